@@ -1,0 +1,62 @@
+"""The one table of environment variables. Nothing else in the library reads ``os.environ``.
+
+Each entry names a variable, how its text becomes a value, its default and what it does; the guide's
+table of variables is generated from here. Source: spec/runtime.md section 2.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One environment variable: its name, parser, default and effect in one sentence."""
+
+    name: str
+    parse: Callable[[str], Any]
+    default: Any
+    effect: str
+
+
+def _flag(text: str) -> bool:
+    try:
+        return int(text) != 0
+    except ValueError:
+        return text.strip().lower() in ("true", "yes", "on")
+
+
+_ROWS = (
+    Variable("POPTORCH_LOG_LEVEL", str, "WARN", "verbosity of the log, read at import"),
+    Variable("POPTORCH_LOG_DEST", str, "stderr", "stderr, stdout or a file for the engine's log"),
+    Variable(
+        "POPTORCH_BACKEND", str, None, "backend that runs the programs, unless an option does"
+    ),
+    Variable("POPTORCH_IPU_MODEL", _flag, None, "use the simulated device"),
+    Variable("POPTORCH_SMALL_IPU_MODEL", _flag, None, "simulated device with 4 tiles"),
+    Variable("POPTORCH_IPU_MODEL_VERSION", str, "ipu2", "simulated generation"),
+    Variable("POPTORCH_WAIT_FOR_IPU", _flag, False, "wait for busy devices instead of failing"),
+    Variable("POPTORCH_CACHE_DIR", str, "", "directory of cached executables"),
+    Variable("POPTORCH_DEFAULT_OPTIONS", str, "{}", "JSON applied to every new Options"),
+    Variable("POPLAR_ENGINE_OPTIONS", str, "", "engine options as JSON; they beat Python's"),
+)
+TABLE = {row.name: row for row in _ROWS}
+
+
+def get(name: str) -> Any:
+    """Return the parsed value of the variable, or its default when unset or empty.
+
+    Raises:
+        KeyError: the variable is not in the table.
+    """
+    row = TABLE[name]
+    text = os.environ.get(name, "")
+    return row.parse(text) if text else row.default
+
+
+def raw(name: str, default: str) -> str:
+    """Return the text of a variable whose *name* the user chose (``setEnvVarNames``)."""
+    return os.environ.get(name, default)

@@ -1,0 +1,106 @@
+"""One family of errors, four parts each: title, what was got, where, how to fix it.
+
+Where PopTorch raised a builtin class, the class here derives from that builtin too, so that both
+``except poptorch.Error`` and the documented ``except AssertionError`` (and so on) catch it.
+Source: spec/executor.md section 13.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+PYTHON_ERROR = "poptorch_py_error"
+
+
+class Error(Exception):
+    """Any failure of the library, of a compilation or of a run.
+
+    Attributes:
+        type: which layer failed, for instance ``"poptorch_py_error"``.
+        message: what happened, without the context stack.
+        location: a multi-line context stack, one frame per line; empty for Python-side errors.
+    """
+
+    __module__ = "poptorch"
+
+    def __init__(
+        self,
+        title: str,
+        *,
+        got: str | None = None,
+        where: str | None = None,
+        fix: str | tuple[str, ...] | None = None,
+        type: str = PYTHON_ERROR,
+        location: str = "",
+    ) -> None:
+        self.type = type
+        self.message = _compose(title, got, where, fix)
+        self.location = location
+        super().__init__(title)
+
+    def __str__(self) -> str:
+        text = f"'{self.type}': {self.message}"
+        action = getattr(self, "recovery_action", None)
+        if action:
+            text += f"\n  Recovery action: {action}"
+        return f"{text}\n  Context:\n{self.location}" if self.location else text
+
+    def __reduce__(self) -> Any:
+        return _rebuild, (type(self), self.__dict__.copy(), self.args)
+
+
+def _rebuild(cls: type[Error], attributes: dict[str, Any], args: tuple[Any, ...]) -> Error:
+    error = cls.__new__(cls)
+    Exception.__init__(error, *args)
+    error.__dict__.update(attributes)
+    return error
+
+
+def _compose(
+    title: str, got: str | None, where: str | None, fix: str | tuple[str, ...] | None
+) -> str:
+    lines = [title]
+    fixes = (fix,) if isinstance(fix, str) else fix or ()
+    parts = [("Got:", got), ("Where:", where), *(("Fix:", text) for text in fixes)]
+    for label, text in parts:
+        if text:
+            first, *rest = text.splitlines()
+            lines.append(f"  {label:<7} {first}")
+            lines.extend(f"          {line}" for line in rest)
+    return "\n".join(lines)
+
+
+class RecoverableError(Error):
+    """A device failure that a reset can fix; ``recovery_action`` names the reset."""
+
+    __module__ = "poptorch"
+
+    def __init__(self, title: str, *, recovery_action: str = "", **parts: Any) -> None:
+        super().__init__(title, **parts)
+        self.recovery_action = recovery_action
+
+
+class UnrecoverableError(Error):
+    """A device failure that needs maintenance."""
+
+    __module__ = "poptorch"
+
+
+class AssertionFailure(Error, AssertionError):
+    """A rule of use was broken where PopTorch asserted (argument binding, option types)."""
+
+
+class StateError(Error, RuntimeError):
+    """The objects are in a state that forbids the request where PopTorch raised RuntimeError."""
+
+
+class InvalidValue(Error, ValueError):  # noqa: N818 (the builtin's own name is ValueError)
+    """A value outside the accepted set where PopTorch raised ValueError."""
+
+
+class InvalidType(Error, TypeError):  # noqa: N818 (the builtin's own name is TypeError)
+    """An object of the wrong kind where PopTorch raised TypeError."""
+
+
+class InvalidAttribute(Error, AttributeError):  # noqa: N818 (the builtin is AttributeError)
+    """An unknown or frozen attribute where PopTorch raised AttributeError."""

@@ -1,0 +1,103 @@
+"""The two loggers that users know, their levels and their destination (spec/runtime.md section 3)."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TextIO
+
+from . import env
+from .errors import InvalidValue
+
+LEVELS = {
+    "TRACE": logging.DEBUG, "TRACE_ALL": logging.DEBUG,
+    "DEBUG": logging.DEBUG, "DEBUG_IR": logging.DEBUG,
+    "INFO": logging.INFO, "WARN": logging.WARNING,
+    "ERR": logging.ERROR, "OFF": logging.CRITICAL,
+}  # fmt: skip
+LEGACY_LEVELS = {0: "TRACE", 1: "DEBUG", 2: "INFO", 3: "WARN", 4: "ERR", 6: "OFF"}
+_PUBLIC = "DEBUG, ERR, INFO, OFF, TRACE, WARN"
+_SHORT = {"WARNING": "warning", "CRITICAL": "critical"}
+
+python = logging.getLogger("poptorch::python")
+engine = logging.getLogger("poptorch:cpp")
+_level = "WARN"
+
+
+class _Formatter(logging.Formatter):
+    def __init__(self, colour: bool) -> None:
+        super().__init__("[%(asctime)s.%(msecs)03d] [%(name)s] [%(level)s] %(message)s", "%H:%M:%S")
+        self._colour = colour
+
+    def format(self, record: logging.LogRecord) -> str:
+        record.level = _SHORT.get(record.levelname, record.levelname.lower())
+        text = super().format(record)
+        if self._colour and record.levelno >= logging.WARNING:
+            text = f"\033[33m{text}\033[0m"
+        return text
+
+
+class _CurrentStream(logging.StreamHandler[TextIO]):
+    """Writes to whatever sys.stderr or sys.stdout is now: notebooks and tests replace them."""
+
+    def __init__(self, name: str) -> None:
+        logging.Handler.__init__(self)
+        self._stream_name = name
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        return getattr(sys, self._stream_name)  # type: ignore[no-any-return]
+
+
+def setup() -> None:
+    """Attach the handlers once and take the level from the environment.
+
+    Raises:
+        InvalidValue: ``POPTORCH_LOG_LEVEL`` names no level.
+    """
+    colour = sys.stdout.isatty() and sys.stderr.isatty()
+    destination = env.get("POPTORCH_LOG_DEST")
+    for logger, where in ((python, "stderr"), (engine, destination)):
+        if not logger.handlers:
+            handler: logging.Handler
+            if where in ("stderr", "stdout"):
+                handler = _CurrentStream(where)
+            else:
+                handler = logging.FileHandler(where, mode="w")
+            handler.setFormatter(_Formatter(colour and where != destination))
+            logger.addHandler(handler)
+    set_level(env.get("POPTORCH_LOG_LEVEL"))
+
+
+def set_level(level: str | int) -> None:
+    """Set the verbosity by name, or by one of the integers of old releases.
+
+    Raises:
+        InvalidValue: unknown name or integer (a ``ValueError``).
+    """
+    global _level
+    if isinstance(level, int):
+        if level not in LEGACY_LEVELS:
+            raise InvalidValue(
+                "Invalid log level integer", got=str(level), fix=f"use one of the names {_PUBLIC}"
+            )
+        level = LEGACY_LEVELS[level]
+    if level not in LEVELS:
+        raise InvalidValue(
+            f"Unknown log level: {level}", got=repr(level), fix=f"use one of {_PUBLIC}"
+        )
+    _level = level
+    for logger in (python, engine):
+        logger.setLevel(LEVELS[level])
+
+
+def shows(level: str) -> bool:
+    """Tell whether messages of a named level appear, finer than Python's levels allow."""
+    order = ("TRACE_ALL", "TRACE", "DEBUG_IR", "DEBUG", "INFO", "WARN", "ERR", "OFF")
+    return order.index(level) >= order.index(_level)
+
+
+def trace(message: str, *args: object) -> None:
+    """Log at TRACE, which is below Python's DEBUG."""
+    if shows("TRACE"):
+        engine.debug(message, *args)

@@ -1,0 +1,53 @@
+"""OptimSpec: an optimizer's structure, frozen; and its hyper-parameter values, which may change.
+
+The structure (algorithm, groups, constness, dtypes, clipping) is compiled in. The values of variable
+hyper-parameters are inputs of the update graph, so that changing them never recompiles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+Setting = bool | int | float | str | None
+
+
+@dataclass(frozen=True)
+class OptimGroup:
+    """One parameter group.
+
+    Attributes:
+        params: paths of the parameters, as the program names them.
+        settings: structural settings and constant hyper-parameters, sorted ``(name, value)``.
+        variables: names of the hyper-parameters that are inputs (``hyper.<group>.<name>`` slots).
+    """
+
+    params: tuple[str, ...]
+    settings: tuple[tuple[str, Setting], ...]
+    variables: tuple[str, ...]
+
+    def setting(self, name: str) -> Setting:
+        """Value of a constant setting."""
+        return dict(self.settings)[name]
+
+
+@dataclass(frozen=True)
+class OptimSpec:
+    """An optimizer's compiled-in structure.
+
+    Attributes:
+        algorithm: ``sgd``, ``adam``, ``adamw``, ``rmsprop`` or ``lamb``.
+        groups: the parameter groups.
+        settings: settings of the whole optimizer (accumulator dtypes as strings such as
+            ``"float16"``, ``max_grad_norm``, ...), sorted ``(name, value)``.
+        variables: whole-optimizer hyper-parameters that are inputs (``hyper.<name>`` slots),
+            for instance ``loss_scaling``.
+    """
+
+    algorithm: str
+    groups: tuple[OptimGroup, ...]
+    settings: tuple[tuple[str, Setting], ...] = ()
+    variables: tuple[str, ...] = ()
+
+    def setting(self, name: str) -> Setting:
+        """Value of a setting of the whole optimizer."""
+        return dict(self.settings)[name]
