@@ -33,7 +33,8 @@ import poptorch
 seconds = time.perf_counter() - started
 new = state()
 json.dump({"changed": {k: [old[k], new[k]] for k in old if old[k] != new[k]},
-           "modules": sorted(set(sys.modules) - before), "seconds": seconds, "torch_seconds": torch_seconds}, sys.stdout)
+           "modules": sorted(set(sys.modules) - before), "seconds": seconds,
+           "torch_seconds": torch_seconds}, sys.stdout)
 """
 HEAVY = ("torch._inductor", "torch.distributed", "matplotlib", "plotly", "triton")
 
