@@ -1,0 +1,6 @@
+"""OptimSpec and gradients -> the pieces that accumulate, descale and update."""
+
+from .lower import lower
+from .reduction import Tally, accumulate, finish, scale
+
+__all__ = ["Tally", "accumulate", "finish", "lower", "scale"]
