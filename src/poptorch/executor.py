@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import _session, optim
+from . import _session
 from ._base.errors import Error
 from ._ir.optim_spec import OptimSpec
 from .options import Options
+from .optim.freeze import freeze as freeze_optimizer
 from .options.freeze import freeze
 
 
@@ -159,7 +160,7 @@ class PoplarExecutor:
 
     def _freeze_optimizer(self, paths: Mapping[int, str]) -> tuple[OptimSpec, dict[str, float]]:
         assert self._optimizer is not None
-        return optim.freeze(self._optimizer, paths)
+        return freeze_optimizer(self._optimizer, paths)
 
     def _new_progress(self) -> _session.CompilationProgress:
         self._compilation = _session.CompilationProgress(

@@ -63,8 +63,8 @@ class Graph:
         graph.output(graph.graph_copy(self.module.graph, val_map={}))
         return Graph(self.name, fx.GraphModule(self.module, graph), self.inputs, self.outputs)
 
-    def fake_inputs(self) -> list[torch.Tensor]:
-        """Return real, zero-filled example tensors of the inputs."""
+    def zero_inputs(self) -> list[torch.Tensor]:
+        """Return zero-filled example tensors of the inputs."""
         return [torch.zeros(slot.shape, dtype=slot.dtype) for slot in self.inputs]
 
     def __call__(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
