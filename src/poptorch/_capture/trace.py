@@ -59,7 +59,7 @@ def trace(
         The graph, whose placeholders are the inputs followed by the lifted constants, and the
         values of those constants.
     """
-    with fx_traceback.preserve_node_meta():
+    with fx_traceback.preserve_node_meta(), _without_fused_lstm():
         recorded = make_fx(
             function,
             decomposition_table=_HONEST,
@@ -72,6 +72,17 @@ def trace(
     clean(pure.graph)
     pure.recompile()
     return pure, constants
+
+
+@contextlib.contextmanager
+def _without_fused_lstm() -> Iterator[None]:
+    # oneDNN's fused LSTM keeps a workspace only while autograd records, which it does not when the
+    # graph runs: recurrent layers are taken apart into their steps instead.
+    (before,) = torch.backends.mkldnn.set_flags(_enabled=False)[:1]
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.set_flags(_enabled=before)
 
 
 def _fakes(constants: Tensors, inputs: Tensors) -> list[torch.Tensor]:
