@@ -6,7 +6,6 @@ an input slot of the next, so composition needs no positions.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -60,7 +59,9 @@ class Graph:
 
     def copy(self) -> Graph:
         """Return a graph that may be edited without touching this one."""
-        return Graph(self.name, copy.copy(self.module), self.inputs, self.outputs)
+        graph = fx.Graph()
+        graph.output(graph.graph_copy(self.module.graph, val_map={}))
+        return Graph(self.name, fx.GraphModule(self.module, graph), self.inputs, self.outputs)
 
     def fake_inputs(self) -> list[torch.Tensor]:
         """Return real, zero-filled example tensors of the inputs."""
