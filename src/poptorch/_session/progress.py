@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import datetime
+import threading
 import time
 
 from tqdm import tqdm
+
+
+class _Bar(tqdm):  # type: ignore[type-arg]
+    """A bar without tqdm's process-wide lock and monitor thread: forked data workers inherit both."""
+
+    monitor_interval = 0
+
+
+_Bar.set_lock(threading.RLock())
 
 
 class CompilationProgress:
@@ -17,12 +27,12 @@ class CompilationProgress:
     def __init__(self, shown: bool) -> None:
         self._shown = shown
         self._start = self._last = 0.0
-        self._bar: tqdm[None] | None = None
+        self._bar: _Bar | None = None
 
     def __enter__(self) -> CompilationProgress:
         self._start = self._last = time.perf_counter()
         if self._shown:
-            self._bar = tqdm(
+            self._bar = _Bar(
                 total=100,
                 desc="Graph compilation",
                 bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}]",

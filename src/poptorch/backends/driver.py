@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from .._base import interrupts
 from .._ir.plan import Plan
 from .._ir.program import Axis, Emit, Node, Program, Repeat, Run
 from .._ir.report import Report
@@ -50,7 +51,8 @@ class LoopExecutable:
         collector = Collector(self._program.emit, self._program.loops)
         slices = [_cut(value, self._program.loops.slices) for value in batch]
         index: Index = dict.fromkeys(Axis, 0)
-        with torch.no_grad(), _device_generator(state, self._program.random):
+        random = _device_generator(state, self._program.random)
+        with interrupts.deferred(), torch.no_grad(), random:
             for node in self._program.body[:-1]:
                 self._walk(node, runs, slices, index, collector)
         return collector.results()
@@ -81,6 +83,7 @@ class LoopExecutable:
                     self._walk(child, runs, slices, index, collector)
             index[node.axis] = 0
         elif isinstance(node, Run):
+            interrupts.check()
             run = runs[node.graph]
             collector.take(run.emitted, run(slices, index), index)
         else:
