@@ -15,6 +15,7 @@ import torch
 
 import common
 import native
+import poptorch_ipu
 from data import SUBSET, FashionMNIST, load
 from source_tree import ROOT
 
@@ -71,6 +72,32 @@ def test_the_seed_decides_weights_and_order(subset: FashionMNIST) -> None:
     other = native.run(options("--epochs", "1", "--seed", "1"), short).losses
     assert one == two
     assert one != other
+
+
+@pytest.fixture(scope="module")
+def ported(subset: FashionMNIST) -> common.Result:
+    """The same two epochs through poptorch."""
+    return poptorch_ipu.run(options("--epochs", "2"), subset)
+
+
+def test_poptorch_follows_the_native_loop(trained: common.Result, ported: common.Result) -> None:
+    first, second = torch.tensor(trained.losses[:200]), torch.tensor(ported.losses[:200])
+    assert len(trained.losses) == len(ported.losses) == 374
+    torch.testing.assert_close(second, first, rtol=1e-4, atol=0)
+    assert ported.accuracy == pytest.approx(trained.accuracy, abs=0.01)
+    assert ported.compile_seconds is not None
+    assert ported.compile_seconds > 0
+
+
+def test_the_demo_shows_both() -> None:
+    text = script("demo.py", "--limit", "320", "--epochs", "1", "--threads", "1")
+    assert re.search(r"^ +native PyTorch +poptorch$", text, re.M)
+    assert re.search(r"^compile time +none +[\d.]+ s$", text, re.M)
+    epoch = r"[\d.]+ it/s  loss [\d.]+"
+    assert re.search(rf"^epoch 1 +{epoch} +{epoch}$", text, re.M)
+    assert re.search(r"^test accuracy +[\d.]+% +[\d.]+%$", text, re.M)
+    (apart,) = re.findall(r"Losses of the first 20 steps: at most (\S+) apart", text)
+    assert float(apart) < 1e-4
 
 
 def test_native_script_prints_its_figures() -> None:
