@@ -1,4 +1,4 @@
-"""The PopTorch API on today's torch: wrap a model, get one compiled training or inference program."""
+"""The PopTorch API on today's torch: a wrapped model is one compiled program."""
 
 from . import enums, optim, options
 from ._base import log as _log

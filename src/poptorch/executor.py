@@ -14,8 +14,8 @@ from torch import nn
 from . import _session
 from ._base.errors import Error
 from ._ir.optim_spec import OptimSpec
-from .options import Options
 from .optim.freeze import freeze as freeze_optimizer
+from .options import Options
 from .options.freeze import freeze
 
 

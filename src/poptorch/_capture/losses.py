@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 (torch's own convention)
+import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from .._base import source

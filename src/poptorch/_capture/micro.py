@@ -165,9 +165,7 @@ def capture(request: Request) -> Micro:
     constant_slots = tuple(
         Slot.like(Kind.CONSTANT, str(index), value) for index, value in enumerate(constants)
     )
-    graph = Graph(
-        "micro", module, (*request.inputs, *constant_slots), tuple(recording.slots)
-    )
+    graph = Graph("micro", module, (*request.inputs, *constant_slots), tuple(recording.slots))
     assert recording.structure is not None
     return Micro(
         _without_unchanged(graph),

@@ -1,4 +1,4 @@
-"""Putting traced tensors in the place of a module's parameters and buffers, and noticing reassignment.
+"""Traced tensors in the place of a module's parameters and buffers; reassignment noticed.
 
 Batch normalisation counts its batches by reassigning a buffer; it is exempt from the check, as in
 PopTorch (spec/executor.md section 4).
@@ -37,7 +37,9 @@ def tensors_of(module: nn.Module) -> dict[str, Tied]:
                 if tensor is None:
                     continue
                 path = f"{prefix}.{name}" if prefix else name
-                _, tied = found.setdefault(id(tensor), (path, Tied(tensor, holder == "_parameters")))
+                _, tied = found.setdefault(
+                    id(tensor), (path, Tied(tensor, holder == "_parameters"))
+                )
                 tied.places.append((owner, holder, name))
     return dict(found.values())
 
@@ -74,9 +76,7 @@ def _get(place: Place) -> torch.Tensor:
     return tensor
 
 
-def _check(
-    path: str, tied: Tied, value: torch.Tensor, reassigned: dict[str, torch.Tensor]
-) -> None:
+def _check(path: str, tied: Tied, value: torch.Tensor, reassigned: dict[str, torch.Tensor]) -> None:
     for owner, holder, name in tied.places:
         now = getattr(owner, holder).get(name)
         if now is value:

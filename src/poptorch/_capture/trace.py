@@ -78,11 +78,11 @@ def trace(
 def _without_fused_lstm() -> Iterator[None]:
     # oneDNN's fused LSTM keeps a workspace only while autograd records, which it does not when the
     # graph runs: recurrent layers are taken apart into their steps instead.
-    (before,) = torch.backends.mkldnn.set_flags(_enabled=False)[:1]
+    (before,) = torch.backends.mkldnn.set_flags(_enabled=False)[:1]  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
-        torch.backends.mkldnn.set_flags(_enabled=before)
+        torch.backends.mkldnn.set_flags(_enabled=before)  # type: ignore[no-untyped-call]
 
 
 def _fakes(constants: Tensors, inputs: Tensors) -> list[torch.Tensor]:
@@ -100,7 +100,7 @@ def _lift_constants(module: fx.GraphModule, after: int) -> list[torch.Tensor]:
             reads.setdefault(node.target, []).append(node)
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
     assert len(placeholders) == after
-    values = []
+    values: list[torch.Tensor] = []
     anchor = placeholders[-1] if placeholders else None
     for target, nodes in reads.items():
         point = module.graph.inserting_after(anchor) if anchor else _at_start(module.graph)
@@ -161,7 +161,7 @@ def _is_effect(node: fx.Node) -> bool:
         return True
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
-        return target._schema.is_mutable or torch.Tag.nondeterministic_seeded not in target.tags and (
-            node.is_impure()
+        return target._schema.is_mutable or (
+            torch.Tag.nondeterministic_seeded not in target.tags and (node.is_impure())
         )
     return node.is_impure()

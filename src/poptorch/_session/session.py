@@ -23,7 +23,6 @@ from . import links
 from .arguments import Bound, Inputs, Signature
 from .device import Device
 
-
 _versions = itertools.count(1)  # of host values, over all sessions
 
 
@@ -93,6 +92,7 @@ class Session:
         with self._progress() as progress:
             compiled = _compile.compile(request, self.spec, optim, progress)
         device = Device(compiled, tensors, hypers, self.spec.target.seed)
+        self._changed_inputs = _changed_inputs(compiled)
         self._compiled, self._inputs, self._device = compiled, inputs, device
         self.dirty = False
 
@@ -137,7 +137,9 @@ class Session:
         """Do one call on the device and return what ``forward`` returns."""
         if self._compiled is None:
             self.compile(args, kwargs)
-        assert self._compiled and self._inputs and self._device
+        assert self._compiled is not None
+        assert self._inputs is not None
+        assert self._device is not None
         given = self._inputs.quick(args, kwargs)
         if given is None:
             bound = self._signature.bind(args, kwargs, like=self._inputs.bound)
@@ -154,18 +156,15 @@ class Session:
         except BaseException:
             self._device.clear_accumulators()
             raise
-        self._return_inputs(given, batch)
+        if self._changed_inputs:
+            self._return_inputs(given, batch)
         return self._compiled.outputs.unflatten(outputs)
 
     def _return_inputs(self, given: list[torch.Tensor], batch: list[torch.Tensor]) -> None:
         """Give changes that forward made in place back where the device used a copy."""
-        assert self._compiled
-        for graph in self._compiled.plan.program.graphs.values():
-            for slot in graph.outputs:
-                if slot.kind is Kind.BATCH:
-                    at = int(slot.path)
-                    if given[at].data_ptr() != batch[at].data_ptr():
-                        given[at].detach().copy_(batch[at])
+        for at in self._changed_inputs:
+            if given[at].data_ptr() != batch[at].data_ptr():
+                given[at].detach().copy_(batch[at])
 
     # Keeping weights in step.
 
@@ -251,6 +250,12 @@ def _state_slot(path: str, tied: _capture.Tied, narrow: bool) -> Slot:
         dtype = _capture.narrowed(dtype)
     kind = Kind.PARAM if tied.is_parameter else Kind.BUFFER
     return Slot(kind, path, tuple(tied.tensor.shape), dtype)
+
+
+def _changed_inputs(compiled: _compile.Compiled) -> list[int]:
+    """Positions of the inputs that forward changes in place."""
+    graphs = compiled.plan.program.graphs.values()
+    return [int(s.path) for graph in graphs for s in graph.outputs if s.kind is Kind.BATCH]
 
 
 def _loss_scaling(optim: OptimSpec) -> float | Slot:
