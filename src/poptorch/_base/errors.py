@@ -86,7 +86,7 @@ class UnrecoverableError(Error):
     __module__ = "poptorch"
 
 
-class AssertionFailure(Error, AssertionError):
+class AssertionFailure(Error, AssertionError):  # noqa: N818 (the builtin is AssertionError)
     """A rule of use was broken where PopTorch asserted (argument binding, option types)."""
 
 
