@@ -193,6 +193,11 @@ class Spec:
     relaxed_optimizer_checks: bool = False
     hints: tuple[tuple[str, Hint], ...] = ()
 
+    @property
+    def global_replicas(self) -> int:
+        """Replicas of all processes together; a mean gradient divides by it."""
+        return self.loops.replicas * self.target.processes
+
     def hint(self, key: str, default: Hint = None) -> Hint:
         """Value of a hint, or the default."""
         return dict(self.hints).get(key, default)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,10 +11,17 @@ import torch
 from .._ir.optim_spec import OptimGroup, OptimSpec
 from .._ir.piece import Piece
 from .._ir.slot import Kind, Slot
-from . import sgd
-from .algorithm import Algorithm, Moment, Value, Values
+from . import adam, lamb, rmsprop, sgd, sgd_combined
+from .algorithm import Algorithm, Moment, Value, Values, is_constant, materialised
 
-ALGORITHMS = {"sgd": sgd.SGD}
+ALGORITHMS = {
+    "sgd": sgd.SGD,
+    "sgd_combined": sgd_combined.SGD_COMBINED,
+    "adam": adam.ADAM,
+    "adamw": adam.ADAMW,
+    "rmsprop": rmsprop.RMSPROP,
+    "lamb": lamb.LAMB,
+}
 COUNT = Slot(Kind.OPTSTATE, "step", (), torch.float32)
 
 
@@ -32,6 +40,7 @@ class _Weight:
 @dataclass(frozen=True)
 class _Group:
     algorithm: Algorithm
+    group: OptimGroup
     constants: Values
     variables: tuple[tuple[str, str], ...]
     weights: tuple[_Weight, ...]
@@ -67,7 +76,7 @@ def lower(
             initial |= {s.key: m.initial for m, s in weight.moments if m.initial}
     hypers = sorted({name for g in groups if g.weights for _, name in g.variables})
     inputs = [*outputs, *inputs, *(hyper_slot(name) for name in hypers)]
-    return Piece("update", _function(groups, counts), tuple(inputs), tuple(outputs), initial)
+    return Piece("update", _function(spec, groups, counts), tuple(inputs), tuple(outputs), initial)
 
 
 def hyper_slot(path: str) -> Slot:
@@ -98,7 +107,7 @@ def _group(
     variables = [(name, name) for name in spec.variables]
     variables += [(name, f"{index}.{name}") for name in group.variables]
     counts = bool(weights) and algorithm.counts(spec, group)
-    return _Group(algorithm, constants, tuple(variables), tuple(weights), counts)
+    return _Group(algorithm, group, constants, tuple(variables), tuple(weights), counts)
 
 
 def _numbers(settings: tuple[tuple[str, object], ...]) -> dict[str, float]:
@@ -106,35 +115,59 @@ def _numbers(settings: tuple[tuple[str, object], ...]) -> dict[str, float]:
 
 
 def _function(
-    groups: Sequence[_Group], counts: bool
+    spec: OptimSpec, groups: Sequence[_Group], counts: bool
 ) -> Callable[[Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]:
     def update(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         results: dict[str, torch.Tensor] = {}
         if counts:
             results[COUNT.key] = tensors[COUNT.key] + 1
+        clip = _clip_factor(spec, groups, tensors)
         for group in groups:
             if group.weights:
-                _update_group(group, tensors, results)
+                _update_group(spec, group, clip, tensors, results)
         return results
 
     return update
 
 
 def _update_group(
-    group: _Group, tensors: Mapping[str, torch.Tensor], results: dict[str, torch.Tensor]
+    spec: OptimSpec,
+    group: _Group,
+    clip: Value,
+    tensors: Mapping[str, torch.Tensor],
+    results: dict[str, torch.Tensor],
 ) -> None:
     hyper: dict[str, Value] = dict(group.constants)
     hyper |= {name: tensors[f"{Kind.HYPER}.{path}"] for name, path in group.variables}
-    values = group.algorithm.prepare(hyper, results[COUNT.key] if group.counts else None)
+    count = results[COUNT.key] if group.counts else None
+    values = materialised(group.algorithm.prepare(spec, group.group, hyper, count))
+    factor = -clip if group.group.setting("maximize") else clip
     for weight in group.weights:
         dtype = weight.compute_dtype
+        gradient = tensors[weight.gradient.key].to(dtype)
+        if not is_constant(factor, 1):
+            gradient = gradient * factor
         state = {m.name: tensors[slot.key].to(dtype) for m, slot in weight.moments}
         updated, state = group.algorithm.step(
-            tensors[weight.slot.key].to(dtype),
-            tensors[weight.gradient.key].to(dtype),
-            state,
-            values,
+            tensors[weight.slot.key].to(dtype), gradient, state, values
         )
         results[weight.slot.key] = updated.to(weight.slot.dtype)
         for moment, slot in weight.moments:
             results[slot.key] = state[moment.name].to(slot.dtype)
+
+
+def _clip_factor(
+    spec: OptimSpec, groups: Sequence[_Group], tensors: Mapping[str, torch.Tensor]
+) -> Value:
+    """Return what scales all gradients so that their global norm stays within the limit."""
+    limit = dict(spec.settings).get("max_grad_norm")
+    weights = [weight for group in groups for weight in group.weights]
+    if limit is None or limit == math.inf or not weights:
+        return 1.0
+    squares = [_square_sum(tensors[w.gradient.key].to(w.compute_dtype)) for w in weights]
+    norm = torch.sqrt(torch.stack(squares).sum())
+    return (limit / norm.clamp(min=float(limit))).as_strided((), ())
+
+
+def _square_sum(tensor: torch.Tensor) -> torch.Tensor:
+    return (tensor * tensor).sum()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, Self
 
 from .._base.errors import AssertionFailure, InvalidAttribute
@@ -21,12 +22,12 @@ class Container(Freezable):
     private names that exist can be assigned.
     """
 
-    _declared: tuple[str, ...]
+    _declared: dict[str, Any]
     _is_frozen: bool
     _values: dict[str, Any]
 
     def __init__(self, **defaults: Any) -> None:
-        vars(self)["_declared"] = tuple(defaults)
+        vars(self)["_declared"] = copy.deepcopy(defaults)
         vars(self)["_is_frozen"] = False
         vars(self)["_values"] = defaults
 

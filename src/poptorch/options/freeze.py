@@ -26,9 +26,10 @@ from .._ir.spec import (
 from ..enums import ConnectionType, MeanReductionStrategy, OutputMode, ReductionType, SyncPattern
 from .check import refuse
 from .conditions import check, check_inference
-from .device import choose_device
+from .device_choice import choose_device
 from .options import Options
 from .placement import freeze_locations, freeze_strategy
+from .popart_keys import validate_popart
 from .show import show
 
 RESOLVED_KEYS = frozenset(
@@ -73,6 +74,18 @@ def prepare(options: Options, training: bool) -> Options:
     return own
 
 
+def reopen(options: Options) -> None:
+    """Make options that were read from a saved file usable here, in place.
+
+    They are unfrozen; an offline target is forgotten, so that files compiled without a device run
+    (spec/executor.md section 8).
+    """
+    options._unfreeze()
+    options.deleteIfExists("ipu_version")
+    if options.connection_type == ConnectionType.Never:
+        options.connectionType(ConnectionType.Always)
+
+
 def resolved_output(options: Options, training: bool) -> tuple[OutputMode, int]:
     """Return the output mode, never ``Default``, and its period."""
     mode = OutputMode(options.output_mode)
@@ -87,13 +100,13 @@ def freeze(options: Options, training: bool) -> Spec:
     Accepts both the user's options and those that :func:`prepare` returned.
 
     Raises:
-        Error: a condition is broken, or a backend setting is unknown.
+        Error: a condition is broken, or a key or value of ``_Popart`` is not accepted.
     """
     check(options)
+    validate_popart(options._Popart.options)
     popart = options._Popart.options
     mode, period = resolved_output(options, training)
     placement = freeze_strategy(options._execution_strategy)
-    replicas = options.replication_factor * options.Distributed.numProcesses
     return Spec(
         training=training,
         loops=Loops(
@@ -109,7 +122,9 @@ def freeze(options: Options, training: bool) -> Spec:
         target=_target(options),
         placement=placement,
         homes=freeze_locations(
-            options.TensorLocations, phased=placement.phased, replicated=replicas > 1
+            options.TensorLocations,
+            phased=placement.phased,
+            replicated=options.replication_factor > 1,
         ),
         runtime=_runtime(options),
         module_scopes=options._module_namescope_enabled,
