@@ -12,7 +12,12 @@ from .enums import *  # noqa: F403 (every enum is public at top level)
 from .executor import PoplarExecutor
 from .ops import identity_loss, isRunningOnIpu
 from .options import *  # noqa: F403 (its __all__ is PopTorch's contract)
-from .wrappers import inferenceModel, trainingModel
+from .wrappers import (
+    inferenceModel,
+    registerPostCompileHook,
+    registerPreCompileHook,
+    trainingModel,
+)
 
 __version__ = "0.1.0"
 

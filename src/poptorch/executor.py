@@ -12,8 +12,10 @@ import torch
 from torch import nn
 
 from . import _session
+from ._base import log
 from ._base.errors import Error
 from ._ir.optim_spec import OptimSpec
+from ._ir.plan import Plan
 from .optim.freeze import freeze as freeze_optimizer
 from .options import Options
 from .options.freeze import freeze
@@ -33,6 +35,7 @@ class PoplarExecutor:
     ) -> None:
         self._options = options
         self._optimizer = optimizer
+        self._destroyed = False
         self._compilation = _session.CompilationProgress(False)
         shallow = _shallow_copy(model)
         self._user_model = model if optimizer is not None else shallow
@@ -61,15 +64,15 @@ class PoplarExecutor:
             AssertionError: the arguments do not fit the signature, or the batch does not divide.
             poptorch.Error: anything else that is wrong with the inputs or the model.
         """
+        self._rewrap()
         return self._session.run(args, kwargs)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile for inputs like these without running. Ignored, with a warning, when compiled."""
         if self.isCompiled():
-            from ._base import log
-
             log.python.warning("Call to compile() ignored: the model is already compiled.")
             return
+        self._rewrap()
         self._session.compile(args, kwargs)
 
     def isCompiled(self) -> bool:
@@ -82,7 +85,8 @@ class PoplarExecutor:
         The model is an ordinary module afterwards; calling the executor again compiles again.
         """
         self._session.release()
-        if self._optimizer is not None:
+        if self._optimizer is not None and not self._destroyed:
+            self._destroyed = True
             self._session.unlink()
             _session.unwrap(self._user_model)
 
@@ -90,6 +94,17 @@ class PoplarExecutor:
     def model(self) -> nn.Module:
         """The user's module; for inference, the executor's own shallow copy of it."""
         return self._user_model
+
+    def plan(self) -> Plan:
+        """Return the compiled program with its placement; ``print`` shows it.
+
+        Raises:
+            poptorch.Error: not compiled, or destroyed.
+        """
+        self._session.device  # noqa: B018 (raises when there is none)
+        compiled = self._session.compiled
+        assert compiled is not None
+        return compiled.plan
 
     @property
     def options(self) -> Options:
@@ -161,6 +176,13 @@ class PoplarExecutor:
     def _freeze_optimizer(self, paths: Mapping[int, str]) -> tuple[OptimSpec, dict[str, float]]:
         assert self._optimizer is not None
         return freeze_optimizer(self._optimizer, paths)
+
+    def _rewrap(self) -> None:
+        """Calling a destroyed training executor wraps the module again."""
+        if self._destroyed:
+            _session.wrap(self._user_model, self)
+            self._session.link()
+            self._destroyed = False
 
     def _new_progress(self) -> _session.CompilationProgress:
         self._compilation = _session.CompilationProgress(

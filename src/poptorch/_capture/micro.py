@@ -103,7 +103,7 @@ class _Recording:
             finder if request.training else contextlib.nullcontext(),
         ):
             returned = request.call(batch)
-        loss = finder.final_loss(type(request.module).__name__) if request.training else None
+        loss = finder.final_loss(request.module) if request.training else None
         results = self._outputs(returned, loss)
         if loss is not None:
             results += self._gradients(loss, leaves, values)

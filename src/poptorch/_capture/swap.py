@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from .._base import source
 from .._base.errors import Error
 
 Place = tuple[nn.Module, str, str]  # the module, "_parameters" or "_buffers", the name in it
@@ -89,5 +90,6 @@ def _check(path: str, tied: Tied, value: torch.Tensor, reassigned: dict[str, tor
         raise Error(
             f"{what.capitalize()} '{path}' is {verb} the model",
             got=f"forward of {type(owner).__name__} binds another value to self.{name}",
+            where=source.definition_line(type(owner).forward),
             fix=f"change its value in place: self.{name}.copy_(new_value)",
         )

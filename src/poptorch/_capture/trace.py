@@ -8,6 +8,7 @@ recorded operators with mutation removed, which gives a functional graph.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -59,7 +60,7 @@ def trace(
         The graph, whose placeholders are the inputs followed by the lifted constants, and the
         values of those constants.
     """
-    with fx_traceback.preserve_node_meta(), _without_fused_lstm():
+    with fx_traceback.preserve_node_meta(), _without_fused_lstm(), _quiet():
         recorded = make_fx(
             function,
             decomposition_table=_HONEST,
@@ -72,6 +73,17 @@ def trace(
     clean(pure.graph)
     pure.recompile()
     return pure, constants
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    # The error that reaches the user says it better than torch's log of the same failure.
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 @contextlib.contextmanager

@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 from .. import _capture, _compile
-from .._base import log
+from .._base import log, source
 from .._base.errors import Error
 from .._ir.optim_spec import OptimSpec
 from .._ir.slot import Kind, Slot
 from .._ir.spec import Spec
-from . import links
+from . import hooks, links
 from .arguments import Bound, Inputs, Signature
 from .device import Device
 
@@ -72,7 +72,7 @@ class Session:
         self._trainers: list[links.Trainer] = []
         self._generation = -1
         if optimizer is not None:
-            links.register(self, self._hosts)
+            self.link()
 
     # Compiling.
 
@@ -89,7 +89,7 @@ class Session:
         tensors = _capture.tensors_of(self._module)
         optim, hypers = self._read_optimizer(tensors)
         request = self._request(bound, inputs, tensors, optim)
-        with self._progress() as progress:
+        with self._progress() as progress, hooks.around():
             compiled = _compile.compile(request, self.spec, optim, progress)
         device = Device(compiled, tensors, hypers, self.spec.target.seed)
         self._changed_inputs = _changed_inputs(compiled)
@@ -178,6 +178,7 @@ class Session:
         if self._device is None:
             raise Error(
                 "The model has not been compiled or has been destroyed",
+                where=source.calling_line(),
                 fix="call the model, or its compile() method, with example inputs first",
             )
         return self._device
@@ -238,6 +239,10 @@ class Session:
         self.bring_host_up_to_date()
         self._compiled = self._inputs = self._device = None
         self.dirty = False
+
+    def link(self) -> None:
+        """Be the trainer of the module's tensors, for inference sessions to find."""
+        links.register(self, self._hosts)
 
     def unlink(self) -> None:
         """Stop being the trainer of the module's tensors."""
