@@ -41,6 +41,12 @@ _ROWS = (
     Variable("POPTORCH_WAIT_FOR_IPU", _flag, False, "wait for busy devices instead of failing"),
     Variable("POPTORCH_CACHE_DIR", str, "", "directory of cached executables"),
     Variable("POPTORCH_DEFAULT_OPTIONS", str, "{}", "JSON applied to every new Options"),
+    Variable(
+        "POPTORCH_POISON_BUFFERS",
+        _flag,
+        False,
+        "overwrite the loader's buffers when they are released, to show use after the next batch",
+    ),
     Variable("POPLAR_ENGINE_OPTIONS", str, "", "engine options as JSON; they beat Python's"),
 )
 TABLE = {row.name: row for row in _ROWS}
