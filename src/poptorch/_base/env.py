@@ -39,6 +39,8 @@ _ROWS = (
     Variable("POPTORCH_SMALL_IPU_MODEL", _flag, None, "simulated device with 4 tiles"),
     Variable("POPTORCH_IPU_MODEL_VERSION", str, "ipu2", "simulated generation"),
     Variable("POPTORCH_WAIT_FOR_IPU", _flag, False, "wait for busy devices instead of failing"),
+    Variable("OMPI_COMM_WORLD_SIZE", int, 1, "number of processes, in every new Options"),
+    Variable("OMPI_COMM_WORLD_RANK", int, 0, "index of this process, in every new Options"),
     Variable("POPTORCH_CACHE_DIR", str, "", "directory of cached executables"),
     Variable("POPTORCH_DEFAULT_OPTIONS", str, "{}", "JSON applied to every new Options"),
     Variable(

@@ -6,11 +6,21 @@ nothing below the front door imports ``Options``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from ..enums import CommGroupType, MeanReductionStrategy, OutputMode, ReductionType
+from ..enums import (
+    CommGroupType,
+    ConnectionType,
+    MeanReductionStrategy,
+    OutputMode,
+    ReductionType,
+    SyncPattern,
+)
+from .placement import Homes, Placement
+
+Hint = bool | int | float | str | None | tuple["Hint", ...]
 
 
 @dataclass(frozen=True)
@@ -67,13 +77,24 @@ class Reduction:
 
 @dataclass(frozen=True)
 class Precision:
-    """Number formats and rounding (spec/precision.md)."""
+    """Number formats and rounding (spec/precision.md).
+
+    Attributes:
+        narrow_64bit: results of 64-bit types come back as 32-bit.
+        floating_point_exceptions: a run that divides by zero, overflows, ... fails.
+        stochastic_rounding: float16 results are rounded at random.
+        partials_dtype, conv_partials_dtype: in what matrix products and convolutions accumulate.
+        stable_norm: normalisation layers compute their variance in two passes.
+        strided_group_norm: GroupNorm's groups take every n-th channel rather than neighbours.
+    """
 
     narrow_64bit: bool = True
     floating_point_exceptions: bool = False
     stochastic_rounding: bool = False
     partials_dtype: torch.dtype = torch.float32
+    conv_partials_dtype: torch.dtype = torch.float32
     stable_norm: bool = False
+    strided_group_norm: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,6 +106,13 @@ class Target:
         seed: the random seed, or None for a non-deterministic one.
         synthetic_data: host input and output are skipped (``enableSyntheticData``).
         processes, process_id: the place of this process among those that train together.
+        device: ``"ipu"`` (the system's chips), ``"model"`` (the simulated device) or
+            ``"offline"`` (compile only).
+        generation: of the chips: 1, 2 or 21; None for whatever the system has.
+        tiles: per chip of the simulated device; None for the generation's own count.
+        auto_round: reserve a power of two of chips when the model needs fewer.
+        memory_proportions: ``(chip, part)`` of its memory that is for temporaries, sorted.
+        sync_pattern: how chips and host synchronise; a hint.
     """
 
     backend: str = "auto"
@@ -92,6 +120,45 @@ class Target:
     synthetic_data: bool = False
     processes: int = 1
     process_id: int = 0
+    device: str = "ipu"
+    generation: int | None = None
+    tiles: int | None = None
+    auto_round: bool = False
+    memory_proportions: tuple[tuple[int, float], ...] = ()
+    sync_pattern: SyncPattern = SyncPattern.Full
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What can change without another compilation; no part of the cache key.
+
+    Attributes:
+        connection: when the device is acquired.
+        ipu_id: the device id to attach to, or None for any.
+        model_name: name of the profile report; None for "training" or "inference".
+        log_dir: where log files go.
+        max_repeat_logs: how often an identical engine log line appears.
+        progress_bar: whether compilation shows one.
+        cycle_count: whether cycles are counted for ``executor.cycleCount()``.
+        cache_dir: directory of cached executables, or None.
+        engine_options: sorted ``(key, value)``, the environment's already merged over the user's.
+        source_excludes: path fragments that are not the user's code when lines are sought.
+    """
+
+    connection: ConnectionType = ConnectionType.Always
+    ipu_id: int | None = None
+    model_name: str | None = None
+    log_dir: str = "."
+    max_repeat_logs: int = 4
+    progress_bar: bool = True
+    cycle_count: bool = False
+    cache_dir: str | None = None
+    engine_options: tuple[tuple[str, str], ...] = ()
+    source_excludes: tuple[str, ...] = ()
+
+    def engine_option(self, key: str, default: str = "") -> str:
+        """Text of an engine option, or the default."""
+        return dict(self.engine_options).get(key, default)
 
 
 @dataclass(frozen=True)
@@ -100,8 +167,13 @@ class Spec:
 
     Attributes:
         training: whether the program computes gradients and updates weights.
+        placement: the execution strategy.
+        homes: where tensors rest.
+        module_scopes: whether operators' names carry the path of their module.
         broadcast_buffers: whether replicas share one value of each buffer.
+        updatable_buffers: names of buffers that ``copyNamedBuffersToDevice`` may update.
         anchors: ``(short name, tensor name, mode, period)`` of anchored tensors.
+        relaxed_optimizer_checks: unknown optimizer attributes are logged at DEBUG only.
         hints: everything stored that only the machine model or reports read, as sorted pairs.
     """
 
@@ -111,6 +183,30 @@ class Spec:
     reduction: Reduction = field(default_factory=Reduction)
     precision: Precision = field(default_factory=Precision)
     target: Target = field(default_factory=Target)
+    placement: Placement = field(default_factory=Placement)
+    homes: Homes = field(default_factory=Homes)
+    runtime: Runtime = field(default_factory=Runtime)
+    module_scopes: bool = True
     broadcast_buffers: bool = True
+    updatable_buffers: tuple[str, ...] = ()
     anchors: tuple[tuple[str, str, OutputMode, int], ...] = ()
-    hints: tuple[tuple[str, str], ...] = ()
+    relaxed_optimizer_checks: bool = False
+    hints: tuple[tuple[str, Hint], ...] = ()
+
+    @property
+    def global_replicas(self) -> int:
+        """Replicas of all processes together; a mean gradient divides by it."""
+        return self.loops.replicas * self.target.processes
+
+    def hint(self, key: str, default: Hint = None) -> Hint:
+        """Value of a hint, or the default."""
+        return dict(self.hints).get(key, default)
+
+    def for_cache(self) -> Spec:
+        """This Spec without what may change from run to run.
+
+        That is the Runtime part, the seed, and which of several processes this one is: the first
+        process compiles for all.
+        """
+        target = replace(self.target, seed=None, process_id=0)
+        return replace(self, target=target, runtime=Runtime())

@@ -1,0 +1,132 @@
+"""The protocol of every option group, on which outside code relies (spec/options.md section 2)."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Self
+
+from .._base.errors import AssertionFailure, InvalidAttribute
+from .check import refuse
+from .freezable import Freezable
+from .show import show_pairs
+
+
+class Container(Freezable):
+    """Named values that keep their type, can be read as attributes, and can be frozen.
+
+    ``Container(**defaults)`` declares the names of the keywords. Reading an unknown public name
+    is an ``AttributeError``; writing one, or a value of another type than the stored one, an
+    ``AssertionError``; writing anything while frozen, an ``AttributeError``.
+
+    Subclasses assign their private state *before* calling this constructor; afterwards only
+    private names that exist can be assigned.
+    """
+
+    _declared: dict[str, Any]
+    _is_frozen: bool
+    _values: dict[str, Any]
+
+    def __init__(self, **defaults: Any) -> None:
+        vars(self)["_declared"] = copy.deepcopy(defaults)
+        vars(self)["_is_frozen"] = False
+        vars(self)["_values"] = defaults
+
+    def set(self, **values: Any) -> Self:
+        """Store values of declared names; none is stored if one is refused.
+
+        Raises:
+            InvalidAttribute: the options are frozen (an ``AttributeError``).
+            AssertionFailure: a name is not declared ("Invalid option"), or a value is no instance
+                of the type of the stored one ("Unexpected type"); an ``AssertionError``.
+        """
+        for name in values:
+            self._check_writable(name)
+            if name not in self._values:
+                refuse(AssertionFailure, f"Invalid option {name}", fix=self._known_names())
+        return self._store(values)
+
+    def createOrSet(self, **values: Any) -> Self:
+        """Store values like :meth:`set`, declaring names that are new (without a type check)."""
+        for name in values:
+            self._check_writable(name)
+        return self._store(values)
+
+    def _store(self, values: dict[str, Any]) -> Self:
+        checked = {name: self._typed(name, value) for name, value in values.items()}
+        self._values.update(checked)
+        return self
+
+    def _typed(self, name: str, value: Any) -> Any:
+        wanted = type(self._values.get(name, value))
+        if not isinstance(value, wanted):
+            refuse(
+                AssertionFailure,
+                f"Unexpected type for option {name}",
+                got=f"{value!r}, of type {type(value).__name__}",
+                fix=f"pass a value of type {wanted.__name__}",
+            )
+        # A bool or an enum member stored in the place of an int would narrow later type checks.
+        return int(value) if wanted is int else value
+
+    def exists(self, name: str) -> bool:
+        """Tell whether a value is stored under the name."""
+        return name in self._values
+
+    def deleteIfExists(self, name: str) -> None:
+        """Remove a stored value; silent if there is none."""
+        self._check_writable(name)
+        self._values.pop(name, None)
+
+    def update(self, other: dict[str, Any]) -> dict[str, Any]:
+        """Merge the stored values into a dictionary, in place, and return it.
+
+        Raises:
+            AssertionFailure: both hold the same key (an ``AssertionError``).
+        """
+        common = sorted(other.keys() & self._values.keys())
+        if common:
+            refuse(AssertionFailure, "The same option is set twice", got=", ".join(common))
+        other.update(self._values)
+        return other
+
+    def toDict(self) -> dict[str, Any]:
+        """Return the stored values as a new dictionary."""
+        return self.update({})
+
+    def __call__(self, name: str) -> Any:
+        return getattr(self, name)
+
+    def __getattr__(self, name: str) -> Any:
+        values = vars(self).get("_values", {})
+        if name in values:
+            return values[name]
+        if name.startswith("_"):  # copy and pickle ask for hooks before there is any state
+            raise AttributeError(f"{type(self).__name__} has no attribute {name}")
+        refuse(InvalidAttribute, f"Invalid attribute {name}", fix=self._known_names())
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        built = "_values" in vars(self)
+        exists = name in vars(self) or hasattr(type(self), name)
+        if built and not name.startswith("_") and name not in vars(self):
+            self.set(**{name: value})
+            return
+        self._check_writable(name)
+        if built and not exists:
+            refuse(InvalidAttribute, f"Invalid attribute {name}", fix=self._known_names())
+        object.__setattr__(self, name, value)
+
+    def _nested(self) -> list[Freezable]:
+        stored = vars(self).get("_values", {}).values()
+        return [*super()._nested(), *(item for item in stored if isinstance(item, Freezable))]
+
+    def _known_names(self) -> str:
+        return f"{type(self).__name__} has {', '.join(sorted(self._values)) or 'no stored values'}"
+
+    def _ordered(self) -> dict[str, Any]:
+        """Stored values: declared names in their order, then those created later, sorted."""
+        later = sorted(set(self._values) - set(self._declared))
+        names = [name for name in self._declared if name in self._values] + later
+        return {name: self._values[name] for name in names}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({show_pairs(self._ordered())})"

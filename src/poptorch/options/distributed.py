@@ -1,0 +1,70 @@
+"""``opts.Distributed``: this process among those that train together (options.md 5.3)."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from .._base import env
+from .._base.errors import InvalidValue
+from .check import refuse
+from .container import Container
+
+
+class _DistributedOptions(Container):
+    """Process index and count; at construction from OpenMPI's variables.
+
+    Attributes:
+        num_distributed_processes: processes that train together.
+        distributed_process_id: index of this one.
+        ipuof_configs: fabric settings of launchers; kept, not used.
+    """
+
+    num_distributed_processes: int
+    distributed_process_id: int
+    ipuof_configs: dict[Any, Any]
+
+    def __init__(self) -> None:
+        super().__init__(num_distributed_processes=1, distributed_process_id=0, ipuof_configs={})
+        self.setEnvVarNames("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")
+
+    def configureProcessId(self, process_id: int, num_processes: int) -> Self:
+        """Set the index of this process and the number of processes; note the order.
+
+        Raises:
+            AssertionFailure: not ints (an ``AssertionError``).
+        """
+        return self.set(distributed_process_id=process_id, num_distributed_processes=num_processes)
+
+    def setEnvVarNames(self, var_num_processes: str, var_process_id: str) -> Self:
+        """Read the count and the index from two environment variables, now.
+
+        Unset variables count as 1 process and index 0.
+
+        Raises:
+            InvalidValue: a variable holds no integer (a ``ValueError``).
+        """
+        return self.configureProcessId(
+            _integer(var_process_id, "0"), _integer(var_num_processes, "1")
+        )
+
+    def disable(self) -> Self:
+        """Be process 0 of 1, whatever the environment says."""
+        return self.configureProcessId(0, 1)
+
+    @property
+    def processId(self) -> int:
+        """Index of this process."""
+        return self.distributed_process_id
+
+    @property
+    def numProcesses(self) -> int:
+        """Number of processes that train together."""
+        return self.num_distributed_processes
+
+
+def _integer(variable: str, default: str) -> int:
+    text = env.raw(variable, default)
+    try:
+        return int(text)
+    except ValueError:
+        refuse(InvalidValue, f"Environment variable {variable} is not an integer", got=repr(text))

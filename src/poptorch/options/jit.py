@@ -1,0 +1,21 @@
+"""``opts.Jit``: the tracer switch of the 1.x releases, kept for old scripts (options.md 5.5)."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from .container import Container
+from .legacy_names import deprecated_without_effect
+
+
+class _JitOptions(Container):
+    """Holds nothing: every model is traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def traceModel(self, trace_model: bool) -> Self:
+        """Do nothing but warn: both values of the 1.x releases mean the one tracer. Deprecated."""
+        self._check_writable("traceModel")
+        deprecated_without_effect("Jit.traceModel", "every model is traced")
+        return self

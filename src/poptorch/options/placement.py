@@ -1,0 +1,99 @@
+"""Translating the user's strategy and tensor locations into frozen values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .._base.errors import Error
+from .._ir.placement import Home, Homes, NamedStage, Placement, Strategy
+from ..enums import Liveness
+from .check import refuse
+from .locations import _TensorLocationOptions
+from .strategies import (
+    PipelinedExecution,
+    ShardedExecution,
+    _IExecutionStrategy,
+    _IPhasedExecution,
+)
+
+_SERIAL_ONLY = (Liveness.OffChipAfterFwdNoOverlap, Liveness.OffChipAfterEachPhase)
+
+
+def freeze_strategy(strategy: _IExecutionStrategy) -> Placement:
+    """Return the frozen form of a strategy.
+
+    Raises:
+        Error: parallel phases on devices of the wrong parity, or a liveness that only serial
+            phases have (spec/parallel.md section 3.3).
+    """
+    if isinstance(strategy, _IPhasedExecution):
+        return _freeze_phases(strategy)
+    assert isinstance(strategy, PipelinedExecution)
+    sharded = isinstance(strategy, ShardedExecution)
+    return Placement(
+        strategy=Strategy.SHARDED if sharded else Strategy.PIPELINED,
+        auto_stage=strategy._auto_stage,
+        stages=tuple(
+            NamedStage(stage.blocks, number, ipu=stage._ipu)
+            for number, stage in enumerate(strategy._all_stages)
+        ),
+    )
+
+
+def _freeze_phases(strategy: _IPhasedExecution) -> Placement:
+    stages = tuple(
+        NamedStage(stage.blocks, number, phase_number, stage._ipu)
+        for phase_number, phase in enumerate(strategy._phases)
+        for number, stage in enumerate(phase.stages)
+    )
+    if not strategy._serial:
+        _check_parallel(strategy._tensors_liveness, stages)
+    return Placement(
+        strategy=Strategy.SERIAL_PHASED if strategy._serial else Strategy.PARALLEL_PHASED,
+        auto_stage=None,
+        stages=stages,
+        separate_backward_phase=strategy._separate_backward_phase,
+        liveness=strategy._tensors_liveness,
+    )
+
+
+def _check_parallel(liveness: Liveness, stages: tuple[NamedStage, ...]) -> None:
+    if liveness in _SERIAL_ONLY:
+        refuse(Error, f"Liveness.{liveness.name} is only supported for serial phase execution")
+    for stage in stages:
+        if stage.ipu is not None and stage.phase is not None and (stage.ipu - stage.phase) % 2:
+            refuse(
+                Error,
+                "In parallel phased execution even phases must run on even IPUs and odd phases on "
+                "odd IPUs",
+                got=f"phase {stage.phase} with blocks {', '.join(stage.blocks)} on IPU {stage.ipu}",
+            )
+
+
+def freeze_locations(locations: _TensorLocationOptions, *, phased: bool, replicated: bool) -> Homes:
+    """Return where tensors rest.
+
+    Phased strategies rest everything off chip by default; sharding over replicas is ignored when
+    there is one replica (spec/parallel.md section 7).
+    """
+    values: Mapping[str, Any] = locations._values
+
+    def home(kind: str) -> Home:
+        stored = values.get(f"location_{kind}", {})
+        return Home(
+            on_chip=bool(stored.get("onChip", not phased)),
+            sharded=replicated and bool(stored.get("useReplicatedTensorSharding", 0)),
+            load_by_io_tiles=bool(stored.get("useIOTilesToLoad", 0)),
+            store_by_io_tiles=bool(stored.get("useIOTilesToStore", 0)),
+            min_off_chip=stored.get("minElementsForOffChip"),
+            min_sharded=stored.get("minElementsForReplicatedTensorSharding"),
+        )
+
+    return Homes(
+        home("activation"),
+        home("weight"),
+        home("optimizer"),
+        home("accumulator"),
+        values.get("numIOTiles"),
+    )
