@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .._base import env, log
+from .._base import env
 from .._base.errors import AssertionFailure, Error
 from ..enums import SharingStrategy
 from .process import Process
@@ -126,9 +126,7 @@ class Consumer:
             raise self._fail(failed.text)
         self._at = _At.MIDDLE
         self._held = self._slots[slot]
-        return self._form.join(
-            [t.detach() if rows == ALL_ROWS else t[:rows] for t in self._held]
-        )
+        return self._form.join([t.detach() if rows == ALL_ROWS else t[:rows] for t in self._held])
 
     def _check_usable(self) -> None:
         if self.is_stopped:
@@ -189,7 +187,7 @@ class Consumer:
         """Wait for the first element."""
         try:
             self._wait_for_worker()
-            announced = pickle.loads(self._process.connection.recv_bytes())
+            announced: Ready | Failed = pickle.loads(self._process.connection.recv_bytes())
         except (EOFError, ConnectionError):
             raise _not_started(self._process.describe_end()) from None
         self._process.started()
@@ -198,9 +196,7 @@ class Consumer:
         return announced
 
 
-def _start(
-    source: Any, descriptor: int, strategy: SharingStrategy, settings: Settings
-) -> Process:
+def _start(source: Any, descriptor: int, strategy: SharingStrategy, settings: Settings) -> Process:
     try:
         return Process(source, descriptor, strategy, settings)
     except Exception as error:

@@ -17,7 +17,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
-import torch.multiprocessing  # noqa: F401 (registers how torch's shared tensors are pickled)
+import torch.multiprocessing
 
 from .ring import nameless_file, reserve
 
@@ -48,19 +48,19 @@ class Parcel:
         for part in content:
             offsets.append((end, part.nbytes))
             end += -(-part.nbytes // _ALIGNMENT) * _ALIGNMENT
-        self._write(content, offsets, end)
-        source = self._path or reduction.DupFd(self._descriptor)
-        return _Delivered, (source, offsets, end)
+        descriptor = self._file()
+        reserve(descriptor, end)
+        with mmap.mmap(descriptor, end) as memory:
+            for part, (start, length) in zip(content, offsets, strict=True):
+                memory[start : start + length] = part
+        return _Delivered, (self._path or reduction.DupFd(descriptor), offsets, end)
 
-    def _write(self, content: list[Any], offsets: list[tuple[int, int]], size: int) -> None:
+    def _file(self) -> int:
         if self._through_file_system:
             self._descriptor, self._path = tempfile.mkstemp(prefix="poptorch_dataset_")
         else:
             self._descriptor = nameless_file("poptorch_dataset")
-        reserve(self._descriptor, size)
-        with mmap.mmap(self._descriptor, size) as memory:
-            for part, (start, length) in zip(content, offsets, strict=True):
-                memory[start : start + length] = part
+        return self._descriptor
 
     def discard(self) -> None:
         """Give back the file; the receiver has mapped it, or there will be none."""
@@ -101,10 +101,14 @@ class _Pickler(ForkingPickler):
         self.dispatch_table[torch.Tensor] = self._reduce
 
     def _reduce(self, tensor: torch.Tensor) -> Any:
-        if tensor.is_shared() or not _is_plain(tensor):
+        if _is_shared(tensor) or not _is_plain(tensor):
             return self._shared(tensor)
-        content = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+        content: Any = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
         return _tensor, (pickle.PickleBuffer(content), tensor.dtype, tuple(tensor.shape))
+
+
+def _is_shared(tensor: torch.Tensor) -> bool:
+    return bool(tensor.is_shared())  # type: ignore[no-untyped-call]
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

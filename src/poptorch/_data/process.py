@@ -12,7 +12,6 @@ import pickle
 import signal
 from collections.abc import Iterator
 from multiprocessing import forkserver, reduction
-from multiprocessing.connection import Connection
 from typing import Any
 
 from .._base import log, trees
@@ -97,7 +96,8 @@ class Process:
     @property
     def exit_code(self) -> int | None:
         """None while it runs; negative when a signal killed it."""
-        return self._process.exitcode
+        code: int | None = self._process.exitcode
+        return code
 
     def describe_end(self) -> str:
         """Return how the process ended, for messages."""

@@ -67,7 +67,7 @@ class Shard(Dataset[Any]):
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         rows = self.rows(indices)
         if hasattr(self.dataset, "__getitems__"):
-            return self.dataset.__getitems__(rows)
+            return list(self.dataset.__getitems__(rows))
         return [self.dataset[row] for row in rows]
 
     def __getattr__(self, name: str) -> Any:

@@ -84,8 +84,7 @@ def _source(
 
 
 def _batches(loader: DataLoader[Any]) -> Iterator[Sequence[int]]:
-    sampler = loader.batch_sampler
-    assert isinstance(sampler, BatchSampler)
+    sampler: Any = loader.batch_sampler
     if type(sampler.sampler) is RandomSampler:
         return iter(sampler)
     samples, size = len(sampler.sampler), sampler.batch_size

@@ -54,11 +54,11 @@ _NOTHING = object()
 
 
 # Neither is an error, and the data set's own handlers of errors must not catch them.
-class _Restart(BaseException):  # noqa: N818
+class _Restart(BaseException):
     """The consumer asked for a new iteration."""
 
 
-class _Stop(BaseException):  # noqa: N818
+class _Stop(BaseException):
     """The consumer asked to end, or is gone."""
 
 
