@@ -111,6 +111,14 @@ def test_every_setting_reaches_a_hashable_spec_with_a_stable_repr():
     assert spec.target.seed == 5
 
 
+def test_a_refused_wrap_leaves_the_options_writable():
+    options = Options()
+    options.output_mode = 9
+    with pytest.raises(Error, match="output_mode holds no OutputMode"):
+        prepare(options, training=True)
+    assert prepare(options.outputMode(OutputMode.Sum), training=True).output_mode == 3
+
+
 def test_inference_ignores_no_accumulation_but_refuses_it_when_prepared():
     options = Options()
     options.Training.gradientAccumulation(4)
@@ -140,6 +148,7 @@ def test_inference_ignores_no_accumulation_but_refuses_it_when_prepared():
         (lambda o: o._Popart.set("enableStableNorm", 1), "Unknown int option: enableStableNorm"),
         (lambda o: o._Popart.set("partialsTypeMatMuls", "double"), "float or half"),
         (lambda o: setattr(o, "output_mode", 9), "output_mode holds no OutputMode"),
+        (lambda o: setattr(o, "sync_pattern", 9), "sync_pattern holds no SyncPattern"),
         (lambda o: o.setAvailableMemoryProportion({"IPU0": [1]}), "must be numbers"),
         (
             lambda o: o._Popart.set("accumulationAndReplicationReductionType", 2),

@@ -53,7 +53,6 @@ def check(options: Options) -> None:
 def _check_stored_values(options: Options) -> None:
     """Check what attribute assignment and untyped dictionaries let through."""
     for name, members in (
-        ("output_mode", OutputMode),
         ("connection_type", ConnectionType),
         ("sync_pattern", SyncPattern),
     ):

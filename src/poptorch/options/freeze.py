@@ -59,13 +59,13 @@ def prepare(options: Options, training: bool) -> Options:
     inference), and anchors without a mode take that mode and its period.
 
     Raises:
-        Error: gradient accumulation other than 1 for inference.
+        Error: gradient accumulation other than 1 for inference, or no valid output mode.
     """
     if not training:
         check_inference(options)
+    mode, period = resolved_output(options, training)
     options._freeze()
     own = options.clone()
-    mode, period = resolved_output(own, training)
     own.set(output_mode=int(mode))
     for entry in own.anchored_tensors.values():
         if entry[1]:
@@ -97,7 +97,13 @@ def reopen(options: Options) -> None:
 
 
 def resolved_output(options: Options, training: bool) -> tuple[OutputMode, int]:
-    """Return the output mode, never ``Default``, and its period."""
+    """Return the output mode, never ``Default``, and its period.
+
+    Raises:
+        Error: an integer that is no mode was assigned.
+    """
+    if options.output_mode not in list(OutputMode):
+        refuse(Error, "output_mode holds no OutputMode", got=str(options.output_mode))
     mode = OutputMode(options.output_mode)
     if mode == OutputMode.Default:
         mode = OutputMode.Final if training else OutputMode.All
