@@ -82,7 +82,7 @@ def untraced() -> contextlib.AbstractContextManager[None]:
     The garbage collector may finish an executor, which copies its weights to the host, at any
     moment, and another trained model may be read inside ``forward``.
     """
-    return _disable_current_modes()  # type: ignore[no-any-return]
+    return _disable_current_modes()
 
 
 @contextlib.contextmanager
