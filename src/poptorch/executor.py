@@ -17,6 +17,7 @@ from ._base.errors import Error
 from ._ir.optim_spec import OptimSpec
 from ._ir.plan import Plan
 from .optim.freeze import freeze as freeze_optimizer
+from .ops.blocks import module_repr
 from .options import Options
 from .options.freeze import freeze
 
@@ -194,7 +195,7 @@ class PoplarExecutor:
         return getattr(self._user_model, name)
 
     def __repr__(self) -> str:
-        return repr(self._user_model)
+        return module_repr(self._user_model)
 
 
 def _finish(session: _session.Session, model: nn.Module) -> None:

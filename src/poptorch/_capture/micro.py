@@ -14,8 +14,10 @@ import torch
 from torch import fx, nn
 
 from .._base import trees
+from .._ir.blocks import Visit
 from .._ir.graph import Graph
 from .._ir.slot import Kind, Slot
+from .._ops import annotate
 from .._ops.context import listening
 from . import trace
 from .failures import explained
@@ -35,11 +37,13 @@ class Micro:
             ``loss.* output.*``, ``gradient.*``, and new values of what forward changed in place.
         constants: tensors that the module holds outside parameters and buffers, by slot key.
         outputs: the structure that forward returned, tensors cut out.
+        visits: the blocks that forward entered, in order; nodes are labelled with their indices.
     """
 
     graph: Graph
     constants: Mapping[str, torch.Tensor]
     outputs: trees.Structure
+    visits: tuple[Visit, ...] = (Visit(),)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,8 +91,15 @@ class _Recording:
         self.request = request
         self.slots: list[Slot] = []
         self.structure: trees.Structure | None = None
+        self.visits: tuple[Visit, ...] = ()
 
     def __call__(self, flat: list[torch.Tensor]) -> list[torch.Tensor]:
+        with annotate.recording() as blocks:
+            results = self._run(flat, blocks)
+        self.visits = tuple(blocks.visits)
+        return results
+
+    def _run(self, flat: list[torch.Tensor], blocks: annotate.Recorder) -> list[torch.Tensor]:
         request = self.request
         values = dict(zip((slot.key for slot in request.inputs), flat, strict=True))
         leaves = {slot.path: self._leaf(slot, values[slot.key]) for slot in request.state}
@@ -103,9 +114,11 @@ class _Recording:
             finder if request.training else contextlib.nullcontext(),
         ):
             returned = request.call(batch)
+            blocks.finish_forward()
         loss = finder.final_loss(request.module) if request.training else None
         results = self._outputs(returned, loss)
         if loss is not None:
+            blocks.begin_backward()
             results += self._gradients(loss, leaves, values)
         leaves |= reassigned
         self.slots += [*request.state, *request.batch]
@@ -171,6 +184,7 @@ def capture(request: Request) -> Micro:
         _without_unchanged(graph),
         {slot.key: value for slot, value in zip(constant_slots, constants, strict=True)},
         recording.structure,
+        recording.visits,
     )
 
 

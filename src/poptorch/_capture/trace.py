@@ -18,7 +18,11 @@ from torch._decomp.decompositions import native_batch_norm_decomposition
 from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preservation_hooks
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+
 from torch.utils._python_dispatch import _disable_current_modes
+
+from .._ir.blocks import keep_mark
+from .._ops import annotate
 
 aten = torch.ops.aten
 Tensors = Sequence[torch.Tensor]
@@ -69,6 +73,7 @@ def trace(
             record_stack_traces=True,
             _allow_non_fake_inputs=True,
         )(list(inputs))
+    annotate.copy_to_backward(recorded.graph)
     constants = _lift_constants(recorded, len(inputs))
     pure = _functionalize(recorded, [*inputs, *_fakes(constants, inputs)])
     clean(pure.graph)
@@ -171,6 +176,8 @@ def clean(graph: fx.Graph) -> None:
             and not node.kwargs
         )
         if node.target in _IDENTITIES or copied_input:
+            assert isinstance(source, fx.Node)
+            keep_mark(node, source)
             node.replace_all_uses_with(source)
             graph.erase_node(node)
     graph.eliminate_dead_code(is_impure_node=_is_effect)
