@@ -1,0 +1,21 @@
+"""What every test starts from: a clean environment, one thread, a fixed seed."""
+
+from __future__ import annotations
+
+import os
+
+# Before anything imports poptorch: the log level and others are read at import.
+_OURS = ("POPTORCH_", "POPLAR_", "POPART_", "POPDIST_", "PVTI_", "OMPI_", "FASHION_MNIST")
+for _name in [name for name in os.environ if name.startswith(_OURS)]:
+    del os.environ[_name]
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+torch.set_num_threads(1)  # tests are small and run beside one another
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seed() -> None:
+    torch.manual_seed(0)

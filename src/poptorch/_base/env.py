@@ -47,6 +47,7 @@ _ROWS = (
     ),
     Variable("POPTORCH_DEFAULT_OPTIONS", str, "{}", "JSON applied to every new Options"),
     Variable("POPLAR_ENGINE_OPTIONS", str, "", "engine options as JSON; they beat Python's"),
+    Variable("CXX", str, "", "the C++ compiler of the inductor backend"),
 )
 TABLE = {row.name: row for row in _ROWS}
 

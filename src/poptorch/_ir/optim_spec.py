@@ -1,7 +1,7 @@
 """OptimSpec: an optimizer's structure, frozen; and its hyper-parameter values, which may change.
 
-The structure (algorithm, groups, constness, dtypes, clipping) is compiled in. The values of variable
-hyper-parameters are inputs of the update graph, so that changing them never recompiles.
+The structure (algorithm, groups, constness, dtypes, clipping) is compiled in. The values of
+variable hyper-parameters are inputs of the update graph, so changing them never recompiles.
 """
 
 from __future__ import annotations

@@ -1,0 +1,57 @@
+# Every target makes its own virtual environment first; nothing else needs to be set up.
+#   make demo                  train and evaluate FashionMNIST, native PyTorch and poptorch side by side
+#   make test                  lint, types and all tests
+#   make PYTHON=python3.12 ... choose the interpreter (3.11 or newer)
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+TORCH := $(shell sed -n 's/^\(torch==[0-9.]*\).*/\1/p' constraints.txt)
+FASHION := /usr/share/datasets/fashion-mnist
+
+.PHONY: demo test lint docs bench bench-quick dataset clean
+.DEFAULT_GOAL := test
+
+# torch goes first and by its exact version, so that nothing later can pull another build of it.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("this needs Python 3.11 or newer: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	@echo "Making $(VENV) with $$($(PYTHON) --version) (once; torch is a large download)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(TORCH)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP) dataset
+	$(BIN)/python examples/fashion_mnist/demo.py
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/codespell
+
+docs: $(STAMP)
+	$(BIN)/python -m pytest tests/test_docs.py
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/spine.py
+
+bench-quick: $(STAMP)
+	$(BIN)/python benchmarks/spine.py --quick
+
+# The full FashionMNIST set is a Debian package. Where it can be had it is installed; where it
+# cannot, the example says which data it uses instead.
+dataset:
+	@if [ ! -d $(FASHION) ] && [ -z "$$FASHION_MNIST_DIR" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "Installing the Debian package dataset-fashion-mnist (31 MB)"; \
+		timeout 180 sh -c 'apt-get install -y -qq dataset-fashion-mnist || \
+			{ apt-get update -qq && apt-get install -y -qq dataset-fashion-mnist; }' >/dev/null 2>&1 || \
+			echo "It could not be installed; going on without it"; \
+	fi
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache

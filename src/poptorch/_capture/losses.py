@@ -1,0 +1,116 @@
+"""Finding the loss: torch's own losses by what they are, ``identity_loss`` by its mark.
+
+Source: spec/executor.md section 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from .._base import source
+from .._base.errors import Error
+
+LOSS_FUNCTIONS: dict[Callable[..., Any], str] = {
+    getattr(F, name): name
+    for name in (
+        "binary_cross_entropy", "binary_cross_entropy_with_logits", "cosine_embedding_loss",
+        "cross_entropy", "ctc_loss", "gaussian_nll_loss", "hinge_embedding_loss", "huber_loss",
+        "kl_div", "l1_loss", "margin_ranking_loss", "mse_loss", "multi_margin_loss",
+        "multilabel_margin_loss", "multilabel_soft_margin_loss", "nll_loss", "poisson_nll_loss",
+        "smooth_l1_loss", "soft_margin_loss", "triplet_margin_loss",
+        "triplet_margin_with_distance_loss",
+    )
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A value that may be the loss: the tensor, the function that made it, the user's line."""
+
+    tensor: torch.Tensor
+    function: str
+    line: str | None
+
+
+class LossFinder(TorchFunctionMode):
+    """Listens for losses while ``forward`` runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.candidates: list[Candidate] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        # The mode is off while the function runs: losses inside losses are not counted.
+        result = func(*args, **(kwargs or {}))
+        name = LOSS_FUNCTIONS.get(func)
+        if name is not None and isinstance(result, torch.Tensor):
+            self.mark_loss(result, name)
+        return result
+
+    def mark_loss(self, loss: torch.Tensor, name: str) -> None:
+        """Record a candidate."""
+        self.candidates.append(Candidate(loss, name, source.calling_line()))
+
+    def final_loss(self, model: nn.Module) -> torch.Tensor:
+        """Return the one loss that feeds no other.
+
+        Raises:
+            Error: there is none, or there are several independent ones.
+        """
+        if not self.candidates:
+            raise Error(
+                "Couldn't find a loss in graph",
+                got=f"{type(model).__name__}.forward called no torch loss and no identity_loss",
+                where=source.definition_line(type(model).forward),
+                fix=(
+                    "compute the loss in forward with a torch.nn loss and return it",
+                    "mark a loss of your own: poptorch.identity_loss(loss, reduction='mean')",
+                ),
+            )
+        final = [c for c in self.candidates if not _feeds_another(c, self.candidates)]
+        if len(final) > 1:
+            raise Error(
+                "Multiple independent losses found",
+                got="\n".join(f"{c.function} at {c.line}" for c in final),
+                where=source.definition_line(type(model).forward),
+                fix="combine them and mark the result: "
+                "poptorch.identity_loss(loss1 + loss2, reduction='sum')",
+            )
+        return final[-1].tensor
+
+
+def _feeds_another(candidate: Candidate, candidates: Iterable[Candidate]) -> bool:
+    later = False
+    for other in candidates:
+        if other is candidate:
+            later = True
+        elif candidate.tensor is other.tensor:
+            if later:  # the same tensor marked again: the later mark stands
+                return True
+        elif candidate.tensor.grad_fn is not None and _reaches(other.tensor, candidate.tensor):
+            return True
+    return False
+
+
+def _reaches(start: torch.Tensor, goal: torch.Tensor) -> bool:
+    """Whether ``goal`` is among the values that ``start`` was computed from."""
+    seen = set()
+    stack = [start.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        if node is goal.grad_fn and node is not start.grad_fn:
+            return True
+        seen.add(node)
+        stack.extend(parent for parent, _ in node.next_functions)
+    return False

@@ -1,0 +1,95 @@
+"""Traced tensors in the place of a module's parameters and buffers; reassignment noticed.
+
+Batch normalisation counts its batches by reassigning a buffer; it is exempt from the check, as in
+PopTorch (spec/executor.md section 4).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from .._base import source
+from .._base.errors import Error
+
+Place = tuple[nn.Module, str, str]  # the module, "_parameters" or "_buffers", the name in it
+
+
+@dataclass(eq=False)
+class Tied:
+    """One tensor of the module, under its first qualified name, and every place it stands in."""
+
+    tensor: torch.Tensor
+    is_parameter: bool
+    places: list[Place] = field(default_factory=list)
+
+
+def tensors_of(module: nn.Module) -> dict[str, Tied]:
+    """Return parameters, then buffers, by qualified name; a tied one once, with all its places."""
+    found: dict[int, tuple[str, Tied]] = {}
+    for holder in ("_parameters", "_buffers"):
+        for prefix, owner in module.named_modules(remove_duplicate=True):
+            for name, tensor in getattr(owner, holder).items():
+                if tensor is None:
+                    continue
+                path = f"{prefix}.{name}" if prefix else name
+                _, tied = found.setdefault(
+                    id(tensor), (path, Tied(tensor, holder == "_parameters"))
+                )
+                tied.places.append((owner, holder, name))
+    return dict(found.values())
+
+
+@contextlib.contextmanager
+def swapped(
+    places: Mapping[str, Tied], values: Mapping[str, torch.Tensor]
+) -> Iterator[dict[str, torch.Tensor]]:
+    """Within the block the module's tensors are ``values``; afterwards everything is as before.
+
+    Yields:
+        A dict that, after the block, holds what each tensor of a batch norm was reassigned to.
+
+    Raises:
+        Error: ``forward`` reassigned or removed a parameter or buffer.
+    """
+    originals = [(place, _get(place)) for tied in places.values() for place in tied.places]
+    reassigned: dict[str, torch.Tensor] = {}
+    for path, tied in places.items():
+        for owner, holder, name in tied.places:
+            getattr(owner, holder)[name] = values[path]
+    try:
+        yield reassigned
+        for path, tied in places.items():
+            _check(path, tied, values[path], reassigned)
+    finally:
+        for (owner, holder, name), tensor in originals:
+            getattr(owner, holder)[name] = tensor
+
+
+def _get(place: Place) -> torch.Tensor:
+    owner, holder, name = place
+    tensor: torch.Tensor = getattr(owner, holder)[name]
+    return tensor
+
+
+def _check(path: str, tied: Tied, value: torch.Tensor, reassigned: dict[str, torch.Tensor]) -> None:
+    for owner, holder, name in tied.places:
+        now = getattr(owner, holder).get(name)
+        if now is value:
+            continue
+        if isinstance(owner, _BatchNorm) and isinstance(now, torch.Tensor):
+            reassigned[path] = now
+            continue
+        what = "parameter" if holder == "_parameters" else "buffer"
+        verb = "removed from" if now is None else "reassigned within"
+        raise Error(
+            f"{what.capitalize()} '{path}' is {verb} the model",
+            got=f"forward of {type(owner).__name__} binds another value to self.{name}",
+            where=source.definition_line(type(owner).forward),
+            fix=f"change its value in place: self.{name}.copy_(new_value)",
+        )

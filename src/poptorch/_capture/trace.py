@@ -1,0 +1,179 @@
+"""From a Python function over tensors to a pure ATen graph: the only place that drives the tracer.
+
+Two passes. The first runs the function once on fake tensors with autograd recording, so hooks,
+``autograd.Function`` and in-place updates mean what they mean in torch. The second replays the
+recorded operators with mutation removed, which gives a functional graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+import torch.fx.traceback as fx_traceback
+from torch import fx
+from torch._decomp.decompositions import native_batch_norm_decomposition
+from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preservation_hooks
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+aten = torch.ops.aten
+Tensors = Sequence[torch.Tensor]
+
+# These operators change their arguments without saying so in their schema.
+_HONEST = {aten.native_batch_norm.default: native_batch_norm_decomposition}
+
+
+def fake_mode() -> FakeTensorMode:
+    """Return a mode in which tensors have shapes but no data; one per capture.
+
+    Tensors that the user's module holds outside parameters and buffers enter as constants.
+    """
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def fake_tensor(mode: FakeTensorMode, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Return a fake CPU tensor of the given shape and dtype."""
+    with mode:
+        return torch.empty(tuple(shape), dtype=dtype)
+
+
+def backward_keeps_origin(loss: torch.Tensor) -> None:
+    """Let the nodes of the backward pass carry the sequence number of their forward node."""
+    if loss.grad_fn is not None:
+        setup_stacktrace_preservation_hooks([loss.grad_fn])
+
+
+def trace(
+    function: Callable[[list[torch.Tensor]], list[torch.Tensor]], inputs: Tensors
+) -> tuple[fx.GraphModule, list[torch.Tensor]]:
+    """Trace a flat function into a pure graph.
+
+    Args:
+        function: takes and returns flat lists of tensors; may modify its inputs in place, which
+            shows only in what it returns.
+        inputs: fake tensors of one mode.
+
+    Returns:
+        The graph, whose placeholders are the inputs followed by the lifted constants, and the
+        values of those constants.
+    """
+    with fx_traceback.preserve_node_meta(), _without_fused_lstm(), _quiet():
+        recorded = make_fx(
+            function,
+            decomposition_table=_HONEST,
+            tracing_mode="real",
+            record_stack_traces=True,
+            _allow_non_fake_inputs=True,
+        )(list(inputs))
+    constants = _lift_constants(recorded, len(inputs))
+    pure = _functionalize(recorded, [*inputs, *_fakes(constants, inputs)])
+    clean(pure.graph)
+    pure.recompile()
+    return pure, constants
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    # The error that reaches the user says it better than torch's log of the same failure.
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+@contextlib.contextmanager
+def _without_fused_lstm() -> Iterator[None]:
+    # oneDNN's fused LSTM keeps a workspace only while autograd records, which it does not when the
+    # graph runs: recurrent layers are taken apart into their steps instead.
+    (before,) = torch.backends.mkldnn.set_flags(_enabled=False)[:1]  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.set_flags(_enabled=before)  # type: ignore[no-untyped-call]
+
+
+def _fakes(constants: Tensors, inputs: Tensors) -> list[torch.Tensor]:
+    if not constants:
+        return []
+    mode = next((t.fake_mode for t in inputs if hasattr(t, "fake_mode")), None) or fake_mode()
+    return [mode.from_tensor(c) for c in constants]
+
+
+def _lift_constants(module: fx.GraphModule, after: int) -> list[torch.Tensor]:
+    """Turn tensors that the graph reads from the module into placeholders behind the inputs."""
+    reads: dict[str, list[fx.Node]] = {}
+    for node in module.graph.nodes:
+        if node.op == "get_attr" and isinstance(getattr(module, node.target, None), torch.Tensor):
+            reads.setdefault(node.target, []).append(node)
+    placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
+    assert len(placeholders) == after
+    values: list[torch.Tensor] = []
+    anchor = placeholders[-1] if placeholders else None
+    for target, nodes in reads.items():
+        point = module.graph.inserting_after(anchor) if anchor else _at_start(module.graph)
+        with point:
+            anchor = module.graph.placeholder(f"constant_{len(values)}")
+        for node in nodes:
+            node.replace_all_uses_with(anchor)
+            module.graph.erase_node(node)
+        values.append(getattr(module, target).detach())
+    module.recompile()
+    return values
+
+
+@contextlib.contextmanager
+def _at_start(graph: fx.Graph) -> Iterator[None]:
+    with graph.inserting_before(next(iter(graph.nodes))):
+        yield
+
+
+def _functionalize(recorded: fx.GraphModule, inputs: Tensors) -> fx.GraphModule:
+    def replay(*args: torch.Tensor) -> object:
+        # Inputs that the function modifies must not be: work on copies, dropped where unneeded.
+        return fx.Interpreter(recorded).run(*(a.clone() for a in args))
+
+    with fx_traceback.preserve_node_meta():
+        return make_fx(
+            torch.func.functionalize(replay, remove="mutations"),
+            tracing_mode="real",
+            _allow_non_fake_inputs=True,
+        )(*inputs)
+
+
+_IDENTITIES = {aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default}
+
+
+def clean(graph: fx.Graph) -> None:
+    """Drop what means nothing in a pure graph: detach, alias, copies of inputs, dead nodes."""
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        source = node.args[0] if node.args else None
+        copied_input = (
+            node.target is aten.clone.default
+            and isinstance(source, fx.Node)
+            and source.op == "placeholder"
+            and not node.kwargs
+        )
+        if node.target in _IDENTITIES or copied_input:
+            node.replace_all_uses_with(source)
+            graph.erase_node(node)
+    graph.eliminate_dead_code(is_impure_node=_is_effect)
+    graph.lint()
+
+
+def _is_effect(node: fx.Node) -> bool:
+    """Random operators are pure here: a draw that nobody reads may go."""
+    if node.op in ("placeholder", "output"):
+        return True
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.is_mutable or (
+            torch.Tag.nondeterministic_seeded not in target.tags and (node.is_impure())
+        )
+    return node.is_impure()

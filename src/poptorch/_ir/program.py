@@ -1,0 +1,109 @@
+"""Program: the static step as a small tree. It prints like what the user asked for."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ..enums import OutputMode
+from .graph import Graph
+from .slot import Slot
+from .spec import Loops
+
+
+class Axis(enum.StrEnum):
+    """What a loop counts, slowest first in the order of a combined batch."""
+
+    ITERATIONS = "iterations"
+    ACCUMULATION = "accumulation"
+    REPLICAS = "replicas"
+
+
+@dataclass(frozen=True)
+class Run:
+    """Run one graph on the device's state and, if it reads any, one micro-batch."""
+
+    graph: str
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """Run the body ``count`` times; inputs and outputs advance along the axis."""
+
+    axis: Axis
+    count: int
+    body: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """Combine tensors of one kind over processes, in place: ``mean`` or ``sum``."""
+
+    kind: str
+    operation: str
+    processes: int
+
+
+@dataclass(frozen=True)
+class Emit:
+    """Return results to the host: which tensors, and which of a call's many values."""
+
+    slots: tuple[Slot, ...]
+    mode: OutputMode
+    period: int = 1
+
+
+Node = Run | Repeat | Reduce | Emit
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A whole call: loops around runs of graphs, then the results.
+
+    Attributes:
+        body: the nodes, in order; the last is the Emit.
+        graphs: the graphs that runs name.
+        loops: the counts, for cutting batches and numbering replicas.
+        initial: first values of state that the update introduces, by slot key.
+    """
+
+    body: tuple[Node, ...]
+    graphs: Mapping[str, Graph]
+    loops: Loops
+    initial: Mapping[str, float]
+
+    @property
+    def emit(self) -> Emit:
+        """The last node."""
+        last = self.body[-1]
+        assert isinstance(last, Emit)
+        return last
+
+    @property
+    def random(self) -> bool:
+        """Whether a call draws random numbers."""
+        return any(graph.random for graph in self.graphs.values())
+
+    def state_slots(self) -> dict[str, Slot]:
+        """Every tensor that lives on the device, by key."""
+        return {
+            slot.key: slot
+            for graph in self.graphs.values()
+            for slot in (*graph.inputs, *graph.outputs)
+            if slot.is_state
+        }
+
+    def walk(self) -> Iterator[Node]:
+        """Every node, parents before children."""
+        stack = list(reversed(self.body))
+        while stack:
+            node = stack.pop()
+            yield node
+            if isinstance(node, Repeat):
+                stack.extend(reversed(node.body))
+
+    def __str__(self) -> str:
+        from .text import program_text
+
+        return program_text(self)

@@ -1,0 +1,22 @@
+"""Report: what a program costs, and which of the figures are guesses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Report:
+    """Costs of a compiled program.
+
+    Attributes:
+        backend: the name of the backend that made it.
+        state_bytes: bytes of the tensors that live on the device.
+        nodes: operators in each graph, by name.
+        compile_seconds: wall time of the backend's compilation.
+    """
+
+    backend: str
+    state_bytes: int
+    nodes: tuple[tuple[str, int], ...]
+    compile_seconds: float

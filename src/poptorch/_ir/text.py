@@ -1,0 +1,79 @@
+"""Text forms of programs and graphs, for people and golden tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from .graph import Graph
+from .program import Axis, Emit, Node, Program, Reduce, Repeat, Run
+from .slot import Kind, Slot
+
+_INDEX = {Axis.ITERATIONS: "i", Axis.ACCUMULATION: "a", Axis.REPLICAS: "r"}
+
+
+def program_text(program: Program) -> str:
+    """Return the program as indented lines, for instance ``repeat 4 iterations``."""
+    lines: list[str] = []
+    for node in program.body:
+        _write(node, program, 0, (), lines)
+    return "\n".join(lines)
+
+
+def _write(
+    node: Node, program: Program, depth: int, axes: tuple[Axis, ...], lines: list[str]
+) -> None:
+    pad = "  " * depth
+    if isinstance(node, Repeat):
+        what = node.axis if node.axis is not Axis.ACCUMULATION else "micro-batches"
+        lines.append(f"{pad}repeat {node.count} {what}")
+        for child in node.body:
+            _write(child, program, depth + 1, (*axes, node.axis), lines)
+    elif isinstance(node, Run):
+        lines.append(pad + _run_text(program.graphs[node.graph], axes))
+    elif isinstance(node, Reduce):
+        lines.append(f"{pad}reduce {node.kind}.* {node.operation} over {node.processes} processes")
+    elif isinstance(node, Emit):
+        period = f" {node.period}" if node.mode.name == "EveryN" else ""
+        names = ", ".join(_families(node.slots)) or "nothing"
+        lines.append(f"{pad}emit {names} {node.mode.name.lower()}{period}")
+
+
+def _run_text(graph: Graph, axes: Sequence[Axis]) -> str:
+    index = ",".join(_INDEX[axis] for axis in axes)
+    reads = [
+        f"batch[{index}]" if family == "batch.*" and index else family
+        for family in _families(graph.inputs)
+    ]
+    writes = [
+        f"{family} +=" if family == "accum.*" and graph.name == "micro" else family
+        for family in _families(graph.outputs)
+    ]
+    return f"run {graph.name}({', '.join(reads)}) -> {', '.join(writes)}"
+
+
+def _families(slots: Iterable[Slot]) -> list[str]:
+    """``param.*`` and so on, in the order of the kinds; a loss is just ``loss``."""
+    kinds = {slot.kind for slot in slots}
+    return ["loss" if kind is Kind.LOSS else f"{kind}.*" for kind in _ORDER if kind in kinds]
+
+
+_ORDER = (
+    Kind.PARAM, Kind.BUFFER, Kind.CONSTANT, Kind.BATCH, Kind.GRADIENT, Kind.LOSS, Kind.OUTPUT,
+    Kind.ANCHOR, Kind.COUNTER, Kind.ACCUM, Kind.OPTSTATE, Kind.HYPER, Kind.RNG,
+)  # fmt: skip
+
+
+def graph_text(graph: Graph) -> str:
+    """Return a graph as its slots, then one line per operator."""
+    lines = [f"graph {graph.name}"]
+    lines += [f"  in  {slot}" for slot in graph.inputs]
+    names = {node: slot.key for node, slot in zip(graph.placeholders, graph.inputs, strict=True)}
+    for node in graph.module.graph.nodes:
+        if node.op == "call_function":
+            args = ", ".join(
+                names.get(a, str(a)) if hasattr(a, "op") else str(a) for a in node.args
+            )
+            lines.append(f"  {node.name} = {getattr(node.target, '__name__', node.target)}({args})")
+    returned = zip(graph.returned, graph.outputs, strict=True)
+    lines += [f"  out {slot} = {names.get(node, node.name)}" for node, slot in returned]
+    return "\n".join(lines)

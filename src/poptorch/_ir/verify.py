@@ -1,0 +1,130 @@
+"""Verifiers: the rules that every value keeps at the borders between rooms, quoted when broken.
+
+A broken rule is our own bug, never the user's, hence ``AssertionError`` and not ``poptorch.Error``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import torch
+
+from ..enums import OutputMode
+from .graph import Graph
+from .plan import Plan
+from .program import Program, Reduce, Repeat, Run
+from .slot import Kind, Slot
+from .spec import Spec
+from .state import State
+
+RULES = {
+    "G1": "a graph has one slot for every placeholder and one for every returned value",
+    "G2": "slot keys are unique among the inputs and among the outputs of a graph",
+    "G3": "a graph is pure: no operator in it writes to its arguments",
+    "G4": "a slot has the shape and dtype of the traced value that it names",
+    "G5": "an updated state tensor keeps its shape and dtype",
+    "P1": "a program ends with its only emit",
+    "P2": "every run names a graph of the program, and every graph is run",
+    "P3": "a repeat has a count of at least 1 and a body",
+    "P4": "a tensor that a run reads is a batch input, a counter or state",
+    "P5": "what is emitted is written by some run",
+    "S1": "a spec is resolved: counts of at least 1 and an output mode other than Default",
+    "S2": "replicas divide into input groups, and EveryN's period divides the iterations",
+    "T1": "state holds every state slot of its program with the slot's shape and dtype",
+}
+
+
+def _broken(rule: str, what: str) -> AssertionError:
+    return AssertionError(f"rule {rule} broken: {RULES[rule]}\n  {what}")
+
+
+def verify_graph(graph: Graph) -> None:
+    """Check rules G1 to G5.
+
+    Raises:
+        AssertionError: quotes the rule and names the offender.
+    """
+    placeholders, returned = graph.placeholders, graph.returned
+    if (len(placeholders), len(returned)) != (len(graph.inputs), len(graph.outputs)):
+        raise _broken("G1", f"graph {graph.name}: {len(placeholders)} placeholders for "
+                            f"{len(graph.inputs)} slots, {len(returned)} values for "
+                            f"{len(graph.outputs)} slots")  # fmt: skip
+    for slots in (graph.inputs, graph.outputs):
+        for key, count in Counter(slot.key for slot in slots).items():
+            if count > 1:
+                raise _broken("G2", f"graph {graph.name}: {key} occurs {count} times")
+    for node in graph.module.graph.nodes:
+        target = node.target
+        if isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable:
+            raise _broken("G3", f"graph {graph.name}: {node.format_node()}")
+    for nodes, slots in ((placeholders, graph.inputs), (returned, graph.outputs)):
+        for node, slot in zip(nodes, slots, strict=True):
+            value = node.meta.get("val")
+            if isinstance(value, torch.Tensor) and not _matches(slot, value):
+                raise _broken("G4", f"graph {graph.name}: {slot} against {value}")
+    inputs = {slot.key: slot for slot in graph.inputs}
+    for slot in graph.outputs:
+        if slot.key in inputs and inputs[slot.key] != slot:
+            raise _broken("G5", f"graph {graph.name}: {inputs[slot.key]} becomes {slot}")
+
+
+def _matches(slot: Slot, value: torch.Tensor) -> bool:
+    return slot.shape == tuple(value.shape) and slot.dtype == value.dtype
+
+
+def verify_program(program: Program) -> None:
+    """Check rules P1 to P5, and the rules of every graph."""
+    for graph in program.graphs.values():
+        verify_graph(graph)
+    emits = [type(node).__name__ for node in program.walk()].count("Emit")
+    if emits != 1:
+        raise _broken("P1", f"{emits} emits")
+    runs = [node.graph for node in program.walk() if isinstance(node, Run)]
+    if set(runs) != set(program.graphs):
+        raise _broken("P2", f"runs {sorted(set(runs))}, graphs {sorted(program.graphs)}")
+    for node in program.walk():
+        if isinstance(node, Repeat) and (node.count < 1 or not node.body):
+            raise _broken("P3", str(node))
+        if isinstance(node, Reduce) and node.operation not in ("mean", "sum"):
+            raise _broken("P3", str(node))
+    for name, graph in program.graphs.items():
+        for slot in graph.inputs:
+            if not slot.is_state and slot.kind not in (Kind.BATCH, Kind.COUNTER):
+                raise _broken("P4", f"{name} reads {slot.key}")
+    written = {slot.key for graph in program.graphs.values() for slot in graph.outputs}
+    for slot in program.emit.slots:
+        if slot.key not in written:
+            raise _broken("P5", slot.key)
+
+
+def verify_spec(spec: Spec) -> None:
+    """Check rules S1 and S2."""
+    loops, output = spec.loops, spec.output
+    counts = (loops.iterations, loops.accumulation, loops.replicas, loops.input_group_size)
+    if min(counts) < 1 or output.mode is OutputMode.Default:
+        raise _broken("S1", f"{loops}, {output}")
+    periodic = output.mode is OutputMode.EveryN
+    if loops.replicas % loops.input_group_size or (periodic and loops.iterations % output.period):
+        raise _broken("S2", f"{loops}, {output}")
+
+
+def verify_state(state: State, program: Program) -> None:
+    """Check rule T1."""
+    for key, slot in program.state_slots().items():
+        tensor = state.tensors.get(key)
+        replicas = (program.loops.replicas,) if key in state.per_replica else ()
+        if tensor is None or (*replicas, *slot.shape) != tuple(tensor.shape):
+            raise _broken("T1", f"{slot} against {None if tensor is None else tuple(tensor.shape)}")
+        if tensor.dtype != slot.dtype:
+            raise _broken("T1", f"{slot} against {tensor.dtype}")
+
+
+def verify_plan(plan: Plan) -> None:
+    """Check the plan's spec and program."""
+    checks: tuple[Callable[[], None], ...] = (
+        lambda: verify_spec(plan.spec),
+        lambda: verify_program(plan.program),
+    )
+    for check in checks:
+        check()

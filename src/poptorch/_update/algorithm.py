@@ -1,0 +1,114 @@
+"""What an update algorithm is: state per weight, scalar preparation, a formula over one tensor.
+
+The formulas see tensors of one compute dtype and hyper-parameters that are either Python numbers
+(constants, compiled in) or 0-d tensors (variables, inputs). They are pure and are written once for
+every backend.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from .._ir.optim_spec import OptimGroup, OptimSpec
+
+Value = float | torch.Tensor
+Values = Mapping[str, Value]
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One state tensor per weight, of the weight's shape.
+
+    Attributes:
+        name: its place in ``optstate.<name>.<weight>``.
+        dtype: element type between updates.
+        initial: the value it starts with.
+    """
+
+    name: str
+    dtype: torch.dtype
+    initial: float = 0.0
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """One update algorithm.
+
+    Attributes:
+        moments: the state that a weight of the given dtype needs in a group.
+        counts: whether the group needs the number of updates made so far.
+        prepare: scalar work done once per group: from the hyper-parameters and, where counted, the
+            number of this update (from 1) to the values that ``step`` reads.
+        step: weight, descaled gradient, moments and prepared values to the new weight and moments.
+        elementwise: whether ``step`` may see several weights laid out as one flat tensor.
+    """
+
+    moments: Callable[[OptimSpec, OptimGroup, torch.dtype], tuple[Moment, ...]]
+    counts: Callable[[OptimSpec, OptimGroup], bool]
+    prepare: Callable[[OptimSpec, OptimGroup, Values, torch.Tensor | None], dict[str, Value]]
+    step: Callable[[torch.Tensor, torch.Tensor, Tensors, Values], tuple[torch.Tensor, Tensors]]
+    elementwise: bool = True
+
+
+def is_constant(value: Value, number: float) -> bool:
+    """Tell whether a hyper-parameter is compiled in with this value, so that terms can go."""
+    return not isinstance(value, torch.Tensor) and value == number
+
+
+def constant(group: OptimGroup, name: str) -> float | None:
+    """Return a hyper-parameter of a group that is compiled in, None for an input."""
+    return None if name in group.variables else float(group.setting(name) or 0)
+
+
+def complement(hyper: Values, name: str) -> Value:
+    """Return ``1 - decay``, which is what float32 inputs carry of a decay rate near 1."""
+    return hyper[f"one_minus_{name}"] if f"one_minus_{name}" in hyper else 1 - hyper[name]
+
+
+def correction(hyper: Values, name: str, count: torch.Tensor) -> torch.Tensor:
+    """Return ``1 - decay ** count`` without the cancellation that it has in float32."""
+    rest = complement(hyper, name)
+    log = torch.log1p(-rest) if isinstance(rest, torch.Tensor) else _log1p(-rest)
+    return -torch.expm1(count * log)
+
+
+def _log1p(number: float) -> float:
+    return math.log1p(number) if number > -1 else -math.inf
+
+
+def plus_scaled(base: torch.Tensor, other: torch.Tensor, factor: Value) -> torch.Tensor:
+    """Return ``base + factor * other`` as one op, for a constant and for a variable factor."""
+    if isinstance(factor, torch.Tensor):
+        return torch.addcmul(base, other, factor)
+    return torch.add(base, other, alpha=factor)
+
+
+def blend(old: torch.Tensor, new: torch.Tensor, share: Value) -> torch.Tensor:
+    """Return ``old + share * (new - old)``."""
+    if isinstance(share, torch.Tensor):
+        return torch.addcmul(old, new - old, share)
+    return torch.lerp(old, new, share)
+
+
+def materialised(values: dict[str, Value]) -> dict[str, Value]:
+    """Have compilers compute scalars once rather than inside the loops over the weights.
+
+    Inductor inlines 0-d arithmetic (a ``pow``, a division) into every loop that reads it, which
+    makes Adam 2.5 times slower; it must give a tensor that ``as_strided`` is applied to a buffer.
+    """
+    return {
+        name: value.as_strided((), ()) if isinstance(value, torch.Tensor) else value
+        for name, value in values.items()
+    }
+
+
+def storage_dtype(spec: OptimSpec, setting: str) -> torch.dtype:
+    """Return the dtype that a setting such as ``accum_type`` names."""
+    dtype = getattr(torch, str(spec.setting(setting)))
+    assert isinstance(dtype, torch.dtype)
+    return dtype

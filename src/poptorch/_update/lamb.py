@@ -1,0 +1,41 @@
+"""LAMB: AdamW's direction, as long per tensor as the weight allows (spec/optimizers.md 5.6)."""
+
+from __future__ import annotations
+
+import torch
+
+from .._ir.optim_spec import OptimGroup, OptimSpec
+from . import adam
+from .algorithm import Algorithm, Tensors, Value, Values, is_constant, plus_scaled
+
+
+def _prepare(
+    spec: OptimSpec, group: OptimGroup, hyper: Values, count: torch.Tensor | None
+) -> dict[str, Value]:
+    prepared = adam.prepare(spec, group, hyper, count)
+    prepared |= {"descent": -hyper["lr"], "max_weight_norm": hyper["max_weight_norm"]}
+    return prepared
+
+
+def _step(
+    weight: torch.Tensor, gradient: torch.Tensor, moments: Tensors, values: Values
+) -> tuple[torch.Tensor, Tensors]:
+    moments, root = adam.advanced(gradient, moments, values)
+    direction = moments["first"] / root
+    if not is_constant(values["first_factor"], 1):
+        direction = direction * values["first_factor"]
+    if not is_constant(values["weight_decay"], 0):
+        direction = plus_scaled(direction, weight, values["weight_decay"])
+    descent = values["descent"] * _trust(weight, direction, values["max_weight_norm"])
+    return plus_scaled(weight, direction, descent), moments
+
+
+def _trust(weight: torch.Tensor, direction: torch.Tensor, limit: Value) -> torch.Tensor:
+    long = torch.linalg.vector_norm(weight)
+    long = torch.minimum(long, limit) if isinstance(limit, torch.Tensor) else long.clamp(max=limit)
+    short = torch.linalg.vector_norm(direction)
+    ratio = torch.where((long > 0) & (short > 0), long / short, 1.0)
+    return ratio.as_strided((), ())
+
+
+LAMB = Algorithm(adam.moments, adam.counts, _prepare, _step, elementwise=False)

@@ -1,0 +1,173 @@
+"""OptimSpec -> the update Piece: one optimizer step over every trained weight."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from .._ir.optim_spec import OptimGroup, OptimSpec
+from .._ir.piece import Piece
+from .._ir.slot import Kind, Slot
+from . import adam, lamb, rmsprop, sgd, sgd_combined
+from .algorithm import Algorithm, Moment, Value, Values, is_constant, materialised
+
+ALGORITHMS = {
+    "sgd": sgd.SGD,
+    "sgd_combined": sgd_combined.SGD_COMBINED,
+    "adam": adam.ADAM,
+    "adamw": adam.ADAMW,
+    "rmsprop": rmsprop.RMSPROP,
+    "lamb": lamb.LAMB,
+}
+COUNT = Slot(Kind.OPTSTATE, "step", (), torch.float32)
+
+
+@dataclass(frozen=True)
+class _Weight:
+    slot: Slot
+    gradient: Slot
+    moments: tuple[tuple[Moment, Slot], ...]
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """Arithmetic inside one update is float32, whatever the storage (or float64 for such)."""
+        return torch.promote_types(self.slot.dtype, torch.float32)
+
+
+@dataclass(frozen=True)
+class _Group:
+    algorithm: Algorithm
+    group: OptimGroup
+    constants: Values
+    variables: tuple[tuple[str, str], ...]
+    weights: tuple[_Weight, ...]
+    counts: bool
+
+
+def lower(
+    spec: OptimSpec, params: Sequence[Slot], gradient_dtype: torch.dtype | None = None
+) -> Piece:
+    """Return the update as a pure function between slots.
+
+    Args:
+        spec: the optimizer.
+        params: the ``param`` slots that have a gradient. Those in no group are left alone, and
+            so are paths of groups that are not among them.
+        gradient_dtype: element type of ``gradient.*``; None for that of each parameter.
+
+    Returns:
+        A piece from ``param.*``, ``gradient.*``, ``optstate.*`` and ``hyper.*`` (0-d float32) to
+        the new ``param.*`` and ``optstate.*``.
+    """
+    slots = {slot.path: slot for slot in params}
+    groups = [_group(spec, i, g, slots, gradient_dtype) for i, g in enumerate(spec.groups)]
+    counts = any(group.counts for group in groups)
+    inputs: list[Slot] = []
+    outputs: list[Slot] = [COUNT] if counts else []
+    initial: dict[str, float] = {}
+    for group in groups:
+        for weight in group.weights:
+            moments = [slot for _, slot in weight.moments]
+            inputs += [weight.gradient]
+            outputs += [weight.slot, *moments]
+            initial |= {s.key: m.initial for m, s in weight.moments if m.initial}
+    hypers = sorted({name for g in groups if g.weights for _, name in g.variables})
+    inputs = [*outputs, *inputs, *(hyper_slot(name) for name in hypers)]
+    return Piece("update", _function(spec, groups, counts), tuple(inputs), tuple(outputs), initial)
+
+
+def hyper_slot(path: str) -> Slot:
+    """Return the input slot of a variable hyper-parameter, a 0-d float32 tensor."""
+    return Slot(Kind.HYPER, path, (), torch.float32)
+
+
+def _group(
+    spec: OptimSpec,
+    index: int,
+    group: OptimGroup,
+    slots: Mapping[str, Slot],
+    gradient_dtype: torch.dtype | None,
+) -> _Group:
+    algorithm = ALGORITHMS[spec.algorithm]
+    weights = []
+    for path in group.params:
+        if path not in slots:
+            continue
+        slot = slots[path]
+        moments = tuple(
+            (m, Slot(Kind.OPTSTATE, f"{m.name}.{path}", slot.shape, m.dtype))
+            for m in algorithm.moments(spec, group, slot.dtype)
+        )
+        gradient = Slot(Kind.GRADIENT, path, slot.shape, gradient_dtype or slot.dtype)
+        weights.append(_Weight(slot, gradient, moments))
+    constants = {**_numbers(spec.settings), **_numbers(group.settings)}
+    variables = [(name, name) for name in spec.variables]
+    variables += [(name, f"{index}.{name}") for name in group.variables]
+    counts = bool(weights) and algorithm.counts(spec, group)
+    return _Group(algorithm, group, constants, tuple(variables), tuple(weights), counts)
+
+
+def _numbers(settings: tuple[tuple[str, object], ...]) -> dict[str, float]:
+    return {name: value for name, value in settings if isinstance(value, int | float)}
+
+
+def _function(
+    spec: OptimSpec, groups: Sequence[_Group], counts: bool
+) -> Callable[[Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]:
+    def update(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        results: dict[str, torch.Tensor] = {}
+        if counts:
+            results[COUNT.key] = tensors[COUNT.key] + 1
+        clip = _clip_factor(spec, groups, tensors)
+        for group in groups:
+            if group.weights:
+                _update_group(spec, group, clip, tensors, results)
+        return results
+
+    return update
+
+
+def _update_group(
+    spec: OptimSpec,
+    group: _Group,
+    clip: Value,
+    tensors: Mapping[str, torch.Tensor],
+    results: dict[str, torch.Tensor],
+) -> None:
+    hyper: dict[str, Value] = dict(group.constants)
+    hyper |= {name: tensors[f"{Kind.HYPER}.{path}"] for name, path in group.variables}
+    count = results[COUNT.key] if group.counts else None
+    values = materialised(group.algorithm.prepare(spec, group.group, hyper, count))
+    factor = -clip if group.group.setting("maximize") else clip
+    for weight in group.weights:
+        dtype = weight.compute_dtype
+        gradient = tensors[weight.gradient.key].to(dtype)
+        if not is_constant(factor, 1):
+            gradient = gradient * factor
+        state = {m.name: tensors[slot.key].to(dtype) for m, slot in weight.moments}
+        updated, state = group.algorithm.step(
+            tensors[weight.slot.key].to(dtype), gradient, state, values
+        )
+        results[weight.slot.key] = updated.to(weight.slot.dtype)
+        for moment, slot in weight.moments:
+            results[slot.key] = state[moment.name].to(slot.dtype)
+
+
+def _clip_factor(
+    spec: OptimSpec, groups: Sequence[_Group], tensors: Mapping[str, torch.Tensor]
+) -> Value:
+    """Return what scales all gradients so that their global norm stays within the limit."""
+    limit = dict(spec.settings).get("max_grad_norm")
+    weights = [weight for group in groups for weight in group.weights]
+    if limit is None or limit == math.inf or not weights:
+        return 1.0
+    squares = [_square_sum(tensors[w.gradient.key].to(w.compute_dtype)) for w in weights]
+    norm = torch.sqrt(torch.stack(squares).sum())
+    return (limit / norm.clamp(min=float(limit))).as_strided((), ())
+
+
+def _square_sum(tensor: torch.Tensor) -> torch.Tensor:
+    return (tensor * tensor).sum()

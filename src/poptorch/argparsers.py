@@ -1,0 +1,77 @@
+"""Custom container types as arguments, results and elements of data sets.
+
+Source: spec/executor.md section 2.4 and spec/ops.md section 10.
+"""
+
+from __future__ import annotations
+
+import abc
+import importlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from ._base import trees
+from ._base.errors import Error, InvalidType
+
+__all__ = ["ICustomArgParser", "registerCustomArgParser", "registerGeometricCustomArgParsers"]
+
+
+class ICustomArgParser(abc.ABC):
+    """How the tensors inside objects of some type are found and replaced."""
+
+    @abc.abstractmethod
+    def yieldTensors(self, struct: Any) -> Iterable[torch.Tensor]:
+        """Yield all tensors of the object, always in the same order.
+
+        Args:
+            struct: an object of the registered type.
+        """
+
+    @abc.abstractmethod
+    def reconstruct(self, original_structure: Any, tensor_iterator: Iterator[torch.Tensor]) -> Any:
+        """Build a new object like the original one, around other tensors.
+
+        Args:
+            original_structure: the object that :meth:`yieldTensors` saw; it must not be changed.
+            tensor_iterator: yields as many tensors as :meth:`yieldTensors` did, in that order.
+
+        Returns:
+            A new object; fields that are no tensors are copied from the original one.
+        """
+
+
+def registerCustomArgParser(arg_data_type: type, arg_parser: ICustomArgParser | None) -> None:
+    """Let a type be used for arguments and results of models and for elements of data sets.
+
+    A parser is found by the exact type first, then by the registered base classes in the order of
+    their registration. Objects of types without a parser are constants of the compiled program.
+
+    Args:
+        arg_data_type: the class of the objects.
+        arg_parser: its parser, which replaces an earlier one; None removes the registration, and
+            is no error when there is none.
+
+    Raises:
+        poptorch.Error: the parser does not derive from :class:`ICustomArgParser`, or
+            ``arg_data_type`` is not a class.
+    """
+    if not isinstance(arg_data_type, type):
+        raise InvalidType("registerCustomArgParser takes a class first", got=repr(arg_data_type))
+    if arg_parser is not None and not isinstance(arg_parser, ICustomArgParser):
+        raise Error(
+            "Custom argument parsers must inherit from ICustomArgParser",
+            got=f"{arg_parser!r} for {arg_data_type.__qualname__}",
+            fix="derive its class from poptorch.ICustomArgParser, and pass an instance of it",
+        )
+    trees.register(arg_data_type, arg_parser)
+
+
+def registerGeometricCustomArgParsers() -> None:
+    """Register the parsers of ``poptorch_geometric``, when that package can be imported."""
+    try:
+        geometric = importlib.import_module("poptorch_geometric")
+    except ImportError:
+        return  # documented: graph networks are optional
+    geometric.registerCustomArgParsers()

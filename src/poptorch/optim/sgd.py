@@ -1,0 +1,93 @@
+"""Stochastic gradient descent (spec/optimizers.md 2 and 5.1 to 5.3)."""
+
+from __future__ import annotations
+
+import torch
+
+from .._base import log
+from .optimizer import Optimizer, Params, check_accumulation_types, fill_in
+
+
+class SGD(Optimizer, torch.optim.SGD):
+    """SGD with optional momentum, Nesterov momentum and accumulator types.
+
+    Arguments left None take the default and are compiled in as constants; those passed may change
+    after compilation.
+
+    Args:
+        params, lr, momentum, dampening, weight_decay, nesterov, maximize: as in torch.optim.SGD;
+            as there, the first gradient enters the velocity undamped.
+        foreach, differentiable: accepted; only native steps use them.
+        loss_scaling: factor of the loss's gradient, divided out before the update.
+        velocity_scaling: factor of the combined velocity tensor; only with use_combined_accum.
+        use_combined_accum: one tensor per weight for gradient accumulation and velocity.
+        accum_type: dtype of the gradient accumulator, float32 or float16.
+        velocity_accum_type: dtype of the velocity between updates, float32 or float16.
+        max_grad_norm: clip the gradients to this global norm; infinity (the default) does not.
+
+    Raises:
+        AssertionError: an accumulator type is neither float32 nor float16.
+        ValueError: nesterov without momentum or with dampening.
+    """
+
+    _child_only = [
+        "velocity_scaling",
+        "use_combined_accum",
+        "accum_type",
+        "velocity_accum_type",
+        "max_grad_norm",
+    ]
+    _group_vars = ["lr", "momentum", "dampening", "weight_decay", "nesterov", "velocity_scaling"]
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float,
+        momentum: float | None = None,
+        dampening: float | None = None,
+        weight_decay: float | None = None,
+        nesterov: bool | None = None,
+        maximize: bool | None = None,
+        foreach: bool | None = None,
+        differentiable: bool | None = None,
+        loss_scaling: float | None = None,
+        velocity_scaling: float | None = None,
+        use_combined_accum: bool | None = None,
+        accum_type: torch.dtype | None = None,
+        velocity_accum_type: torch.dtype | None = None,
+        max_grad_norm: float | None = None,
+    ) -> None:
+        given = {k: v for k, v in locals().items() if k not in ("self", "params", "__class__")}
+        own = fill_in(given, _DEFAULTS)
+        check_accumulation_types(own["accum_type"], own["velocity_accum_type"])
+        Optimizer.__init__(self)
+        torch.optim.SGD.__init__(self, params, **fill_in(given, _TORCH_DEFAULTS))
+        for name, value in own.items():
+            setattr(self, name, value)
+        if self.use_combined_accum:
+            self.defaults["velocity_scaling"] = self.velocity_scaling
+            for group in self.param_groups:
+                group.setdefault("velocity_scaling", self.velocity_scaling)
+        elif velocity_scaling is not None:
+            log.python.warning("velocity_scaling value ignored: use_combined_accum is False")
+        self._mark_variables(given)
+
+
+_TORCH_DEFAULTS = {
+    "lr": None,
+    "momentum": 0,
+    "dampening": 0,
+    "weight_decay": 0,
+    "nesterov": False,
+    "maximize": False,
+    "foreach": None,
+    "differentiable": False,
+}
+_DEFAULTS = {
+    "loss_scaling": 1.0,
+    "velocity_scaling": 1.0,
+    "use_combined_accum": False,
+    "accum_type": torch.float32,
+    "velocity_accum_type": torch.float32,
+    "max_grad_norm": float("inf"),
+}

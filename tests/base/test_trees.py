@@ -1,0 +1,201 @@
+"""Flattening, rebuilding and comparing nested values."""
+
+import collections
+import pickle
+from dataclasses import FrozenInstanceError
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from poptorch._base import trees
+
+
+class Pair(NamedTuple):
+    left: object
+    right: object
+
+
+class Options(dict):
+    """A dict subclass whose class must survive."""
+
+
+class Box:
+    def __init__(self, inside, label="box"):
+        self.inside, self.label = inside, label
+
+
+class SmallBox(Box):
+    pass
+
+
+class BoxParser:
+    def yieldTensors(self, struct):  # noqa: N802
+        yield struct.inside
+
+    def reconstruct(self, original_structure, tensor_iterator):
+        return type(original_structure)(next(tensor_iterator), original_structure.label)
+
+
+@pytest.fixture
+def box_parser():
+    trees.register(Box, BoxParser())
+    yield
+    trees.register(Box, None)
+
+
+def tensor(value):
+    return torch.tensor(float(value))
+
+
+def rebuilt(value):
+    tensors, structure = trees.flatten(value)
+    return structure.unflatten(tensors)
+
+
+def nested():
+    return {
+        "pair": Pair(tensor(1), [tensor(2), "text"]),
+        "none": None,
+        3: (tensor(3), Options(b=tensor(5), a=tensor(4)), ()),
+    }
+
+
+def test_tensors_come_in_traversal_order_with_paths():
+    tensors, structure = trees.flatten(nested(), "x")
+    assert [t.item() for t in tensors] == [1, 2, 3, 5, 4]
+    assert structure.paths == (
+        "x[pair][0]", "x[pair][1][0]", "x[3][0]", "x[3][1][b]", "x[3][1][a]",
+    )  # fmt: skip
+    assert structure.constants == (("x[pair][1][1]", "text"), ("x[none]", None))
+    assert structure.name == "x"
+
+
+def test_rebuilding_keeps_every_container_type_and_constant():
+    original = nested()
+    value = rebuilt(original)
+    assert value is not original
+    assert type(value["pair"]) is Pair
+    assert value["pair"].right[1] == "text"
+    assert type(value[3][1]) is Options
+    assert list(value[3][1]) == ["b", "a"]
+    assert value[3][2] == ()
+    assert value["pair"].left is original["pair"].left
+
+
+def test_containers_with_unusual_constructors():
+    counted = collections.defaultdict(list, a=tensor(1))
+    again = rebuilt(counted)
+    assert again == counted
+    assert again.default_factory is list
+    ordered = collections.OrderedDict(b=tensor(1), a=tensor(2))
+    assert list(rebuilt(ordered)) == ["b", "a"]
+    assert type(rebuilt(ordered)) is collections.OrderedDict
+    top = torch.ones(2, 3).max(dim=1)
+    assert type(rebuilt(top)) is type(top)
+    assert rebuilt(torch.Size([2, 3])) == torch.Size([2, 3])
+
+
+def test_the_number_of_tensors_must_match():
+    _, structure = trees.flatten([tensor(1), tensor(2)])
+    with pytest.raises(ValueError, match="1 tensors for a structure of 2"):
+        structure.unflatten([tensor(1)])
+
+
+def test_structures_are_frozen_and_picklable():
+    tensors, structure = trees.flatten(nested(), "x")
+    with pytest.raises(FrozenInstanceError):
+        structure.root = None
+    again = pickle.loads(pickle.dumps(structure))
+    assert again.paths == structure.paths
+    assert trees.first_difference(structure, again) is None
+    assert again.unflatten(tensors)["pair"].right[1] == "text"
+
+
+def test_keys_are_read_in_the_order_of_the_first_value():
+    _, first = trees.flatten({"b": tensor(1), "a": {"d": tensor(2), "c": tensor(3)}}, "x")
+    later = {"a": {"c": tensor(3), "d": tensor(2)}, "b": tensor(1)}
+    tensors, got = trees.flatten(later, "x", like=first)
+    assert [t.item() for t in tensors] == [1, 2, 3]
+    assert trees.first_difference(first, got) is None
+
+
+@pytest.mark.parametrize(
+    "expected, got, message",
+    [
+        ([1, 2], (1, 2), "Type mismatch for x: expected list but got tuple"),
+        (1, 1.0, "Type mismatch for x: expected int but got float"),
+        (True, 1, "Type mismatch for x: expected bool but got int"),
+        ([tensor(0)], [3], "Type mismatch for x[0]: expected torch.Tensor but got int"),
+        ([1, [2, 3]], [1, [2]], "Length mismatch for x[1]: expected 2 but got 1"),
+        ({"k": ["a"]}, {"k": ["b"]}, "Value mismatch for x[k][0]: expected 'a' but got 'b'"),
+        (None, 0, "Type mismatch for x: expected NoneType but got int"),
+        (
+            {"a": 1, "d": 1, "c": 1},
+            {"a": 1, "z": 1, "y": 1},
+            "Keys mismatch for x: Unexpected arguments: y, z. Missing arguments: c, d",
+        ),
+        (Pair(1, 2), Pair(1, 3), "Value mismatch for x[1]: expected 2 but got 3"),
+    ],
+)
+def test_the_first_difference_says_what_and_where(expected, got, message):
+    _, first = trees.flatten(expected, "x")
+    _, second = trees.flatten(got, "x", like=first)
+    assert str(trees.first_difference(first, second)) == message
+
+
+def test_equal_structures_have_no_difference():
+    _, first = trees.flatten(nested(), "x")
+    _, second = trees.flatten(nested(), "x", like=first)
+    assert trees.first_difference(first, second) is None
+
+
+def test_array_constants_are_compared_element_by_element():
+    assert trees.same_constant(np.arange(3), np.arange(3))
+    assert not trees.same_constant(np.arange(3), np.array([0, 1, 3]))
+    nan = float("nan")
+    assert trees.same_constant(nan, nan)
+    marker = object()
+    assert trees.same_constant(marker, marker)
+    assert not trees.same_constant(marker, object())
+
+
+@pytest.mark.usefixtures("box_parser")
+def test_registered_types_are_traversed_exact_type_first():
+    value = {"x": [SmallBox(tensor(1), "small"), Box(tensor(2))]}
+    tensors, structure = trees.flatten(value, "arg")
+    assert [t.item() for t in tensors] == [1, 2]
+    assert structure.paths == ("arg[x][0][0]", "arg[x][1][0]")
+    again = structure.unflatten([tensor(7), tensor(8)])["x"]
+    assert type(again[0]) is SmallBox
+    assert (again[0].inside.item(), again[0].label) == (7, "small")
+    assert again[1].inside.item() == 8
+
+    class Special(BoxParser):
+        def yieldTensors(self, struct):  # noqa: N802
+            return ()
+
+    trees.register(SmallBox, Special())
+    try:
+        assert trees.flatten(SmallBox(tensor(1)))[0] == []
+        assert trees.exact_parser_of(SmallBox(0)) is not trees.exact_parser_of(Box(0))
+    finally:
+        trees.register(SmallBox, None)
+    assert trees.exact_parser_of(SmallBox(0)) is None
+    assert trees.parser_of(SmallBox(0)) is trees.registered()[Box]
+
+
+def test_types_without_a_parser_are_constants():
+    box = Box(tensor(1))
+    tensors, structure = trees.flatten([box])
+    assert tensors == []
+    assert structure.unflatten([])[0] is box
+
+
+@pytest.mark.usefixtures("box_parser")
+def test_of_registered_types_only_the_tensors_count():
+    _, first = trees.flatten(Box(tensor(1), "one"), "x")
+    assert trees.first_difference(first, trees.flatten(Box(tensor(2), "two"), "x")[1]) is None
+    other = trees.flatten(SmallBox(tensor(2)), "x")[1]
+    assert trees.first_difference(first, other).kind == "Type"

@@ -1,0 +1,74 @@
+"""``import poptorch`` is cheap and changes nothing around it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from source_tree import ROOT
+
+PROBE = """
+import faulthandler, json, logging, os, signal, sys, threading, time, warnings
+started = time.perf_counter()
+import torch
+torch_seconds = time.perf_counter() - started
+before = set(sys.modules)
+state = lambda: {
+    "threads": [t.name for t in threading.enumerate()],
+    "cwd": os.getcwd(), "files": sorted(os.listdir()), "environ": dict(os.environ),
+    "excepthook": repr(sys.excepthook), "faulthandler": faulthandler.is_enabled(),
+    "signals": [repr(signal.getsignal(s)) for s in (signal.SIGINT, signal.SIGTERM)],
+    "num_threads": torch.get_num_threads(), "rng": torch.get_rng_state().tolist(),
+    "dtype": str(torch.get_default_dtype()), "root_handlers": len(logging.root.handlers),
+    "call": repr(torch.nn.Module.__call__), "filters": repr(warnings.filters),
+}
+old = state()
+started = time.perf_counter()
+import poptorch
+seconds = time.perf_counter() - started
+new = state()
+json.dump({"changed": {k: [old[k], new[k]] for k in old if old[k] != new[k]},
+           "modules": sorted(set(sys.modules) - before), "seconds": seconds,
+           "torch_seconds": torch_seconds}, sys.stdout)
+"""
+HEAVY = ("torch._inductor", "torch.distributed", "matplotlib", "plotly", "triton")
+
+
+@pytest.fixture(scope="module")
+def probe(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """Import poptorch in a fresh interpreter, warnings as errors, and tell what that changed."""
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-c", PROBE],
+        cwd=tmp_path_factory.mktemp("empty"),
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stderr == ""
+    return json.loads(run.stdout)
+
+
+def test_import_changes_nothing(probe: dict) -> None:
+    changed = probe["changed"]
+    # One variable is part of PopTorch's contract (spec/runtime.md section 1).
+    if "environ" in changed:
+        old, new = changed.pop("environ")
+        assert new == {**old, "RDMAV_FORK_SAFE": "1"}
+    assert changed == {}
+
+
+def test_import_is_light(probe: dict) -> None:
+    loaded = [name for name in probe["modules"] if name.startswith(HEAVY)]
+    assert loaded == []
+    assert probe["seconds"] < probe["torch_seconds"] / 2
+
+
+def test_typed_marker_is_there() -> None:
+    assert (Path(ROOT) / "src" / "poptorch" / "py.typed").is_file()
