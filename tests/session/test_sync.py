@@ -253,3 +253,19 @@ def test_tied_weights_stay_tied() -> None:
     assert model.twin.weight is model.layer.weight
     state = model.state_dict()
     assert state["twin.weight"].data_ptr() == state["layer.weight"].data_ptr()
+
+
+def test_an_executor_may_be_collected_while_another_is_captured() -> None:
+    doomed = Net()
+    expected = eagerly_trained(doomed)
+    executors = [trained(doomed)]
+
+    class Dropping(Net):
+        def forward(self, x, y=None):
+            executors.clear()
+            return super().forward(x, y)
+
+    model = Dropping()
+    assert torch.isfinite(trained(model, calls=1)(X, Y)[1])
+    assert torch.equal(doomed.layer.weight, expected.layer.weight)
+    assert type(doomed) is Net

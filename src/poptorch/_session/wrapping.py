@@ -95,7 +95,8 @@ def _subclass(cls: type[nn.Module]) -> type[nn.Module]:
 
 
 def _reduce_unwrapped(self: nn.Module, protocol: Any) -> Any:
-    _, _, *state = super(type(self), self).__reduce_ex__(max(protocol, 2))
+    reduced: Any = super(type(self), self).__reduce_ex__(max(protocol, 2))
+    _, _, *state = reduced
     # The reconstructor of old pickles, because the modern one insists on the object's own class.
     return copyreg._reconstructor, (type(self).__bases__[0], object, None), *state  # type: ignore[attr-defined]
 
