@@ -16,8 +16,8 @@ from ._base import log
 from ._base.errors import Error
 from ._ir.optim_spec import OptimSpec
 from ._ir.plan import Plan
-from .optim.freeze import freeze as freeze_optimizer
 from .ops.blocks import module_repr
+from .optim.freeze import freeze as freeze_optimizer
 from .options import Options
 from .options.freeze import freeze
 

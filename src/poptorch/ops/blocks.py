@@ -215,7 +215,7 @@ def module_repr(m: nn.Module) -> str:
         for module in m.modules():
             hook = _hook_of(module)
             if hook is not None:
-                stack.enter_context(_named(module, f"{hook} {module._get_name()}"))
+                stack.enter_context(_named(module, f"{hook} {module._get_name()}"))  # type: ignore[no-untyped-call]
         return repr(m)
 
 
