@@ -1,4 +1,4 @@
-"""The PopTorch API on today's torch: wrap a model, get one compiled training or inference program."""
+"""The PopTorch API on today's torch: a wrapped model is one compiled program."""
 
 from . import enums, optim, options
 from ._base import log as _log
@@ -9,10 +9,16 @@ from .argparsers import (
     registerGeometricCustomArgParsers,
 )
 from .enums import *  # noqa: F403 (every enum is public at top level)
+from .dataloader import AsynchronousDataAccessor, DataLoader
 from .executor import PoplarExecutor
 from .ops import identity_loss, isRunningOnIpu
 from .options import *  # noqa: F403 (its __all__ is PopTorch's contract)
-from .wrappers import inferenceModel, trainingModel
+from .wrappers import (
+    inferenceModel,
+    registerPostCompileHook,
+    registerPreCompileHook,
+    trainingModel,
+)
 
 __version__ = "0.1.0"
 

@@ -12,10 +12,12 @@ import torch
 from torch import nn
 
 from . import _session
+from ._base import log
 from ._base.errors import Error
 from ._ir.optim_spec import OptimSpec
-from .options import Options
+from ._ir.plan import Plan
 from .optim.freeze import freeze as freeze_optimizer
+from .options import Options
 from .options.freeze import freeze
 
 
@@ -41,11 +43,15 @@ class PoplarExecutor:
             shallow,
             freeze(options, training=optimizer is not None),
             (lambda paths: _alive(owner)._freeze_optimizer(paths)) if optimizer else None,
-            lambda: _alive(owner),
+            owner,
             lambda: _alive(owner)._new_progress(),
         )
         if optimizer is not None:
             _session.wrap(model, self)
+            self._session.link()
+        # An executor that is dropped must not take trained weights with it.
+        self._finalizer = weakref.finalize(self, _finish, self._session, self._user_model)
+        self._finalizer.atexit = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model on a combined batch, compiling for these inputs first if need be.
@@ -61,15 +67,15 @@ class PoplarExecutor:
             AssertionError: the arguments do not fit the signature, or the batch does not divide.
             poptorch.Error: anything else that is wrong with the inputs or the model.
         """
+        self._rewrap()
         return self._session.run(args, kwargs)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile for inputs like these without running. Ignored, with a warning, when compiled."""
         if self.isCompiled():
-            from ._base import log
-
             log.python.warning("Call to compile() ignored: the model is already compiled.")
             return
+        self._rewrap()
         self._session.compile(args, kwargs)
 
     def isCompiled(self) -> bool:
@@ -81,15 +87,23 @@ class PoplarExecutor:
 
         The model is an ordinary module afterwards; calling the executor again compiles again.
         """
-        self._session.release()
-        if self._optimizer is not None:
-            self._session.unlink()
-            _session.unwrap(self._user_model)
+        _finish(self._session, self._user_model)
 
     @property
     def model(self) -> nn.Module:
         """The user's module; for inference, the executor's own shallow copy of it."""
         return self._user_model
+
+    def plan(self) -> Plan:
+        """Return the compiled program with its placement; ``print`` shows it.
+
+        Raises:
+            poptorch.Error: not compiled, or destroyed.
+        """
+        self._session.device  # noqa: B018 (raises when there is none)
+        compiled = self._session.compiled
+        assert compiled is not None
+        return compiled.plan
 
     @property
     def options(self) -> Options:
@@ -162,6 +176,12 @@ class PoplarExecutor:
         assert self._optimizer is not None
         return freeze_optimizer(self._optimizer, paths)
 
+    def _rewrap(self) -> None:
+        """Calling a destroyed training executor wraps the module again."""
+        if self._optimizer is not None and not self._session.linked:
+            _session.wrap(self._user_model, self)
+            self._session.link()
+
     def _new_progress(self) -> _session.CompilationProgress:
         self._compilation = _session.CompilationProgress(
             self._options._show_compilation_progress_bar
@@ -175,6 +195,13 @@ class PoplarExecutor:
 
     def __repr__(self) -> str:
         return repr(self._user_model)
+
+
+def _finish(session: _session.Session, model: nn.Module) -> None:
+    session.release()
+    if session.linked:
+        session.unlink()
+        _session.unwrap(model)
 
 
 def _alive(owner: weakref.ref[PoplarExecutor]) -> PoplarExecutor:

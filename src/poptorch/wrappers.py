@@ -8,11 +8,15 @@ import torch
 from torch import nn
 
 from . import _session
+from ._base import source
 from ._base.errors import Error, InvalidType, StateError
 from .executor import PoplarExecutor
 from .options import Options
 
 DEFAULT_LEARNING_RATE = 0.01
+
+registerPreCompileHook = _session.register_pre_compile
+registerPostCompileHook = _session.register_post_compile
 
 
 def trainingModel(
@@ -39,6 +43,7 @@ def trainingModel(
         raise StateError(
             "The model has already been wrapped for training",
             got=type(module).__bases__[0].__name__,
+            where=source.calling_line(),
             fix="call model.destroy() first, or go on with the first wrapper",
         )
     _check_buffers(module)
@@ -73,6 +78,7 @@ def _module(model: Any) -> nn.Module:
     raise InvalidType(
         "Expected a torch.nn.Module or a callable",
         got=type(model).__name__,
+        where=source.calling_line(),
         fix="pass an instance of your module, not its class or its output",
     )
 
@@ -82,6 +88,7 @@ def _own_options(options: Options | None) -> Options:
         raise Error(
             "Invalid type: 'options' must be of type poptorch.Options",
             got=type(options).__name__,
+            where=source.calling_line(),
             fix="pass poptorch.Options(), or nothing for the defaults",
         )
     given = options if options is not None else Options()

@@ -57,7 +57,9 @@ def test_training_equals_the_eager_loop(name: str, accumulation: int) -> None:
     for (key, ours), (_, theirs) in zip(
         model.state_dict().items(), eager.state_dict().items(), strict=True
     ):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6, msg=lambda m, k=key: f"{k}: {m}")
+        torch.testing.assert_close(
+            ours, theirs, rtol=1e-4, atol=1e-6, msg=lambda m, k=key: f"{k}: {m}"
+        )
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -76,7 +78,7 @@ def test_inference_equals_eager(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["linear", "conv_batchnorm", "transformer", "tied"])
 def test_one_step_equals_eager_bitwise(name: str) -> None:
-    """Where the operators are the same, so are the bits (eager's fused LSTM is another operator)."""
+    """Where the operators are the same, so are the bits."""
     torch.manual_seed(0)
     example = ZOO[name]
     model = example.build()

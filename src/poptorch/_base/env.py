@@ -39,8 +39,19 @@ _ROWS = (
     Variable("POPTORCH_SMALL_IPU_MODEL", _flag, None, "simulated device with 4 tiles"),
     Variable("POPTORCH_IPU_MODEL_VERSION", str, "ipu2", "simulated generation"),
     Variable("POPTORCH_WAIT_FOR_IPU", _flag, False, "wait for busy devices instead of failing"),
+    Variable("OMPI_COMM_WORLD_SIZE", int, 1, "number of processes, in every new Options"),
+    Variable("OMPI_COMM_WORLD_RANK", int, 0, "index of this process, in every new Options"),
     Variable("POPTORCH_CACHE_DIR", str, "", "directory of cached executables"),
+    Variable(
+        "POPART_CACHE_DIR", str, "", "directory of cached executables, if no option names one"
+    ),
     Variable("POPTORCH_DEFAULT_OPTIONS", str, "{}", "JSON applied to every new Options"),
+    Variable(
+        "POPTORCH_POISON_BUFFERS",
+        _flag,
+        False,
+        "overwrite the loader's buffers when they are released, to show use after the next batch",
+    ),
     Variable("POPLAR_ENGINE_OPTIONS", str, "", "engine options as JSON; they beat Python's"),
     Variable("CXX", str, "", "the C++ compiler of the inductor backend"),
 )

@@ -1,6 +1,6 @@
 """Ctrl-C that never lands in the middle of an update of the weights.
 
-Within ``deferred`` an interrupt is only noted; ``check`` raises it at a point where the state is whole.
+Within ``deferred`` an interrupt is only noted; ``check`` raises it where the state is whole.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _note(signum: int, frame: FrameType | None) -> None:
 def deferred() -> Iterator[None]:
     """Hold interrupts back until ``check`` or the end of the block.
 
-    Only Python's own handler is held back: programs that handle the signal themselves keep doing so.
+    Only Python's own handler is held back: programs that handle the signal keep doing so.
     """
     mine = (
         threading.current_thread() is threading.main_thread()

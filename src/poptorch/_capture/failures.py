@@ -29,7 +29,7 @@ def explained(module: nn.Module) -> Iterator[None]:
             where=source.raising_line(error),
             fix=(
                 "keep the decision in tensors: torch.where, masks, fixed-size results",
-                "pass the value as a Python argument of forward: it is then a compile-time constant",
+                "pass the value to forward as a Python number: a compile-time constant",
             ),
         ) from error
     except Exception as error:
@@ -37,7 +37,7 @@ def explained(module: nn.Module) -> Iterator[None]:
 
 
 def _as_error(error: Exception, module: nn.Module) -> Error:
-    cls = Error
+    cls: type[Error] = Error
     with contextlib.suppress(TypeError):  # classes of incompatible layout cannot be joined
         cls = type("Error", (Error, type(error)), {"__module__": "poptorch"})
     joined = cls.__new__(cls)

@@ -5,13 +5,13 @@ Source: spec/executor.md section 4.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 (torch's own convention)
+import torch.nn.functional as F
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from .._base import source
@@ -60,7 +60,7 @@ class LossFinder(TorchFunctionMode):
         """Record a candidate."""
         self.candidates.append(Candidate(loss, name, source.calling_line()))
 
-    def final_loss(self, model: str) -> torch.Tensor:
+    def final_loss(self, model: nn.Module) -> torch.Tensor:
         """Return the one loss that feeds no other.
 
         Raises:
@@ -69,7 +69,8 @@ class LossFinder(TorchFunctionMode):
         if not self.candidates:
             raise Error(
                 "Couldn't find a loss in graph",
-                got=f"forward of {model} called no torch loss and no poptorch.identity_loss",
+                got=f"{type(model).__name__}.forward called no torch loss and no identity_loss",
+                where=source.definition_line(type(model).forward),
                 fix=(
                     "compute the loss in forward with a torch.nn loss and return it",
                     "mark a loss of your own: poptorch.identity_loss(loss, reduction='mean')",
@@ -80,6 +81,7 @@ class LossFinder(TorchFunctionMode):
             raise Error(
                 "Multiple independent losses found",
                 got="\n".join(f"{c.function} at {c.line}" for c in final),
+                where=source.definition_line(type(model).forward),
                 fix="combine them and mark the result: "
                 "poptorch.identity_loss(loss1 + loss2, reduction='sum')",
             )
@@ -112,12 +114,3 @@ def _reaches(start: torch.Tensor, goal: torch.Tensor) -> bool:
         seen.add(node)
         stack.extend(parent for parent, _ in node.next_functions)
     return False
-
-
-def source_line_of(function: Callable[..., Any]) -> str | None:
-    """Return where a function is defined, described, or None for builtins."""
-    try:
-        _, line = inspect.getsourcelines(function)
-        return source.describe(inspect.getsourcefile(function) or "", line)
-    except (OSError, TypeError):
-        return None

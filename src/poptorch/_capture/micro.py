@@ -103,7 +103,7 @@ class _Recording:
             finder if request.training else contextlib.nullcontext(),
         ):
             returned = request.call(batch)
-        loss = finder.final_loss(type(request.module).__name__) if request.training else None
+        loss = finder.final_loss(request.module) if request.training else None
         results = self._outputs(returned, loss)
         if loss is not None:
             results += self._gradients(loss, leaves, values)
@@ -165,9 +165,7 @@ def capture(request: Request) -> Micro:
     constant_slots = tuple(
         Slot.like(Kind.CONSTANT, str(index), value) for index, value in enumerate(constants)
     )
-    graph = Graph(
-        "micro", module, (*request.inputs, *constant_slots), tuple(recording.slots)
-    )
+    graph = Graph("micro", module, (*request.inputs, *constant_slots), tuple(recording.slots))
     assert recording.structure is not None
     return Micro(
         _without_unchanged(graph),

@@ -8,6 +8,7 @@ recorded operators with mutation removed, which gives a functional graph.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -17,6 +18,7 @@ from torch._decomp.decompositions import native_batch_norm_decomposition
 from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preservation_hooks
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import _disable_current_modes
 
 aten = torch.ops.aten
 Tensors = Sequence[torch.Tensor]
@@ -59,7 +61,7 @@ def trace(
         The graph, whose placeholders are the inputs followed by the lifted constants, and the
         values of those constants.
     """
-    with fx_traceback.preserve_node_meta(), _without_fused_lstm():
+    with fx_traceback.preserve_node_meta(), _without_fused_lstm(), _quiet():
         recorded = make_fx(
             function,
             decomposition_table=_HONEST,
@@ -74,15 +76,35 @@ def trace(
     return pure, constants
 
 
+def untraced() -> contextlib.AbstractContextManager[None]:
+    """Within the block real work is done even while a capture is in progress.
+
+    The garbage collector may finish an executor, which copies its weights to the host, at any
+    moment, and another trained model may be read inside ``forward``.
+    """
+    return _disable_current_modes()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    # The error that reaches the user says it better than torch's log of the same failure.
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
 @contextlib.contextmanager
 def _without_fused_lstm() -> Iterator[None]:
     # oneDNN's fused LSTM keeps a workspace only while autograd records, which it does not when the
     # graph runs: recurrent layers are taken apart into their steps instead.
-    (before,) = torch.backends.mkldnn.set_flags(_enabled=False)[:1]
+    (before,) = torch.backends.mkldnn.set_flags(_enabled=False)[:1]  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
-        torch.backends.mkldnn.set_flags(_enabled=before)
+        torch.backends.mkldnn.set_flags(_enabled=before)  # type: ignore[no-untyped-call]
 
 
 def _fakes(constants: Tensors, inputs: Tensors) -> list[torch.Tensor]:
@@ -100,7 +122,7 @@ def _lift_constants(module: fx.GraphModule, after: int) -> list[torch.Tensor]:
             reads.setdefault(node.target, []).append(node)
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
     assert len(placeholders) == after
-    values = []
+    values: list[torch.Tensor] = []
     anchor = placeholders[-1] if placeholders else None
     for target, nodes in reads.items():
         point = module.graph.inserting_after(anchor) if anchor else _at_start(module.graph)
@@ -161,7 +183,7 @@ def _is_effect(node: fx.Node) -> bool:
         return True
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
-        return target._schema.is_mutable or torch.Tag.nondeterministic_seeded not in target.tags and (
-            node.is_impure()
+        return target._schema.is_mutable or (
+            torch.Tag.nondeterministic_seeded not in target.tags and (node.is_impure())
         )
     return node.is_impure()

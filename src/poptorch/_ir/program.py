@@ -47,7 +47,7 @@ class Reduce:
 
 @dataclass(frozen=True)
 class Emit:
-    """Return results to the host: which ones, and how a call's many are reduced to what is wanted."""
+    """Return results to the host: which tensors, and which of a call's many values."""
 
     slots: tuple[Slot, ...]
     mode: OutputMode

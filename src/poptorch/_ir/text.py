@@ -70,7 +70,9 @@ def graph_text(graph: Graph) -> str:
     names = {node: slot.key for node, slot in zip(graph.placeholders, graph.inputs, strict=True)}
     for node in graph.module.graph.nodes:
         if node.op == "call_function":
-            args = ", ".join(names.get(a, str(a)) if hasattr(a, "op") else str(a) for a in node.args)
+            args = ", ".join(
+                names.get(a, str(a)) if hasattr(a, "op") else str(a) for a in node.args
+            )
             lines.append(f"  {node.name} = {getattr(node.target, '__name__', node.target)}({args})")
     returned = zip(graph.returned, graph.outputs, strict=True)
     lines += [f"  out {slot} = {names.get(node, node.name)}" for node, slot in returned]

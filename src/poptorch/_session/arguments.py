@@ -1,4 +1,4 @@
-"""Arguments of a call: matched with forward's signature, flattened, compared with the compiled ones.
+"""Arguments of a call: matched with the signature, flattened, compared with the compiled ones.
 
 Source: spec/executor.md section 2.
 """

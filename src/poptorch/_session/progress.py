@@ -9,8 +9,8 @@ import time
 from tqdm import tqdm
 
 
-class _Bar(tqdm):  # type: ignore[type-arg]
-    """A bar without tqdm's process-wide lock and monitor thread: forked data workers inherit both."""
+class _Bar(tqdm):  # type: ignore[misc]
+    """Without tqdm's process-wide lock and monitor thread: forked data workers inherit both."""
 
     monitor_interval = 0
 

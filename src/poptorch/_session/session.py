@@ -14,15 +14,14 @@ import torch
 from torch import nn
 
 from .. import _capture, _compile
-from .._base import log
+from .._base import log, source
 from .._base.errors import Error
 from .._ir.optim_spec import OptimSpec
 from .._ir.slot import Kind, Slot
 from .._ir.spec import Spec
-from . import links
+from . import hooks, links
 from .arguments import Bound, Inputs, Signature
 from .device import Device
-
 
 _versions = itertools.count(1)  # of host values, over all sessions
 
@@ -45,7 +44,7 @@ class Session:
         spec: every resolved setting.
         optimizer: reads the optimizer when asked: paths by ``data_ptr`` to structure and values;
             None in inference.
-        transfers: the executor.
+        transfers: the executor, or None once it is gone.
         progress: makes the context in which a compilation reports its progress.
     """
 
@@ -54,7 +53,7 @@ class Session:
         module: nn.Module,
         spec: Spec,
         optimizer: Callable[[Mapping[int, str]], tuple[OptimSpec, dict[str, float]]] | None,
-        transfers: Callable[[], Transfers],
+        transfers: Callable[[], Transfers | None],
         progress: Callable[[], contextlib.AbstractContextManager[Callable[[float], None]]],
     ) -> None:
         self.spec = spec
@@ -72,8 +71,7 @@ class Session:
         self._seen = 0
         self._trainers: list[links.Trainer] = []
         self._generation = -1
-        if optimizer is not None:
-            links.register(self, self._hosts)
+        self.linked = False
 
     # Compiling.
 
@@ -90,9 +88,10 @@ class Session:
         tensors = _capture.tensors_of(self._module)
         optim, hypers = self._read_optimizer(tensors)
         request = self._request(bound, inputs, tensors, optim)
-        with self._progress() as progress:
+        with self._progress() as progress, hooks.around():
             compiled = _compile.compile(request, self.spec, optim, progress)
         device = Device(compiled, tensors, hypers, self.spec.target.seed)
+        self._changed_inputs = _changed_inputs(compiled)
         self._compiled, self._inputs, self._device = compiled, inputs, device
         self.dirty = False
 
@@ -137,7 +136,9 @@ class Session:
         """Do one call on the device and return what ``forward`` returns."""
         if self._compiled is None:
             self.compile(args, kwargs)
-        assert self._compiled and self._inputs and self._device
+        assert self._compiled is not None
+        assert self._inputs is not None
+        assert self._device is not None
         given = self._inputs.quick(args, kwargs)
         if given is None:
             bound = self._signature.bind(args, kwargs, like=self._inputs.bound)
@@ -154,18 +155,15 @@ class Session:
         except BaseException:
             self._device.clear_accumulators()
             raise
-        self._return_inputs(given, batch)
+        if self._changed_inputs:
+            self._return_inputs(given, batch)
         return self._compiled.outputs.unflatten(outputs)
 
     def _return_inputs(self, given: list[torch.Tensor], batch: list[torch.Tensor]) -> None:
         """Give changes that forward made in place back where the device used a copy."""
-        assert self._compiled
-        for graph in self._compiled.plan.program.graphs.values():
-            for slot in graph.outputs:
-                if slot.kind is Kind.BATCH:
-                    at = int(slot.path)
-                    if given[at].data_ptr() != batch[at].data_ptr():
-                        given[at].detach().copy_(batch[at])
+        for at in self._changed_inputs:
+            if given[at].data_ptr() != batch[at].data_ptr():
+                given[at].detach().copy_(batch[at])
 
     # Keeping weights in step.
 
@@ -179,6 +177,7 @@ class Session:
         if self._device is None:
             raise Error(
                 "The model has not been compiled or has been destroyed",
+                where=source.calling_line(),
                 fix="call the model, or its compile() method, with example inputs first",
             )
         return self._device
@@ -193,7 +192,11 @@ class Session:
         if not self.dirty or self._device is None:
             return False
         log.python.debug("Implicit copyWeightsToHost()")
-        self._transfers().copyWeightsToHost()
+        owner = self._transfers()
+        if owner is not None:
+            owner.copyWeightsToHost()
+        else:
+            self.download()
         return True
 
     def download(self) -> None:
@@ -221,7 +224,9 @@ class Session:
                 self._seen = trainer.version
                 if self._device is not None:
                     log.python.debug("Implicit copyWeightsToDevice()")
-                    self._transfers().copyWeightsToDevice()
+                    owner = self._transfers()
+                    assert owner is not None
+                    owner.copyWeightsToDevice()
 
     def new_optimizer(self) -> None:
         """Read the optimizer again; values that changed are uploaded.
@@ -240,9 +245,15 @@ class Session:
         self._compiled = self._inputs = self._device = None
         self.dirty = False
 
+    def link(self) -> None:
+        """Be the trainer of the module's tensors, for inference sessions to find."""
+        links.register(self, self._hosts)
+        self.linked = True
+
     def unlink(self) -> None:
         """Stop being the trainer of the module's tensors."""
         links.forget(self._hosts)
+        self.linked = False
 
 
 def _state_slot(path: str, tied: _capture.Tied, narrow: bool) -> Slot:
@@ -251,6 +262,12 @@ def _state_slot(path: str, tied: _capture.Tied, narrow: bool) -> Slot:
         dtype = _capture.narrowed(dtype)
     kind = Kind.PARAM if tied.is_parameter else Kind.BUFFER
     return Slot(kind, path, tuple(tied.tensor.shape), dtype)
+
+
+def _changed_inputs(compiled: _compile.Compiled) -> list[int]:
+    """Positions of the inputs that forward changes in place."""
+    graphs = compiled.plan.program.graphs.values()
+    return [int(s.path) for graph in graphs for s in graph.outputs if s.kind is Kind.BATCH]
 
 
 def _loss_scaling(optim: OptimSpec) -> float | Slot:

@@ -1,7 +1,7 @@
 """Noticing that host code reads a wrapped module, so that trained values are brought down first.
 
-A dict of our own stands in the place of every sub-module's ``_parameters`` and ``_buffers``. It behaves
-like the dict it replaces, and copies and pickles as a plain one; nobody's class is touched.
+A dict of our own stands in the place of every sub-module's ``_parameters`` and ``_buffers``. It
+behaves like the dict it replaces, and copies and pickles as a plain one.
 """
 
 from __future__ import annotations

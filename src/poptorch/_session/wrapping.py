@@ -1,13 +1,13 @@
 """What wrapping for training does to the user's module, and undoing it.
 
-The object stays the same; its class becomes a subclass named ``Poptorch<Name>`` with two more methods.
-Copies and pickles of it are ordinary modules. Source: spec/executor.md section 1.1.
+The object stays the same; its class becomes a subclass named ``Poptorch<Name>`` with two more
+methods. Copies and pickles of it are ordinary modules. Source: spec/executor.md section 1.1.
 """
 
 from __future__ import annotations
 
 import copy
-import functools
+import copyreg
 import weakref
 from typing import Any, Protocol
 
@@ -63,7 +63,9 @@ def unwrap(module: nn.Module) -> None:
         unwatch(module)
 
 
-@functools.cache
+_subclasses: dict[type, type[nn.Module]] = {}
+
+
 def _subclass(cls: type[nn.Module]) -> type[nn.Module]:
     def copy_weights_to_host_if_needed(self: nn.Module) -> bool:
         """Copy newer weights from the device; return whether there were any."""
@@ -77,7 +79,9 @@ def _subclass(cls: type[nn.Module]) -> type[nn.Module]:
             owner.destroy()
         unwrap(self)
 
-    members = {
+    if cls in _subclasses:
+        return _subclasses[cls]
+    members: dict[str, Any] = {
         "__module__": cls.__module__,
         "__doc__": cls.__doc__,
         "__reduce_ex__": _reduce_unwrapped,
@@ -86,19 +90,22 @@ def _subclass(cls: type[nn.Module]) -> type[nn.Module]:
         "copyWeightsToHostIfNeeded": copy_weights_to_host_if_needed,
         "destroy": destroy,
     }
-    return type(f"Poptorch{cls.__name__}", (cls,), members)
+    _subclasses[cls] = type(f"Poptorch{cls.__name__}", (cls,), members)
+    return _subclasses[cls]
 
 
 def _reduce_unwrapped(self: nn.Module, protocol: Any) -> Any:
-    function, (cls, *rest), *more = super(type(self), self).__reduce_ex__(protocol)
-    return function, (cls.__bases__[0], *rest), *more
+    reduced: Any = super(type(self), self).__reduce_ex__(max(protocol, 2))
+    _, _, *state = reduced
+    # The reconstructor of old pickles, because the modern one insists on the object's own class.
+    return copyreg._reconstructor, (type(self).__bases__[0], object, None), *state  # type: ignore[attr-defined]
 
 
 def _deepcopy_unwrapped(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    cls = type(self).__bases__[0]
+    cls: Any = type(self).__bases__[0]
     if "__deepcopy__" in cls.__dict__:
-        return cls.__deepcopy__(self, memo)  # type: ignore[attr-defined, no-any-return]
-    result = cls.__new__(cls)
+        return cls.__deepcopy__(self, memo)  # type: ignore[no-any-return]
+    result: nn.Module = cls.__new__(cls)
     memo[id(self)] = result
     result.__dict__.update(copy.deepcopy(self.__dict__, memo))
     return result

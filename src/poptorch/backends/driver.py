@@ -39,6 +39,7 @@ class LoopExecutable:
         self._program = plan.program
         self._functions = functions
         self._report = report
+        self._random = plan.program.random
         self._bound: tuple[State, dict[str, _BoundRun]] | None = None
 
     def report(self) -> Report:
@@ -51,7 +52,7 @@ class LoopExecutable:
         collector = Collector(self._program.emit, self._program.loops)
         slices = [_cut(value, self._program.loops.slices) for value in batch]
         index: Index = dict.fromkeys(Axis, 0)
-        random = _device_generator(state, self._program.random)
+        random = _device_generator(state, self._random)
         with interrupts.deferred(), torch.no_grad(), random:
             for node in self._program.body[:-1]:
                 self._walk(node, runs, slices, index, collector)
@@ -93,9 +94,7 @@ class LoopExecutable:
 class _BoundRun:
     """One graph with its state arguments in place, waiting for batch slices."""
 
-    def __init__(
-        self, prepared: Prepared, function: Compiled, state: State, loops: Loops
-    ) -> None:
+    def __init__(self, prepared: Prepared, function: Compiled, state: State, loops: Loops) -> None:
         self._function = function
         self._loops = loops
         self._batch = [

@@ -1,8 +1,8 @@
 """The last step before code: state updates become writes into the device's tensors.
 
-Rooms above hand over pure graphs. Here every new value of a state tensor is copied into that tensor at
-the end of the graph, so that state keeps its identity and no call allocates it anew; compilers turn
-the copy into a write in place.
+Rooms above hand over pure graphs. Here every new value of a state tensor is copied into that
+tensor at the end of the graph, so that state keeps its identity and no call allocates it anew;
+compilers turn the copy into a write in place.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Prepared:
 
 
 def prepare(graph: Graph) -> Prepared:
-    """Return the graph with state updates in place and outputs that share no storage with inputs."""
+    """Return the graph with state updated in place, and outputs that share no storage with it."""
     graph = graph.copy()
     fxgraph = graph.module.graph
     inputs = dict(zip((slot.key for slot in graph.inputs), graph.placeholders, strict=True))

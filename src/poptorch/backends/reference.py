@@ -1,4 +1,4 @@
-"""The reference backend: runs the ATen graph operator by operator. It defines what programs mean."""
+"""The reference backend: runs a graph operator by operator. It defines what programs mean."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ class Reference:
         return LoopExecutable(plan, functions, report)
 
 
-def _callable(module: fx.GraphModule) -> Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]:
+def _callable(
+    module: fx.GraphModule,
+) -> Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]:
     forward = module.forward  # not module(...): no hooks to look for
 
     def run(arguments: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:

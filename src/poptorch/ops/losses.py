@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from .._base import source
 from .._base.errors import AssertionFailure
 from .._ops.context import listener
 
-_REDUCTIONS = {
-    "sum": torch.sum,
-    "mean": torch.mean,
+_REDUCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "sum": torch.Tensor.sum,
+    "mean": torch.Tensor.mean,
     "none": lambda x: x,
 }
 

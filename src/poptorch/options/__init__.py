@@ -1,6 +1,8 @@
 """Options of a wrapped model and their groups. Source: spec/options.md."""
 
+from .attribute import Attribute
 from .distributed import _DistributedOptions
+from .files import ConfigFileError
 from .jit import _JitOptions
 from .locations import TensorLocationSettings, _TensorLocationOptions
 from .options import Options
@@ -18,6 +20,8 @@ from .strategies import (
 from .training import _TrainingOptions
 
 __all__ = [
+    "Attribute",
+    "ConfigFileError",
     "Options",
     "ParallelPhasedExecution",
     "Phase",

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
+import os
 from typing import Any, Self
 
 from .._base import env, log
 from .._base.errors import AssertionFailure
-from .._base.source import OURS
-from ..enums import CommGroupType, ConnectionType, OutputMode, SyncPattern
 from .check import refuse
+from .defaults import general_defaults, private_defaults
 from .distributed import _DistributedOptions
+from .effects import without_effect
+from .files import apply_json, load_from_file
 from .jit import _JitOptions
 from .legacy import LegacyOptions
 from .locations import _TensorLocationOptions
@@ -18,10 +20,10 @@ from .popart import _PopartOptions
 from .precision import _PrecisionOptions
 from .progress import CompilationProgressBar
 from .show import show, show_pairs
-from .strategies import PipelinedExecution
 from .training import _TrainingOptions
 
 GROUPS = ("Distributed", "Jit", "Precision", "TensorLocations", "Training", "_Popart")
+NO_SETTINGS = "{}"
 
 
 class Options(LegacyOptions):
@@ -45,40 +47,28 @@ class Options(LegacyOptions):
         self._distributed = _DistributedOptions()
         self._tensor_locations = _TensorLocationOptions()
         self._jit = _JitOptions()
-        self._execution_strategy = PipelinedExecution()
-        self._relax_optimizer_checks = False
-        self._show_compilation_progress_bar = True
-        self._module_namescope_enabled = True
-        self._source_location_excludes = [
-            OURS,
-            "site-packages/torch",
-            "site-packages/poptorch",
-        ]
         self._progress_bar = CompilationProgressBar()
-        super().__init__(
-            replication_factor=1,
-            input_group_size=1,
-            input_cgt=CommGroupType.Consecutive,
-            broadcast_buffers=True,
-            device_iterations=1,
-            log_dir=".",
-            max_repeat_logs=4,
-            auto_round_num_ipus=False,
-            anchored_tensors={},
-            output_mode=int(OutputMode.Default),
-            output_return_period=1,
-            connection_type=int(ConnectionType.Always),
-            sync_pattern=int(SyncPattern.Full),
-            available_memory_proportion={},
-            backend="auto",
-        )
+        for name, value in private_defaults().items():
+            setattr(self, name, value)
+        super().__init__(**general_defaults())
         self._apply_environment()
 
     def _apply_environment(self) -> None:
+        place = self._distributed
+        if place.numProcesses != 1:
+            log.python.info(
+                "From OMPI_COMM_WORLD_SIZE environment variable: process %d of %d",
+                place.processId,
+                place.numProcesses,
+            )
         cache = env.get("POPTORCH_CACHE_DIR")
         if cache:
             log.python.info("From POPTORCH_CACHE_DIR environment variable: caching in %s", cache)
             self.enableExecutableCaching(cache)
+        settings = env.get("POPTORCH_DEFAULT_OPTIONS")
+        if settings != NO_SETTINGS:
+            log.python.info("From POPTORCH_DEFAULT_OPTIONS environment variable: %s", settings)
+            self.from_json(settings)
 
     @property
     def Training(self) -> _TrainingOptions:
@@ -113,6 +103,38 @@ class Options(LegacyOptions):
     def clone(self) -> Self:
         """Return a deep copy that is not frozen."""
         return copy.deepcopy(self)
+
+    def loadFromFile(self, filepath: str | os.PathLike[str]) -> Self:
+        """Apply the option calls of a file, one per line (section 8).
+
+        A line is written as in Python without the leading ``options.``; blank lines and comments
+        are skipped. Later lines and later files win. The file is parsed, never executed.
+
+        Raises:
+            ConfigFileError: a line is no option call; then no line is applied.
+            FileNotFoundError: there is no such file.
+        """
+        load_from_file(self, filepath)
+        return self
+
+    def from_json(self, string: str) -> Self:
+        """Apply a JSON object of ``{"dotted.setter": argument or [arguments]}`` (section 9).
+
+        A string ``"Enum.Member"`` that is the only argument becomes that member.
+
+        Raises:
+            json.JSONDecodeError: the string is no JSON (a ``ValueError``).
+            InvalidAttribute: an unknown setter (an ``AttributeError``).
+        """
+        apply_json(self, string)
+        return self
+
+    def withoutEffect(self) -> list[str]:
+        """List the options that were changed but are only hints here, sorted.
+
+        Not a PopTorch option. They are kept, shown, and read by the machine model's reports.
+        """
+        return without_effect(self)
 
     def toDict(self) -> dict[str, Any]:
         """Return one flat dictionary of every setting, for the backend (section 10).

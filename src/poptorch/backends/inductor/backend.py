@@ -13,7 +13,7 @@ from ..protocol import Executable, Progress
 
 
 class Inductor:
-    """Compiles each graph to native code; the first compilation takes seconds, later ones hit a cache."""
+    """Compiles each graph to native code; the first time takes seconds, later ones hit a cache."""
 
     name = "inductor"
 

@@ -1,0 +1,60 @@
+"""``poptorch.Attribute``: hints on the operators created in a scope (spec/options.md 11)."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Self
+
+from .._base import attributes
+from .._base.errors import AssertionFailure
+from .check import refuse
+
+
+class Attribute:
+    """A scope of ``forward`` whose operators carry attributes; only a hint.
+
+    Scopes nest: an inner one adds or overrides keys, and leaving it brings the earlier values
+    back. ``__enter__`` and ``__exit__`` may be called by hand, from hooks for instance.
+
+    Args:
+        kwargs: family of attributes to a dictionary of strings, for instance
+            ``Attribute(__outline={"layer": "embedding"})``.
+
+    Raises:
+        AssertionFailure: a value is no dictionary of strings (an ``AssertionError``).
+    """
+
+    def __init__(self, **kwargs: dict[str, str]) -> None:
+        for family, values in kwargs.items():
+            if not isinstance(values, dict) or not all(
+                isinstance(text, str) for pair in values.items() for text in pair
+            ):
+                refuse(
+                    AssertionFailure,
+                    "Attributes must be dictionaries of strings",
+                    got=f"{family}={values!r}",
+                )
+        self._attributes = kwargs
+        self._outer: list[attributes.Attributes] = []
+
+    def __enter__(self) -> Self:
+        outer = attributes.current.get()
+        self._outer.append(outer)
+        merged = {
+            family: {**outer.get(family, {}), **values}
+            for family, values in self._attributes.items()
+        }
+        attributes.current.set({**outer, **merged})
+        return self
+
+    def __exit__(
+        self,
+        type: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        attributes.current.set(self._outer.pop())
+
+    def __repr__(self) -> str:
+        pairs: dict[str, Any] = self._attributes
+        return f"Attribute({', '.join(f'{name}={value!r}' for name, value in pairs.items())})"

@@ -1,0 +1,202 @@
+"""Configuration files and JSON: option calls as data, never executed (options.md 8 and 9)."""
+
+from __future__ import annotations
+
+import ast
+import enum
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import enums
+from .._base.errors import InvalidAttribute, InvalidValue
+from . import locations, stages, strategies
+from .check import refuse
+
+_PRIVATE_GROUPS = ("_Popart", "_popart")
+_CONSTRUCTORS: dict[str, Callable[..., Any]] = {
+    cls.__name__: cls
+    for cls in (
+        locations.TensorLocationSettings,
+        stages.Stage,
+        stages.Phase,
+        strategies.PipelinedExecution,
+        strategies.ShardedExecution,
+        strategies.SerialPhasedExecution,
+        strategies.ParallelPhasedExecution,
+    )
+}
+_ENUMS: dict[str, type[enum.Enum]] = {
+    name: value
+    for name, value in vars(enums).items()
+    if isinstance(value, type) and issubclass(value, enum.Enum)
+}
+
+
+class ConfigFileError(Exception):
+    """A configuration file holds something that is no option call."""
+
+
+class _Unsupported(Exception):  # noqa: N818 (never leaves this module)
+    """Valid Python that a configuration file may not contain."""
+
+
+def load_from_file(options: Any, filepath: str | os.PathLike[str]) -> None:
+    """Apply the option calls of a file, one per line, to an Options object.
+
+    A line is a call as in Python without the leading ``options.``, with literal arguments,
+    ``poptorch.`` enums, ``torch`` dtypes, and constructors such as
+    ``poptorch.TensorLocationSettings().useOnChipStorage(False)``. Blank lines, lines that start
+    with ``#`` and trailing comments are skipped. Nothing is executed as code.
+
+    Raises:
+        ConfigFileError: a line is something else; then no line is applied. Its line number counts
+            effective lines only, as PopTorch's did; the line of the file stands beside it.
+        AttributeError, AssertionError, ValueError: what a call itself raised, unchanged, after the
+            lines before it took effect.
+        FileNotFoundError: there is no such file.
+    """
+    path = Path(filepath)
+    calls = []
+    count = 0
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        statement = line.strip()
+        if not statement or statement.startswith("#"):
+            continue
+        count += 1
+        try:
+            calls.append(_parse(statement))
+        except (SyntaxError, ValueError, RecursionError, _Unsupported) as error:
+            detail = error.msg if isinstance(error, SyntaxError) else str(error)
+            raise ConfigFileError(
+                f"SyntaxError at line {count} of {path.name}: {detail} (line {number} of the file)"
+                f"\n> {statement}"
+            ) from error
+    for call in calls:
+        _evaluate(call, options)
+
+
+def _parse(statement: str) -> ast.Call:
+    tree = ast.parse(f"options.{statement}", mode="eval").body
+    if not isinstance(tree, ast.Call):
+        raise _Unsupported("expected one option call, such as deviceIterations(4)")
+    _check_tree(tree, root="options")
+    return tree
+
+
+def _check_tree(node: ast.expr, root: str | None = None) -> None:
+    """Accept literals, names under the two modules, and calls of public methods on them."""
+    if isinstance(node, ast.Call):
+        for argument in [*node.args, *(keyword.value for keyword in node.keywords)]:
+            _check_tree(argument)
+        if not isinstance(node.func, ast.Attribute) or any(k.arg is None for k in node.keywords):
+            raise _Unsupported("only calls of named setters with plain arguments are understood")
+        _check_tree(node.func, root)
+    elif isinstance(node, ast.Attribute):
+        if node.attr.startswith("_") and not (root and node.attr in _PRIVATE_GROUPS):
+            raise _Unsupported(f"private name {node.attr}")
+        if not isinstance(node.value, (ast.Name, ast.Attribute, ast.Call)):
+            raise _Unsupported(f"an attribute of {ast.unparse(node.value)}")
+        _check_tree(node.value, root)
+    elif isinstance(node, ast.Name):
+        if node.id not in ((root,) if root else ("poptorch", "torch")):
+            raise _Unsupported(f"unknown name {node.id}")
+    elif isinstance(node, (ast.List, ast.Tuple, ast.Set)):
+        for item in node.elts:
+            _check_tree(item)
+    elif isinstance(node, ast.Dict):
+        for part in [*node.keys, *node.values]:
+            if part is None:
+                raise _Unsupported("a dictionary spread with **")
+            _check_tree(part)
+    else:
+        _literal(node)
+
+
+def _literal(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError) as error:
+        raise _Unsupported(f"not a literal: {ast.unparse(node)}") from error
+
+
+def _evaluate(node: ast.expr, options: Any) -> Any:
+    """Return the value of a tree that _check_tree accepted."""
+    if isinstance(node, ast.Call):
+        assert isinstance(node.func, ast.Attribute)
+        args = [_evaluate(argument, options) for argument in node.args]
+        named = {str(k.arg): _evaluate(k.value, options) for k in node.keywords}
+        return _callable(_evaluate(node.func, options), node.func.attr)(*args, **named)
+    if isinstance(node, ast.Attribute):
+        module = ast.unparse(node.value).removesuffix(".enums")
+        if module in ("poptorch", "torch"):
+            return _module_member(module, node.attr)
+        return getattr(_evaluate(node.value, options), node.attr)
+    if isinstance(node, ast.Name):  # the root: the modules' names were handled above
+        return options
+    if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
+        kinds = {ast.List: list, ast.Tuple: tuple, ast.Set: set}
+        return kinds[type(node)](_evaluate(item, options) for item in node.elts)
+    if isinstance(node, ast.Dict):
+        return {
+            _evaluate(key, options): _evaluate(value, options)
+            for key, value in zip(node.keys, node.values, strict=True)
+            if key is not None
+        }
+    return _literal(node)
+
+
+def _module_member(module: str, name: str) -> Any:
+    """Return an enum, a constructor or a torch dtype."""
+    if module == "torch":
+        member = getattr(torch, name, None)
+        if isinstance(member, torch.dtype):
+            return member
+    elif name in _CONSTRUCTORS or name in _ENUMS:
+        return _CONSTRUCTORS.get(name) or _ENUMS[name]
+    refuse(InvalidAttribute, f"{module}.{name} cannot be used in a configuration file")
+
+
+def apply_json(options: Any, text: str) -> None:
+    """Apply a JSON object of ``{"dotted.setter": argument or [arguments]}`` to Options.
+
+    A string ``"Enum.Member"`` that is the only argument becomes that member of
+    ``poptorch.enums``. Setters are all looked up before the first is called.
+
+    Raises:
+        json.JSONDecodeError: the text is no JSON (a ``ValueError``).
+        InvalidValue: it is no JSON object (a ``ValueError``).
+        AttributeError: an unknown setter.
+    """
+    calls = json.loads(text)
+    if not isinstance(calls, dict):
+        refuse(InvalidValue, "Options are a JSON object of setters and arguments", got=text)
+    found = [(_accessor(options, path), value) for path, value in calls.items()]
+    for setter, value in found:
+        setter(*(value if isinstance(value, list) else [_enum_member(value)]))
+
+
+def _accessor(options: Any, path: str) -> Callable[..., Any]:
+    target = options
+    for name in path.split("."):
+        if name.startswith("_") and name not in _PRIVATE_GROUPS:
+            refuse(InvalidAttribute, f"Invalid attribute {path}", got="a private name")
+        target = getattr(target, name)
+    return _callable(target, path)
+
+
+def _callable(target: Any, name: str) -> Callable[..., Any]:
+    if not callable(target):
+        refuse(InvalidAttribute, f"Invalid attribute {name}", got="not a setter")
+    return target  # type: ignore[no-any-return]
+
+
+def _enum_member(value: Any) -> Any:
+    if not isinstance(value, str) or value.count(".") != 1:
+        return value
+    name, member = value.split(".")
+    return _ENUMS[name].__members__.get(member, value) if name in _ENUMS else value

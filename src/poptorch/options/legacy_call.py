@@ -1,0 +1,145 @@
+"""Reading the arguments of ``trainingModel`` and ``inferenceModel`` in every form that ever was.
+
+Source: spec/options.md section 7.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.optim import Optimizer
+
+from .._base.errors import Error, InvalidType, InvalidValue
+from ..enums import OutputMode
+from .check import refuse
+from .legacy_names import deprecated
+from .options import Options
+
+_COUNTS = ("device_iterations", "gradient_accumulation", "replication_factor")
+_ANCHORS = ("anchor_mode", "anchor_return_period")
+_TRAINING = (*_COUNTS, "profile", "trace_model", "loss", "optimizer", *_ANCHORS)
+_INFERENCE = ("device_iterations", "replication_factor", "profile", "trace_model", *_ANCHORS)
+_MODES = {mode.name.upper(): mode for mode in OutputMode if mode != OutputMode.Default}
+
+
+@dataclass(frozen=True)
+class WrapCall:
+    """What a wrapper call means: options, an optimiser, and a loss to append to the model."""
+
+    options: Options
+    optimizer: Optimizer | None = None
+    loss: Callable[..., Any] | None = None
+
+
+def read_call(
+    training: bool,
+    options: Any = None,
+    optimizer: Any = None,
+    extra: Sequence[Any] = (),
+    keywords: Mapping[str, Any] | None = None,
+) -> WrapCall:
+    """Return what the arguments after ``model`` mean.
+
+    The modern form is ``(options=None, optimizer=None)``. The 1.0 form names counts instead of an
+    Options object; a few weeks of 2020 had ``(options, loss, optimizer)``. They are told apart by
+    the types: an int is the 1.0 form's device iterations, a torch optimiser is never a loss.
+
+    Args:
+        training: which of the two wrappers was called.
+        options: the second positional argument, or the keyword of that name.
+        optimizer: the third positional argument, or the keyword of that name.
+        extra: positional arguments after these.
+        keywords: other keyword arguments.
+
+    Raises:
+        Error: ``options`` is neither Options nor an int ("Invalid type: 'options'"), or 1.0
+            keywords stand beside an Options object.
+        InvalidType: unknown, repeated or superfluous arguments (a ``TypeError``).
+        InvalidValue: an unknown ``anchor_mode`` (a ``ValueError``).
+    """
+    keywords = dict(keywords or {})
+    names = _TRAINING if training else _INFERENCE
+    unknown = sorted(set(keywords) - set(names))
+    if unknown:
+        refuse(InvalidType, f"Unexpected keyword argument {unknown[0]!r}")
+    if isinstance(options, int) or keywords.keys() - {"loss"}:
+        return _read_first_release(names, options, optimizer, extra, keywords)
+    if options is not None and not isinstance(options, Options) and options:
+        refuse(
+            Error,
+            "Invalid type: 'options' must be a poptorch.Options",
+            got=f"{options!r}, of type {type(options).__name__}",
+        )
+    given = [*([] if optimizer is None else [optimizer]), *extra]
+    if given and not training:
+        refuse(InvalidType, "inferenceModel takes a model and options", got=repr(given[0]))
+    return WrapCall(options or Options(), **_optimizer_and_loss(given, keywords))
+
+
+def _optimizer_and_loss(given: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Tell optimisers and losses apart by type; at most one of each."""
+    result: dict[str, Any] = dict(keywords)
+    for value in given:
+        name = "optimizer" if isinstance(value, Optimizer) or not callable(value) else "loss"
+        if value is None:
+            continue
+        if name in result:
+            refuse(InvalidType, f"Too many arguments: a second {name}", got=repr(value))
+        result[name] = value
+    if result.get("loss") is not None:
+        deprecated("The argument loss of trainingModel", "a model that computes its own loss")
+    return result
+
+
+def _read_first_release(
+    names: tuple[str, ...],
+    first: Any,
+    optimizer: Any,
+    extra: Sequence[Any],
+    keywords: dict[str, Any],
+) -> WrapCall:
+    if isinstance(first, Options):
+        refuse(
+            Error,
+            "Legacy keywords and an Options object cannot be combined",
+            got=", ".join(sorted(keywords)),
+            fix="set them on the Options object: deviceIterations, replicationFactor, ...",
+        )
+    positional = [] if first is None else [first]
+    if isinstance(optimizer, Optimizer):
+        keywords["optimizer"] = optimizer
+    elif optimizer is not None:
+        positional.append(optimizer)
+    positional += extra
+    if len(positional) > len(names):
+        refuse(InvalidType, "Too many positional arguments", got=str(len(positional)))
+    values = dict(zip(names, positional, strict=False))
+    repeated = sorted(values.keys() & keywords.keys())
+    if repeated:
+        refuse(InvalidType, f"Argument {repeated[0]!r} was given twice")
+    values.update(keywords)
+    deprecated(f"Wrapping a model with {', '.join(values)}", "poptorch.Options")
+    return WrapCall(_options_from(values), values.get("optimizer"), values.get("loss"))
+
+
+def _options_from(values: Mapping[str, Any]) -> Options:
+    options = Options()
+    options.deviceIterations(values.get("device_iterations", 1))
+    options.replicationFactor(values.get("replication_factor", 1))
+    options.Training.gradientAccumulation(values.get("gradient_accumulation", 1))
+    if values.get("profile", False):
+        options.enableProfiling()
+    mode = values.get("anchor_mode")
+    if mode is not None:
+        options.outputMode(_output_mode(mode), values.get("anchor_return_period"))
+    return options
+
+
+def _output_mode(mode: Any) -> OutputMode:
+    if isinstance(mode, OutputMode):
+        return mode
+    if not isinstance(mode, str) or mode.upper() not in _MODES:
+        refuse(InvalidValue, "Unknown anchor_mode", got=repr(mode), fix=f"use {', '.join(_MODES)}")
+    return _MODES[mode.upper()]

@@ -1,0 +1,162 @@
+"""The keys of ``_Popart`` and their values, checked at compile (spec/options.md section 5.6)."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from .._base import log
+from .._base.errors import Error
+from .check import refuse
+
+_REPLICATED = "replicatedCollectivesSettings"
+_BATCH = "batchSerializationSettings"
+_LOSS_SCALING = "automaticLossScalingSettings"
+
+BOOL_KEYS = frozenset(
+    f"""
+    aliasZeroCopy {_LOSS_SCALING}.enabled {_BATCH}.concatOnVirtualGraphChange
+    {_BATCH}.concatOnExecutionPhaseChange {_BATCH}.concatOnPipelineStageChange compileEngine
+    constantWeights decomposeGradSum delayVarUpdates disableGradAccumulationTensorStreams
+    disableOptimizerStateTensorStreams dotOpNames enableDistributedReplicatedGraphs
+    enableEngineCaching enableExplicitIR enableExplicitMainLoops enableFloatingPointChecks
+    enableFullyConnectedPass enableGradientAccumulation enableInplaceAmbiguityChecking
+    enableLoadAndOffloadRNGState enableMergeExchange enableNonStableSoftmax enableOutlining
+    enableOutliningCopyCostPruning enablePipelining enablePrefetchDatastreams
+    enableReplicatedGraphs enableSerializedMatmuls enableStableNorm enableStochasticRounding
+    enableSupportedDataTypeCasting ensureFp32LossScaleTensor explicitRecomputation
+    exportPoplarComputationGraph exportPoplarVertexGraph groupHostSync
+    groupNormStridedChannelGrouping instrumentWithHardwareCycleCounter opxAliasChecking
+    opxModifyChecking rearrangeAnchorsOnHost rearrangeStreamsOnHost
+    {_REPLICATED}.prepareScheduleForMergingCollectives {_REPLICATED}.mergeAllReduceCollectives
+    scheduleNonWeightUpdateGradientConsumersEarly separateCallOpPdfs strictOpVersions
+    useHostCopyOps
+    """.split()
+)
+INT_KEYS = frozenset(
+    f"""
+    accumulateOuterFragmentSettings.schedule accumulationAndReplicationReductionType
+    accumulationFactor autodiffSettings.stitchStrategy
+    {_LOSS_SCALING}.gradientTensorTrackingMethod {_LOSS_SCALING}.updatePeriod autoRecomputation
+    {_BATCH}.batchSchedule {_BATCH}.factor {_BATCH}.method {_BATCH}.transformContext
+    compilationProgressTotal defaultBufferingDepth defaultPrefetchBufferingDepth
+    executionPhaseSettings.phases executionPhaseSettings.stages finalDotOp firstDotOp
+    globalReplicaOffset globalReplicationFactor looseThresholdAtPeak
+    meanAccumulationAndReplicationReductionStrategy mergeVarUpdate mergeVarUpdateMemThreshold
+    numIOTiles patterns_level subgraphCopyingStrategy swapLimitScheduler syntheticDataMode
+    transitiveClosureOptimizationThreshold virtualGraphMode
+    """.split()
+)
+FLOAT_KEYS = frozenset(
+    f"""
+    {_LOSS_SCALING}.binEdgeLocation {_LOSS_SCALING}.thresholdUpperCountProportion
+    outlineSequenceBreakCost outlineThreshold timeLimitScheduler
+    """.split()
+)
+STR_KEYS = frozenset(
+    {
+        "cachePath",
+        "customCodeletCompileFlags",
+        "kahnTieBreaker",
+        "logDir",
+        "partialsTypeMatMuls",
+        "saveInitializersToFile",
+        "serializedPoprithmsShiftGraphsDir",
+    }
+)
+LIST_KEYS = frozenset(
+    {
+        "accumulateOuterFragmentSettings.excludedVirtualGraphs",
+        "customCodelets",
+        "dotChecks",
+        "hardwareInstrumentations",
+        "updatableNamedBuffers",
+    }
+)
+DICT_KEYS = frozenset(
+    {
+        "convolutionOptions",
+        "engineOptions",
+        "gclOptions",
+        "lstmOptions",
+        "matmulOptions",
+        "patterns",
+        "reportOptions",
+    }
+)
+LAST_MEMBER = {
+    "accumulateOuterFragmentSettings.schedule": 3,
+    "accumulationAndReplicationReductionType": 2,
+    f"{_LOSS_SCALING}.gradientTensorTrackingMethod": 2,
+    "autoRecomputation": 4,
+    "meanAccumulationAndReplicationReductionStrategy": 2,
+    "mergeVarUpdate": 3,
+    "patterns_level": 3,
+    "subgraphCopyingStrategy": 1,
+    "syntheticDataMode": 3,
+    "virtualGraphMode": 3,
+}
+LAST_INSTRUMENTATION = 1
+_TABLES = {
+    "bool": BOOL_KEYS,
+    "int": INT_KEYS,
+    "float": FLOAT_KEYS,
+    "string": STR_KEYS,
+    "list": LIST_KEYS,
+    "dictionary": DICT_KEYS,
+}
+
+
+def validate_popart(options: dict[Any, Any]) -> None:
+    """Check every key and value that was set on ``_Popart``.
+
+    The Python type of the value picks the table in which the key must be; a bool is no int and an
+    int is no float.
+
+    Raises:
+        Error: a key is not in the table of its value's type, a value is of no known type, or the
+            integer of an enum is beyond its last member.
+    """
+    for key, value in options.items():
+        kind = _kind(value)
+        if kind is None:
+            refuse(Error, f"Unknown value type for the option {key!r}", got=repr(value))
+        if key not in _TABLES[kind]:
+            refuse(Error, f"Unknown {kind} option: {key}", got=f"{key} = {value!r}", fix=_fix(key))
+        _check_range(key, value)
+        if key == "logDir":
+            log.python.warning("_Popart.set('logDir', ...) is ignored: use Options.logDir")
+
+
+def _kind(value: Any) -> str | None:
+    scalars = {bool: "bool", int: "int", float: "float", str: "string"}
+    for kind, name in scalars.items():  # in this order, since a bool is an int
+        if isinstance(value, kind):
+            return name
+    if isinstance(value, (list, set, frozenset, tuple)):
+        return "list" if all(_kind(item) in ("string", "int") for item in value) else None
+    if isinstance(value, dict):
+        plain = all(
+            isinstance(key, str) and _kind(item) in scalars.values() for key, item in value.items()
+        )
+        return "dictionary" if plain else None
+    return None
+
+
+def _check_range(key: str, value: Any) -> None:
+    items = value if key == "hardwareInstrumentations" else [value]
+    last = LAST_INSTRUMENTATION if key == "hardwareInstrumentations" else LAST_MEMBER.get(key)
+    if last is None:
+        return
+    for item in items:
+        if isinstance(item, int) and not 0 <= item <= last:
+            refuse(Error, f"Value of {key} is out of range", got=str(item), fix=f"use 0 to {last}")
+
+
+def _fix(key: Any) -> str:
+    homes = [name for name, table in _TABLES.items() if key in table]
+    if homes:
+        return f"{key} takes a value of type {homes[0]}"
+    every = sorted(set().union(*_TABLES.values()))
+    close = difflib.get_close_matches(str(key), every, n=3)
+    return f"did you mean {' or '.join(close)}?" if close else "remove it: nothing reads it"
