@@ -1,11 +1,11 @@
 """Every algorithm over 50 updates, against plain float64 and against torch's own optimizers."""
 
-import plain_optimizers as plain
 import pytest
 import torch
-from updating import MODELS, Training, Workload
 
+import plain_optimizers as plain
 import poptorch.optim
+from updating import MODELS, Training, Workload
 
 STEPS = 50
 # name of the state here: key of the plain implementation's state

@@ -3,11 +3,11 @@
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
-from updating import Training, Workload
 
 import poptorch.optim
 from poptorch._ir.slot import Kind, Slot
 from poptorch._update import flatten, lower
+from updating import Training, Workload
 
 NAMES = ["SGD", "Adam", "AdamW", "RMSprop", "LAMB"]
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from updating import Training, Workload
 
 import poptorch.optim
+from updating import Training, Workload
 
 
 def test_half_weights_are_updated_in_single_precision_and_rounded_once():

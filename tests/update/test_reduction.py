@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from updating import Training, Workload, frozen, zeros
 
 import poptorch.optim
 from poptorch._ir.slot import Kind, Slot
@@ -10,6 +9,7 @@ from poptorch._ir.spec import Reduction
 from poptorch._update import Tally, accumulate, finish, scale
 from poptorch._update.automatic_scaling import BEYOND, FACTOR
 from poptorch.enums import MeanReductionStrategy, ReductionType
+from updating import Training, Workload, frozen, zeros
 
 HALF_MAX = torch.finfo(torch.float16).max
 OPTIMIZERS = {
