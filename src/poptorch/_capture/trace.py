@@ -15,7 +15,6 @@ import torch
 import torch.fx.traceback as fx_traceback
 from torch import fx
 from torch._decomp.decompositions import native_batch_norm_decomposition
-from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preservation_hooks
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -42,6 +41,9 @@ def fake_tensor(mode: FakeTensorMode, shape: Sequence[int], dtype: torch.dtype) 
 
 def backward_keeps_origin(loss: torch.Tensor) -> None:
     """Let the nodes of the backward pass carry the sequence number of their forward node."""
+    # Imported here because it takes sympy with it, a third of a second.
+    from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preservation_hooks
+
     if loss.grad_fn is not None:
         setup_stacktrace_preservation_hooks([loss.grad_fn])
 
