@@ -35,7 +35,7 @@ def script(name: str, *words: str) -> str:
     """Run a script of the example as a user would and return what it printed."""
     run = subprocess.run(
         [sys.executable, "-W", "error", EXAMPLE / name, "--data-dir", SUBSET, *words],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "POPTORCH_BACKEND": "reference"},
         capture_output=True,
         text=True,
         check=False,
@@ -74,13 +74,15 @@ def test_the_seed_decides_weights_and_order(subset: FashionMNIST) -> None:
     assert one != other
 
 
-@pytest.fixture(scope="module")
-def ported(subset: FashionMNIST) -> common.Result:
-    """The same two epochs through poptorch."""
-    return poptorch_ipu.run(options("--epochs", "2"), subset)
-
-
-def test_poptorch_follows_the_native_loop(trained: common.Result, ported: common.Result) -> None:
+@pytest.mark.parametrize("backend", ["reference", "inductor"])
+def test_poptorch_follows_the_native_loop(
+    trained: common.Result,
+    subset: FashionMNIST,
+    backend: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("POPTORCH_BACKEND", backend)
+    ported = poptorch_ipu.run(options("--epochs", "2"), subset)
     first, second = torch.tensor(trained.losses[:200]), torch.tensor(ported.losses[:200])
     assert len(trained.losses) == len(ported.losses) == 374
     torch.testing.assert_close(second, first, rtol=1e-4, atol=0)
