@@ -9,6 +9,7 @@ from .argparsers import (
     registerGeometricCustomArgParsers,
 )
 from .enums import *  # noqa: F403 (every enum is public at top level)
+from .dataloader import AsynchronousDataAccessor, DataLoader
 from .executor import PoplarExecutor
 from .ops import identity_loss, isRunningOnIpu
 from .options import *  # noqa: F403 (its __all__ is PopTorch's contract)

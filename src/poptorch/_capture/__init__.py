@@ -2,5 +2,6 @@
 
 from .micro import Micro, Request, capture, narrowed
 from .swap import Tied, tensors_of
+from .trace import untraced
 
-__all__ = ["Micro", "Request", "Tied", "capture", "narrowed", "tensors_of"]
+__all__ = ["Micro", "Request", "Tied", "capture", "narrowed", "tensors_of", "untraced"]

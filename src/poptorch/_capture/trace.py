@@ -17,6 +17,7 @@ from torch import fx
 from torch._decomp.decompositions import native_batch_norm_decomposition
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import _disable_current_modes
 
 aten = torch.ops.aten
 Tensors = Sequence[torch.Tensor]
@@ -75,6 +76,15 @@ def trace(
     clean(pure.graph)
     pure.recompile()
     return pure, constants
+
+
+def untraced() -> contextlib.AbstractContextManager[None]:
+    """Within the block real work is done even while a capture is in progress.
+
+    The garbage collector may finish an executor, which copies its weights to the host, at any
+    moment, and another trained model may be read inside ``forward``.
+    """
+    return _disable_current_modes()
 
 
 @contextlib.contextmanager

@@ -52,10 +52,10 @@ class Graph:
         )
 
     @property
-    def updates(self) -> dict[str, str]:
-        """State that it changes: output keys that are also input keys."""
+    def updates(self) -> frozenset[str]:
+        """Keys of the state that it changes: those that are read and written."""
         read = {slot.key for slot in self.inputs if slot.is_state}
-        return {slot.key: slot.key for slot in self.outputs if slot.key in read}
+        return frozenset(slot.key for slot in self.outputs if slot.key in read)
 
     def copy(self) -> Graph:
         """Return a graph that may be edited without touching this one."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 
 from .._base import log
-from .._capture import Tied
+from .._capture import Tied, untraced
 from .._compile import Compiled
 from .._ir import verify
 from .._ir.slot import Kind, Slot
@@ -58,14 +58,14 @@ class Device:
     def upload(self) -> None:
         """Copy host parameters and buffers to the device."""
         log.engine.debug("Writing weights from host to IPU memory")
-        with torch.no_grad():
+        with untraced(), torch.no_grad():
             for key, host in self._mirrored.items():
                 self.state.write(key, host)
 
     def download(self) -> None:
         """Copy what the program changes to the host, into the same tensors and storage."""
         log.engine.debug("Writing weights from IPU to host")
-        with torch.no_grad():
+        with untraced(), torch.no_grad():
             for key in self._downloaded:
                 self._mirrored[key].copy_(self.state.read(key))
 

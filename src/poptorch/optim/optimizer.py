@@ -49,8 +49,10 @@ class Optimizer:
         self.host_state_is_dirty = False
         self._device: weakref.ref[DeviceLink] | None = None
 
-    def _mark_variables(self, given: Mapping[str, Any]) -> None:
-        """Make every attribute that was passed explicitly variable."""
+    def _take(self, own: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+        """Keep the attributes that torch's class lacks; those given explicitly are variable."""
+        for name, value in own.items():
+            setattr(self, name, value)
         allowed = [*self.defaults, *self._child_vars]  # type: ignore[attr-defined]
         explicit = (name for name, value in given.items() if value is not None)
         self.variable_attrs = VariableAttributes((n for n in explicit if n in allowed), allowed)
