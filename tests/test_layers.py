@@ -20,13 +20,7 @@ STOREYS: tuple[tuple[str, ...], ...] = (
     ("_cli",),
     ("__init__",),
     (
-        "executor",
-        "wrappers",
-        "dataloader",
-        "argparsers",
-        "autocasting",
-        "profiling",
-        "testing",
+        "executor", "wrappers", "dataloader", "argparsers", "autocasting", "profiling", "testing",
         "poptorch_core",
     ),
     ("_session",),
@@ -36,7 +30,7 @@ STOREYS: tuple[tuple[str, ...], ...] = (
     ("_ir",),
     ("enums",),
     ("_base",),
-)
+)  # fmt: skip
 ROOMS = frozenset(STOREYS[5] + STOREYS[6])
 LEVEL = {name: level for level, names in enumerate(STOREYS) for name in names}
 
