@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import warnings
 from collections.abc import Callable, Sequence
 
 import torch
@@ -17,6 +19,10 @@ def compile_graph(module: fx.GraphModule, examples: list[torch.Tensor]) -> Compi
         module: takes the tensors one by one, returns a tuple.
         examples: tensors of the sizes to compile for.
     """
+    with warnings.catch_warnings():
+        # Modules of torch's compiler use, as they load, names that torch itself deprecates.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        importlib.import_module("torch._inductor.compile_fx")
     from torch import _inductor
     from torch._inductor import config
 
