@@ -22,6 +22,7 @@ ALGORITHMS = {
     "rmsprop": rmsprop.RMSPROP,
     "lamb": lamb.LAMB,
 }
+_TINY = torch.finfo(torch.float32).tiny
 COUNT = Slot(Kind.OPTSTATE, "step", (), torch.float32)
 
 
@@ -160,13 +161,14 @@ def _clip_factor(
     spec: OptimSpec, groups: Sequence[_Group], tensors: Mapping[str, torch.Tensor]
 ) -> Value:
     """Return what scales all gradients so that their global norm stays within the limit."""
-    limit = dict(spec.settings).get("max_grad_norm")
+    limit = dict(spec.settings).get("max_grad_norm", math.inf)
+    assert isinstance(limit, float)
     weights = [weight for group in groups for weight in group.weights]
-    if limit is None or limit == math.inf or not weights:
+    if limit == math.inf or not weights:
         return 1.0
     squares = [_square_sum(tensors[w.gradient.key].to(w.compute_dtype)) for w in weights]
     norm = torch.sqrt(torch.stack(squares).sum())
-    return (limit / norm.clamp(min=float(limit))).as_strided((), ())
+    return (limit / norm.clamp(min=max(limit, _TINY))).as_strided((), ())
 
 
 def _square_sum(tensor: torch.Tensor) -> torch.Tensor:

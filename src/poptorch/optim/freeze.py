@@ -130,7 +130,7 @@ def freeze(
     return spec, values
 
 
-def _type_of(optimizer: Any) -> _Type:
+def _type_of(optimizer: torch.optim.Optimizer) -> _Type:
     for kind in _TYPES:
         if isinstance(optimizer, kind.classes):
             break

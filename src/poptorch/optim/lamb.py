@@ -48,6 +48,9 @@ class LAMB(Optimizer, torch.optim.Optimizer):
         AssertionError: an accumulator type is neither float32 nor float16, or betas are no pair.
     """
 
+    bias_correction: bool
+    max_weight_norm: float
+
     _child_only = ["bias_correction", "max_weight_norm", *_TYPES]
     _group_vars = ["lr", "weight_decay", "betas", "eps", "max_weight_norm"]
 
@@ -75,7 +78,7 @@ class LAMB(Optimizer, torch.optim.Optimizer):
         self._take(own, given)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters natively from their ``grad``; those without one are skipped.
 
         Args:
@@ -91,11 +94,13 @@ class LAMB(Optimizer, torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._step_one(group, parameter)
+                    self._step_one(group, parameter, parameter.grad)
         return loss
 
-    def _step_one(self, group: dict[str, Any], parameter: torch.Tensor) -> None:
-        state, gradient = self.state[parameter], parameter.grad
+    def _step_one(
+        self, group: dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor
+    ) -> None:
+        state = self.state[parameter]
         if not state:
             state["step"] = 0
             state["exp_avg"] = torch.zeros_like(parameter)

@@ -210,18 +210,19 @@ def from_ipu_param(
     that goes through a checkpoint unchanged is not rounded. The first weight of a group speaks for
     the group.
     """
-    current = to_ipu_param(spec, values)
     result = dict(values)
     name = "lossScaling_FLOAT"
-    if name in param and "loss_scaling" in spec.variables and _differs(param[name], current[name]):
+    scaling = values.get("hyper.loss_scaling")
+    if name in param and scaling is not None and _differs(param[name], scaling):
         result["hyper.loss_scaling"] = float(param[name])
     settled: set[tuple[int, str]] = set()
     for name, shown, _, index in _entries(spec, values):
         if name not in param or (index, shown.hyper) in settled:
             continue
         settled.add((index, shown.hyper))
-        taken = shown.take(float(param[name]), _hypers(spec, result, index))
-        if taken is None or not _differs(param[name], current[name]):
+        hypers = _hypers(spec, result, index)
+        taken = shown.take(float(param[name]), hypers)
+        if taken is None or not _differs(param[name], shown.show(hypers)):
             continue
         for key, value in ((shown.hyper, taken), (f"one_minus_{shown.hyper}", 1 - taken)):
             if f"hyper.{index}.{key}" in result:
@@ -229,8 +230,8 @@ def from_ipu_param(
     return result
 
 
-def _differs(loaded: torch.Tensor, current: torch.Tensor) -> bool:
-    return float(loaded) != float(current)
+def _differs(loaded: torch.Tensor, current: float) -> bool:
+    return float(loaded) != float(torch.tensor(current, dtype=torch.float32))
 
 
 def _entries(

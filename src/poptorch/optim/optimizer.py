@@ -84,7 +84,8 @@ class Optimizer:
         of CPU tensors, read from the device at most once per training call.
         """
         self._synchronise()
-        return {**super().state_dict(), **self.get_state_dict()}  # type: ignore[misc]
+        native: dict[str, Any] = super().state_dict()  # type: ignore[misc]
+        return {**native, **self.get_state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what ``state_dict`` returned; the device gets it before its next use.
@@ -127,8 +128,9 @@ class Optimizer:
 
     def __getstate__(self) -> dict[str, Any]:
         self._synchronise()
+        native: Any = super().__getstate__()
         own = {k: v for k, v in self.__dict__.items() if k in self._kept_attributes()}
-        return {**super().__getstate__(), **own, **self.get_state_dict()}  # type: ignore[misc]
+        return {**native, **own, **self.get_state_dict()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         Optimizer.__init__(self)
