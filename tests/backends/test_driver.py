@@ -39,6 +39,7 @@ def cases(draw):
 def test_inference_in_every_mode(case) -> None:
     iterations, replicas, group, kind, mode, period, rows = case
     opts = poptorch.Options().backend("reference").showCompilationProgressBar(False)
+    opts.autoRoundNumIPUs(True)
     opts.deviceIterations(iterations).replicationFactor(replicas).broadcastBuffers(False)
     opts.inputReplicaGrouping(group, kind)
     opts.outputMode(mode, period) if mode is OutputMode.EveryN else opts.outputMode(mode)
@@ -73,6 +74,7 @@ def test_inference_in_every_mode(case) -> None:
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3))
 def test_training_returns_one_loss_per_micro_batch_in_order(d, g, r, rows) -> None:
     opts = poptorch.Options().backend("reference").showCompilationProgressBar(False)
+    opts.autoRoundNumIPUs(True)
     opts.deviceIterations(d).replicationFactor(r).outputMode(OutputMode.All)
     opts.Training.gradientAccumulation(g)
 

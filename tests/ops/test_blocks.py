@@ -355,26 +355,3 @@ def test_the_users_own_function_is_differentiated_where_it_ran() -> None:
     found = labels(capture(Model(), X, training=True))
     assert next(block for name, block, backward in found if name == "mul" and backward) == "D"
     assert ("tanh_backward", "E", True) in found
-
-
-@pytest.mark.spec("parallel", 29)
-def test_checkpoints_are_identities_that_mark_their_argument() -> None:
-    a, b = torch.randn(2), torch.randn(2)
-    assert poptorch.recomputationCheckpoint(a) is a
-    assert poptorch.recomputationCheckpoint(a, b) == (a, b)
-    assert poptorch.recomputationCheckpoint([a, b]) == [a, b]
-    assert poptorch.recomputationCheckpoint((a,)) == (a,)
-    with pytest.raises(ValueError, match="recomputationCheckpoint"):
-        poptorch.recomputationCheckpoint(a, 3)
-
-    def forward(x):
-        x = poptorch.recomputationCheckpoint(x.exp())
-        return x.tanh()
-
-    micro = capture(Calling(forward), X)
-    marks = {
-        n.target.__name__: label_of(n).checkpoint
-        for n in micro.graph.module.graph.nodes
-        if n.op == "call_function"
-    }
-    assert marks == {"exp.default": True, "tanh.default": False}

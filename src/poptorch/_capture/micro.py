@@ -94,7 +94,7 @@ class _Recording:
         self.visits: tuple[Visit, ...] = ()
 
     def __call__(self, flat: list[torch.Tensor]) -> list[torch.Tensor]:
-        with annotate.recording() as blocks:
+        with annotate.recording(self.request.module) as blocks:
             results = self._run(flat, blocks)
         self.visits = tuple(blocks.visits)
         return results

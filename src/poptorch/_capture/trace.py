@@ -17,7 +17,6 @@ import torch.fx.traceback as fx_traceback
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from .._ir.blocks import keep_mark
 from .._ir.operators import draws, writes
 from .._ops import annotate
 
@@ -201,8 +200,6 @@ def clean(graph: fx.Graph) -> None:
             and not node.kwargs
         )
         if node.target in _IDENTITIES or copied_input:
-            assert isinstance(source, fx.Node)
-            keep_mark(node, source)
             node.replace_all_uses_with(source)
             graph.erase_node(node)
     graph.eliminate_dead_code(is_impure_node=_is_effect)

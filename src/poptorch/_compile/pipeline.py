@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .. import _capture, backends
+from .. import _capture, _place, backends
 from .._base import log, trees
 from .._ir import verify
 from .._ir.optim_spec import OptimSpec
@@ -52,12 +52,13 @@ def compile(
     backend = backends.choose(spec.target.backend)
     progress(0.02)
     micro = _capture.capture(request)
+    layout = _place.place(micro.graph, micro.visits, spec)
     progress(0.2)
     if optim is None:
         program = inference_program(micro.graph, spec)
     else:
         program = training_program(micro.graph, spec, optim)
-    plan = Plan(program, spec, per_replica=_per_replica(micro, spec))
+    plan = Plan(program, spec, per_replica=_per_replica(micro, spec), layout=layout)
     verify.verify_plan(plan)
     progress(0.3)
     log.engine.debug("Program:\n%s", program)

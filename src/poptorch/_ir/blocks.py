@@ -6,11 +6,17 @@ visit that was active when it ran, a node of the backward pass that of the node 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from torch import fx
 
-_META = "poptorch"
+META = "poptorch"
+"""The key of the label in the ``custom`` entry of a node's meta."""
+KEEP = "poptorch_keep"
+"""The key of the mark on values that the backward pass shall not compute again."""
+
 OUTSIDE = -1
 """Stands for the visit of nodes that ran after a block had ended and before the next began."""
 
@@ -37,31 +43,30 @@ class Label:
     Attributes:
         visit: index of the visit, ``OUTSIDE``, or None where only the neighbours can tell.
         backward: whether it belongs to the backward pass.
-        checkpoint: whether the user wants its result kept rather than computed again.
+        module: path of the innermost module whose ``forward`` made it, or that it differentiates.
     """
 
     visit: int | None = None
     backward: bool = False
-    checkpoint: bool = False
+    module: str = ""
 
 
 def label_of(node: fx.Node) -> Label:
     """Return the label of a node; a blank one where none was written."""
-    label = node.meta.get("custom", {}).get(_META)
+    label = _custom(node).get(META)
     return label if isinstance(label, Label) else Label()
-
-
-def with_label(custom: dict[str, object] | None, label: Label) -> dict[str, object]:
-    """Return the ``custom`` entry of a node's meta, or of torch's current meta, with a label."""
-    return {**(custom or {}), _META: label}
 
 
 def relabel(node: fx.Node, label: Label) -> None:
     """Write a label."""
-    node.meta["custom"] = with_label(node.meta.get("custom"), label)
+    node.meta["custom"] = {**_custom(node), META: label}
 
 
-def keep_mark(removed: fx.Node, source: fx.Node) -> None:
-    """Let the checkpoint mark of an identity that is about to go pass to what it stood for."""
-    if label_of(removed).checkpoint:
-        relabel(source, replace(label_of(source), checkpoint=True))
+def is_kept(node: fx.Node) -> bool:
+    """Tell whether the user wants a value kept for the backward pass."""
+    return bool(_custom(node).get(KEEP))
+
+
+def _custom(node: fx.Node) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = node.meta.get("custom") or {}
+    return found

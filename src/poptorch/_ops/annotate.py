@@ -11,13 +11,17 @@ import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import replace
+from typing import Any
 
-import torch
 import torch.fx.traceback as fx_traceback
-from torch import fx
+from torch import fx, nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 
 from .._base import source
-from .._ir.blocks import OUTSIDE, Label, Visit, label_of, relabel, with_label
+from .._ir.blocks import META, OUTSIDE, Label, Visit, label_of, relabel
 
 _recorder: ContextVar[Recorder | None] = ContextVar("poptorch_blocks", default=None)
 
@@ -27,38 +31,29 @@ class Recorder:
 
     def __init__(self) -> None:
         self.visits: list[Visit] = [Visit()]
-        self._label = Label(visit=0)
-        _write(self._label)
+        self.set(Label(visit=0))
 
     def start(self, block: str, ipu: int | None) -> None:
         """Make a block the active one."""
         self.visits.append(Visit(block, ipu, source.calling_line()))
-        self._set(Label(visit=len(self.visits) - 1))
+        self.set(replace(self.label, visit=len(self.visits) - 1))
 
     def end(self) -> None:
         """Leave the active block: what runs now belongs to none."""
-        self._set(Label(visit=OUTSIDE))
+        self.set(replace(self.label, visit=OUTSIDE))
 
     def finish_forward(self) -> None:
         """The user's part is over: nodes made from here on go where their neighbours are."""
-        self._set(Label())
+        self.set(Label())
 
     def begin_backward(self) -> None:
         """Nodes made from here on belong to the backward pass."""
-        self._set(Label(backward=True))
+        self.set(Label(backward=True))
 
-    @contextlib.contextmanager
-    def checkpointing(self) -> Iterator[None]:
-        """Within the block, nodes are marked to be kept rather than computed again."""
-        _write(replace(self._label, checkpoint=True))
-        try:
-            yield
-        finally:
-            _write(self._label)
-
-    def _set(self, label: Label) -> None:
-        self._label = label
-        _write(label)
+    def set(self, label: Label) -> None:
+        """Label the nodes that follow."""
+        self.label = label
+        note(**{META: label})
 
 
 def recorder() -> Recorder | None:
@@ -66,15 +61,22 @@ def recorder() -> Recorder | None:
     return _recorder.get()
 
 
+def note(**values: Any) -> None:
+    """Let nodes that are made from here on carry notes; those under other keys stay."""
+    meta = fx_traceback.get_current_meta()
+    meta["custom"] = {**meta.get("custom", {}), **values}
+
+
 @contextlib.contextmanager
-def recording() -> Iterator[Recorder]:
-    """Record blocks and label nodes; whatever happens, nothing is active afterwards."""
+def recording(module: nn.Module) -> Iterator[Recorder]:
+    """Record blocks and label nodes while a module runs; nothing is active afterwards."""
     meta = fx_traceback.get_current_meta()
     before = meta.get("custom")
     mine = Recorder()
     token = _recorder.set(mine)
     try:
-        yield mine
+        with _following_modules(module, mine):
+            yield mine
     finally:
         _recorder.reset(token)
         if before is None:
@@ -83,9 +85,28 @@ def recording() -> Iterator[Recorder]:
             meta["custom"] = before
 
 
-def _write(label: Label) -> None:
-    meta = fx_traceback.get_current_meta()
-    meta["custom"] = with_label(meta.get("custom"), label)
+@contextlib.contextmanager
+def _following_modules(root: nn.Module, mine: Recorder) -> Iterator[None]:
+    """Within the block labels name the module that runs. Hooks of all modules: none is touched."""
+    paths = {part: name for name, part in root.named_modules()}
+    outer: list[str] = []
+
+    def enter(module: nn.Module, _: Any) -> None:
+        outer.append(mine.label.module)
+        mine.set(replace(mine.label, module=paths.get(module, mine.label.module)))
+
+    def leave(_module: nn.Module, _inputs: Any, _output: Any) -> None:
+        mine.set(replace(mine.label, module=outer.pop()))
+
+    handles = (
+        register_module_forward_pre_hook(enter),
+        register_module_forward_hook(leave, always_call=True),
+    )
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def copy_to_backward(graph: fx.Graph) -> None:
@@ -94,29 +115,19 @@ def copy_to_backward(graph: fx.Graph) -> None:
     Both carry the sequence number of the same autograd function. An operator that makes several
     of those is labelled by the last. Additions of gradients have no number: theirs stays open.
     """
-    forward: dict[int, int | None] = {}
+    forward: dict[int, Label] = {}
     for node in graph.nodes:  # later nodes with the same number made no function of their own
         if "seq_nr" in node.meta and not label_of(node).backward:
-            forward.setdefault(node.meta["seq_nr"], label_of(node).visit)
+            forward.setdefault(node.meta["seq_nr"], label_of(node))
     numbers = sorted(forward)
     for node in graph.nodes:
-        label = label_of(node)
-        if not label.backward or not _differentiates(node):
+        if not label_of(node).backward or not _differentiates(node):
             continue
         at = bisect.bisect_left(numbers, node.meta["seq_nr"])
         if at < len(numbers):
-            relabel(node, replace(label, visit=forward[numbers[at]]))
+            relabel(node, replace(forward[numbers[at]], backward=True))
 
 
 def _differentiates(node: fx.Node) -> bool:
     meta = node.meta
     return bool(meta.get("autograd_backward")) and not meta.get("is_gradient_acc")
-
-
-def checkpoint(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor; while capturing, its value is marked to be kept for the backward pass."""
-    active = _recorder.get()
-    if active is None:
-        return tensor
-    with active.checkpointing():
-        return torch.ops.aten.alias(tensor)  # type: ignore[no-any-return]

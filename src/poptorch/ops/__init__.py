@@ -10,7 +10,6 @@ from .blocks import (
     removeBlocks,
 )
 from .losses import identity_loss
-from .recomputation import recomputationCheckpoint
 from .running import isRunningOnIpu
 
 __all__ = [
@@ -22,6 +21,5 @@ __all__ = [
     "isRunningOnIpu",
     "module_repr",
     "print",
-    "recomputationCheckpoint",
     "removeBlocks",
 ]
