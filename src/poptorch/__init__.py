@@ -8,8 +8,8 @@ from .argparsers import (
     registerCustomArgParser,
     registerGeometricCustomArgParsers,
 )
-from .enums import *  # noqa: F403 (every enum is public at top level)
 from .dataloader import AsynchronousDataAccessor, DataLoader
+from .enums import *  # noqa: F403 (every enum is public at top level)
 from .executor import PoplarExecutor
 from .ops import identity_loss, isRunningOnIpu
 from .options import *  # noqa: F403 (its __all__ is PopTorch's contract)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from .operators import draws
 from .slot import Kind, Slot
 
 
@@ -45,11 +46,7 @@ class Graph:
     @property
     def random(self) -> bool:
         """Whether running it draws random numbers."""
-        return any(
-            isinstance(node.target, torch._ops.OpOverload)
-            and torch.Tag.nondeterministic_seeded in node.target.tags
-            for node in self.module.graph.nodes
-        )
+        return any(draws(node) for node in self.module.graph.nodes)
 
     @property
     def updates(self) -> frozenset[str]:

@@ -12,6 +12,7 @@ import torch
 
 from ..enums import OutputMode
 from .graph import Graph
+from .operators import writes
 from .plan import Plan
 from .program import Program, Reduce, Repeat, Run
 from .slot import Kind, Slot
@@ -55,8 +56,7 @@ def verify_graph(graph: Graph) -> None:
             if count > 1:
                 raise _broken("G2", f"graph {graph.name}: {key} occurs {count} times")
     for node in graph.module.graph.nodes:
-        target = node.target
-        if isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable:
+        if writes(node):
             raise _broken("G3", f"graph {graph.name}: {node.format_node()}")
     for nodes, slots in ((placeholders, graph.inputs), (returned, graph.outputs)):
         for node, slot in zip(nodes, slots, strict=True):
