@@ -56,6 +56,8 @@ class Placement:
         stages: the named stages, in the user's order.
         separate_backward_phase: whether forward and backward share no phase.
         liveness: when tensors leave the chip in phased strategies.
+        interleaved: whether a pipeline alternates forward and backward parts (fewer activations
+            wait) rather than grouping them.
     """
 
     strategy: Strategy = Strategy.PIPELINED
@@ -63,6 +65,7 @@ class Placement:
     stages: tuple[NamedStage, ...] = ()
     separate_backward_phase: bool = False
     liveness: Liveness = Liveness.AlwaysLive
+    interleaved: bool = False
 
     @property
     def phased(self) -> bool:
