@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 
 from torch import fx
@@ -24,6 +25,9 @@ def find_spots(graph: Graph, of_visit: Mapping[int, int], stages: int) -> dict[f
     for node in nodes:
         label = label_of(node)
         inputs = [ranks[i] for i in node.all_input_nodes if i in ranks]
+        if node.target is operator.getitem:  # a result of an operator with several
+            ranks[node] = inputs[0]
+            continue
         if label.visit is not None and label.visit in of_visit:
             own = Spot(of_visit[label.visit], label.backward).rank(stages)
             # Gradients never flow back to a later stage; if they did, waiting would still be right.
