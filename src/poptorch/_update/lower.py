@@ -11,7 +11,7 @@ import torch
 from .._ir.optim_spec import OptimGroup, OptimSpec
 from .._ir.piece import Piece
 from .._ir.slot import Kind, Slot
-from . import adam, lamb, rmsprop, sgd, sgd_combined
+from . import adam, lamb, rmsprop, rounding, sgd, sgd_combined
 from .algorithm import Algorithm, Moment, Value, Values, is_constant, materialised
 
 ALGORITHMS = {
@@ -49,7 +49,10 @@ class _Group:
 
 
 def lower(
-    spec: OptimSpec, params: Sequence[Slot], gradient_dtype: torch.dtype | None = None
+    spec: OptimSpec,
+    params: Sequence[Slot],
+    gradient_dtype: torch.dtype | None = None,
+    stochastic_rounding: bool = False,
 ) -> Piece:
     """Return the update as a pure function between slots.
 
@@ -58,6 +61,8 @@ def lower(
         params: the ``param`` slots that have a gradient. Those in no group are left alone, and
             so are paths of groups that are not among them.
         gradient_dtype: element type of ``gradient.*``; None for that of each parameter.
+        stochastic_rounding: round weights and moments that are stored in half at random; the
+            piece then advances ``rng.rounding``, a 0-d int64 that starts at the seed.
 
     Returns:
         A piece from ``param.*``, ``gradient.*``, ``optstate.*`` and ``hyper.*`` (0-d float32) to
@@ -75,9 +80,13 @@ def lower(
             inputs += [weight.gradient]
             outputs += [weight.slot, *moments]
             initial |= {s.key: m.initial for m, s in weight.moments if m.initial}
+    if stochastic_rounding and any(slot.dtype.itemsize == 2 for slot in outputs):
+        outputs.append(rounding.COUNTER)
     hypers = sorted({name for g in groups if g.weights for _, name in g.variables})
     inputs = [*outputs, *inputs, *(hyper_slot(name) for name in hypers)]
-    return Piece("update", _function(spec, groups, counts), tuple(inputs), tuple(outputs), initial)
+    return Piece(
+        "update", _function(spec, groups, tuple(outputs)), tuple(inputs), tuple(outputs), initial
+    )
 
 
 def hyper_slot(path: str) -> Slot:
@@ -116,16 +125,15 @@ def _numbers(settings: tuple[tuple[str, object], ...]) -> dict[str, float]:
 
 
 def _function(
-    spec: OptimSpec, groups: Sequence[_Group], counts: bool
+    spec: OptimSpec, groups: Sequence[_Group], outputs: tuple[Slot, ...]
 ) -> Callable[[Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]:
     def update(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        results: dict[str, torch.Tensor] = {}
-        if counts:
-            results[COUNT.key] = tensors[COUNT.key] + 1
+        results = {s.key: tensors[s.key] + 1 for s in outputs if s in (COUNT, rounding.COUNTER)}
+        store = rounding.Stores(tensors.get(rounding.COUNTER.key))
         clip = _clip_factor(spec, groups, tensors)
         for group in groups:
             if group.weights:
-                _update_group(spec, group, clip, tensors, results)
+                _update_group(spec, group, clip, store, tensors, results)
         return results
 
     return update
@@ -135,6 +143,7 @@ def _update_group(
     spec: OptimSpec,
     group: _Group,
     clip: Value,
+    store: rounding.Stores,
     tensors: Mapping[str, torch.Tensor],
     results: dict[str, torch.Tensor],
 ) -> None:
@@ -152,9 +161,9 @@ def _update_group(
         updated, state = group.algorithm.step(
             tensors[weight.slot.key].to(dtype), gradient, state, values
         )
-        results[weight.slot.key] = updated.to(weight.slot.dtype)
+        results[weight.slot.key] = store(updated, weight.slot.dtype)
         for moment, slot in weight.moments:
-            results[slot.key] = state[moment.name].to(slot.dtype)
+            results[slot.key] = store(state[moment.name], slot.dtype)
 
 
 def _clip_factor(
