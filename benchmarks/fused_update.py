@@ -52,10 +52,10 @@ def compiled_update(
     spec, hypers = freeze(optimizer, paths)
     slots = [Slot.like(Kind.PARAM, f"w{i}", p) for i, p in enumerate(parameters)]
     if not apart:
-        spec, bundles = flatten(spec, slots)
-        slots = [bundle.slot for bundle in bundles] or slots
-    graph = trace(lower(spec, slots))
-    tensors = {slot.key: torch.randn(slot.shape) for slot in graph.inputs}
+        spec, slots = flatten(spec, slots)
+    piece = lower(spec, slots)
+    graph = trace(piece)
+    tensors = {slot.key: torch.randn(slot.shape) for slot in graph.inputs} | {**piece.constants}
     for key, tensor in tensors.items():
         if key.startswith("optstate"):
             tensor.zero_()
