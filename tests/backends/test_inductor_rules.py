@@ -48,20 +48,26 @@ def test_convolution_in_other_dimensions(space: tuple[int, ...]) -> None:
     same((dx, dw), tuple(aten.convolution_backward(*backward))[:2])
 
 
-def test_convolutions_left_to_the_library() -> None:
-    few, w = torch.randn(BATCH - 1, 4, 5, 5), torch.randn(4, 4, 3, 3)
-    plain = (None, [1, 1], [0, 0], [1, 1], False, [0, 0])
-    assert convolution(few, w, *plain, 1) is NotImplemented
-    assert convolution(torch.randn(BATCH, 4, 5, 5), w[:, :1], *plain, 4) is NotImplemented
+@pytest.mark.parametrize("channels,outputs,groups", [(4, 4, 1), (16, 32, 1), (4, 4, 4)])
+def test_convolutions_left_to_the_library(channels: int, outputs: int, groups: int) -> None:
+    x, w = torch.randn(BATCH - 1, channels, 5, 6), torch.randn(outputs, channels // groups, 3, 3)
+    args = ([1, 1], [0, 0], [1, 1], False, [0, 0], groups)
+    y = convolution(x, w, None, *args)
+    same(y, aten.convolution(x, w, None, *args))
+    assert memory_order(y) == ((0, 2, 3, 1) if channels == 16 else (0, 1, 2, 3))
+    backward = (torch.randn_like(y), x, w, None, *args, [True, True, False])
+    same(convolution_backward(*backward)[:2], tuple(aten.convolution_backward(*backward))[:2])
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize(
     "kernel,stride,padding,dilation",
     [([2, 2], [2, 2], [0, 0], [1, 1]), ([3, 2], [2, 1], [1, 0], [1, 1]), ([2], [], [1], [2])],
 )
-def test_max_pool_picks_the_same_elements(kernel, stride, padding, dilation) -> None:
-    x = torch.randint(-3, 3, (BATCH, 3, 8, 9)).float()  # many ties
+def test_max_pool_picks_the_same_elements(kernel, stride, padding, dilation, layout) -> None:
+    x = torch.randint(-3, 3, (BATCH, 8, 8, 9)).float()  # many ties
     x[0, 0, 3, 3:5] = float("nan")
+    x = x.contiguous(memory_format=layout)
     args = (kernel, stride, padding, dilation)
     best, index = aten.max_pool2d_with_indices(x, *args)
     ours = max_pool(x, *args)

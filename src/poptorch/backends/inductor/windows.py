@@ -1,7 +1,7 @@
-"""Sliding windows over tensors whose last dimension is the batch.
+"""Sliding windows over tensors whose innermost dimension they leave alone.
 
-With the batch innermost every shift of a window moves by whole vectors: gathering windows, adding
-them up again and comparing them need neither masks nor shuffles.
+With the batch (or many channels) innermost every shift of a window moves by whole vectors:
+gathering windows, adding them up again and comparing them need neither masks nor shuffles.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 aten = torch.ops.aten
+LEAST_INNERMOST = 8  # elements; fewer do not fill a vector
 
 
 def stored(value: torch.Tensor, *shape: int) -> torch.Tensor:
@@ -84,14 +85,14 @@ class Windows:
         return tuple(-(-(n + 2 * p - d * (k - 1) - 1) // s) + 1 for n, k, s, p, d in reach)
 
     def padded(self, value: torch.Tensor, fill: float) -> torch.Tensor:
-        """(channel, *space, batch) with the border that windows may look at."""
+        """(outer, *space, inner) with the border that windows may look at."""
         if not any(self.padding):
             return value
         border = [0, 0, *(p for padding in reversed(self.padding) for p in (padding, padding))]
         return F.pad(value, border, value=fill)
 
     def shifted(self, padded: torch.Tensor, tap: Sequence[int]) -> torch.Tensor:
-        """For one tap: its element of every window, (channel, *count, batch)."""
+        """For one tap: its element of every window, (outer, *count, inner)."""
         for dim, (t, c, s, d) in enumerate(
             zip(tap, self.count, self.stride, self.dilation, strict=True), 1
         ):
@@ -123,10 +124,10 @@ class Windows:
         """Add up what the windows say about each element: the reverse of ``shifted``.
 
         Args:
-            contributions: one tensor (channel, *count, batch) per tap.
+            contributions: one tensor (outer, *count, inner) per tap.
 
         Returns:
-            (channel, *space, batch).
+            (outer, *space, inner).
         """
         # Taps that differ by a multiple of the stride meet in the same phase of the space; within a
         # phase they are shifts of one another.
