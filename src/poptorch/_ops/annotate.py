@@ -30,8 +30,18 @@ class Recorder:
     """Notes which blocks ``forward`` enters and labels nodes accordingly."""
 
     def __init__(self) -> None:
-        self.visits: list[Visit] = [Visit()]
+        self.visits: list[Visit] = []
+        self.set(Label())
+
+    @contextlib.contextmanager
+    def in_forward(self) -> Iterator[None]:
+        """The user's part. What is made around it goes where its neighbours are."""
+        self.visits = [Visit()]
         self.set(Label(visit=0))
+        try:
+            yield
+        finally:
+            self.set(Label())
 
     def start(self, block: str, ipu: int | None) -> None:
         """Make a block the active one."""
@@ -41,10 +51,6 @@ class Recorder:
     def end(self) -> None:
         """Leave the active block: what runs now belongs to none."""
         self.set(replace(self.label, visit=OUTSIDE))
-
-    def finish_forward(self) -> None:
-        """The user's part is over: nodes made from here on go where their neighbours are."""
-        self.set(Label())
 
     def begin_backward(self) -> None:
         """Nodes made from here on belong to the backward pass."""
@@ -59,6 +65,12 @@ class Recorder:
 def recorder() -> Recorder | None:
     """The recorder of the capture in progress, or None outside one."""
     return _recorder.get()
+
+
+def in_forward() -> contextlib.AbstractContextManager[None]:
+    """Within the block the user's ``forward`` runs."""
+    active = _recorder.get()
+    return contextlib.nullcontext() if active is None else active.in_forward()
 
 
 def note(**values: Any) -> None:
