@@ -17,6 +17,7 @@ from .._ir.slot import Kind
 from .._ir.spec import Spec
 from . import lanes
 from .build import inference_program, training_program
+from .staged import stage
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +54,8 @@ def compile(
     verify.verify_spec(spec)
     backend = backends.choose(spec.target.backend)
     progress(0.02)
-    micro, lane_axis = lanes.capture(request, spec)
+    apart = backends.works_by_stages(backend)
+    micro, lane_axis = (_capture.capture(request), None) if apart else lanes.capture(request, spec)
     layout = _place.place(micro.graph, micro.visits, spec)
     progress(0.2)
     if optim is None:
@@ -61,7 +63,8 @@ def compile(
     else:
         program = training_program(micro.graph, spec, optim, lane_axis)
     per_replica = _per_replica(request, micro, program)
-    plan = Plan(program, spec, per_replica, layout)
+    staged = stage(layout, spec, optim) if apart else None
+    plan = Plan(program, spec, per_replica, layout, staged)
     verify.verify_plan(plan)
     progress(0.3)
     log.engine.debug("Program:\n%s", program)

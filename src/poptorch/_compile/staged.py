@@ -10,13 +10,14 @@ from .._ir.layout import Layout
 from .._ir.optim_spec import OptimSpec
 from .._ir.placement import Strategy
 from .._ir.schedule import Do, Part, Work
-from .._ir.slot import Kind, Slot
+from .._ir.slot import Kind
 from .._ir.spec import Spec
 from .._ir.staged import Moves, Segment, Staged, Transfer
 from .build import update_graph
 from .lower import lower
 
 Segments = Mapping[Part, Segment]
+Homes = Mapping[str, tuple[int, ...]]
 
 
 def stage(layout: Layout, spec: Spec, optim: OptimSpec | None) -> Staged:
@@ -52,14 +53,10 @@ def _recomputes(layout: Layout, spec: Spec) -> bool:
 
 def _tally(spec: Spec) -> _update.Tally:
     loops = spec.loops
-    return _update.Tally(
-        chunks=loops.accumulation, summed=loops.replicas, replicas=loops.replicas
-    )
+    return _update.Tally(chunks=loops.accumulation, summed=loops.replicas, replicas=loops.replicas)
 
 
-def _accumulating(
-    segment: Segment, spec: Spec, optim: OptimSpec, tally: _update.Tally
-) -> Segment:
+def _accumulating(segment: Segment, spec: Spec, optim: OptimSpec, tally: _update.Tally) -> Segment:
     gradients = [slot for slot in segment.graph.outputs if slot.kind is Kind.GRADIENT]
     if not gradients or tally.chunks == 1:
         return segment
@@ -72,17 +69,15 @@ def _update_graph(micro: Graph, spec: Spec, optim: OptimSpec, tally: _update.Tal
     gradients = [slot for slot in micro.outputs if slot.kind is Kind.GRADIENT]
     trained = {slot.path for slot in gradients}
     params = [s for s in micro.inputs if s.kind is Kind.PARAM and s.path in trained]
-    if tally.chunks == 1:
-        scale = _update.scale(optim, gradients, spec.reduction, tally)
-        source = lower(scale) if scale is not None else None
-    else:
-        source = lower(_update.finish(optim, gradients, spec.reduction, tally))
-    slots = [s for s in (source or micro).outputs if s.kind is Kind.GRADIENT]
-    update, _ = update_graph(optim, params, slots)
-    return compose("update", [source, update]) if source is not None else update
+    make = _update.scale if tally.chunks == 1 else _update.finish
+    piece = make(optim, gradients, spec.reduction, tally)
+    if piece is None:
+        return update_graph(optim, params, micro)[0]
+    before = lower(piece)
+    return compose("update", [before, update_graph(optim, params, before)[0]])
 
 
-def _united(first: Mapping[str, tuple[int, ...]], second: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+def _united(first: Homes, second: Homes) -> dict[str, tuple[int, ...]]:
     keys = dict.fromkeys([*first, *second])
     return {key: tuple(sorted({*first.get(key, ()), *second.get(key, ())})) for key in keys}
 

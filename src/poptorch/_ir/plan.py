@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from .layout import Layout
 from .program import Program
 from .spec import Spec
+from .staged import Staged
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,12 +19,14 @@ class Plan:
         spec: every resolved setting.
         per_replica: keys of state that every replica evolves by itself.
         layout: the stages and chips of the user's blocks; None for a program that was not placed.
+        staged: the same program cut into parts, each on its chip, where that was asked for.
     """
 
     program: Program
     spec: Spec
     per_replica: frozenset[str] = field(default_factory=frozenset)
     layout: Layout | None = None
+    staged: Staged | None = None
 
     @property
     def chips(self) -> int:

@@ -23,7 +23,8 @@ class Cutter:
         graph: what is cut.
         groups: the group of every operator node.
         inline: whether a group may compute a node of another group again.
-        extra: groups that return an output besides the one that computes it, by slot key.
+        copies: outputs that several groups compute and return, each the last that reads its own
+            copy of the state; by slot key.
         fallback: the group that returns an output which is an input of the whole graph.
     """
 
@@ -32,7 +33,7 @@ class Cutter:
         graph: Graph,
         groups: Mapping[fx.Node, int],
         inline: Inline,
-        extra: Mapping[str, Sequence[int]],
+        copies: Mapping[str, Sequence[int]],
         fallback: Callable[[Slot], int],
     ) -> None:
         self._graph = graph
@@ -45,11 +46,10 @@ class Cutter:
         read = {slot.key for slot in graph.inputs if slot.is_state}
         for slot, node in zip(graph.outputs, graph.returned, strict=True):
             group = groups[node] if node in groups else fallback(slot)
-            writers = extra.get(slot.key, (group,))
-            for writer in writers:
+            for writer in copies.get(slot.key, (group,)):
                 self._results.setdefault(writer, []).append((slot, node))
-            if slot.key in read:
-                self._writer[slot.key] = min(writers)
+            if slot.key in read and slot.key not in copies:
+                self._writer[slot.key] = group
 
     def cut(self, names: Mapping[int, str]) -> dict[int, Graph]:
         """Return the graph of every group that is named, in order."""
@@ -60,7 +60,7 @@ class Cutter:
         passed: dict[int, dict[fx.Node, Slot]] = {group: {} for group in own}
         for _, values in reads.values():
             for node in values:
-                passed[self._maker(node)][node] = _value(node, self._inputs.get(node))
+                passed[self._maker(node)][node] = self._value(node)
         return {
             group: self._extract(names[group], own[group], *reads[group], passed[group], group)
             for group in own
@@ -107,7 +107,7 @@ class Cutter:
         results = [*self._results.get(group, ()), *((s, node) for node, s in passed.items())]
         used = {i for node in nodes for i in node.all_input_nodes} | {node for _, node in results}
         reads = [(n, s) for n, s in self._inputs.items() if n in used and n not in values]
-        reads += [(node, _value(node, self._inputs.get(node))) for node in values]
+        reads += [(node, self._value(node)) for node in values]
         made = fx.Graph()
         mapping: dict[fx.Node, fx.Node] = {}
         for node, slot in reads:
@@ -119,10 +119,11 @@ class Cutter:
         module = fx.GraphModule(self._graph.module, made)
         return Graph(name, module, tuple(s for _, s in reads), tuple(s for s, _ in results))
 
-
-def _value(node: fx.Node, old: Slot | None) -> Slot:
-    if old is not None:
-        return Slot(Kind.VALUE, f"old.{old.key}", old.shape, old.dtype)
-    result = node.meta["val"]
-    assert isinstance(result, torch.Tensor), f"{node} passes no tensor between groups"
-    return Slot.like(Kind.VALUE, node.name, result)
+    def _value(self, node: fx.Node) -> Slot:
+        name = self._graph.name
+        if node in self._inputs:
+            slot = self._inputs[node]
+            return Slot(Kind.VALUE, f"{name}.old.{slot.key}", slot.shape, slot.dtype)
+        result = node.meta["val"]
+        assert isinstance(result, torch.Tensor), f"{node} passes no tensor between groups"
+        return Slot.like(Kind.VALUE, f"{name}.{node.name}", result)

@@ -1,7 +1,7 @@
 """What phased execution moves between chips and streaming memory, and when.
 
 Weights, optimizer state and accumulators that rest off chip are loaded by the parts that use them.
-Activations leave the chip when the strategy's liveness says so. Source: spec/parallel.md section 3.3.
+Activations leave the chip when the strategy's liveness says so. Source: spec/parallel.md 3.3.
 """
 
 from __future__ import annotations
@@ -67,9 +67,7 @@ def _share_last_phase(layout: Layout, loads: Lists, drops: Lists) -> None:
             drops[backward] = sorted({*drops.pop(forward, ()), *drops[backward]})
 
 
-def _gaps(
-    segments: Segments, layout: Layout, home: Home
-) -> Iterator[tuple[Part, Part, str, bool]]:
+def _gaps(segments: Segments, layout: Layout, home: Home) -> Iterator[tuple[Part, Part, str, bool]]:
     """Yield (part, next part, value, whether for the first time) where a value leaves its chip."""
     for slot, source in _values(segments):
         if not _is_off_chip(slot, home):

@@ -7,7 +7,7 @@ Step counts and hyper-parameters are on every chip.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from torch import fx
 
@@ -52,7 +52,7 @@ def split_update(graph: Graph, homes: Homes) -> dict[Part, Segment]:
     last = {chip: numbers[rounds, chip] for rounds, chip in used}
     free = places.everywhere
     groups = {node: numbers[place] for node, place in places.of_node.items()}
-    extra = {
+    copies = {
         slot.key: [last[chip] for chip in homes[slot.key] if chip in last]
         for slot, node in zip(graph.outputs, graph.returned, strict=True)
         if node in free
@@ -61,7 +61,7 @@ def split_update(graph: Graph, homes: Homes) -> dict[Part, Segment]:
     def fallback(slot: Slot) -> int:
         return last[homes[slot.key][0]]
 
-    cutter = Cutter(graph, groups, lambda node, _: node in free, extra, fallback)
+    cutter = Cutter(graph, groups, lambda node, _: node in free, copies, fallback)
     graphs = cutter.cut({number: str(part) for number, part in parts.items()})
     return {parts[n]: Segment(parts[n], parts[n].index, made) for n, made in graphs.items()}
 
