@@ -47,7 +47,9 @@ def place(
 ) -> Layout:
     """Capture and place a model."""
     micro = capture(model, *inputs, training=training)
-    return _place.place(micro.graph, micro.visits, freeze(opts, training))
+    layout = _place.place(micro.graph, micro.visits, freeze(opts, training))
+    _place.log_layout(layout)
+    return layout
 
 
 def chain(*steps, strategy=None, training: bool = True, **counts: int) -> Layout:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 
 import pytest
+import torch
+from torch import nn
 
 import poptorch
-from placing import chain, stages
+from placing import X, chain, options, place, stages
 from poptorch import AutoStage, ParallelPhasedExecution, Phase, PipelinedExecution, Stage
+from poptorch._ir.layout import Spot
 
 
 @pytest.mark.spec("parallel", 3, 4)
@@ -85,3 +88,62 @@ def test_what_was_decided_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert "No IPU specified for block A: default to stage_id 0" in caplog.messages
     assert "Starting block id=B stage=1 phase=None ipu=1" in caplog.messages
     assert "enablePipelining set to value 1" in caplog.messages
+
+
+@pytest.mark.spec("parallel", 49)
+def test_every_operator_is_logged_with_its_place(caplog: pytest.LogCaptureFixture) -> None:
+    class Inner(nn.Module):
+        def forward(self, x):
+            return (x.relu() * 2).relu()
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.b1, self.b2 = nn.Sequential(Inner(), Inner()), Inner()
+            self.scale = nn.Parameter(torch.ones(4))
+
+        def forward(self, x):
+            x = self.b1(x * self.scale)
+            with poptorch.Block("B", ipu_id=1):
+                return poptorch.identity_loss(self.b2(x), "mean")
+
+    poptorch.setLogLevel("DEBUG")
+    try:
+        with caplog.at_level(logging.DEBUG, logger="poptorch:cpp"):
+            place(Outer(), X, opts=options())
+    finally:
+        poptorch.setLogLevel("WARN")
+    assert "Mul:0 [float32(2, 4), mode(Pipelined), ipu(0), stage(0)]" in caplog.messages
+    assert "b1/0/Relu:0 [float32(2, 4), mode(Pipelined), ipu(0), stage(0)]" in caplog.messages
+    assert "b1/1/Relu/1:0 [float32(2, 4), mode(Pipelined), ipu(0), stage(0)]" in caplog.messages
+    assert "b2/Relu:0 [float32(2, 4), mode(Pipelined), ipu(1), stage(1)]" in caplog.messages
+    backward = "b1/0/ThresholdBackward:0 [float32(2, 4), mode(Pipelined), ipu(0), stage(2)]"
+    assert backward in caplog.messages
+
+
+def test_phases_are_logged_by_their_internal_numbers(caplog: pytest.LogCaptureFixture) -> None:
+    strategy = poptorch.SerialPhasedExecution("A", "B")
+    strategy.setTensorsLiveness(poptorch.Liveness.OffChipAfterFwdNoOverlap)
+    poptorch.setLogLevel("DEBUG")
+    try:
+        with caplog.at_level(logging.DEBUG, logger="poptorch:cpp"):
+            chain(("A", 0), ("B", 0), strategy=strategy)
+    finally:
+        poptorch.setLogLevel("WARN")
+    relus = [line for line in caplog.messages if "Relu" in line]
+    assert relus == [
+        "Relu:0 [float32(2, 4), mode(Phased), ipu(0), phase(0)]",
+        "Relu/1:0 [float32(2, 4), mode(Phased), ipu(0), phase(2)]",
+    ]
+    assert "executionPhaseSettings.phases set to value 6" in caplog.messages
+    assert "executionPhaseSettings.stages set to value 1" in caplog.messages
+
+
+def test_backward_phases_come_after_the_forward_ones() -> None:
+    steps = ("A", 0), ("B", 0), ("C", 0)
+    for separate, expected in ((False, [2, 3, 4]), (True, [4, 5, 6])):
+        strategy = poptorch.SerialPhasedExecution("A", "B", "C").useSeparateBackwardPhase(separate)
+        layout = chain(*steps, strategy=strategy)
+        forward = [layout.phase_number(Spot(stage)) for stage in (0, 1, 2)]
+        backward = [layout.phase_number(Spot(stage, backward=True)) for stage in (2, 1, 0)]
+        assert (forward, backward) == ([0, 1, 2], expected)

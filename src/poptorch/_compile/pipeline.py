@@ -17,7 +17,7 @@ from .._ir.slot import Kind
 from .._ir.spec import Spec
 from . import lanes
 from .build import inference_program, training_program
-from .staged import stage
+from .staged import stage, step_graphs
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,13 +57,16 @@ def compile(
     apart = backends.works_by_stages(backend)
     micro, lane_axis = (_capture.capture(request), None) if apart else lanes.capture(request, spec)
     layout = _place.place(micro.graph, micro.visits, spec)
+    _place.log_layout(layout)
     progress(0.2)
     if optim is None:
         program = inference_program(micro.graph, spec, lane_axis)
     else:
         program = training_program(micro.graph, spec, optim, lane_axis)
     per_replica = _per_replica(request, micro, program)
-    staged = stage(layout, spec, optim) if apart else None
+    staged = None
+    if apart:
+        staged = stage(step_graphs(micro.graph, spec, optim, program), micro.visits, spec)
     plan = Plan(program, spec, per_replica, layout, staged)
     verify.verify_plan(plan)
     progress(0.3)

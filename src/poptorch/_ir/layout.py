@@ -18,6 +18,25 @@ from .placement import Placement
 
 
 @dataclass(frozen=True)
+class Assigned:
+    """Where a visit of a block runs.
+
+    Attributes:
+        visit: the visit.
+        stage: the stage id; in phased strategies the stage's number within its phase.
+        phase: the phase that the user named, or None.
+        chip: the device.
+        by_default: whether nothing named the device, so that it is the stage id.
+    """
+
+    visit: Visit
+    stage: int
+    phase: int | None
+    chip: int
+    by_default: bool = False
+
+
+@dataclass(frozen=True)
 class Stage:
     """Nodes that run together on one chip.
 
@@ -62,7 +81,7 @@ class Layout:
     Attributes:
         graph: the micro graph; never changed, so that its nodes can be keys.
         placement: the user's strategy.
-        visits: the blocks that forward entered.
+        assigned: the blocks that forward entered, and where they run.
         stages: in forward order; never empty.
         spots: where every operator node runs.
         homes: chips that hold each state tensor, by slot key. Weights have one home; what is only
@@ -70,18 +89,20 @@ class Layout:
         depth: forward pipeline stages as the strategy's rules count them: device switches + 1.
         chips: devices that one replica needs: highest index + 1.
         reserved: devices that all replicas of this process reserve, rounded if that was allowed.
+        replicas: copies of the model in this process.
         training: whether there is a backward pass.
     """
 
     graph: Graph
     placement: Placement
-    visits: tuple[Visit, ...]
+    assigned: tuple[Assigned, ...]
     stages: tuple[Stage, ...]
     spots: Mapping[fx.Node, Spot]
     homes: Mapping[str, tuple[int, ...]]
     depth: int
     chips: int
     reserved: int
+    replicas: int
     training: bool
 
     @property
@@ -96,3 +117,17 @@ class Layout:
     def chip(self, node: fx.Node) -> int:
         """The chip on which an operator node runs."""
         return self.stages[self.spots[node].stage].chip
+
+    def phase_number(self, spot: Spot) -> int:
+        """The internal number of the phase that a spot is in, as logs show it.
+
+        Backward phases go on where the forward ones end, in reverse. They share the last one, or
+        leave it and the next free.
+        """
+        phase = self.stages[spot.stage].phase
+        assert phase is not None, "there are no phases in this strategy"
+        if spot.backward:
+            last = max(stage.phase or 0 for stage in self.stages)
+            shared = self.placement.shares_last_phase
+            phase = 2 * last - phase + (0 if shared else 2)
+        return phase * self.placement.phase_stride

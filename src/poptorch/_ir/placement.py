@@ -78,6 +78,11 @@ class Placement:
         return _STRIDE[self.liveness]
 
     @property
+    def shares_last_phase(self) -> bool:
+        """Whether the backward pass begins in the phase in which the forward pass ends."""
+        return self.liveness == Liveness.AlwaysLive and not self.separate_backward_phase
+
+    @property
     def total_phases(self) -> int:
         """Internal phases that logs report as ``executionPhaseSettings.phases``."""
         highest = max((stage.phase or 0 for stage in self.stages), default=0)

@@ -174,6 +174,8 @@ class Work:
         updates: chips that have an update to do in each round.
         loads: parts that need something from streaming memory first.
         stores: parts that leave something to be stored.
+        fetches: parts whose stores a part's load brings back: of the same micro-batch where they
+            come earlier, of the one before where they do not.
         phases: the forward phase of each stage; None in unphased strategies.
     """
 
@@ -184,6 +186,7 @@ class Work:
     updates: tuple[tuple[int, ...], ...] = ()
     loads: frozenset[Part] = frozenset()
     stores: frozenset[Part] = frozenset()
+    fetches: Mapping[Part, frozenset[Part]] = field(default_factory=dict)
     phases: tuple[int | None, ...] = ()
 
     @property

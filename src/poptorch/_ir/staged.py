@@ -83,11 +83,3 @@ class Staged:
     moves: Moves
     work: Work
     schedule: Schedule
-
-    def readers(self, key: str, chip: int) -> list[Part]:
-        """Parts on a chip that read a value or a batch input, in the order of execution."""
-        return [
-            part
-            for part, segment in self.segments.items()
-            if segment.chip == chip and any(slot.key == key for slot in segment.graph.inputs)
-        ]

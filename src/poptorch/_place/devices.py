@@ -8,11 +8,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from .._base import log
 from .._base.errors import Error
+from .._ir.layout import Assigned
 from .._ir.placement import Strategy
 from .._ir.spec import Spec
-from .resolve import Assigned
 
 LIMIT = 64
 """Most devices that one process may use."""
@@ -70,11 +69,6 @@ def reserve(per_replica: int, spec: Spec) -> int:
             fix=f"options.autoRoundNumIPUs(True) to reserve {rounded - needed} more, which idle",
         )
     _check_limit(rounded)
-    log.engine.warning(
-        "Reserving %d IPUs when the model specifies the use of only %d. This is because PopTorch "
-        "must reserve a power of 2 or a multiple of 64 IPUs. %d of the IPUs will be idle.",
-        rounded, needed, rounded - needed,
-    )  # fmt: skip
     return rounded
 
 

@@ -32,10 +32,9 @@ def find_moves(segments: Segments, layout: Layout, homes: Homes) -> Moves:
             loads[part] += sorted(read)
             stores[part] += sorted(written)
             drops[part] += sorted(read - written)
-        if placement.liveness == Liveness.AlwaysLive:
-            if layout.training and not placement.separate_backward_phase:
-                _share_last_phase(layout, loads, drops)
-        elif not homes.activation.on_chip:
+        if layout.training and placement.shares_last_phase:
+            _share_last_phase(layout, loads, drops)
+        if placement.liveness != Liveness.AlwaysLive and not homes.activation.on_chip:
             for before, after, key, is_first in _gaps(segments, layout, homes.activation):
                 (stores if is_first else drops)[before].append(key)
                 loads[after].append(key)

@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from torch import fx
 
-from .._base import log
 from .._ir.blocks import Visit
 from .._ir.graph import Graph
 from .._ir.layout import Layout, Spot, Stage
-from .._ir.placement import Strategy
 from .._ir.spec import Spec
 from .devices import check_batches, pipeline_depth, reserve
 from .homes import find_homes
@@ -38,28 +36,20 @@ def place(graph: Graph, visits: Sequence[Visit], spec: Spec) -> Layout:
     chips = _devices(stages, spots)
     depth = pipeline_depth(assigned)
     check_batches(depth, spec)
-    pipelined = placement.strategy is Strategy.PIPELINED and chips > 1
-    log.engine.debug("enablePipelining set to value %d", pipelined)
-    if placement.phased:
-        parallel = placement.strategy is Strategy.PARALLEL_PHASED
-        log.engine.debug("executionPhaseSettings.phases set to value %d", placement.total_phases)
-        log.engine.debug("executionPhaseSettings.stages set to value %d", 2 if parallel else 1)
     return Layout(
         graph=graph,
         placement=placement,
-        visits=tuple(visits),
+        assigned=tuple(assigned),
         stages=stages,
         spots=spots,
         homes=find_homes(graph, spots, stages),
         depth=depth,
         chips=chips,
         reserved=reserve(chips, spec),
+        replicas=spec.loops.replicas,
         training=spec.training,
     )
 
 
 def _devices(stages: Sequence[Stage], spots: Mapping[fx.Node, Spot]) -> int:
-    if not spots:
-        log.engine.info("No IPU is used: nothing is left of the model after optimisation")
-        return 0
-    return max(stage.chip for stage in stages) + 1
+    return max(stage.chip for stage in stages) + 1 if spots else 0

@@ -3,30 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from .._base import log
 from .._base.errors import AssertionFailure, Error
 from .._ir.blocks import Visit
+from .._ir.layout import Assigned
 from .._ir.placement import NamedStage, Placement, Strategy
 from ..enums import AutoStage
-
-
-@dataclass(frozen=True)
-class Assigned:
-    """Where a visit runs.
-
-    Attributes:
-        visit: the visit.
-        stage: the stage id; in phased strategies the stage's number within its phase.
-        phase: the phase that the user named, or None.
-        chip: the device.
-    """
-
-    visit: Visit
-    stage: int
-    phase: int | None
-    chip: int
 
 
 def resolve(visits: Sequence[Visit], placement: Placement) -> list[Assigned]:
@@ -47,17 +29,13 @@ def resolve(visits: Sequence[Visit], placement: Placement) -> list[Assigned]:
             number = automatic.setdefault(visit.block, len(automatic) + 1)
             assigned = _automatic(visit, placement.auto_stage, number)
         _check_device(assigned, placement)
-        log.engine.debug(
-            "Starting block id=%s stage=%s phase=%s ipu=%s",
-            visit.block, assigned.stage, assigned.phase, assigned.chip,
-        )  # fmt: skip
         found.append(assigned)
     return found
 
 
 def _automatic(visit: Visit, rule: AutoStage, number: int) -> Assigned:
     if rule == AutoStage.AutoIncrement:
-        return Assigned(visit, number, None, _device(visit, None, number))
+        return Assigned(visit, number, None, *_device(visit, None, number))
     if visit.ipu is None:
         raise AssertionFailure(
             "poptorch.AutoStage.SameAsIpu was selected but no IPU was specified for block "
@@ -81,16 +59,16 @@ def _named(visit: Visit, placement: Placement) -> Assigned:
             where=visit.line,
             fix="add its id to one of the strategy's stages",
         )
-    return Assigned(visit, stage.stage, stage.phase, _device(visit, stage, stage.stage))
+    return Assigned(visit, stage.stage, stage.phase, *_device(visit, stage, stage.stage))
 
 
-def _device(visit: Visit, stage: NamedStage | None, default: int) -> int:
+def _device(visit: Visit, stage: NamedStage | None, default: int) -> tuple[int, bool]:
+    """Return the device, and whether it is the default."""
     if stage is not None and stage.ipu is not None:
-        return stage.ipu
+        return stage.ipu, False
     if visit.ipu is not None:
-        return visit.ipu
-    log.engine.debug("No IPU specified for block %s: default to stage_id %d", visit.block, default)
-    return default
+        return visit.ipu, False
+    return default, True
 
 
 def _check_device(assigned: Assigned, placement: Placement) -> None:

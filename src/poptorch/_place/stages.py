@@ -11,9 +11,8 @@ from .._base import source
 from .._base.errors import Error
 from .._ir.blocks import OUTSIDE, label_of
 from .._ir.graph import Graph
-from .._ir.layout import Stage
+from .._ir.layout import Assigned, Stage
 from .._ir.placement import Placement, Strategy
-from .resolve import Assigned
 
 Key = tuple[int, ...]
 

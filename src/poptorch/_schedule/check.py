@@ -83,13 +83,21 @@ def _needs(action: Action, work: Work) -> Iterator[Action]:
 
 
 def _before_load(part: Part, micro: int, work: Work) -> Iterator[Action]:
-    if micro:
-        yield Action(part, micro - 1, Move.STORE)
-    for needed in work.needs.get(part, ()):
-        if work.chip_of(needed) == work.chip_of(part):
-            yield Action(needed, micro, Move.STORE)
+    """What it brings back must have been stored: for this micro-batch, or for all before it."""
+    for stored in work.fetches.get(part, ()):
+        if part.do is not Do.UPDATE:  # a part that comes later stored it a micro-batch ago
+            at = micro if _rank(stored, work) < _rank(part, work) else micro - 1
+        else:
+            at = 0 if stored.do is Do.UPDATE else work.micros - 1
+        if at >= 0:
+            yield Action(stored, at, Move.STORE)
     if part.do is Do.UPDATE:
         yield from _before_update(part, work)
+
+
+def _rank(part: Part, work: Work) -> int:
+    last = 2 * len(work.chips) - 1
+    return part.index if part.do is Do.FORWARD else last - part.index
 
 
 def _before_update(part: Part, work: Work) -> Iterator[Action]:
@@ -97,9 +105,6 @@ def _before_update(part: Part, work: Work) -> Iterator[Action]:
     for other in work.parts:
         if part.round == 0 and work.chip_of(other) == part.index:
             yield Action(other, last)
-            yield Action(other, last, Move.STORE)
     for other in work.update_parts:
         if other.round == part.round - 1:
             yield Action(other)
-            if other.index == part.index:
-                yield Action(other, move=Move.STORE)

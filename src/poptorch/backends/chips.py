@@ -76,7 +76,11 @@ class Replica:
         self._staged = staged
         self._chips = {chip: Chip(chip) for chip in staged.work.all_chips}
         self._sent: list[tuple[int, Name, torch.Tensor]] = []
-        self._last = _last_readers(staged)
+        last = _last_readers(staged)
+        self._read_on = set(last)
+        self._forget: dict[Part, list[str]] = defaultdict(list)
+        for (_, key), part in last.items():
+            self._forget[part].append(key)
         self._targets: dict[str, list[int]] = defaultdict(list)
         for transfer in staged.transfers:
             self._targets[transfer.value.key].append(transfer.target)
@@ -165,14 +169,14 @@ class Replica:
                 self.results[slot.key, step] = value.clone()
             else:
                 self._keep(chip, slot, step, value)
-        for key in self._last[action.part]:
+        for key in self._forget[action.part]:
             chip.forget(_name(key, step))
 
     def _keep(self, chip: Chip, slot: Slot, step: int, value: torch.Tensor) -> None:
         name = _name(slot.key, step)
         if slot.kind is Kind.VALUE:
             self._sent += [(target, name, value) for target in self._targets[slot.key]]
-            if not self._staged.readers(slot.key, chip.number):
+            if (chip.number, slot.key) not in self._read_on:
                 return
         chip.memory[name] = value
 
@@ -204,14 +208,11 @@ def _state_slots(staged: Staged) -> list[Slot]:
     return list(slots.values())
 
 
-def _last_readers(staged: Staged) -> dict[Part, list[str]]:
-    """Parts -> values and batch inputs that nothing on their chip reads afterwards."""
-    last: dict[tuple[int, str], Part] = {}
-    for part, segment in staged.segments.items():
-        for slot in segment.graph.inputs:
-            if slot.kind in _PER_MICRO_BATCH:
-                last[segment.chip, slot.key] = part
-    found: dict[Part, list[str]] = defaultdict(list)
-    for (_, key), part in last.items():
-        found[part].append(key)
-    return found
+def _last_readers(staged: Staged) -> dict[tuple[int, str], Part]:
+    """(chip, value or batch input) -> the part after which nothing on the chip reads it."""
+    return {
+        (segment.chip, slot.key): part
+        for part, segment in staged.segments.items()
+        for slot in segment.graph.inputs
+        if slot.kind in _PER_MICRO_BATCH
+    }
