@@ -17,9 +17,9 @@ from .._base import trees
 from .._ir.graph import Graph
 from .._ir.slot import Kind, Slot
 from .._ops.context import listening
-from . import trace
+from . import marks, trace
 from .failures import explained
-from .losses import LossFinder
+from .listening import Capturing
 from .swap import Tied, swapped
 
 Call = Callable[[Sequence[torch.Tensor]], Any]
@@ -35,11 +35,13 @@ class Micro:
             ``loss.* output.*``, ``gradient.*``, and new values of what forward changed in place.
         constants: tensors that the module holds outside parameters and buffers, by slot key.
         outputs: the structure that forward returned, tensors cut out.
+        overlaps: mode of each input and output that moves while it computes, by slot key.
     """
 
     graph: Graph
     constants: Mapping[str, torch.Tensor]
     outputs: trees.Structure
+    overlaps: Mapping[str, str]
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,18 +89,24 @@ class _Recording:
         self.request = request
         self.slots: list[Slot] = []
         self.structure: trees.Structure | None = None
+        self.capturing = Capturing(request.training)
+        self.overlaps: dict[str, str] = {}
+
+    def settle(self, graph: fx.Graph) -> None:
+        """Check the hints in the recorded graph and take them away."""
+        self.overlaps = marks.settle(graph, self.request.inputs, self.slots, self.capturing.groups)
 
     def __call__(self, flat: list[torch.Tensor]) -> list[torch.Tensor]:
         request = self.request
         values = dict(zip((slot.key for slot in request.inputs), flat, strict=True))
         leaves = {slot.path: self._leaf(slot, values[slot.key]) for slot in request.state}
         batch = [values[slot.key] for slot in request.batch]
-        finder = LossFinder()
+        finder = self.capturing.losses
         grad = torch.enable_grad() if request.training else torch.no_grad()
         with (
             grad,
             swapped(request.tensors, leaves) as reassigned,
-            listening(finder),
+            listening(self.capturing),
             explained(request.module),
             finder if request.training else contextlib.nullcontext(),
         ):
@@ -161,7 +169,7 @@ def capture(request: Request) -> Micro:
     mode = trace.fake_mode()
     recording = _Recording(request)
     inputs = [trace.fake_tensor(mode, slot.shape, slot.dtype) for slot in request.inputs]
-    module, constants = trace.trace(recording, inputs)
+    module, constants = trace.trace(recording, inputs, recording.settle)
     constant_slots = tuple(
         Slot.like(Kind.CONSTANT, str(index), value) for index, value in enumerate(constants)
     )
@@ -171,6 +179,7 @@ def capture(request: Request) -> Micro:
         _without_unchanged(graph),
         {slot.key: value for slot, value in zip(constant_slots, constants, strict=True)},
         recording.structure,
+        recording.overlaps,
     )
 
 

@@ -15,6 +15,7 @@ from .._ir.plan import Plan
 from .._ir.slot import Kind
 from .._ir.spec import Spec
 from .build import inference_program, training_program
+from .overlap import check_overlap
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +53,8 @@ def compile(
     backend = backends.choose(spec.target.backend)
     progress(0.02)
     micro = _capture.capture(request)
+    if micro.overlaps:
+        check_overlap(spec)
     progress(0.2)
     if optim is None:
         program = inference_program(micro.graph, spec)
