@@ -97,6 +97,7 @@ def test_python_in_the_pages_runs(
     chain: list[Block], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("POPTORCH_BACKEND", "reference")  # no compiling: the pages are tested here
     names: dict[str, object] = {"__name__": "__main__"}
     for block in chain:
         # Blank lines in front, so that a traceback tells the page's own line.
