@@ -14,9 +14,10 @@ from torch import fx
 from .._base import trees
 from .._ir.graph import Graph
 from .._ir.slot import Kind, Slot
-from . import trace
+from . import marks, trace
 from .forward import Forward, Request, run_forward
 from .lanes import NotVectorisable, folded, run_lanes
+from .listening import Capturing
 
 _NARROW = {torch.float64: torch.float32, torch.int64: torch.int32}
 
@@ -30,11 +31,13 @@ class Micro:
             ``loss.* output.*``, ``gradient.*``, and new values of what forward changed in place.
         constants: tensors that the module holds outside parameters and buffers, by slot key.
         outputs: the structure that forward returned, tensors cut out.
+        overlaps: mode of each input and output that moves while it computes, by slot key.
     """
 
     graph: Graph
     constants: Mapping[str, torch.Tensor]
     outputs: trees.Structure
+    overlaps: Mapping[str, str]
 
 
 def narrowed(dtype: torch.dtype) -> torch.dtype:
@@ -49,6 +52,12 @@ class _Recording:
         self.request = request
         self.slots: list[Slot] = []
         self.structure: trees.Structure | None = None
+        self.capturing = Capturing(request.training)
+        self.overlaps: dict[str, str] = {}
+
+    def settle(self, graph: fx.Graph) -> None:
+        """Check the hints in the recorded graph and take them away."""
+        self.overlaps = marks.settle(graph, self.request.inputs, self.slots, self.capturing.groups)
 
     def __call__(self, flat: list[torch.Tensor]) -> list[torch.Tensor]:
         request = self.request
@@ -57,7 +66,7 @@ class _Recording:
         batch = [values[slot.key] for slot in request.batch]
         forward = run_lanes if request.lanes else run_forward
         with torch.enable_grad() if request.training else torch.no_grad():
-            done = forward(request, batch, leaves)
+            done = forward(request, batch, leaves, self.capturing)
             results = self._outputs(done)
             if done.loss is not None:
                 results += self._gradients(done.loss, leaves, values)
@@ -115,7 +124,7 @@ def capture(request: Request) -> Micro:
     mode = trace.fake_mode()
     recording = _Recording(request)
     inputs = [trace.fake_tensor(mode, slot.shape, slot.dtype) for slot in request.inputs]
-    module, constants = trace.trace(recording, inputs)
+    module, constants = trace.trace(recording, inputs, recording.settle)
     constant_slots = tuple(
         Slot.like(Kind.CONSTANT, str(index), value) for index, value in enumerate(constants)
     )
@@ -128,6 +137,7 @@ def capture(request: Request) -> Micro:
         graph,
         {slot.key: value for slot, value in zip(constant_slots, constants, strict=True)},
         recording.structure,
+        recording.overlaps,
     )
 
 

@@ -17,6 +17,7 @@ from .._ir.slot import Kind
 from .._ir.spec import Spec
 from . import lanes
 from .build import inference_program, training_program
+from .overlap import check_overlap
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +55,8 @@ def compile(
     backend = backends.choose(spec.target.backend)
     progress(0.02)
     micro, lane_axis = lanes.capture(request, spec)
+    if micro.overlaps:
+        check_overlap(spec)
     progress(0.2)
     if optim is None:
         program = inference_program(micro.graph, spec, lane_axis)
