@@ -37,9 +37,11 @@ def best_threads(batch_size: int) -> int:
     Threads wait for one another, so where other programs use the cores fewer are often faster.
     """
     candidates = sorted({1, torch.get_num_threads()})
-    rounds = [[native_seconds(count, batch_size) for count in candidates] for _ in range(PROBE_ROUNDS)]
-    medians = [statistics.median(times) for times in zip(*rounds, strict=True)]
-    return candidates[medians.index(min(medians))]
+    times: dict[int, list[float]] = {count: [] for count in candidates}
+    for _ in range(PROBE_ROUNDS):
+        for count in candidates:
+            times[count].append(native_seconds(count, batch_size))
+    return min(candidates, key=lambda count: statistics.median(times[count]))
 
 
 def largest_difference(one: Result, other: Result) -> str:
