@@ -5,8 +5,8 @@ Source: spec/data.md; what they need beneath is in ``_data``.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
+import traceback
+import weakref
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from ._data import arrangement, remarks, tensor_batches
 from ._data.combining import Grouped, Steps
 from ._data.consumer import Consumer
 from ._data.sharding import Permutations, Shard, shard_range
+from ._data.turns import ConsumersTurn, WorkersTurn
 from ._data.worker import Settings
 from .enums import DataLoaderMode, SharingStrategy
 from .options import Options
@@ -89,6 +90,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._options = options
         self._accessor: AsynchronousDataAccessor | None = None
         self._permutations: Permutations | None = None
+        self._turn: weakref.ref[WorkersTurn] | None = None
         processes = options.Distributed.numProcesses if auto_distributed_partitioning else 1
         if batch_sampler is not None:
             arrangement.check_batch_sampler(batch_size, shuffle, processes > 1)
@@ -166,27 +168,41 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             the same persistent workers, ends the older one.
         """
         if self._accessor is not None:
-            return _Turn(self, self._accessor)
-        if self._iterator is not None and sys.getrefcount(self._iterator) > 2:
-            self._iterator = None  # somebody else uses it: leave it alone and make a new one
+            return ConsumersTurn(self, iter(self._accessor)._consumer)
+        self._retire_workers()
         if self._permutations is not None:
             self._reorder(self._permutations.next())
         if tensor_batches.suits(self):
-            batches: Iterator[Any] = tensor_batches.TensorBatches(self)
+            batches: Any = tensor_batches.TensorBatches(self)
         else:
             batches = self._iterate()
         plan = self._plan
         return Grouped(batches, plan.group, plan.drop_last) if plan.group > 1 else batches
 
-    def _iterate(self) -> Iterator[Any]:
+    def _retire_workers(self) -> None:
+        """Give up persistent workers that serve an iteration which somebody still holds."""
+        turn = self._turn() if self._turn is not None else None
+        if turn is not None and turn.is_over:
+            turn.end()
+        elif turn is not None:
+            self._iterator = None
+
+    def _iterate(self) -> Any:
         """Return torch's iterator, with new workers when the persistent ones do not answer."""
         try:
-            return super().__iter__()
-        except RuntimeError:
+            batches = super().__iter__()
+        except RuntimeError as error:
             if self._iterator is None:
                 raise
             self._iterator = None
-            return super().__iter__()
+            # Torch takes 5 seconds per worker to end them when a cycle has kept their iterator.
+            traceback.clear_frames(error.__traceback__)
+            batches = super().__iter__()
+        if not self.persistent_workers:
+            return batches
+        turn = WorkersTurn(batches)
+        self._turn = weakref.ref(turn)
+        return turn
 
     def _shard(self, dataset: Any, shuffles: bool) -> Shard:
         """Return the view of this process's part."""
@@ -218,7 +234,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def _for_another_process(self) -> DataLoader:
         """Return what a loading process needs of this loader: itself, loading synchronously."""
         other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__, _options=None, _accessor=None, _iterator=None)
+        other.__dict__.update(self.__dict__, _options=None, _turn=None, _iterator=None)
+        other._accessor = None
         other.pin_memory = False  # its elements are copied once more anyway
         return other
 
@@ -229,27 +246,6 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if self.batch_size is None:
             return len(self.batch_sampler) * self._plan.micro
         return len(self.sampler)
-
-
-class _Turn:
-    """One iteration of an asynchronous loader."""
-
-    def __init__(self, loader: DataLoader, accessor: AsynchronousDataAccessor) -> None:
-        self._loader = loader  # which terminates the process when it goes
-        self._consumer = accessor.__iter__()._consumer
-        self._number = self._consumer.turn
-
-    def __iter__(self) -> _Turn:
-        return self
-
-    def __next__(self) -> Any:
-        if self._consumer.turn != self._number:
-            raise Error(
-                "A newer iterator over the same asynchronous loader has replaced this one",
-                fix="finish one loop before the next one begins, or use DataLoaderMode.Sync, or"
-                " two loaders",
-            )
-        return self._consumer.next()
 
 
 class AsynchronousDataAccessor:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .._base import env
+from .._base import env, log
 from .._base.errors import AssertionFailure, Error
 from ..enums import SharingStrategy
 from .process import Process
@@ -192,6 +192,7 @@ class Consumer:
             raise _not_started(self._process.describe_end()) from None
         self._process.started()
         if isinstance(announced, Failed):
+            log.python.error("The loading process could not start:\n%s", announced.text)
             raise _not_started(announced.text)
         return announced
 

@@ -49,11 +49,6 @@ class Failed:
 
     text: str
 
-    @property
-    def summary(self) -> str:
-        """The last line of the traceback: type and message."""
-        return self.text.strip().splitlines()[-1]
-
 
 def send(connection: Connection, kind: Kind, slot: int = 0, rows: int = 0) -> None:
     """Send one message."""

@@ -137,7 +137,6 @@ class _Worker:
                 trees.register(kind, parser)
             first = self._begin()
         except Exception as error:
-            traceback.print_exc()
             self._connection.send_bytes(pickle.dumps(_failed(error)))
             return
         elements = self._first_elements(first)
@@ -181,7 +180,7 @@ class _Worker:
         yield from self._rest()
 
     def _rest(self) -> Iterator[list[torch.Tensor]]:
-        for element in self._iterator:
+        while (element := next(self._iterator, _NOTHING)) is not _NOTHING:
             self._obey_commands()  # before the element gets into a ring that must be forgotten
             yield self._form.split(element)
 
@@ -237,10 +236,17 @@ class _Worker:
 
 def iterate(source: Any) -> Iterator[Any]:
     """Iterate anything: by its own iterator, or by index as far as its length goes."""
-    if hasattr(source, "__iter__") or not hasattr(source, "__len__"):
-        return iter(source)
-    return (source[index] for index in range(len(source)))
+    if not hasattr(source, "__iter__") and hasattr(source, "__len__"):
+        return (source[index] for index in range(len(source)))
+    iterator: Iterator[Any] = iter(source)
+    # Torch installs a handler that raises when one of its workers dies. In the middle of a message
+    # to the consumer that would end this process; without it, torch notices within 5 seconds.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    return iterator
 
 
 def _failed(error: BaseException) -> Failed:
-    return Failed("".join(traceback.format_exception(error))[-MAX_TEXT:])
+    text = "".join(traceback.format_exception(error))
+    # Errors of torch's workers refer to themselves, by way of frames that hold torch's iterator.
+    traceback.clear_frames(error.__traceback__)
+    return Failed(text[-MAX_TEXT:])
