@@ -120,7 +120,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         remarks.remark(self, self._plan, options.Distributed.processId, processes)
         if self._plan.asynchronous:
             self._accessor = AsynchronousDataAccessor(
-                self._for_another_process(),
+                # Not of a subclass, whose own __iter__ would be applied there and here.
+                self._for_another_process(DataLoader),
                 **(async_options or {}),
                 rebatched_size=self._plan.rebatched,
             )
@@ -231,9 +232,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         # Past torch's guard: the size, which is what torch's samplers know, stays the same.
         self.__dict__["dataset"] = Shard(self.dataset.dataset, self.dataset.part, order)
 
-    def _for_another_process(self) -> DataLoader:
+    def _for_another_process(self, kind: type[DataLoader]) -> DataLoader:
         """Return what a loading process needs of this loader: itself, loading synchronously."""
-        other = object.__new__(type(self))
+        other = object.__new__(kind)
         other.__dict__.update(self.__dict__, _options=None, _turn=None, _iterator=None)
         other._accessor = None
         other.pin_memory = False  # its elements are copied once more anyway
@@ -364,7 +365,7 @@ def _accessible(loader: DataLoader, rebatched_size: int | None) -> DataLoader:
             " specified",
             fix="use DataLoader(..., mode=DataLoaderMode.AsyncRebatched)",
         )
-    return loader._for_another_process()
+    return loader._for_another_process(type(loader))
 
 
 def _counts_combined(dataset: Any) -> bool:
