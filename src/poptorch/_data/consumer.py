@@ -193,7 +193,7 @@ class Consumer:
         self._process.started()
         if isinstance(announced, Failed):
             log.python.error("The loading process could not start:\n%s", announced.text)
-            raise _not_started(announced.text)
+            raise _not_started(announced.text, announced.has_arrived)
         return announced
 
 
@@ -204,9 +204,12 @@ def _start(source: Any, descriptor: int, strategy: SharingStrategy, settings: Se
         raise _not_started(f"{type(error).__name__}: {error}") from error
 
 
-def _not_started(reason: str) -> Error:
+def _not_started(reason: str, has_arrived: bool = False) -> Error:
+    title = "The asynchronous loader's worker thread failed to start"
+    if has_arrived:
+        return Error(title, got=reason)  # the data set's own fault: its traceback tells all
     return Error(
-        "The asynchronous loader's worker thread failed to start",
+        title,
         got=reason,
         fix=(
             "data set, collate_fn and worker_init_fn must be picklable and importable, and the"

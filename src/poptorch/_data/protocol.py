@@ -45,9 +45,15 @@ class Ready:
 
 @dataclass(frozen=True)
 class Failed:
-    """What the data set raised, as text: exceptions need not be picklable."""
+    """What was raised, as text: exceptions need not be picklable.
+
+    Attributes:
+        text: the traceback.
+        has_arrived: whether the data set had reached the worker by then.
+    """
 
     text: str
+    has_arrived: bool = True
 
 
 def send(connection: Connection, kind: Kind, slot: int = 0, rows: int = 0) -> None:

@@ -131,13 +131,15 @@ class _Worker:
 
     def run(self, parcel: Any) -> None:
         """Load and announce the first element, then run one iteration after another."""
+        has_arrived = False
         try:
             self._source, parsers = parcel.open()
+            has_arrived = True
             for kind, parser in parsers.items():
                 trees.register(kind, parser)
             first = self._begin()
         except Exception as error:
-            self._connection.send_bytes(pickle.dumps(_failed(error)))
+            self._connection.send_bytes(pickle.dumps(_failed(error, has_arrived)))
             return
         elements = self._first_elements(first)
         while True:
@@ -245,8 +247,8 @@ def iterate(source: Any) -> Iterator[Any]:
     return iterator
 
 
-def _failed(error: BaseException) -> Failed:
+def _failed(error: BaseException, has_arrived: bool = True) -> Failed:
     text = "".join(traceback.format_exception(error))
     # Errors of torch's workers refer to themselves, by way of frames that hold torch's iterator.
     traceback.clear_frames(error.__traceback__)
-    return Failed(text[-MAX_TEXT:])
+    return Failed(text[-MAX_TEXT:], has_arrived)
