@@ -42,6 +42,9 @@ _ROWS = (
     Variable("OMPI_COMM_WORLD_SIZE", int, 1, "number of processes, in every new Options"),
     Variable("OMPI_COMM_WORLD_RANK", int, 0, "index of this process, in every new Options"),
     Variable("POPTORCH_CACHE_DIR", str, "", "directory of cached executables"),
+    Variable(
+        "POPART_CACHE_DIR", str, "", "directory of cached executables, if no option names one"
+    ),
     Variable("POPTORCH_DEFAULT_OPTIONS", str, "{}", "JSON applied to every new Options"),
     Variable(
         "POPTORCH_POISON_BUFFERS",
@@ -50,6 +53,7 @@ _ROWS = (
         "overwrite the loader's buffers when they are released, to show use after the next batch",
     ),
     Variable("POPLAR_ENGINE_OPTIONS", str, "", "engine options as JSON; they beat Python's"),
+    Variable("CXX", str, "", "the C++ compiler of the inductor backend"),
 )
 TABLE = {row.name: row for row in _ROWS}
 

@@ -46,10 +46,12 @@ class Error(Exception):
         return f"{text}\n  Context:\n{self.location}" if self.location else text
 
     def __reduce__(self) -> Any:
-        return _rebuild, (type(self), self.__dict__.copy(), self.args)
+        name = type(self).__name__
+        return _rebuild, (name, self.__dict__.copy(), self.args)
 
 
-def _rebuild(cls: type[Error], attributes: dict[str, Any], args: tuple[Any, ...]) -> Error:
+def _rebuild(name: str, attributes: dict[str, Any], args: tuple[Any, ...]) -> Error:
+    cls: type[Error] = globals().get(name, Error)
     error = cls.__new__(cls)
     Exception.__init__(error, *args)
     error.__dict__.update(attributes)
@@ -89,18 +91,28 @@ class UnrecoverableError(Error):
 class AssertionFailure(Error, AssertionError):  # noqa: N818 (the builtin is AssertionError)
     """A rule of use was broken where PopTorch asserted (argument binding, option types)."""
 
+    __module__ = "poptorch"
+
 
 class StateError(Error, RuntimeError):
     """The objects are in a state that forbids the request where PopTorch raised RuntimeError."""
+
+    __module__ = "poptorch"
 
 
 class InvalidValue(Error, ValueError):  # noqa: N818 (the builtin's own name is ValueError)
     """A value outside the accepted set where PopTorch raised ValueError."""
 
+    __module__ = "poptorch"
+
 
 class InvalidType(Error, TypeError):  # noqa: N818 (the builtin's own name is TypeError)
     """An object of the wrong kind where PopTorch raised TypeError."""
 
+    __module__ = "poptorch"
+
 
 class InvalidAttribute(Error, AttributeError):  # noqa: N818 (the builtin is AttributeError)
     """An unknown or frozen attribute where PopTorch raised AttributeError."""
+
+    __module__ = "poptorch"

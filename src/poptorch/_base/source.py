@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import sys
+import textwrap
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 OURS = str(Path(__file__).resolve().parent.parent)
 DEFAULT_EXCLUDES = (OURS, "site-packages/torch", "site-packages/poptorch", "lib/python3")
@@ -19,7 +22,7 @@ def is_user_file(filename: str, excludes: Iterable[str] = DEFAULT_EXCLUDES) -> b
 
 def describe(filename: str, line: int | None) -> str:
     """Return ``file.py:41, the code of that line``."""
-    code = linecache.getline(filename, line or 0).strip()
+    code = textwrap.shorten(linecache.getline(filename, line or 0), 100, placeholder=" ...")
     place = f"{Path(filename).name}:{line}"
     return f"{place}, {code}" if code else place
 
@@ -40,6 +43,15 @@ def raising_line(error: BaseException) -> str | None:
         if is_user_file(frame.filename):
             return describe(frame.filename, frame.lineno)
     return None
+
+
+def definition_line(function: Callable[..., Any]) -> str | None:
+    """Return where a function is defined, described, or None for builtins."""
+    try:
+        _, line = inspect.getsourcelines(function)
+        return describe(inspect.getsourcefile(function) or "", line)
+    except (OSError, TypeError):
+        return None
 
 
 def innermost_user_line(stack_trace: str | None) -> tuple[str, int] | None:

@@ -5,17 +5,18 @@ Source: spec/executor.md section 4.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 (torch's own convention)
+import torch.nn.functional as F
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from .._base import source
 from .._base.errors import Error
+from .trace import gradient_origin
 
 LOSS_FUNCTIONS: dict[Callable[..., Any], str] = {
     getattr(F, name): name
@@ -60,7 +61,7 @@ class LossFinder(TorchFunctionMode):
         """Record a candidate."""
         self.candidates.append(Candidate(loss, name, source.calling_line()))
 
-    def final_loss(self, model: str) -> torch.Tensor:
+    def final_loss(self, model: nn.Module) -> torch.Tensor:
         """Return the one loss that feeds no other.
 
         Raises:
@@ -69,7 +70,8 @@ class LossFinder(TorchFunctionMode):
         if not self.candidates:
             raise Error(
                 "Couldn't find a loss in graph",
-                got=f"forward of {model} called no torch loss and no poptorch.identity_loss",
+                got=f"{type(model).__name__}.forward called no torch loss and no identity_loss",
+                where=source.definition_line(type(model).forward),
                 fix=(
                     "compute the loss in forward with a torch.nn loss and return it",
                     "mark a loss of your own: poptorch.identity_loss(loss, reduction='mean')",
@@ -80,6 +82,7 @@ class LossFinder(TorchFunctionMode):
             raise Error(
                 "Multiple independent losses found",
                 got="\n".join(f"{c.function} at {c.line}" for c in final),
+                where=source.definition_line(type(model).forward),
                 fix="combine them and mark the result: "
                 "poptorch.identity_loss(loss1 + loss2, reduction='sum')",
             )
@@ -94,7 +97,7 @@ def _feeds_another(candidate: Candidate, candidates: Iterable[Candidate]) -> boo
         elif candidate.tensor is other.tensor:
             if later:  # the same tensor marked again: the later mark stands
                 return True
-        elif candidate.tensor.grad_fn is not None and _reaches(other.tensor, candidate.tensor):
+        elif _reaches(other.tensor, candidate.tensor):
             return True
     return False
 
@@ -102,22 +105,14 @@ def _feeds_another(candidate: Candidate, candidates: Iterable[Candidate]) -> boo
 def _reaches(start: torch.Tensor, goal: torch.Tensor) -> bool:
     """Whether ``goal`` is among the values that ``start`` was computed from."""
     seen = set()
-    stack = [start.grad_fn]
+    first, wanted = gradient_origin(start), gradient_origin(goal)
+    stack = [first] if wanted is not None else []
     while stack:
         node = stack.pop()
         if node is None or node in seen:
             continue
-        if node is goal.grad_fn and node is not start.grad_fn:
+        if node is wanted and node is not first:
             return True
         seen.add(node)
         stack.extend(parent for parent, _ in node.next_functions)
     return False
-
-
-def source_line_of(function: Callable[..., Any]) -> str | None:
-    """Return where a function is defined, described, or None for builtins."""
-    try:
-        _, line = inspect.getsourcelines(function)
-        return source.describe(inspect.getsourcefile(function) or "", line)
-    except (OSError, TypeError):
-        return None

@@ -1,4 +1,4 @@
-"""Putting traced tensors in the place of a module's parameters and buffers, and noticing reassignment.
+"""Traced tensors in the place of a module's parameters and buffers; reassignment noticed.
 
 Batch normalisation counts its batches by reassigning a buffer; it is exempt from the check, as in
 PopTorch (spec/executor.md section 4).
@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from .._base import source
 from .._base.errors import Error
 
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 Place = tuple[nn.Module, str, str]  # the module, "_parameters" or "_buffers", the name in it
 
 
@@ -37,7 +38,9 @@ def tensors_of(module: nn.Module) -> dict[str, Tied]:
                 if tensor is None:
                     continue
                 path = f"{prefix}.{name}" if prefix else name
-                _, tied = found.setdefault(id(tensor), (path, Tied(tensor, holder == "_parameters")))
+                _, tied = found.setdefault(
+                    id(tensor), (path, Tied(tensor, holder == "_parameters"))
+                )
                 tied.places.append((owner, holder, name))
     return dict(found.values())
 
@@ -74,14 +77,12 @@ def _get(place: Place) -> torch.Tensor:
     return tensor
 
 
-def _check(
-    path: str, tied: Tied, value: torch.Tensor, reassigned: dict[str, torch.Tensor]
-) -> None:
+def _check(path: str, tied: Tied, value: torch.Tensor, reassigned: dict[str, torch.Tensor]) -> None:
     for owner, holder, name in tied.places:
         now = getattr(owner, holder).get(name)
         if now is value:
             continue
-        if isinstance(owner, _BatchNorm) and isinstance(now, torch.Tensor):
+        if isinstance(owner, BATCH_NORMS) and isinstance(now, torch.Tensor):
             reassigned[path] = now
             continue
         what = "parameter" if holder == "_parameters" else "buffer"
@@ -89,5 +90,6 @@ def _check(
         raise Error(
             f"{what.capitalize()} '{path}' is {verb} the model",
             got=f"forward of {type(owner).__name__} binds another value to self.{name}",
+            where=source.definition_line(type(owner).forward),
             fix=f"change its value in place: self.{name}.copy_(new_value)",
         )

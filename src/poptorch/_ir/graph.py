@@ -1,18 +1,18 @@
 """Graph: a pure ATen graph whose every input and output says what it is.
 
-Graphs are copied between rooms, never edited in place. Two graphs join where an output slot of one is
-an input slot of the next, so composition needs no positions.
+Graphs are copied between rooms, never edited in place. Two graphs join where an output slot of
+one is an input slot of the next, so composition needs no positions.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import fx
 
+from .operators import draws
 from .slot import Kind, Slot
 
 
@@ -41,33 +41,31 @@ class Graph:
     def returned(self) -> tuple[fx.Node, ...]:
         """The returned nodes, in the order of ``outputs``."""
         (output,) = (node for node in self.module.graph.nodes if node.op == "output")
-        return tuple(output.args[0])  # type: ignore[arg-type]
+        return tuple(output.args[0])
 
     @property
     def random(self) -> bool:
         """Whether running it draws random numbers."""
-        return any(
-            isinstance(node.target, torch._ops.OpOverload)
-            and torch.Tag.nondeterministic_seeded in node.target.tags
-            for node in self.module.graph.nodes
-        )
+        return any(draws(node) for node in self.module.graph.nodes)
 
     @property
-    def updates(self) -> dict[str, str]:
-        """State that it changes: output keys that are also input keys."""
+    def updates(self) -> frozenset[str]:
+        """Keys of the state that it changes: those that are read and written."""
         read = {slot.key for slot in self.inputs if slot.is_state}
-        return {slot.key: slot.key for slot in self.outputs if slot.key in read}
+        return frozenset(slot.key for slot in self.outputs if slot.key in read)
 
     def copy(self) -> Graph:
         """Return a graph that may be edited without touching this one."""
-        return Graph(self.name, copy.copy(self.module), self.inputs, self.outputs)
+        graph = fx.Graph()
+        graph.output(graph.graph_copy(self.module.graph, val_map={}))
+        return Graph(self.name, fx.GraphModule(self.module, graph), self.inputs, self.outputs)
 
-    def fake_inputs(self) -> list[torch.Tensor]:
-        """Return real, zero-filled example tensors of the inputs."""
+    def zero_inputs(self) -> list[torch.Tensor]:
+        """Return zero-filled example tensors of the inputs."""
         return [torch.zeros(slot.shape, dtype=slot.dtype) for slot in self.inputs]
 
     def __call__(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Evaluate it on tensors by key: slow and simple, for tests and the definition of meaning."""
+        """Evaluate it on tensors by key: slow and simple, for tests."""
         results = self.module(*(values[slot.key] for slot in self.inputs))
         return {slot.key: value for slot, value in zip(self.outputs, results, strict=True)}
 
@@ -109,7 +107,7 @@ def compose(name: str, parts: Sequence[Graph], keep: Iterable[Kind] = ()) -> Gra
     graph.output(tuple(values[slot.key] for slot in result))
     graph.eliminate_dead_code()
     graph.lint()
-    module = fx.GraphModule(attributes, graph)  # type: ignore[arg-type]
+    module = fx.GraphModule(attributes, graph)
     return Graph(name, module, tuple(inputs.values()), tuple(result))
 
 

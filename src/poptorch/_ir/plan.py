@@ -1,4 +1,4 @@
-"""Plan: a Program with its placement. On one device there is one chip, one stage and no transfer."""
+"""Plan: a Program with its placement. On one device: one chip, one stage, no transfer."""
 
 from __future__ import annotations
 

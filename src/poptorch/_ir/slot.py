@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass
 
 import torch
@@ -51,6 +52,11 @@ class Slot:
     def key(self) -> str:
         """``kind.path``: what State, Programs and pieces call this tensor."""
         return f"{self.kind}.{self.path}"
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
 
     @property
     def is_state(self) -> bool:

@@ -1,4 +1,4 @@
-"""State: the device's own copy of everything that lives from call to call. The only mutable value."""
+"""State: the device's own copy of all that lives from call to call. The only mutable value."""
 
 from __future__ import annotations
 

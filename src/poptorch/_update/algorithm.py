@@ -7,6 +7,7 @@ every backend.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -41,20 +42,45 @@ class Algorithm:
     Attributes:
         moments: the state that a weight of the given dtype needs in a group.
         counts: whether the group needs the number of updates made so far.
-        prepare: scalar work done once per group: hyper-parameters and, where counted, the number
-            of this update (from 1) to the values that ``step`` reads.
+        prepare: scalar work done once per group: from the hyper-parameters and, where counted, the
+            number of this update (from 1) to the values that ``step`` reads.
         step: weight, descaled gradient, moments and prepared values to the new weight and moments.
+        elementwise: whether ``step`` works on a flat bundle as it does on one weight. Where it
+            does not, its values have ``blocks`` for a bundle: the stretches of ALIGNMENT elements
+            that each member takes.
     """
 
     moments: Callable[[OptimSpec, OptimGroup, torch.dtype], tuple[Moment, ...]]
     counts: Callable[[OptimSpec, OptimGroup], bool]
-    prepare: Callable[[Values, torch.Tensor | None], Values]
+    prepare: Callable[[OptimSpec, OptimGroup, Values, torch.Tensor | None], dict[str, Value]]
     step: Callable[[torch.Tensor, torch.Tensor, Tensors, Values], tuple[torch.Tensor, Tensors]]
+    elementwise: bool = True
 
 
-def is_zero(value: Value) -> bool:
-    """Tell whether a hyper-parameter is a constant zero, so that its term can be left out."""
-    return not isinstance(value, torch.Tensor) and value == 0
+def is_constant(value: Value, number: float) -> bool:
+    """Tell whether a hyper-parameter is compiled in with this value, so that terms can go."""
+    return not isinstance(value, torch.Tensor) and value == number
+
+
+def constant(group: OptimGroup, name: str) -> float | None:
+    """Return a hyper-parameter of a group that is compiled in, None for an input."""
+    return None if name in group.variables else float(group.setting(name) or 0)
+
+
+def complement(hyper: Values, name: str) -> Value:
+    """Return ``1 - decay``, which is what float32 inputs carry of a decay rate near 1."""
+    return hyper[f"one_minus_{name}"] if f"one_minus_{name}" in hyper else 1 - hyper[name]
+
+
+def correction(hyper: Values, name: str, count: torch.Tensor) -> torch.Tensor:
+    """Return ``1 - decay ** count`` without the cancellation that it has in float32."""
+    rest = complement(hyper, name)
+    log = torch.log1p(-rest) if isinstance(rest, torch.Tensor) else _log1p(-rest)
+    return -torch.expm1(count * log)
+
+
+def _log1p(number: float) -> float:
+    return math.log1p(number) if number > -1 else -math.inf
 
 
 def plus_scaled(base: torch.Tensor, other: torch.Tensor, factor: Value) -> torch.Tensor:
@@ -62,6 +88,25 @@ def plus_scaled(base: torch.Tensor, other: torch.Tensor, factor: Value) -> torch
     if isinstance(factor, torch.Tensor):
         return torch.addcmul(base, other, factor)
     return torch.add(base, other, alpha=factor)
+
+
+def blend(old: torch.Tensor, new: torch.Tensor, share: Value) -> torch.Tensor:
+    """Return ``old + share * (new - old)``."""
+    if isinstance(share, torch.Tensor):
+        return torch.addcmul(old, new - old, share)
+    return torch.lerp(old, new, share)
+
+
+def materialised(values: dict[str, Value]) -> dict[str, Value]:
+    """Have compilers compute scalars once rather than inside the loops over the weights.
+
+    Inductor inlines 0-d arithmetic (a ``pow``, a division) into every loop that reads it, which
+    makes Adam 2.5 times slower; it must give a tensor that ``as_strided`` is applied to a buffer.
+    """
+    return {
+        name: value.as_strided((), ()) if isinstance(value, torch.Tensor) else value
+        for name, value in values.items()
+    }
 
 
 def storage_dtype(spec: OptimSpec, setting: str) -> torch.dtype:

@@ -14,56 +14,70 @@ from .algorithm import (
     Tensors,
     Value,
     Values,
-    is_zero,
+    constant,
+    is_constant,
     plus_scaled,
     storage_dtype,
 )
 
 
-def _constant(group: OptimGroup, name: str) -> float | None:
-    """Value of a hyper-parameter that is compiled in, None for an input."""
-    return None if name in group.variables else float(group.setting(name) or 0)
-
-
 def _moments(spec: OptimSpec, group: OptimGroup, dtype: torch.dtype) -> tuple[Moment, ...]:
-    if _constant(group, "momentum") == 0:
+    if constant(group, "momentum") == 0:
         return ()
     return (Moment("velocity", storage_dtype(spec, "velocity_accum_type")),)
 
 
 def _counts(spec: OptimSpec, group: OptimGroup) -> bool:
-    return _constant(group, "momentum") != 0 and _constant(group, "dampening") != 0
+    return constant(group, "momentum") != 0 and constant(group, "dampening") != 0
 
 
-def _prepare(hyper: Values, count: torch.Tensor | None) -> Values:
-    undamped: Value = 1.0 - hyper["dampening"]
-    prepared = dict(hyper)
-    if is_zero(hyper["momentum"]):
-        prepared["descent"] = -(hyper["lr"] * undamped)
+def undamped(hyper: Values, count: torch.Tensor | None) -> Value:
+    """Return the share of a gradient that enters the velocity: all of the first one."""
+    rest = 1 - hyper["dampening"]
+    return rest if count is None else torch.where(count == 1, 1.0, rest)
+
+
+def _prepare(
+    spec: OptimSpec, group: OptimGroup, hyper: Values, count: torch.Tensor | None
+) -> dict[str, Value]:
+    names = ("weight_decay", "momentum", "nesterov")
+    prepared = {name: hyper[name] for name in names}
+    share = undamped(hyper, count)
+    if constant(group, "momentum") == 0:
+        prepared["descent"] = -(hyper["lr"] * share)
         return prepared
-    prepared["descent"] = -hyper["lr"]
-    if count is not None:
-        undamped = torch.where(count == 1, 1.0, undamped)
-    prepared["undamped"] = undamped
+    # A half velocity is held multiplied by the loss scale, as the gradients are that feed it.
+    in_half = storage_dtype(spec, "velocity_accum_type") == torch.float16
+    prepared["scaling"] = hyper["loss_scaling"] if in_half else 1.0
+    prepared["share"] = share * prepared["scaling"]
+    prepared["descent"] = -(hyper["lr"] / prepared["scaling"])
     return prepared
 
 
 def _step(
     weight: torch.Tensor, gradient: torch.Tensor, moments: Tensors, values: Values
 ) -> tuple[torch.Tensor, Tensors]:
-    if not is_zero(values["weight_decay"]):
+    if not is_constant(values["weight_decay"], 0):
         gradient = plus_scaled(gradient, weight, values["weight_decay"])
     if "velocity" not in moments:
         return plus_scaled(weight, gradient, values["descent"]), {}
     velocity = moments["velocity"] * values["momentum"]
-    velocity = plus_scaled(velocity, gradient, values["undamped"])
-    direction = velocity
-    nesterov = values["nesterov"]
-    if not is_zero(nesterov):
-        direction = plus_scaled(gradient, velocity, values["momentum"])
-        if isinstance(nesterov, torch.Tensor):
-            direction = torch.where(nesterov > 0, direction, velocity)
+    velocity = plus_scaled(velocity, gradient, values["share"])
+    if not is_constant(values["scaling"], 1):
+        gradient = gradient * values["scaling"]
+    direction = looked_ahead(gradient, velocity, values)
     return plus_scaled(weight, direction, values["descent"]), {"velocity": velocity}
+
+
+def looked_ahead(gradient: torch.Tensor, velocity: torch.Tensor, values: Values) -> torch.Tensor:
+    """Return the velocity, or with Nesterov momentum where it points after this gradient."""
+    nesterov = values["nesterov"]
+    if is_constant(nesterov, 0):
+        return velocity
+    ahead = plus_scaled(gradient, velocity, values["momentum"])
+    return (
+        torch.where(nesterov > 0, ahead, velocity) if isinstance(nesterov, torch.Tensor) else ahead
+    )
 
 
 SGD = Algorithm(_moments, _counts, _prepare, _step)

@@ -1,0 +1,6 @@
+"""Backends: ways to run a Plan. ``protocol`` is the public seam for others."""
+
+from .protocol import Backend, Executable, Progress
+from .registry import available, choose
+
+__all__ = ["Backend", "Executable", "Progress", "available", "choose"]

@@ -30,7 +30,11 @@ _CONSTRUCTORS: dict[str, Callable[..., Any]] = {
         strategies.ParallelPhasedExecution,
     )
 }
-_ENUMS: dict[str, type[enum.Enum]] = {name: value for name, value in vars(enums).items() if isinstance(value, enum.EnumMeta)}
+_ENUMS: dict[str, type[enum.Enum]] = {
+    name: value
+    for name, value in vars(enums).items()
+    if isinstance(value, type) and issubclass(value, enum.Enum)
+}
 
 
 class ConfigFileError(Exception):

@@ -1,0 +1,121 @@
+"""What both versions of the example share: their options, the progress they show, their results."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from data import DataError, FashionMNIST, load
+
+# Losses can be compared step by step with this seed. With about half of all seeds they cannot: an
+# activation comes so near to zero in some early step that rounding decides which side of a ReLU it
+# is on, and the native loop in float64 parts from the one in float32 in just the same way.
+SEED = 10
+TEST_BATCH = 100  # divides the 10,000 test images, and the 1,000 of the small subset
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """Return the options, the same for every version."""
+    options = argparse.ArgumentParser(description=description)
+    options.add_argument("--epochs", type=int, default=5)
+    options.add_argument("--batch-size", type=int, default=16)
+    options.add_argument("--lr", type=float, default=0.001)
+    options.add_argument("--momentum", type=float, default=0.9)
+    options.add_argument(
+        "--seed", type=int, default=SEED, help="for the weights and the data order (default: 10)"
+    )
+    options.add_argument(
+        "--data-dir",
+        default=os.environ.get("FASHION_MNIST_DIR"),
+        help="directory with the four files of FashionMNIST (default: $FASHION_MNIST_DIR)",
+    )
+    options.add_argument("--limit", type=int, help="train on only so many images")
+    return options
+
+
+def dataset(args: argparse.Namespace) -> FashionMNIST:
+    """Load the data that the options ask for and say which it is; exit if a file is broken."""
+    try:
+        found = load(args.data_dir, args.limit)
+    except DataError as error:
+        raise SystemExit(f"error: {error}") from None
+    for note in found.notes:
+        print(note)
+    return found
+
+
+@dataclass
+class Result:
+    """What one version of the example did.
+
+    Attributes:
+        name: which version.
+        speeds: iterations per second of each epoch.
+        epoch_losses: mean loss of each epoch.
+        losses: the loss of every step, in order.
+        compile_seconds: time spent compiling; None where nothing is compiled.
+        accuracy: share of the test images that were classified rightly, 0 to 1.
+    """
+
+    name: str
+    speeds: list[float] = field(default_factory=list)
+    epoch_losses: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    compile_seconds: float | None = None
+    accuracy: float = 0.0
+
+    def epoch(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """Yield the batches of one epoch, then note and print its speed and loss."""
+        number = len(self.speeds) + 1
+        first = len(self.losses)
+        bar = tqdm(loader, desc=f"[Epoch {number:02d}]", leave=False, disable=None)
+        started = time.perf_counter()
+        yield from bar
+        seconds = time.perf_counter() - started
+        losses = self.losses[first:]
+        self.speeds.append(len(losses) / seconds)
+        self.epoch_losses.append(sum(losses) / max(len(losses), 1))
+        print(
+            f"[Epoch {number:02d}] {self.speeds[-1]:8.1f} it/s, {seconds:6.1f} s, "
+            f"mean loss {self.epoch_losses[-1]:.4f}, last loss {losses[-1]:.4f}"
+            if losses
+            else f"[Epoch {number:02d}] no full batch: lower --batch-size or raise --limit",
+            flush=True,
+        )
+
+    def step(self, loss: torch.Tensor) -> None:
+        """Note the loss of one step."""
+        self.losses.append(loss.item())
+
+    def finish(self, correct: int, total: int, compile_seconds: float | None = None) -> Result:
+        """Note and print the accuracy, and the compile time where there is one."""
+        self.accuracy = correct / total
+        self.compile_seconds = compile_seconds
+        if compile_seconds is not None:
+            print(f"Compile time: {compile_seconds:.2f} s")
+        print(f"Test accuracy: {self.accuracy:.2%} of {total} images", flush=True)
+        return self
+
+
+def table(results: Sequence[Result]) -> str:
+    """Return the figures of several versions side by side."""
+
+    def seconds(result: Result) -> str:
+        return "none" if result.compile_seconds is None else f"{result.compile_seconds:.2f} s"
+
+    rows = [("", *(result.name for result in results))]
+    rows.append(("compile time", *map(seconds, results)))
+    for epoch, _ in enumerate(results[0].speeds):
+        cells = (f"{r.speeds[epoch]:.1f} it/s  loss {r.epoch_losses[epoch]:.4f}" for r in results)
+        rows.append((f"epoch {epoch + 1}", *cells))
+    rows.append(("test accuracy", *(f"{result.accuracy:.2%}" for result in results)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return "\n".join(lines)

@@ -1,0 +1,70 @@
+"""Trains the same network with plain PyTorch and with poptorch; shows the figures together."""
+
+import time
+
+import torch
+from torch import nn
+
+import native
+import poptorch_ipu
+from common import Result, dataset, parser, table
+
+PROBE_STEPS = 60
+COMPARED_STEPS = 200
+
+
+def native_seconds(threads: int, batch_size: int) -> float:
+    """Return the time of a few native training steps on so many threads."""
+    torch.set_num_threads(threads)
+    model = native.ClassificationModel()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
+    images, labels = torch.randn(batch_size, 1, 28, 28), torch.randint(10, (batch_size,))
+    for step in range(2 * PROBE_STEPS):
+        if step == PROBE_STEPS:  # the first half warms up
+            started = time.perf_counter()
+        optimizer.zero_grad()
+        nn.functional.nll_loss(model(images), labels).backward()
+        optimizer.step()
+    return time.perf_counter() - started
+
+
+def best_threads(batch_size: int) -> int:
+    """Return the number of threads that suits the native version best; both then use it."""
+    candidates = sorted({1, torch.get_num_threads()})
+    rounds = [[native_seconds(count, batch_size) for count in candidates] for _ in range(2)]
+    best = [min(times) for times in zip(*rounds, strict=True)]
+    return candidates[best.index(min(best))]
+
+
+def largest_difference(one: Result, other: Result) -> str:
+    """Say how far two versions' losses lie apart over the first steps."""
+    pairs = [*zip(one.losses, other.losses, strict=True)][:COMPARED_STEPS]
+    if not pairs:
+        return "No step was made, so there are no losses to compare"
+    difference = max(abs(a - b) / abs(a) for a, b in pairs)
+    return f"Losses of the first {len(pairs)} steps: at most {difference:.1e} apart (relative)"
+
+
+def main() -> None:
+    """Run both versions with the same options, data, order and threads."""
+    options = parser(__doc__)
+    options.add_argument("--threads", type=int, help="default: what is fastest for the native one")
+    args = options.parse_args()
+    data = dataset(args)
+    threads = args.threads or best_threads(args.batch_size)
+    torch.set_num_threads(threads)
+    print(f"torch {torch.__version__}, {threads} thread(s): {args.epochs} epochs")
+
+    results = []
+    for version, title in ((native, "native PyTorch"), (poptorch_ipu, "poptorch")):
+        print(f"\n--- {title}")
+        results.append(version.run(args, data))
+
+    print(f"\n--- side by side\n{data.notes[0]}")
+    print(table(results))
+    print(largest_difference(*results))
+    print("poptorch's first epoch includes what it compiled")
+
+
+if __name__ == "__main__":
+    main()

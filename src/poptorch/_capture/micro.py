@@ -1,0 +1,162 @@
+"""One micro-batch of the user's module as a Graph: forward, loss, backward, buffer updates.
+
+Source: spec/executor.md sections 3 to 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from .._base import trees
+from .._ir.graph import Graph
+from .._ir.slot import Kind, Slot
+from . import trace
+from .forward import Forward, Request, run_forward
+from .lanes import NotVectorisable, folded, run_lanes
+
+_NARROW = {torch.float64: torch.float32, torch.int64: torch.int32}
+
+
+@dataclass(frozen=True, eq=False)
+class Micro:
+    """What a capture found.
+
+    Attributes:
+        graph: ``param.* buffer.* constant.* batch.*`` (and ``hyper.loss_scaling``) to
+            ``loss.* output.*``, ``gradient.*``, and new values of what forward changed in place.
+        constants: tensors that the module holds outside parameters and buffers, by slot key.
+        outputs: the structure that forward returned, tensors cut out.
+    """
+
+    graph: Graph
+    constants: Mapping[str, torch.Tensor]
+    outputs: trees.Structure
+
+
+def narrowed(dtype: torch.dtype) -> torch.dtype:
+    """The 32-bit type that a 64-bit type becomes at the border; others stay."""
+    return _NARROW.get(dtype, dtype)
+
+
+class _Recording:
+    """Runs forward and backward once, remembering what the flat results mean."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.slots: list[Slot] = []
+        self.structure: trees.Structure | None = None
+
+    def __call__(self, flat: list[torch.Tensor]) -> list[torch.Tensor]:
+        request = self.request
+        values = dict(zip((slot.key for slot in request.inputs), flat, strict=True))
+        leaves = {slot.path: self._leaf(slot, values[slot.key]) for slot in request.state}
+        batch = [values[slot.key] for slot in request.batch]
+        forward = run_lanes if request.lanes else run_forward
+        with torch.enable_grad() if request.training else torch.no_grad():
+            done = forward(request, batch, leaves)
+            results = self._outputs(done)
+            if done.loss is not None:
+                results += self._gradients(done.loss, leaves, values)
+        self.slots += [*request.state, *request.batch]
+        results += [done.leaves[slot.path].detach() for slot in request.state]
+        return results + batch
+
+    def _leaf(self, slot: Slot, value: torch.Tensor) -> torch.Tensor:
+        if slot.kind is Kind.PARAM and slot.path in self.request.trained:
+            return value.detach().requires_grad_()
+        return value.detach()
+
+    def _outputs(self, done: Forward) -> list[torch.Tensor]:
+        self.structure = done.structure
+        results = []
+        for index, tensor in enumerate(done.tensors):
+            result = tensor.detach()
+            if self.request.narrow_64bit and result.dtype in _NARROW:
+                result = result.to(_NARROW[result.dtype])
+            kind = Kind.LOSS if tensor is done.loss else Kind.OUTPUT
+            self.slots.append(Slot.like(kind, str(index), result))
+            results.append(result)
+        return results
+
+    def _gradients(
+        self,
+        loss: torch.Tensor,
+        leaves: Mapping[str, torch.Tensor],
+        values: Mapping[str, torch.Tensor],
+    ) -> list[torch.Tensor]:
+        trained = [path for path in leaves if leaves[path].requires_grad]
+        if not trained or not loss.requires_grad:
+            return []
+        trace.backward_keeps_origin(loss)
+        seed = torch.ones_like(loss)
+        scaling = self.request.loss_scaling
+        factor = values[scaling.key].to(loss.dtype) if isinstance(scaling, Slot) else scaling
+        if not isinstance(factor, float) or factor != 1.0:
+            seed = seed * factor
+        grads = torch.autograd.grad(
+            loss, [leaves[path] for path in trained], grad_outputs=seed, allow_unused=True
+        )
+        found = [(path, g) for path, g in zip(trained, grads, strict=True) if g is not None]
+        self.slots += [Slot.like(Kind.GRADIENT, path, g) for path, g in found]
+        return [g for _, g in found]
+
+
+def capture(request: Request) -> Micro:
+    """Trace one micro-batch of a module, or several as lanes.
+
+    Raises:
+        Error: no loss or several, a reassigned buffer, or something that cannot be captured.
+        NotVectorisable: with lanes only: capture a single micro-batch instead.
+    """
+    mode = trace.fake_mode()
+    recording = _Recording(request)
+    inputs = [trace.fake_tensor(mode, slot.shape, slot.dtype) for slot in request.inputs]
+    module, constants = trace.trace(recording, inputs)
+    constant_slots = tuple(
+        Slot.like(Kind.CONSTANT, str(index), value) for index, value in enumerate(constants)
+    )
+    graph = Graph("micro", module, (*request.inputs, *constant_slots), tuple(recording.slots))
+    assert recording.structure is not None
+    graph = _without_unchanged(graph)
+    if request.lanes is not None:
+        _check_folded(request, graph)
+    return Micro(
+        graph,
+        {slot.key: value for slot, value in zip(constant_slots, constants, strict=True)},
+        recording.structure,
+    )
+
+
+def _check_folded(request: Request, graph: Graph) -> None:
+    known = folded(request)
+    for slot in graph.outputs:
+        if slot.kind in (Kind.BUFFER, Kind.PARAM) and slot.path not in known:
+            raise NotVectorisable(f"{slot.kind} {slot.path} is changed in place")
+
+
+def _without_unchanged(graph: Graph) -> Graph:
+    """Drop the returned inputs that forward did not change, and inputs that nothing reads."""
+    placeholders = dict(zip((s.key for s in graph.inputs), graph.placeholders, strict=True))
+    kept = [
+        (slot, node)
+        for slot, node in zip(graph.outputs, graph.returned, strict=True)
+        if placeholders.get(slot.key) is not node
+    ]
+    fxgraph = graph.module.graph
+    output = next(node for node in fxgraph.nodes if node.op == "output")
+    output.args = (tuple(node for _, node in kept),)
+    fxgraph.eliminate_dead_code()
+    inputs = []
+    for slot, node in zip(graph.inputs, graph.placeholders, strict=True):
+        if node.users or slot.kind is Kind.BATCH:
+            inputs.append(slot)
+        else:
+            fxgraph.erase_node(node)
+    fxgraph.lint()
+    return Graph(
+        graph.name, fx.GraphModule(graph.module, fxgraph), tuple(inputs), tuple(s for s, _ in kept)
+    )

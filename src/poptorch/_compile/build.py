@@ -1,0 +1,107 @@
+"""Micro graph and update pieces -> Program: which loops, and what is fused with what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .. import _update
+from .._ir.graph import Graph, compose
+from .._ir.optim_spec import OptimSpec
+from .._ir.program import Axis, Emit, LaneAxis, Node, Program, Repeat, Run
+from .._ir.slot import Kind, Slot
+from .._ir.spec import Loops, Spec
+from .lower import lower
+
+_EMITTED = (Kind.LOSS, Kind.OUTPUT, Kind.ANCHOR)
+
+
+def inference_program(micro: Graph, spec: Spec, lanes: LaneAxis | None) -> Program:
+    """Return ``repeat iterations { repeat replicas { forward } }; emit``, or chunks of lanes."""
+    forward = Graph("forward", micro.module, micro.inputs, micro.outputs)
+    body = _window(Run("forward"), Axis.ITERATIONS, spec.loops.iterations, spec.loops, lanes)
+    return Program((*body, _emit(micro, spec)), {"forward": forward}, spec.loops, {}, lanes)
+
+
+def training_program(micro: Graph, spec: Spec, optim: OptimSpec, lanes: LaneAxis | None) -> Program:
+    """Return the training step.
+
+    With one run per update forward, backward and update are one graph; otherwise the micro step
+    adds its gradients to accumulators that the update empties.
+    """
+    loops = spec.loops
+    gradients = [slot for slot in micro.outputs if slot.kind is Kind.GRADIENT]
+    trained = {slot.path for slot in gradients}
+    updated = [s for s in micro.inputs if s.kind is Kind.PARAM and s.path in trained]
+    side_by_side = lanes.count if lanes is not None else 1
+    runs = loops.accumulation * loops.replicas // side_by_side
+    tally = _update.Tally(lanes=side_by_side, chunks=runs, replicas=loops.replicas)
+    body: tuple[Node, ...]
+    if runs == 1:
+        graphs, initial = _fused(micro, spec, optim, gradients, updated, tally)
+        body = (Run("step"),)
+    else:
+        graphs, initial = _separate(micro, spec, optim, gradients, updated, tally)
+        window = _window(Run("micro"), Axis.ACCUMULATION, loops.accumulation, loops, lanes)
+        body = (*window, Run("update"))
+    body = _repeat(Axis.ITERATIONS, loops.iterations, body)
+    return Program((*body, _emit(micro, spec)), graphs, loops, initial, lanes)
+
+
+def _window(
+    run: Run, axis: Axis, count: int, loops: Loops, lanes: LaneAxis | None
+) -> tuple[Node, ...]:
+    if lanes is not None:
+        return _repeat(Axis.CHUNKS, count // lanes.steps, (run,))
+    return _repeat(axis, count, _repeat(Axis.REPLICAS, loops.replicas, (run,)))
+
+
+def _separate(
+    micro: Graph,
+    spec: Spec,
+    optim: OptimSpec,
+    gradients: list[Slot],
+    updated: list[Slot],
+    tally: _update.Tally,
+) -> tuple[dict[str, Graph], Mapping[str, float]]:
+    accumulate = lower(_update.accumulate(optim, gradients, spec.reduction, tally))
+    finish = lower(_update.finish(optim, gradients, spec.reduction, tally))
+    update, initial = _update_graph(optim, updated, finish)
+    graphs = {
+        "micro": compose("micro", [micro, accumulate]),
+        "update": compose("update", [finish, update]),
+    }
+    return graphs, initial
+
+
+def _fused(
+    micro: Graph,
+    spec: Spec,
+    optim: OptimSpec,
+    gradients: list[Slot],
+    updated: list[Slot],
+    tally: _update.Tally,
+) -> tuple[dict[str, Graph], Mapping[str, float]]:
+    parts = [micro]
+    scale = _update.scale(optim, gradients, spec.reduction, tally)
+    if scale is not None:
+        parts.append(lower(scale))
+    update, initial = _update_graph(optim, updated, parts[-1])
+    return {"step": compose("step", [*parts, update])}, initial
+
+
+def _update_graph(
+    optim: OptimSpec, updated: list[Slot], source: Graph
+) -> tuple[Graph, Mapping[str, float]]:
+    dtypes = {slot.dtype for slot in source.outputs if slot.kind is Kind.GRADIENT}
+    (dtype,) = dtypes if len(dtypes) == 1 else (None,)
+    piece = _update.lower(optim, updated, gradient_dtype=dtype)
+    return lower(piece), piece.initial
+
+
+def _repeat(axis: Axis, count: int, body: tuple[Node, ...]) -> tuple[Node, ...]:
+    return body if count == 1 else (Repeat(axis, count, body),)
+
+
+def _emit(micro: Graph, spec: Spec) -> Emit:
+    slots = tuple(slot for slot in micro.outputs if slot.kind in _EMITTED)
+    return Emit(slots, spec.output.mode, spec.output.period)

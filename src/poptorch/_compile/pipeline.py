@@ -1,0 +1,80 @@
+"""The spine: the rooms in order, one call each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from .. import _capture, backends
+from .._base import log, trees
+from .._ir import verify
+from .._ir.optim_spec import OptimSpec
+from .._ir.plan import Plan
+from .._ir.program import Program
+from .._ir.slot import Kind
+from .._ir.spec import Spec
+from . import lanes
+from .build import inference_program, training_program
+
+
+@dataclass(frozen=True, eq=False)
+class Compiled:
+    """What the session keeps of a compilation.
+
+    Attributes:
+        plan: the program and its placement.
+        executable: the backend's result.
+        constants: first values of ``constant.*`` state.
+        outputs: the structure that forward returned.
+    """
+
+    plan: Plan
+    executable: backends.Executable
+    constants: Mapping[str, torch.Tensor]
+    outputs: trees.Structure
+
+
+def compile(
+    request: _capture.Request,
+    spec: Spec,
+    optim: OptimSpec | None,
+    progress: Callable[[float], None],
+) -> Compiled:
+    """Capture, build, place and compile one wrapped model.
+
+    Args:
+        request: what is captured.
+        spec: every setting.
+        optim: the optimizer's structure; None in inference.
+        progress: told the share of the work done, from 0 to 1.
+    """
+    verify.verify_spec(spec)
+    backend = backends.choose(spec.target.backend)
+    progress(0.02)
+    micro, lane_axis = lanes.capture(request, spec)
+    progress(0.2)
+    if optim is None:
+        program = inference_program(micro.graph, spec, lane_axis)
+    else:
+        program = training_program(micro.graph, spec, optim, lane_axis)
+    plan = Plan(program, spec, per_replica=_per_replica(request, micro, program))
+    verify.verify_plan(plan)
+    progress(0.3)
+    log.engine.debug("Program:\n%s", program)
+    executable = backend.compile(plan, lambda share: progress(0.3 + 0.7 * share))
+    return Compiled(plan, executable, micro.constants, micro.outputs)
+
+
+def _per_replica(
+    request: _capture.Request, micro: _capture.Micro, program: Program
+) -> frozenset[str]:
+    """State that forward changes evolves by itself on every replica."""
+    if program.loops.replicas == 1:
+        return frozenset()
+    if program.lanes is not None:  # what else is changed counts batches, alike on all replicas
+        paths = _capture.batch_norm_statistics(request)
+        return frozenset(f"{Kind.BUFFER}.{path}" for path in paths)
+    changed = (s.key for s in micro.graph.outputs if s.kind in (Kind.BUFFER, Kind.CONSTANT))
+    return frozenset(changed)

@@ -1,0 +1,59 @@
+"""Functions that the user wants called around every compilation (spec/executor.md section 7.1)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+
+from torch.utils.hooks import RemovableHandle
+
+from .._base.errors import StateError
+
+Hook = Callable[[], object]
+_pre: OrderedDict[int, Hook] = OrderedDict()
+_post: OrderedDict[int, Hook] = OrderedDict()
+
+
+def register_pre_compile(hook: Hook) -> RemovableHandle:
+    """Call ``hook()`` just before each capture of ``forward``, in the order of registration.
+
+    Returns:
+        A handle whose ``remove()`` ends it.
+
+    Raises:
+        RuntimeError: the hook is not callable.
+    """
+    return _register(hook, _pre)
+
+
+def register_post_compile(hook: Hook) -> RemovableHandle:
+    """Call ``hook()`` after each capture of ``forward``, also after one that failed.
+
+    Returns:
+        A handle whose ``remove()`` ends it.
+
+    Raises:
+        RuntimeError: the hook is not callable.
+    """
+    return _register(hook, _post)
+
+
+def _register(hook: Hook, hooks: OrderedDict[int, Hook]) -> RemovableHandle:
+    if not callable(hook):
+        raise StateError("A compile hook must be callable", got=type(hook).__name__)
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    return handle
+
+
+@contextlib.contextmanager
+def around() -> Iterator[None]:
+    """Run the hooks around the block."""
+    for hook in list(_pre.values()):
+        hook()
+    try:
+        yield
+    finally:
+        for hook in list(_post.values()):
+            hook()

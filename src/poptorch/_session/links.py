@@ -1,0 +1,56 @@
+"""Which training session holds newer values of which host tensors.
+
+Inference sessions look here at every call, so that validating after training needs no copy by hand,
+whichever wrapper was made first (spec/executor.md section 5.3).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Protocol
+
+
+class Trainer(Protocol):
+    """A session whose device has newer weights than the host from time to time."""
+
+    version: int
+
+    def bring_host_up_to_date(self) -> bool:
+        """Download if the device is newer; return whether it was."""
+        ...
+
+
+_trainers: dict[int, weakref.ref[Trainer]] = {}
+_generation = 0
+
+
+def register(trainer: Trainer, tensors: Iterable[int]) -> None:
+    """Let a trainer be found from the identities of the host tensors it trains."""
+    global _generation
+    _generation += 1
+    reference = weakref.ref(trainer)
+    _trainers.update(dict.fromkeys(tensors, reference))
+
+
+def forget(tensors: Iterable[int]) -> None:
+    """Remove what ``register`` added."""
+    global _generation
+    _generation += 1
+    for tensor in tensors:
+        _trainers.pop(tensor, None)
+
+
+def generation() -> int:
+    """A number that changes whenever trainers come or go: to keep look-ups cheap."""
+    return _generation
+
+
+def trainers_of(tensors: Iterable[int]) -> list[Trainer]:
+    """Return the living trainers of any of these host tensors, each once."""
+    found: dict[int, Trainer] = {}
+    for tensor in tensors:
+        trainer = _trainers[tensor]() if tensor in _trainers else None
+        if trainer is not None:
+            found[id(trainer)] = trainer
+    return list(found.values())

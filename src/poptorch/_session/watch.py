@@ -1,0 +1,61 @@
+"""Noticing that host code reads a wrapped module, so that trained values are brought down first.
+
+A dict of our own stands in the place of every sub-module's ``_parameters`` and ``_buffers``. It
+behaves like the dict it replaces, and copies and pickles as a plain one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+HOLDERS = ("_parameters", "_buffers")
+
+
+class Watched(dict[str, Any]):
+    """A dict that announces every look at its values."""
+
+    __slots__ = ("_announce",)
+
+    def __init__(self, entries: dict[str, Any], announce: Callable[[], None]) -> None:
+        super().__init__(entries)
+        self._announce = announce
+
+    def __getitem__(self, name: str) -> Any:
+        self._announce()
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self._announce()
+        return super().get(name, default)
+
+    def items(self) -> Any:
+        self._announce()
+        return super().items()
+
+    def values(self) -> Any:
+        self._announce()
+        return super().values()
+
+    def copy(self) -> dict[str, Any]:
+        return dict(self.items())
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return dict, (list(self.items()),)
+
+
+def watch(module: nn.Module, announce: Callable[[], None]) -> None:
+    """Put watched dicts into a module and all below it."""
+    for sub in module.modules():
+        for holder in HOLDERS:
+            sub.__dict__[holder] = Watched(sub.__dict__[holder], announce)
+
+
+def unwatch(module: nn.Module) -> None:
+    """Put plain dicts back."""
+    for sub in module.modules():
+        for holder in HOLDERS:
+            if isinstance(sub.__dict__[holder], Watched):
+                sub.__dict__[holder] = dict(sub.__dict__[holder].items())

@@ -1,0 +1,118 @@
+"""What wrapping for training does to the user's module, and undoing it.
+
+The object stays the same; its class becomes a subclass named ``Poptorch<Name>`` with two more
+methods. Copies and pickles of it are ordinary modules. Source: spec/executor.md section 1.1.
+"""
+
+from __future__ import annotations
+
+import copy
+import copyreg
+import weakref
+from typing import Any, Protocol
+
+from torch import nn
+
+from .watch import unwatch, watch
+
+
+class Owner(Protocol):
+    """The executor that a wrapped module forwards to."""
+
+    def copyWeightsToHostIfNeeded(self) -> bool:  # noqa: N802
+        """Download if the device is newer."""
+        ...
+
+    def destroy(self) -> None:
+        """Release the device and restore the module."""
+
+
+_owners: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Owner]] = weakref.WeakKeyDictionary()
+
+
+def owner_of(module: nn.Module) -> Owner | None:
+    """Return the executor that a module is wrapped by, or None."""
+    reference = _owners.get(module)
+    return reference() if reference is not None else None
+
+
+def is_wrapped(module: nn.Module) -> bool:
+    """Tell whether a module carries a training wrapping."""
+    return module in _owners
+
+
+def wrap(module: nn.Module, owner: Owner) -> None:
+    """Change the class of a module and watch its tensors. The owner is held weakly."""
+    reference = weakref.ref(owner)
+    _owners[module] = reference
+
+    def announce() -> None:
+        living = reference()
+        if living is not None:
+            living.copyWeightsToHostIfNeeded()
+
+    watch(module, announce)
+    module.__class__ = _subclass(type(module))
+
+
+def unwrap(module: nn.Module) -> None:
+    """Give a module its class and plain dicts back."""
+    if module in _owners:
+        del _owners[module]
+        module.__class__ = type(module).__bases__[0]
+        unwatch(module)
+
+
+_subclasses: dict[type, type[nn.Module]] = {}
+
+
+def _subclass(cls: type[nn.Module]) -> type[nn.Module]:
+    def copy_weights_to_host_if_needed(self: nn.Module) -> bool:
+        """Copy newer weights from the device; return whether there were any."""
+        owner = owner_of(self)
+        return owner is not None and owner.copyWeightsToHostIfNeeded()
+
+    def destroy(self: nn.Module) -> None:
+        """Release the executor of this model; the model is an ordinary module afterwards."""
+        owner = owner_of(self)
+        if owner is not None:
+            owner.destroy()
+        unwrap(self)
+
+    if cls in _subclasses:
+        return _subclasses[cls]
+    members: dict[str, Any] = {
+        "__module__": cls.__module__,
+        "__doc__": cls.__doc__,
+        "__reduce_ex__": _reduce_unwrapped,
+        "__deepcopy__": _deepcopy_unwrapped,
+        "__copy__": _copy_wrapped,
+        "copyWeightsToHostIfNeeded": copy_weights_to_host_if_needed,
+        "destroy": destroy,
+    }
+    _subclasses[cls] = type(f"Poptorch{cls.__name__}", (cls,), members)
+    return _subclasses[cls]
+
+
+def _reduce_unwrapped(self: nn.Module, protocol: Any) -> Any:
+    reduced: Any = super(type(self), self).__reduce_ex__(max(protocol, 2))
+    _, _, *state = reduced
+    # The reconstructor of old pickles, because the modern one insists on the object's own class.
+    return copyreg._reconstructor, (type(self).__bases__[0], object, None), *state  # type: ignore[attr-defined]
+
+
+def _deepcopy_unwrapped(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    cls: Any = type(self).__bases__[0]
+    if "__deepcopy__" in cls.__dict__:
+        return cls.__deepcopy__(self, memo)  # type: ignore[no-any-return]
+    result: nn.Module = cls.__new__(cls)
+    memo[id(self)] = result
+    result.__dict__.update(copy.deepcopy(self.__dict__, memo))
+    return result
+
+
+def _copy_wrapped(self: nn.Module) -> nn.Module:
+    result = type(self).__new__(type(self))
+    result.__dict__.update(self.__dict__)
+    _owners[result] = _owners[self]
+    return result

@@ -1,0 +1,70 @@
+"""RMSprop, plain or centred, in torch's variant or TensorFlow's (spec/optimizers.md 5.5)."""
+
+from __future__ import annotations
+
+import torch
+
+from .._ir.optim_spec import OptimGroup, OptimSpec
+from .algorithm import (
+    Algorithm,
+    Moment,
+    Tensors,
+    Value,
+    Values,
+    blend,
+    complement,
+    constant,
+    is_constant,
+    plus_scaled,
+    storage_dtype,
+)
+
+
+def _moments(spec: OptimSpec, group: OptimGroup, dtype: torch.dtype) -> tuple[Moment, ...]:
+    first = storage_dtype(spec, "first_order_momentum_accum_type")
+    second = storage_dtype(spec, "second_order_momentum_accum_type")
+    found = [Moment("square", second, 1.0 if spec.setting("use_tf_variant") else 0.0)]
+    if spec.setting("centered"):
+        found.append(Moment("mean", first))
+    if constant(group, "momentum") != 0:
+        found.append(Moment("momentum", first))
+    return tuple(found)
+
+
+def _prepare(
+    spec: OptimSpec, group: OptimGroup, hyper: Values, count: torch.Tensor | None
+) -> dict[str, Value]:
+    names = ("eps", "weight_decay", "momentum")
+    prepared = {name: hyper[name] for name in names}
+    prepared["share"] = complement(hyper, "alpha")
+    prepared["tf"] = float(bool(spec.setting("use_tf_variant")))
+    # TensorFlow's variant has the learning rate inside the momentum buffer.
+    inside = bool(prepared["tf"]) and constant(group, "momentum") != 0
+    prepared["entry"] = hyper["lr"] if inside else 1.0
+    prepared["descent"] = -1.0 if inside else -hyper["lr"]
+    return prepared
+
+
+def _step(
+    weight: torch.Tensor, gradient: torch.Tensor, moments: Tensors, values: Values
+) -> tuple[torch.Tensor, Tensors]:
+    if not is_constant(values["weight_decay"], 0):
+        gradient = plus_scaled(gradient, weight, values["weight_decay"])
+    moments = dict(moments)
+    moments["square"] = blend(moments["square"], gradient * gradient, values["share"])
+    variance = moments["square"]
+    if "mean" in moments:
+        moments["mean"] = blend(moments["mean"], gradient, values["share"])
+        variance = variance - moments["mean"] * moments["mean"]
+    if values["tf"]:
+        root = torch.sqrt(variance + values["eps"])
+    else:
+        root = torch.sqrt(variance) + values["eps"]
+    direction = gradient / root
+    if "momentum" in moments:
+        kept = moments["momentum"] * values["momentum"]
+        direction = moments["momentum"] = plus_scaled(kept, direction, values["entry"])
+    return plus_scaled(weight, direction, values["descent"]), moments
+
+
+RMSPROP = Algorithm(_moments, lambda spec, group: False, _prepare, _step)

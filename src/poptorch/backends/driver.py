@@ -1,0 +1,256 @@
+"""The device loop: walks a Program, calling one compiled function per Run.
+
+Every backend that compiles graph by graph shares it. Which results a call returns, and how they are
+put together, follows spec/executor.md section 3.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from .._base import interrupts
+from .._ir.plan import Plan
+from .._ir.program import Axis, LaneAxis, Node, Program, Repeat, Run
+from .._ir.report import Report
+from .._ir.slot import Kind, Slot
+from .._ir.state import State
+from ..enums import OutputMode
+from .prepare import Prepared
+
+Compiled = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+Index = dict[Axis, int]
+
+
+class LoopExecutable:
+    """Runs a Plan whose graphs are compiled one by one.
+
+    Args:
+        plan: what is run.
+        functions: by graph name, the prepared graph and its compiled form.
+        report: what the program costs.
+    """
+
+    def __init__(
+        self, plan: Plan, functions: Mapping[str, tuple[Prepared, Compiled]], report: Report
+    ) -> None:
+        self._program = plan.program
+        self._functions = functions
+        self._report = report
+        self._random = plan.program.random
+        self._bound: tuple[State, dict[str, _BoundRun]] | None = None
+
+    def report(self) -> Report:
+        """Return what the program costs."""
+        return self._report
+
+    def run(self, state: State, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Do one call; see ``Executable.run``."""
+        runs = self._bind(state)
+        collector = Collector(self._program)
+        slices = [_cut(value, self._program) for value in batch]
+        index: Index = dict.fromkeys(Axis, 0)
+        random = _device_generator(state, self._random)
+        with interrupts.deferred(), torch.no_grad(), random:
+            for node in self._program.body[:-1]:
+                self._walk(node, runs, slices, index, collector)
+        return collector.results()
+
+    def _bind(self, state: State) -> dict[str, _BoundRun]:
+        # State tensors keep their identity, so the argument lists are made once per State.
+        if self._bound is None or self._bound[0] is not state:
+            runs = {
+                name: _BoundRun(prepared, function, state, self._program)
+                for name, (prepared, function) in self._functions.items()
+            }
+            self._bound = state, runs
+        return self._bound[1]
+
+    def _walk(
+        self,
+        node: Node,
+        runs: Mapping[str, _BoundRun],
+        slices: Sequence[Sequence[torch.Tensor]],
+        index: Index,
+        collector: Collector,
+    ) -> None:
+        if isinstance(node, Repeat):
+            for step in range(node.count):
+                index[node.axis] = step
+                for child in node.body:
+                    self._walk(child, runs, slices, index, collector)
+            index[node.axis] = 0
+        elif isinstance(node, Run):
+            interrupts.check()
+            run = runs[node.graph]
+            collector.take(run.emitted, run(slices, index), index)
+        else:
+            raise NotImplementedError(f"this backend runs one process: {node}")
+
+
+class _BoundRun:
+    """One graph with its state arguments in place, waiting for batch slices."""
+
+    def __init__(
+        self, prepared: Prepared, function: Compiled, state: State, program: Program
+    ) -> None:
+        self._function = function
+        self._loops = program.loops
+        self._lanes = program.lanes
+        inputs = list(enumerate(prepared.inputs))
+        self._batch = [(at, int(s.path)) for at, s in inputs if s.kind is Kind.BATCH]
+        self._counters = [at for at, slot in inputs if slot.kind is Kind.COUNTER]
+        stacked = program.lanes is not None  # such a program reads all replicas at once
+        self._arguments: list[list[torch.Tensor | None]] = [
+            [_state_argument(state, slot, None if stacked else replica) for _, slot in inputs]
+            for replica in range(1 if stacked else program.loops.replicas)
+        ]
+        self.emitted = [slot.key for slot in prepared.outputs]
+
+    def __call__(
+        self, slices: Sequence[Sequence[torch.Tensor]], index: Index
+    ) -> Sequence[torch.Tensor]:
+        arguments = list(self._arguments[index[Axis.REPLICAS]])
+        piece, done = self._position(index)
+        for place, source in self._batch:
+            arguments[place] = slices[source][piece]
+        if self._counters:
+            for place in self._counters:
+                arguments[place] = torch.tensor(float(done))
+        return self._function(arguments)  # type: ignore[arg-type]
+
+    def _position(self, index: Index) -> tuple[int, int]:
+        """Which slice of the batch this run reads, and how many of its kind came before."""
+        loops, lanes = self._loops, self._lanes
+        if lanes is not None:
+            chunks = loops.accumulation // lanes.steps if lanes.axis is Axis.ACCUMULATION else 1
+            return index[Axis.ITERATIONS] * chunks + index[Axis.CHUNKS], index[Axis.CHUNKS]
+        replica = index[Axis.REPLICAS]
+        step = index[Axis.ITERATIONS] * loops.accumulation + index[Axis.ACCUMULATION]
+        piece = step * loops.input_groups + loops.input_group(replica)
+        return piece, index[Axis.ACCUMULATION] * loops.replicas + replica
+
+
+def _state_argument(state: State, slot: Slot, replica: int | None) -> torch.Tensor | None:
+    if not slot.is_state:
+        return None
+    return state.tensors[slot.key] if replica is None else state.read(slot.key, replica)
+
+
+def _cut(value: torch.Tensor, program: Program) -> Sequence[torch.Tensor]:
+    """Cut a combined input into what each run reads, in order."""
+    loops, lanes = program.loops, program.lanes
+    if lanes is None:
+        if loops.slices == 1:
+            return (value,)
+        return value.view(loops.slices, -1, *value.shape[1:]).unbind(0)
+    rows = value.shape[0] // loops.slices
+    steps = value.view(-1, loops.input_groups, rows, *value.shape[1:])
+    if loops.input_group_size > 1:
+        groups = [loops.input_group(replica) for replica in range(loops.replicas)]
+        steps = steps[:, groups]
+    return steps.reshape(-1, lanes.count, rows, *value.shape[1:]).unbind(0)
+
+
+class _device_generator:  # noqa: N801 (used as a function)
+    """Within the block torch's default generator continues the device's random sequence."""
+
+    def __init__(self, state: State, needed: bool) -> None:
+        self._state = state if needed else None
+
+    def __enter__(self) -> None:
+        if self._state is not None:
+            self._host = torch.get_rng_state()
+            assert self._state.rng is not None, "the device's generator was never seeded"
+            torch.set_rng_state(self._state.rng)
+
+    def __exit__(self, *_: object) -> None:
+        if self._state is not None:
+            self._state.rng = torch.get_rng_state()
+            torch.set_rng_state(self._host)
+
+
+class Collector:
+    """Keeps the results of the runs that the output mode wants and puts them together."""
+
+    def __init__(self, program: Program) -> None:
+        self._emit = program.emit
+        self._loops = program.loops
+        self._lanes = program.lanes
+        self._kept: dict[str, list[torch.Tensor]] = {slot.key: [] for slot in self._emit.slots}
+
+    def take(self, keys: Sequence[str], values: Sequence[torch.Tensor], index: Index) -> None:
+        """Look at the results of one run."""
+        lanes = self._lanes
+        if lanes is None:
+            wanted = self._wanted(index[Axis.ITERATIONS], index[Axis.ACCUMULATION])
+            steps = [0] if wanted else []
+        else:
+            steps = self._wanted_steps(index, lanes)
+        if not steps:
+            return
+        for key, value in zip(keys, values, strict=True):
+            kept = self._kept.get(key)
+            if kept is None:
+                continue
+            part = value.unsqueeze(0) if lanes is None else _steps(value, steps, lanes)
+            if self._emit.mode is OutputMode.Sum:
+                self._add(kept, part, index[Axis.REPLICAS])
+            else:
+                kept.append(part)
+
+    def _add(self, kept: list[torch.Tensor], part: torch.Tensor, replica: int) -> None:
+        """Sum over everything but replicas."""
+        if self._lanes is not None:
+            part = part.view(-1, self._lanes.replicas, *part.shape[1:]).sum(0, dtype=part.dtype)
+        if len(kept) > replica:
+            kept[replica] = kept[replica] + part
+        else:
+            kept.append(part)
+
+    def _wanted_steps(self, index: Index, lanes: LaneAxis) -> list[int]:
+        first = index[Axis.CHUNKS] * lanes.steps
+        steps = range(first, first + lanes.steps)
+        if lanes.axis is Axis.ITERATIONS:
+            wanted = [self._wanted(step, self._loops.accumulation - 1) for step in steps]
+        else:
+            wanted = [self._wanted(index[Axis.ITERATIONS], step) for step in steps]
+        return [at for at, keep in enumerate(wanted) if keep]
+
+    def _wanted(self, iteration: int, step: int) -> bool:
+        if self._emit.mode is OutputMode.Final:
+            last = (self._loops.iterations - 1, self._loops.accumulation - 1)
+            return (iteration, step) == last
+        if self._emit.mode is OutputMode.EveryN:
+            return (iteration + 1) % self._emit.period == 0
+        return True
+
+    def results(self) -> list[torch.Tensor]:
+        """One tensor per emitted slot: scalars stacked, others joined along dimension 0."""
+        return [_joined(self._kept[slot.key]) for slot in self._emit.slots]
+
+
+def _steps(value: torch.Tensor, steps: list[int], lanes: LaneAxis) -> torch.Tensor:
+    """The lanes of some steps, all replicas of each."""
+    if len(steps) == lanes.steps:
+        return value
+    rows = value.reshape(lanes.steps, lanes.replicas, *value.shape[1:])
+    return rows[steps].flatten(0, 1)
+
+
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    rows = parts[0] if len(parts) == 1 else torch.cat(parts)
+    if rows.shape[0] == 1:
+        return rows.squeeze(0)
+    return rows.flatten(0, 1) if rows.dim() > 1 else rows
+
+
+def program_report(backend: str, program: Program, seconds: float) -> Report:
+    """Return the plain figures of a compiled program."""
+    size = sum(
+        torch.Size(slot.shape).numel() * slot.dtype.itemsize
+        for slot in program.state_slots().values()
+    )
+    nodes = tuple((name, len(g.module.graph.nodes)) for name, g in program.graphs.items())
+    return Report(backend, size, nodes, seconds)

@@ -1,0 +1,5 @@
+"""The inductor backend."""
+
+from .backend import Inductor
+
+__all__ = ["Inductor"]

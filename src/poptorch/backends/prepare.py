@@ -1,0 +1,74 @@
+"""The last step before code: state updates become writes into the device's tensors.
+
+Rooms above hand over pure graphs. Here every new value of a state tensor is copied into that
+tensor at the end of the graph, so that state keeps its identity and no call allocates it anew;
+compilers turn the copy into a write in place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from .._ir.graph import Graph
+from .._ir.operators import may_view
+from .._ir.slot import Kind, Slot
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A graph ready for code.
+
+    Attributes:
+        module: takes the inputs of the graph, writes state in place, returns the other outputs.
+        inputs: the slots of the arguments.
+        outputs: the slots of what is returned.
+    """
+
+    module: fx.GraphModule
+    inputs: tuple[Slot, ...]
+    outputs: tuple[Slot, ...]
+
+
+def prepare(graph: Graph) -> Prepared:
+    """Return the graph with state updated in place, and outputs that share no storage with it."""
+    graph = graph.copy()
+    fxgraph = graph.module.graph
+    inputs = dict(zip((slot.key for slot in graph.inputs), graph.placeholders, strict=True))
+    output = next(node for node in fxgraph.nodes if node.op == "output")
+    writes, returned, kept = [], [], []
+    for slot, node in zip(graph.outputs, graph.returned, strict=True):
+        if slot.key in inputs and (slot.is_state or slot.kind is Kind.BATCH):
+            writes.append((inputs[slot.key], node))
+            continue
+        kept.append(slot)
+        returned.append(_own(fxgraph, node, output) if _views_input(node) else node)
+    with fxgraph.inserting_before(output):
+        # A new value that is itself an input (or a view of one) must be read before any write.
+        values = [_own(fxgraph, n, output) if _views_input(n) else n for _, n in writes]
+        for (target, _), value in zip(writes, values, strict=True):
+            fxgraph.call_function(aten.copy_.default, (target, value))
+    output.args = (tuple(returned),)
+    fxgraph.lint()
+    graph.module.recompile()
+    return Prepared(graph.module, graph.inputs, tuple(kept))
+
+
+def _own(graph: fx.Graph, node: fx.Node, before: fx.Node) -> fx.Node:
+    with graph.inserting_before(before):
+        copied = graph.call_function(aten.clone.default, (node,))
+    copied.meta["val"] = node.meta.get("val")
+    return copied
+
+
+def _views_input(node: fx.Node) -> bool:
+    """Whether a value may share storage with a placeholder: reached through view operators only."""
+    while node.op == "call_function":
+        if not may_view(node) or not isinstance(node.args[0], fx.Node):
+            return False
+        node = node.args[0]
+    return node.op == "placeholder"

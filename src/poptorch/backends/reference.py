@@ -1,0 +1,44 @@
+"""The reference backend: runs a graph operator by operator. It defines what programs mean."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import fx
+
+from .._ir.plan import Plan
+from .driver import LoopExecutable, program_report
+from .prepare import prepare
+from .protocol import Executable, Progress
+
+
+class Reference:
+    """Compiles in no time and needs nothing but torch."""
+
+    name = "reference"
+
+    def unavailable(self) -> str | None:
+        """It always works."""
+        return None
+
+    def compile(self, plan: Plan, progress: Progress) -> Executable:
+        """Turn each graph into plain Python calls of ATen operators."""
+        start = time.perf_counter()
+        prepared = {name: prepare(graph) for name, graph in plan.program.graphs.items()}
+        functions = {name: (p, _callable(p.module)) for name, p in prepared.items()}
+        progress(1.0)
+        report = program_report(self.name, plan.program, time.perf_counter() - start)
+        return LoopExecutable(plan, functions, report)
+
+
+def _callable(
+    module: fx.GraphModule,
+) -> Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]:
+    forward = module.forward  # not module(...): no hooks to look for
+
+    def run(arguments: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        return forward(*arguments)  # type: ignore[no-any-return]
+
+    return run

@@ -1,0 +1,51 @@
+"""Which backends there are, and which one a program gets."""
+
+from __future__ import annotations
+
+import functools
+from importlib.metadata import entry_points
+
+from .._base import log
+from .._base.errors import Error
+from .protocol import Backend
+
+GROUP = "poptorch.backends"
+AUTO = "auto"
+
+
+@functools.cache
+def available() -> dict[str, Backend]:
+    """Return every registered backend by name: ours, then those of installed packages."""
+    from .inductor import Inductor
+    from .reference import Reference
+
+    found: dict[str, Backend] = {backend.name: backend for backend in (Reference(), Inductor())}
+    for point in entry_points(group=GROUP):
+        found[point.name] = point.load()()
+    return found
+
+
+def choose(name: str) -> Backend:
+    """Return the backend of a name; ``"auto"`` means inductor where it works.
+
+    A backend that cannot work here gives way to the reference backend, with a warning.
+
+    Raises:
+        Error: no backend has that name.
+    """
+    backends = available()
+    wanted = "inductor" if name == AUTO else name
+    if wanted not in backends:
+        raise Error(
+            "Unknown backend",
+            got=repr(name),
+            fix=f"use one of {', '.join(sorted([AUTO, *backends]))}",
+        )
+    backend = backends[wanted]
+    reason = backend.unavailable()
+    if reason is None:
+        return backend
+    log.python.warning(
+        "The %s backend cannot work here (%s): running on the reference backend.", wanted, reason
+    )
+    return backends["reference"]

@@ -1,0 +1,13 @@
+"""Whether the code at hand is being captured for the device."""
+
+from __future__ import annotations
+
+from .._ops.context import listener
+
+
+def isRunningOnIpu() -> bool:
+    """Return True while an executor captures ``forward``, False everywhere else.
+
+    Source: spec/executor.md section 4.
+    """
+    return listener() is not None

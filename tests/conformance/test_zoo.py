@@ -1,0 +1,93 @@
+"""Every model of the zoo computes what the eager loop computes, in training and inference."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import poptorch
+from zoo import ROWS, ZOO
+
+STEPS = 20
+SEED = 5
+
+
+def options(**counts: int) -> poptorch.Options:
+    opts = poptorch.Options().randomSeed(SEED).backend("reference")
+    opts.showCompilationProgressBar(False)
+    opts.deviceIterations(counts.get("iterations", 1))
+    opts.Training.gradientAccumulation(counts.get("accumulation", 1))
+    return opts
+
+
+def eager_steps(model, optimizer, x, y, accumulation=1):
+    """The loop that a user would write; returns the losses of all micro-batches."""
+    losses = []
+    for chunk in range(0, len(x), ROWS * accumulation):
+        optimizer.zero_grad()
+        for at in range(chunk, chunk + ROWS * accumulation, ROWS):
+            _, loss = model(x[at : at + ROWS], y[at : at + ROWS])
+            (loss / accumulation).backward()
+            losses.append(loss.detach())
+        optimizer.step()
+    return torch.stack(losses)
+
+
+@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_training_equals_the_eager_loop(name: str, accumulation: int) -> None:
+    torch.manual_seed(0)
+    example = ZOO[name]
+    model = example.build()
+    eager = copy.deepcopy(model)
+    x, y = example.inputs(ROWS * accumulation * STEPS)
+    opts = options(accumulation=accumulation).outputMode(poptorch.OutputMode.All)
+    training = poptorch.trainingModel(
+        model, opts, poptorch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    )
+    optimizer = torch.optim.SGD(eager.parameters(), lr=0.05, momentum=0.9)
+    size = ROWS * accumulation
+    parts = [training(x[i : i + size], y[i : i + size])[1] for i in range(0, len(x), size)]
+    torch.manual_seed(SEED)
+    expected = eager_steps(eager, optimizer, x, y, accumulation)
+    losses = torch.cat([part.reshape(-1) for part in parts])
+    torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-6)
+    for (key, ours), (_, theirs) in zip(
+        model.state_dict().items(), eager.state_dict().items(), strict=True
+    ):
+        torch.testing.assert_close(
+            ours, theirs, rtol=1e-4, atol=1e-6, msg=lambda m, k=key: f"{k}: {m}"
+        )
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_inference_equals_eager(name: str) -> None:
+    torch.manual_seed(0)
+    example = ZOO[name]
+    model = example.build().eval()
+    eager = copy.deepcopy(model)
+    x, y = example.inputs(ROWS * 3)
+    out, losses = poptorch.inferenceModel(model, options(iterations=3))(x, y)
+    with torch.no_grad():
+        expected = [eager(x[i : i + ROWS], y[i : i + ROWS]) for i in range(0, len(x), ROWS)]
+    torch.testing.assert_close(out, torch.cat([o for o, _ in expected]))
+    torch.testing.assert_close(losses, torch.stack([loss for _, loss in expected]))
+
+
+@pytest.mark.parametrize("name", ["linear", "conv_batchnorm", "transformer", "tied"])
+def test_one_step_equals_eager_bitwise(name: str) -> None:
+    """Where the operators are the same, so are the bits."""
+    torch.manual_seed(0)
+    example = ZOO[name]
+    model = example.build()
+    eager = copy.deepcopy(model)
+    x, y = example.inputs(ROWS)
+    training = poptorch.trainingModel(model, options(), torch.optim.SGD(model.parameters(), lr=0.1))
+    _, loss = training(x, y)
+    optimizer = torch.optim.SGD(eager.parameters(), lr=0.1)
+    expected = eager_steps(eager, optimizer, x, y)
+    assert torch.equal(loss, expected[0])
+    for ours, theirs in zip(model.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)

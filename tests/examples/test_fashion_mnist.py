@@ -1,0 +1,175 @@
+"""The example, end to end on the small subset: both versions, their agreement, the demo's table."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import common
+import native
+import poptorch_ipu
+from data import SUBSET, FashionMNIST, load
+from source_tree import ROOT
+
+EXAMPLE = ROOT / "examples" / "fashion_mnist"
+
+
+@pytest.fixture(scope="module")
+def subset() -> FashionMNIST:
+    return load(SUBSET)
+
+
+def options(*words: str) -> argparse.Namespace:
+    return common.parser("").parse_args([*words])
+
+
+def script(name: str, *words: str) -> str:
+    """Run a script of the example as a user would and return what it printed."""
+    run = subprocess.run(
+        [sys.executable, "-W", "error", EXAMPLE / name, "--data-dir", SUBSET, *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "POPTORCH_BACKEND": "reference"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+@pytest.fixture(scope="module")
+def trained(subset: FashionMNIST) -> common.Result:
+    """Two epochs of the native version: 374 steps."""
+    return native.run(options("--epochs", "2"), subset)
+
+
+def test_native_trains(trained: common.Result) -> None:
+    assert len(trained.losses) == 2 * (3000 // 16)
+    assert len(trained.speeds) == 2
+    assert min(trained.speeds) > 0
+    first, second = trained.epoch_losses
+    assert first == pytest.approx(sum(trained.losses[:187]) / 187)
+    assert second < first
+    assert 0.70 < trained.accuracy < 0.90  # 78 % here; 10 % is chance
+    assert trained.compile_seconds is None
+
+
+def test_the_seed_decides_weights_and_order(subset: FashionMNIST) -> None:
+    short = FashionMNIST(
+        TensorDataset(*(t[:160] for t in subset.train.tensors)),
+        subset.test,
+        subset.notes,
+        full=False,
+    )
+    one, two = (native.run(options("--epochs", "1"), short).losses for _ in range(2))
+    other = native.run(options("--epochs", "1", "--seed", "1"), short).losses
+    assert one == two
+    assert one != other
+
+
+def test_the_losses_can_be_compared(trained: common.Result, subset: FashionMNIST) -> None:
+    """No step of this seed hangs on rounding: float64 tells the same story as float32."""
+    args = options("--epochs", "2")
+    exact = FashionMNIST(
+        TensorDataset(subset.train.tensors[0].double(), subset.train.tensors[1]),
+        TensorDataset(subset.test.tensors[0].double(), subset.test.tensors[1]),
+        subset.notes,
+        full=False,
+    )
+
+    class Float64Model(native.ClassificationModel):
+        def __init__(self) -> None:
+            super().__init__()
+            self.double()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "ClassificationModel", Float64Model)
+        losses = native.run(args, exact).losses
+    first, second = torch.tensor(trained.losses[:200]), torch.tensor(losses[:200])
+    torch.testing.assert_close(second, first, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("backend", ["reference", "inductor"])
+def test_poptorch_follows_the_native_loop(
+    trained: common.Result,
+    subset: FashionMNIST,
+    backend: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("POPTORCH_BACKEND", backend)
+    ported = poptorch_ipu.run(options("--epochs", "2"), subset)
+    first, second = torch.tensor(trained.losses[:200]), torch.tensor(ported.losses[:200])
+    assert len(trained.losses) == len(ported.losses) == 374
+    torch.testing.assert_close(second, first, rtol=1e-4, atol=0)
+    assert ported.accuracy == pytest.approx(trained.accuracy, abs=0.01)
+    assert ported.compile_seconds is not None
+    assert ported.compile_seconds > 0
+
+
+def test_the_demo_shows_both() -> None:
+    text = script("demo.py", "--limit", "320", "--epochs", "1", "--threads", "1")
+    assert re.search(r"^ +native PyTorch +poptorch$", text, re.M)
+    assert re.search(r"^compile time +none +[\d.]+ s$", text, re.M)
+    epoch = r"[\d.]+ it/s  loss [\d.]+"
+    assert re.search(rf"^epoch 1 +{epoch} +{epoch}$", text, re.M)
+    assert re.search(r"^test accuracy +[\d.]+% +[\d.]+%$", text, re.M)
+    (apart,) = re.findall(r"Losses of the first 20 steps: at most (\S+) apart", text)
+    assert float(apart) < 1e-4
+
+
+def test_native_script_prints_its_figures() -> None:
+    text = script("native.py", "--limit", "320", "--epochs", "2")
+    assert f"3000 training and 1000 test images, from {SUBSET}; training on the first 320" in text
+    line = r"\[Epoch 0%d\] +[\d.]+ it/s, +[\d.]+ s, mean loss [\d.]+, last loss [\d.]+"
+    assert re.search(line % 1, text)
+    assert re.search(line % 2, text)
+    assert re.search(r"Test accuracy: [\d.]+% of 1000 images", text)
+
+
+def test_too_few_images_for_a_batch_is_said() -> None:
+    text = script("native.py", "--limit", "8", "--epochs", "1")
+    assert "no full batch" in text
+
+
+def test_a_broken_file_ends_the_script_with_its_name(tmp_path: Path) -> None:
+    for path in SUBSET.glob("*.gz"):
+        (tmp_path / path.name).write_bytes(path.read_bytes()[:100])
+    run = subprocess.run(
+        [sys.executable, EXAMPLE / "native.py"],
+        env={**os.environ, "FASHION_MNIST_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 1
+    assert run.stderr.startswith(f"error: {tmp_path}")
+    assert "Traceback" not in run.stderr
+
+
+def test_both_versions_have_the_same_network() -> None:
+    def network(name: str) -> str:
+        body = ast.parse((EXAMPLE / name).read_text()).body
+        found = [node for node in body if getattr(node, "name", "") == "ClassificationModel"]
+        return ast.dump(found[0])
+
+    assert network("native.py") == network("poptorch_ipu.py")
+
+
+def test_the_table_puts_figures_side_by_side() -> None:
+    one = common.Result("one", [10.0, 11.0], [0.5, 0.25], [], None, 0.5)
+    two = common.Result("two", [20.0, 22.0], [0.5, 0.25], [], 1.5, 0.75)
+    assert common.table([one, two]).splitlines() == [
+        "               one                     two",
+        "compile time   none                    1.50 s",
+        "epoch 1        10.0 it/s  loss 0.5000  20.0 it/s  loss 0.5000",
+        "epoch 2        11.0 it/s  loss 0.2500  22.0 it/s  loss 0.2500",
+        "test accuracy  50.00%                  75.00%",
+    ]

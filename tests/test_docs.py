@@ -1,0 +1,169 @@
+"""The pages say what is so: their Python runs, their links lead somewhere, tables are current.
+
+A block fenced as ``python`` is run on its own; one fenced as ``python continued`` goes on where the
+block before it ended; one fenced as ``text printed`` is what they print. Anything that is not meant
+to run is fenced as something else.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import environment_table
+from source_tree import ROOT
+
+PAGES = sorted(
+    path for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")] if path.is_file()
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block: its page, the line of its fence, its info string and its text."""
+
+    page: str
+    line: int
+    info: str
+    text: str
+
+
+def blocks(page: str, text: str) -> list[Block]:
+    """Return the fenced blocks of a page, in order."""
+    found, info, start, inside = [], "", 0, False
+    lines: list[str] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.startswith("```"):
+            lines.append(line)
+        elif not inside:
+            info, start, inside, lines = line[3:].strip(), number, True, []
+        else:
+            found.append(Block(page, start, info, "\n".join(lines)))
+            inside = False
+    assert not inside, f"{page}:{start}: the block is never closed"
+    return found
+
+
+def programs(page: str, text: str) -> list[list[Block]]:
+    """Return the runs of Python blocks that belong together, with what they print."""
+    chains: list[list[Block]] = []
+    for block in blocks(page, text):
+        if block.info == "python":
+            chains.append([block])
+        elif block.info in ("python continued", "text printed"):
+            assert chains, f"{page}:{block.line}: there is no block to continue"
+            chains[-1].append(block)
+    return chains
+
+
+def slug(heading: str) -> str:
+    """Return the anchor that a heading gets on the usual forges."""
+    kept = re.sub(r"[^\w\- ]", "", heading.strip().lower().replace("`", ""))
+    return kept.replace(" ", "-")
+
+
+def _without_blocks(text: str) -> str:
+    return re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+
+
+def broken_links(path: Path, text: str, root: Path = ROOT) -> list[str]:
+    """Return the relative links of a page that lead nowhere, anchors included."""
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", _without_blocks(text)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        there = (path.parent / name).resolve() if name else path
+        if not there.exists() or not there.is_relative_to(root):
+            broken.append(target)
+        elif anchor:
+            headings = re.findall(r"^#+ (.*)$", _without_blocks(there.read_text()), re.M)
+            if anchor not in map(slug, headings):
+                broken.append(target)
+    return broken
+
+
+CHAINS = [
+    chain
+    for path in PAGES
+    for chain in programs(path.relative_to(ROOT).as_posix(), path.read_text())
+]
+
+
+@pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: f"{chain[0].page}:{chain[0].line}")
+def test_python_in_the_pages_runs(
+    chain: list[Block],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("POPTORCH_BACKEND", "reference")  # no compiling: the pages are tested here
+    names: dict[str, object] = {"__name__": "__main__"}
+    for block in chain:
+        if block.info == "text printed":
+            assert capsys.readouterr().out.rstrip() == block.text
+            continue
+        # Blank lines in front, so that a traceback tells the page's own line.
+        exec(compile("\n" * block.line + block.text, str(ROOT / block.page), "exec"), names)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(path: Path) -> None:
+    assert broken_links(path, path.read_text()) == []
+
+
+def test_the_pages_that_must_be_there() -> None:
+    names = {path.relative_to(ROOT).as_posix() for path in PAGES}
+    assert names >= {
+        "README.md",
+        "ARCHITECTURE.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+        "docs/differences.md",
+        "docs/guide/from_pytorch.md",
+        "docs/guide/environment.md",
+    }
+
+
+def test_the_table_of_variables_is_current() -> None:
+    assert environment_table.PAGE.read_text() == environment_table.page(), (
+        "run: python scripts/environment_table.py"
+    )
+
+
+def test_the_guide_quotes_the_example_as_it_is() -> None:
+    page = (ROOT / "docs" / "guide" / "from_pytorch.md").read_text()
+    folder = ROOT / "examples" / "fashion_mnist"
+    native = (folder / "native.py").read_text().splitlines()
+    ported = (folder / "poptorch_ipu.py").read_text().splitlines()
+    diffs = [block for block in blocks("from_pytorch.md", page) if block.info == "diff"]
+    assert diffs
+    for block in diffs:
+        for line in block.text.splitlines():
+            mark, code = line[:1], line[1:]
+            assert mark in " +-", f"line {block.line}: {line}"
+            assert mark == "+" or code in native, f"native.py has no line {code!r}"
+            assert mark == "-" or code in ported, f"poptorch_ipu.py has no line {code!r}"
+
+
+def test_the_makefile_targets_that_the_pages_name_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.M))
+    for path in PAGES:
+        named = set(re.findall(r"`make ([a-z-]+)`", path.read_text()))
+        assert named <= targets, f"{path.name} names {named - targets}"
+
+
+def test_the_helpers_find_what_they_look_for(tmp_path: Path) -> None:
+    text = "# A `b` C!\n```python\nx = 1\n```\n```python continued\nx\n```\n[a](#a-b-c) [b](#no)"
+    text += "\n```text printed\n1\n```"
+    assert [[block.line for block in chain] for chain in programs("p", text)] == [[2, 5, 9]]
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    assert broken_links(page, text, root=tmp_path) == ["#no"]
+    more = "[a](absent.md) [b](https://absent) [c](page.md#a-b-c) [d](../page.md)"
+    assert broken_links(page, more, root=tmp_path) == ["absent.md", "../page.md"]
