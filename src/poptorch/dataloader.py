@@ -79,20 +79,15 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         batch_sampler: Any = None,
         **kwargs: Any,
     ) -> None:
-        if not isinstance(options, Options):
-            raise AssertionFailure("DataLoader takes a poptorch.Options first", got=repr(options))
-        if async_options and "rebatched_size" in async_options:
-            raise AssertionFailure(
-                "rebatched_size must not be in async_options",
-                fix="use mode=DataLoaderMode.AsyncRebatched, which assembles combined batches",
-            )
+        _check(options, async_options)
         options._freeze()
         self._options = options
         self._accessor: AsynchronousDataAccessor | None = None
         self._permutations: Permutations | None = None
         self._turn: weakref.ref[WorkersTurn] | None = None
         processes = options.Distributed.numProcesses if auto_distributed_partitioning else 1
-        if batch_sampler is not None:
+        has_sampler = batch_sampler is not None
+        if has_sampler:
             arrangement.check_batch_sampler(batch_size, shuffle, processes > 1)
         elif processes > 1:
             is_iterable = isinstance(dataset, torch.utils.data.IterableDataset)
@@ -108,12 +103,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         super().__init__(
             dataset,
             batch_size=self._plan.worker_batch,
-            shuffle=shuffle if batch_sampler is not None else bool(shuffle),
+            shuffle=shuffle if has_sampler else bool(shuffle),
             num_workers=num_workers,
             drop_last=self._plan.worker_drop_last,
-            persistent_workers=num_workers > 0
-            if persistent_workers is None
-            else persistent_workers,
+            persistent_workers=_persist(persistent_workers, num_workers),
             batch_sampler=batch_sampler,
             **kwargs,
         )
@@ -370,6 +363,20 @@ def _accessible(loader: DataLoader, rebatched_size: int | None) -> DataLoader:
 
 def _counts_combined(dataset: Any) -> bool:
     return isinstance(dataset, DataLoader) and dataset._plan.rebatched is not None
+
+
+def _check(options: Options, async_options: dict[str, Any] | None) -> None:
+    if not isinstance(options, Options):
+        raise AssertionFailure("DataLoader takes a poptorch.Options first", got=repr(options))
+    if async_options and "rebatched_size" in async_options:
+        raise AssertionFailure(
+            "rebatched_size must not be in async_options",
+            fix="use mode=DataLoaderMode.AsyncRebatched, which assembles combined batches",
+        )
+
+
+def _persist(wanted: bool | None, workers: int) -> bool:
+    return workers > 0 if wanted is None else wanted
 
 
 def _steps(options: Options) -> Steps:
