@@ -305,7 +305,7 @@ def test_rebatching_may_yield_nothing():
 
 
 def test_arguments_that_make_no_sense():
-    for kwargs in ({"buffer_size": 0}, {"rebatched_size": 1}):
+    for kwargs in ({"buffer_size": 0}, {"rebatched_size": 1}, {"miss_sleep_time_in_ms": -1}):
         with pytest.raises(AssertionError, match=next(iter(kwargs))):
             accessor(Numbers(3), **kwargs)
     with pytest.raises(ValueError, match="SharingStrategy"):

@@ -243,7 +243,7 @@ def test_an_interrupted_constructor_leaves_nothing(monkeypatch):
     def interrupted(self):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("poptorch._data.consumer.Consumer._wait_for_worker", interrupted)
+    monkeypatch.setattr("poptorch._data.consumer.Consumer._message", interrupted)
     with nothing_left(), pytest.raises(KeyboardInterrupt):
         accessor(Slow(3, 100))
 
@@ -252,7 +252,7 @@ def test_an_interrupted_consumer_loses_nothing(monkeypatch):
     made = accessor(Numbers(4), buffer_size=2)
     assert next(made) == 0
     with monkeypatch.context() as patch:
-        patch.setattr(made._consumer, "_wait_for_worker", lambda: signal.raise_signal(2))
+        patch.setattr(made._consumer, "_message", lambda: signal.raise_signal(2))
         with pytest.raises(KeyboardInterrupt):
             next(made)
     assert values(iter(lambda: next(made, None), None)) == [[1], [2], [3]]

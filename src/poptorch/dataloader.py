@@ -253,8 +253,8 @@ class AsynchronousDataAccessor:
         dataset: a loader, a data set or any other iterable of tensors or of flat tuples, lists,
             dicts or registered types of tensors.
         buffer_size: number of buffers.
-        miss_sleep_time_in_ms: 0 makes the process spin while the ring is full; otherwise it
-            sleeps until a buffer is released, however long that takes.
+        miss_sleep_time_in_ms: how long the process sleeps when it finds the ring full, at first;
+            the sleeps get longer, and end when it is woken. 0 makes it spin.
         load_indefinitely: at the end of the data begin the next iteration at once; otherwise when
             it is asked for.
         early_preload: fill all buffers now; otherwise load one element now, and more from the
@@ -283,17 +283,20 @@ class AsynchronousDataAccessor:
         sharing_strategy: SharingStrategy = SharingStrategy.ForkServer,
         rebatched_size: int | None = None,
     ) -> None:
-        if buffer_size < 1:
-            raise AssertionFailure("buffer_size must be at least 1", got=str(buffer_size))
-        if rebatched_size is not None and rebatched_size < 2:
-            raise AssertionFailure("rebatched_size must be larger than 1", got=str(rebatched_size))
+        for name, value, least in (
+            ("buffer_size", buffer_size, 1),
+            ("miss_sleep_time_in_ms", miss_sleep_time_in_ms, 0),
+            ("rebatched_size", rebatched_size, 2),
+        ):
+            if value is not None and value < least:
+                raise AssertionFailure(f"{name} must be at least {least}", got=str(value))
         if isinstance(dataset, DataLoader):
             dataset = _accessible(dataset, rebatched_size)
         self._dataset = dataset
         self._rebatched_size = rebatched_size
         settings = Settings(
             slots=buffer_size,
-            spin=miss_sleep_time_in_ms == 0,
+            pause=miss_sleep_time_in_ms / 1000,
             goes_on=load_indefinitely,
             preload=early_preload,
             rebatched=rebatched_size,
