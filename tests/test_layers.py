@@ -19,7 +19,10 @@ from source_tree import PACKAGE, dotted_names, imports, module_name, parse, top_
 STOREYS: tuple[tuple[str, ...], ...] = (
     ("_cli",),
     ("__init__",),
-    ("executor", "wrappers", "dataloader", "argparsers", "profiling", "testing", "poptorch_core"),
+    (
+        "executor", "wrappers", "dataloader", "argparsers", "autocasting", "profiling", "testing",
+        "poptorch_core",
+    ),
     ("_session",),
     ("_compile",),
     ("_capture", "_update", "_place", "_schedule", "backends", "options", "ops", "optim", "_data"),
@@ -27,7 +30,7 @@ STOREYS: tuple[tuple[str, ...], ...] = (
     ("_ir",),
     ("enums",),
     ("_base",),
-)
+)  # fmt: skip
 ROOMS = frozenset(STOREYS[5] + STOREYS[6])
 LEVEL = {name: level for level, names in enumerate(STOREYS) for name in names}
 

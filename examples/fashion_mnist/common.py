@@ -14,6 +14,10 @@ from tqdm import tqdm
 
 from data import DataError, FashionMNIST, load
 
+# Losses can be compared step by step with this seed. With about half of all seeds they cannot: an
+# activation comes so near to zero in some early step that rounding decides which side of a ReLU it
+# is on, and the native loop in float64 parts from the one in float32 in just the same way.
+SEED = 10
 TEST_BATCH = 100  # divides the 10,000 test images, and the 1,000 of the small subset
 
 
@@ -24,7 +28,9 @@ def parser(description: str) -> argparse.ArgumentParser:
     options.add_argument("--batch-size", type=int, default=16)
     options.add_argument("--lr", type=float, default=0.001)
     options.add_argument("--momentum", type=float, default=0.9)
-    options.add_argument("--seed", type=int, default=0, help="for the weights and the data order")
+    options.add_argument(
+        "--seed", type=int, default=SEED, help="for the weights and the data order (default: 10)"
+    )
     options.add_argument(
         "--data-dir",
         default=os.environ.get("FASHION_MNIST_DIR"),

@@ -8,6 +8,7 @@ from .argparsers import (
     registerCustomArgParser,
     registerGeometricCustomArgParsers,
 )
+from .dataloader import AsynchronousDataAccessor, DataLoader
 from .enums import *  # noqa: F403 (every enum is public at top level)
 from .executor import PoplarExecutor
 from .ops import identity_loss, isRunningOnIpu

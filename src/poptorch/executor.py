@@ -35,7 +35,6 @@ class PoplarExecutor:
     ) -> None:
         self._options = options
         self._optimizer = optimizer
-        self._destroyed = False
         self._compilation = _session.CompilationProgress(False)
         shallow = _shallow_copy(model)
         self._user_model = model if optimizer is not None else shallow
@@ -44,11 +43,15 @@ class PoplarExecutor:
             shallow,
             freeze(options, training=optimizer is not None),
             (lambda paths: _alive(owner)._freeze_optimizer(paths)) if optimizer else None,
-            lambda: _alive(owner),
+            owner,
             lambda: _alive(owner)._new_progress(),
         )
         if optimizer is not None:
             _session.wrap(model, self)
+            self._session.link()
+        # An executor that is dropped must not take trained weights with it.
+        self._finalizer = weakref.finalize(self, _finish, self._session, self._user_model)
+        self._finalizer.atexit = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model on a combined batch, compiling for these inputs first if need be.
@@ -84,11 +87,7 @@ class PoplarExecutor:
 
         The model is an ordinary module afterwards; calling the executor again compiles again.
         """
-        self._session.release()
-        if self._optimizer is not None and not self._destroyed:
-            self._destroyed = True
-            self._session.unlink()
-            _session.unwrap(self._user_model)
+        _finish(self._session, self._user_model)
 
     @property
     def model(self) -> nn.Module:
@@ -179,10 +178,9 @@ class PoplarExecutor:
 
     def _rewrap(self) -> None:
         """Calling a destroyed training executor wraps the module again."""
-        if self._destroyed:
+        if self._optimizer is not None and not self._session.linked:
             _session.wrap(self._user_model, self)
             self._session.link()
-            self._destroyed = False
 
     def _new_progress(self) -> _session.CompilationProgress:
         self._compilation = _session.CompilationProgress(
@@ -197,6 +195,13 @@ class PoplarExecutor:
 
     def __repr__(self) -> str:
         return repr(self._user_model)
+
+
+def _finish(session: _session.Session, model: nn.Module) -> None:
+    session.release()
+    if session.linked:
+        session.unlink()
+        _session.unwrap(model)
 
 
 def _alive(owner: weakref.ref[PoplarExecutor]) -> PoplarExecutor:

@@ -26,6 +26,13 @@ def test_an_unknown_public_name_is_an_attribute_error(group):
     assert not hasattr(group, "other")
 
 
+def test_a_misspelt_setter_is_corrected():
+    with pytest.raises(AttributeError) as caught:
+        Options().deviceIteration(4)
+    assert "deviceIterations" in str(caught.value)
+    assert {"replication_factor", "deviceIterations"} <= set(dir(Options()))
+
+
 @pytest.mark.spec("options", 4)
 def test_attribute_assignment_is_set(group):
     group.count = 4

@@ -42,7 +42,16 @@ _ROWS = (
     Variable("OMPI_COMM_WORLD_SIZE", int, 1, "number of processes, in every new Options"),
     Variable("OMPI_COMM_WORLD_RANK", int, 0, "index of this process, in every new Options"),
     Variable("POPTORCH_CACHE_DIR", str, "", "directory of cached executables"),
+    Variable(
+        "POPART_CACHE_DIR", str, "", "directory of cached executables, if no option names one"
+    ),
     Variable("POPTORCH_DEFAULT_OPTIONS", str, "{}", "JSON applied to every new Options"),
+    Variable(
+        "POPTORCH_POISON_BUFFERS",
+        _flag,
+        False,
+        "overwrite the loader's buffers when they are released, to show use after the next batch",
+    ),
     Variable("POPLAR_ENGINE_OPTIONS", str, "", "engine options as JSON; they beat Python's"),
     Variable("CXX", str, "", "the C++ compiler of the inductor backend"),
 )

@@ -170,14 +170,20 @@ def _describe(value: Any, path: str, like: _Node | None, tensors: list[torch.Ten
         children = tuple(
             _describe(value[key], f"{path}[{key}]", order.get(key), tensors) for key in keys
         )
-        return _Dict(path, type(value), children, keys, _dict_builder(value))
+        return _Dict(path, type(value), children, keys, dict_builder(value))
     return _Constant(path, value)
 
 
-def _dict_builder(value: dict[Any, Any]) -> Callable[[dict[Any, Any]], Any]:
+def dict_builder(value: dict[Any, Any]) -> Callable[[dict[Any, Any]], Any]:
+    """Return what turns a plain dict into one of the same class as the value."""
     if isinstance(value, collections.defaultdict):
         return functools.partial(type(value), value.default_factory)
     return type(value)
+
+
+def sequence_of(kind: type, items: list[Any]) -> Any:
+    """Build a list, tuple, namedtuple or a subclass of one of them."""
+    return kind(*items) if hasattr(kind, "_fields") else kind(items)
 
 
 def _leaves(node: _Node) -> Iterator[_Node]:
@@ -199,9 +205,7 @@ def _build(node: _Node, tensors: Iterator[torch.Tensor]) -> Any:
         items = [_build(child, tensors) for child in node.children]
         return node.build(dict(zip(node.keys, items, strict=True)))
     if isinstance(node, _Items):
-        items = [_build(child, tensors) for child in node.children]
-        is_named = hasattr(node.kind, "_fields")
-        return node.kind(*items) if is_named else node.kind(items)
+        return sequence_of(node.kind, [_build(child, tensors) for child in node.children])
     assert isinstance(node, _Constant)
     return node.value
 

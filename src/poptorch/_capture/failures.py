@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Iterator
 
 from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from .._base import source
 from .._base.errors import Error
+from .trace import needs_value
 
 
 @contextlib.contextmanager
@@ -22,18 +22,22 @@ def explained(module: nn.Module) -> Iterator[None]:
         yield
     except Error:
         raise
-    except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        raise Error(
-            "A tensor's value is needed while the model is being captured",
-            got=f"{error} in forward of {type(module).__name__}",
-            where=source.raising_line(error),
-            fix=(
-                "keep the decision in tensors: torch.where, masks, fixed-size results",
-                "pass the value to forward as a Python number: a compile-time constant",
-            ),
-        ) from error
     except Exception as error:
-        raise _as_error(error, module) from error
+        raise (
+            _value_needed(error, module) if needs_value(error) else _as_error(error, module)
+        ) from error
+
+
+def _value_needed(error: Exception, module: nn.Module) -> Error:
+    return Error(
+        "A tensor's value is needed while the model is being captured",
+        got=f"{error} in forward of {type(module).__name__}",
+        where=source.raising_line(error),
+        fix=(
+            "keep the decision in tensors: torch.where, masks, fixed-size results",
+            "pass the value to forward as a Python number: a compile-time constant",
+        ),
+    )
 
 
 def _as_error(error: Exception, module: nn.Module) -> Error:

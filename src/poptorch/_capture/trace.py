@@ -9,21 +9,26 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.fx.traceback as fx_traceback
 from torch import fx
-from torch._decomp.decompositions import native_batch_norm_decomposition
-from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preservation_hooks
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from .._ir.operators import draws, writes
+
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+# The tracer's own modules are imported where they are used: together they would double the time
+# that importing this library takes.
 
 aten = torch.ops.aten
 Tensors = Sequence[torch.Tensor]
-
-# These operators change their arguments without saying so in their schema.
-_HONEST = {aten.native_batch_norm.default: native_batch_norm_decomposition}
 
 
 def fake_mode() -> FakeTensorMode:
@@ -31,6 +36,8 @@ def fake_mode() -> FakeTensorMode:
 
     Tensors that the user's module holds outside parameters and buffers enter as constants.
     """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
@@ -42,8 +49,51 @@ def fake_tensor(mode: FakeTensorMode, shape: Sequence[int], dtype: torch.dtype) 
 
 def backward_keeps_origin(loss: torch.Tensor) -> None:
     """Let the nodes of the backward pass carry the sequence number of their forward node."""
+    from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preservation_hooks
+
     if loss.grad_fn is not None:
         setup_stacktrace_preservation_hooks([loss.grad_fn])
+
+
+def gradient_origin(tensor: torch.Tensor) -> Any:
+    """Return the node of the autograd graph that a tensor came from, lanes or not."""
+    return torch._C._functorch.get_unwrapped(tensor).grad_fn if _is_lane(tensor) else tensor.grad_fn
+
+
+class _RecurrentByHand(TorchFunctionMode):
+    """Takes recurrent layers apart into operators that can be vectorised."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        from torch._decomp import decompositions
+
+        by_hand = {
+            torch.lstm: decompositions.lstm_impl,
+            torch.gru: decompositions.gru_impl,
+            torch.rnn_tanh: decompositions.rnn_tanh_input,
+            torch.rnn_relu: decompositions.rnn_relu_input,
+        }
+        unpacked = func in by_hand and len(args) == 9  # packed sequences have other arguments
+        return (by_hand[func] if unpacked else func)(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def vectorising() -> Iterator[None]:
+    """Within the block operators without a vectorised form are replaced, or refused.
+
+    Attention is spelled out in matrix products, recurrent layers in their steps. Torch's own
+    stopgap for operators without a rule, a loop over the lanes, is made an error.
+    """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH), _RecurrentByHand():
+        warnings.filterwarnings("error", message="There is a performance drop")
+        yield
+
+
+def _is_lane(tensor: torch.Tensor) -> bool:
+    return torch._C._functorch.is_batchedtensor(tensor)
 
 
 def trace(
@@ -60,10 +110,12 @@ def trace(
         The graph, whose placeholders are the inputs followed by the lifted constants, and the
         values of those constants.
     """
+    from torch.fx.experimental.proxy_tensor import make_fx
+
     with fx_traceback.preserve_node_meta(), _without_fused_lstm(), _quiet():
         recorded = make_fx(
             function,
-            decomposition_table=_HONEST,
+            decomposition_table=_honest(),
             tracing_mode="real",
             record_stack_traces=True,
             _allow_non_fake_inputs=True,
@@ -73,6 +125,15 @@ def trace(
     clean(pure.graph)
     pure.recompile()
     return pure, constants
+
+
+def untraced() -> contextlib.AbstractContextManager[None]:
+    """Within the block real work is done even while a capture is in progress.
+
+    The garbage collector may finish an executor, which copies its weights to the host, at any
+    moment, and another trained model may be read inside ``forward``.
+    """
+    return _disable_current_modes()
 
 
 @contextlib.contextmanager
@@ -95,6 +156,23 @@ def _without_fused_lstm() -> Iterator[None]:
         yield
     finally:
         torch.backends.mkldnn.set_flags(_enabled=before)  # type: ignore[no-untyped-call]
+
+
+def _honest() -> dict[Any, Callable[..., Any]]:
+    """Operators that change their arguments without saying so in their schema, made honest."""
+    from torch._decomp.decompositions import native_batch_norm_decomposition
+
+    return {aten.native_batch_norm.default: native_batch_norm_decomposition}
+
+
+def needs_value(error: Exception) -> bool:
+    """Tell whether an exception means that a traced tensor's value was asked for."""
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+    )
+
+    return isinstance(error, DataDependentOutputException | DynamicOutputShapeException)
 
 
 def _fakes(constants: Tensors, inputs: Tensors) -> list[torch.Tensor]:
@@ -133,6 +211,8 @@ def _at_start(graph: fx.Graph) -> Iterator[None]:
 
 
 def _functionalize(recorded: fx.GraphModule, inputs: Tensors) -> fx.GraphModule:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
     def replay(*args: torch.Tensor) -> object:
         # Inputs that the function modifies must not be: work on copies, dropped where unneeded.
         return fx.Interpreter(recorded).run(*(a.clone() for a in args))
@@ -171,9 +251,4 @@ def _is_effect(node: fx.Node) -> bool:
     """Random operators are pure here: a draw that nobody reads may go."""
     if node.op in ("placeholder", "output"):
         return True
-    target = node.target
-    if isinstance(target, torch._ops.OpOverload):
-        return target._schema.is_mutable or (
-            torch.Tag.nondeterministic_seeded not in target.tags and (node.is_impure())
-        )
-    return node.is_impure()
+    return writes(node) or (node.is_impure() and not draws(node))

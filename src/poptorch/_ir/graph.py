@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from .operators import draws
 from .slot import Kind, Slot
 
 
@@ -45,17 +46,13 @@ class Graph:
     @property
     def random(self) -> bool:
         """Whether running it draws random numbers."""
-        return any(
-            isinstance(node.target, torch._ops.OpOverload)
-            and torch.Tag.nondeterministic_seeded in node.target.tags
-            for node in self.module.graph.nodes
-        )
+        return any(draws(node) for node in self.module.graph.nodes)
 
     @property
-    def updates(self) -> dict[str, str]:
-        """State that it changes: output keys that are also input keys."""
+    def updates(self) -> frozenset[str]:
+        """Keys of the state that it changes: those that are read and written."""
         read = {slot.key for slot in self.inputs if slot.is_state}
-        return {slot.key: slot.key for slot in self.outputs if slot.key in read}
+        return frozenset(slot.key for slot in self.outputs if slot.key in read)
 
     def copy(self) -> Graph:
         """Return a graph that may be edited without touching this one."""

@@ -142,6 +142,7 @@ class Runtime:
         cycle_count: whether cycles are counted for ``executor.cycleCount()``.
         cache_dir: directory of cached executables, or None.
         engine_options: sorted ``(key, value)``, the environment's already merged over the user's.
+        relaxed_optimizer_checks: unknown optimizer attributes are logged at DEBUG only.
         source_excludes: path fragments that are not the user's code when lines are sought.
     """
 
@@ -154,6 +155,7 @@ class Runtime:
     cycle_count: bool = False
     cache_dir: str | None = None
     engine_options: tuple[tuple[str, str], ...] = ()
+    relaxed_optimizer_checks: bool = False
     source_excludes: tuple[str, ...] = ()
 
     def engine_option(self, key: str, default: str = "") -> str:
@@ -173,7 +175,8 @@ class Spec:
         broadcast_buffers: whether replicas share one value of each buffer.
         updatable_buffers: names of buffers that ``copyNamedBuffersToDevice`` may update.
         anchors: ``(short name, tensor name, mode, period)`` of anchored tensors.
-        relaxed_optimizer_checks: unknown optimizer attributes are logged at DEBUG only.
+        lanes: micro-batches that run side by side; 0 for as many as ``lane_memory`` allows.
+        lane_memory: bytes for the intermediate values of lanes; 0 for the library's choice.
         hints: everything stored that only the machine model or reports read, as sorted pairs.
     """
 
@@ -190,7 +193,8 @@ class Spec:
     broadcast_buffers: bool = True
     updatable_buffers: tuple[str, ...] = ()
     anchors: tuple[tuple[str, str, OutputMode, int], ...] = ()
-    relaxed_optimizer_checks: bool = False
+    lanes: int = 0
+    lane_memory: int = 0
     hints: tuple[tuple[str, Hint], ...] = ()
 
     @property

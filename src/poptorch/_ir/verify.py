@@ -12,6 +12,7 @@ import torch
 
 from ..enums import OutputMode
 from .graph import Graph
+from .operators import writes
 from .plan import Plan
 from .program import Program, Reduce, Repeat, Run
 from .slot import Kind, Slot
@@ -27,7 +28,7 @@ RULES = {
     "P1": "a program ends with its only emit",
     "P2": "every run names a graph of the program, and every graph is run",
     "P3": "a repeat has a count of at least 1 and a body",
-    "P4": "a tensor that a run reads is a batch input, state, or written by an earlier run",
+    "P4": "a tensor that a run reads is a batch input, a counter or state",
     "P5": "what is emitted is written by some run",
     "S1": "a spec is resolved: counts of at least 1 and an output mode other than Default",
     "S2": "replicas divide into input groups, and EveryN's period divides the iterations",
@@ -55,8 +56,7 @@ def verify_graph(graph: Graph) -> None:
             if count > 1:
                 raise _broken("G2", f"graph {graph.name}: {key} occurs {count} times")
     for node in graph.module.graph.nodes:
-        target = node.target
-        if isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable:
+        if writes(node):
             raise _broken("G3", f"graph {graph.name}: {node.format_node()}")
     for nodes, slots in ((placeholders, graph.inputs), (returned, graph.outputs)):
         for node, slot in zip(nodes, slots, strict=True):
@@ -88,13 +88,11 @@ def verify_program(program: Program) -> None:
             raise _broken("P3", str(node))
         if isinstance(node, Reduce) and node.operation not in ("mean", "sum"):
             raise _broken("P3", str(node))
-    written: set[str] = set()
-    for name in runs:
-        for slot in program.graphs[name].inputs:
-            given = slot.is_state or slot.kind in (Kind.BATCH, Kind.COUNTER)
-            if not given and slot.key not in written:
+    for name, graph in program.graphs.items():
+        for slot in graph.inputs:
+            if not slot.is_state and slot.kind not in (Kind.BATCH, Kind.COUNTER):
                 raise _broken("P4", f"{name} reads {slot.key}")
-        written.update(slot.key for slot in program.graphs[name].outputs)
+    written = {slot.key for graph in program.graphs.values() for slot in graph.outputs}
     for slot in program.emit.slots:
         if slot.key not in written:
             raise _broken("P5", slot.key)
@@ -115,7 +113,8 @@ def verify_state(state: State, program: Program) -> None:
     """Check rule T1."""
     for key, slot in program.state_slots().items():
         tensor = state.tensors.get(key)
-        replicas = (program.loops.replicas,) if key in state.per_replica else ()
+        own = key in state.per_replica and program.lanes is None
+        replicas = (program.loops.replicas,) if own else ()
         if tensor is None or (*replicas, *slot.shape) != tuple(tensor.shape):
             raise _broken("T1", f"{slot} against {None if tensor is None else tuple(tensor.shape)}")
         if tensor.dtype != slot.dtype:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 
 from .._base import log
-from .._capture import Tied
+from .._capture import Tied, untraced
 from .._compile import Compiled
 from .._ir import verify
 from .._ir.slot import Kind, Slot
@@ -53,19 +53,20 @@ class Device:
     @staticmethod
     def _replicas(key: str, compiled: Compiled) -> tuple[int, ...]:
         plan = compiled.plan
-        return (plan.spec.loops.replicas,) if key in plan.per_replica else ()
+        own = key in plan.per_replica and plan.program.lanes is None
+        return (plan.spec.loops.replicas,) if own else ()
 
     def upload(self) -> None:
         """Copy host parameters and buffers to the device."""
         log.engine.debug("Writing weights from host to IPU memory")
-        with torch.no_grad():
+        with untraced(), torch.no_grad():
             for key, host in self._mirrored.items():
                 self.state.write(key, host)
 
     def download(self) -> None:
         """Copy what the program changes to the host, into the same tensors and storage."""
         log.engine.debug("Writing weights from IPU to host")
-        with torch.no_grad():
+        with untraced(), torch.no_grad():
             for key in self._downloaded:
                 self._mirrored[key].copy_(self.state.read(key))
 

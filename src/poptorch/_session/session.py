@@ -44,7 +44,7 @@ class Session:
         spec: every resolved setting.
         optimizer: reads the optimizer when asked: paths by ``data_ptr`` to structure and values;
             None in inference.
-        transfers: the executor.
+        transfers: the executor, or None once it is gone.
         progress: makes the context in which a compilation reports its progress.
     """
 
@@ -53,7 +53,7 @@ class Session:
         module: nn.Module,
         spec: Spec,
         optimizer: Callable[[Mapping[int, str]], tuple[OptimSpec, dict[str, float]]] | None,
-        transfers: Callable[[], Transfers],
+        transfers: Callable[[], Transfers | None],
         progress: Callable[[], contextlib.AbstractContextManager[Callable[[float], None]]],
     ) -> None:
         self.spec = spec
@@ -71,8 +71,7 @@ class Session:
         self._seen = 0
         self._trainers: list[links.Trainer] = []
         self._generation = -1
-        if optimizer is not None:
-            self.link()
+        self.linked = False
 
     # Compiling.
 
@@ -193,7 +192,11 @@ class Session:
         if not self.dirty or self._device is None:
             return False
         log.python.debug("Implicit copyWeightsToHost()")
-        self._transfers().copyWeightsToHost()
+        owner = self._transfers()
+        if owner is not None:
+            owner.copyWeightsToHost()
+        else:
+            self.download()
         return True
 
     def download(self) -> None:
@@ -221,7 +224,9 @@ class Session:
                 self._seen = trainer.version
                 if self._device is not None:
                     log.python.debug("Implicit copyWeightsToDevice()")
-                    self._transfers().copyWeightsToDevice()
+                    owner = self._transfers()
+                    assert owner is not None
+                    owner.copyWeightsToDevice()
 
     def new_optimizer(self) -> None:
         """Read the optimizer again; values that changed are uploaded.
@@ -243,10 +248,12 @@ class Session:
     def link(self) -> None:
         """Be the trainer of the module's tensors, for inference sessions to find."""
         links.register(self, self._hosts)
+        self.linked = True
 
     def unlink(self) -> None:
         """Stop being the trainer of the module's tensors."""
         links.forget(self._hosts)
+        self.linked = False
 
 
 def _state_slot(path: str, tied: _capture.Tied, narrow: bool) -> Slot:

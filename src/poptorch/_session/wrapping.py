@@ -7,6 +7,7 @@ methods. Copies and pickles of it are ordinary modules. Source: spec/executor.md
 from __future__ import annotations
 
 import copy
+import copyreg
 import weakref
 from typing import Any, Protocol
 
@@ -94,9 +95,10 @@ def _subclass(cls: type[nn.Module]) -> type[nn.Module]:
 
 
 def _reduce_unwrapped(self: nn.Module, protocol: Any) -> Any:
-    reduced: Any = super(type(self), self).__reduce_ex__(protocol)
-    function, (cls, *rest), *more = reduced
-    return function, (cls.__bases__[0], *rest), *more
+    reduced: Any = super(type(self), self).__reduce_ex__(max(protocol, 2))
+    _, _, *state = reduced
+    # The reconstructor of old pickles, because the modern one insists on the object's own class.
+    return copyreg._reconstructor, (type(self).__bases__[0], object, None), *state  # type: ignore[attr-defined]
 
 
 def _deepcopy_unwrapped(self: nn.Module, memo: dict[int, Any]) -> nn.Module:

@@ -16,10 +16,13 @@ from .._ir.piece import Piece
 from .._ir.slot import Kind, Slot
 from .._ir.spec import Reduction
 from ..enums import MeanReductionStrategy, ReductionType
-from .algorithm import Value, storage_dtype
+from .algorithm import Value, is_constant, materialised, plus_scaled, storage_dtype
+from .automatic_scaling import BEYOND, FACTOR, count_beyond, next_factor, tracked
 from .lower import hyper_slot
 
 MICRO = Slot(Kind.COUNTER, "micro", (), torch.float32)
+
+_Tensors = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class Tally:
         lanes: micro-batches whose gradients one ``gradient.*`` is already the sum of.
         chunks: accumulate steps per update; ``counter.micro`` counts them from 0.
         summed: accumulators that the program adds up before ``finish`` (replicas, processes).
-        replicas: all data-parallel copies, whether lanes or summed.
+        replicas: all data-parallel copies, whether they are lanes, chunks or summed.
     """
 
     lanes: int = 1
@@ -52,27 +55,26 @@ def accumulate(
     Strategy Running keeps the mean so far and reads ``counter.micro``, a 0-d float32 tensor: the
     number of gradients already in the accumulator.
     """
-    accums = tuple(accumulator(spec, g) for g in gradients)
-    running = is_running(spec, reduction)
-    weight, _ = shares(spec, reduction, tally)
+    accums = tuple(_accumulator(spec, slot) for slot in gradients)
+    running = _is_running(spec, reduction)
+    share_of_one, _ = _shares(spec, reduction, tally)
+    watched = tracked(gradients, reduction)
 
-    def function(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def function(tensors: _Tensors) -> dict[str, torch.Tensor]:
         results = {}
-        if running:
-            kept = tensors[MICRO.key] / (tensors[MICRO.key] + 1)
-            share = weight / (tensors[MICRO.key] + 1)
+        kept, share = _weights(tensors, share_of_one) if running else (1.0, share_of_one)
         for gradient, accum in zip(gradients, accums, strict=True):
             wide = torch.promote_types(accum.dtype, torch.float32)
             old, new = tensors[accum.key].to(wide), tensors[gradient.key].to(wide)
-            if running:
-                result = torch.addcmul(old * kept, new, share)
-            else:
-                result = torch.add(old, new, alpha=weight)
+            result = plus_scaled(_scaled(old, kept), new, share)
             results[accum.key] = result.to(accum.dtype)
+        if watched:
+            results[BEYOND.key] = tensors[BEYOND.key] + count_beyond(watched, tensors)
         return results
 
-    inputs = (*accums, *gradients, *((MICRO,) if running else ()))
-    return Piece("accumulate", function, inputs, accums)
+    outputs = (*accums, BEYOND) if watched else accums
+    inputs = (*outputs, *gradients, *((MICRO,) if running else ()))
+    return Piece("accumulate", function, inputs, outputs)
 
 
 def finish(spec: OptimSpec, gradients: Sequence[Slot], reduction: Reduction, tally: Tally) -> Piece:
@@ -80,20 +82,26 @@ def finish(spec: OptimSpec, gradients: Sequence[Slot], reduction: Reduction, tal
 
     The results have at least float32: un-scaling in half would lose what the scale protected.
     """
-    pairs = [(accumulator(spec, g), _wide(g)) for g in gradients]
-    scaler = _Scaler(spec, shares(spec, reduction, tally)[1])
+    pairs = [(_accumulator(spec, slot), _wide(slot)) for slot in gradients]
+    watched = tracked(gradients, reduction)
+    scaler = _Scaler(spec, _shares(spec, reduction, tally)[1], bool(watched))
+    elements = sum(slot.numel for slot in watched) * tally.chunks * tally.summed
 
-    def function(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def function(tensors: _Tensors) -> dict[str, torch.Tensor]:
         factor = scaler.factor(tensors)
         results = {}
         for accum, gradient in pairs:
             results[gradient.key] = _scaled(tensors[accum.key].to(gradient.dtype), factor)
             results[accum.key] = torch.zeros_like(tensors[accum.key])
+        if watched:
+            share = tensors[BEYOND.key] / elements
+            results[FACTOR.key] = next_factor(tensors[FACTOR.key], share)
+            results[BEYOND.key] = torch.zeros_like(tensors[BEYOND.key])
         return results
 
-    accums = tuple(accum for accum, _ in pairs)
-    outputs = (*(gradient for _, gradient in pairs), *accums)
-    return Piece("finish", function, (*accums, *scaler.inputs), outputs)
+    accums = (*(accum for accum, _ in pairs), *((BEYOND,) if watched else ()))
+    outputs = (*(gradient for _, gradient in pairs), *accums, *scaler.state)
+    return Piece("finish", function, (*accums, *scaler.inputs), outputs, scaler.initial)
 
 
 def scale(
@@ -103,58 +111,75 @@ def scale(
 
     None when the gradients can be used as they are.
     """
-    mean = reduction.type == ReductionType.Mean
-    scaler = _Scaler(spec, float(tally.total) if mean else 1.0)
+    watched = tracked(gradients, reduction)
+    divisor = float(tally.total) if reduction.type == ReductionType.Mean else 1.0
+    scaler = _Scaler(spec, divisor, bool(watched))
     if scaler.is_identity:
         return None
-    pairs = [(g, _wide(g)) for g in gradients]
+    pairs = [(slot, _wide(slot)) for slot in gradients]
+    elements = sum(slot.numel for slot in watched)
 
-    def function(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def function(tensors: _Tensors) -> dict[str, torch.Tensor]:
         factor = scaler.factor(tensors)
-        return {new.key: _scaled(tensors[old.key].to(new.dtype), factor) for old, new in pairs}
+        results = {new.key: _scaled(tensors[old.key].to(new.dtype), factor) for old, new in pairs}
+        if watched:
+            share = count_beyond(watched, tensors) / elements
+            results[FACTOR.key] = next_factor(tensors[FACTOR.key], share)
+        return results
 
-    return Piece("scale", function, (*gradients, *scaler.inputs), tuple(new for _, new in pairs))
+    outputs = (*(new for _, new in pairs), *scaler.state)
+    return Piece("scale", function, (*gradients, *scaler.inputs), outputs, scaler.initial)
 
 
 class _Scaler:
     """The one factor that turns a scaled sum into the descaled gradient."""
 
-    def __init__(self, spec: OptimSpec, divisor: float) -> None:
+    def __init__(self, spec: OptimSpec, divisor: float, automatic: bool) -> None:
         self._variable = "loss_scaling" in spec.variables
         if not self._variable:
             divisor *= float(spec.setting("loss_scaling") or 1.0)
-        self._constant = 1 / divisor
-        self.inputs = (hyper_slot("loss_scaling"),) if self._variable else ()
+        self._divisor = divisor
+        self.state = (FACTOR,) if automatic else ()
+        hyper = (hyper_slot("loss_scaling"),) if self._variable else ()
+        self.inputs = (*self.state, *hyper)
+        self.initial = {FACTOR.key: 1.0} if automatic else {}
 
     @property
     def is_identity(self) -> bool:
-        return not self._variable and self._constant == 1
+        return not self.inputs and self._divisor == 1
 
-    def factor(self, tensors: Mapping[str, torch.Tensor]) -> Value:
-        if self._variable:
-            return self._constant / tensors[f"{Kind.HYPER}.loss_scaling"]
-        return self._constant
+    def factor(self, tensors: _Tensors) -> Value:
+        divisor: Value = self._divisor
+        for slot in self.inputs:
+            divisor = tensors[slot.key] * divisor
+        return materialised({"factor": 1 / divisor})["factor"]
+
+
+def _weights(tensors: _Tensors, share_of_one: float) -> tuple[Value, Value]:
+    """What the mean so far and the next gradient weigh in a running mean."""
+    count = tensors[MICRO.key] + 1
+    weights = materialised({"kept": 1 - 1 / count, "share": share_of_one / count})
+    return weights["kept"], weights["share"]
 
 
 def _scaled(tensor: torch.Tensor, factor: Value) -> torch.Tensor:
-    if not isinstance(factor, torch.Tensor) and factor == 1:
-        return tensor.clone()
-    return tensor * factor
+    return tensor if is_constant(factor, 1) else tensor * factor
 
 
 def _wide(slot: Slot) -> Slot:
-    return Slot(slot.kind, slot.path, slot.shape, torch.promote_types(slot.dtype, torch.float32))
+    return Slot(
+        Kind.GRADIENT, slot.path, slot.shape, torch.promote_types(slot.dtype, torch.float32)
+    )
 
 
-def accumulator(spec: OptimSpec, gradient: Slot) -> Slot:
-    """Return the slot in which the gradients of one weight are summed."""
+def _accumulator(spec: OptimSpec, gradient: Slot) -> Slot:
     dtype = gradient.dtype
     if spec.algorithm != "sgd_combined" and dtype != torch.float64:
         dtype = storage_dtype(spec, "accum_type")
     return Slot(Kind.ACCUM, gradient.path, gradient.shape, dtype)
 
 
-def shares(spec: OptimSpec, reduction: Reduction, tally: Tally) -> tuple[float, float]:
+def _shares(spec: OptimSpec, reduction: Reduction, tally: Tally) -> tuple[float, float]:
     """Return what a gradient is multiplied by on its way in, and what the sum is divided by.
 
     With strategy Running the first is the share of a gradient in its own chunk, on top of the
@@ -171,8 +196,7 @@ def shares(spec: OptimSpec, reduction: Reduction, tally: Tally) -> tuple[float, 
     return 1.0, float(tally.total)
 
 
-def is_running(spec: OptimSpec, reduction: Reduction) -> bool:
-    """Tell whether accumulators hold the mean so far."""
+def _is_running(spec: OptimSpec, reduction: Reduction) -> bool:
     mean = reduction.type == ReductionType.Mean
     running = reduction.strategy == MeanReductionStrategy.Running
     return mean and running and spec.algorithm != "sgd_combined"

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from .._ir.graph import Graph
+from .._ir.operators import may_view
 from .._ir.slot import Kind, Slot
 
 aten = torch.ops.aten
@@ -67,13 +68,7 @@ def _own(graph: fx.Graph, node: fx.Node, before: fx.Node) -> fx.Node:
 def _views_input(node: fx.Node) -> bool:
     """Whether a value may share storage with a placeholder: reached through view operators only."""
     while node.op == "call_function":
-        target = node.target
-        if not isinstance(target, torch._ops.OpOverload):
-            return False
-        first = target._schema.arguments[:1]
-        aliases = bool(first) and first[0].alias_info is not None
-        may_alias = aliases or target in (aten.reshape.default, aten.contiguous.default)
-        if not may_alias or not isinstance(node.args[0], fx.Node):
+        if not may_view(node) or not isinstance(node.args[0], fx.Node):
             return False
         node = node.args[0]
     return node.op == "placeholder"

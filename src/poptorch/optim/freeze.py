@@ -16,7 +16,7 @@ import torch
 from .._base import log
 from .._base.errors import AssertionFailure, InvalidValue
 from .._ir.optim_spec import OptimGroup, OptimSpec, Setting
-from . import sgd
+from . import adam, lamb, rmsprop, sgd
 from .optimizer import Optimizer, pair_of_betas
 
 HyperValues = dict[str, float]
@@ -24,36 +24,69 @@ HyperValues = dict[str, float]
 
 @dataclass(frozen=True)
 class _Type:
-    """One accepted optimizer type.
+    """One accepted kind of optimizer.
 
     Attributes:
-        hypers: numeric attributes of groups, in the torch spelling.
+        algorithm: its name in OptimSpec.
+        classes: the classes, torch's first where there is one.
+        hypers: numeric attributes of groups.
         references: values that make an attribute of a torch optimizer constant; None for one
             that is always variable. Attributes not listed are always constant.
-        structure: (attribute, default) of the optimizer object that shape the update.
-        group_structure: attributes of groups that shape the update.
+        structure: attributes of the optimizer object that shape the update, with the values that
+            a torch optimizer stands for.
     """
 
     algorithm: str
-    torch_class: type
     classes: tuple[type, ...]
     hypers: tuple[str, ...]
     references: Mapping[str, float | None]
-    structure: tuple[tuple[str, Any], ...]
-    group_structure: tuple[str, ...] = ("maximize",)
+    structure: Mapping[str, Any]
 
 
-_F32 = torch.float32
-_TYPES = (
-    _Type(
-        "sgd",
-        torch.optim.SGD,
-        (sgd.SGD,),
-        ("lr", "momentum", "dampening", "weight_decay", "nesterov"),
-        {"lr": None, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0},
-        (("accum_type", _F32), ("velocity_accum_type", _F32), ("max_grad_norm", math.inf)),
-    ),
+_SGD_STRUCTURE = {
+    "accum_type": torch.float32,
+    "velocity_accum_type": torch.float32,
+    "max_grad_norm": math.inf,
+}
+_MOMENTS = {
+    "accum_type": torch.float32,
+    "first_order_momentum_accum_type": torch.float32,
+    "second_order_momentum_accum_type": torch.float32,
+}
+_ADAM_STRUCTURE = {**_MOMENTS, "max_grad_norm": math.inf, "bias_correction": True}
+_SGD_HYPERS = ("lr", "momentum", "dampening", "weight_decay", "nesterov")
+_ADAM_HYPERS = ("lr", "betas", "eps", "weight_decay")
+_SGD_REFERENCES = {"lr": None, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}
+_ADAM_REFERENCES = {"lr": None, "eps": 1e-8, "weight_decay": 0.0}
+_SGD = _Type("sgd", (torch.optim.SGD, sgd.SGD), _SGD_HYPERS, _SGD_REFERENCES, _SGD_STRUCTURE)
+_SGD_COMBINED = _Type(
+    "sgd_combined", (), (*_SGD_HYPERS, "velocity_scaling"), {}, {"max_grad_norm": math.inf}
 )
+_ADAM = _Type(
+    "adam", (torch.optim.Adam, adam.Adam), _ADAM_HYPERS, _ADAM_REFERENCES, _ADAM_STRUCTURE
+)
+_ADAMW = _Type(
+    "adamw",
+    (torch.optim.AdamW, adam.AdamW),
+    _ADAM_HYPERS,
+    {**_ADAM_REFERENCES, "weight_decay": 0.01},
+    _ADAM_STRUCTURE,
+)
+_RMSPROP = _Type(
+    "rmsprop",
+    (torch.optim.RMSprop, rmsprop.RMSprop),
+    ("lr", "alpha", "eps", "weight_decay", "momentum"),
+    {**_ADAM_REFERENCES, "momentum": 0.0},
+    {**_MOMENTS, "use_tf_variant": False},
+)
+_LAMB = _Type(
+    "lamb",
+    (lamb.LAMB,),
+    (*_ADAM_HYPERS, "max_weight_norm"),
+    {},
+    {**_MOMENTS, "bias_correction": True},
+)
+_TYPES = (_SGD, _ADAMW, _ADAM, _RMSPROP, _LAMB)  # AdamW derives from Adam: it comes first
 _warned: weakref.WeakSet[type] = weakref.WeakSet()
 
 
@@ -80,16 +113,13 @@ def freeze(
     """
     kind = _type_of(optimizer)
     _warn_of_subclass(optimizer)
+    settings = _structure(optimizer, kind)
     values: HyperValues = {}
     groups = tuple(
         _freeze_group(optimizer, kind, index, path_of, values)
         for index in range(len(optimizer.param_groups))
     )
-    settings: dict[str, Setting] = {}
-    for name, default in kind.structure:
-        settings[name] = _setting(getattr(optimizer, name, default))
-    _check_clipping(settings)
-    variables = ()
+    variables: tuple[str, ...] = ()
     scaling = _number("loss_scaling", getattr(optimizer, "loss_scaling", 1.0))
     if automatic_loss_scaling or not _is_constant(optimizer, kind, "loss_scaling", scaling):
         variables = ("loss_scaling",)
@@ -100,23 +130,60 @@ def freeze(
     return spec, values
 
 
-def _type_of(optimizer: Any) -> _Type:
+def _type_of(optimizer: torch.optim.Optimizer) -> _Type:
     for kind in _TYPES:
-        if isinstance(optimizer, (kind.torch_class, *kind.classes)):
-            return kind
-    raise AssertionFailure(
-        "Unsupported optimizer type",
-        got=f"{type(optimizer).__module__}.{type(optimizer).__qualname__}",
-        fix="use SGD, Adam, AdamW or RMSprop of torch.optim or poptorch.optim, "
-        "or poptorch.optim.LAMB",
-    )
+        if isinstance(optimizer, kind.classes):
+            break
+    else:
+        raise AssertionFailure(
+            "Unsupported optimizer type",
+            got=f"{type(optimizer).__module__}.{type(optimizer).__qualname__}",
+            fix="use SGD, Adam, AdamW or RMSprop of torch.optim or poptorch.optim, "
+            "or poptorch.optim.LAMB",
+        )
+    if kind is _SGD and getattr(optimizer, "use_combined_accum", False):
+        return _SGD_COMBINED
+    if kind is _ADAM and _agreed(optimizer, "decoupled_weight_decay"):
+        return _ADAMW
+    return kind
+
+
+def _agreed(optimizer: torch.optim.Optimizer, name: str) -> bool:
+    values = {bool(group.get(name, False)) for group in optimizer.param_groups}
+    if len(values) > 1:
+        raise AssertionFailure(f"All parameter groups must have the same value of {name}")
+    return values.pop() if values else False
+
+
+def _structure(optimizer: torch.optim.Optimizer, kind: _Type) -> dict[str, Setting]:
+    """Read and check what shapes the update and belongs to the whole optimizer."""
+    found = {name: getattr(optimizer, name, value) for name, value in kind.structure.items()}
+    settings = {name: _setting(value) for name, value in found.items()}
+    if getattr(optimizer, "use_tf_variant", False) and kind is not _RMSPROP:
+        raise InvalidValue("use_tf_variant is only available with RMSprop")
+    if any(group.get("amsgrad", False) for group in optimizer.param_groups):
+        raise InvalidValue("Only non-amsgrad Adam and AdamW optimizers are supported")
+    if kind is _RMSPROP:
+        settings["centered"] = _agreed(optimizer, "centered")
+    if "max_grad_norm" in settings:
+        settings["max_grad_norm"] = _clipping(found["max_grad_norm"])
+    return settings
+
+
+def _clipping(value: Any) -> float:
+    norm = math.inf if value is None else _number("max_grad_norm", value)
+    if math.isnan(norm):
+        raise InvalidValue("max_grad_norm cannot be NaN", fix="use infinity for no clipping")
+    if norm < 0:
+        raise InvalidValue("max_grad_norm cannot be negative", got=str(norm))
+    return norm
 
 
 def _warn_of_subclass(optimizer: torch.optim.Optimizer) -> None:
     cls = type(optimizer)
     if cls in _warned or {torch.optim.Optimizer, Optimizer} & set(cls.__bases__):
         return
-    if cls in {kind.torch_class for kind in _TYPES}:
+    if any(cls in kind.classes for kind in _TYPES):
         return
     _warned.add(cls)
     log.python.warning(
@@ -146,15 +213,18 @@ def _freeze_group(
     group = optimizer.param_groups[index]
     trained = [p for p in group["params"] if p.requires_grad and p.data_ptr() in path_of]
     params = tuple(dict.fromkeys(path_of[p.data_ptr()] for p in trained))
-    settings: dict[str, Setting] = {n: bool(group.get(n, False)) for n in kind.group_structure}
+    settings: dict[str, Setting] = {"maximize": bool(group.get("maximize", False))}
     variables = []
     for name in kind.hypers:
-        for part, number, rest in _numbers(name, group[name]):
+        value = group[name] if name in group else getattr(optimizer, name)
+        for part, number, (slot, given) in _numbers(name, value):
             if _is_constant(optimizer, kind, name, number):
                 settings[part] = number
             else:
-                variables.append(rest[0])
-                values[f"hyper.{index}.{rest[0]}"] = rest[1]
+                variables.append(slot)
+                values[f"hyper.{index}.{slot}"] = given
+    if group.get("nesterov") and (group["momentum"] == 0 or group["dampening"] != 0):
+        raise InvalidValue("Nesterov momentum requires a momentum and zero dampening")
     return OptimGroup(params, tuple(sorted(settings.items())), tuple(variables))
 
 
@@ -182,13 +252,3 @@ def _number(name: str, value: Any) -> float:
 
 def _setting(value: Any) -> Setting:
     return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
-
-
-def _check_clipping(settings: dict[str, Setting]) -> None:
-    if "max_grad_norm" not in settings:
-        return
-    norm = settings["max_grad_norm"] = _number("max_grad_norm", settings["max_grad_norm"])
-    if math.isnan(norm):
-        raise InvalidValue("max_grad_norm cannot be NaN", fix="use infinity for no clipping")
-    if norm < 0:
-        raise InvalidValue("max_grad_norm cannot be negative", got=str(norm))

@@ -49,8 +49,10 @@ class Optimizer:
         self.host_state_is_dirty = False
         self._device: weakref.ref[DeviceLink] | None = None
 
-    def _mark_variables(self, given: Mapping[str, Any]) -> None:
-        """Make every attribute that was passed explicitly variable."""
+    def _take(self, own: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+        """Keep the attributes that torch's class lacks; those given explicitly are variable."""
+        for name, value in own.items():
+            setattr(self, name, value)
         allowed = [*self.defaults, *self._child_vars]  # type: ignore[attr-defined]
         explicit = (name for name, value in given.items() if value is not None)
         self.variable_attrs = VariableAttributes((n for n in explicit if n in allowed), allowed)
@@ -82,7 +84,8 @@ class Optimizer:
         of CPU tensors, read from the device at most once per training call.
         """
         self._synchronise()
-        return {**super().state_dict(), **self.get_state_dict()}  # type: ignore[misc]
+        native: dict[str, Any] = super().state_dict()  # type: ignore[misc]
+        return {**native, **self.get_state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what ``state_dict`` returned; the device gets it before its next use.
@@ -125,8 +128,9 @@ class Optimizer:
 
     def __getstate__(self) -> dict[str, Any]:
         self._synchronise()
+        native: Any = super().__getstate__()
         own = {k: v for k, v in self.__dict__.items() if k in self._kept_attributes()}
-        return {**super().__getstate__(), **own, **self.get_state_dict()}  # type: ignore[misc]
+        return {**native, **own, **self.get_state_dict()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         Optimizer.__init__(self)

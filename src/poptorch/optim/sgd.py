@@ -7,6 +7,25 @@ import torch
 from .._base import log
 from .optimizer import Optimizer, Params, check_accumulation_types, fill_in
 
+_TORCH_DEFAULTS = {
+    "lr": None,
+    "momentum": 0,
+    "dampening": 0,
+    "weight_decay": 0,
+    "nesterov": False,
+    "maximize": False,
+    "foreach": None,
+    "differentiable": False,
+}
+_DEFAULTS = {
+    "loss_scaling": 1.0,
+    "velocity_scaling": 1.0,
+    "use_combined_accum": False,
+    "accum_type": torch.float32,
+    "velocity_accum_type": torch.float32,
+    "max_grad_norm": float("inf"),
+}
+
 
 class SGD(Optimizer, torch.optim.SGD):
     """SGD with optional momentum, Nesterov momentum and accumulator types.
@@ -60,34 +79,12 @@ class SGD(Optimizer, torch.optim.SGD):
         given = {k: v for k, v in locals().items() if k not in ("self", "params", "__class__")}
         own = fill_in(given, _DEFAULTS)
         check_accumulation_types(own["accum_type"], own["velocity_accum_type"])
-        Optimizer.__init__(self)
         torch.optim.SGD.__init__(self, params, **fill_in(given, _TORCH_DEFAULTS))
-        for name, value in own.items():
-            setattr(self, name, value)
-        if self.use_combined_accum:
-            self.defaults["velocity_scaling"] = self.velocity_scaling
+        Optimizer.__init__(self)
+        if own["use_combined_accum"]:
+            self.defaults["velocity_scaling"] = own["velocity_scaling"]
             for group in self.param_groups:
-                group.setdefault("velocity_scaling", self.velocity_scaling)
+                group.setdefault("velocity_scaling", own["velocity_scaling"])
         elif velocity_scaling is not None:
             log.python.warning("velocity_scaling value ignored: use_combined_accum is False")
-        self._mark_variables(given)
-
-
-_TORCH_DEFAULTS = {
-    "lr": None,
-    "momentum": 0,
-    "dampening": 0,
-    "weight_decay": 0,
-    "nesterov": False,
-    "maximize": False,
-    "foreach": None,
-    "differentiable": False,
-}
-_DEFAULTS = {
-    "loss_scaling": 1.0,
-    "velocity_scaling": 1.0,
-    "use_combined_accum": False,
-    "accum_type": torch.float32,
-    "velocity_accum_type": torch.float32,
-    "max_grad_norm": float("inf"),
-}
+        self._take(own, given)

@@ -1,23 +1,27 @@
-"""Options of a wrapped model and their groups. Source: spec/options.md."""
+"""Options of a wrapped model and their groups. Source: spec/options.md.
+
+``__all__`` is what PopTorch has at top level; the groups' classes can be imported from here.
+"""
 
 from .attribute import Attribute
-from .distributed import _DistributedOptions
+from .distributed import _DistributedOptions as _DistributedOptions
 from .files import ConfigFileError
-from .jit import _JitOptions
-from .locations import TensorLocationSettings, _TensorLocationOptions
+from .jit import _JitOptions as _JitOptions
+from .locations import TensorLocationSettings
+from .locations import _TensorLocationOptions as _TensorLocationOptions
 from .options import Options
-from .popart import _PopartOptions
-from .precision import _PrecisionOptions
+from .popart import _PopartOptions as _PopartOptions
+from .precision import _PrecisionOptions as _PrecisionOptions
 from .stages import Phase, Stage
 from .strategies import (
     ParallelPhasedExecution,
     PipelinedExecution,
     SerialPhasedExecution,
     ShardedExecution,
-    _IExecutionStrategy,
-    _IPhasedExecution,
 )
-from .training import _TrainingOptions
+from .strategies import _IExecutionStrategy as _IExecutionStrategy
+from .strategies import _IPhasedExecution as _IPhasedExecution
+from .training import _TrainingOptions as _TrainingOptions
 
 __all__ = [
     "Attribute",
@@ -30,12 +34,4 @@ __all__ = [
     "ShardedExecution",
     "Stage",
     "TensorLocationSettings",
-    "_DistributedOptions",
-    "_IExecutionStrategy",
-    "_IPhasedExecution",
-    "_JitOptions",
-    "_PopartOptions",
-    "_PrecisionOptions",
-    "_TensorLocationOptions",
-    "_TrainingOptions",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .._base.errors import Error
-from ..enums import OutputMode
+from ..enums import ConnectionType, OutputMode, SyncPattern
 from .batching import grouping_problem
 from .check import refuse
 from .options import Options
@@ -34,6 +34,7 @@ def check(options: Options) -> None:
             got=f"process {options.Distributed.processId} of {options.Distributed.numProcesses}",
             fix="Distributed.configureProcessId takes the id first, then the count",
         )
+    _check_stored_values(options)
     problem = grouping_problem(
         options.replication_factor, options.input_group_size, options.input_cgt
     )
@@ -47,6 +48,23 @@ def check(options: Options) -> None:
     check_return_period("outputMode", options.output_mode, options.output_return_period, options)
     for name, (_, _, mode, period) in options.anchored_tensors.items():
         check_return_period(f"anchorTensor({name!r})", mode, period, options)
+
+
+def _check_stored_values(options: Options) -> None:
+    """Check what attribute assignment and untyped dictionaries let through."""
+    for name, members in (
+        ("connection_type", ConnectionType),
+        ("sync_pattern", SyncPattern),
+    ):
+        if options(name) not in list(members):
+            refuse(Error, f"{name} holds no {members.__name__}", got=str(options(name)))
+    for device, part in options.available_memory_proportion.items():
+        if not isinstance(part, (int, float)):
+            refuse(
+                Error,
+                "Available memory proportions must be numbers",
+                got=f"IPU{device}: {part!r}",
+            )
 
 
 def check_return_period(setter: str, mode: Any, period: int, options: Options) -> None:

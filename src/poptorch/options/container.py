@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 from typing import Any, Self
 
 from .._base.errors import AssertionFailure, InvalidAttribute
@@ -42,7 +43,7 @@ class Container(Freezable):
         for name in values:
             self._check_writable(name)
             if name not in self._values:
-                refuse(AssertionFailure, f"Invalid option {name}", fix=self._known_names())
+                refuse(AssertionFailure, f"Invalid option {name}", fix=self._suggest(name))
         return self._store(values)
 
     def createOrSet(self, **values: Any) -> Self:
@@ -102,7 +103,7 @@ class Container(Freezable):
             return values[name]
         if name.startswith("_"):  # copy and pickle ask for hooks before there is any state
             raise AttributeError(f"{type(self).__name__} has no attribute {name}")
-        refuse(InvalidAttribute, f"Invalid attribute {name}", fix=self._known_names())
+        refuse(InvalidAttribute, f"Invalid attribute {name}", fix=self._suggest(name))
 
     def __setattr__(self, name: str, value: Any) -> None:
         built = "_values" in vars(self)
@@ -112,15 +113,21 @@ class Container(Freezable):
             return
         self._check_writable(name)
         if built and not exists:
-            refuse(InvalidAttribute, f"Invalid attribute {name}", fix=self._known_names())
+            refuse(InvalidAttribute, f"Invalid attribute {name}", fix=self._suggest(name))
         object.__setattr__(self, name, value)
 
     def _nested(self) -> list[Freezable]:
         stored = vars(self).get("_values", {}).values()
         return [*super()._nested(), *(item for item in stored if isinstance(item, Freezable))]
 
-    def _known_names(self) -> str:
-        return f"{type(self).__name__} has {', '.join(sorted(self._values)) or 'no stored values'}"
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._values]
+
+    def _suggest(self, name: str) -> str:
+        close = difflib.get_close_matches(name, dir(self), n=3)
+        if close:
+            return f"did you mean {' or '.join(close)}?"
+        return f"{type(self).__name__} stores {', '.join(sorted(self._values)) or 'no values'}"
 
     def _ordered(self) -> dict[str, Any]:
         """Stored values: declared names in their order, then those created later, sorted."""

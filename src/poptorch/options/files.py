@@ -31,7 +31,9 @@ _CONSTRUCTORS: dict[str, Callable[..., Any]] = {
     )
 }
 _ENUMS: dict[str, type[enum.Enum]] = {
-    name: value for name, value in vars(enums).items() if isinstance(value, enum.EnumMeta)
+    name: value
+    for name, value in vars(enums).items()
+    if isinstance(value, type) and issubclass(value, enum.Enum)
 }
 
 

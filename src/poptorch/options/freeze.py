@@ -59,19 +59,29 @@ def prepare(options: Options, training: bool) -> Options:
     inference), and anchors without a mode take that mode and its period.
 
     Raises:
-        Error: gradient accumulation other than 1 for inference.
+        Error: gradient accumulation other than 1 for inference, or no valid output mode.
     """
     if not training:
         check_inference(options)
+    mode, period = resolved_output(options, training)
     options._freeze()
     own = options.clone()
-    mode, period = resolved_output(own, training)
     own.set(output_mode=int(mode))
     for entry in own.anchored_tensors.values():
         if entry[1]:
             entry[2:] = [mode, period if mode == OutputMode.EveryN else 1]
     own._freeze()
     return own
+
+
+def use_running_mean(own: Options) -> None:
+    """Make the executor's own options keep a running mean of gradients.
+
+    Done for optimisers that accumulate in float16 (spec/options.md section 5.1).
+    """
+    own._unfreeze()
+    own.Training.setMeanAccumulationAndReplicationReductionStrategy(MeanReductionStrategy.Running)
+    own._freeze()
 
 
 def reopen(options: Options) -> None:
@@ -87,7 +97,13 @@ def reopen(options: Options) -> None:
 
 
 def resolved_output(options: Options, training: bool) -> tuple[OutputMode, int]:
-    """Return the output mode, never ``Default``, and its period."""
+    """Return the output mode, never ``Default``, and its period.
+
+    Raises:
+        Error: an integer that is no mode was assigned.
+    """
+    if options.output_mode not in list(OutputMode):
+        refuse(Error, "output_mode holds no OutputMode", got=str(options.output_mode))
     mode = OutputMode(options.output_mode)
     if mode == OutputMode.Default:
         mode = OutputMode.Final if training else OutputMode.All
@@ -107,6 +123,7 @@ def freeze(options: Options, training: bool) -> Spec:
     popart = options._Popart.options
     mode, period = resolved_output(options, training)
     placement = freeze_strategy(options._execution_strategy)
+    target = _target(options)
     return Spec(
         training=training,
         loops=Loops(
@@ -119,19 +136,20 @@ def freeze(options: Options, training: bool) -> Spec:
         output=Output(mode, period),
         reduction=_reduction(options),
         precision=_precision(options),
-        target=_target(options),
+        target=target,
         placement=placement,
+        lanes=options._values["lanes"],
+        lane_memory=options.lane_memory,
         homes=freeze_locations(
             options.TensorLocations,
             phased=placement.phased,
             replicated=options.replication_factor > 1,
         ),
-        runtime=_runtime(options),
+        runtime=_runtime(options, target.device),
         module_scopes=options._module_namescope_enabled,
         broadcast_buffers=options.broadcast_buffers,
         updatable_buffers=tuple(popart.get("updatableNamedBuffers", ())),
         anchors=_anchors(options, mode, period),
-        relaxed_optimizer_checks=options._relax_optimizer_checks,
         hints=tuple(
             (key, freeze_value(value))
             for key, value in sorted(popart.items())
@@ -144,8 +162,11 @@ def _reduction(options: Options) -> Reduction:
     popart, training = options._Popart.options, options.Training
     kind = training.accumulation_and_replication_reduction_type
     strategy = training.meanAccumulationAndReplicationReductionStrategy
+    forced = ReductionType(_forced(popart, "accumulationAndReplicationReductionType", kind))
+    if forced == ReductionType.NoReduction:
+        refuse(Error, "The reduction type must be set to ReductionType.Mean or ReductionType.Sum")
     return Reduction(
-        type=ReductionType(_forced(popart, "accumulationAndReplicationReductionType", kind)),
+        type=forced,
         strategy=MeanReductionStrategy(
             _forced(popart, "meanAccumulationAndReplicationReductionStrategy", strategy)
         ),
@@ -201,9 +222,8 @@ def _target(options: Options) -> Target:
     )
 
 
-def _runtime(options: Options) -> Runtime:
+def _runtime(options: Options, device: str) -> Runtime:
     popart = options._Popart.options
-    caching = popart.get("enableEngineCaching", False)
     return Runtime(
         connection=ConnectionType(options.connection_type),
         ipu_id=options.ipu_id if options.exists("ipu_id") else None,
@@ -212,10 +232,21 @@ def _runtime(options: Options) -> Runtime:
         max_repeat_logs=options.max_repeat_logs,
         progress_bar=options._show_compilation_progress_bar,
         cycle_count=popart.get("instrumentWithHardwareCycleCounter", False),
-        cache_dir=popart.get("cachePath") if caching else None,
+        cache_dir=None if device == "model" else cache_directory(options),
         engine_options=_engine_options(popart.get("engineOptions", {})),
+        relaxed_optimizer_checks=options._relax_optimizer_checks,
         source_excludes=tuple(options._source_location_excludes),
     )
+
+
+def cache_directory(options: Options) -> str | None:
+    """Return where executables are kept: the options' directory, else POPART_CACHE_DIR, or None."""
+    popart = options._Popart.options
+    variable = env.get("POPART_CACHE_DIR") or None
+    if not popart.get("enableEngineCaching", variable is not None):
+        return None
+    path: str | None = popart.get("cachePath", variable)
+    return path
 
 
 def _engine_options(chosen: dict[str, str]) -> tuple[tuple[str, str], ...]:
@@ -227,6 +258,8 @@ def _engine_options(chosen: dict[str, str]) -> tuple[tuple[str, str], ...]:
         refuse(Error, "POPLAR_ENGINE_OPTIONS is not valid JSON", got=f"{text}: {error}")
     if not isinstance(forced, dict) or not all(isinstance(v, str) for v in forced.values()):
         refuse(Error, "POPLAR_ENGINE_OPTIONS must be a JSON object of strings", got=text)
+    if not all(isinstance(value, str) for value in chosen.values()):
+        refuse(Error, "The values of engine options must be strings", got=show(chosen))
     return tuple(sorted({**chosen, **forced}.items()))
 
 

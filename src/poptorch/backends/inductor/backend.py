@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+import warnings
 
 from ..._base import env
 from ..._ir.plan import Plan
@@ -26,13 +27,16 @@ class Inductor:
 
     def compile(self, plan: Plan, progress: Progress) -> Executable:
         """Compile every graph."""
-        from .compiler import compile_graph
-
         start = time.perf_counter()
         functions = {}
-        for done, (name, graph) in enumerate(plan.program.graphs.items(), 1):
-            prepared = prepare(graph)
-            functions[name] = prepared, compile_graph(prepared.module, graph.zero_inputs())
-            progress(done / len(plan.program.graphs))
+        with warnings.catch_warnings():
+            # Torch's own deprecations, met while its compiler is imported and runs.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            from .compiler import compile_graph
+
+            for done, (name, graph) in enumerate(plan.program.graphs.items(), 1):
+                prepared = prepare(graph)
+                functions[name] = prepared, compile_graph(prepared.module, graph.zero_inputs())
+                progress(done / len(plan.program.graphs))
         report = program_report(self.name, plan.program, time.perf_counter() - start)
         return LoopExecutable(plan, functions, report)

@@ -1,0 +1,45 @@
+"""Timing side by side: contestants take turns in one process, so that a noisy machine hits all."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+
+def alternate(
+    contestants: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 5
+) -> dict[str, list[float]]:
+    """Run every contestant once per round, in turn.
+
+    Returns:
+        Seconds of every round, by contestant.
+    """
+    for run in contestants.values():
+        for _ in range(warmup):
+            run()
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(rounds):
+        for name, run in contestants.items():
+            start = time.perf_counter()
+            run()
+            times[name].append(time.perf_counter() - start)
+    return times
+
+
+def medians(times: Mapping[str, list[float]]) -> dict[str, float]:
+    """Median seconds by contestant."""
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def table(title: str, times: Mapping[str, list[float]], against: str) -> str:
+    """Return medians in milliseconds, rates and ratios (time of ``against`` / own time)."""
+    middle = medians(times)
+    lines = [title]
+    for name, seconds in middle.items():
+        ratio = middle[against] / seconds
+        lines.append(
+            f"  {name:<22} {seconds * 1e3:8.3f} ms {1 / seconds:9.1f} it/s"
+            f"   {ratio:5.2f} x {against}"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,129 @@
+"""Who cuts which batches: the loader's arguments turned into one frozen decision.
+
+Source: spec/data.md sections 1, 2.1, 2.3 and 2.4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .._base.errors import AssertionFailure, Error, InvalidValue
+from ..enums import DataLoaderMode
+from .combining import Steps
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """How a loader makes combined batches.
+
+    Attributes:
+        combined: samples of one call, or None to pass the data set's items on as they are.
+        micro: samples of one micro-batch, as far as known (1 when a batch sampler does not tell).
+        steps: micro-batches in one combined batch.
+        worker_batch: batch size of torch's loader.
+        worker_drop_last: whether torch's loader drops an incomplete batch.
+        group: how many of torch's batches are joined to one element.
+        asynchronous: whether another process loads.
+        rebatched: rows of the batches that the other process assembles; None when torch's (or the
+            joined) batches are the elements.
+        drop_last: whether the user wants incomplete combined batches dropped.
+    """
+
+    combined: int | None
+    micro: int
+    steps: int
+    worker_batch: int | None
+    worker_drop_last: bool
+    group: int
+    asynchronous: bool
+    rebatched: int | None
+    drop_last: bool
+
+
+def arrange(
+    steps: Steps,
+    batch_size: int | None,
+    batch_sampler: Any,
+    drop_last: bool,
+    mode: DataLoaderMode,
+    rebatched_worker_size: int | None,
+) -> Arrangement:
+    """Decide who cuts which batches.
+
+    Raises:
+        AssertionFailure: ``rebatched_worker_size`` is larger than the combined batch.
+        InvalidValue: a size is not positive.
+    """
+    mode = DataLoaderMode(mode)
+    for name, size in (
+        ("batch_size", batch_size),
+        ("rebatched_worker_size", rebatched_worker_size),
+    ):
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+            raise InvalidValue(f"{name} must be a positive integer", got=repr(size))
+    asynchronous = mode is not DataLoaderMode.Sync
+    if batch_size is None:
+        return Arrangement(None, 1, 1, None, drop_last, 1, asynchronous, None, drop_last)
+    by_sampler = batch_sampler is not None
+    micro = (getattr(batch_sampler, "batch_size", None) or 1) if by_sampler else batch_size
+    combined = micro * steps.per_call
+    # The ring's buffers have the size of the first batch; a smaller last one is assembled there.
+    late = mode is DataLoaderMode.Async and not drop_last and not by_sampler
+    rebatches = combined > 1 and (late or mode is DataLoaderMode.AsyncRebatched)
+    if rebatches and rebatched_worker_size is not None and rebatched_worker_size > combined:
+        raise AssertionFailure(
+            "rebatched_worker_size must not be larger than the combined batch size",
+            got=f"{rebatched_worker_size} > {combined} = {steps.describe(micro)}",
+        )
+    worker_batch = (rebatched_worker_size or combined) if rebatches else combined
+    return Arrangement(
+        combined=combined,
+        micro=micro,
+        steps=steps.per_call,
+        worker_batch=1 if by_sampler else worker_batch,
+        worker_drop_last=drop_last and not (rebatches or by_sampler),
+        group=steps.per_call if by_sampler and not rebatches else 1,
+        asynchronous=asynchronous,
+        rebatched=combined if rebatches else None,
+        drop_last=drop_last,
+    )
+
+
+def check_batch_sampler(batch_size: int | None, shuffle: bool | None, partitions: bool) -> None:
+    """Refuse what a batch sampler decides itself.
+
+    Raises:
+        Error: another argument says the same.
+    """
+    if batch_size != 1 or shuffle:
+        raise Error(
+            "batch_sampler is mutually exclusive with batch_size, shuffle",
+            got=f"batch_size={batch_size}, shuffle={shuffle}",
+            fix="let the batch sampler choose the size and the order of the micro-batches",
+        )
+    if partitions:
+        raise Error(
+            "batch_sampler is mutually exclusive with auto_distributed_partitioning=True",
+            fix="yield the indices of this process only, and pass"
+            " auto_distributed_partitioning=False",
+        )
+
+
+def check_partitioning(batch_size: int | None, is_iterable: bool) -> None:
+    """Refuse data sets that cannot be cut into one part per process.
+
+    Raises:
+        AssertionFailure: there are no batches, or no indices.
+    """
+    by_hand = "pass auto_distributed_partitioning=False and let the data set yield the part of"
+    if batch_size is None:
+        raise AssertionFailure(
+            "batch_size=None not allowed when the data set is partitioned over processes",
+            fix=f"{by_hand} this process",
+        )
+    if is_iterable:
+        raise AssertionFailure(
+            "auto_distributed_partitioning not supported for IterableDataset",
+            fix=f"{by_hand} process options.Distributed.processId",
+        )

@@ -1,0 +1,83 @@
+"""How many samples one call takes, and how micro-batches become one combined batch.
+
+Source: spec/data.md sections 1 and 2.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .._base import trees
+
+
+@dataclass(frozen=True)
+class Steps:
+    """How many micro-batches one call of this process takes, by what multiplies them."""
+
+    device_iterations: int
+    input_groups: int
+    gradient_accumulation: int
+
+    @property
+    def per_call(self) -> int:
+        """Micro-batches in one combined batch."""
+        return self.device_iterations * self.input_groups * self.gradient_accumulation
+
+    def describe(self, micro_batch: int) -> str:
+        """Return the product that makes the combined batch, for messages."""
+        return (
+            f"{micro_batch} (batch size) x {self.device_iterations} device iterations"
+            f" x {self.input_groups} input groups"
+            f" x {self.gradient_accumulation} accumulation steps"
+        )
+
+
+class Grouped:
+    """Joins every ``size`` consecutive batches of an iterable along dimension 0."""
+
+    def __init__(self, batches: Iterable[Any], size: int, drop_last: bool) -> None:
+        self._batches: Iterator[Any] = iter(batches)
+        self._size = size
+        self._drop_last = drop_last
+
+    def __iter__(self) -> Grouped:
+        return self
+
+    def __next__(self) -> Any:
+        group: list[Any] = []
+        for batch in self._batches:
+            group.append(batch)
+            if len(group) == self._size:
+                return join(group)
+        if not group or self._drop_last:
+            raise StopIteration
+        return join(group)
+
+
+def join(batches: Sequence[Any]) -> Any:
+    """Concatenate collated batches leaf by leaf.
+
+    Tensors are concatenated along dimension 0, and lists without any tensor (collated strings)
+    one after another; whatever else there is comes from the last batch.
+    """
+    last = batches[-1]
+    if len(batches) == 1:
+        return last
+    if isinstance(last, torch.Tensor):
+        return last if last.dim() == 0 else torch.cat(list(batches))
+    parser = trees.parser_of(last)
+    if parser is not None:
+        leaves = zip(*(parser.yieldTensors(batch) for batch in batches), strict=True)
+        return parser.reconstruct(last, iter([join(group) for group in leaves]))
+    if isinstance(last, dict):
+        joined = {key: join([batch[key] for batch in batches]) for key in last}
+        return trees.dict_builder(last)(joined)
+    if isinstance(last, list) and not trees.flatten(last)[0]:
+        return [item for batch in batches for item in batch]
+    if isinstance(last, (list, tuple)):
+        return trees.sequence_of(type(last), [join(g) for g in zip(*batches, strict=True)])
+    return last

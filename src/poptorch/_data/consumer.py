@@ -1,0 +1,216 @@
+"""The consumer's end of asynchronous loading: elements in order out of the ring, or an error.
+
+Source: spec/data.md sections 3.4, 3.5 and 3.8.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import pickle
+from multiprocessing import util
+from typing import Any
+
+import torch
+
+from .._base import env
+from .._base.errors import AssertionFailure, Error
+from ..enums import SharingStrategy
+from .process import Process
+from .protocol import ALL_ROWS, Failed, Kind, Ready, receive, send
+from .ring import Ring, nameless_file, poison
+from .waiting import Waiting
+from .worker import Settings
+
+_CHECK_SECONDS = 0.2  # how soon a killed worker is noticed
+
+
+class _At(enum.Enum):
+    """Where in an iteration of the data set the consumer is."""
+
+    BEGINNING = enum.auto()
+    MIDDLE = enum.auto()
+    END = enum.auto()
+    END_WITH_MORE = enum.auto()  # the worker loads the next iteration already
+    ERROR = enum.auto()
+
+
+class Consumer:
+    """Reads the elements of a data set that another process loads.
+
+    Args:
+        source: what to iterate over in the other process.
+        strategy: how that process comes into being.
+        settings: how it loads.
+
+    Attributes:
+        turn: how many iterations were begun.
+        waiting: how long the consumer waited for elements.
+
+    Raises:
+        Error: the worker did not get as far as the first element.
+    """
+
+    def __init__(self, source: Any, strategy: SharingStrategy, settings: Settings) -> None:
+        self.turn = 0
+        self.waiting = Waiting()
+        self._at = _At.BEGINNING
+        self._is_started = settings.preload
+        self._held: list[torch.Tensor] = []
+        self._slots: list[list[torch.Tensor]] = []
+        self._error: Error | None = None
+        self._poisons = env.get("POPTORCH_POISON_BUFFERS")
+        descriptor = nameless_file("poptorch_ring")
+        try:
+            self._process = _start(source, descriptor, strategy, settings)
+            # Runs once: when called, when this object goes, or at the exit of this very process,
+            # before multiprocessing waits there for the worker.
+            self._stop = util.Finalize(self, self._process.stop, exitpriority=10)
+            try:
+                ready = self._announcement()
+            except BaseException:
+                self.stop()
+                raise
+            self._form = ready.form
+            self._slots = Ring(descriptor, ready.specs, settings.slots).slots
+        finally:
+            os.close(descriptor)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether :meth:`stop` was called."""
+        return not self._stop.still_active()
+
+    def stop(self) -> None:
+        """End the worker; elements that were handed out stay valid from now on."""
+        self._stop()
+        self._held, self._slots = [], []
+
+    def restart(self) -> None:
+        """Go to the beginning of an iteration.
+
+        Nothing is loaded again when none of the elements was taken, or when the worker has begun
+        the next iteration after the end of one; otherwise the worker begins anew.
+        """
+        self._check_usable()
+        self.turn += 1
+        if self._at in (_At.BEGINNING, _At.END_WITH_MORE):
+            self._start_loading()
+        else:
+            self._begin_anew()
+        self._at = _At.BEGINNING
+
+    def next(self) -> Any:
+        """Return the next element: views of the ring that are valid until the next call.
+
+        Raises:
+            StopIteration: the iteration has ended.
+            AssertionFailure: the data set raised, or the worker is gone.
+        """
+        self._check_usable()
+        if self._at in (_At.END, _At.END_WITH_MORE):
+            raise StopIteration
+        if self._error is not None:
+            raise self._error
+        self._start_loading()
+        self._release_held()
+        with self.waiting.for_data():
+            kind, slot, rows = self._message()
+        if kind is Kind.END:
+            self._at = _At.END_WITH_MORE if rows else _At.END
+            self.waiting.report()
+            raise StopIteration
+        if kind is Kind.ERROR:
+            failed: Failed = pickle.loads(self._process.connection.recv_bytes())
+            raise self._fail(failed.text)
+        self._at = _At.MIDDLE
+        self._held = self._slots[slot]
+        return self._form.join([t.detach() if rows == ALL_ROWS else t[:rows] for t in self._held])
+
+    def _check_usable(self) -> None:
+        if self.is_stopped:
+            raise AssertionFailure(
+                "The asynchronous loader has been terminated",
+                fix="create a new one; terminate() is for the end of the program",
+            )
+
+    def _start_loading(self) -> None:
+        if not self._is_started:
+            self._is_started = True
+            self._tell(Kind.START)
+
+    def _release_held(self) -> None:
+        if self._held:
+            if self._poisons:
+                poison(self._held)
+            self._held = []
+            self._tell(Kind.FREE)
+
+    def _begin_anew(self) -> None:
+        if self._poisons:
+            poison(self._held)
+        self._held, self._error = [], None
+        self._is_started = True
+        self._tell(Kind.RESTART)
+        while (kind := self._message()[0]) is not Kind.RESTARTED:
+            if kind is Kind.ERROR:
+                self._process.connection.recv_bytes()  # of the iteration that is given up
+
+    def _tell(self, kind: Kind) -> None:
+        # To a worker that is gone: what it had sent before is still to be read.
+        with contextlib.suppress(ConnectionError):
+            send(self._process.connection, kind)
+
+    def _message(self) -> tuple[Kind, int, int]:
+        """Wait for the worker's next message, or for its end."""
+        try:
+            self._wait_for_worker()
+            return receive(self._process.connection)
+        except (EOFError, ConnectionError):
+            raise self._fail(self._process.describe_end()) from None
+
+    def _wait_for_worker(self) -> None:
+        """Return when there is something to read, which may be the end of the connection."""
+        connection = self._process.connection
+        while not connection.poll(_CHECK_SECONDS):
+            # Processes that the worker forked may hold its end of the connection open.
+            if self._process.exit_code is not None and not connection.poll():
+                raise EOFError
+
+    def _fail(self, reason: str) -> Error:
+        self._at = _At.ERROR
+        self._error = AssertionFailure("An error occurred in the data fetcher", got=reason)
+        return self._error
+
+    def _announcement(self) -> Ready:
+        """Wait for the first element."""
+        try:
+            self._wait_for_worker()
+            announced: Ready | Failed = pickle.loads(self._process.connection.recv_bytes())
+        except (EOFError, ConnectionError):
+            raise _not_started(self._process.describe_end()) from None
+        self._process.started()
+        if isinstance(announced, Failed):
+            raise _not_started(announced.text)
+        return announced
+
+
+def _start(source: Any, descriptor: int, strategy: SharingStrategy, settings: Settings) -> Process:
+    try:
+        return Process(source, descriptor, strategy, settings)
+    except Exception as error:
+        raise _not_started(f"{type(error).__name__}: {error}") from error
+
+
+def _not_started(reason: str) -> Error:
+    return Error(
+        "The asynchronous loader's worker thread failed to start",
+        got=reason,
+        fix=(
+            "data set, collate_fn and worker_init_fn must be picklable and importable, and the"
+            ' script needs the guard: if __name__ == "__main__":',
+            "or share them by fork: async_options={'sharing_strategy':"
+            " poptorch.SharingStrategy.Fork}",
+        ),
+    )

@@ -1,0 +1,170 @@
+"""Starting and ending the loading process: the four ways it can come into being, and one way out.
+
+Source: spec/data.md sections 3.2 and 3.5.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+from collections.abc import Iterator
+from multiprocessing import forkserver, reduction
+from typing import Any
+
+from .._base import log, trees
+from ..enums import SharingStrategy
+from . import worker
+from .parcel import Parcel
+from .protocol import Kind, send
+
+PATIENCE = 10.0  # seconds between the steps of ending a process: ask, interrupt, kill
+
+_METHODS = {
+    SharingStrategy.SharedMemory: "spawn",
+    SharingStrategy.FileSystem: "spawn",
+    SharingStrategy.Fork: "fork",
+    SharingStrategy.ForkServer: "forkserver",
+}
+
+
+class Handle:
+    """A file descriptor that a new process gets too, whichever way it is started."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def __reduce__(self) -> Any:
+        return _opened, (reduction.DupFd(self._descriptor),)
+
+    def detach(self) -> int:
+        """Return the descriptor."""
+        return self._descriptor
+
+
+def _opened(duplicate: Any) -> Handle:
+    return Handle(duplicate.detach())
+
+
+class _Inherited:
+    """The counterpart of a Parcel for a process that has everything in its memory already."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def open(self) -> Any:
+        return self._value
+
+    def discard(self) -> None:
+        self._value = None
+
+
+class Process:
+    """A running worker with its connection; :meth:`stop` leaves nothing of it behind."""
+
+    def __init__(
+        self, source: Any, descriptor: int, strategy: SharingStrategy, settings: worker.Settings
+    ) -> None:
+        context = multiprocessing.get_context(_METHODS[strategy])
+        forks = strategy is SharingStrategy.Fork
+        self.connection, other = multiprocessing.Pipe()
+        if forks:
+            self._parcel: Any = _Inherited((source, trees.registered()))
+        else:
+            with_parsers = (source, _picklable_parsers())
+            self._parcel = Parcel(with_parsers, strategy is SharingStrategy.FileSystem)
+        inherited = self.connection if forks else None
+        self._process = context.Process(  # type: ignore[attr-defined]
+            target=worker.main,
+            args=(other, inherited, Handle(descriptor), self._parcel, settings),
+            name="poptorch-data",
+        )
+        try:
+            with other, _prepared(strategy):
+                self._process.start()
+        except BaseException:
+            self._parcel.discard()
+            self.connection.close()
+            raise
+
+    def started(self) -> None:
+        """Forget what was only there to start the process: it has reported."""
+        self._parcel.discard()
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative when a signal killed it."""
+        code: int | None = self._process.exitcode
+        return code
+
+    def describe_end(self) -> str:
+        """Return how the process ended, for messages."""
+        self._process.join(1.0)  # its connection may end a moment before itself
+        code = self._process.exitcode
+        if code is None:
+            return "the loading process closed its connection"
+        if code < 0:
+            name = signal.Signals(-code).name
+            return f"the loading process was killed by {name}"
+        return f"the loading process ended with exit code {code}"
+
+    def stop(self) -> None:
+        """Ask the process to end, after 10 s interrupt it, after another 10 s kill it."""
+        process, group = self._process, self._process.pid
+        with contextlib.suppress(OSError):
+            send(self.connection, Kind.STOP)
+        self.connection.close()
+        process.join(PATIENCE)
+        if process.exitcode is None:
+            log.python.warning("The loading process does not stop; interrupting it")
+            _signal(os.kill, group, signal.SIGINT)
+            process.join(PATIENCE)
+        if process.exitcode != 0:
+            # Its own workers too: they are of its group, and nobody else would end them at once.
+            _signal(os.killpg, group, signal.SIGKILL)
+            process.kill()
+            process.join()
+        process.close()
+        self._parcel.discard()
+
+
+def _signal(send_signal: Any, target: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        send_signal(target, number)
+
+
+def _picklable_parsers() -> dict[type, trees.Parser]:
+    """Return the registered parsers that another process can have: not those of local classes."""
+    parsers = {}
+    for kind, parser in trees.registered().items():
+        try:
+            pickle.dumps((kind, parser))
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            log.python.debug("No parser for %s in the loading process: %s", kind, error)
+        else:
+            parsers[kind] = parser
+    return parsers
+
+
+@contextlib.contextmanager
+def _prepared(strategy: SharingStrategy) -> Iterator[None]:
+    """Start a process such that Ctrl-C during its start-up does not make it print a traceback."""
+    if strategy is SharingStrategy.ForkServer:
+        _preload()
+        yield
+        return
+    # The new process inherits the mask and lifts it when it is ready for interrupts.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _preload() -> None:
+    """Let the fork server import torch once, unless the program has chosen what it imports."""
+    server = getattr(forkserver, "_forkserver", None)
+    if getattr(server, "_preload_modules", None) == ["__main__"]:
+        forkserver.set_forkserver_preload(["__main__", worker.__name__])

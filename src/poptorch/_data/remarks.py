@@ -1,0 +1,118 @@
+"""What to tell about a data set that does not divide into combined batches.
+
+Source: spec/data.md sections 2.4 and 2.7.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import IterableDataset
+
+from .._base import log
+from .arrangement import Arrangement
+from .sharding import Shard, shard_range
+
+
+@dataclass(frozen=True)
+class Remark:
+    """Something to tell about a data set's size."""
+
+    is_warning: bool
+    text: str
+
+
+def remark(loader: Any, plan: Arrangement, process: int, processes: int) -> None:
+    """Log what is worth telling about a loader's data, at the level that it deserves.
+
+    Args:
+        loader: torch's loader, complete.
+        plan: what it cuts.
+        process: which process this is, when the data set is a shard.
+        processes: how many there are then.
+    """
+    found = _find(loader, plan, process, processes)
+    if found is not None:
+        level = logging.WARNING if found.is_warning else logging.INFO
+        log.python.log(level, "%s", found.text)
+
+
+def _find(loader: Any, plan: Arrangement, process: int, processes: int) -> Remark | None:
+    dataset, workers = loader.dataset, loader.num_workers
+    if isinstance(dataset, IterableDataset):
+        if workers < 2 or loader.worker_init_fn is not None:
+            return None
+        return Remark(
+            True,
+            f"An IterableDataset with {workers} workers and no worker_init_fn: every element will"
+            f" be returned {workers} times, once by each worker",
+        )
+    if plan.combined is None:
+        return None
+    if loader.batch_size is None:
+        return _on_batches(_length(loader.batch_sampler), plan.steps, plan.drop_last)
+    if isinstance(dataset, Shard):
+        whole = len(dataset.dataset)
+        return _on_samples(whole, plan.combined, plan.drop_last, process, processes)
+    samples = _length(loader.sampler)
+    return None if samples is None else _on_samples(samples, plan.combined, plan.drop_last, 0, 1)
+
+
+def _length(sampler: Any) -> int | None:
+    try:
+        return len(sampler)
+    except TypeError:  # samplers need no length; torch's base class has none
+        return None
+
+
+def _on_samples(
+    samples: int, combined: int, drop_last: bool, process: int, processes: int
+) -> Remark | None:
+    """Tell about an incomplete last batch, or about samples that are never used."""
+    left = samples % (combined * processes)
+    if not left:
+        return None
+    if not drop_last:
+        size = shard_range(samples, combined, False, process, processes).length % combined
+        return Remark(
+            True,
+            f"The data set's {samples} samples are not divisible by the combined batch size"
+            f" ({combined}) x {processes} processes: the last batch of this process has"
+            f" {size or combined} samples, and a model that was compiled for {combined} rejects"
+            " any other size. Pass drop_last=True to leave it out.",
+        )
+    if left == samples:
+        return Remark(
+            True,
+            f"No batch will be loaded: the data set has {samples} samples, and one combined batch"
+            f" on each of {processes} processes takes {combined * processes}. Lower the batch"
+            " size, the device iterations or the gradient accumulation.",
+        )
+    return Remark(
+        False,
+        f"drop_last=True: {left} of the data set's {samples} samples are left out of every"
+        f" iteration, since one call takes {combined} samples on each of {processes} processes.",
+    )
+
+
+def _on_batches(batches: int | None, group: int, drop_last: bool) -> Remark | None:
+    """Tell about micro-batches of a sampler that do not fill a combined batch."""
+    if batches is None:
+        if drop_last:
+            return None
+        return Remark(
+            True,
+            "The length of the batch sampler is unknown and drop_last=False: the last tensor may"
+            " be incomplete",
+        )
+    left = batches % group
+    if not left:
+        return None
+    fate = "are dropped" if drop_last else "make the last tensor incomplete"
+    return Remark(
+        not drop_last,
+        f"The batch sampler yields {batches} micro-batches, one call takes {group}: the last"
+        f" {left} {fate}",
+    )

@@ -1,0 +1,125 @@
+"""Which samples a process reads: contiguous shards, and one permutation shared by all processes.
+
+Source: spec/data.md section 2.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+
+@dataclass(frozen=True)
+class Range:
+    """The positions ``start`` to ``start + length - 1`` of a data set or of its permutation."""
+
+    start: int
+    length: int
+
+
+def shard_range(
+    samples: int, combined: int, drop_last: bool, process: int, processes: int
+) -> Range:
+    """Return the part of one process.
+
+    Args:
+        samples: size of the data set.
+        combined: samples in one call of one process.
+        drop_last: give every process the same number of whole combined batches; otherwise the
+            lengths differ by one at most and nothing is left over.
+        process: which process, from 0.
+        processes: how many there are.
+    """
+    if drop_last:
+        length = combined * (samples // (combined * processes))
+        return Range(process * length, length)
+    length, extra = divmod(samples, processes)
+    return Range(process * length + min(process, extra), length + (process < extra))
+
+
+class Shard(Dataset[Any]):
+    """A view of the part of a map-style data set that one process reads.
+
+    Attributes:
+        dataset: the whole data set.
+        part: which positions belong to this process.
+        order: int64 permutation of the whole data set that the positions refer to, or None for
+            the data set's own order. In shared memory when worker processes outlive an epoch.
+    """
+
+    def __init__(self, dataset: Any, part: Range, order: torch.Tensor | None = None) -> None:
+        self.dataset = dataset
+        self.part = part
+        self.order = order
+
+    def __len__(self) -> int:
+        return self.part.length
+
+    def __getitem__(self, index: int) -> Any:
+        if not -self.part.length <= index < self.part.length:
+            raise IndexError(f"index {index} in a shard of {self.part.length} samples")
+        return self.dataset[self.rows([index % self.part.length])[0]]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        rows = self.rows(indices)
+        if hasattr(self.dataset, "__getitems__"):
+            return list(self.dataset.__getitems__(rows))
+        return [self.dataset[row] for row in rows]
+
+    def __getattr__(self, name: str) -> Any:
+        # Programs read attributes of their data set through the loader, on one process or many.
+        if name.startswith("__") or name == "dataset":
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+    def rows(self, indices: Sequence[int]) -> list[int]:
+        """Translate positions in the shard to indices of the whole data set."""
+        positions = [self.part.start + index for index in indices]
+        return positions if self.order is None else self.order[positions].tolist()
+
+
+class Permutations:
+    """One permutation per epoch; equal seeds give equal sequences in all processes.
+
+    With leftovers (samples beyond the whole combined batches), the permutations come in pairs: what
+    the first one leaves over is among the used samples of the second, so that every two epochs
+    cover the data set.
+
+    Args:
+        samples: size of the data set.
+        used: how many of the first places of a permutation all processes read together.
+        seed: the options' random seed.
+    """
+
+    def __init__(self, samples: int, used: int, seed: int) -> None:
+        self._samples = samples
+        self._used = used
+        self._state = torch.Generator().manual_seed(seed).get_state()
+        self._left_over: torch.Tensor | None = None
+
+    def next(self) -> torch.Tensor:
+        """Return the permutation of the next epoch: int64, of the size of the data set."""
+        generator = torch.Generator()
+        generator.set_state(self._state)
+        order = torch.randperm(self._samples, generator=generator)
+        self._state = generator.get_state()
+        if self._used in (0, self._samples):
+            return order
+        if self._left_over is None:
+            self._left_over = order[self._used :].clone()
+            return order
+        order = _with_tail_apart_from(order, self._left_over)
+        self._left_over = None
+        return order
+
+
+def _with_tail_apart_from(order: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """Move as many unwanted samples as ``wanted`` has to the end, the rest staying in order."""
+    free = torch.nonzero(~torch.isin(order, wanted)).flatten()[-len(wanted) :]
+    stays = torch.ones(len(order), dtype=torch.bool)
+    stays[free] = False
+    return torch.cat([order[stays], order[free]])

@@ -1,0 +1,61 @@
+"""How long a consumer waited for data, and what that says about the run."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+from .._base import log
+
+_NEGLIGIBLE = 0.05  # share of waiting below which loading is not what limits a run
+
+
+class Waiting:
+    """Adds up the waits of one iteration of the data.
+
+    Attributes:
+        elements: how many were asked for.
+        seconds: time spent waiting for them.
+    """
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        self.elements = 0
+        self.seconds = 0.0
+        self._begin: float | None = None
+
+    @contextlib.contextmanager
+    def for_data(self) -> Iterator[None]:
+        """Measure one wait."""
+        begin = time.perf_counter()
+        if self._begin is None:
+            self._begin = begin
+        try:
+            yield
+        finally:
+            self.seconds += time.perf_counter() - begin
+            self.elements += 1
+
+    def report(self) -> None:
+        """Log the verdict at DEBUG and begin to count anew."""
+        if self._begin is not None:
+            total = time.perf_counter() - self._begin
+            log.python.debug("%d elements: %s", self.elements - 1, verdict(self.seconds, total))
+        self._reset()
+
+
+def verdict(waited: float, total: float) -> str:
+    """Say in one line what limited a run.
+
+    Args:
+        waited: seconds that the consumer waited for data.
+        total: seconds that the run took.
+    """
+    share = waited / total if total else 0.0
+    spent = f"{waited:.2f} s of {total:.2f} s ({share:.0%}) went into waiting for data"
+    if share < _NEGLIGIBLE:
+        return f"{spent}; the device limits the run, not the host"
+    return f"{spent}; the host limits the run, which could take {total - waited:.2f} s"

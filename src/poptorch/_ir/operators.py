@@ -1,0 +1,31 @@
+"""What the nodes of a graph do: questions about ATen operators, asked in one place."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+# Torch has no public name for the class of operators like aten.add.Tensor.
+Operator = type(torch.ops.aten.add.Tensor)
+
+
+def writes(node: fx.Node) -> bool:
+    """Tell whether a node changes one of its arguments."""
+    return isinstance(node.target, Operator) and bool(node.target._schema.is_mutable)
+
+
+def draws(node: fx.Node) -> bool:
+    """Tell whether a node draws random numbers."""
+    target = node.target
+    return isinstance(target, Operator) and torch.Tag.nondeterministic_seeded in target.tags
+
+
+def may_view(node: fx.Node) -> bool:
+    """Tell whether the result of a node may share storage with its first argument."""
+    target = node.target
+    if not isinstance(target, Operator):
+        return False
+    if target in (torch.ops.aten.reshape.default, torch.ops.aten.contiguous.default):
+        return True
+    first = target._schema.arguments[:1]
+    return bool(first) and first[0].alias_info is not None

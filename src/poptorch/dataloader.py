@@ -1,0 +1,383 @@
+"""``poptorch.DataLoader`` and ``poptorch.AsynchronousDataAccessor``.
+
+Source: spec/data.md; what they need beneath is in ``_data``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.utils.data
+
+from ._base.errors import AssertionFailure, Error
+from ._data import arrangement, remarks, tensor_batches
+from ._data.combining import Grouped, Steps
+from ._data.consumer import Consumer
+from ._data.sharding import Permutations, Shard, shard_range
+from ._data.worker import Settings
+from .enums import DataLoaderMode, SharingStrategy
+from .options import Options
+
+__all__ = ["AsynchronousDataAccessor", "DataLoader"]
+
+
+class DataLoader(torch.utils.data.DataLoader[Any]):
+    """Cuts a data set into the combined batches that one call of a wrapped model takes.
+
+    Dimension 0 of every tensor is the combined batch size: ``batch_size x device iterations x
+    input groups x gradient accumulation``, consecutive samples being of one micro-batch.
+
+    Args:
+        options: gives the counts; frozen from now on.
+        dataset: map-style, or an ``IterableDataset``. With several processes, every process reads
+            a contiguous part of it.
+        batch_size: micro-batch size; None passes the data set's items on as they are.
+        shuffle: new order at every iteration; with several processes, ``options.randomSeed`` must
+            be set, so that all of them use the same order.
+        num_workers: worker processes; of the loading process in the asynchronous modes.
+        drop_last: leave out an incomplete combined batch at the end (torch's default is False).
+        persistent_workers: keep the workers between iterations; by default when there are any.
+        auto_distributed_partitioning: give each process its part; otherwise each reads all.
+        mode: load here, in another process, or in another process that assembles the combined
+            batches from smaller ones.
+        async_options: arguments of :class:`AsynchronousDataAccessor` for the asynchronous modes.
+        rebatched_worker_size: batch size of the workers in mode ``AsyncRebatched``, at most the
+            combined batch size, which is the default.
+        batch_sampler: yields the indices of one micro-batch at a time; excludes ``batch_size``,
+            ``shuffle`` and automatic partitioning.
+        kwargs: further arguments of ``torch.utils.data.DataLoader``.
+
+    Raises:
+        AssertionError: ``options`` are no ``poptorch.Options``, or arguments exclude one another.
+        poptorch.Error: ``batch_sampler`` excludes another argument, or the loading process failed
+            to start.
+
+    Source: spec/data.md section 2.
+    """
+
+    dataset: Any
+    sampler: Any
+    batch_sampler: Any
+
+    def __init__(
+        self,
+        options: Options,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        num_workers: int = 0,
+        drop_last: bool = True,
+        persistent_workers: bool | None = None,
+        auto_distributed_partitioning: bool = True,
+        mode: DataLoaderMode = DataLoaderMode.Sync,
+        async_options: dict[str, Any] | None = None,
+        rebatched_worker_size: int | None = None,
+        batch_sampler: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        if not isinstance(options, Options):
+            raise AssertionFailure("DataLoader takes a poptorch.Options first", got=repr(options))
+        if async_options and "rebatched_size" in async_options:
+            raise AssertionFailure(
+                "rebatched_size must not be in async_options",
+                fix="use mode=DataLoaderMode.AsyncRebatched, which assembles combined batches",
+            )
+        options._freeze()
+        self._options = options
+        self._accessor: AsynchronousDataAccessor | None = None
+        self._permutations: Permutations | None = None
+        processes = options.Distributed.numProcesses if auto_distributed_partitioning else 1
+        if batch_sampler is not None:
+            arrangement.check_batch_sampler(batch_size, shuffle, processes > 1)
+        elif processes > 1:
+            is_iterable = isinstance(dataset, torch.utils.data.IterableDataset)
+            arrangement.check_partitioning(batch_size, is_iterable)
+        self._plan = arrangement.arrange(
+            _steps(options), batch_size, batch_sampler, drop_last, mode, rebatched_worker_size
+        )
+        self._combined_batch_size = self._plan.combined
+        if self._plan.rebatched is not None:
+            self.rebatched_drop_last = drop_last
+        if processes > 1:
+            dataset, shuffle = self._shard(dataset, bool(shuffle)), False
+        super().__init__(
+            dataset,
+            batch_size=self._plan.worker_batch,
+            shuffle=shuffle if batch_sampler is not None else bool(shuffle),
+            num_workers=num_workers,
+            drop_last=self._plan.worker_drop_last,
+            persistent_workers=num_workers > 0
+            if persistent_workers is None
+            else persistent_workers,
+            batch_sampler=batch_sampler,
+            **kwargs,
+        )
+        remarks.remark(self, self._plan, options.Distributed.processId, processes)
+        if self._plan.asynchronous:
+            self._accessor = AsynchronousDataAccessor(
+                self._for_another_process(),
+                **(async_options or {}),
+                rebatched_size=self._plan.rebatched,
+            )
+
+    @property
+    def combinedBatchSize(self) -> int | None:
+        """Samples in dimension 0 of every tensor; None when ``batch_size`` was None."""
+        return self._combined_batch_size
+
+    @property
+    def options(self) -> Options:
+        """The options that the loader was made with."""
+        return self._options
+
+    def terminate(self) -> None:
+        """Stop the loading process, if there is one. May be called again and again."""
+        if self._accessor is not None:
+            self._accessor.terminate()
+
+    def __del__(self) -> None:
+        if vars(self).get("_accessor") is not None:
+            self.terminate()
+
+    def __len__(self) -> int:
+        """Return the number of combined batches; spec/data.md section 2.6 tells when it is exact.
+
+        Raises:
+            TypeError: the data set has no length.
+        """
+        plan = self._plan
+        if plan.rebatched is not None:
+            units, size = self._samples(), plan.rebatched
+        elif plan.group > 1:
+            units, size = len(self.batch_sampler), plan.group
+        else:
+            return super().__len__()
+        full, left = divmod(units, size)
+        return full + (left > 0 and not plan.drop_last)
+
+    def __iter__(self) -> Any:
+        """Begin an iteration.
+
+        Returns:
+            An iterator of its own, except that a newer one over the same loading process, or over
+            the same persistent workers, ends the older one.
+        """
+        if self._accessor is not None:
+            return _Turn(self, self._accessor)
+        if self._iterator is not None and sys.getrefcount(self._iterator) > 2:
+            self._iterator = None  # somebody else uses it: leave it alone and make a new one
+        if self._permutations is not None:
+            self._reorder(self._permutations.next())
+        if tensor_batches.suits(self):
+            batches: Iterator[Any] = tensor_batches.TensorBatches(self)
+        else:
+            batches = self._iterate()
+        plan = self._plan
+        return Grouped(batches, plan.group, plan.drop_last) if plan.group > 1 else batches
+
+    def _iterate(self) -> Iterator[Any]:
+        """Return torch's iterator, with new workers when the persistent ones do not answer."""
+        try:
+            return super().__iter__()
+        except RuntimeError:
+            if self._iterator is None:
+                raise
+            self._iterator = None
+            return super().__iter__()
+
+    def _shard(self, dataset: Any, shuffles: bool) -> Shard:
+        """Return the view of this process's part."""
+        options, plan = self.options, self._plan
+        process, processes = options.Distributed.processId, options.Distributed.numProcesses
+        samples = len(dataset)
+        assert plan.combined is not None  # check_partitioning has refused it
+        part = shard_range(samples, plan.combined, plan.drop_last, process, processes)
+        if shuffles:
+            if not options.exists("random_seed"):
+                raise AssertionFailure(
+                    "To shuffle on several processes you must set poptorch.Options.randomSeed()",
+                    fix="set the same seed on all of them, so that they use the same order",
+                )
+            used = part.length * processes if plan.drop_last else samples
+            self._permutations = Permutations(samples, used, options.random_seed)
+        return Shard(dataset, part)
+
+    def _reorder(self, order: torch.Tensor) -> None:
+        """Let the next iteration, and no other one that still runs, read in a new order."""
+        if self._iterator is not None:
+            self.dataset.order.copy_(order)  # the workers have the view already
+            return
+        if self.persistent_workers:
+            order.share_memory_()  # type: ignore[no-untyped-call]
+        # Past torch's guard: the size, which is what torch's samplers know, stays the same.
+        self.__dict__["dataset"] = Shard(self.dataset.dataset, self.dataset.part, order)
+
+    def _for_another_process(self) -> DataLoader:
+        """Return what a loading process needs of this loader: itself, loading synchronously."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__, _options=None, _accessor=None, _iterator=None)
+        other.pin_memory = False  # its elements are copied once more anyway
+        return other
+
+    def _samples(self) -> int:
+        """Return how many samples an iteration has."""
+        if isinstance(self.dataset, torch.utils.data.IterableDataset):
+            return len(self.dataset)  # type: ignore[arg-type]
+        if self.batch_size is None:
+            return len(self.batch_sampler) * self._plan.micro
+        return len(self.sampler)
+
+
+class _Turn:
+    """One iteration of an asynchronous loader."""
+
+    def __init__(self, loader: DataLoader, accessor: AsynchronousDataAccessor) -> None:
+        self._loader = loader  # which terminates the process when it goes
+        self._consumer = accessor.__iter__()._consumer
+        self._number = self._consumer.turn
+
+    def __iter__(self) -> _Turn:
+        return self
+
+    def __next__(self) -> Any:
+        if self._consumer.turn != self._number:
+            raise Error(
+                "A newer iterator over the same asynchronous loader has replaced this one",
+                fix="finish one loop before the next one begins, or use DataLoaderMode.Sync, or"
+                " two loaders",
+            )
+        return self._consumer.next()
+
+
+class AsynchronousDataAccessor:
+    """Iterates over anything in another process, whose results wait in a ring of shared buffers.
+
+    A tensor that is handed out is a view of a buffer: it is valid until the next element is asked
+    for; clone it to keep it (with ``POPTORCH_POISON_BUFFERS=1`` a forgotten clone shows as NaN).
+    All elements must have the shapes of the first one. Tuples arrive as lists.
+
+    Args:
+        dataset: a loader, a data set or any other iterable of tensors or of flat tuples, lists,
+            dicts or registered types of tensors.
+        buffer_size: number of buffers.
+        miss_sleep_time_in_ms: 0 makes the process spin while the ring is full; otherwise it
+            sleeps until a buffer is released, however long that takes.
+        load_indefinitely: at the end of the data begin the next iteration at once; otherwise when
+            it is asked for.
+        early_preload: fill all buffers now; otherwise load one element now, and more from the
+            first iteration on.
+        sharing_strategy: how the process is started and the data set reaches it. All but ``Fork``
+            pickle the data set and need a guarded main module.
+        rebatched_size: assemble batches of this size from the elements, along dimension 0. The
+            last incomplete one is dropped unless the data set's ``rebatched_drop_last`` is False.
+
+    Raises:
+        poptorch.Error: the process did not get as far as the first element ("worker thread failed
+            to start", with the data set's own traceback), or the data set is a loader that is
+            asynchronous already.
+        AssertionError: an argument that makes no sense.
+
+    Source: spec/data.md section 3.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        buffer_size: int = 3,
+        miss_sleep_time_in_ms: float = 0.1,
+        load_indefinitely: bool = True,
+        early_preload: bool = False,
+        sharing_strategy: SharingStrategy = SharingStrategy.ForkServer,
+        rebatched_size: int | None = None,
+    ) -> None:
+        if buffer_size < 1:
+            raise AssertionFailure("buffer_size must be at least 1", got=str(buffer_size))
+        if rebatched_size is not None and rebatched_size < 2:
+            raise AssertionFailure("rebatched_size must be larger than 1", got=str(rebatched_size))
+        if isinstance(dataset, DataLoader):
+            dataset = _accessible(dataset, rebatched_size)
+        self._dataset = dataset
+        self._rebatched_size = rebatched_size
+        settings = Settings(
+            slots=buffer_size,
+            spin=miss_sleep_time_in_ms == 0,
+            goes_on=load_indefinitely,
+            preload=early_preload,
+            rebatched=rebatched_size,
+            drop_last=getattr(dataset, "rebatched_drop_last", True),
+            seed=int(torch.empty((), dtype=torch.int64).random_().item()),
+        )
+        self._consumer = Consumer(dataset, SharingStrategy(sharing_strategy), settings)
+
+    def terminate(self) -> None:
+        """Stop the process; the accessor cannot be used afterwards.
+
+        The process is asked to stop, interrupted after 10 seconds, killed after another 10.
+        May be called again and again.
+        """
+        self._consumer.stop()
+
+    def __len__(self) -> int:
+        """Return the number of elements of one iteration, from the data set's own length."""
+        length = len(self._dataset)
+        if self._rebatched_size is None or _counts_combined(self._dataset):
+            return length
+        return int(length * self._dataset.batch_size // self._rebatched_size)
+
+    def __iter__(self) -> AsynchronousDataAccessor:
+        """Go to the beginning of an iteration.
+
+        What was loaded ahead is kept if nothing of it was used; in the middle of an iteration
+        everything is dropped and the data set is iterated anew.
+
+        Raises:
+            AssertionError: after :meth:`terminate`.
+        """
+        self._consumer.restart()
+        return self
+
+    def __next__(self) -> Any:
+        """Return the next element.
+
+        Raises:
+            AssertionError: the data set raised (its traceback is in the text; a new iteration may
+                be begun), the process was killed, or it was terminated.
+        """
+        return self._consumer.next()
+
+    def __del__(self) -> None:
+        if "_consumer" in vars(self):
+            self.terminate()
+
+
+def _accessible(loader: DataLoader, rebatched_size: int | None) -> DataLoader:
+    """Return what another process needs of a loader."""
+    plan = loader._plan
+    if loader._accessor is not None:
+        raise Error(
+            "The DataLoader already uses an AsynchronousDataAccessor",
+            fix="iterate over the loader itself, or give the accessor a loader in mode Sync",
+        )
+    leaves_rest = not plan.drop_last and loader.batch_size is not None
+    if leaves_rest and plan.combined != 1 and rebatched_size is None:
+        raise AssertionFailure(
+            "AsynchronousDataAccessor with drop_last=False only works if 'rebatched_size' is"
+            " specified",
+            fix="use DataLoader(..., mode=DataLoaderMode.AsyncRebatched)",
+        )
+    return loader._for_another_process()
+
+
+def _counts_combined(dataset: Any) -> bool:
+    return isinstance(dataset, DataLoader) and dataset._plan.rebatched is not None
+
+
+def _steps(options: Options) -> Steps:
+    return Steps(
+        options.device_iterations,
+        options.replication_factor // options.input_group_size,
+        options.Training.gradient_accumulation,
+    )

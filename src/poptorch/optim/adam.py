@@ -1,0 +1,134 @@
+"""Adam with L2 decay, AdamW with decoupled decay (spec/optimizers.md 2 and 5.4)."""
+
+from __future__ import annotations
+
+import torch
+
+from .optimizer import Optimizer, Params, check_accumulation_types, fill_in, pair_of_betas
+
+_TORCH_DEFAULTS = {
+    "lr": 1e-3,
+    "betas": (0.9, 0.999),
+    "eps": 1e-8,
+    "weight_decay": 0.0,
+    "amsgrad": False,
+    "foreach": None,
+    "maximize": False,
+    "capturable": False,
+    "differentiable": False,
+    "fused": None,
+}
+_DEFAULTS = {
+    "loss_scaling": 1.0,
+    "accum_type": torch.float32,
+    "first_order_momentum_accum_type": torch.float32,
+    "second_order_momentum_accum_type": torch.float32,
+    "max_grad_norm": float("inf"),
+}
+_TYPES = ("accum_type", "first_order_momentum_accum_type", "second_order_momentum_accum_type")
+
+
+class Adam(Optimizer, torch.optim.Adam):
+    """Adam with accumulator types and loss scaling.
+
+    Arguments left None take the default and are compiled in as constants; those passed may change
+    after compilation.
+
+    Args:
+        params, lr, betas, eps, weight_decay, maximize: as in torch.optim.Adam.
+        amsgrad: only False can be trained with.
+        foreach, capturable, differentiable, fused: accepted; only native steps use them.
+        loss_scaling: factor of the loss's gradient, divided out before the update.
+        accum_type: dtype of the gradient accumulator, float32 or float16.
+        first_order_momentum_accum_type, second_order_momentum_accum_type: dtypes of the moments
+            between updates, float32 or float16.
+        max_grad_norm: clip the gradients to this global norm; infinity (the default) does not.
+
+    Raises:
+        AssertionError: an accumulator type is neither float32 nor float16, or betas are no pair.
+    """
+
+    _child_only = [*_TYPES, "max_grad_norm"]
+    _group_vars = ["lr", "betas", "eps", "weight_decay", "amsgrad"]
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float | None = None,
+        betas: tuple[float, float] | None = None,
+        eps: float | None = None,
+        weight_decay: float | None = None,
+        amsgrad: bool | None = None,
+        foreach: bool | None = None,
+        maximize: bool | None = None,
+        capturable: bool | None = None,
+        differentiable: bool | None = None,
+        fused: bool | None = None,
+        loss_scaling: float | None = None,
+        accum_type: torch.dtype | None = None,
+        first_order_momentum_accum_type: torch.dtype | None = None,
+        second_order_momentum_accum_type: torch.dtype | None = None,
+        max_grad_norm: float | None = None,
+    ) -> None:
+        given = {k: v for k, v in locals().items() if k not in ("self", "params", "__class__")}
+        native = fill_in(given, _TORCH_DEFAULTS)
+        native["betas"] = pair_of_betas(native["betas"])
+        own = fill_in(given, _DEFAULTS)
+        check_accumulation_types(*(own[name] for name in _TYPES))
+        torch.optim.Adam.__init__(self, params, **native)
+        Optimizer.__init__(self)
+        self._take(own, given)
+
+
+class AdamW(Optimizer, torch.optim.AdamW):
+    """AdamW with accumulator types and loss scaling.
+
+    As in ``Adam``, arguments left None are constants, and those passed may change.
+
+    Args:
+        params, lr, betas, eps, weight_decay, maximize: as in torch.optim.AdamW.
+        amsgrad: only False can be trained with.
+        foreach, capturable, differentiable, fused: accepted; only native steps use them.
+        loss_scaling: factor of the loss's gradient, divided out before the update.
+        bias_correction: whether the moments are corrected for their start at zero; honoured, while
+            the original always corrected.
+        accum_type: dtype of the gradient accumulator, float32 or float16.
+        first_order_momentum_accum_type, second_order_momentum_accum_type: dtypes of the moments
+            between updates, float32 or float16.
+        max_grad_norm: clip the gradients to this global norm; infinity (the default) does not.
+
+    Raises:
+        AssertionError: an accumulator type is neither float32 nor float16, or betas are no pair.
+    """
+
+    _child_only = ["bias_correction", *_TYPES, "max_grad_norm"]
+    _group_vars = ["lr", "betas", "weight_decay", "eps", "amsgrad"]
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float | None = None,
+        betas: tuple[float, float] | None = None,
+        eps: float | None = None,
+        weight_decay: float | None = None,
+        amsgrad: bool | None = None,
+        maximize: bool | None = None,
+        foreach: bool | None = None,
+        capturable: bool | None = None,
+        differentiable: bool | None = None,
+        fused: bool | None = None,
+        loss_scaling: float | None = None,
+        bias_correction: bool | None = None,
+        accum_type: torch.dtype | None = None,
+        first_order_momentum_accum_type: torch.dtype | None = None,
+        second_order_momentum_accum_type: torch.dtype | None = None,
+        max_grad_norm: float | None = None,
+    ) -> None:
+        given = {k: v for k, v in locals().items() if k not in ("self", "params", "__class__")}
+        native = fill_in(given, {**_TORCH_DEFAULTS, "weight_decay": 1e-2})
+        native["betas"] = pair_of_betas(native["betas"])
+        own = fill_in(given, {**_DEFAULTS, "bias_correction": True})
+        check_accumulation_types(*(own[name] for name in _TYPES))
+        torch.optim.AdamW.__init__(self, params, **native)
+        Optimizer.__init__(self)
+        self._take(own, given)

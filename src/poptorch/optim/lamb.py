@@ -1,0 +1,117 @@
+"""LAMB: layer-wise adaptive moments for large batches (spec/optimizers.md 2 and 5.6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .optimizer import Optimizer, Params, check_accumulation_types, fill_in, pair_of_betas
+
+_TYPES = ("accum_type", "first_order_momentum_accum_type", "second_order_momentum_accum_type")
+_GROUP_DEFAULTS = {
+    "lr": 1e-3,
+    "betas": (0.9, 0.999),
+    "eps": 1e-8,
+    "weight_decay": 1e-2,
+    "max_weight_norm": 65500.0,
+}
+_DEFAULTS = {
+    "loss_scaling": 1.0,
+    "bias_correction": True,
+    "max_weight_norm": 65500.0,
+    **dict.fromkeys(_TYPES, torch.float32),
+}
+
+
+class LAMB(Optimizer, torch.optim.Optimizer):
+    """LAMB with accumulator types and loss scaling.
+
+    Arguments left None take the default and are compiled in as constants; those passed may change
+    after compilation.
+
+    Args:
+        params: tensors, or dictionaries of parameter groups.
+        lr: learning rate, 1e-3.
+        betas: decay rates of the moments, (0.9, 0.999).
+        eps: added to the root of the second moment, 1e-8.
+        weight_decay: decoupled decay, 1e-2.
+        bias_correction: whether the moments are corrected for their start at zero; True.
+        loss_scaling: factor of the loss's gradient, divided out before the update; 1.0.
+        max_weight_norm: upper limit of the weight's norm in the trust ratio, 65500.
+        accum_type: dtype of the gradient accumulator, float32 or float16.
+        first_order_momentum_accum_type, second_order_momentum_accum_type: dtypes of the moments
+            between updates, float32 or float16.
+
+    Raises:
+        AssertionError: an accumulator type is neither float32 nor float16, or betas are no pair.
+    """
+
+    bias_correction: bool
+    max_weight_norm: float
+
+    _child_only = ["bias_correction", "max_weight_norm", *_TYPES]
+    _group_vars = ["lr", "weight_decay", "betas", "eps", "max_weight_norm"]
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float | None = None,
+        betas: tuple[float, float] | None = None,
+        eps: float | None = None,
+        weight_decay: float | None = None,
+        bias_correction: bool | None = None,
+        loss_scaling: float | None = None,
+        max_weight_norm: float | None = None,
+        accum_type: torch.dtype | None = None,
+        first_order_momentum_accum_type: torch.dtype | None = None,
+        second_order_momentum_accum_type: torch.dtype | None = None,
+    ) -> None:
+        given = {k: v for k, v in locals().items() if k not in ("self", "params", "__class__")}
+        grouped = fill_in(given, _GROUP_DEFAULTS)
+        grouped["betas"] = pair_of_betas(grouped["betas"])
+        own = fill_in(given, _DEFAULTS)
+        check_accumulation_types(*(own[name] for name in _TYPES))
+        torch.optim.Optimizer.__init__(self, params, grouped)
+        Optimizer.__init__(self)
+        self._take(own, given)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update the parameters natively from their ``grad``; those without one are skipped.
+
+        Args:
+            closure: re-evaluates the model and returns the loss.
+
+        Returns:
+            What the closure returned, or None.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._step_one(group, parameter, parameter.grad)
+        return loss
+
+    def _step_one(
+        self, group: dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor
+    ) -> None:
+        state = self.state[parameter]
+        if not state:
+            state["step"] = 0
+            state["exp_avg"] = torch.zeros_like(parameter)
+            state["exp_avg_sq"] = torch.zeros_like(parameter)
+        state["step"] += 1
+        first = state["exp_avg"].lerp_(gradient, 1 - group["betas"][0])
+        second = state["exp_avg_sq"].lerp_(gradient * gradient, 1 - group["betas"][1])
+        if self.bias_correction:
+            first = first / (1 - group["betas"][0] ** state["step"])
+            second = second / (1 - group["betas"][1] ** state["step"])
+        direction = first / (second.sqrt() + group["eps"]) + group["weight_decay"] * parameter
+        long, short = parameter.norm().clamp(max=group["max_weight_norm"]), direction.norm()
+        trust = float(long / short) if long > 0 and short > 0 else 1.0
+        parameter.sub_(direction, alpha=group["lr"] * trust)

@@ -1,0 +1,244 @@
+"""The names and values by which users see device state: ``ipu_state`` and ``ipu_param``.
+
+Pure translations between these dictionaries and the program's keys (``optstate.<what>.<weight>``,
+``hyper.<group>.<name>``), in both directions. Source: spec/optimizers.md 7.1, executor.md 6.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from .._base import log
+from .._base.errors import StateError
+from .._ir.optim_spec import OptimGroup, OptimSpec
+
+_Hypers = dict[str, float]
+
+_PREFIXES = {
+    "sgd": {"velocity": "Accl1"},
+    "sgd_combined": {"combined": "Accl"},
+    "adam": {"first": "Accl1", "second": "Accl2"},
+    "adamw": {"first": "Accl1", "second": "Accl2"},
+    "lamb": {"first": "Accl1", "second": "Accl2"},
+    "rmsprop": {"square": "Accl1", "mean": "Accl2", "momentum": "Accl3"},
+}
+STEP = "optstate.step"
+LOSS_SCALE_FACTOR = "optstate.loss_scale_factor"
+
+
+def state_keys(spec: OptimSpec) -> dict[str, str]:
+    """Return the documented name of every state tensor that there may be, to its key.
+
+    One counter serves all weights, so that all ``Step___`` names lead to the same key.
+    """
+    keys = {"lossScaleUpdateFactor": LOSS_SCALE_FACTOR}
+    for path in (path for group in spec.groups for path in group.params):
+        for moment, prefix in _PREFIXES[spec.algorithm].items():
+            keys[f"{prefix}___{path}"] = f"optstate.{moment}.{path}"
+        keys[f"Step___{path}"] = STEP
+    return keys
+
+
+def to_ipu_state(spec: OptimSpec, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return copies of the device's state on the host, by documented name."""
+    return {
+        name: tensors[key].detach().clone().cpu()
+        for name, key in state_keys(spec).items()
+        if key in tensors
+    }
+
+
+def from_ipu_state(
+    spec: OptimSpec, tensors: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Return what a loaded ``ipu_state`` puts into the device's state, by key.
+
+    Names that mean nothing to this optimizer are ignored. For state that is missing a warning is
+    logged, and the device's value stays.
+
+    Raises:
+        RuntimeError: a tensor has another shape than the state it is for.
+    """
+    found: dict[str, torch.Tensor] = {}
+    missing = []
+    for name, key in state_keys(spec).items():
+        if key not in tensors:
+            continue
+        if name not in state:
+            missing.append(name)
+            continue
+        value = torch.as_tensor(state[name]).detach()
+        if value.shape != tensors[key].shape:
+            raise StateError(
+                f"The loaded optimizer state {name!r} has the wrong shape",
+                got=f"{tuple(value.shape)}; the model needs {tuple(tensors[key].shape)}",
+            )
+        # Weights that joined later were counted less; the shared counter follows the oldest.
+        found[key] = torch.maximum(found[key], value) if key in found else value
+    if missing:
+        log.python.warning(
+            "The loaded optimizer state lacks %s: the device's values stay", ", ".join(missing)
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """One entry of ``ipu_param`` per weight: how it is computed from the group's hyper-parameters.
+
+    Attributes:
+        name: the documented name.
+        hyper: the hyper-parameter that a loaded value determines.
+        show: hyper-parameters to value.
+        take: value and hyper-parameters to the hyper-parameter; None if it cannot be told.
+    """
+
+    name: str
+    hyper: str
+    show: Callable[[_Hypers], float]
+    take: Callable[[float, _Hypers], float | None]
+
+
+def _plain(name: str, hyper: str) -> _Shown:
+    return _Shown(name, hyper, lambda h: h[hyper], lambda value, h: value)
+
+
+def _ratio(value: float, divisor: float) -> float | None:
+    return value / divisor if divisor else None
+
+
+_ADAM = (
+    _plain("learningRate", "lr"),
+    _plain("weightDecay", "weight_decay"),
+    _plain("adamBeta1", "beta1"),
+    _plain("adamBeta2", "beta2"),
+    _plain("adamEps", "eps"),
+)
+_RMSPROP = (
+    _plain("learningRate", "lr"),
+    _plain("weightDecay", "weight_decay"),
+    _plain("adaptiveAlpha", "alpha"),
+    _plain("adaptiveEps", "eps"),
+    _plain("adaptiveMomentum", "momentum"),
+)
+_SGD_SIMPLE = (
+    _Shown(
+        "scaledLearningRate0",
+        "lr",
+        lambda h: h["lr"] * (1 - h["dampening"]) / h["loss_scaling"],
+        lambda value, h: _ratio(value * h["loss_scaling"], 1 - h["dampening"]),
+    ),
+    _Shown(
+        "weightDecayScaleFactor0",
+        "weight_decay",
+        lambda h: 1 - h["lr"] * (1 - h["dampening"]) * h["weight_decay"],
+        lambda value, h: _ratio(1 - value, h["lr"] * (1 - h["dampening"])),
+    ),
+)
+
+
+def _sgd_momentum(number: int, scaling: str) -> tuple[_Shown, ...]:
+    return (
+        _Shown(
+            f"scaledLearningRate{number}",
+            "lr",
+            lambda h: h["lr"] / h[scaling],
+            lambda value, h: value * h[scaling],
+        ),
+        _plain(f"scaledMomentum{number}", "momentum"),
+        _Shown(
+            f"dampeningScaleFactor{number}",
+            "dampening",
+            lambda h: (1 - h["dampening"]) * h[scaling] / h["loss_scaling"],
+            lambda value, h: 1 - value * h["loss_scaling"] / h[scaling],
+        ),
+        _Shown(
+            f"scaledWeightDecay{number}",
+            "weight_decay",
+            lambda h: (1 - h["dampening"]) * h[scaling] * h["weight_decay"],
+            lambda value, h: _ratio(value, (1 - h["dampening"]) * h[scaling]),
+        ),
+    )
+
+
+def _shown(spec: OptimSpec, group: OptimGroup) -> tuple[_Shown, ...]:
+    if spec.algorithm == "sgd_combined":
+        return _sgd_momentum(1, "velocity_scaling")
+    if spec.algorithm == "sgd":
+        simple = dict(group.settings).get("momentum") == 0
+        return _SGD_SIMPLE if simple else _sgd_momentum(2, "loss_scaling")
+    if spec.algorithm == "rmsprop":
+        return _RMSPROP
+    lamb = (_plain("maxWeightNorm", "max_weight_norm"),)
+    return _ADAM + lamb if spec.algorithm == "lamb" else _ADAM
+
+
+def _hypers(spec: OptimSpec, values: Mapping[str, float], index: int) -> _Hypers:
+    """All hyper-parameters of a group as plain numbers, decay rates included."""
+    group = spec.groups[index]
+    found = {"loss_scaling": values.get("hyper.loss_scaling", 1.0)}
+    for name, value in (*spec.settings, *group.settings):
+        if isinstance(value, int | float):
+            found[name] = float(value)
+    for name in group.variables:
+        value = values[f"hyper.{index}.{name}"]
+        plain = name.removeprefix("one_minus_")
+        found[plain] = value if plain == name else 1 - value
+    return found
+
+
+def to_ipu_param(spec: OptimSpec, values: Mapping[str, float]) -> dict[str, torch.Tensor]:
+    """Return the hyper-parameters as 0-d float32 tensors, by documented name."""
+    found = {
+        name: torch.tensor(shown.show(hypers), dtype=torch.float32)
+        for name, shown, hypers, _ in _entries(spec, values)
+    }
+    scaling = dict(spec.settings).get("loss_scaling", values.get("hyper.loss_scaling"))
+    found["lossScaling_FLOAT"] = torch.tensor(scaling, dtype=torch.float32)
+    return found
+
+
+def from_ipu_param(
+    spec: OptimSpec, values: Mapping[str, float], param: Mapping[str, torch.Tensor]
+) -> dict[str, float]:
+    """Return the values of variable hyper-parameters after loading an ``ipu_param``.
+
+    Constants stay, being compiled in, and so does what reads the same as what was loaded: a value
+    that goes through a checkpoint unchanged is not rounded. The first weight of a group speaks for
+    the group.
+    """
+    result = dict(values)
+    name = "lossScaling_FLOAT"
+    scaling = values.get("hyper.loss_scaling")
+    if name in param and scaling is not None and _differs(param[name], scaling):
+        result["hyper.loss_scaling"] = float(param[name])
+    settled: set[tuple[int, str]] = set()
+    for name, shown, _, index in _entries(spec, values):
+        if name not in param or (index, shown.hyper) in settled:
+            continue
+        settled.add((index, shown.hyper))
+        hypers = _hypers(spec, result, index)
+        taken = shown.take(float(param[name]), hypers)
+        if taken is None or not _differs(param[name], shown.show(hypers)):
+            continue
+        for key, value in ((shown.hyper, taken), (f"one_minus_{shown.hyper}", 1 - taken)):
+            if f"hyper.{index}.{key}" in result:
+                result[f"hyper.{index}.{key}"] = value
+    return result
+
+
+def _differs(loaded: torch.Tensor, current: float) -> bool:
+    return float(loaded) != float(torch.tensor(current, dtype=torch.float32))
+
+
+def _entries(
+    spec: OptimSpec, values: Mapping[str, float]
+) -> Iterator[tuple[str, _Shown, _Hypers, int]]:
+    for index, group in enumerate(spec.groups):
+        hypers = _hypers(spec, values, index)
+        for shown in _shown(spec, group):
+            for path in group.params:
+                yield f"{shown.name}___specific___{path}", shown, hypers, index

@@ -1,0 +1,96 @@
+"""May an optimizer take the place of the one that was compiled in? (spec/optimizers.md 4)"""
+
+from __future__ import annotations
+
+from .._base.errors import Error, InvalidValue
+from .._ir.optim_spec import OptimGroup, OptimSpec, Setting
+from ..enums import MeanReductionStrategy
+
+_ABSENT = object()
+
+
+def needs_running_mean(spec: OptimSpec) -> bool:
+    """Tell whether half accumulators demand ``MeanReductionStrategy.Running``."""
+    return dict(spec.settings).get("accum_type") == "float16"
+
+
+def check_replacement(
+    compiled: OptimSpec, new: OptimSpec, strategy: MeanReductionStrategy | None = None
+) -> None:
+    """Return if only values of variable attributes, or nothing, differ.
+
+    Args:
+        compiled: the optimizer that is compiled in.
+        new: the one to use from now on.
+        strategy: the mean reduction strategy that is compiled in, where there is a mean.
+
+    Raises:
+        ValueError: ``accum_type=float16`` needs another strategy than the compiled one.
+        poptorch.Error: type, groups, a constant or an attribute's constness differ.
+    """
+    if needs_running_mean(new) and strategy not in (None, MeanReductionStrategy.Running):
+        raise InvalidValue(
+            "accum_type=torch.float16 needs MeanReductionStrategy.Running, but the model is "
+            f"already compiled with {strategy}",
+            fix="use this optimizer from the start, or destroy() the model before setting it",
+        )
+    if compiled == new:
+        return
+    if compiled.algorithm != new.algorithm:
+        raise Error(
+            "The type of the optimizer cannot change after compilation",
+            got=f"{new.algorithm}; compiled: {compiled.algorithm}",
+            fix="destroy() the model first, or wrap it again",
+        )
+    if len(compiled.groups) != len(new.groups):
+        raise Error(
+            "The number of parameter groups cannot change after compilation",
+            got=f"{len(new.groups)}; compiled: {len(compiled.groups)}",
+            fix="destroy() the model first, or wrap it again",
+        )
+    _check_level("", compiled, new)
+    for index, (old_group, new_group) in enumerate(zip(compiled.groups, new.groups, strict=True)):
+        if set(old_group.params) != set(new_group.params):
+            raise Error(
+                "The parameters of a group cannot change after compilation",
+                got=f"group {index} differs in "
+                + ", ".join(sorted({*old_group.params} ^ {*new_group.params})),
+                fix="destroy() the model first, or wrap it again",
+            )
+        _check_level(f" of parameter group {index}", old_group, new_group)
+
+
+def _check_level(place: str, compiled: OptimSpec | OptimGroup, new: OptimSpec | OptimGroup) -> None:
+    old_constants, new_constants = dict(compiled.settings), dict(new.settings)
+    for name in sorted({*old_constants, *new_constants}):
+        old: Setting | object = old_constants.get(name, _ABSENT)
+        now: Setting | object = new_constants.get(name, _ABSENT)
+        if old is _ABSENT or now is _ABSENT:
+            was, wants = ("variable", "constant") if old is _ABSENT else ("constant", "variable")
+            raise Error(
+                f"The attribute {_user_name(name)!r}{place} is compiled as {was} and "
+                f"cannot become {wants}",
+                fix=_constness_fixes(name, was),
+            )
+        if old != now:
+            raise Error(
+                "Values are constant but do not match",
+                got=f"{_user_name(name)!r}{place} is {now}; compiled: {old}",
+                fix=_constness_fixes(name, "variable"),
+            )
+
+
+def _user_name(name: str) -> str:
+    return "betas" if name in ("beta1", "beta2") else name
+
+
+def _constness_fixes(name: str, wanted: str) -> tuple[str, ...]:
+    user_name = _user_name(name)
+    if wanted == "constant":
+        mark = f"poptorch optimizers: variable_attrs.markAsConstant({user_name!r})"
+        return mark, f"torch optimizers: give {user_name!r} the value it had at compilation"
+    return (
+        f"before compilation: pass {user_name!r} to the poptorch optimizer, or call "
+        f"variable_attrs.markAsVariable({user_name!r})",
+        "or destroy() the model first, so that it is compiled again",
+    )

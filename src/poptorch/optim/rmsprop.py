@@ -1,0 +1,75 @@
+"""RMSprop, in torch's variant or TensorFlow's (spec/optimizers.md 2 and 5.5)."""
+
+from __future__ import annotations
+
+import torch
+
+from .optimizer import Optimizer, Params, check_accumulation_types, fill_in
+
+_TORCH_DEFAULTS = {
+    "lr": 1e-2,
+    "alpha": 0.99,
+    "eps": 1e-8,
+    "weight_decay": 0.0,
+    "momentum": 0.0,
+    "centered": False,
+    "foreach": None,
+    "maximize": False,
+    "differentiable": False,
+}
+_TYPES = ("accum_type", "first_order_momentum_accum_type", "second_order_momentum_accum_type")
+_DEFAULTS = {
+    "loss_scaling": 1.0,
+    **dict.fromkeys(_TYPES, torch.float32),
+    "use_tf_variant": False,
+}
+
+
+class RMSprop(Optimizer, torch.optim.RMSprop):
+    """RMSprop with accumulator types and loss scaling.
+
+    Arguments left None take the default and are compiled in as constants; those passed may change
+    after compilation.
+
+    Args:
+        params, lr, alpha, eps, weight_decay, momentum, maximize: as in torch.optim.RMSprop.
+        centered: as in torch.optim.RMSprop; the same in every parameter group.
+        foreach, differentiable: accepted; only native steps use them.
+        loss_scaling: factor of the loss's gradient, divided out before the update.
+        accum_type: dtype of the gradient accumulator, float32 or float16.
+        first_order_momentum_accum_type: dtype of the gradients' mean and of the momentum.
+        second_order_momentum_accum_type: dtype of the mean of their squares.
+        use_tf_variant: epsilon inside the root, squares starting at one, and the learning rate
+            inside the momentum, as in TensorFlow.
+
+    Raises:
+        AssertionError: an accumulator type is neither float32 nor float16.
+    """
+
+    _child_only = [*_TYPES, "use_tf_variant"]
+    _group_vars = ["lr", "momentum", "weight_decay", "alpha", "eps", "centered"]
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float | None = None,
+        alpha: float | None = None,
+        eps: float | None = None,
+        weight_decay: float | None = None,
+        momentum: float | None = None,
+        centered: bool | None = None,
+        foreach: bool | None = None,
+        maximize: bool | None = None,
+        differentiable: bool | None = None,
+        loss_scaling: float | None = None,
+        accum_type: torch.dtype | None = None,
+        first_order_momentum_accum_type: torch.dtype | None = None,
+        second_order_momentum_accum_type: torch.dtype | None = None,
+        use_tf_variant: bool | None = None,
+    ) -> None:
+        given = {k: v for k, v in locals().items() if k not in ("self", "params", "__class__")}
+        own = fill_in(given, _DEFAULTS)
+        check_accumulation_types(*(own[name] for name in _TYPES))
+        torch.optim.RMSprop.__init__(self, params, **fill_in(given, _TORCH_DEFAULTS))
+        Optimizer.__init__(self)
+        self._take(own, given)

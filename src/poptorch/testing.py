@@ -1,0 +1,182 @@
+"""Help for tests: comparing nested results, and the conformance suite of backends.
+
+Source of ``allclose``: spec/runtime.md section 1.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from .enums import OutputMode
+from .executor import PoplarExecutor
+from .options import Options
+from .wrappers import inferenceModel, trainingModel
+
+__all__ = ["CONFORMANCE", "allclose", "check_backend"]
+
+
+def allclose(ref: Any, other: Any) -> bool:
+    """Tell whether two tensors, or nested tuples and lists of tensors, are close.
+
+    Args:
+        ref, other: the structures must match; tensors are compared with ``torch.allclose``.
+    """
+    if isinstance(ref, torch.Tensor):
+        return isinstance(other, torch.Tensor) and torch.allclose(ref, other)
+    if isinstance(ref, (tuple, list)):
+        matching = isinstance(other, type(ref)) and len(ref) == len(other)
+        return matching and all(map(allclose, ref, other))
+    return bool(ref == other)
+
+
+class _Net(nn.Module):
+    """Convolution, batch norm with running statistics, a loss: small, but with state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 3, 3)
+        self.norm = nn.BatchNorm2d(3)
+        self.head = nn.Linear(3 * 4 * 4, 2)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        out = self.head(torch.relu(self.norm(self.conv(x))).flatten(1))
+        return out, nn.functional.cross_entropy(out, y)
+
+
+_ROWS = 4
+
+
+def _inputs(pieces: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(_ROWS * pieces, 1, 6, 6, generator=generator)
+    return x, torch.randint(0, 2, (_ROWS * pieces,), generator=generator)
+
+
+def _options(backend: str, **counts: int) -> Options:
+    options = Options().backend(backend).showCompilationProgressBar(False).randomSeed(3)
+    options.deviceIterations(counts.get("iterations", 1))
+    options.replicationFactor(counts.get("replicas", 1))
+    options.Training.gradientAccumulation(counts.get("accumulation", 1))
+    if counts.get("replicas", 1) > 1:
+        options.broadcastBuffers(False)
+    return options.outputMode(OutputMode.All)
+
+
+def _training(backend: str, **counts: int) -> tuple[PoplarExecutor, nn.Module]:
+    torch.manual_seed(0)
+    model = _Net()
+    eager = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    return trainingModel(model, _options(backend, **counts), optimizer), eager
+
+
+def _check_training(backend: str, **counts: int) -> None:
+    """Two calls of D x R x G micro-batches equal the eager loop over the same rows."""
+    window = counts.get("replicas", 1) * counts.get("accumulation", 1)
+    pieces = counts.get("iterations", 1) * window
+    training, eager = _training(backend, **counts)
+    optimizer = torch.optim.SGD(eager.parameters(), lr=0.05, momentum=0.9)
+    x, y = _inputs(pieces)
+    for _ in range(2):
+        outputs, losses = training(x, y)
+        expected: list[Any] = []
+        for start in range(0, len(x), _ROWS * window):
+            optimizer.zero_grad()
+            for at in range(start, start + _ROWS * window, _ROWS):
+                out, loss = eager(x[at : at + _ROWS], y[at : at + _ROWS])
+                (loss / window).backward()
+                expected.append((out.detach(), loss.detach()))
+            optimizer.step()
+        wanted = torch.stack([loss for _, loss in expected])
+        torch.testing.assert_close(losses.reshape(-1), wanted, rtol=1e-4, atol=1e-5)
+        wanted = torch.cat([out for out, _ in expected])
+        torch.testing.assert_close(outputs, wanted, rtol=1e-4, atol=1e-5)
+    for name, value in eager.named_parameters():
+        ours = training.model.get_parameter(name)
+        torch.testing.assert_close(ours, value, rtol=1e-4, atol=1e-5)
+
+
+def _one_step(backend: str) -> None:
+    _check_training(backend)
+
+
+def _loops(backend: str) -> None:
+    _check_training(backend, iterations=2, accumulation=3)
+
+
+def _replicas(backend: str) -> None:
+    _check_training(backend, replicas=2, accumulation=2)
+
+
+def _inference(backend: str) -> None:
+    torch.manual_seed(0)
+    model = _Net().eval()
+    x, y = _inputs(3)
+    outputs, _ = inferenceModel(model, _options(backend, iterations=3))(x, y)
+    with torch.no_grad():
+        torch.testing.assert_close(outputs, model(x, y)[0], rtol=1e-4, atol=1e-5)
+
+
+def _random(backend: str) -> None:
+    """One seed, one sequence: two wrappers agree, and two calls differ."""
+    model = nn.Dropout(0.5).train()
+    x = torch.ones(64)
+    results = []
+    for _ in range(2):
+        wrapped = inferenceModel(model, _options(backend))
+        results.append((wrapped(x), wrapped(x)))
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
+    assert not torch.equal(results[0][0], results[0][1])
+
+
+def _results_are_new(backend: str) -> None:
+    """Results share no storage with inputs or state, and survive the next call."""
+    model = nn.Linear(2, 2)
+
+    class Returning(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return x, self.model.weight, self.model(x)
+
+    wrapped = inferenceModel(Returning(), _options(backend))
+    x = torch.randn(4, 2)
+    same, weight, out = wrapped(x)
+    before = out.clone()
+    same.zero_()
+    weight.zero_()
+    again = wrapped(x)
+    assert torch.equal(out, before)
+    assert torch.equal(again[2], before)
+    assert not torch.equal(x, same)
+
+
+CONFORMANCE: dict[str, Callable[[str], None]] = {
+    "one step": _one_step,
+    "loops": _loops,
+    "replicas": _replicas,
+    "inference": _inference,
+    "random": _random,
+    "results are new": _results_are_new,
+}
+
+
+def check_backend(name: str) -> None:
+    """Run the whole conformance suite on a registered backend.
+
+    Args:
+        name: as given to ``options.backend``.
+
+    Raises:
+        AssertionError: the first way in which it differs from eager torch.
+    """
+    for check in CONFORMANCE.values():
+        check(name)

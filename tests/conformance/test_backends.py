@@ -1,0 +1,108 @@
+"""Every backend passes the suite that other packages can import."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import poptorch
+from poptorch import backends
+from poptorch.backends import registry
+from poptorch.testing import CONFORMANCE, allclose
+
+
+@pytest.mark.parametrize("check", CONFORMANCE)
+def test_reference(check: str) -> None:
+    CONFORMANCE[check]("reference")
+
+
+@pytest.mark.parametrize("check", ["loops", "random", "results are new"])
+def test_inductor(check: str) -> None:
+    CONFORMANCE[check]("inductor")
+
+
+class Broken:
+    """A backend whose programs forget to update the weights."""
+
+    name = "broken"
+
+    def unavailable(self) -> str | None:
+        return None
+
+    def compile(self, plan, progress):
+        inner = backends.available()["reference"].compile(plan, progress)
+
+        class Forgetful:
+            def run(self, state, batch):
+                before = {key: value.clone() for key, value in state.tensors.items()}
+                results = inner.run(state, batch)
+                for key, value in before.items():
+                    state.tensors[key].copy_(value)
+                return results
+
+            def report(self):
+                return inner.report()
+
+        return Forgetful()
+
+
+class Entry:
+    name = "broken"
+
+    @staticmethod
+    def load():
+        return Broken
+
+
+@pytest.fixture
+def with_broken(monkeypatch):
+    monkeypatch.setattr(registry, "entry_points", lambda group: [Entry])
+    registry.available.cache_clear()
+    yield
+    registry.available.cache_clear()
+
+
+def test_the_suite_can_fail(with_broken) -> None:
+    assert isinstance(backends.choose("broken"), backends.Backend)
+    with pytest.raises(AssertionError):
+        CONFORMANCE["one step"]("broken")
+
+
+def test_without_a_compiler_the_reference_backend_runs(monkeypatch, caplog) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CXX", raising=False)
+    opts = poptorch.Options().showCompilationProgressBar(False)
+    model = poptorch.inferenceModel(torch.nn.Linear(2, 2), opts)
+    model(torch.ones(1, 2))
+    assert "no C++ compiler was found" in caplog.text
+    executable = model._session.compiled.executable
+    assert executable.report().backend == "reference"
+    assert executable.report().state_bytes == 4 * (2 * 2 + 2)
+
+
+def test_the_environment_chooses_a_backend_unless_an_option_does(monkeypatch) -> None:
+    monkeypatch.setenv("POPTORCH_BACKEND", "inductor")
+    opts = poptorch.Options().showCompilationProgressBar(False).backend("reference")
+    model = poptorch.inferenceModel(torch.nn.Linear(2, 2), opts)
+    model(torch.ones(1, 2))
+    assert model._session.compiled.executable.report().backend == "reference"
+    monkeypatch.setenv("POPTORCH_BACKEND", "reference")
+    opts = poptorch.Options().showCompilationProgressBar(False)
+    model = poptorch.inferenceModel(torch.nn.Linear(2, 2), opts)
+    model(torch.ones(1, 2))
+    assert model._session.compiled.executable.report().backend == "reference"
+
+
+@pytest.mark.parametrize(
+    ("ref", "other", "same"),
+    [
+        (torch.ones(2), torch.ones(2), True),
+        (torch.ones(2), torch.zeros(2), False),
+        ((torch.ones(2), [torch.ones(1)]), (torch.ones(2), [torch.ones(1)]), True),
+        ((torch.ones(2),), (torch.ones(2), torch.ones(2)), False),
+        ((torch.ones(2),), [torch.ones(2)], False),
+        (torch.ones(2), 1, False),
+    ],
+)
+def test_allclose(ref, other, same: bool) -> None:
+    assert allclose(ref, other) is same

@@ -1,0 +1,89 @@
+"""Which samples a process reads, and in which order."""
+
+import pickle
+import random
+
+import pytest
+import torch
+
+from data_sets import Numbers
+from poptorch._data.sharding import Permutations, Range, Shard, shard_range
+
+
+def ranges(samples, combined, drop_last, processes):
+    parts = [shard_range(samples, combined, drop_last, p, processes) for p in range(processes)]
+    return [range(part.start, part.start + part.length) for part in parts]
+
+
+def test_shards_over_random_sizes():
+    rng = random.Random(1)
+    for _ in range(300):
+        samples, combined = rng.randrange(100), rng.randrange(1, 9)
+        processes, drop_last = rng.randrange(1, 6), rng.random() < 0.5
+        parts = ranges(samples, combined, drop_last, processes)
+        read = [index for part in parts for index in part]
+        if drop_last:
+            whole = combined * (samples // (combined * processes))
+            assert all(len(part) == whole for part in parts)
+            assert read == list(range(whole * processes))
+        else:
+            assert read == list(range(samples))
+            assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_a_shard_is_a_sequence_of_its_own_samples():
+    shard = Shard(Numbers(10), Range(3, 4))
+    assert len(shard) == 4
+    assert [shard[i].item() for i in range(4)] == [3, 4, 5, 6]
+    assert shard[-1].item() == 6
+    for index in (4, -5):
+        with pytest.raises(IndexError, match="shard of 4 samples"):
+            shard[index]
+    assert [t.item() for t in shard.__getitems__([2, 0])] == [5, 3]
+    assert [t.item() for t in list(shard)] == [3, 4, 5, 6]
+
+
+def test_a_shard_uses_batched_reading_and_attributes_of_its_data_set():
+    class Batched(Numbers):
+        classes = ("cat", "dog")
+
+        def __getitems__(self, indices):
+            return [torch.tensor(float(-i)) for i in indices]
+
+    shard = Shard(Batched(10), Range(3, 4))
+    assert [t.item() for t in shard.__getitems__([0, 1])] == [-3, -4]
+    assert shard.classes == ("cat", "dog")
+    with pytest.raises(AttributeError):
+        _ = shard.unknown
+    assert pickle.loads(pickle.dumps(Shard(Numbers(9), Range(1, 2))))[0].item() == 1
+
+
+def test_a_shard_reads_through_a_permutation():
+    shard = Shard(Numbers(6), Range(2, 3), torch.tensor([5, 4, 3, 2, 1, 0]))
+    assert [shard[i].item() for i in range(3)] == [3, 2, 1]
+
+
+@pytest.mark.spec("data", 15)
+def test_two_permutations_cover_everything_and_all_differ():
+    rng = random.Random(2)
+    for _ in range(100):
+        used = rng.randrange(1, 40)
+        samples = used + rng.randrange(0, used)
+        orders = Permutations(samples, used, seed=7)
+        same = Permutations(samples, used, seed=7)
+        epochs = [orders.next() for _ in range(4)]
+        for order in epochs:
+            assert sorted(order.tolist()) == list(range(samples))
+            assert torch.equal(order, same.next())
+        for first, second in ((0, 1), (2, 3)):
+            seen = {*epochs[first][:used].tolist(), *epochs[second][:used].tolist()}
+            assert seen == set(range(samples))
+    assert len({tuple(order.tolist()) for order in epochs}) == 4
+
+
+def test_permutations_continue_after_pickling():
+    one = Permutations(20, 16, seed=3)
+    one.next()
+    two = pickle.loads(pickle.dumps(one))
+    assert torch.equal(one.next(), two.next())
+    assert not torch.equal(Permutations(20, 16, seed=4).next(), Permutations(20, 16, 3).next())

@@ -1,0 +1,258 @@
+"""Data sets and helpers that other processes can import, for the tests of the data loader."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from poptorch.argparsers import ICustomArgParser
+
+
+class Numbers(Dataset):
+    """Sample i is the number i, in a tensor of the given shape and type."""
+
+    def __init__(self, size, shape=(), dtype=torch.float32):
+        self.size, self.shape, self.dtype = size, shape, dtype
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        if not 0 <= index < self.size:
+            raise IndexError(index)
+        return torch.full(self.shape, index, dtype=self.dtype)
+
+
+class Structured(Numbers):
+    """Sample i in the form that a function makes of the number i."""
+
+    def __init__(self, size, form):
+        super().__init__(size)
+        self.form = form
+
+    def __getitem__(self, index):
+        return self.form(super().__getitem__(index))
+
+
+class Pair(NamedTuple):
+    left: torch.Tensor
+    right: torch.Tensor
+
+
+def as_tuple(t):
+    return t, -t
+
+
+def as_list(t):
+    return [t, -t]
+
+
+def as_pair(t):
+    return Pair(t, -t)
+
+
+def as_dict(t):
+    return {"b": t, "a": -t}
+
+
+def as_nested(t):
+    return t, {"a": [t, -t]}
+
+
+def with_text(t):
+    return t, f"sample {int(t)}"
+
+
+def with_number(t):
+    return t, int(t)
+
+
+def as_array(t):
+    return np.array([float(t), -float(t)], dtype=np.float32)
+
+
+class Graph:
+    """A collated object with a text beside its tensors."""
+
+    def __init__(self, nodes, edges, name):
+        self.nodes, self.edges, self.name = nodes, edges, name
+
+
+class SubGraph(Graph):
+    """Has no parser of its own."""
+
+
+class GraphParser(ICustomArgParser):
+    def yieldTensors(self, struct):  # noqa: N802
+        yield struct.nodes
+        yield struct.edges
+
+    def reconstruct(self, original_structure, tensor_iterator):
+        kind = type(original_structure)
+        return kind(next(tensor_iterator), next(tensor_iterator), original_structure.name)
+
+
+def collate_graph(samples):
+    nodes = torch.stack(samples)
+    return Graph(nodes, -nodes, "graph")
+
+
+def collate_sub_graph(samples):
+    nodes = torch.stack(samples)
+    return SubGraph(nodes, -nodes, "sub-graph")
+
+
+def doubled(samples):
+    return 2 * torch.stack(samples)
+
+
+class Stream(IterableDataset):
+    """The numbers below a size; with ``splits``, every worker yields a contiguous part."""
+
+    def __init__(self, size, splits=False):
+        self.size, self.splits = size, splits
+
+    def __iter__(self):
+        info = get_worker_info()
+        begin, end = 0, self.size
+        if self.splits and info is not None:
+            each = -(-self.size // info.num_workers)
+            begin, end = info.id * each, min((info.id + 1) * each, self.size)
+        return (torch.tensor(float(number)) for number in range(begin, end))
+
+
+class SizedStream(Stream):
+    def __len__(self):
+        return self.size
+
+
+class Counted(Numbers):
+    """Counts in shared memory how many samples any process has loaded."""
+
+    def __init__(self, size):
+        super().__init__(size)
+        self.count = torch.zeros(1, dtype=torch.int64).share_memory_()
+
+    def __getitem__(self, index):
+        self.count += 1
+        return super().__getitem__(index)
+
+
+class Broken(Numbers):
+    """Raises at one index, as long as the shared flag is up."""
+
+    def __init__(self, size, index):
+        super().__init__(size)
+        self.index = index
+        self.is_broken = torch.ones(1, dtype=torch.bool).share_memory_()
+
+    def __getitem__(self, index):
+        if index == self.index and self.is_broken:
+            raise KeyError(f"sample {index} cannot be read")
+        return super().__getitem__(index)
+
+
+class Slow(Numbers):
+    """Takes some milliseconds per sample, without using a core."""
+
+    def __init__(self, size, milliseconds, shape=()):
+        super().__init__(size, shape)
+        self.milliseconds = milliseconds
+
+    def __getitem__(self, index):
+        time.sleep(self.milliseconds / 1000)
+        return super().__getitem__(index)
+
+
+class Fatal(Numbers):
+    """Kills the process that loads one of the samples, or stops it for ever."""
+
+    def __init__(self, size, index, signal):
+        super().__init__(size)
+        self.index, self.signal = index, signal
+
+    def __getitem__(self, index):
+        if index == self.index:
+            os.kill(os.getpid(), self.signal)
+        return super().__getitem__(index)
+
+
+class Unfinished:
+    """A map-style data set that says StopIteration beyond its length."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def __getitem__(self, index):
+        if index >= self.size:
+            raise StopIteration
+        return torch.tensor(float(index))
+
+
+class Endless(Unfinished):
+    """A map-style data set with a length that its items do not know."""
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        return torch.tensor(float(index))
+
+
+class Sizes(Dataset):
+    """Elements with the given numbers of rows."""
+
+    def __init__(self, *rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        begin = sum(self.rows[:index])
+        return torch.arange(begin, begin + self.rows[index], dtype=torch.float32)
+
+
+class Workers(Numbers):
+    """Sample: (index, id of torch's worker or -1, whether the initialiser has run)."""
+
+    initialised = -1
+
+    def __getitem__(self, index):
+        info = get_worker_info()
+        return torch.tensor([index, -1 if info is None else info.id, self.initialised])
+
+
+def note_worker(worker_id):
+    Workers.initialised = worker_id
+
+
+class Random(Numbers):
+    """Draws from all three random generators that data sets use."""
+
+    def __getitem__(self, index):
+        import random
+
+        drawn = [torch.rand(()).item(), float(np.random.rand()), random.random()]
+        return torch.tensor(drawn, dtype=torch.float64)
+
+
+class Unpicklable(Numbers):
+    def __getstate__(self):
+        raise RuntimeError("this data set cannot travel")
+
+
+class Unreadable(Numbers):
+    """Can be pickled but not unpickled."""
+
+    def __reduce__(self):
+        return _refuse, ()
+
+
+def _refuse():
+    raise RuntimeError("this data set cannot arrive")

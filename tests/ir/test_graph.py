@@ -1,0 +1,83 @@
+"""Graphs join by slot, copy without sharing and know what they update."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from poptorch._compile.lower import lower
+from poptorch._ir.graph import Graph, compose
+from poptorch._ir.piece import Piece
+from poptorch._ir.slot import Kind, Slot
+from poptorch._ir.text import graph_text
+from poptorch._ir.verify import verify_graph
+
+
+def slot(kind: Kind, path: str = "w") -> Slot:
+    return Slot(kind, path, (3,), torch.float32)
+
+
+PARAM, GRADIENT, BATCH, OUTPUT = map(slot, (Kind.PARAM, Kind.GRADIENT, Kind.BATCH, Kind.OUTPUT))
+
+
+def forward() -> Graph:
+    def function(t):
+        return {OUTPUT.key: t[PARAM.key] * t[BATCH.key], GRADIENT.key: t[BATCH.key] * 2}
+
+    return lower(Piece("micro", function, (PARAM, BATCH), (OUTPUT, GRADIENT)))
+
+
+def update() -> Graph:
+    def function(t):
+        return {PARAM.key: t[PARAM.key] - 0.5 * t[GRADIENT.key]}
+
+    return lower(Piece("update", function, (PARAM, GRADIENT), (PARAM,)))
+
+
+def test_what_one_part_writes_the_next_reads() -> None:
+    step = compose("step", [forward(), update()])
+    assert [s.key for s in step.inputs] == [PARAM.key, BATCH.key]
+    assert [s.key for s in step.outputs] == [OUTPUT.key, PARAM.key]
+    verify_graph(step)
+    w, x = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, 5.0, 6.0])
+    result = step({PARAM.key: w, BATCH.key: x})
+    assert torch.equal(result[OUTPUT.key], w * x)
+    assert torch.equal(result[PARAM.key], w - x)
+
+
+def test_gradients_stay_only_where_they_are_kept() -> None:
+    step = compose("step", [forward(), update()], keep=[Kind.GRADIENT])
+    assert GRADIENT.key in [s.key for s in step.outputs]
+
+
+def test_updates_are_state_that_is_both_read_and_written() -> None:
+    assert compose("step", [forward(), update()]).updates == {PARAM.key}
+
+
+def test_a_copy_can_be_edited_without_touching_the_original() -> None:
+    graph = forward()
+    before = str(graph.module.graph)
+    copy = graph.copy()
+    output = next(node for node in copy.module.graph.nodes if node.op == "output")
+    output.args = ((copy.placeholders[0], copy.placeholders[0]),)
+    copy.module.graph.eliminate_dead_code()
+    assert str(graph.module.graph) == before
+
+
+@pytest.mark.parametrize(
+    ("function", "random"), [(torch.rand_like, True), (torch.relu, False)], ids=["rand", "relu"]
+)
+def test_random_graphs_say_so(function, random: bool) -> None:
+    piece = Piece("p", lambda t: {OUTPUT.key: function(t[BATCH.key])}, (BATCH,), (OUTPUT,))
+    assert lower(piece).random is random
+
+
+def test_text_names_slots_and_operators() -> None:
+    assert graph_text(update()) == (
+        "graph update\n"
+        "  in  param.w: float32[3]\n"
+        "  in  gradient.w: float32[3]\n"
+        "  mul = mul.Tensor(gradient.w, 0.5)\n"
+        "  sub = sub.Tensor(param.w, mul)\n"
+        "  out param.w: float32[3] = sub"
+    )

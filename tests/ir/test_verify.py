@@ -1,0 +1,130 @@
+"""Every rule of the verifier is broken once, and quoted."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from torch import fx
+
+from poptorch._compile.lower import lower
+from poptorch._ir import verify
+from poptorch._ir.graph import Graph
+from poptorch._ir.piece import Piece
+from poptorch._ir.program import Axis, Emit, Program, Reduce, Repeat, Run
+from poptorch._ir.slot import Kind, Slot
+from poptorch._ir.spec import Loops, Output, Spec
+from poptorch._ir.state import State
+from poptorch.enums import OutputMode
+
+PARAM = Slot(Kind.PARAM, "w", (3,), torch.float32)
+BATCH = Slot(Kind.BATCH, "0", (3,), torch.float32)
+OUTPUT = Slot(Kind.OUTPUT, "0", (3,), torch.float32)
+EMIT = Emit((OUTPUT,), OutputMode.Final)
+
+
+def graph() -> Graph:
+    def function(t):
+        return {OUTPUT.key: t[PARAM.key] * t[BATCH.key], PARAM.key: t[PARAM.key] + 1}
+
+    return lower(Piece("step", function, (PARAM, BATCH), (OUTPUT, PARAM)))
+
+
+def program(*body) -> Program:
+    return Program(body or (Run("step"), EMIT), {"step": graph()}, Loops(), {})
+
+
+def expect(rule: str):
+    return pytest.raises(AssertionError, match=f"rule {rule} broken: .*{verify.RULES[rule][:20]}")
+
+
+def test_a_sound_program_passes() -> None:
+    verify.verify_program(program())
+    verify.verify_spec(Spec())
+    state = State({PARAM.key: torch.zeros(3)})
+    verify.verify_state(state, program())
+
+
+def test_every_rule_is_tested_here() -> None:
+    text = Path(__file__).read_text()
+    assert [rule for rule in verify.RULES if f'"{rule}"' not in text] == []
+
+
+def test_slots_match_placeholders() -> None:
+    g = graph()
+    with expect("G1"):
+        verify.verify_graph(dataclasses.replace(g, inputs=g.inputs[:1]))
+
+
+def test_keys_are_unique() -> None:
+    g = graph()
+    with expect("G2"):
+        verify.verify_graph(dataclasses.replace(g, outputs=(OUTPUT, OUTPUT)))
+
+
+def test_graphs_are_pure() -> None:
+    fxgraph = fx.Graph()
+    x = fxgraph.placeholder("x")
+    fxgraph.output((fxgraph.call_function(torch.ops.aten.add_.Tensor, (x, 1)),))
+    with expect("G3"):
+        verify.verify_graph(Graph("g", fx.GraphModule({}, fxgraph), (BATCH,), (OUTPUT,)))
+
+
+def test_slots_tell_the_shape() -> None:
+    g = graph()
+    wrong = dataclasses.replace(BATCH, shape=(4,))
+    with expect("G4"):
+        verify.verify_graph(dataclasses.replace(g, inputs=(PARAM, wrong)))
+
+
+def test_updates_keep_the_dtype() -> None:
+    piece = Piece("p", lambda t: {PARAM.key: t[PARAM.key].half()}, (PARAM,), (PARAM,))
+    g = lower(piece)
+    half = dataclasses.replace(PARAM, dtype=torch.float16)
+    with expect("G5"):
+        verify.verify_graph(dataclasses.replace(g, outputs=(half,)))
+
+
+@pytest.mark.parametrize(
+    ("rule", "body"),
+    [
+        ("P1", (Run("step"), EMIT, EMIT)),
+        ("P2", (Run("other"), EMIT)),
+        ("P3", (Repeat(Axis.ITERATIONS, 0, (Run("step"),)), EMIT)),
+        ("P3", (Run("step"), Reduce("accum", "median", 2), EMIT)),
+        ("P5", (Run("step"), Emit((BATCH,), OutputMode.Final))),
+    ],
+)
+def test_program_rules(rule: str, body) -> None:
+    with expect(rule):
+        verify.verify_program(program(*body))
+
+
+def test_reads_are_state_or_batch() -> None:
+    gradient = Slot(Kind.GRADIENT, "w", (3,), torch.float32)
+    g = lower(Piece("step", lambda t: {OUTPUT.key: -t[gradient.key]}, (gradient,), (OUTPUT,)))
+    with expect("P4"):
+        verify.verify_program(Program((Run("step"), EMIT), {"step": g}, Loops(), {}))
+
+
+@pytest.mark.parametrize(
+    ("rule", "spec"),
+    [
+        ("S1", Spec(loops=Loops(iterations=0))),
+        ("S1", Spec(output=Output(OutputMode.Default))),
+        ("S2", Spec(loops=Loops(replicas=3, input_group_size=2))),
+        ("S2", Spec(loops=Loops(iterations=4), output=Output(OutputMode.EveryN, 3))),
+    ],
+)
+def test_spec_rules(rule: str, spec: Spec) -> None:
+    with expect(rule):
+        verify.verify_spec(spec)
+
+
+@pytest.mark.parametrize("tensor", [None, torch.zeros(4), torch.zeros(3, dtype=torch.int32)])
+def test_state_matches_its_program(tensor) -> None:
+    tensors = {} if tensor is None else {PARAM.key: tensor}
+    with expect("T1"):
+        verify.verify_state(State(tensors), program())

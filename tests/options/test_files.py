@@ -1,0 +1,200 @@
+"""Configuration files and JSON (spec/options.md sections 8 and 9)."""
+
+import json
+
+import pytest
+
+from poptorch.enums import ConnectionType, OutputMode
+from poptorch.options import ConfigFileError, Options, ShardedExecution
+
+
+@pytest.fixture
+def config(tmp_path):
+    def write(text, name="options.conf"):
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    return write
+
+
+@pytest.mark.spec("options", 27)
+def test_a_file_is_a_list_of_calls(config):
+    path = config(
+        """
+        # a comment, then a blank line
+
+        deviceIterations(4)   # a trailing comment
+        deviceIterations(8)
+        Training.gradientAccumulation(2)
+        _Popart.set("outlineThreshold", 10.0)
+        _popart.setPatterns({"A": True}, level=-1)
+        outputMode(poptorch.OutputMode.All)
+        connectionType(poptorch.enums.ConnectionType.OnDemand)
+        Precision.setPartialsType(torch.half)
+        TensorLocations.setWeightLocation(poptorch.TensorLocationSettings().useOnChipStorage(False))
+        setExecutionStrategy(poptorch.ShardedExecution(poptorch.Stage("a").ipu(1), ["b", "c"]))
+        setAvailableMemoryProportion({"IPU0": 0.5})
+        updatableNamedBuffers(["a", "b"])
+        replicationFactor(2).inputReplicaGrouping(2, poptorch.CommGroupType.Consecutive)
+        """
+    )
+    options = Options()
+    assert options.loadFromFile(path) is options
+    expected = Options().deviceIterations(8).replicationFactor(2)
+    assert options.device_iterations == expected.device_iterations
+    assert options.Training.gradient_accumulation == 2
+    assert options.output_mode == OutputMode.All
+    assert options.connection_type == ConnectionType.OnDemand
+    assert options.TensorLocations.location_weight == {"onChip": 0}
+    assert options.available_memory_proportion == {0: 0.5}
+    assert options.input_group_size == 2
+    assert isinstance(options._execution_strategy, ShardedExecution)
+    assert repr(options._execution_strategy) == (
+        "ShardedExecution(Stage('a').ipu(1), Stage('b', 'c'))"
+    )
+    popart = options._Popart.options
+    assert popart["outlineThreshold"] == 10.0
+    assert popart["patterns_level"] == -1
+    assert popart["partialsTypeMatMuls"] == "half"
+    assert popart["updatableNamedBuffers"] == ["a", "b"]
+
+
+def test_files_accumulate_and_later_ones_win(config):
+    first = config("deviceIterations(2)\nmodelName('x')", "first")
+    second = config("deviceIterations(3)", "second")
+    options = Options().loadFromFile(str(first)).loadFromFile(str(second))
+    assert (options.device_iterations, options.model_name) == (3, "x")
+
+
+def test_the_error_class_is_a_plain_exception():
+    assert ConfigFileError.__bases__ == (Exception,)
+
+
+@pytest.mark.spec("options", 28)
+def test_a_syntax_error_names_the_effective_line_and_applies_nothing(config):
+    path = config("# comment\n\ndeviceIterations(4)\n\n  replicationFactor(2\nlogDir('x')\n")
+    options = Options()
+    with pytest.raises(ConfigFileError, match=r"SyntaxError at line 2 of options\.conf") as caught:
+        options.loadFromFile(path)
+    message = str(caught.value)
+    assert str(path.parent) not in message
+    assert "\n> replicationFactor(2" in message
+    assert repr(options) == repr(Options())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "deviceIterations(open('x'))",
+        "deviceIterations(__import__('os').system('true'))",
+        "__class__.__init__(1)",
+        "deviceIterations.__func__(1)",
+        "_values.clear()",
+        "Training._popart_options.set('a', 1)",
+        "logDir('{0.__class__}'.format(poptorch.OutputMode))",
+        "logDir([].copy())",
+        "logDir(os.name)",
+        "logDir(poptorch._base)",
+        "deviceIterations(2 ** 3)",
+        "deviceIterations(*[4])",
+        "_Popart.set(**{'key': 'a', 'value': 1})",
+        "_Popart.set('a', {**{}})",
+        "deviceIterations(4); logDir('x')",
+        "device_iterations = 4",
+        "device_iterations",
+        "set(x=lambda: 1)",
+        "logDir(f'{1}')",
+        "import os",
+        "deviceIterations(\x00)",
+        "setPartialsType" + "(" * 500,
+    ],
+)
+def test_only_calls_with_plain_arguments_are_understood(config, line):
+    options = Options()
+    with pytest.raises(ConfigFileError, match="SyntaxError at line 1"):
+        options.loadFromFile(config(line))
+    assert repr(options) == repr(Options())
+
+
+@pytest.mark.parametrize(
+    "line, error",
+    [
+        ("unknownSetter(1)", AttributeError),
+        ("outputMode(poptorch.OutputMode.Nothing)", AttributeError),
+        ("outputMode(poptorch.Unknown)", AttributeError),
+        ("logDir(torch.load)", AttributeError),
+        ("deviceIterations('4')", AssertionError),
+        ("inputReplicaGrouping(3, poptorch.CommGroupType.All)", ValueError),
+        ("device_iterations(4)", AttributeError),
+    ],
+)
+def test_errors_of_the_calls_come_after_the_earlier_lines(config, line, error):
+    options = Options()
+    with pytest.raises(error):
+        options.loadFromFile(config(f"logDir('first')\n{line}\nlogDir('last')"))
+    assert options.log_dir == "first"
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        Options().loadFromFile(tmp_path / "missing")
+
+
+def test_deprecated_names_work_in_files(config, caplog):
+    options = Options().loadFromFile(
+        config("anchorMode(poptorch.AnchorMode.Sum)\nPopart.set('a', 1)")
+    )
+    assert options.output_mode == OutputMode.Sum
+    assert options._Popart.options["a"] == 1
+    assert len([record for record in caplog.records if "deprecated" in record.message]) == 2
+
+
+def test_json_maps_setters_to_arguments():
+    text = json.dumps(
+        {
+            "deviceIterations": 4,
+            "Precision.enableFloatingPointExceptions": True,
+            "_Popart.set": ["outlineThreshold", 10.0],
+            "outputMode": "OutputMode.All",
+            "logDir": "not.anEnum",
+            "disableModuleNamescope": [],
+            "setAvailableMemoryProportion": {"IPU1": 0.25},
+        }
+    )
+    options = Options()
+    assert options.from_json(text) is options
+    assert options.device_iterations == 4
+    assert options.output_mode == OutputMode.All
+    assert options.log_dir == "not.anEnum"
+    assert options.available_memory_proportion == {1: 0.25}
+    assert options._module_namescope_enabled is False
+    assert options._Popart.options["outlineThreshold"] == 10.0
+    assert options._Popart.options["enableFloatingPointChecks"] is True
+
+
+@pytest.mark.spec("options", 29)
+def test_enum_strings_are_converted_only_as_the_sole_argument():
+    options = Options()
+    with pytest.raises(AssertionError):
+        options.from_json('{"outputMode": ["OutputMode.All"]}')
+    options.from_json('{"outputMode": "OutputMode.All", "modelName": "OutputMode.Unknown"}')
+    assert options.output_mode == OutputMode.All
+    assert options.model_name == "OutputMode.Unknown"
+
+
+@pytest.mark.parametrize(
+    "text", ['{"unknown": 1}', '{"Training.unknown": 1}', '{"device_iterations": 1}',
+             '{"__class__": 1}', '{"_values.clear": []}', '{"toDict.__self__.logDir": "x"}']
+)  # fmt: skip
+def test_unknown_setters_are_attribute_errors_and_apply_nothing(text):
+    options = Options()
+    with pytest.raises(AttributeError):
+        options.from_json('{"deviceIterations": 7, ' + text[1:])
+    assert options.device_iterations == 1
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "4"])
+def test_other_json_is_a_value_error(text):
+    with pytest.raises(ValueError):
+        Options().from_json(text)

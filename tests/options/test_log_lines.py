@@ -1,0 +1,78 @@
+"""The DEBUG lines of options (spec/options.md section 13)."""
+
+import pytest
+
+from poptorch.enums import OutputMode
+from poptorch.options import Options, PipelinedExecution
+from poptorch.options.freeze import prepare
+from poptorch.options.log_lines import log_options
+
+
+@pytest.fixture
+def lines(caplog):
+    def collect(options):
+        with (
+            caplog.at_level("DEBUG", logger="poptorch:cpp"),
+            caplog.at_level("DEBUG", logger="poptorch::python"),
+        ):
+            caplog.clear()
+            log_options(options)
+        return [record.getMessage() for record in caplog.records]
+
+    return collect
+
+
+def test_every_kind_of_value(lines):
+    options = Options().deviceIterations(4).autoRoundNumIPUs().logDir("logs")
+    options.setAvailableMemoryProportion({"IPU1": 0.5})
+    options.updatableNamedBuffers(["b1", "b2"])
+    options.anchorTensor("short", "long", OutputMode.EveryN, 2)
+    options.anchorTensor("all", "other", OutputMode.All)
+    options.anchorTensor("own", "third")
+    found = lines(prepare(options, training=True))
+    for expected in (
+        "poptorch.Options set device_iterations to value 4",
+        "poptorch.Options set auto_round_num_ipus to value true",
+        "poptorch.Options set broadcast_buffers to value true",
+        "poptorch.Options set log_dir to value logs",
+        "poptorch.Options set output_mode to value 0",
+        "poptorch.Options set accumulation_and_replication_reduction_type to value 1",
+        "poptorch.Options set available_memory_proportion[1] to 0.5",
+        "poptorch.Options added b1 to updatableNamedBuffers",
+        "poptorch.Options added b2 to updatableNamedBuffers",
+        "poptorch.Options set anchored_tensors[short] to long EVERYN/2",
+        "poptorch.Options set anchored_tensors[all] to other ALL/1",
+        "poptorch.Options set anchored_tensors[own] to third FINAL/1",
+        "poptorch.Options set execution_mode to value 0",
+    ):
+        assert found.count(expected) == 1
+    assert not any("progress_bar" in line for line in found)
+
+
+def test_what_decided_the_device(lines, monkeypatch):
+    own = prepare(Options().useIpuModel(True), training=True)
+    assert "From the user configuration: Ipu model: Enabled" in lines(own)
+    monkeypatch.setenv("POPTORCH_IPU_MODEL", "1")
+    own = prepare(Options().setExecutionStrategy(PipelinedExecution("a")), training=True)
+    assert "From POPTORCH_IPU_MODEL environment variable: Ipu model: Enabled" in lines(own)
+
+
+def test_what_decided_the_backend(lines, monkeypatch):
+    monkeypatch.setenv("POPTORCH_BACKEND", "reference")
+    line = "From POPTORCH_BACKEND environment variable: reference"
+    assert line in lines(prepare(Options(), training=True))
+    assert line not in lines(prepare(Options().backend("inductor"), training=True))
+
+
+def test_advice_on_caching(lines, tmp_path):
+    def advice(options):
+        return [
+            line for line in lines(prepare(options, training=True)) if "caching" in line.lower()
+        ]
+
+    options = Options().enableExecutableCaching(str(tmp_path))
+    assert not [line for line in advice(options) if "model" in line]
+    assert "doesn't work with the IPU model" in advice(options.clone().useIpuModel(True))[0]
+    several = Options()
+    several.Distributed.configureProcessId(0, 2)
+    assert "use enableExecutableCaching" in advice(several)[0]

@@ -1,0 +1,88 @@
+"""The optimizers once more, as plainly as the documents state them, in float64.
+
+Each function takes the weights, their gradients, the state (a dict per weight, empty at first) and
+the number of the update from 1, and returns new weights. Nothing here is shared with the library.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+
+def sgd(weights, gradients, state, t, lr, momentum=0.0, dampening=0.0, weight_decay=0.0,
+        nesterov=False):  # fmt: skip
+    result = {}
+    for name, w in weights.items():
+        g = gradients[name] + weight_decay * w
+        if momentum == 0:
+            result[name] = w - lr * g
+            continue
+        s = state.setdefault(name, {})
+        s["v"] = g if t == 1 else momentum * s["v"] + (1 - dampening) * g
+        result[name] = w - lr * (g + momentum * s["v"] if nesterov else s["v"])
+    return result
+
+
+def _adam_like(w, g, s, t, betas, eps, corrected):
+    s["m"] = betas[0] * s.get("m", 0.0) + (1 - betas[0]) * g
+    s["v"] = betas[1] * s.get("v", 0.0) + (1 - betas[1]) * g**2
+    m, v = s["m"], s["v"]
+    if corrected:
+        m, v = m / (1 - betas[0] ** t), v / (1 - betas[1] ** t)
+    return m / (v.sqrt() + eps)
+
+
+def adam(weights, gradients, state, t, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0):
+    result = {}
+    for name, w in weights.items():
+        g = gradients[name] + weight_decay * w
+        result[name] = w - lr * _adam_like(w, g, state.setdefault(name, {}), t, betas, eps, True)
+    return result
+
+
+def adamw(weights, gradients, state, t, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01,
+          bias_correction=True):  # fmt: skip
+    result = {}
+    for name, w in weights.items():
+        s = state.setdefault(name, {})
+        x = _adam_like(w, gradients[name], s, t, betas, eps, bias_correction)
+        result[name] = w - lr * (x + weight_decay * w)
+    return result
+
+
+def lamb(weights, gradients, state, t, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01,
+         bias_correction=True, max_weight_norm=65500.0):  # fmt: skip
+    result = {}
+    for name, w in weights.items():
+        s = state.setdefault(name, {})
+        x = _adam_like(w, gradients[name], s, t, betas, eps, bias_correction) + weight_decay * w
+        r1, r2 = min(float(w.norm()), max_weight_norm), float(x.norm())
+        result[name] = w - lr * (r1 / r2 if r1 and r2 else 1.0) * x
+    return result
+
+
+def rmsprop(weights, gradients, state, t, lr=1e-2, alpha=0.99, eps=1e-8, weight_decay=0.0,
+            momentum=0.0, centered=False, use_tf_variant=False):  # fmt: skip
+    result = {}
+    for name, w in weights.items():
+        s = state.setdefault(name, {"v1": torch.full_like(w, float(use_tf_variant))})
+        g = gradients[name] + weight_decay * w
+        s["v1"] = alpha * s["v1"] + (1 - alpha) * g**2
+        spread = s["v1"]
+        if centered:
+            s["v2"] = alpha * s.get("v2", 0.0) + (1 - alpha) * g
+            spread = spread - s["v2"] ** 2
+        x = g / ((spread + eps).sqrt() if use_tf_variant else spread.sqrt() + eps)
+        if momentum:
+            s["v3"] = momentum * s.get("v3", 0.0) + (lr * x if use_tf_variant else x)
+            result[name] = w - (s["v3"] if use_tf_variant else lr * s["v3"])
+        else:
+            result[name] = w - lr * x
+    return result
+
+
+def clipped(gradients, limit):
+    norm = math.sqrt(sum(float((g**2).sum()) for g in gradients.values()))
+    return {name: g * limit / max(limit, norm) for name, g in gradients.items()}

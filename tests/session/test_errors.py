@@ -1,0 +1,219 @@
+"""Mistakes of users: each error teaches, and nothing is lost."""
+
+from __future__ import annotations
+
+import copy
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+
+
+class Net(nn.Module):
+    """Does what its ``mode`` says; the mode is shared, so that a mistake can be mended."""
+
+    mode = "right"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.register_buffer("total", torch.zeros(2))
+
+    def forward(self, x, y=None, flag=1):
+        out = self.layer(x) * flag
+        if self.mode == "raises":
+            raise ValueError("a mistake of mine")
+        if self.mode == "shapes":
+            out = out @ out
+        if self.mode == "item":
+            out = out * out.sum().item()
+        if self.mode == "reassigns":
+            self.total = self.total + 1
+        if self.mode == "no loss":
+            return out
+        if self.mode == "two losses":
+            return nn.functional.mse_loss(out, y), nn.functional.l1_loss(out, y)
+        return out, nn.functional.mse_loss(out, y)
+
+
+@pytest.fixture
+def inputs():
+    return torch.randn(4, 4), torch.randn(4, 2)
+
+
+def wrapped(model: nn.Module, iterations: int = 1, backend: str = "reference"):
+    opts = poptorch.Options().backend(backend).showCompilationProgressBar(False)
+    return poptorch.trainingModel(model, opts.deviceIterations(iterations))
+
+
+def text_of(error: BaseException) -> str:
+    """The message without what depends on where this file's lines stand."""
+    return re.sub(r"test_errors.py:\d+, .*", "test_errors.py:LINE", str(error))
+
+
+IN_FORWARD = {
+    "raises": """\
+'poptorch_py_error': forward of Net raised ValueError
+  Got:    a mistake of mine
+  Where:  test_errors.py:LINE
+  Fix:    call the module on one micro-batch without poptorch to see the same failure""",
+    "shapes": """\
+'poptorch_py_error': forward of Net raised RuntimeError
+  Got:    a and b must have same reduction dim, but got [4, 2] X [4, 2].
+  Where:  test_errors.py:LINE
+  Fix:    call the module on one micro-batch without poptorch to see the same failure""",
+    "reassigns": """\
+'poptorch_py_error': Buffer 'total' is reassigned within the model
+  Got:    forward of Net binds another value to self.total
+  Where:  test_errors.py:LINE
+  Fix:    change its value in place: self.total.copy_(new_value)""",
+    "no loss": """\
+'poptorch_py_error': Couldn't find a loss in graph
+  Got:    Net.forward called no torch loss and no identity_loss
+  Where:  test_errors.py:LINE
+  Fix:    compute the loss in forward with a torch.nn loss and return it
+  Fix:    mark a loss of your own: poptorch.identity_loss(loss, reduction='mean')""",
+    "two losses": """\
+'poptorch_py_error': Multiple independent losses found
+  Got:    mse_loss at test_errors.py:LINE
+          l1_loss at test_errors.py:LINE
+  Where:  test_errors.py:LINE
+  Fix:    combine them and mark the result: \
+poptorch.identity_loss(loss1 + loss2, reduction='sum')""",
+}
+
+
+@pytest.mark.spec("executor", 28, 37)
+@pytest.mark.parametrize("mode", IN_FORWARD)
+def test_a_mistake_in_forward(mode: str, inputs, monkeypatch) -> None:
+    model = Net()
+    before = copy.deepcopy(model.state_dict())
+    training = wrapped(model)
+    monkeypatch.setattr(Net, "mode", mode)
+    with pytest.raises(poptorch.Error) as caught:
+        training(*inputs)
+    assert text_of(caught.value) == IN_FORWARD[mode]
+    assert not training.isCompiled()
+    monkeypatch.setattr(Net, "mode", "right")
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, before[key])
+    model(*inputs)  # the host model works
+    _, loss = training(*inputs)  # and so does the wrapper
+    assert loss.dim() == 0
+
+
+def test_exceptions_of_forward_keep_their_class(inputs, monkeypatch) -> None:
+    monkeypatch.setattr(Net, "mode", "raises")
+    with pytest.raises(ValueError, match="a mistake of mine") as caught:
+        wrapped(Net())(*inputs)
+    assert isinstance(caught.value, poptorch.Error)
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+@pytest.mark.spec("executor", 15)
+def test_a_batch_that_does_not_divide(inputs) -> None:
+    training = wrapped(Net(), iterations=3)
+    with pytest.raises(AssertionError) as caught:
+        training(*inputs)
+    assert isinstance(caught.value, poptorch.Error)
+    assert text_of(caught.value) == (
+        "'poptorch_py_error': Invalid batch dimension: the batch does not divide into "
+        "micro-batches\n"
+        '  Got:    input "x" has 4 rows; one call needs a multiple of 3\n'
+        "          = 3 device iterations x 1 replicas x 1 accumulation steps\n"
+        "  Where:  test_errors.py:LINE\n"
+        "  Fix:    pass a multiple of 3 rows, or let poptorch.DataLoader(options, ...) "
+        "cut the batches"
+    )
+    _, loss = training(torch.randn(6, 4), torch.randn(6, 2))
+    assert torch.isfinite(loss)
+
+
+BINDING = [
+    (lambda t, x, y: t(x, y, 1, 2), AssertionError, "Too many arguments provided"),
+    (lambda t, x, y: t(x, y, z=1), AssertionError, "'z' is not a valid parameter"),
+    (lambda t, x, y: t(x, y, x=x), AssertionError, "'x' was passed more than once"),
+    (lambda t, x, y: t(y=y), poptorch.Error, "Mandatory parameter 'x' missing"),
+]
+LATER = [
+    (lambda t, x, y: t(x[:2], y[:2]), r"Shape mismatch for x\n.*expected \(4, 4\) but got \(2, 4"),
+    (lambda t, x, y: t(x.double(), y), "Data type mismatch for x"),
+    (lambda t, x, y: t([x], y), "Type mismatch for x"),
+    (lambda t, x, y: t(x), "Type mismatch for y"),
+    (lambda t, x, y: t(x, y, flag=2), r"Value mismatch for flag\n.*expected 1 but got 2"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "text"), BINDING)
+def test_arguments_that_do_not_fit_the_signature(call, error, text, inputs) -> None:
+    training = wrapped(Net())
+    with pytest.raises(error, match=re.escape(text)) as caught:
+        call(training, *inputs)
+    assert isinstance(caught.value, poptorch.Error)
+
+
+@pytest.mark.spec("executor", 15, 18, 19, 20, 67)
+@pytest.mark.parametrize(("call", "text"), LATER)
+def test_other_inputs_on_a_later_call(call, text, inputs) -> None:
+    training = wrapped(Net())
+    training(*inputs)
+    with pytest.raises(poptorch.Error, match=text):
+        call(training, *inputs)
+    training(*inputs)
+    if "mismatch for x" in text and "Type" not in text:
+        training.destroy()
+        call(training, *inputs)  # compiles for the new inputs
+
+
+@pytest.mark.spec("executor", 21)
+def test_defaults_count_as_passed_values(inputs) -> None:
+    training = wrapped(Net())
+    training(*inputs)
+    training(*inputs, flag=1)
+    training(x=inputs[0], y=inputs[1])
+
+
+@pytest.mark.parametrize(
+    ("wrap", "error", "text"),
+    [
+        (lambda: poptorch.trainingModel(3), TypeError, "Expected a torch.nn.Module or a callable"),
+        (
+            lambda: poptorch.trainingModel(Net(), {"a": 1}),
+            poptorch.Error,
+            "Invalid type: 'options'",
+        ),
+        (lambda: wrapped(wrapped(Net())), RuntimeError, "already been wrapped"),
+    ],
+)
+def test_wrong_use_of_the_wrappers(wrap, error, text) -> None:
+    with pytest.raises(error, match=text) as caught:
+        wrap()
+    assert isinstance(caught.value, poptorch.Error)
+    assert "Fix:" in str(caught.value)
+
+
+def test_an_unknown_backend_is_named(inputs) -> None:
+    model = Net()
+    with pytest.raises(
+        poptorch.Error, match=r"Unknown backend\n.*'fastest'\n.*inductor, reference"
+    ):
+        wrapped(model, backend="fastest")(*inputs)
+    model(*inputs)
+
+
+def test_using_it_before_compiling() -> None:
+    training = wrapped(Net())
+    for use in (training.copyWeightsToHost, training.copyWeightsToDevice, training.plan):
+        with pytest.raises(poptorch.Error, match="has not been compiled or has been destroyed"):
+            use()
+
+
+@pytest.mark.spec("executor", 35)
+def test_compile_twice_warns(inputs, caplog) -> None:
+    training = wrapped(Net())
+    training.compile(*inputs)
+    training.compile(*inputs)
+    assert "Call to compile() ignored" in caplog.text
