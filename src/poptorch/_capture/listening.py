@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import fx
 
 from .._base.errors import Error
 from .._ops import scopes
-from . import marks
+from . import marks, trace
 from .losses import LossFinder
 
 
@@ -57,3 +58,16 @@ class Capturing:
                 yield
         finally:
             self._group_is_open = False
+
+    def body(
+        self, function: Callable[..., list[torch.Tensor]], inputs: Sequence[torch.Tensor]
+    ) -> tuple[fx.GraphModule, list[torch.Tensor]]:
+        """Capture a part that runs any number of times."""
+        outer, self.groups = self.groups, {}
+        try:
+            return trace.trace_part(lambda flat: function(*flat), inputs, self._settle)
+        finally:
+            self.groups = outer
+
+    def _settle(self, graph: fx.Graph) -> None:
+        marks.settle(graph, (), (), self.groups)

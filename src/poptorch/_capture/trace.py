@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .._ir.operators import draws, writes
 from .._ops import effects
+from .._ops.control import is_control_flow
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -36,8 +37,11 @@ def fake_mode() -> FakeTensorMode:
     Tensors that the user's module holds outside parameters and buffers enter as constants.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    return FakeTensorMode(allow_non_fake_inputs=True)
+    # Control flow operators want an environment for sizes; every size here is a plain number.
+    sizes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=sizes, static_shapes=True)
 
 
 def fake_tensor(mode: FakeTensorMode, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -92,6 +96,24 @@ def trace(
     effects.chain(pure.graph)
     pure.recompile()
     return pure, constants
+
+
+def trace_part(
+    function: Callable[[list[torch.Tensor]], list[torch.Tensor]],
+    inputs: Tensors,
+    settle: Callable[[fx.Graph], None],
+) -> tuple[fx.GraphModule, list[torch.Tensor]]:
+    """Trace a part of a function that is being traced; as ``trace``.
+
+    The constants are the very tensors of the surroundings that the part uses.
+    """
+    from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+
+    with disable_proxy_modes_tracing():
+        mode = _mode_of(inputs)
+        with mode:
+            examples = [torch.empty_like(tensor) for tensor in inputs]
+        return trace(function, examples, settle)
 
 
 def untraced() -> contextlib.AbstractContextManager[None]:
@@ -163,7 +185,7 @@ def _lift_constants(module: fx.GraphModule, after: int) -> list[torch.Tensor]:
         for node in nodes:
             node.replace_all_uses_with(anchor)
             module.graph.erase_node(node)
-        values.append(getattr(module, target).detach())
+        values.append(getattr(module, target))
     module.recompile()
     return values
 
@@ -205,6 +227,7 @@ def clean(graph: fx.Graph) -> None:
             and isinstance(source, fx.Node)
             and source.op == "placeholder"
             and not node.kwargs
+            and not any(is_control_flow(user) for user in node.users)
         )
         if node.target in _IDENTITIES or copied_input:
             node.replace_all_uses_with(source)

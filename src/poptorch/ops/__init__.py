@@ -1,5 +1,6 @@
 """PopTorch's own operators."""
 
+from .control import cond, for_loop
 from .debug import ipu_print_tensor, nop
 from .hints import (
     recomputationCheckpoint,
@@ -15,6 +16,8 @@ from .scopes import NameScope
 __all__ = [
     "MultiConv",
     "NameScope",
+    "cond",
+    "for_loop",
     "identity_loss",
     "ipu_print_tensor",
     "isRunningOnIpu",
