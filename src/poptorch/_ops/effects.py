@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from .control import first_operand, is_control_flow, parts
-from .library import NAMESPACE, define
+from .library import define
 
 _EFFECTS: set[Any] = set()
 AFTER = ", Tensor[] after) -> "
@@ -30,12 +30,11 @@ def define_effect(
     several: ``vmap`` refuses it.
     """
     assert AFTER in schema, f"{name} needs an argument 'after'"
-    defined = define(name, schema, kernel, fake, **rest)
 
     def refuse(*_: object) -> None:
         raise NotImplementedError(f"poptorch::{name} runs once per micro-batch, in order")
 
-    torch.library.register_vmap(f"{NAMESPACE}::{name}", refuse)
+    defined = define(name, schema, kernel, fake, vmap=refuse, **rest)
     _EFFECTS.add(defined)
     return defined
 

@@ -44,8 +44,7 @@ def _batched_nop(info: Any, in_dims: tuple[int | None], x: torch.Tensor) -> tupl
     return nop(x), in_dims[0]
 
 
-nop = define("nop", "(Tensor x) -> Tensor", _copy, _like, backward=_pass_on)
-torch.library.register_vmap("poptorch::nop", _batched_nop)
+nop = define("nop", "(Tensor x) -> Tensor", _copy, _like, backward=_pass_on, vmap=_batched_nop)
 
 hint = define(
     "hint",

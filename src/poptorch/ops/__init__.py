@@ -2,6 +2,7 @@
 
 from .control import cond, for_loop
 from .debug import ipu_print_tensor, nop
+from .decoder import ctc_beam_search_decoder
 from .hints import (
     recomputationCheckpoint,
     set_available_memory,
@@ -10,17 +11,24 @@ from .hints import (
 )
 from .losses import identity_loss
 from .multi_conv import MultiConv
+from .points import fps, nearest
 from .running import isRunningOnIpu
 from .scopes import NameScope
+from .slicing import dynamic_slice, dynamic_update
 
 __all__ = [
     "MultiConv",
     "NameScope",
     "cond",
+    "ctc_beam_search_decoder",
+    "dynamic_slice",
+    "dynamic_update",
     "for_loop",
+    "fps",
     "identity_loss",
     "ipu_print_tensor",
     "isRunningOnIpu",
+    "nearest",
     "nop",
     "recomputationCheckpoint",
     "set_available_memory",
