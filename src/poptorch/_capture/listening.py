@@ -23,11 +23,13 @@ class Capturing:
 
     Attributes:
         training: whether the captured program computes gradients.
+        lanes: whether several micro-batches run side by side.
         losses: finds the loss.
         groups: the groups of convolutions, by number.
     """
 
     training: bool
+    lanes: bool = False
     losses: LossFinder = field(default_factory=LossFinder)
     groups: dict[int, marks.Group] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
@@ -63,6 +65,8 @@ class Capturing:
         self, function: Callable[..., list[torch.Tensor]], inputs: Sequence[torch.Tensor]
     ) -> tuple[fx.GraphModule, list[torch.Tensor]]:
         """Capture a part that runs any number of times."""
+        if self.lanes:
+            raise NotImplementedError("loops and branches run one micro-batch at a time")
         outer, self.groups = self.groups, {}
         try:
             return trace.trace_part(lambda flat: function(*flat), inputs, self._settle)

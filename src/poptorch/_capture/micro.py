@@ -5,24 +5,21 @@ Source: spec/executor.md sections 3 to 5.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from .._base import trees
+from .._base.errors import Error
 from .._ir.graph import Graph
 from .._ir.slot import Kind, Slot
-from .._ops.context import listening
 from . import marks, trace
-from .failures import explained
+from .forward import Forward, Request, run_forward
+from .lanes import NotVectorisable, folded, run_lanes
 from .listening import Capturing
-from .swap import Tied, swapped
 
-Call = Callable[[Sequence[torch.Tensor]], Any]
 _NARROW = {torch.float64: torch.float32, torch.int64: torch.int32}
 
 
@@ -44,39 +41,6 @@ class Micro:
     overlaps: Mapping[str, str]
 
 
-@dataclass(frozen=True, eq=False)
-class Request:
-    """What is to be captured.
-
-    Attributes:
-        module: the user's module; unchanged afterwards.
-        call: runs forward on the tensors of ``batch``, putting them back into the arguments.
-        tensors: the module's parameters and buffers by path.
-        state: their slots, in the same order.
-        batch: slots of the flat tensor arguments of one micro-batch.
-        trained: paths of the parameters that get a gradient; empty in inference.
-        training: whether a loss is looked for.
-        loss_scaling: the factor on the gradient's seed: a number, or the slot of an input.
-        narrow_64bit: whether 64-bit results become 32-bit ones.
-    """
-
-    module: nn.Module
-    call: Call
-    tensors: Mapping[str, Tied]
-    state: tuple[Slot, ...]
-    batch: tuple[Slot, ...]
-    trained: frozenset[str] = frozenset()
-    training: bool = False
-    loss_scaling: float | Slot = 1.0
-    narrow_64bit: bool = True
-
-    @property
-    def inputs(self) -> tuple[Slot, ...]:
-        """Every input slot of the traced function."""
-        scaling = (self.loss_scaling,) if isinstance(self.loss_scaling, Slot) else ()
-        return (*self.state, *self.batch, *scaling)
-
-
 def narrowed(dtype: torch.dtype) -> torch.dtype:
     """The 32-bit type that a 64-bit type becomes at the border; others stay."""
     return _NARROW.get(dtype, dtype)
@@ -89,35 +53,32 @@ class _Recording:
         self.request = request
         self.slots: list[Slot] = []
         self.structure: trees.Structure | None = None
-        self.capturing = Capturing(request.training)
+        self.capturing = Capturing(request.training, request.lanes is not None)
         self.overlaps: dict[str, str] = {}
 
     def settle(self, graph: fx.Graph) -> None:
         """Check the hints in the recorded graph and take them away."""
-        self.overlaps = marks.settle(graph, self.request.inputs, self.slots, self.capturing.groups)
+        groups = self.capturing.groups
+        try:
+            self.overlaps = marks.settle(graph, self.request.inputs, self.slots, groups)
+        except Error as error:
+            if self.request.lanes is None:
+                raise
+            raise NotVectorisable(error.args[0]) from error
 
     def __call__(self, flat: list[torch.Tensor]) -> list[torch.Tensor]:
         request = self.request
         values = dict(zip((slot.key for slot in request.inputs), flat, strict=True))
         leaves = {slot.path: self._leaf(slot, values[slot.key]) for slot in request.state}
         batch = [values[slot.key] for slot in request.batch]
-        finder = self.capturing.losses
-        grad = torch.enable_grad() if request.training else torch.no_grad()
-        with (
-            grad,
-            swapped(request.tensors, leaves) as reassigned,
-            listening(self.capturing),
-            explained(request.module),
-            finder if request.training else contextlib.nullcontext(),
-        ):
-            returned = request.call(batch)
-        loss = finder.final_loss(request.module) if request.training else None
-        results = self._outputs(returned, loss)
-        if loss is not None:
-            results += self._gradients(loss, leaves, values)
-        leaves |= reassigned
+        forward = run_lanes if request.lanes else run_forward
+        with torch.enable_grad() if request.training else torch.no_grad():
+            done = forward(request, self.capturing, batch, leaves)
+            results = self._outputs(done)
+            if done.loss is not None:
+                results += self._gradients(done.loss, leaves, values)
         self.slots += [*request.state, *request.batch]
-        results += [leaves[slot.path].detach() for slot in request.state]
+        results += [done.leaves[slot.path].detach() for slot in request.state]
         return results + batch
 
     def _leaf(self, slot: Slot, value: torch.Tensor) -> torch.Tensor:
@@ -125,14 +86,14 @@ class _Recording:
             return value.detach().requires_grad_()
         return value.detach()
 
-    def _outputs(self, returned: Any, loss: torch.Tensor | None) -> list[torch.Tensor]:
-        tensors, self.structure = trees.flatten(returned, "output")
+    def _outputs(self, done: Forward) -> list[torch.Tensor]:
+        self.structure = done.structure
         results = []
-        for index, tensor in enumerate(tensors):
+        for index, tensor in enumerate(done.tensors):
             result = tensor.detach()
             if self.request.narrow_64bit and result.dtype in _NARROW:
                 result = result.to(_NARROW[result.dtype])
-            kind = Kind.LOSS if tensor is loss else Kind.OUTPUT
+            kind = Kind.LOSS if tensor is done.loss else Kind.OUTPUT
             self.slots.append(Slot.like(kind, str(index), result))
             results.append(result)
         return results
@@ -161,10 +122,11 @@ class _Recording:
 
 
 def capture(request: Request) -> Micro:
-    """Trace one micro-batch of a module.
+    """Trace one micro-batch of a module, or several as lanes.
 
     Raises:
         Error: no loss or several, a reassigned buffer, or something that cannot be captured.
+        NotVectorisable: with lanes only: capture a single micro-batch instead.
     """
     mode = trace.fake_mode()
     recording = _Recording(request)
@@ -175,12 +137,22 @@ def capture(request: Request) -> Micro:
     )
     graph = Graph("micro", module, (*request.inputs, *constant_slots), tuple(recording.slots))
     assert recording.structure is not None
+    graph = _without_unchanged(graph)
+    if request.lanes is not None:
+        _check_folded(request, graph)
     return Micro(
-        _without_unchanged(graph),
+        graph,
         {slot.key: value for slot, value in zip(constant_slots, constants, strict=True)},
         recording.structure,
         recording.overlaps,
     )
+
+
+def _check_folded(request: Request, graph: Graph) -> None:
+    known = folded(request)
+    for slot in graph.outputs:
+        if slot.kind in (Kind.BUFFER, Kind.PARAM) and slot.path not in known:
+            raise NotVectorisable(f"{slot.kind} {slot.path} is changed in place")
 
 
 def _without_unchanged(graph: Graph) -> Graph:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from .. import _update
 from .._ir.graph import Graph, compose
 from .._ir.optim_spec import OptimSpec
-from .._ir.program import Axis, Emit, Node, Program, Repeat, Run
+from .._ir.program import Axis, Emit, LaneAxis, Node, Program, Repeat, Run
 from .._ir.slot import Kind, Slot
 from .._ir.spec import Loops, Spec
 from .lower import lower
@@ -15,28 +15,54 @@ from .lower import lower
 _EMITTED = (Kind.LOSS, Kind.OUTPUT, Kind.ANCHOR)
 
 
-def inference_program(micro: Graph, spec: Spec) -> Program:
-    """Return ``repeat iterations { repeat replicas { forward } }; emit``."""
+def inference_program(micro: Graph, spec: Spec, lanes: LaneAxis | None) -> Program:
+    """Return ``repeat iterations { repeat replicas { forward } }; emit``, or chunks of lanes."""
     forward = Graph("forward", micro.module, micro.inputs, micro.outputs)
-    body = _repeat(Axis.REPLICAS, spec.loops.replicas, (Run("forward"),))
-    body = _repeat(Axis.ITERATIONS, spec.loops.iterations, body)
-    return Program((*body, _emit(micro, spec)), {"forward": forward}, spec.loops, {})
+    body = _window(Run("forward"), Axis.ITERATIONS, spec.loops.iterations, spec.loops, lanes)
+    return Program((*body, _emit(micro, spec)), {"forward": forward}, spec.loops, {}, lanes)
 
 
-def training_program(micro: Graph, spec: Spec, optim: OptimSpec) -> Program:
+def training_program(micro: Graph, spec: Spec, optim: OptimSpec, lanes: LaneAxis | None) -> Program:
     """Return the training step.
 
-    With one micro-batch per update forward, backward and update are one graph; otherwise the micro
-    step adds its gradients to accumulators that the update empties.
+    With one run per update forward, backward and update are one graph; otherwise the micro step
+    adds its gradients to accumulators that the update empties.
     """
     loops = spec.loops
     gradients = [slot for slot in micro.outputs if slot.kind is Kind.GRADIENT]
-    params = [slot for slot in micro.inputs if slot.kind is Kind.PARAM]
     trained = {slot.path for slot in gradients}
-    updated = [slot for slot in params if slot.path in trained]
-    tally = _update.Tally(chunks=loops.accumulation * loops.replicas, replicas=loops.replicas)
-    if tally.chunks == 1:
-        return _fused(micro, spec, optim, gradients, updated, tally)
+    updated = [s for s in micro.inputs if s.kind is Kind.PARAM and s.path in trained]
+    side_by_side = lanes.count if lanes is not None else 1
+    runs = loops.accumulation * loops.replicas // side_by_side
+    tally = _update.Tally(lanes=side_by_side, chunks=runs, replicas=loops.replicas)
+    body: tuple[Node, ...]
+    if runs == 1:
+        graphs, initial = _fused(micro, spec, optim, gradients, updated, tally)
+        body = (Run("step"),)
+    else:
+        graphs, initial = _separate(micro, spec, optim, gradients, updated, tally)
+        window = _window(Run("micro"), Axis.ACCUMULATION, loops.accumulation, loops, lanes)
+        body = (*window, Run("update"))
+    body = _repeat(Axis.ITERATIONS, loops.iterations, body)
+    return Program((*body, _emit(micro, spec)), graphs, loops, initial, lanes)
+
+
+def _window(
+    run: Run, axis: Axis, count: int, loops: Loops, lanes: LaneAxis | None
+) -> tuple[Node, ...]:
+    if lanes is not None:
+        return _repeat(Axis.CHUNKS, count // lanes.steps, (run,))
+    return _repeat(axis, count, _repeat(Axis.REPLICAS, loops.replicas, (run,)))
+
+
+def _separate(
+    micro: Graph,
+    spec: Spec,
+    optim: OptimSpec,
+    gradients: list[Slot],
+    updated: list[Slot],
+    tally: _update.Tally,
+) -> tuple[dict[str, Graph], Mapping[str, float]]:
     accumulate = lower(_update.accumulate(optim, gradients, spec.reduction, tally))
     finish = lower(_update.finish(optim, gradients, spec.reduction, tally))
     update, initial = _update_graph(optim, updated, finish)
@@ -44,9 +70,7 @@ def training_program(micro: Graph, spec: Spec, optim: OptimSpec) -> Program:
         "micro": compose("micro", [micro, accumulate]),
         "update": compose("update", [finish, update]),
     }
-    body = _repeat(Axis.REPLICAS, loops.replicas, (Run("micro"),))
-    body = _repeat(Axis.ACCUMULATION, loops.accumulation, body)
-    return _training(graphs, (*body, Run("update")), loops, _emit(micro, spec), initial)
+    return graphs, initial
 
 
 def _fused(
@@ -56,14 +80,13 @@ def _fused(
     gradients: list[Slot],
     updated: list[Slot],
     tally: _update.Tally,
-) -> Program:
+) -> tuple[dict[str, Graph], Mapping[str, float]]:
     parts = [micro]
     scale = _update.scale(optim, gradients, spec.reduction, tally)
     if scale is not None:
         parts.append(lower(scale))
     update, initial = _update_graph(optim, updated, parts[-1])
-    graphs = {"step": compose("step", [*parts, update])}
-    return _training(graphs, (Run("step"),), spec.loops, _emit(micro, spec), initial)
+    return {"step": compose("step", [*parts, update])}, initial
 
 
 def _update_graph(
@@ -73,17 +96,6 @@ def _update_graph(
     (dtype,) = dtypes if len(dtypes) == 1 else (None,)
     piece = _update.lower(optim, updated, gradient_dtype=dtype)
     return lower(piece), piece.initial
-
-
-def _training(
-    graphs: Mapping[str, Graph],
-    update: tuple[Node, ...],
-    loops: Loops,
-    emit: Emit,
-    initial: Mapping[str, float],
-) -> Program:
-    body = _repeat(Axis.ITERATIONS, loops.iterations, update)
-    return Program((*body, emit), graphs, loops, initial)
 
 
 def _repeat(axis: Axis, count: int, body: tuple[Node, ...]) -> tuple[Node, ...]:

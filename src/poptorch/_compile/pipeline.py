@@ -12,8 +12,10 @@ from .._base import log, trees
 from .._ir import verify
 from .._ir.optim_spec import OptimSpec
 from .._ir.plan import Plan
+from .._ir.program import Program
 from .._ir.slot import Kind
 from .._ir.spec import Spec
+from . import lanes
 from .build import inference_program, training_program
 from .overlap import check_overlap
 
@@ -52,15 +54,15 @@ def compile(
     verify.verify_spec(spec)
     backend = backends.choose(spec.target.backend)
     progress(0.02)
-    micro = _capture.capture(request)
+    micro, lane_axis = lanes.capture(request, spec)
     if micro.overlaps:
         check_overlap(spec)
     progress(0.2)
     if optim is None:
-        program = inference_program(micro.graph, spec)
+        program = inference_program(micro.graph, spec, lane_axis)
     else:
-        program = training_program(micro.graph, spec, optim)
-    plan = Plan(program, spec, per_replica=_per_replica(micro, spec))
+        program = training_program(micro.graph, spec, optim, lane_axis)
+    plan = Plan(program, spec, per_replica=_per_replica(request, micro, program))
     verify.verify_plan(plan)
     progress(0.3)
     log.engine.debug("Program:\n%s", program)
@@ -68,9 +70,14 @@ def compile(
     return Compiled(plan, executable, micro.constants, micro.outputs)
 
 
-def _per_replica(micro: _capture.Micro, spec: Spec) -> frozenset[str]:
+def _per_replica(
+    request: _capture.Request, micro: _capture.Micro, program: Program
+) -> frozenset[str]:
     """State that forward changes evolves by itself on every replica."""
-    if spec.loops.replicas == 1:
+    if program.loops.replicas == 1:
         return frozenset()
+    if program.lanes is not None:  # what else is changed counts batches, alike on all replicas
+        paths = _capture.batch_norm_statistics(request)
+        return frozenset(f"{Kind.BUFFER}.{path}" for path in paths)
     changed = (s.key for s in micro.graph.outputs if s.kind in (Kind.BUFFER, Kind.CONSTANT))
     return frozenset(changed)
