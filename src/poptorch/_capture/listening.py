@@ -13,6 +13,7 @@ from torch import fx
 
 from .._base.errors import Error
 from .._ops import scopes
+from .._ops.context import listening
 from . import marks, trace
 from .losses import LossFinder
 
@@ -60,6 +61,14 @@ class Capturing:
                 yield
         finally:
             self._group_is_open = False
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Within the block code runs for real, as if no model were being captured."""
+        if self.lanes:
+            raise NotImplementedError("host code runs one micro-batch at a time")
+        with trace.untraced(), listening(None):
+            yield
 
     def body(
         self, function: Callable[..., list[torch.Tensor]], inputs: Sequence[torch.Tensor]

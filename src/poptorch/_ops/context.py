@@ -37,6 +37,10 @@ class Listener(Protocol):
         """
         ...
 
+    def paused(self) -> contextlib.AbstractContextManager[None]:
+        """Within the block code runs for real, as if no model were being captured."""
+        ...
+
     def body(
         self, function: Callable[..., Any], inputs: Sequence[torch.Tensor]
     ) -> tuple[fx.GraphModule, list[torch.Tensor]]:

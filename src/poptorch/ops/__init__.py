@@ -9,6 +9,7 @@ from .hints import (
     set_overlap_for_input,
     set_overlap_for_output,
 )
+from .host import CPU
 from .losses import identity_loss
 from .multi_conv import MultiConv
 from .points import fps, nearest
@@ -17,6 +18,7 @@ from .scopes import NameScope
 from .slicing import dynamic_slice, dynamic_update
 
 __all__ = [
+    "CPU",
     "MultiConv",
     "NameScope",
     "cond",
