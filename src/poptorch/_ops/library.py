@@ -54,7 +54,8 @@ def _one_by_one(operator: Any) -> Callable[..., Any]:
         if isinstance(calls[0], torch.Tensor):
             return torch.stack(calls), 0
         results = [torch.stack(same) for same in zip(*calls, strict=True)]
-        return tuple(results), (0,) * len(results)
+        kind = type(calls[0])
+        return kind(results), kind([0] * len(results))
 
     return rule
 
@@ -62,4 +63,6 @@ def _one_by_one(operator: Any) -> Callable[..., Any]:
 def _sample(argument: Any, dim: Any, at: int) -> Any:
     if isinstance(argument, torch.Tensor):
         return argument if dim is None else argument.select(dim, at)
+    if isinstance(argument, list | tuple) and isinstance(dim, list | tuple):
+        return [_sample(a, d, at) for a, d in zip(argument, dim, strict=True)]
     return argument

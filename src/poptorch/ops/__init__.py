@@ -1,6 +1,7 @@
 """PopTorch's own operators."""
 
 from .control import cond, for_loop
+from .custom import custom_op, register_custom_op
 from .debug import ipu_print_tensor, nop
 from .decoder import ctc_beam_search_decoder
 from .hints import (
@@ -23,6 +24,7 @@ __all__ = [
     "NameScope",
     "cond",
     "ctc_beam_search_decoder",
+    "custom_op",
     "dynamic_slice",
     "dynamic_update",
     "for_loop",
@@ -33,6 +35,7 @@ __all__ = [
     "nearest",
     "nop",
     "recomputationCheckpoint",
+    "register_custom_op",
     "set_available_memory",
     "set_overlap_for_input",
     "set_overlap_for_output",
