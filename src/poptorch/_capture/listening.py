@@ -16,6 +16,7 @@ from .._ops import scopes
 from .._ops.context import listening
 from . import marks, trace
 from .losses import LossFinder
+from .values import Values
 
 
 @dataclass(eq=False)
@@ -26,12 +27,14 @@ class Capturing:
         training: whether the captured program computes gradients.
         lanes: whether several micro-batches run side by side.
         losses: finds the loss.
+        values: answers questions for values.
         groups: the groups of convolutions, by number.
     """
 
     training: bool
     lanes: bool = False
     losses: LossFinder = field(default_factory=LossFinder)
+    values: Values = field(default_factory=Values)
     groups: dict[int, marks.Group] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _group_is_open: bool = False

@@ -11,13 +11,14 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.fx.traceback as fx_traceback
 from torch import fx
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from .._ir.operators import draws, writes
 from .._ops import effects
@@ -62,7 +63,7 @@ def backward_keeps_origin(loss: torch.Tensor) -> None:
 
 def gradient_origin(tensor: torch.Tensor) -> Any:
     """Return the node of the autograd graph that a tensor came from, lanes or not."""
-    return torch._C._functorch.get_unwrapped(tensor).grad_fn if _is_lane(tensor) else tensor.grad_fn
+    return torch._C._functorch.get_unwrapped(tensor).grad_fn if is_lane(tensor) else tensor.grad_fn
 
 
 class _RecurrentByHand(TorchFunctionMode):
@@ -97,7 +98,7 @@ def vectorising() -> Iterator[None]:
         yield
 
 
-def _is_lane(tensor: torch.Tensor) -> bool:
+def is_lane(tensor: torch.Tensor) -> bool:
     return torch._C._functorch.is_batchedtensor(tensor)
 
 
@@ -105,6 +106,7 @@ def trace(
     function: Callable[[list[torch.Tensor]], list[torch.Tensor]],
     inputs: Tensors,
     settle: Callable[[fx.Graph], None] | None = None,
+    real: bool = False,
 ) -> tuple[fx.GraphModule, list[torch.Tensor]]:
     """Trace a flat function into a pure graph.
 
@@ -113,6 +115,7 @@ def trace(
             shows only in what it returns.
         inputs: fake tensors of one mode.
         settle: reads the recorded graph, before mutation is removed from it, and may edit it.
+        real: the inputs have values, and the function is run on them.
 
     Returns:
         The graph, whose placeholders are the inputs followed by the lifted constants, and the
@@ -121,7 +124,8 @@ def trace(
     from torch.fx.experimental.proxy_tensor import make_fx
 
     mode = _mode_of(inputs)
-    with fx_traceback.preserve_node_meta(), _without_fused_lstm(), _quiet(), mode:
+    without_values = contextlib.nullcontext() if real else mode
+    with fx_traceback.preserve_node_meta(), _without_fused_lstm(), _quiet(), without_values:
         recorded = make_fx(
             function,
             decomposition_table=_honest(),
@@ -133,8 +137,8 @@ def trace(
         settle(recorded.graph)
         recorded.recompile()
     constants = _lift_constants(recorded, len(inputs))
-    fakes = [mode.from_tensor(constant) for constant in constants]
-    pure = _functionalize(recorded, [*inputs, *fakes], mode)
+    fakes = [mode.from_tensor(tensor) for tensor in (*inputs, *constants)]
+    pure = _functionalize(recorded, fakes, mode)
     clean(pure.graph)
     effects.chain(pure.graph)
     pure.recompile()
@@ -152,11 +156,52 @@ def trace_part(
     """
     from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
-    with disable_proxy_modes_tracing():
+    with _within(_recorders()), disable_proxy_modes_tracing():
         mode = _mode_of(inputs)
         with mode:
             examples = [torch.empty_like(tensor) for tensor in inputs]
         return trace(function, examples, settle)
+
+
+_outer: ContextVar[tuple[Any, ...]] = ContextVar("poptorch_recorders", default=())
+
+
+def _recorders() -> tuple[Any, ...]:
+    """The recorders at work: those of the surroundings, then the present one."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    mode = get_proxy_mode()
+    return _outer.get() if mode is None else (*_outer.get(), mode.tracer)
+
+
+@contextlib.contextmanager
+def _within(recorders: tuple[Any, ...]) -> Iterator[None]:
+    token = _outer.set(recorders)
+    try:
+        yield
+    finally:
+        _outer.reset(token)
+
+
+def recorded(tensor: torch.Tensor) -> tuple[fx.Node, torch.nn.Module] | None:
+    """Find a tensor in a graph that is being recorded.
+
+    Returns:
+        Its node, and the module that holds what the graph reads from outside; None if it is not
+        recorded.
+    """
+    from torch.fx.experimental.proxy_tensor import get_proxy_slot
+
+    for recorder in _recorders():
+        found = get_proxy_slot(tensor, recorder, None)
+        if found is not None:
+            return found.proxy.node, recorder.root
+    return None
+
+
+def without_data(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor stands for others and has no values of its own."""
+    return hasattr(tensor, "fake_mode") or tensor.is_meta or is_lane(tensor)
 
 
 def untraced() -> contextlib.AbstractContextManager[None]:
@@ -166,6 +211,23 @@ def untraced() -> contextlib.AbstractContextManager[None]:
     moment, and another trained model may be read inside ``forward``.
     """
     return _disable_current_modes()
+
+
+class ScalarReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Within it a function answers where torch's own code asks for the value of a tensor."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, answer: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._answer = answer
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is aten._local_scalar_dense.default:
+            return self._answer(args[0])
+        return func(*args, **(kwargs or {}))
 
 
 @contextlib.contextmanager
@@ -199,12 +261,16 @@ def _honest() -> dict[Any, Callable[..., Any]]:
 
 def needs_value(error: Exception) -> bool:
     """Tell whether an exception means that a traced tensor's value was asked for."""
-    from torch._subclasses.fake_tensor import (
-        DataDependentOutputException,
-        DynamicOutputShapeException,
-    )
+    from torch._subclasses.fake_tensor import DataDependentOutputException
 
-    return isinstance(error, DataDependentOutputException | DynamicOutputShapeException)
+    return isinstance(error, DataDependentOutputException)
+
+
+def has_dynamic_shape(error: Exception) -> bool:
+    """Tell whether an exception means that the shape of a result depends on values."""
+    from torch._subclasses.fake_tensor import DynamicOutputShapeException
+
+    return isinstance(error, DynamicOutputShapeException)
 
 
 def _mode_of(inputs: Tensors) -> FakeTensorMode:

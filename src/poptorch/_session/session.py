@@ -128,6 +128,7 @@ class Session:
             optim is not None,
             scaling,
             narrow,
+            lambda: inputs.first_micro_batch(self.spec.loops),
         )
 
     # Running.

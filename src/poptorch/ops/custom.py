@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from .._base import source
 from .._base.errors import Error, InvalidValue
 from .._ops import custom, library_ops
 from .._ops.context import listener
@@ -99,10 +100,13 @@ def _registered(
 ) -> list[torch.Tensor]:
     wanted = custom.kinds_of(templates)
     if definition.backward is None and _needs_gradient(tensors):
-        results = list(definition.forward(tensors, attributes))
+        try:
+            results = list(definition.forward(tensors, attributes))
+        except Exception as error:
+            raise _without_gradient(key, "forward cannot be looked into") from error
         _compare(key, results, wanted)
         if not any(result.requires_grad for result in results):
-            _without_gradient(key)
+            raise _without_gradient(key)
         return results
     found: list[torch.Tensor] = custom.custom_op(
         tensors, key, custom.to_text(attributes), custom.templates_text(wanted)
@@ -124,7 +128,7 @@ def _of_library(
         with capture.paused():
             flows = library_ops.has_gradient(operator, tensors, attributes)
         if not flows:
-            _without_gradient(str(operator))
+            raise _without_gradient(str(operator))
     return found
 
 
@@ -143,11 +147,11 @@ def _compare(key: str, results: list[torch.Tensor], wanted: Sequence[custom.Kind
         )
 
 
-def _without_gradient(key: str) -> None:
-    check.refuse(
-        Error,
+def _without_gradient(key: str, why: str = "") -> Error:
+    return Error(
         f"Custom operator {key} has no gradient",
-        got="a training model that needs one",
+        got=f"a training model that needs one{why and '; ' + why}",
+        where=source.calling_line(),
         fix="pass backward to register_custom_op, or use torch.library.register_autograd, "
         "or detach its inputs",
     )
