@@ -230,6 +230,38 @@ class ScalarReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
+class DynamicShapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the operators whose results have shapes that depend on values.
+
+    Attributes:
+        found: operator and place of each call.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, place: Callable[[], str | None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: list[tuple[str, str | None]] = []
+        self._place = place
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if torch.Tag.dynamic_output_shape in getattr(func, "tags", ()):
+            self.found.append((str(func).removesuffix(".default"), self._place()))
+        return func(*args, **(kwargs or {}))
+
+
+def run_recorded(
+    function: Callable[[list[torch.Tensor]], list[torch.Tensor]], inputs: Tensors
+) -> None:
+    """Run a function on real tensors as the first pass of ``trace`` would, and drop the record."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with _without_fused_lstm(), _quiet():
+        make_fx(function, tracing_mode="real", _allow_non_fake_inputs=True)(list(inputs))
+
+
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     # The error that reaches the user says it better than torch's log of the same failure.

@@ -65,13 +65,14 @@ class Values:
         collect: note forbidden questions and answer them, rather than raise errors.
         branches: where the path was decided by the first inputs.
         forbidden: where numbers were asked for, when collecting.
+        printed: lines that print tensors.
     """
 
     real: bool = False
     collect: bool = False
     branches: dict[Read, bool] = field(default_factory=dict)
     forbidden: list[Read] = field(default_factory=list)
-    _printed: bool = False
+    printed: list[str | None] = field(default_factory=list)
 
     def branch(self, tensor: torch.Tensor, what: str, decide: Callable[[_T], Any]) -> Any:
         """Answer a question that a branch depends on."""
@@ -107,12 +108,12 @@ class Values:
         known = constant_value(tensor)
         if known is not None:
             return str(_really(write, known))
-        if not self._printed and not self.collect:
-            self._printed = True
+        self.printed.append(source.calling_line())
+        if len(self.printed) == 1 and not self.collect:
             log.python.warning(
                 "forward prints a tensor at %s: that happens once, at capture, and shows no "
                 "values. Use poptorch.ipu_print_tensor to print them each time the program runs.",
-                source.calling_line(),
+                self.printed[0],
             )
         kind = f"size={tuple(tensor.shape)}, dtype={tensor.dtype}, device={tensor.device}"
         return f"tensor(<unavailable>, {kind})"
