@@ -78,6 +78,15 @@ class PoplarExecutor:
         self._rewrap()
         self._session.compile(args, kwargs)
 
+    def explain(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """List everything in ``forward`` that cannot be compiled for inputs like these.
+
+        Returns:
+            Findings, each with the construct, the line and a remedy; printing the list gives a
+            report. ``fatal`` are those that prevent compiling. The model is unchanged.
+        """
+        return self._session.explain(args, kwargs)
+
     def isCompiled(self) -> bool:
         """Tell whether the model is compiled."""
         return self._session.compiled is not None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol
 
 import torch
+from torch import fx
 
 
 class Listener(Protocol):
@@ -33,6 +34,25 @@ class Listener(Protocol):
         Args:
             options: per name one value, or one per convolution.
             where: the user's line.
+        """
+        ...
+
+    def paused(self) -> contextlib.AbstractContextManager[None]:
+        """Within the block code runs for real, as if no model were being captured."""
+        ...
+
+    def body(
+        self, function: Callable[..., Any], inputs: Sequence[torch.Tensor]
+    ) -> tuple[fx.GraphModule, list[torch.Tensor]]:
+        """Capture a part that the program runs any number of times, or perhaps not at all.
+
+        Args:
+            function: called once, with copies of the inputs; returns a list of tensors.
+            inputs: tensors of the sizes that it will get.
+
+        Returns:
+            A pure graph, and the tensors of its surroundings that it uses: they are its arguments
+            after the inputs.
         """
         ...
 

@@ -40,12 +40,17 @@ def _pass_on_hint(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None,
     return gradient, None, None, None
 
 
-def _batched_nop(info: Any, in_dims: tuple[int | None], x: torch.Tensor) -> tuple[Any, int | None]:
+def _batched_nop(info: Any, in_dims: tuple[Any, ...], x: torch.Tensor) -> tuple[Any, Any]:
     return nop(x), in_dims[0]
 
 
-nop = define("nop", "(Tensor x) -> Tensor", _copy, _like, backward=_pass_on)
-torch.library.register_vmap("poptorch::nop", _batched_nop)
+def _batched_hint(
+    info: Any, in_dims: tuple[Any, ...], x: torch.Tensor, *rest: str
+) -> tuple[Any, Any]:
+    return hint(x, *rest), in_dims[0]
+
+
+nop = define("nop", "(Tensor x) -> Tensor", _copy, _like, backward=_pass_on, vmap=_batched_nop)
 
 hint = define(
     "hint",
@@ -53,4 +58,5 @@ hint = define(
     _copy,
     _like,
     backward=_pass_on_hint,
+    vmap=_batched_hint,
 )
