@@ -79,6 +79,15 @@ class PoplarExecutor:
         self._rewrap()
         self._session.compile(args, kwargs)
 
+    def explain(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """List everything in ``forward`` that cannot be compiled for inputs like these.
+
+        Returns:
+            Findings, each with the construct, the line and a remedy; printing the list gives a
+            report. ``fatal`` are those that prevent compiling. The model is unchanged.
+        """
+        return self._session.explain(args, kwargs)
+
     def isCompiled(self) -> bool:
         """Tell whether the model is compiled."""
         return self._session.compiled is not None
@@ -98,13 +107,14 @@ class PoplarExecutor:
     def plan(self) -> Plan:
         """Return the compiled program with its placement; ``print`` shows it.
 
+        It holds the program, the stages and their chips (``layout``), and the program cut into
+        one graph per stage with what is sent between chips and the schedule (``staged``).
+
         Raises:
             poptorch.Error: not compiled, or destroyed.
         """
         self._session.device  # noqa: B018 (raises when there is none)
-        compiled = self._session.compiled
-        assert compiled is not None
-        return compiled.plan
+        return self._session.plan()
 
     @property
     def options(self) -> Options:

@@ -17,6 +17,7 @@ from .._ir.slot import Kind
 from .._ir.spec import Spec
 from . import lanes
 from .build import inference_program, training_program
+from .overlap import check_overlap
 from .staged import stage, step_graphs
 
 
@@ -56,6 +57,8 @@ def compile(
     progress(0.02)
     apart = backends.works_by_stages(backend)
     micro, lane_axis = (_capture.capture(request), None) if apart else lanes.capture(request, spec)
+    if micro.overlaps:
+        check_overlap(spec)
     layout = _place.place(micro.graph, micro.visits, spec)
     _place.log_layout(layout)
     progress(0.2)

@@ -34,4 +34,6 @@ class Plan:
         return self.layout.chips if self.layout else 1
 
     def __str__(self) -> str:
-        return str(self.program)
+        from .plan_text import plan_text
+
+        return plan_text(self)

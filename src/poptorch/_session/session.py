@@ -6,6 +6,7 @@ The session knows nothing of ``Options`` or of PopTorch's names; ``executor`` is
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ from .. import _capture, _compile
 from .._base import log, source
 from .._base.errors import Error
 from .._ir.optim_spec import OptimSpec
+from .._ir.plan import Plan
 from .._ir.slot import Kind, Slot
 from .._ir.spec import Spec
 from . import hooks, links
@@ -95,6 +97,28 @@ class Session:
         self._compiled, self._inputs, self._device = compiled, inputs, device
         self.dirty = False
 
+    def plan(self) -> Plan:
+        """Return the compiled plan, cut into stages; the cutting is done when first asked for."""
+        compiled, inputs = self._compiled, self._inputs
+        assert compiled is not None
+        assert inputs is not None
+        if compiled.plan.staged is None:
+            tensors = _capture.tensors_of(self._module)
+            optim, _ = self._read_optimizer(tensors)
+            request = self._request(inputs.bound, inputs, tensors, optim)
+            plan = _compile.with_stages(compiled.plan, request, optim)
+            self._compiled = compiled = dataclasses.replace(compiled, plan=plan)
+        return compiled.plan
+
+    def explain(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _capture.Explanation:
+        """List what a capture for arguments of this kind would refuse or freeze."""
+        bound = self._signature.bind(args, kwargs)
+        self.bring_linked_up_to_date()
+        inputs = Inputs(bound, self.spec.loops, self.spec.precision.narrow_64bit)
+        tensors = _capture.tensors_of(self._module)
+        optim, _ = self._read_optimizer(tensors)
+        return _capture.explain(self._request(bound, inputs, tensors, optim))
+
     def _read_optimizer(
         self, tensors: Mapping[str, _capture.Tied]
     ) -> tuple[OptimSpec | None, dict[str, float]]:
@@ -128,6 +152,7 @@ class Session:
             optim is not None,
             scaling,
             narrow,
+            lambda: inputs.first_micro_batch(self.spec.loops),
         )
 
     # Running.
