@@ -16,6 +16,7 @@ from ._base import log
 from ._base.errors import Error
 from ._ir.optim_spec import OptimSpec
 from ._ir.plan import Plan
+from .ops.blocks import module_repr
 from .optim.freeze import freeze as freeze_optimizer
 from .options import Options
 from .options.freeze import freeze
@@ -203,7 +204,7 @@ class PoplarExecutor:
         return getattr(self._user_model, name)
 
     def __repr__(self) -> str:
-        return repr(self._user_model)
+        return module_repr(self._user_model)
 
 
 def _finish(session: _session.Session, model: nn.Module) -> None:

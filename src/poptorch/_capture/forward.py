@@ -12,6 +12,7 @@ from torch import nn
 
 from .._base import trees
 from .._ir.slot import Slot
+from .._ops import annotate
 from .._ops.context import listening
 from .failures import explained
 from .listening import Capturing
@@ -110,6 +111,7 @@ def run_forward(
         finder if request.training else contextlib.nullcontext(),
         answering(capturing.values),
         unvalidated_distributions(),
+        annotate.in_forward(),
     ):
         returned = request.call(batch)
     tensors, structure = trees.flatten(returned, "output")

@@ -13,8 +13,10 @@ from torch import fx
 
 from .._base import trees
 from .._base.errors import Error
+from .._ir.blocks import Visit
 from .._ir.graph import Graph
 from .._ir.slot import Kind, Slot
+from .._ops import annotate
 from . import marks, trace
 from .forward import Forward, Request, run_forward
 from .lanes import NotVectorisable, folded, run_lanes
@@ -34,12 +36,14 @@ class Micro:
         constants: tensors that the module holds outside parameters and buffers, by slot key.
         outputs: the structure that forward returned, tensors cut out.
         overlaps: mode of each input and output that moves while it computes, by slot key.
+        visits: the blocks that forward entered, in order; nodes are labelled with their indices.
     """
 
     graph: Graph
     constants: Mapping[str, torch.Tensor]
     outputs: trees.Structure
     overlaps: Mapping[str, str]
+    visits: tuple[Visit, ...] = (Visit(),)
 
 
 def narrowed(dtype: torch.dtype) -> torch.dtype:
@@ -56,6 +60,7 @@ class _Recording:
         self.structure: trees.Structure | None = None
         self.capturing = Capturing(request.training, request.lanes is not None, values=values)
         self.overlaps: dict[str, str] = {}
+        self.visits: tuple[Visit, ...] = ()
 
     def settle(self, graph: fx.Graph) -> None:
         """Check the hints in the recorded graph and take them away."""
@@ -68,6 +73,12 @@ class _Recording:
             raise NotVectorisable(error.args[0]) from error
 
     def __call__(self, flat: list[torch.Tensor]) -> list[torch.Tensor]:
+        with annotate.recording(self.request.module) as blocks:
+            results = self._run(flat, blocks)
+        self.visits = tuple(blocks.visits)
+        return results
+
+    def _run(self, flat: list[torch.Tensor], blocks: annotate.Recorder) -> list[torch.Tensor]:
         request = self.request
         values = dict(zip((slot.key for slot in request.inputs), flat, strict=True))
         leaves = {slot.path: self._leaf(slot, values[slot.key]) for slot in request.state}
@@ -77,6 +88,7 @@ class _Recording:
             done = forward(request, self.capturing, batch, leaves)
             results = self._outputs(done)
             if done.loss is not None:
+                blocks.begin_backward()
                 results += self._gradients(done.loss, leaves, values)
         self.slots += [*request.state, *request.batch]
         results += [done.leaves[slot.path].detach() for slot in request.state]
@@ -171,6 +183,7 @@ def _capture(request: Request, inputs: list[torch.Tensor], values: Values) -> Mi
         {slot.key: value for slot, value in zip(constant_slots, constants, strict=True)},
         recording.structure,
         recording.overlaps,
+        recording.visits,
     )
 
 

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from .._ir.operators import draws, writes
-from .._ops import effects
+from .._ops import annotate, effects
 from .._ops.control import is_control_flow
 
 if TYPE_CHECKING:
@@ -136,6 +136,7 @@ def trace(
     if settle is not None:
         settle(recorded.graph)
         recorded.recompile()
+    annotate.copy_to_backward(recorded.graph)
     constants = _lift_constants(recorded, len(inputs))
     fakes = [mode.from_tensor(tensor) for tensor in (*inputs, *constants)]
     pure = _functionalize(recorded, fakes, mode)
