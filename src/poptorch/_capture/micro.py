@@ -6,8 +6,9 @@ Source: spec/executor.md sections 3 to 5.
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,9 +21,11 @@ from .._ops.context import listening
 from . import trace
 from .failures import explained
 from .losses import LossFinder
+from .names import Names
 from .swap import Tied, swapped
 
 Call = Callable[[Sequence[torch.Tensor]], Any]
+REPLICA = Slot(Kind.COUNTER, "replica", (), torch.float32)
 _NARROW = {torch.float64: torch.float32, torch.int64: torch.int32}
 
 
@@ -35,11 +38,15 @@ class Micro:
             ``loss.* output.*``, ``gradient.*``, and new values of what forward changed in place.
         constants: tensors that the module holds outside parameters and buffers, by slot key.
         outputs: the structure that forward returned, tensors cut out.
+        host_outputs: returned tensors that forward did not compute, by their place among all.
+        names: of the tensors that can be anchored.
     """
 
     graph: Graph
     constants: Mapping[str, torch.Tensor]
     outputs: trees.Structure
+    host_outputs: Mapping[int, torch.Tensor]
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,8 +61,13 @@ class Request:
         batch: slots of the flat tensor arguments of one micro-batch.
         trained: paths of the parameters that get a gradient; empty in inference.
         training: whether a loss is looked for.
-        loss_scaling: the factor on the gradient's seed: a number, or the slot of an input.
+        loss_scaling: the factors on the gradient's seed: numbers, or slots of inputs.
         narrow_64bit: whether 64-bit results become 32-bit ones.
+        anchors: (short name, tensor name) of tensors that come back beside the outputs; names that
+            no tensor of the forward and backward pass has are left to later stages.
+        module_scopes: whether tensors are named after the path of the module that made them.
+        grouped: by path, the group of each replica, for parameters whose leading dimension holds
+            one value per group; forward sees the value of its replica's group.
     """
 
     module: nn.Module
@@ -65,14 +77,18 @@ class Request:
     batch: tuple[Slot, ...]
     trained: frozenset[str] = frozenset()
     training: bool = False
-    loss_scaling: float | Slot = 1.0
+    loss_scaling: tuple[float | Slot, ...] = ()
     narrow_64bit: bool = True
+    anchors: tuple[tuple[str, str], ...] = ()
+    module_scopes: bool = True
+    grouped: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def inputs(self) -> tuple[Slot, ...]:
         """Every input slot of the traced function."""
-        scaling = (self.loss_scaling,) if isinstance(self.loss_scaling, Slot) else ()
-        return (*self.state, *self.batch, *scaling)
+        scaling = tuple(factor for factor in self.loss_scaling if isinstance(factor, Slot))
+        replica = (REPLICA,) if self.grouped else ()
+        return (*self.state, *self.batch, *scaling, *replica)
 
 
 def narrowed(dtype: torch.dtype) -> torch.dtype:
@@ -87,6 +103,8 @@ class _Recording:
         self.request = request
         self.slots: list[Slot] = []
         self.structure: trees.Structure | None = None
+        self.hosts: dict[int, torch.Tensor] = {}
+        self.names: Names
 
     def __call__(self, flat: list[torch.Tensor]) -> list[torch.Tensor]:
         request = self.request
@@ -94,19 +112,26 @@ class _Recording:
         leaves = {slot.path: self._leaf(slot, values[slot.key]) for slot in request.state}
         batch = [values[slot.key] for slot in request.batch]
         finder = LossFinder()
+        names = Names(request.module, request.module_scopes)
         grad = torch.enable_grad() if request.training else torch.no_grad()
         with (
             grad,
-            swapped(request.tensors, leaves) as reassigned,
+            swapped(request.tensors, self._seen(leaves, values)) as reassigned,
             listening(finder),
             explained(request.module),
             finder if request.training else contextlib.nullcontext(),
+            names.listening(),
         ):
             returned = request.call(batch)
         loss = finder.final_loss(request.module) if request.training else None
         results = self._outputs(returned, loss)
         if loss is not None:
-            results += self._gradients(loss, leaves, values)
+            names.add("loss", loss)
+            results += self._gradients(loss, leaves, values, names)
+        names.add_inputs(batch)
+        names.add_state(leaves)
+        self.names = names
+        results += self._anchors(names)
         leaves |= reassigned
         self.slots += [*request.state, *request.batch]
         results += [leaves[slot.path].detach() for slot in request.state]
@@ -117,10 +142,26 @@ class _Recording:
             return value.detach().requires_grad_()
         return value.detach()
 
+    def _seen(
+        self, leaves: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """What forward sees of the state: of a grouped parameter the value of one group."""
+        seen = dict(leaves)
+        for path, of_replica in self.request.grouped.items():
+            replica = values[REPLICA.key].to(torch.int64).reshape(1)
+            table = torch.tensor(of_replica, dtype=torch.int64)
+            group = table.index_select(0, replica)
+            with torch.enable_grad():
+                seen[path] = leaves[path].index_select(0, group).squeeze(0)
+        return seen
+
     def _outputs(self, returned: Any, loss: torch.Tensor | None) -> list[torch.Tensor]:
         tensors, self.structure = trees.flatten(returned, "output")
         results = []
         for index, tensor in enumerate(tensors):
+            if not trace.is_traced(tensor):
+                self._keep_on_host(index, tensor)
+                continue
             result = tensor.detach()
             if self.request.narrow_64bit and result.dtype in _NARROW:
                 result = result.to(_NARROW[result.dtype])
@@ -129,26 +170,55 @@ class _Recording:
             results.append(result)
         return results
 
+    def _keep_on_host(self, index: int, tensor: torch.Tensor) -> None:
+        assert self.structure is not None
+        warnings.warn(
+            f"Output expected to be on the IPU: {self.structure.paths[index]} was not computed by "
+            "the model and is returned as it is",
+            stacklevel=2,
+        )
+        self.hosts[index] = tensor.detach()
+
+    @property
+    def _automatic_scaling(self) -> bool:
+        scaling = self.request.loss_scaling
+        return any(isinstance(s, Slot) and s.kind is Kind.OPTSTATE for s in scaling)
+
+    def _anchors(self, names: Names) -> list[torch.Tensor]:
+        results = []
+        for short, long in self.request.anchors:
+            tensor = names.find(long)
+            if tensor is not None:
+                result = tensor.detach()
+                self.slots.append(Slot.like(Kind.ANCHOR, short, result))
+                results.append(result)
+        return results
+
     def _gradients(
         self,
         loss: torch.Tensor,
         leaves: Mapping[str, torch.Tensor],
         values: Mapping[str, torch.Tensor],
+        names: Names,
     ) -> list[torch.Tensor]:
         trained = [path for path in leaves if leaves[path].requires_grad]
         if not trained or not loss.requires_grad:
             return []
         trace.backward_keeps_origin(loss)
         seed = torch.ones_like(loss)
-        scaling = self.request.loss_scaling
-        factor = values[scaling.key].to(loss.dtype) if isinstance(scaling, Slot) else scaling
-        if not isinstance(factor, float) or factor != 1.0:
-            seed = seed * factor
+        for scaling in self.request.loss_scaling:
+            factor = values[scaling.key].to(loss.dtype) if isinstance(scaling, Slot) else scaling
+            if not isinstance(factor, float) or factor != 1.0:
+                seed = seed * factor
+        if self._automatic_scaling:
+            names.add("finalLossScale", seed.reshape(-1)[0])
         grads = torch.autograd.grad(
             loss, [leaves[path] for path in trained], grad_outputs=seed, allow_unused=True
         )
         found = [(path, g) for path, g in zip(trained, grads, strict=True) if g is not None]
         self.slots += [Slot.like(Kind.GRADIENT, path, g) for path, g in found]
+        for path, gradient in found:
+            names.add(f"Gradient___{path}", gradient)
         return [g for _, g in found]
 
 
@@ -171,6 +241,8 @@ def capture(request: Request) -> Micro:
         _without_unchanged(graph),
         {slot.key: value for slot, value in zip(constant_slots, constants, strict=True)},
         recording.structure,
+        recording.hosts,
+        recording.names.all,
     )
 
 

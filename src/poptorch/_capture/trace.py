@@ -84,6 +84,15 @@ def trace(
     return pure, constants
 
 
+def is_traced(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor was made by the operators that are being traced, or is an input."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode, has_proxy_slot
+
+    mode = get_proxy_mode()
+    assert mode is not None, "nothing is being traced"
+    return has_proxy_slot(tensor, mode.tracer)
+
+
 def untraced() -> contextlib.AbstractContextManager[None]:
     """Within the block real work is done even while a capture is in progress.
 

@@ -9,10 +9,9 @@ from .._ir.graph import Graph, compose
 from .._ir.optim_spec import OptimSpec
 from .._ir.program import Axis, Emit, Node, Program, Repeat, Run
 from .._ir.slot import Kind, Slot
-from .._ir.spec import Loops, Spec
+from .._ir.spec import Spec
+from .anchors import emitted_anchors, with_updated_weights
 from .lower import lower
-
-_EMITTED = (Kind.LOSS, Kind.OUTPUT, Kind.ANCHOR)
 
 
 def inference_program(micro: Graph, spec: Spec) -> Program:
@@ -20,7 +19,8 @@ def inference_program(micro: Graph, spec: Spec) -> Program:
     forward = Graph("forward", micro.module, micro.inputs, micro.outputs)
     body = _repeat(Axis.REPLICAS, spec.loops.replicas, (Run("forward"),))
     body = _repeat(Axis.ITERATIONS, spec.loops.iterations, body)
-    return Program((*body, _emit(micro, spec)), {"forward": forward}, spec.loops, {})
+    graphs = {"forward": forward}
+    return Program((*body, _emit(micro, graphs, spec)), graphs, spec.loops, {})
 
 
 def training_program(micro: Graph, spec: Spec, optim: OptimSpec) -> Program:
@@ -46,7 +46,7 @@ def training_program(micro: Graph, spec: Spec, optim: OptimSpec) -> Program:
     }
     body = _repeat(Axis.REPLICAS, loops.replicas, (Run("micro"),))
     body = _repeat(Axis.ACCUMULATION, loops.accumulation, body)
-    return _training(graphs, (*body, Run("update")), loops, _emit(micro, spec), initial)
+    return _training(graphs, (*body, Run("update")), micro, spec, initial)
 
 
 def _fused(
@@ -63,7 +63,7 @@ def _fused(
         parts.append(lower(scale))
     update, initial = _update_graph(optim, updated, parts[-1])
     graphs = {"step": compose("step", [*parts, update])}
-    return _training(graphs, (Run("step"),), spec.loops, _emit(micro, spec), initial)
+    return _training(graphs, (Run("step"),), micro, spec, initial)
 
 
 def _update_graph(
@@ -78,18 +78,20 @@ def _update_graph(
 def _training(
     graphs: Mapping[str, Graph],
     update: tuple[Node, ...],
-    loops: Loops,
-    emit: Emit,
+    micro: Graph,
+    spec: Spec,
     initial: Mapping[str, float],
 ) -> Program:
-    body = _repeat(Axis.ITERATIONS, loops.iterations, update)
-    return Program((*body, emit), graphs, loops, initial)
+    body = _repeat(Axis.ITERATIONS, spec.loops.iterations, update)
+    graphs = {name: with_updated_weights(graph, spec) for name, graph in graphs.items()}
+    return Program((*body, _emit(micro, graphs, spec)), graphs, spec.loops, initial)
 
 
 def _repeat(axis: Axis, count: int, body: tuple[Node, ...]) -> tuple[Node, ...]:
     return body if count == 1 else (Repeat(axis, count, body),)
 
 
-def _emit(micro: Graph, spec: Spec) -> Emit:
-    slots = tuple(slot for slot in micro.outputs if slot.kind in _EMITTED)
-    return Emit(slots, spec.output.mode, spec.output.period)
+def _emit(micro: Graph, graphs: Mapping[str, Graph], spec: Spec) -> Emit:
+    slots = tuple(slot for slot in micro.outputs if slot.kind in (Kind.LOSS, Kind.OUTPUT))
+    anchors, exceptions = emitted_anchors(graphs, spec)
+    return Emit((*slots, *anchors), spec.output.mode, spec.output.period, exceptions)

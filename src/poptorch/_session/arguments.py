@@ -171,13 +171,18 @@ class Inputs:
         self._narrow = narrow_64bit
         self._dtypes = [t.dtype for t in bound.tensors]
         self._shapes = [t.shape for t in bound.tensors]
-        self._warned = False
+        self._warned: set[str] = set()
         self._plain = all(
             len(structure.paths) == 1 and not structure.constants and path == structure.name
             for path, (_, structure) in zip(bound.paths, bound.parts, strict=False)
         ) and len(bound.paths) == len(bound.parts)
         for path, tensor in zip(bound.paths, bound.tensors, strict=True):
             _check_batch(path, tensor, loops)
+        if any(structure.has_dicts for _, structure in bound.parts):
+            log.python.warning(
+                "Dictionaries are only partially supported as inputs: their keys are fixed by the "
+                "first call"
+            )
 
     def slots(self, loops: Loops) -> tuple[Slot, ...]:
         """The slots of one micro-batch."""
@@ -185,6 +190,15 @@ class Inputs:
             Slot(Kind.BATCH, str(i), _micro_shape(t, loops), self._device_dtype(t.dtype))
             for i, t in enumerate(self.bound.tensors)
         )
+
+    def synthetic(self) -> list[torch.Tensor]:
+        """Return made-up tensors on the device that stand for every batch."""
+        return [
+            torch.randn(shape, dtype=self._device_dtype(dtype))
+            if dtype.is_floating_point
+            else torch.zeros(shape, dtype=dtype)
+            for shape, dtype in zip(self._shapes, self._dtypes, strict=True)
+        ]
 
     def quick(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor] | None:
         """Return the tensors of a plain positional call at once, or None for the long way."""
@@ -228,17 +242,17 @@ class Inputs:
 
     def _device_form(self, at: int, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.requires_grad:
-            self._warn(f"{self.bound.paths[at]} requires a gradient and will be detached")
+            self._warn("Input %s requires a gradient and will be detached.", at)
             tensor = tensor.detach()
         if not tensor.is_contiguous():
-            self._warn(f"{self.bound.paths[at]} is not contiguous: a contiguous copy is made")
+            self._warn("Input %s is not contiguous: a contiguous copy is made.", at)
             tensor = tensor.contiguous()
         return tensor.to(self._device_dtype(tensor.dtype))
 
-    def _warn(self, message: str) -> None:
-        if not self._warned:
-            self._warned = True
-            log.python.warning("Input %s.", message)
+    def _warn(self, message: str, at: int) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            log.python.warning(message, self.bound.paths[at])
 
     def _device_dtype(self, dtype: torch.dtype) -> torch.dtype:
         # Integers stay: torch's own operators want 64-bit indices and labels.

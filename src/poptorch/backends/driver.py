@@ -77,12 +77,11 @@ class LoopExecutable:
         index: Index,
         collector: Collector,
     ) -> None:
-        if isinstance(node, Repeat):
+        if isinstance(node, Repeat):  # what follows a loop belongs to its last round
             for step in range(node.count):
                 index[node.axis] = step
                 for child in node.body:
                     self._walk(child, runs, slices, index, collector)
-            index[node.axis] = 0
         elif isinstance(node, Run):
             interrupts.check()
             run = runs[node.graph]
@@ -103,7 +102,9 @@ class _BoundRun:
             if slot.kind is Kind.BATCH
         ]
         self._counters = [
-            place for place, slot in enumerate(prepared.inputs) if slot.kind is Kind.COUNTER
+            (place, slot.path)
+            for place, slot in enumerate(prepared.inputs)
+            if slot.kind is Kind.COUNTER
         ]
         self._arguments: list[list[torch.Tensor | None]] = [
             [state.read(s.key, replica) if s.is_state else None for s in prepared.inputs]
@@ -122,8 +123,8 @@ class _BoundRun:
             arguments[place] = slices[source][piece]
         if self._counters:
             done = index[Axis.ACCUMULATION] * loops.replicas + replica
-            for place in self._counters:
-                arguments[place] = torch.tensor(float(done))
+            for place, path in self._counters:
+                arguments[place] = torch.tensor(float(replica if path == "replica" else done))
         return self._function(arguments)  # type: ignore[arg-type]
 
 
@@ -157,33 +158,36 @@ class Collector:
     def __init__(self, emit: Emit, loops: Loops) -> None:
         self._emit = emit
         self._loops = loops
-        self._kept: dict[str, list[torch.Tensor]] = {slot.key: [] for slot in emit.slots}
+        self._modes = {slot.key: emit.mode_of(slot.key) for slot in emit.slots}
+        self._kept: dict[str, list[torch.Tensor]] = {key: [] for key in self._modes}
+        self._sums: dict[str, dict[int, torch.Tensor]] = {}
 
     def take(self, keys: Sequence[str], values: Sequence[torch.Tensor], index: Index) -> None:
         """Look at the results of one run."""
-        if not self._wanted(index):
-            return
         for key, value in zip(keys, values, strict=True):
-            kept = self._kept.get(key)
-            if kept is None:
+            if key not in self._modes:
                 continue
-            if self._emit.mode is OutputMode.Sum and len(kept) > index[Axis.REPLICAS]:
-                kept[index[Axis.REPLICAS]] = kept[index[Axis.REPLICAS]] + value
-            else:
-                kept.append(value)
+            mode, period = self._modes[key]
+            if mode is OutputMode.Sum:
+                sums, replica = self._sums.setdefault(key, {}), index[Axis.REPLICAS]
+                sums[replica] = sums[replica] + value if replica in sums else value
+            elif self._wanted(mode, period, index):
+                self._kept[key].append(value)
 
-    def _wanted(self, index: Index) -> bool:
+    def _wanted(self, mode: OutputMode, period: int, index: Index) -> bool:
         iteration, step = index[Axis.ITERATIONS], index[Axis.ACCUMULATION]
-        if self._emit.mode is OutputMode.Final:
+        if mode is OutputMode.Final:
             last = (self._loops.iterations - 1, self._loops.accumulation - 1)
             return (iteration, step) == last
-        if self._emit.mode is OutputMode.EveryN:
-            return (iteration + 1) % self._emit.period == 0
+        if mode is OutputMode.EveryN:
+            return (iteration + 1) % period == 0
         return True
 
     def results(self) -> list[torch.Tensor]:
         """One tensor per emitted slot: scalars stacked, others joined along dimension 0."""
-        return [_joined(self._kept[slot.key]) for slot in self._emit.slots]
+        summed = {key: list(sums.values()) for key, sums in self._sums.items()}
+        kept = {**self._kept, **summed}
+        return [_joined(kept[slot.key]) for slot in self._emit.slots]
 
 
 def _joined(values: list[torch.Tensor]) -> torch.Tensor:

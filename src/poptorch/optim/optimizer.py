@@ -108,7 +108,9 @@ class Optimizer:
                 '{"ipu_state": None, "ipu_param": None} to load only the parameter groups',
             )
         rest = {key: value for key, value in state_dict.items() if key not in _KEYS}
+        device = self._device
         super().load_state_dict(rest)  # type: ignore[misc]
+        self._device = device  # torch restores as if from a pickle, which has none
         self.set_state_dict(inner)
 
     def get_state_dict(self) -> dict[str, Any]:
