@@ -13,6 +13,7 @@ from .enums import *  # noqa: F403 (every enum is public at top level)
 from .executor import PoplarExecutor
 from .ops import identity_loss, isRunningOnIpu
 from .options import *  # noqa: F403 (its __all__ is PopTorch's contract)
+from .poptorch_core import createPoptorchError
 from .wrappers import (
     inferenceModel,
     registerPostCompileHook,

@@ -20,7 +20,7 @@ from ._base import log
 from ._base.errors import AssertionFailure, Error
 from ._ir.plan import Plan
 from ._ir.spec import Spec
-from ._session import Latency, ParameterProxy, Stamps, counters
+from ._session import CompiledInputs, Latency, ParameterProxy, Stamps, counters
 from .enums import ConnectionType
 from .options import Options
 from .options.freeze import freeze, use_running_mean
@@ -293,6 +293,52 @@ class PoplarExecutor:
     def getIpuHostLatency(self) -> Latency:
         """Return (min, max, mean) seconds that outputs travelled to the host."""
         return counters.latency(self.getPerfCounters(), "output", "output_complete")
+
+    # Tensors inside.
+
+    def getTensorNames(self) -> list[str]:
+        """Return the names of the tensors of the program, those that can be anchored first.
+
+        Raises:
+            AssertionError: not compiled.
+        """
+        if not self.isCompiled():
+            raise AssertionFailure("Tensor names are known once the model is compiled")
+        return self._session.tensor_names()
+
+    def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
+        """Return the value that an anchored tensor had in the last call.
+
+        Args:
+            short_name: as in ``options.anchorTensor(short_name, long_name)``.
+
+        Returns:
+            A tensor shaped by the anchor's output mode.
+
+        Raises:
+            AssertionError: there is no such anchor, or no call was made.
+        """
+        if short_name not in self._session.anchors:
+            raise AssertionFailure(
+                f"No tensor with name {short_name}",
+                got=f"anchored in the last call: {', '.join(self._session.anchors) or 'nothing'}",
+                fix="options.anchorTensor(short_name, long_name) before wrapping, then one call",
+            )
+        return self._session.anchors[short_name]
+
+    # What integrations read.
+
+    @property
+    def _executable(self) -> object | None:
+        compiled = self._session.compiled
+        return None if compiled is None else compiled.executable
+
+    @property
+    def _executable_inputs(self) -> CompiledInputs | None:
+        return self._session.compiled_inputs()
+
+    def _debugGetPopartIR(self) -> str:
+        return self.plan().describe()
 
     # Inside.
 

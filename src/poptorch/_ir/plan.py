@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from .program import Program
 from .spec import Spec
+from .text import graph_text
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,6 +24,11 @@ class Plan:
     spec: Spec
     chips: int = 1
     per_replica: frozenset[str] = field(default_factory=frozenset)
+
+    def describe(self) -> str:
+        """Return the program and every graph in it, operator by operator."""
+        graphs = (graph_text(graph) for graph in self.program.graphs.values())
+        return "\n\n".join((str(self.program), *graphs))
 
     def __str__(self) -> str:
         return str(self.program)

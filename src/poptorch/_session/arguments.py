@@ -43,6 +43,17 @@ class Bound:
         return [path for _, structure in self.parts for path in structure.paths]
 
 
+@dataclass(frozen=True, eq=False)
+class CompiledInputs:
+    """The arguments that a model was compiled for, defaults included.
+
+    Attributes:
+        args: in the order of the signature; tensors have the compiled shape and dtype.
+    """
+
+    args: tuple[Any, ...]
+
+
 class Signature:
     """The signature of the original ``forward``, captured when the model is wrapped."""
 

@@ -18,7 +18,7 @@ from .._ir.optim_spec import OptimSpec
 from .._ir.spec import Spec
 from ..enums import MeanReductionStrategy, ReductionType
 from ..optim.freeze import freeze
-from ..optim.names import from_ipu_param, from_ipu_state, to_ipu_param, to_ipu_state
+from ..optim.names import from_ipu_param, from_ipu_state, state_keys, to_ipu_param, to_ipu_state
 from ..optim.replacement import check_replacement, needs_running_mean
 from ..optim.unexpected import AttributeWatch
 from .device import Device
@@ -172,6 +172,11 @@ class Seat:
             self._device.state.write(key, value)
         visible.ipu_state_is_dirty = False
         visible.host_state_is_dirty = True  # merged with what was not loaded
+
+    def names(self) -> list[str]:
+        """Return the names of hyper-parameters and state on the device."""
+        assert self.spec is not None
+        return [*to_ipu_param(self.spec, self._values), *state_keys(self.spec)]
 
     def read_state(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Return ``ipu_state`` and ``ipu_param`` as host tensors, for ``state_dict()``."""

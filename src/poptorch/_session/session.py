@@ -21,7 +21,7 @@ from .._ir.slot import Kind, Slot
 from .._ir.spec import Spec
 from ..enums import ConnectionType
 from . import faults, grouping, hooks
-from .arguments import Bound, Inputs, Signature
+from .arguments import Bound, CompiledInputs, Inputs, Signature
 from .connection import Connection
 from .counters import NONE, Stamped, Stamps
 from .device import Device
@@ -341,6 +341,33 @@ class Session:
         if self.seat is None:
             raise AssertionFailure("setOptimizer needs a model that is wrapped for training")
         self.seat.take(optimizer, self._paths, self._spec)
+
+    # What is inside.
+
+    def tensor_names(self) -> list[str]:
+        """Return the names of the program's tensors."""
+        assert self.compiled is not None
+        names = list(self.compiled.names)
+        if self.seat is not None:
+            trained = (
+                s.path for s in self._plan.program.state_slots().values() if s.kind is Kind.PARAM
+            )
+            names += [f"UpdatedVar___{path}" for path in trained]
+            names += self.seat.names()
+        return names
+
+    def compiled_inputs(self) -> CompiledInputs | None:
+        """Return the arguments that were compiled for, or None."""
+        if self.inputs is None:
+            return None
+        bound = self.inputs.bound
+        given = iter(bound.tensors)
+        return CompiledInputs(
+            tuple(
+                structure.unflatten([next(given) for _ in structure.paths])
+                for _, structure in bound.parts
+            )
+        )
 
     # What a call cost.
 
