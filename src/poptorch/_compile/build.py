@@ -38,7 +38,8 @@ def training_program(micro: Graph, spec: Spec, optim: OptimSpec) -> Program:
     if tally.chunks == 1:
         return _fused(micro, spec, optim, gradients, updated, tally)
     accumulate = lower(_update.accumulate(optim, gradients, spec.reduction, tally))
-    finish = lower(_update.finish(optim, gradients, spec.reduction, tally))
+    last = _update.finish(optim, gradients, spec.reduction, tally)
+    finish = lower(last)
     update, initial = _update_graph(optim, updated, finish)
     graphs = {
         "micro": compose("micro", [micro, accumulate]),
@@ -46,7 +47,7 @@ def training_program(micro: Graph, spec: Spec, optim: OptimSpec) -> Program:
     }
     body = _repeat(Axis.REPLICAS, loops.replicas, (Run("micro"),))
     body = _repeat(Axis.ACCUMULATION, loops.accumulation, body)
-    return _training(graphs, (*body, Run("update")), micro, spec, initial)
+    return _training(graphs, (*body, Run("update")), micro, spec, {**last.initial, **initial})
 
 
 def _fused(
@@ -59,11 +60,13 @@ def _fused(
 ) -> Program:
     parts = [micro]
     scale = _update.scale(optim, gradients, spec.reduction, tally)
+    before: Mapping[str, float] = {}
     if scale is not None:
         parts.append(lower(scale))
+        before = scale.initial
     update, initial = _update_graph(optim, updated, parts[-1])
     graphs = {"step": compose("step", [*parts, update])}
-    return _training(graphs, (Run("step"),), micro, spec, initial)
+    return _training(graphs, (Run("step"),), micro, spec, {**before, **initial})
 
 
 def _update_graph(

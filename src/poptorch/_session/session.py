@@ -103,6 +103,12 @@ class Session:
         bound = self._signature.bind(args, kwargs)
         self.sync.fetch()
         spec = self._settings()
+        if spec.runtime.cycle_count and spec.target.device == "model":
+            raise Error(
+                "The IPU model has no cycle counts",
+                got="logCycleCount(True) with the simulated device",
+                fix="drop one of the two",
+            )
         inputs = Inputs(bound, spec.loops, spec.precision.narrow_64bit)
         self._read_module(spec)
         optim, values = self._frozen_optimizer(spec)
