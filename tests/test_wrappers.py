@@ -66,7 +66,7 @@ def test_settings_are_checked_at_compile() -> None:
         options(iterations=3).outputMode(poptorch.OutputMode.EveryN, 2),
     ):
         wrapper = poptorch.inferenceModel(model, wrong)
-        with pytest.raises(poptorch.Error, match="must be at least 1|must divide"):
+        with pytest.raises(poptorch.Error, match=r"must be at least 1|must divide"):
             wrapper(X[:3])
 
 
@@ -153,7 +153,7 @@ def test_arguments_of_the_first_release_are_spread() -> None:
 
 def test_functions_are_welcome() -> None:
     assert torch.equal(poptorch.inferenceModel(torch.neg, options())(X), -X)
-    with pytest.raises(TypeError, match="Expected a torch.nn.Module or a callable"):
+    with pytest.raises(TypeError, match=r"Expected a torch\.nn\.Module or a callable"):
         poptorch.inferenceModel(Net, options())
 
 

@@ -3,6 +3,7 @@
 from . import enums, optim, options
 from ._base import log as _log
 from ._base.errors import Error, RecoverableError, UnrecoverableError
+from ._base.version import VERSION as _VERSION
 from .argparsers import (
     ICustomArgParser,
     registerCustomArgParser,
@@ -16,12 +17,13 @@ from .options import *  # noqa: F403 (its __all__ is PopTorch's contract)
 from .poptorch_core import createPoptorchError
 from .wrappers import (
     inferenceModel,
+    load,
     registerPostCompileHook,
     registerPreCompileHook,
     trainingModel,
 )
 
-__version__ = "0.1.0"
+__version__ = _VERSION
 
 setLogLevel = _log.set_level
 _log.setup()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import datetime
+import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -36,8 +37,7 @@ class PoplarExecutor:
         model: the user's module.
         options: the executor's own, from ``options.freeze.prepare``.
         optimizer: None for inference.
-        entry: makes what is called with the user's arguments from the module that is traced; None
-            for the module itself.
+        loss: the legacy argument: a function of the output and of the call's second argument.
     """
 
     def __init__(
@@ -45,15 +45,16 @@ class PoplarExecutor:
         model: nn.Module,
         options: Options,
         optimizer: torch.optim.Optimizer | None,
-        entry: Callable[[nn.Module], Callable[..., Any]] | None = None,
+        loss: Callable[..., Any] | None = None,
     ) -> None:
         self._options = options
+        self._loss = loss
         shallow = copy.copy(model)  # shares tensors and sub-modules, not top-level attributes
         self._user_model = model if optimizer is not None else shallow
         owner = weakref.ref(self)
         self._session = _session.Session(
             shallow,
-            entry(shallow) if entry is not None else None,
+            _session.with_loss(shallow, loss) if loss is not None else None,
             lambda: _alive(owner)._settings(),
             optimizer,
             owner,
@@ -189,6 +190,62 @@ class PoplarExecutor:
             self.copyWeightsToDevice()
         return result
 
+    # Files.
+
+    def save(
+        self,
+        filename: str | os.PathLike[str],
+        export_model: bool = True,
+        save_rng_state: bool = True,
+    ) -> None:
+        """Save the executable, for ``loadExecutable`` and ``poptorch.load``.
+
+        Args:
+            filename: missing folders are created; in an existing folder the file is called
+                ``model.poptorch``.
+            export_model: with model, optimizer and options, so that ``poptorch.load`` needs
+                nothing else; they must be picklable.
+            save_rng_state: with the random state.
+
+        Raises:
+            poptorch.Error: not compiled.
+            AssertionError: the path leads through a file.
+        """
+        objects: dict[str, Any] = {"options": self._options}
+        if export_model:
+            seat = self._session.seat
+            optimizer = seat.optimizer if seat is not None else None
+            self.copyWeightsToHostIfNeeded()
+            objects |= {"model": self._user_model, "optimizer": optimizer, "loss": self._loss}
+        _session.save(self._session, filename, objects, export_model, save_rng_state)
+
+    def compileAndExport(
+        self,
+        filename: str | os.PathLike[str],
+        *args: Any,
+        export_model: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        """Compile for inputs like these unless compiled, and :meth:`save`; needs no device."""
+        if not self.isCompiled():
+            self.compile(*args, **kwargs)
+        self.save(filename, export_model=export_model)
+
+    def loadExecutable(self, filename: str | os.PathLike[str]) -> None:
+        """Use a saved executable instead of compiling; it fixes the kind of inputs.
+
+        The weights are those of the present module.
+
+        Raises:
+            poptorch.Error: no such executable ("Invalid file"), or it belongs to another model.
+        """
+        if self.isCompiled():
+            log.python.warning("Call to loadExecutable() ignored: the model is already compiled.")
+            return
+        saved = _session.read(filename)
+        self._rewrap()
+        _session.install(self._session, saved, self._settings(), whole=False)
+
     # The device.
 
     def isAttachedToDevice(self) -> bool:
@@ -232,13 +289,11 @@ class PoplarExecutor:
             poptorch.Error: not compiled, or destroyed.
             ValueError: what is set is no such state.
         """
-        device = self._session.sync.device
-        return self._session.random.get(device.state if device is not None else None)
+        return self._session.rng_state
 
     @rng_state.setter
     def rng_state(self, state: Sequence[int] | None) -> None:
-        device = self._session.sync.device
-        self._session.random.set(state, device.state if device is not None else None)
+        self._session.rng_state = state
 
     # What a call cost.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -10,10 +11,10 @@ from torch import nn
 
 from . import _session
 from ._base import source
-from ._base.errors import Error, InvalidType, StateError
+from ._base.errors import AssertionFailure, Error, InvalidType, StateError
 from .executor import PoplarExecutor
 from .options import Options
-from .options.freeze import prepare
+from .options.freeze import prepare, reopen
 from .options.legacy_call import read_call
 
 DEFAULT_LEARNING_RATE = 0.01
@@ -59,11 +60,7 @@ def trainingModel(
     chosen = call.optimizer
     if chosen is None:
         chosen = torch.optim.SGD(module.parameters(), lr=DEFAULT_LEARNING_RATE)
-    entry = None
-    if call.loss is not None:
-        loss = call.loss
-        entry = lambda traced: _with_loss(traced, loss)  # noqa: E731
-    return PoplarExecutor(module, prepare(call.options, training=True), chosen, entry)
+    return PoplarExecutor(module, prepare(call.options, training=True), chosen, call.loss)
 
 
 def inferenceModel(
@@ -87,6 +84,46 @@ def inferenceModel(
     """
     call = read_call(False, options, None, extra, keywords)
     return PoplarExecutor(_module(model), prepare(call.options, training=False), None)
+
+
+def load(
+    filename: str | os.PathLike[str],
+    edit_opts_fn: Callable[[Options], object] | None = None,
+    trusted: bool = False,
+) -> PoplarExecutor:
+    """Rebuild model, options, optimizer and executor from one file, without compiling.
+
+    Optimizer and random state continue where they were saved; a file that was compiled for no
+    device runs here. The model of a training executor is ``executor.model``.
+
+    Args:
+        filename: written by ``save`` or ``compileAndExport``.
+        edit_opts_fn: changes the options, which are not frozen, in place. What was compiled in
+            stays.
+        trusted: rebuild whatever objects the file names. By default only tensors, containers,
+            modules that can be imported, and this library's own values are: a file can then do
+            nothing but what the model's own classes do.
+
+    Raises:
+        AssertionError: no such file of this version ("Invalid file"), something in it that is not
+            allowed, or a file saved with ``export_model=False``.
+    """
+    saved = _session.read(filename, trusted)
+    objects = saved.objects
+    if "model" not in objects:
+        raise AssertionFailure(
+            "The file holds an executable without its model",
+            got=f"{os.fspath(filename)} was saved with export_model=False",
+            fix="wrap the model again and call executor.loadExecutable(path)",
+        )
+    options = objects["options"]
+    reopen(options)
+    if edit_opts_fn is not None:
+        edit_opts_fn(options)
+    own = prepare(options, training=objects["optimizer"] is not None)
+    executor = PoplarExecutor(objects["model"], own, objects["optimizer"], objects["loss"])
+    _session.install(executor._session, saved, executor._settings(), whole=True)
+    return executor
 
 
 class _Function(nn.Module):
@@ -120,18 +157,3 @@ def _check_buffers(module: nn.Module) -> None:
                 got=f'buffer "{name}" is a {type(buffer).__name__}',
                 fix=f"register a plain tensor: self.register_buffer('{name}', tensor)",
             )
-
-
-def _with_loss(model: nn.Module, loss: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what 1.0 called: the model on its arguments, then a loss on the output."""
-
-    def forward(args: Any, loss_inputs: Any = None) -> tuple[Any, Any]:
-        if isinstance(args, dict):
-            output = model(**args)
-        elif isinstance(args, (list, tuple)):
-            output = model(*args)
-        else:
-            output = model(args)
-        return output, loss(output) if loss_inputs is None else loss(output, loss_inputs)
-
-    return forward

@@ -2,9 +2,11 @@
 
 from .arguments import CompiledInputs
 from .counters import Latency, Stamps
+from .files import install, read, save
 from .hooks import register_post_compile, register_pre_compile
 from .proxy import ParameterProxy
 from .session import Session
+from .with_loss import with_loss
 from .wrapping import is_wrapped, owner_of, resume, suspend, unwrap, wrap
 
 __all__ = [
@@ -13,12 +15,16 @@ __all__ = [
     "ParameterProxy",
     "Session",
     "Stamps",
+    "install",
     "is_wrapped",
     "owner_of",
+    "read",
     "register_post_compile",
     "register_pre_compile",
     "resume",
+    "save",
     "suspend",
     "unwrap",
+    "with_loss",
     "wrap",
 ]

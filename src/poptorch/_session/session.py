@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -110,8 +110,8 @@ class Session:
                 fix="drop one of the two",
             )
         inputs = Inputs(bound, spec.loops, spec.precision.narrow_64bit)
-        self._read_module(spec)
-        optim, values = self._frozen_optimizer(spec)
+        self.read_module(spec)
+        optim, values = self.frozen_optimizer(spec)
         request = self._request(bound, inputs, spec, optim)
         try:
             with self._progress() as progress, hooks.around():
@@ -148,7 +148,12 @@ class Session:
         if spec.runtime.connection == ConnectionType.Always:
             self._connection.attach(spec, chips)
 
-    def _read_module(self, spec: Spec) -> None:
+    def read_module(self, spec: Spec) -> None:
+        """Look at the module's tensors as they are now.
+
+        Raises:
+            Error: a grouped parameter does not fit, or a buffer that is named does not exist.
+        """
         self._tensors = _capture.tensors_of(self._module)
         self._paths = {
             tied.tensor.data_ptr(): path
@@ -169,7 +174,8 @@ class Session:
                 fix=f"the model has {', '.join(sorted(buffers)) or 'no buffers'}",
             )
 
-    def _frozen_optimizer(self, spec: Spec) -> tuple[OptimSpec | None, dict[str, float]]:
+    def frozen_optimizer(self, spec: Spec) -> tuple[OptimSpec | None, dict[str, float]]:
+        """Return the optimizer's structure and values for the module that was read."""
         return (None, {}) if self.seat is None else self.seat.frozen(self._paths, spec)
 
     def _request(
@@ -260,6 +266,24 @@ class Session:
         if self._random is None:
             raise not_compiled()
         return self._random
+
+    @property
+    def rng_state(self) -> list[int] | None:
+        """The random state of the device, or the one that is kept for it."""
+        device = self.sync.device
+        return self.random.get(device.state if device is not None else None)
+
+    @rng_state.setter
+    def rng_state(self, state: Sequence[int] | None) -> None:
+        device = self.sync.device
+        self.random.set(state, device.state if device is not None else None)
+
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes that parameters and buffers have on the device, by path."""
+        return {
+            path: _state_slot(path, tied, True, self._groups.get(path)).shape
+            for path, tied in self._tensors.items()
+        }
 
     def release(self) -> None:
         """Bring the host up to date and let go of the executable and the device."""
