@@ -1,7 +1,8 @@
 """The pages say what is so: their Python runs, their links lead somewhere, tables are current.
 
 A block fenced as ``python`` is run on its own; one fenced as ``python continued`` goes on where the
-block before it ended. Anything that is not meant to run is fenced as something else.
+block before it ended; one fenced as ``text printed`` is what they print. Anything that is not meant
+to run is fenced as something else.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ def blocks(page: str, text: str) -> list[Block]:
 
 
 def programs(page: str, text: str) -> list[list[Block]]:
-    """Return the runs of Python blocks that belong together."""
+    """Return the runs of Python blocks that belong together, with what they print."""
     chains: list[list[Block]] = []
     for block in blocks(page, text):
         if block.info == "python":
             chains.append([block])
-        elif block.info == "python continued":
+        elif block.info in ("python continued", "text printed"):
             assert chains, f"{page}:{block.line}: there is no block to continue"
             chains[-1].append(block)
     return chains
@@ -94,12 +95,18 @@ CHAINS = [
 
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: f"{chain[0].page}:{chain[0].line}")
 def test_python_in_the_pages_runs(
-    chain: list[Block], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    chain: list[Block],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("POPTORCH_BACKEND", "reference")  # no compiling: the pages are tested here
     names: dict[str, object] = {"__name__": "__main__"}
     for block in chain:
+        if block.info == "text printed":
+            assert capsys.readouterr().out.rstrip() == block.text
+            continue
         # Blank lines in front, so that a traceback tells the page's own line.
         exec(compile("\n" * block.line + block.text, str(ROOT / block.page), "exec"), names)
 
@@ -153,7 +160,8 @@ def test_the_makefile_targets_that_the_pages_name_exist() -> None:
 
 def test_the_helpers_find_what_they_look_for(tmp_path: Path) -> None:
     text = "# A `b` C!\n```python\nx = 1\n```\n```python continued\nx\n```\n[a](#a-b-c) [b](#no)"
-    assert [[block.line for block in chain] for chain in programs("p", text)] == [[2, 5]]
+    text += "\n```text printed\n1\n```"
+    assert [[block.line for block in chain] for chain in programs("p", text)] == [[2, 5, 9]]
     page = tmp_path / "page.md"
     page.write_text(text)
     assert broken_links(page, text, root=tmp_path) == ["#no"]

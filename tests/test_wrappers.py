@@ -13,9 +13,9 @@ import poptorch
 from poptorch import poptorch_core
 from poptorch._impl import rewrapModelIfNecessary, unwrapModelIfNecessary
 from poptorch._poplar_executor import PoplarExecutor
-from wrapped import options
+from wrapped import normal, options
 
-X, Y = torch.randn(4, 3), torch.randint(0, 2, (4,))
+X, Y = normal(4, 3), torch.tensor([0, 1, 1, 0])
 
 
 class Net(nn.Module):

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
 import poptorch
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Random numbers that are the same in every run, for modules of tests to hold."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def options(**counts: int) -> poptorch.Options:

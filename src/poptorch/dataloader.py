@@ -166,7 +166,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             the same persistent workers, ends the older one.
         """
         if self._accessor is not None:
-            return _Turn(self._accessor)
+            return _Turn(self, self._accessor)
         if self._iterator is not None and sys.getrefcount(self._iterator) > 2:
             self._iterator = None  # somebody else uses it: leave it alone and make a new one
         if self._permutations is not None:
@@ -234,7 +234,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 class _Turn:
     """One iteration of an asynchronous loader."""
 
-    def __init__(self, accessor: AsynchronousDataAccessor) -> None:
+    def __init__(self, loader: DataLoader, accessor: AsynchronousDataAccessor) -> None:
+        self._loader = loader  # which terminates the process when it goes
         self._consumer = accessor.__iter__()._consumer
         self._number = self._consumer.turn
 

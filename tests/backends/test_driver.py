@@ -11,7 +11,14 @@ from poptorch import CommGroupType, OutputMode
 
 
 class Scale(torch.nn.Module):
-    """Returns rows, a scalar per micro-batch, and a counter of micro-batches."""
+    """Returns rows and a scalar per micro-batch."""
+
+    def forward(self, x):
+        return x * 2, x.sum()
+
+
+class Count(torch.nn.Module):
+    """Counts micro-batches in a buffer, which keeps them from running side by side."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,20 +38,21 @@ def cases(draw):
     mode = draw(st.sampled_from([m for m in OutputMode if m is not OutputMode.Default]))
     period = draw(st.sampled_from([n for n in range(1, iterations + 1) if iterations % n == 0]))
     rows = draw(st.integers(1, 3))
-    return iterations, replicas, group, kind, mode, period, rows
+    return iterations, replicas, group, kind, mode, period, rows, draw(st.integers(0, 9))
 
 
 @settings(max_examples=60, deadline=None)
 @given(cases())
 def test_inference_in_every_mode(case) -> None:
-    iterations, replicas, group, kind, mode, period, rows = case
+    iterations, replicas, group, kind, mode, period, rows, lanes = case
     opts = poptorch.Options().backend("reference").showCompilationProgressBar(False)
     opts.deviceIterations(iterations).replicationFactor(replicas).broadcastBuffers(False)
-    opts.inputReplicaGrouping(group, kind)
+    opts.inputReplicaGrouping(group, kind).lanes(lanes)
     opts.outputMode(mode, period) if mode is OutputMode.EveryN else opts.outputMode(mode)
     groups = replicas // group
     x = torch.arange(iterations * groups * rows * 2.0).reshape(-1, 2)
-    out, total, count = poptorch.inferenceModel(Scale(), opts)(x)
+    out, total, count = poptorch.inferenceModel(Count(), opts)(x)
+    beside = poptorch.inferenceModel(Scale(), opts)(x)
 
     pieces = x.reshape(iterations, groups, rows, 2)
     group_of = [
@@ -64,16 +72,19 @@ def test_inference_in_every_mode(case) -> None:
     expected = [rows_out.reshape(-1, 2), totals.reshape(-1), counts.reshape(-1)]
     if totals.numel() == 1:
         expected = [expected[0], totals.reshape(()), counts.reshape(())]
-    for ours, theirs in zip((out, total, count), expected, strict=True):
+    ours_then_theirs = zip((out, total, count, *beside), (*expected, *expected[:2]), strict=True)
+    for ours, theirs in ours_then_theirs:
         assert ours.shape == theirs.shape
         assert torch.equal(ours, theirs)
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3))
-def test_training_returns_one_loss_per_micro_batch_in_order(d, g, r, rows) -> None:
+@given(
+    st.integers(1, 3), st.integers(1, 4), st.integers(1, 3), st.integers(1, 3), st.integers(0, 9)
+)
+def test_training_returns_one_loss_per_micro_batch_in_order(d, g, r, rows, lanes) -> None:
     opts = poptorch.Options().backend("reference").showCompilationProgressBar(False)
-    opts.deviceIterations(d).replicationFactor(r).outputMode(OutputMode.All)
+    opts.deviceIterations(d).replicationFactor(r).outputMode(OutputMode.All).lanes(lanes)
     opts.Training.gradientAccumulation(g)
 
     class Model(torch.nn.Module):

@@ -18,6 +18,20 @@ repeat 4 iterations
   run update(param.*, accum.*, optstate.*, hyper.*) -> param.*, accum.*, optstate.*
 emit loss, output.* all"""
 
+CHUNKS = """\
+repeat 4 iterations
+  repeat 2 chunks of 4 lanes  # 8 micro-batches
+    run micro(param.*, buffer.*, batch[i,c,4 lanes], accum.*) -> \
+buffer.*, loss, output.*, accum.* +=
+  run update(param.*, accum.*, optstate.*, hyper.*) -> param.*, accum.*, optstate.*
+emit loss, output.* final"""
+
+LANES = """\
+repeat 4 iterations
+  run step(param.*, buffer.*, batch[i,8 lanes], optstate.*, hyper.*) -> \
+param.*, buffer.*, loss, output.*, optstate.*
+emit loss, output.* final"""
+
 REPLICAS = """\
 repeat 2 iterations
   repeat 3 replicas
@@ -55,14 +69,22 @@ def test_one_micro_batch_per_update_is_one_graph() -> None:
 def test_loops() -> None:
     opts = options().deviceIterations(4).outputMode(poptorch.OutputMode.All)
     opts.Training.gradientAccumulation(8)
-    executor = training("conv_batchnorm", opts, momentum=0.9)
+    executor = training("conv_batchnorm", opts.lanes(1), momentum=0.9)
     assert printed(executor, "conv_batchnorm", 32) == LOOPS
+
+
+@pytest.mark.parametrize(("lanes", "text"), [(4, CHUNKS), (8, LANES), (0, LANES)])
+def test_lanes(lanes: int, text: str) -> None:
+    opts = options().deviceIterations(4).lanes(lanes)
+    opts.Training.gradientAccumulation(8)
+    executor = training("conv_batchnorm", opts, momentum=0.9)
+    assert printed(executor, "conv_batchnorm", 32) == text
 
 
 def test_replicas_are_a_loop_of_their_own() -> None:
     opts = options().deviceIterations(2).replicationFactor(3)
     opts.outputMode(poptorch.OutputMode.EveryN, 2)
-    assert printed(training("linear", opts), "linear", 6) == REPLICAS
+    assert printed(training("linear", opts.lanes(1)), "linear", 6) == REPLICAS
 
 
 def test_inference() -> None:
@@ -73,7 +95,7 @@ def test_inference() -> None:
             return super().forward(x, y)[0]
 
     model.__class__ = OutputOnly
-    executor = poptorch.inferenceModel(model, options().deviceIterations(2))
+    executor = poptorch.inferenceModel(model, options().deviceIterations(2).lanes(1))
     assert printed(executor, "conv_batchnorm", 2) == INFERENCE
 
 

@@ -115,7 +115,6 @@ class TestConstness:
         assert values["hyper.loss_scaling"] == 1.0
 
 
-@pytest.mark.spec("optimizers", 2)
 def test_values_are_a_snapshot(weights):
     optimizer = optim.SGD(weights, lr=0.1, momentum=0.9)
     spec, values = frozen(optimizer)
@@ -132,7 +131,6 @@ def test_groups(weights):
     assert [g.setting("weight_decay") for g in spec.groups] == [0.0, 0.3]
 
 
-@pytest.mark.spec("optimizers", 29)
 def test_only_trainable_parameters_of_the_model(weights):
     weights[1].requires_grad_(False)
     optimizer = torch.optim.SGD([*weights, torch.nn.Parameter(torch.zeros(9))], lr=0.1)

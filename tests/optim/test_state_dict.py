@@ -33,7 +33,6 @@ def attached(weight):
     return optimizer, device
 
 
-@pytest.mark.spec("optimizers", 14)
 def test_before_compilation(weight):
     optimizer = optim.Adam([weight])
     saved = optimizer.state_dict()
@@ -56,7 +55,6 @@ def test_the_device_is_read_once_until_it_runs_again(weight):
     assert optimizer.has_state()
 
 
-@pytest.mark.spec("optimizers", 18)
 def test_detaching_reads_first_and_a_lost_device_does_no_harm(weight):
     optimizer, device = attached(weight)
     optimizer._detach_device()
@@ -75,7 +73,6 @@ def test_state_dict_hooks_still_run(weight):
     assert optimizer.state_dict()["mine"] == 1
 
 
-@pytest.mark.spec("optimizers", 17)
 def test_what_was_loaded_reads_back_exactly(weight):
     optimizer, device = attached(weight)
     saved = optimizer.state_dict()
@@ -126,7 +123,7 @@ def test_none_loads_only_torchs_part(weight):
     assert not optimizer.ipu_state_is_dirty
 
 
-@pytest.mark.spec("optimizers", 18, 19)
+@pytest.mark.spec("optimizers", 19)
 def test_a_checkpoint_carries_state_and_rate(weight):
     optimizer, _ = attached(weight)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)

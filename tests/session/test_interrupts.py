@@ -31,6 +31,7 @@ def wrapped(model: nn.Module, **counts: int) -> poptorch.PoplarExecutor:
     opts = poptorch.Options().backend("reference").showCompilationProgressBar(False)
     opts.deviceIterations(counts.get("iterations", 1))
     opts.Training.gradientAccumulation(counts.get("accumulation", 1))
+    opts.lanes(1)
     return poptorch.trainingModel(model, opts, torch.optim.SGD(model.parameters(), lr=0.1))
 
 

@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 import poptorch
+from wrapped import normal
 
-X, Y = torch.randn(4, 4), torch.randn(4, 2)
+X, Y = normal(4, 4), normal(4, 2, seed=1)
 
 
 class Net(nn.Module):
@@ -115,8 +116,8 @@ def test_partial_states_merge_when_they_are_used(caplog) -> None:
     merged = optimizer.state_dict()["ipu_state"]
     assert "lacks" in caplog.text
     assert set(merged) == set(before["ipu_state"])
-    assert (merged["Accl1___layer.weight"] > 6).all()
-    assert (merged["Accl1___layer.bias"].abs() < 6).all()
+    assert (merged["Accl1___layer.weight"] > 5).all()
+    assert (merged["Accl1___layer.bias"].abs() < 5).all()
 
 
 @pytest.mark.spec("optimizers", 15)

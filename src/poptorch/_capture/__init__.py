@@ -1,7 +1,20 @@
 """module + example -> micro Graph: trace, loss, backward, buffer updates."""
 
-from .micro import Micro, Request, capture, narrowed
+from .forward import Lanes, Request
+from .lanes import NotVectorisable, batch_norm_statistics
+from .micro import Micro, capture, narrowed
 from .swap import Tied, tensors_of
 from .trace import untraced
 
-__all__ = ["Micro", "Request", "Tied", "capture", "narrowed", "tensors_of", "untraced"]
+__all__ = [
+    "Lanes",
+    "Micro",
+    "NotVectorisable",
+    "Request",
+    "Tied",
+    "batch_norm_statistics",
+    "capture",
+    "narrowed",
+    "tensors_of",
+    "untraced",
+]

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from .._base import source
 from .._base.errors import Error
+from .trace import gradient_origin
 
 LOSS_FUNCTIONS: dict[Callable[..., Any], str] = {
     getattr(F, name): name
@@ -96,7 +97,7 @@ def _feeds_another(candidate: Candidate, candidates: Iterable[Candidate]) -> boo
         elif candidate.tensor is other.tensor:
             if later:  # the same tensor marked again: the later mark stands
                 return True
-        elif candidate.tensor.grad_fn is not None and _reaches(other.tensor, candidate.tensor):
+        elif _reaches(other.tensor, candidate.tensor):
             return True
     return False
 
@@ -104,12 +105,13 @@ def _feeds_another(candidate: Candidate, candidates: Iterable[Candidate]) -> boo
 def _reaches(start: torch.Tensor, goal: torch.Tensor) -> bool:
     """Whether ``goal`` is among the values that ``start`` was computed from."""
     seen = set()
-    stack = [start.grad_fn]
+    first, wanted = gradient_origin(start), gradient_origin(goal)
+    stack = [first] if wanted is not None else []
     while stack:
         node = stack.pop()
         if node is None or node in seen:
             continue
-        if node is goal.grad_fn and node is not start.grad_fn:
+        if node is wanted and node is not first:
             return True
         seen.add(node)
         stack.extend(parent for parent, _ in node.next_functions)

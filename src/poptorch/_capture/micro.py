@@ -5,27 +5,21 @@ Source: spec/executor.md sections 3 to 5.
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from .._base import trees
 from .._ir.graph import Graph
 from .._ir.slot import Kind, Slot
-from .._ops.context import listening
 from . import trace
-from .failures import explained
-from .losses import LossFinder
+from .forward import REPLICA, Forward, Request, run_forward
+from .lanes import NotVectorisable, folded, run_lanes
 from .names import Names
-from .swap import Tied, swapped
 
-Call = Callable[[Sequence[torch.Tensor]], Any]
-REPLICA = Slot(Kind.COUNTER, "replica", (), torch.float32)
 _NARROW = {torch.float64: torch.float32, torch.int64: torch.int32}
 
 
@@ -49,48 +43,6 @@ class Micro:
     names: tuple[str, ...]
 
 
-@dataclass(frozen=True, eq=False)
-class Request:
-    """What is to be captured.
-
-    Attributes:
-        module: the user's module; unchanged afterwards.
-        call: runs forward on the tensors of ``batch``, putting them back into the arguments.
-        tensors: the module's parameters and buffers by path.
-        state: their slots, in the same order.
-        batch: slots of the flat tensor arguments of one micro-batch.
-        trained: paths of the parameters that get a gradient; empty in inference.
-        training: whether a loss is looked for.
-        loss_scaling: the factors on the gradient's seed: numbers, or slots of inputs.
-        narrow_64bit: whether 64-bit results become 32-bit ones.
-        anchors: (short name, tensor name) of tensors that come back beside the outputs; names that
-            no tensor of the forward and backward pass has are left to later stages.
-        module_scopes: whether tensors are named after the path of the module that made them.
-        grouped: by path, the group of each replica, for parameters whose leading dimension holds
-            one value per group; forward sees the value of its replica's group.
-    """
-
-    module: nn.Module
-    call: Call
-    tensors: Mapping[str, Tied]
-    state: tuple[Slot, ...]
-    batch: tuple[Slot, ...]
-    trained: frozenset[str] = frozenset()
-    training: bool = False
-    loss_scaling: tuple[float | Slot, ...] = ()
-    narrow_64bit: bool = True
-    anchors: tuple[tuple[str, str], ...] = ()
-    module_scopes: bool = True
-    grouped: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-
-    @property
-    def inputs(self) -> tuple[Slot, ...]:
-        """Every input slot of the traced function."""
-        scaling = tuple(factor for factor in self.loss_scaling if isinstance(factor, Slot))
-        replica = (REPLICA,) if self.grouped else ()
-        return (*self.state, *self.batch, *scaling, *replica)
-
-
 def narrowed(dtype: torch.dtype) -> torch.dtype:
     """The 32-bit type that a 64-bit type becomes at the border; others stay."""
     return _NARROW.get(dtype, dtype)
@@ -104,37 +56,27 @@ class _Recording:
         self.slots: list[Slot] = []
         self.structure: trees.Structure | None = None
         self.hosts: dict[int, torch.Tensor] = {}
-        self.names: Names
+        self.names: tuple[str, ...] = ()
 
     def __call__(self, flat: list[torch.Tensor]) -> list[torch.Tensor]:
         request = self.request
         values = dict(zip((slot.key for slot in request.inputs), flat, strict=True))
         leaves = {slot.path: self._leaf(slot, values[slot.key]) for slot in request.state}
         batch = [values[slot.key] for slot in request.batch]
-        finder = LossFinder()
-        names = Names(request.module, request.module_scopes)
-        grad = torch.enable_grad() if request.training else torch.no_grad()
-        with (
-            grad,
-            swapped(request.tensors, self._seen(leaves, values)) as reassigned,
-            listening(finder),
-            explained(request.module),
-            finder if request.training else contextlib.nullcontext(),
-            names.listening(),
-        ):
-            returned = request.call(batch)
-        loss = finder.final_loss(request.module) if request.training else None
-        results = self._outputs(returned, loss)
-        if loss is not None:
-            names.add("loss", loss)
-            results += self._gradients(loss, leaves, values, names)
-        names.add_inputs(batch)
-        names.add_state(leaves)
-        self.names = names
-        results += self._anchors(names)
-        leaves |= reassigned
+        forward = run_lanes if request.lanes else run_forward
+        with torch.enable_grad() if request.training else torch.no_grad():
+            done = forward(request, batch, self._seen(leaves, values))
+            results = self._outputs(done)
+            if done.loss is not None:
+                done.names.add("loss", done.loss)
+                results += self._gradients(done.loss, leaves, values, done.names)
+        done.names.add_inputs(batch)
+        done.names.add_state(leaves)
+        self.names = done.names.all
+        results += self._anchors(done.names)
+        after = {**done.leaves, **{path: leaves[path] for path in request.grouped}}
         self.slots += [*request.state, *request.batch]
-        results += [leaves[slot.path].detach() for slot in request.state]
+        results += [after[slot.path].detach() for slot in request.state]
         return results + batch
 
     def _leaf(self, slot: Slot, value: torch.Tensor) -> torch.Tensor:
@@ -144,54 +86,33 @@ class _Recording:
 
     def _seen(
         self, leaves: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]
-    ) -> dict[str, torch.Tensor]:
+    ) -> Mapping[str, torch.Tensor]:
         """What forward sees of the state: of a grouped parameter the value of one group."""
         seen = dict(leaves)
         for path, of_replica in self.request.grouped.items():
             replica = values[REPLICA.key].to(torch.int64).reshape(1)
-            table = torch.tensor(of_replica, dtype=torch.int64)
-            group = table.index_select(0, replica)
+            group = torch.tensor(of_replica, dtype=torch.int64).index_select(0, replica)
             with torch.enable_grad():
                 seen[path] = leaves[path].index_select(0, group).squeeze(0)
         return seen
 
-    def _outputs(self, returned: Any, loss: torch.Tensor | None) -> list[torch.Tensor]:
-        tensors, self.structure = trees.flatten(returned, "output")
+    def _outputs(self, done: Forward) -> list[torch.Tensor]:
+        self.structure, self.hosts = done.structure, done.hosts
         results = []
-        for index, tensor in enumerate(tensors):
-            if not trace.is_traced(tensor):
-                self._keep_on_host(index, tensor)
+        for index, tensor in enumerate(done.tensors):
+            if index in done.hosts:
+                warnings.warn(
+                    f"Output expected to be on the IPU: {done.structure.paths[index]} was not "
+                    "computed by the model and is returned as it is",
+                    stacklevel=2,
+                )
                 continue
             result = tensor.detach()
             if self.request.narrow_64bit and result.dtype in _NARROW:
                 result = result.to(_NARROW[result.dtype])
-            kind = Kind.LOSS if tensor is loss else Kind.OUTPUT
+            kind = Kind.LOSS if tensor is done.loss else Kind.OUTPUT
             self.slots.append(Slot.like(kind, str(index), result))
             results.append(result)
-        return results
-
-    def _keep_on_host(self, index: int, tensor: torch.Tensor) -> None:
-        assert self.structure is not None
-        warnings.warn(
-            f"Output expected to be on the IPU: {self.structure.paths[index]} was not computed by "
-            "the model and is returned as it is",
-            stacklevel=2,
-        )
-        self.hosts[index] = tensor.detach()
-
-    @property
-    def _automatic_scaling(self) -> bool:
-        scaling = self.request.loss_scaling
-        return any(isinstance(s, Slot) and s.kind is Kind.OPTSTATE for s in scaling)
-
-    def _anchors(self, names: Names) -> list[torch.Tensor]:
-        results = []
-        for short, long in self.request.anchors:
-            tensor = names.find(long)
-            if tensor is not None:
-                result = tensor.detach()
-                self.slots.append(Slot.like(Kind.ANCHOR, short, result))
-                results.append(result)
         return results
 
     def _gradients(
@@ -210,7 +131,7 @@ class _Recording:
             factor = values[scaling.key].to(loss.dtype) if isinstance(scaling, Slot) else scaling
             if not isinstance(factor, float) or factor != 1.0:
                 seed = seed * factor
-        if self._automatic_scaling:
+        if any(isinstance(s, Slot) and s.kind is Kind.OPTSTATE for s in self.request.loss_scaling):
             names.add("finalLossScale", seed.reshape(-1)[0])
         grads = torch.autograd.grad(
             loss, [leaves[path] for path in trained], grad_outputs=seed, allow_unused=True
@@ -221,12 +142,23 @@ class _Recording:
             names.add(f"Gradient___{path}", gradient)
         return [g for _, g in found]
 
+    def _anchors(self, names: Names) -> list[torch.Tensor]:
+        results = []
+        for short, long in self.request.anchors:
+            tensor = names.find(long)
+            if tensor is not None:
+                result = tensor.detach()
+                self.slots.append(Slot.like(Kind.ANCHOR, short, result))
+                results.append(result)
+        return results
+
 
 def capture(request: Request) -> Micro:
-    """Trace one micro-batch of a module.
+    """Trace one micro-batch of a module, or several as lanes.
 
     Raises:
         Error: no loss or several, a reassigned buffer, or something that cannot be captured.
+        NotVectorisable: with lanes only: capture a single micro-batch instead.
     """
     mode = trace.fake_mode()
     recording = _Recording(request)
@@ -237,13 +169,23 @@ def capture(request: Request) -> Micro:
     )
     graph = Graph("micro", module, (*request.inputs, *constant_slots), tuple(recording.slots))
     assert recording.structure is not None
+    graph = _without_unchanged(graph)
+    if request.lanes is not None:
+        _check_folded(request, graph)
     return Micro(
-        _without_unchanged(graph),
+        graph,
         {slot.key: value for slot, value in zip(constant_slots, constants, strict=True)},
         recording.structure,
-        recording.hosts,
-        recording.names.all,
+        {at: tensor.detach() for at, tensor in recording.hosts.items()},
+        recording.names,
     )
+
+
+def _check_folded(request: Request, graph: Graph) -> None:
+    known = folded(request)
+    for slot in graph.outputs:
+        if slot.kind in (Kind.BUFFER, Kind.PARAM) and slot.path not in known:
+            raise NotVectorisable(f"{slot.kind} {slot.path} is changed in place")
 
 
 def _without_unchanged(graph: Graph) -> Graph:

@@ -16,7 +16,7 @@ from torch import nn
 from .._base import source
 from .._base.errors import Error
 
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 Place = tuple[nn.Module, str, str]  # the module, "_parameters" or "_buffers", the name in it
 
 
@@ -31,7 +31,7 @@ class Tied:
     @property
     def is_statistic(self) -> bool:
         """Whether it is a batch norm's running statistic."""
-        return any(isinstance(owner, _BATCH_NORMS) for owner, _, _ in self.places)
+        return any(isinstance(owner, BATCH_NORMS) for owner, _, _ in self.places)
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tied]:
@@ -87,7 +87,7 @@ def _check(path: str, tied: Tied, value: torch.Tensor, reassigned: dict[str, tor
         now = getattr(owner, holder).get(name)
         if now is value:
             continue
-        if isinstance(owner, _BATCH_NORMS) and isinstance(now, torch.Tensor):
+        if isinstance(owner, BATCH_NORMS) and isinstance(now, torch.Tensor):
             reassigned[path] = now
             continue
         what = "parameter" if holder == "_parameters" else "buffer"

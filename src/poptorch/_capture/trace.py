@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.fx.traceback as fx_traceback
 from torch import fx
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .._ir.operators import draws, writes
@@ -51,6 +53,47 @@ def backward_keeps_origin(loss: torch.Tensor) -> None:
 
     if loss.grad_fn is not None:
         setup_stacktrace_preservation_hooks([loss.grad_fn])
+
+
+def gradient_origin(tensor: torch.Tensor) -> Any:
+    """Return the node of the autograd graph that a tensor came from, lanes or not."""
+    return torch._C._functorch.get_unwrapped(tensor).grad_fn if _is_lane(tensor) else tensor.grad_fn
+
+
+class _RecurrentByHand(TorchFunctionMode):
+    """Takes recurrent layers apart into operators that can be vectorised."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        from torch._decomp import decompositions
+
+        by_hand = {
+            torch.lstm: decompositions.lstm_impl,
+            torch.gru: decompositions.gru_impl,
+            torch.rnn_tanh: decompositions.rnn_tanh_input,
+            torch.rnn_relu: decompositions.rnn_relu_input,
+        }
+        unpacked = func in by_hand and len(args) == 9  # packed sequences have other arguments
+        return (by_hand[func] if unpacked else func)(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def vectorising() -> Iterator[None]:
+    """Within the block operators without a vectorised form are replaced, or refused.
+
+    Attention is spelled out in matrix products, recurrent layers in their steps. Torch's own
+    stopgap for operators without a rule, a loop over the lanes, is made an error.
+    """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH), _RecurrentByHand():
+        warnings.filterwarnings("error", message="There is a performance drop")
+        yield
+
+
+def _is_lane(tensor: torch.Tensor) -> bool:
+    return torch._C._functorch.is_batchedtensor(tensor)
 
 
 def trace(
@@ -101,7 +144,9 @@ def is_traced(tensor: torch.Tensor) -> bool:
 
     mode = get_proxy_mode()
     assert mode is not None, "nothing is being traced"
-    return has_proxy_slot(tensor, mode.tracer)
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor) or has_proxy_slot(
+        tensor, mode.tracer
+    )
 
 
 def untraced() -> contextlib.AbstractContextManager[None]:

@@ -7,36 +7,63 @@ from collections.abc import Mapping
 from .. import _update
 from .._ir.graph import Graph, compose
 from .._ir.optim_spec import OptimSpec
-from .._ir.program import Axis, Emit, Node, Program, Repeat, Run
+from .._ir.program import Axis, Emit, LaneAxis, Node, Program, Repeat, Run
 from .._ir.slot import Kind, Slot
-from .._ir.spec import Spec
+from .._ir.spec import Loops, Spec
 from .anchors import emitted_anchors, with_updated_weights
 from .lower import lower
 
 
-def inference_program(micro: Graph, spec: Spec) -> Program:
-    """Return ``repeat iterations { repeat replicas { forward } }; emit``."""
+def inference_program(micro: Graph, spec: Spec, lanes: LaneAxis | None) -> Program:
+    """Return ``repeat iterations { repeat replicas { forward } }; emit``, or chunks of lanes."""
     forward = Graph("forward", micro.module, micro.inputs, micro.outputs)
-    body = _repeat(Axis.REPLICAS, spec.loops.replicas, (Run("forward"),))
-    body = _repeat(Axis.ITERATIONS, spec.loops.iterations, body)
+    body = _window(Run("forward"), Axis.ITERATIONS, spec.loops.iterations, spec.loops, lanes)
     graphs = {"forward": forward}
-    return Program((*body, _emit(micro, graphs, spec)), graphs, spec.loops, {})
+    return Program((*body, _emit(micro, graphs, spec)), graphs, spec.loops, {}, lanes)
 
 
-def training_program(micro: Graph, spec: Spec, optim: OptimSpec) -> Program:
+def training_program(micro: Graph, spec: Spec, optim: OptimSpec, lanes: LaneAxis | None) -> Program:
     """Return the training step.
 
-    With one micro-batch per update forward, backward and update are one graph; otherwise the micro
-    step adds its gradients to accumulators that the update empties.
+    With one run per update forward, backward and update are one graph; otherwise the micro step
+    adds its gradients to accumulators that the update empties.
     """
     loops = spec.loops
     gradients = [slot for slot in micro.outputs if slot.kind is Kind.GRADIENT]
-    params = [slot for slot in micro.inputs if slot.kind is Kind.PARAM]
     trained = {slot.path for slot in gradients}
-    updated = [slot for slot in params if slot.path in trained]
-    tally = _update.Tally(chunks=loops.accumulation * loops.replicas, replicas=loops.replicas)
-    if tally.chunks == 1:
-        return _fused(micro, spec, optim, gradients, updated, tally)
+    updated = [s for s in micro.inputs if s.kind is Kind.PARAM and s.path in trained]
+    side_by_side = lanes.count if lanes is not None else 1
+    runs = loops.accumulation * loops.replicas // side_by_side
+    tally = _update.Tally(lanes=side_by_side, chunks=runs, replicas=loops.replicas)
+    body: tuple[Node, ...]
+    if runs == 1:
+        graphs, initial = _fused(micro, spec, optim, gradients, updated, tally)
+        body = (Run("step"),)
+    else:
+        graphs, initial = _separate(micro, spec, optim, gradients, updated, tally)
+        window = _window(Run("micro"), Axis.ACCUMULATION, loops.accumulation, loops, lanes)
+        body = (*window, Run("update"))
+    body = _repeat(Axis.ITERATIONS, loops.iterations, body)
+    graphs = {name: with_updated_weights(graph, spec) for name, graph in graphs.items()}
+    return Program((*body, _emit(micro, graphs, spec)), graphs, loops, initial, lanes)
+
+
+def _window(
+    run: Run, axis: Axis, count: int, loops: Loops, lanes: LaneAxis | None
+) -> tuple[Node, ...]:
+    if lanes is not None:
+        return _repeat(Axis.CHUNKS, count // lanes.steps, (run,))
+    return _repeat(axis, count, _repeat(Axis.REPLICAS, loops.replicas, (run,)))
+
+
+def _separate(
+    micro: Graph,
+    spec: Spec,
+    optim: OptimSpec,
+    gradients: list[Slot],
+    updated: list[Slot],
+    tally: _update.Tally,
+) -> tuple[dict[str, Graph], Mapping[str, float]]:
     accumulate = lower(_update.accumulate(optim, gradients, spec.reduction, tally))
     last = _update.finish(optim, gradients, spec.reduction, tally)
     finish = lower(last)
@@ -45,9 +72,7 @@ def training_program(micro: Graph, spec: Spec, optim: OptimSpec) -> Program:
         "micro": compose("micro", [micro, accumulate]),
         "update": compose("update", [finish, update]),
     }
-    body = _repeat(Axis.REPLICAS, loops.replicas, (Run("micro"),))
-    body = _repeat(Axis.ACCUMULATION, loops.accumulation, body)
-    return _training(graphs, (*body, Run("update")), micro, spec, {**last.initial, **initial})
+    return graphs, {**last.initial, **initial}
 
 
 def _fused(
@@ -57,7 +82,7 @@ def _fused(
     gradients: list[Slot],
     updated: list[Slot],
     tally: _update.Tally,
-) -> Program:
+) -> tuple[dict[str, Graph], Mapping[str, float]]:
     parts = [micro]
     scale = _update.scale(optim, gradients, spec.reduction, tally)
     before: Mapping[str, float] = {}
@@ -65,8 +90,7 @@ def _fused(
         parts.append(lower(scale))
         before = scale.initial
     update, initial = _update_graph(optim, updated, parts[-1])
-    graphs = {"step": compose("step", [*parts, update])}
-    return _training(graphs, (Run("step"),), micro, spec, {**before, **initial})
+    return {"step": compose("step", [*parts, update])}, {**before, **initial}
 
 
 def _update_graph(
@@ -76,18 +100,6 @@ def _update_graph(
     (dtype,) = dtypes if len(dtypes) == 1 else (None,)
     piece = _update.lower(optim, updated, gradient_dtype=dtype)
     return lower(piece), piece.initial
-
-
-def _training(
-    graphs: Mapping[str, Graph],
-    update: tuple[Node, ...],
-    micro: Graph,
-    spec: Spec,
-    initial: Mapping[str, float],
-) -> Program:
-    body = _repeat(Axis.ITERATIONS, spec.loops.iterations, update)
-    graphs = {name: with_updated_weights(graph, spec) for name, graph in graphs.items()}
-    return Program((*body, _emit(micro, graphs, spec)), graphs, spec.loops, initial)
 
 
 def _repeat(axis: Axis, count: int, body: tuple[Node, ...]) -> tuple[Node, ...]:

@@ -16,6 +16,7 @@ from .._ir.plan import Plan
 from .._ir.program import Program
 from .._ir.slot import Kind
 from .._ir.spec import Spec
+from . import lanes
 from .build import inference_program, training_program
 
 
@@ -59,13 +60,13 @@ def compile(
     verify.verify_spec(spec)
     backend = backends.choose(spec.target.backend)
     progress(0.02)
-    micro = _capture.capture(request)
+    micro, lane_axis = lanes.capture(request, spec)
     progress(0.2)
     if optim is None:
-        program = inference_program(micro.graph, spec)
+        program = inference_program(micro.graph, spec, lane_axis)
     else:
-        program = training_program(micro.graph, spec, optim)
-    plan = Plan(program, spec, per_replica=_per_replica(micro, spec))
+        program = training_program(micro.graph, spec, optim, lane_axis)
+    plan = Plan(program, spec, per_replica=_per_replica(request, micro, program))
     verify.verify_plan(plan)
     _check_broadcast(request, program, spec)
     placed(plan.chips)
@@ -95,9 +96,14 @@ def _check_broadcast(request: _capture.Request, program: Program, spec: Spec) ->
             )
 
 
-def _per_replica(micro: _capture.Micro, spec: Spec) -> frozenset[str]:
+def _per_replica(
+    request: _capture.Request, micro: _capture.Micro, program: Program
+) -> frozenset[str]:
     """State that forward changes evolves by itself on every replica."""
-    if spec.loops.replicas == 1:
+    if program.loops.replicas == 1:
         return frozenset()
+    if program.lanes is not None:  # what else is changed counts batches, alike on all replicas
+        paths = _capture.batch_norm_statistics(request)
+        return frozenset(f"{Kind.BUFFER}.{path}" for path in paths)
     changed = (s.key for s in micro.graph.outputs if s.kind in (Kind.BUFFER, Kind.CONSTANT))
     return frozenset(changed)

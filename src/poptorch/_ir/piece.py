@@ -23,6 +23,7 @@ class Piece:
         outputs: the slots it writes; one that is also an input is an update of state.
         initial: first values of the state that the piece itself introduces, by slot key; state
             not listed starts at zero.
+        constants: values of its ``constant`` inputs, by slot key.
     """
 
     name: str
@@ -30,3 +31,4 @@ class Piece:
     inputs: tuple[Slot, ...]
     outputs: tuple[Slot, ...]
     initial: Mapping[str, float] = field(default_factory=dict)
+    constants: Mapping[str, torch.Tensor] = field(default_factory=dict)

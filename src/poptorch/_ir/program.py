@@ -16,8 +16,29 @@ class Axis(enum.StrEnum):
     """What a loop counts, slowest first in the order of a combined batch."""
 
     ITERATIONS = "iterations"
+    CHUNKS = "chunks"
     ACCUMULATION = "accumulation"
     REPLICAS = "replicas"
+
+
+@dataclass(frozen=True)
+class LaneAxis:
+    """Micro-batches that run side by side in every run that reads a batch.
+
+    Attributes:
+        axis: what the slower part of the lanes counts: accumulation, in inference iterations.
+        steps: steps of that axis in one run.
+        replicas: replicas in one run, the faster part.
+    """
+
+    axis: Axis
+    steps: int
+    replicas: int
+
+    @property
+    def count(self) -> int:
+        """Lanes in all."""
+        return self.steps * self.replicas
 
 
 @dataclass(frozen=True)
@@ -82,12 +103,15 @@ class Program:
         graphs: the graphs that runs name.
         loops: the counts, for cutting batches and numbering replicas.
         initial: first values of state that the update introduces, by slot key.
+        lanes: what runs side by side, or None. Slots of batches and results then have a leading
+            lane dimension, and slots of state that every replica evolves by itself a replica one.
     """
 
     body: tuple[Node, ...]
     graphs: Mapping[str, Graph]
     loops: Loops
     initial: Mapping[str, float]
+    lanes: LaneAxis | None = None
 
     @property
     def emit(self) -> Emit:

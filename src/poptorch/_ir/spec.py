@@ -175,6 +175,8 @@ class Spec:
         broadcast_buffers: whether replicas share one value of each buffer.
         updatable_buffers: names of buffers that ``copyNamedBuffersToDevice`` may update.
         anchors: ``(short name, tensor name, mode, period)`` of anchored tensors.
+        lanes: micro-batches that run side by side; 0 for as many as ``lane_memory`` allows.
+        lane_memory: bytes for the intermediate values of lanes; 0 for the library's choice.
         hints: everything stored that only the machine model or reports read, as sorted pairs.
     """
 
@@ -191,6 +193,8 @@ class Spec:
     broadcast_buffers: bool = True
     updatable_buffers: tuple[str, ...] = ()
     anchors: tuple[tuple[str, str, OutputMode, int], ...] = ()
+    lanes: int = 0
+    lane_memory: int = 0
     hints: tuple[tuple[str, Hint], ...] = ()
 
     @property

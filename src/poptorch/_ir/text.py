@@ -8,7 +8,7 @@ from .graph import Graph
 from .program import Axis, Emit, Node, Program, Reduce, Repeat, Run
 from .slot import Kind, Slot
 
-_INDEX = {Axis.ITERATIONS: "i", Axis.ACCUMULATION: "a", Axis.REPLICAS: "r"}
+_INDEX = {Axis.ITERATIONS: "i", Axis.ACCUMULATION: "a", Axis.REPLICAS: "r", Axis.CHUNKS: "c"}
 
 
 def program_text(program: Program) -> str:
@@ -24,12 +24,11 @@ def _write(
 ) -> None:
     pad = "  " * depth
     if isinstance(node, Repeat):
-        what = node.axis if node.axis is not Axis.ACCUMULATION else "micro-batches"
-        lines.append(f"{pad}repeat {node.count} {what}")
+        lines.append(f"{pad}repeat {node.count} {_unit(node, program)}")
         for child in node.body:
             _write(child, program, depth + 1, (*axes, node.axis), lines)
     elif isinstance(node, Run):
-        lines.append(pad + _run_text(program.graphs[node.graph], axes))
+        lines.append(pad + _run_text(program, program.graphs[node.graph], axes))
     elif isinstance(node, Reduce):
         lines.append(f"{pad}reduce {node.kind}.* {node.operation} over {node.processes} processes")
     elif isinstance(node, Emit):
@@ -38,8 +37,16 @@ def _write(
         lines.append(f"{pad}emit {names} {node.mode.name.lower()}{period}")
 
 
-def _run_text(graph: Graph, axes: Sequence[Axis]) -> str:
-    index = ",".join(_INDEX[axis] for axis in axes)
+def _unit(node: Repeat, program: Program) -> str:
+    if node.axis is Axis.CHUNKS and program.lanes is not None:
+        micro_batches = node.count * program.lanes.count
+        return f"chunks of {program.lanes.count} lanes  # {micro_batches} micro-batches"
+    return node.axis if node.axis is not Axis.ACCUMULATION else "micro-batches"
+
+
+def _run_text(program: Program, graph: Graph, axes: Sequence[Axis]) -> str:
+    lanes = [f"{program.lanes.count} lanes"] if program.lanes is not None else []
+    index = ",".join([*(_INDEX[axis] for axis in axes), *lanes])
     reads = [
         f"batch[{index}]" if family == "batch.*" and index else family
         for family in _families(graph.inputs)

@@ -113,7 +113,8 @@ def verify_state(state: State, program: Program) -> None:
     """Check rule T1."""
     for key, slot in program.state_slots().items():
         tensor = state.tensors.get(key)
-        replicas = (program.loops.replicas,) if key in state.per_replica else ()
+        own = key in state.per_replica and program.lanes is None
+        replicas = (program.loops.replicas,) if own else ()
         if tensor is None or (*replicas, *slot.shape) != tuple(tensor.shape):
             raise _broken("T1", f"{slot} against {None if tensor is None else tuple(tensor.shape)}")
         if tensor.dtype != slot.dtype:

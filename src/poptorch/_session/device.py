@@ -57,7 +57,8 @@ class Device:
     @staticmethod
     def _replicas(key: str, compiled: Compiled) -> tuple[int, ...]:
         plan = compiled.plan
-        return (plan.spec.loops.replicas,) if key in plan.per_replica else ()
+        own = key in plan.per_replica and plan.program.lanes is None
+        return (plan.spec.loops.replicas,) if own else ()
 
     def upload(self) -> None:
         """Copy host parameters and buffers to the device."""

@@ -217,7 +217,10 @@ def install(session: Session, saved: Saved, spec: Spec, whole: bool) -> None:
 def _check_model(session: Session, plan: Plan) -> None:
     shapes = session.state_shapes()
     for slot in plan.program.state_slots().values():
-        if slot.kind in (Kind.PARAM, Kind.BUFFER) and shapes.get(slot.path) != slot.shape:
+        if slot.kind not in (Kind.PARAM, Kind.BUFFER):
+            continue
+        stacked = plan.program.lanes is not None and slot.key in plan.per_replica
+        if shapes.get(slot.path) != (slot.shape[1:] if stacked else slot.shape):
             raise Error(
                 "Invalid file: it was saved from another model",
                 got=f"{slot.path}: {slot.shape} in the file, {shapes.get(slot.path)} in the model",

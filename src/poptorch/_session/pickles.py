@@ -129,7 +129,7 @@ class _Unpickler(_Tensors, pickle.Unpickler):
     """Makes whatever the pickle says."""
 
 
-_InPython: Any = pickle._Unpickler  # type: ignore[attr-defined]
+_InPython: Any = pickle._Unpickler
 
 
 class _RestrictedUnpickler(_Tensors, _InPython):  # type: ignore[misc]

@@ -202,6 +202,7 @@ class Session:
             optim is not None,
             scaling,
             narrow,
+            None,
             tuple((short, long) for short, long, *_ in spec.anchors),
             spec.module_scopes,
             {path: found.of_replica for path, found in self._groups.items()},

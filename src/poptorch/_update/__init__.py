@@ -1,6 +1,6 @@
 """OptimSpec and gradients -> the pieces that accumulate, descale and update."""
 
-from .flatten import Bundle, Member, flatten
+from .bundles import Bundle, Member, flatten
 from .lower import lower
 from .reduction import Tally, accumulate, finish, scale
 

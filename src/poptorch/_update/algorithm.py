@@ -45,7 +45,9 @@ class Algorithm:
         prepare: scalar work done once per group: from the hyper-parameters and, where counted, the
             number of this update (from 1) to the values that ``step`` reads.
         step: weight, descaled gradient, moments and prepared values to the new weight and moments.
-        elementwise: whether ``step`` may see several weights laid out as one flat tensor.
+        elementwise: whether ``step`` works on a flat bundle as it does on one weight. Where it
+            does not, its values have ``blocks`` for a bundle: the stretches of ALIGNMENT elements
+            that each member takes.
     """
 
     moments: Callable[[OptimSpec, OptimGroup, torch.dtype], tuple[Moment, ...]]

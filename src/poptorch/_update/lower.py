@@ -11,8 +11,9 @@ import torch
 from .._ir.optim_spec import OptimGroup, OptimSpec
 from .._ir.piece import Piece
 from .._ir.slot import Kind, Slot
-from . import adam, lamb, rmsprop, sgd, sgd_combined
+from . import adam, lamb, rmsprop, rounding, sgd, sgd_combined
 from .algorithm import Algorithm, Moment, Value, Values, is_constant, materialised
+from .bundles import Bundle
 
 ALGORITHMS = {
     "sgd": sgd.SGD,
@@ -31,6 +32,7 @@ class _Weight:
     slot: Slot
     gradient: Slot
     moments: tuple[tuple[Moment, Slot], ...]
+    blocks: Slot | None
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -49,22 +51,27 @@ class _Group:
 
 
 def lower(
-    spec: OptimSpec, params: Sequence[Slot], gradient_dtype: torch.dtype | None = None
+    spec: OptimSpec,
+    params: Sequence[Slot | Bundle],
+    gradient_dtype: torch.dtype | None = None,
+    stochastic_rounding: bool = False,
 ) -> Piece:
     """Return the update as a pure function between slots.
 
     Args:
         spec: the optimizer.
-        params: the ``param`` slots that have a gradient. Those in no group are left alone, and
-            so are paths of groups that are not among them.
+        params: the ``param`` slots that have a gradient, or bundles of them. Those in no group
+            are left alone, and so are paths of groups that are not among them.
         gradient_dtype: element type of ``gradient.*``; None for that of each parameter.
+        stochastic_rounding: round weights and moments that are stored in half at random; the
+            piece then advances ``rng.rounding``, a 0-d int64 that starts at the seed.
 
     Returns:
         A piece from ``param.*``, ``gradient.*``, ``optstate.*`` and ``hyper.*`` (0-d float32) to
         the new ``param.*`` and ``optstate.*``.
     """
-    slots = {slot.path: slot for slot in params}
-    groups = [_group(spec, i, g, slots, gradient_dtype) for i, g in enumerate(spec.groups)]
+    found = {p.slot.path if isinstance(p, Bundle) else p.path: p for p in params}
+    groups = [_group(spec, i, g, found, gradient_dtype) for i, g in enumerate(spec.groups)]
     counts = any(group.counts for group in groups)
     inputs: list[Slot] = []
     outputs: list[Slot] = [COUNT] if counts else []
@@ -75,9 +82,20 @@ def lower(
             inputs += [weight.gradient]
             outputs += [weight.slot, *moments]
             initial |= {s.key: m.initial for m, s in weight.moments if m.initial}
+    if stochastic_rounding and any(slot.dtype.itemsize == 2 for slot in outputs):
+        outputs.append(rounding.COUNTER)
     hypers = sorted({name for g in groups if g.weights for _, name in g.variables})
-    inputs = [*outputs, *inputs, *(hyper_slot(name) for name in hypers)]
-    return Piece("update", _function(spec, groups, counts), tuple(inputs), tuple(outputs), initial)
+    bundles = {p.slot.path: p for p in params if isinstance(p, Bundle)}
+    constants = {w.blocks: bundles[w.slot.path] for g in groups for w in g.weights if w.blocks}
+    inputs = [*outputs, *inputs, *(hyper_slot(name) for name in hypers), *constants]
+    return Piece(
+        "update",
+        _function(spec, groups, tuple(outputs)),
+        tuple(inputs),
+        tuple(outputs),
+        initial,
+        {slot.key: torch.tensor(b.blocks) for slot, b in constants.items()},
+    )
 
 
 def hyper_slot(path: str) -> Slot:
@@ -89,21 +107,25 @@ def _group(
     spec: OptimSpec,
     index: int,
     group: OptimGroup,
-    slots: Mapping[str, Slot],
+    found: Mapping[str, Slot | Bundle],
     gradient_dtype: torch.dtype | None,
 ) -> _Group:
     algorithm = ALGORITHMS[spec.algorithm]
     weights = []
     for path in group.params:
-        if path not in slots:
+        if path not in found:
             continue
-        slot = slots[path]
+        param = found[path]
+        blocks = None
+        if isinstance(param, Bundle) and not algorithm.elementwise:
+            blocks = Slot(Kind.CONSTANT, f"blocks.{path}", (len(param.members),), torch.int64)
+        slot = param.slot if isinstance(param, Bundle) else param
         moments = tuple(
             (m, Slot(Kind.OPTSTATE, f"{m.name}.{path}", slot.shape, m.dtype))
             for m in algorithm.moments(spec, group, slot.dtype)
         )
         gradient = Slot(Kind.GRADIENT, path, slot.shape, gradient_dtype or slot.dtype)
-        weights.append(_Weight(slot, gradient, moments))
+        weights.append(_Weight(slot, gradient, moments, blocks))
     constants = {**_numbers(spec.settings), **_numbers(group.settings)}
     variables = [(name, name) for name in spec.variables]
     variables += [(name, f"{index}.{name}") for name in group.variables]
@@ -116,16 +138,15 @@ def _numbers(settings: tuple[tuple[str, object], ...]) -> dict[str, float]:
 
 
 def _function(
-    spec: OptimSpec, groups: Sequence[_Group], counts: bool
+    spec: OptimSpec, groups: Sequence[_Group], outputs: tuple[Slot, ...]
 ) -> Callable[[Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]:
     def update(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        results: dict[str, torch.Tensor] = {}
-        if counts:
-            results[COUNT.key] = tensors[COUNT.key] + 1
+        results = {s.key: tensors[s.key] + 1 for s in outputs if s in (COUNT, rounding.COUNTER)}
+        store = rounding.Stores(tensors.get(rounding.COUNTER.key))
         clip = _clip_factor(spec, groups, tensors)
         for group in groups:
             if group.weights:
-                _update_group(spec, group, clip, tensors, results)
+                _update_group(spec, group, clip, store, tensors, results)
         return results
 
     return update
@@ -135,6 +156,7 @@ def _update_group(
     spec: OptimSpec,
     group: _Group,
     clip: Value,
+    store: rounding.Stores,
     tensors: Mapping[str, torch.Tensor],
     results: dict[str, torch.Tensor],
 ) -> None:
@@ -149,12 +171,14 @@ def _update_group(
         if not is_constant(factor, 1):
             gradient = gradient * factor
         state = {m.name: tensors[slot.key].to(dtype) for m, slot in weight.moments}
+        if weight.blocks is not None:
+            values = values | {"blocks": tensors[weight.blocks.key]}
         updated, state = group.algorithm.step(
             tensors[weight.slot.key].to(dtype), gradient, state, values
         )
-        results[weight.slot.key] = updated.to(weight.slot.dtype)
+        results[weight.slot.key] = store(updated, weight.slot.dtype)
         for moment, slot in weight.moments:
-            results[slot.key] = state[moment.name].to(slot.dtype)
+            results[slot.key] = store(state[moment.name], slot.dtype)
 
 
 def _clip_factor(

@@ -12,16 +12,16 @@ import torch
 
 from .._base import interrupts
 from .._ir.plan import Plan
-from .._ir.program import Axis, Emit, Node, Program, Repeat, Run
+from .._ir.program import Axis, LaneAxis, Node, Program, Repeat, Run
 from .._ir.report import Report
-from .._ir.slot import Kind
-from .._ir.spec import Loops
+from .._ir.slot import Kind, Slot
 from .._ir.state import State
 from ..enums import OutputMode
 from .prepare import Prepared
 
 Compiled = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 Index = dict[Axis, int]
+Mode = tuple[OutputMode, int]  # with the period of EveryN
 
 
 class LoopExecutable:
@@ -49,8 +49,8 @@ class LoopExecutable:
     def run(self, state: State, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Do one call; see ``Executable.run``."""
         runs = self._bind(state)
-        collector = Collector(self._program.emit, self._program.loops)
-        slices = [_cut(value, self._program.loops.slices) for value in batch]
+        collector = Collector(self._program)
+        slices = [_cut(value, self._program) for value in batch]
         index: Index = dict.fromkeys(Axis, 0)
         random = _device_generator(state, self._random)
         with interrupts.deferred(), torch.no_grad(), random:
@@ -61,9 +61,8 @@ class LoopExecutable:
     def _bind(self, state: State) -> dict[str, _BoundRun]:
         # State tensors keep their identity, so the argument lists are made once per State.
         if self._bound is None or self._bound[0] is not state:
-            loops = self._program.loops
             runs = {
-                name: _BoundRun(prepared, function, state, loops)
+                name: _BoundRun(prepared, function, state, self._program)
                 for name, (prepared, function) in self._functions.items()
             }
             self._bound = state, runs
@@ -93,45 +92,66 @@ class LoopExecutable:
 class _BoundRun:
     """One graph with its state arguments in place, waiting for batch slices."""
 
-    def __init__(self, prepared: Prepared, function: Compiled, state: State, loops: Loops) -> None:
+    def __init__(
+        self, prepared: Prepared, function: Compiled, state: State, program: Program
+    ) -> None:
         self._function = function
-        self._loops = loops
-        self._batch = [
-            (place, int(slot.path))
-            for place, slot in enumerate(prepared.inputs)
-            if slot.kind is Kind.BATCH
-        ]
-        self._counters = [
-            (place, slot.path)
-            for place, slot in enumerate(prepared.inputs)
-            if slot.kind is Kind.COUNTER
-        ]
+        self._loops = program.loops
+        self._lanes = program.lanes
+        inputs = list(enumerate(prepared.inputs))
+        self._batch = [(at, int(s.path)) for at, s in inputs if s.kind is Kind.BATCH]
+        self._counters = [(at, s.path) for at, s in inputs if s.kind is Kind.COUNTER]
+        stacked = program.lanes is not None  # such a program reads all replicas at once
         self._arguments: list[list[torch.Tensor | None]] = [
-            [state.read(s.key, replica) if s.is_state else None for s in prepared.inputs]
-            for replica in range(loops.replicas)
+            [_state_argument(state, slot, None if stacked else replica) for _, slot in inputs]
+            for replica in range(1 if stacked else program.loops.replicas)
         ]
         self.emitted = [slot.key for slot in prepared.outputs]
 
     def __call__(
         self, slices: Sequence[Sequence[torch.Tensor]], index: Index
     ) -> Sequence[torch.Tensor]:
-        loops, replica = self._loops, index[Axis.REPLICAS]
-        arguments = list(self._arguments[replica])
-        step = index[Axis.ITERATIONS] * loops.accumulation + index[Axis.ACCUMULATION]
-        piece = step * loops.input_groups + loops.input_group(replica)
+        arguments = list(self._arguments[index[Axis.REPLICAS]])
+        piece, done = self._position(index)
         for place, source in self._batch:
             arguments[place] = slices[source][piece]
         if self._counters:
-            done = index[Axis.ACCUMULATION] * loops.replicas + replica
+            replica = index[Axis.REPLICAS]
             for place, path in self._counters:
                 arguments[place] = torch.tensor(float(replica if path == "replica" else done))
         return self._function(arguments)  # type: ignore[arg-type]
 
+    def _position(self, index: Index) -> tuple[int, int]:
+        """Which slice of the batch this run reads, and how many of its kind came before."""
+        loops, lanes = self._loops, self._lanes
+        if lanes is not None:
+            chunks = loops.accumulation // lanes.steps if lanes.axis is Axis.ACCUMULATION else 1
+            return index[Axis.ITERATIONS] * chunks + index[Axis.CHUNKS], index[Axis.CHUNKS]
+        replica = index[Axis.REPLICAS]
+        step = index[Axis.ITERATIONS] * loops.accumulation + index[Axis.ACCUMULATION]
+        piece = step * loops.input_groups + loops.input_group(replica)
+        return piece, index[Axis.ACCUMULATION] * loops.replicas + replica
 
-def _cut(value: torch.Tensor, pieces: int) -> Sequence[torch.Tensor]:
-    if pieces == 1:
-        return (value,)
-    return value.view(pieces, value.shape[0] // pieces, *value.shape[1:]).unbind(0)
+
+def _state_argument(state: State, slot: Slot, replica: int | None) -> torch.Tensor | None:
+    if not slot.is_state:
+        return None
+    return state.tensors[slot.key] if replica is None else state.read(slot.key, replica)
+
+
+def _cut(value: torch.Tensor, program: Program) -> Sequence[torch.Tensor]:
+    """Cut a combined input into what each run reads, in order."""
+    loops, lanes = program.loops, program.lanes
+    if lanes is None:
+        if loops.slices == 1:
+            return (value,)
+        return value.view(loops.slices, -1, *value.shape[1:]).unbind(0)
+    rows = value.shape[0] // loops.slices
+    steps = value.view(-1, loops.input_groups, rows, *value.shape[1:])
+    if loops.input_group_size > 1:
+        groups = [loops.input_group(replica) for replica in range(loops.replicas)]
+        steps = steps[:, groups]
+    return steps.reshape(-1, lanes.count, rows, *value.shape[1:]).unbind(0)
 
 
 class _device_generator:  # noqa: N801 (used as a function)
@@ -155,45 +175,76 @@ class _device_generator:  # noqa: N801 (used as a function)
 class Collector:
     """Keeps the results of the runs that the output mode wants and puts them together."""
 
-    def __init__(self, emit: Emit, loops: Loops) -> None:
-        self._emit = emit
-        self._loops = loops
-        self._modes = {slot.key: emit.mode_of(slot.key) for slot in emit.slots}
+    def __init__(self, program: Program) -> None:
+        self._emit = program.emit
+        self._loops = program.loops
+        self._lanes = program.lanes
+        self._modes = {slot.key: self._emit.mode_of(slot.key) for slot in self._emit.slots}
         self._kept: dict[str, list[torch.Tensor]] = {key: [] for key in self._modes}
         self._sums: dict[str, dict[int, torch.Tensor]] = {}
 
     def take(self, keys: Sequence[str], values: Sequence[torch.Tensor], index: Index) -> None:
         """Look at the results of one run."""
+        steps = {mode: self._steps(mode, index) for mode in set(self._modes.values())}
         for key, value in zip(keys, values, strict=True):
-            if key not in self._modes:
+            mode = self._modes.get(key)
+            if mode is None or not steps[mode]:
                 continue
-            mode, period = self._modes[key]
-            if mode is OutputMode.Sum:
-                sums, replica = self._sums.setdefault(key, {}), index[Axis.REPLICAS]
-                sums[replica] = sums[replica] + value if replica in sums else value
-            elif self._wanted(mode, period, index):
-                self._kept[key].append(value)
+            lanes = self._lanes
+            part = value.unsqueeze(0) if lanes is None else _steps(value, steps[mode], lanes)
+            if mode[0] is OutputMode.Sum:
+                self._add(key, part, index[Axis.REPLICAS])
+            else:
+                self._kept[key].append(part)
 
-    def _wanted(self, mode: OutputMode, period: int, index: Index) -> bool:
-        iteration, step = index[Axis.ITERATIONS], index[Axis.ACCUMULATION]
-        if mode is OutputMode.Final:
+    def _add(self, key: str, part: torch.Tensor, replica: int) -> None:
+        """Sum over everything but replicas."""
+        if self._lanes is not None:
+            part = part.view(-1, self._lanes.replicas, *part.shape[1:]).sum(0, dtype=part.dtype)
+        sums = self._sums.setdefault(key, {})
+        sums[replica] = sums[replica] + part if replica in sums else part
+        self._kept[key] = list(sums.values())
+
+    def _steps(self, mode: Mode, index: Index) -> list[int]:
+        """Which steps of one run are wanted in a mode."""
+        lanes = self._lanes
+        if lanes is None:
+            wanted_here = self._wanted(mode, index[Axis.ITERATIONS], index[Axis.ACCUMULATION])
+            return [0] if wanted_here else []
+        first = index[Axis.CHUNKS] * lanes.steps
+        steps = range(first, first + lanes.steps)
+        if lanes.axis is Axis.ITERATIONS:
+            wanted = [self._wanted(mode, step, self._loops.accumulation - 1) for step in steps]
+        else:
+            wanted = [self._wanted(mode, index[Axis.ITERATIONS], step) for step in steps]
+        return [at for at, keep in enumerate(wanted) if keep]
+
+    def _wanted(self, mode: Mode, iteration: int, step: int) -> bool:
+        if mode[0] is OutputMode.Final:
             last = (self._loops.iterations - 1, self._loops.accumulation - 1)
             return (iteration, step) == last
-        if mode is OutputMode.EveryN:
-            return (iteration + 1) % period == 0
+        if mode[0] is OutputMode.EveryN:
+            return (iteration + 1) % mode[1] == 0
         return True
 
     def results(self) -> list[torch.Tensor]:
         """One tensor per emitted slot: scalars stacked, others joined along dimension 0."""
-        summed = {key: list(sums.values()) for key, sums in self._sums.items()}
-        kept = {**self._kept, **summed}
-        return [_joined(kept[slot.key]) for slot in self._emit.slots]
+        return [_joined(self._kept[slot.key]) for slot in self._emit.slots]
 
 
-def _joined(values: list[torch.Tensor]) -> torch.Tensor:
-    if len(values) == 1:
-        return values[0]
-    return torch.stack(values) if values[0].dim() == 0 else torch.cat(values)
+def _steps(value: torch.Tensor, steps: list[int], lanes: LaneAxis) -> torch.Tensor:
+    """The lanes of some steps, all replicas of each."""
+    if len(steps) == lanes.steps:
+        return value
+    rows = value.reshape(lanes.steps, lanes.replicas, *value.shape[1:])
+    return rows[steps].flatten(0, 1)
+
+
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    rows = parts[0] if len(parts) == 1 else torch.cat(parts)
+    if rows.shape[0] == 1:
+        return rows.squeeze(0)
+    return rows.flatten(0, 1) if rows.dim() > 1 else rows
 
 
 def program_report(backend: str, program: Program, seconds: float) -> Report:

@@ -21,6 +21,31 @@ class BatchingOptions(Container):
     device_iterations: int
     output_mode: int
     output_return_period: int
+    lane_memory: int
+
+    def lanes(self, count: int) -> Self:
+        """Fix how many micro-batches of a call run side by side; not a PopTorch option.
+
+        Args:
+            count: 0 (the default) lets the library choose as many as ``laneMemory`` allows; 1 runs
+                one micro-batch after another; another number is rounded down to one that divides
+                the accumulation steps (in inference, the iterations) times the replicas.
+
+        Raises:
+            AssertionFailure: not an int (an ``AssertionError``).
+        """
+        return self.set(lanes=count)
+
+    def laneMemory(self, lane_memory: int) -> Self:
+        """Limit the bytes of intermediate values of lanes; not a PopTorch option.
+
+        Args:
+            lane_memory: 0 (the default) means a quarter of the free memory, at most 1 GiB.
+
+        Raises:
+            AssertionFailure: not an int (an ``AssertionError``).
+        """
+        return self.set(lane_memory=lane_memory)
 
     def deviceIterations(self, device_iterations: int) -> Self:
         """Set the micro-steps (inference) or optimiser steps (training) per call; default 1.

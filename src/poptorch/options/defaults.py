@@ -27,6 +27,8 @@ def general_defaults() -> dict[str, Any]:
         "sync_pattern": int(SyncPattern.Full),
         "available_memory_proportion": {},
         "backend": "auto",
+        "lanes": 0,
+        "lane_memory": 0,
     }
 
 

@@ -61,6 +61,8 @@ connectionType | V | connection_type | when the device is acquired
 useOfflineIpuTarget | V | ipu_version | compile only, for a generation
 syncPattern | H | sync_pattern | synchronisation of devices and host
 backend | N | backend | what runs the programs
+lanes | N | lanes | micro-batches that run side by side
+laneMemory | N | lane_memory | memory that they may use
 randomSeed | N | random_seed | seed of device and host generators
 enableStableNorm | N | _Popart[enableStableNorm] | variance of norms in two passes
 enableSyntheticData | N | _Popart[syntheticDataMode] | no host input and output

@@ -138,6 +138,8 @@ def freeze(options: Options, training: bool) -> Spec:
         precision=_precision(options),
         target=target,
         placement=placement,
+        lanes=options._values["lanes"],
+        lane_memory=options.lane_memory,
         homes=freeze_locations(
             options.TensorLocations,
             phased=placement.phased,

@@ -14,9 +14,12 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._functorch.compile_utils import fx_graph_cse
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from .order import OrderedReplay
 
 aten = torch.ops.aten
 Decompositions = Mapping[Any, Callable[..., Any]]
@@ -29,41 +32,38 @@ def fakes(examples: Sequence[torch.Tensor]) -> tuple[FakeTensorMode, list[torch.
 
 
 def lower(
-    module: fx.GraphModule, inputs: Sequence[torch.Tensor], decompositions: Decompositions
+    module: fx.GraphModule,
+    inputs: Sequence[torch.Tensor],
+    rules: Decompositions,
+    decompositions: Decompositions,
 ) -> fx.GraphModule:
     """Rewrite a graph in the operators that the code generator knows.
 
     Args:
         module: pure ATen with ``aten.copy_(placeholder, value)`` for state updated in place.
         inputs: fake tensors, one per placeholder.
-        decompositions: by operator, a function that computes it with others, or that returns
-            ``NotImplemented`` to leave it as it is.
+        rules: by operator of the graph, a faster way to compute it; takes the operator's arguments
+            and may lay its result out in memory as it likes.
+        decompositions: by operator, wherever it turns up, how it is computed with others.
+            Functions of both tables may return ``NotImplemented`` to leave an operator as it is.
 
     Returns:
         A new graph of the same contract whose writes all stand at the end.
     """
     pure, returned, targets = _without_writes(module)
-    replay = torch.func.functionalize(lambda *a: _Replay(pure).run(*a), remove="mutations")
+    replay = OrderedReplay(pure, rules)
     with torch.no_grad():
         lowered = make_fx(
-            replay,
+            torch.func.functionalize(lambda *a: replay.run(*a), remove="mutations"),
             decomposition_table=dict(decompositions),
             tracing_mode="real",
             _allow_non_fake_inputs=True,
         )(*inputs)
     lowered.graph.eliminate_dead_code()
+    lowered = fx.GraphModule(lowered, fx_graph_cse(lowered.graph))
     _append_writes(lowered.graph, returned, targets)
     lowered.recompile()
     return lowered
-
-
-class _Replay(fx.Interpreter):
-    """Runs a graph whose intermediate values may lie differently in memory than traced."""
-
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        if target in (aten.view.default, aten._unsafe_view.default):
-            target = aten.reshape.default
-        return super().call_function(target, args, kwargs)
 
 
 def _without_writes(module: fx.GraphModule) -> tuple[fx.GraphModule, int, list[int]]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 from .._ir.optim_spec import OptimGroup, OptimSpec
 from .._ir.slot import Kind, Slot
-from .lower import ALGORITHMS
 
 ALIGNMENT = 64
 """Members start at multiples of this many elements: 128 bytes in half, 256 in float."""
@@ -39,6 +38,11 @@ class Bundle:
     slot: Slot
     members: tuple[Member, ...]
 
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """How many stretches of ALIGNMENT elements each member takes, padding included."""
+        return tuple(_blocks(member.slot) for member in self.members)
+
 
 def flatten(spec: OptimSpec, params: Sequence[Slot]) -> tuple[OptimSpec, tuple[Bundle, ...]]:
     """Return the same optimizer over bundles of its weights.
@@ -48,11 +52,8 @@ def flatten(spec: OptimSpec, params: Sequence[Slot]) -> tuple[OptimSpec, tuple[B
         params: the ``param`` slots that have a gradient.
 
     Returns:
-        A spec to lower over the bundles' slots, and the bundles. Weights whose update is not
-        elementwise (LAMB) come back as they were, in no bundle.
+        A spec whose groups name the bundles, and the bundles, both for ``lower``.
     """
-    if not ALGORITHMS[spec.algorithm].elementwise:
-        return spec, ()
     slots = {slot.path: slot for slot in params}
     bundles: list[Bundle] = []
     groups: list[OptimGroup] = []
@@ -73,5 +74,9 @@ def _bundle(path: str, slots: Sequence[Slot]) -> Bundle:
     members, end = [], 0
     for slot in slots:
         members.append(Member(slot, end))
-        end += -(-slot.numel // ALIGNMENT) * ALIGNMENT
+        end += _blocks(slot) * ALIGNMENT
     return Bundle(Slot(Kind.PARAM, path, (end,), slots[0].dtype), tuple(members))
+
+
+def _blocks(slot: Slot) -> int:
+    return -(-slot.numel // ALIGNMENT)

@@ -1,0 +1,127 @@
+"""Running the user's forward once on traced tensors: what goes in and what is seen of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from .._base import trees
+from .._ir.slot import Kind, Slot
+from .._ops.context import listening
+from .failures import explained
+from .losses import LossFinder
+from .names import Names
+from .swap import Tied, swapped
+from .trace import is_traced
+
+Call = Callable[[Sequence[torch.Tensor]], Any]
+REPLICA = Slot(Kind.COUNTER, "replica", (), torch.float32)
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """Micro-batches that run side by side, as one vectorised axis.
+
+    Attributes:
+        steps: accumulation steps (in inference, iterations) that are lanes.
+        replicas: replicas that are lanes; the faster of the two axes.
+    """
+
+    steps: int
+    replicas: int = 1
+
+    @property
+    def count(self) -> int:
+        """Lanes in all."""
+        return self.steps * self.replicas
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """What is to be captured.
+
+    Attributes:
+        module: the user's module; unchanged afterwards.
+        call: runs forward on the tensors of ``batch``, putting them back into the arguments.
+        tensors: the module's parameters and buffers by path.
+        state: their slots, in the same order.
+        batch: slots of the flat tensor arguments of one micro-batch.
+        trained: paths of the parameters that get a gradient; empty in inference.
+        training: whether a loss is looked for.
+        loss_scaling: the factors on the gradient's seed: numbers, or slots of inputs.
+        narrow_64bit: whether 64-bit results become 32-bit ones.
+        lanes: how many micro-batches run side by side; their slots then have a leading lane
+            dimension, and each ``gradient.*`` is the sum over the lanes. None for one micro-batch.
+        anchors: (short name, tensor name) of tensors that come back beside the outputs; names that
+            no tensor of the forward and backward pass has are left to later stages.
+        module_scopes: whether tensors are named after the path of the module that made them.
+        grouped: by path, the group of each replica, for parameters whose leading dimension holds
+            one value per group; forward sees the value of its replica's group.
+    """
+
+    module: nn.Module
+    call: Call
+    tensors: Mapping[str, Tied]
+    state: tuple[Slot, ...]
+    batch: tuple[Slot, ...]
+    trained: frozenset[str] = frozenset()
+    training: bool = False
+    loss_scaling: tuple[float | Slot, ...] = ()
+    narrow_64bit: bool = True
+    lanes: Lanes | None = None
+    anchors: tuple[tuple[str, str], ...] = ()
+    module_scopes: bool = True
+    grouped: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def inputs(self) -> tuple[Slot, ...]:
+        """Every input slot of the traced function."""
+        scaling = tuple(factor for factor in self.loss_scaling if isinstance(factor, Slot))
+        replica = (REPLICA,) if self.grouped else ()
+        return (*self.state, *self.batch, *scaling, *replica)
+
+
+@dataclass(eq=False)
+class Forward:
+    """One run of forward.
+
+    Attributes:
+        tensors: the tensors that it returned.
+        structure: what they were cut out of.
+        loss: the final loss, in training.
+        leaves: parameters and buffers by path, as they are afterwards.
+        names: what users call the tensors that modules returned.
+        hosts: the returned tensors that forward did not compute, by their place.
+    """
+
+    tensors: list[torch.Tensor]
+    structure: trees.Structure
+    loss: torch.Tensor | None
+    leaves: dict[str, torch.Tensor]
+    names: Names
+    hosts: dict[int, torch.Tensor]
+
+
+def run_forward(
+    request: Request, batch: Sequence[torch.Tensor], leaves: Mapping[str, torch.Tensor]
+) -> Forward:
+    """Run the user's forward with traced tensors in place, watching for losses."""
+    finder = LossFinder()
+    names = Names(request.module, request.module_scopes)
+    with (
+        swapped(request.tensors, leaves) as reassigned,
+        listening(finder),
+        explained(request.module),
+        finder if request.training else contextlib.nullcontext(),
+        names.listening(),
+    ):
+        returned = request.call(batch)
+    tensors, structure = trees.flatten(returned, "output")
+    loss = finder.final_loss(request.module) if request.training else None
+    hosts = {at: tensor for at, tensor in enumerate(tensors) if not is_traced(tensor)}
+    return Forward(tensors, structure, loss, {**leaves, **reassigned}, names, hosts)

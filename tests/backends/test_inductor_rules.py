@@ -1,0 +1,121 @@
+"""The faster rules compute what the operators compute, for every geometry, without compiling."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from poptorch.backends.inductor.convolution import convolution, convolution_backward
+from poptorch.backends.inductor.order import OrderedReplay, memory_order
+from poptorch.backends.inductor.pooling import max_pool, max_pool_backward
+from poptorch.backends.inductor.windows import batch_first
+
+aten = torch.ops.aten
+BATCH = 8
+
+
+def same(ours: object, theirs: object) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4, check_stride=False)
+
+
+@pytest.mark.parametrize("kernel", [1, 2, 3])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("padding", [0, 1])
+@pytest.mark.parametrize("dilation", [1, 2])
+def test_convolution(kernel: int, stride: int, padding: int, dilation: int) -> None:
+    x, w, b = torch.randn(BATCH, 3, 9, 8), torch.randn(5, 3, kernel, kernel + 1), torch.randn(5)
+    args = ([stride] * 2, [padding] * 2, [dilation] * 2, False, [0, 0], 1)
+    y = aten.convolution(x, w, b, *args)
+    same(convolution(x, w, b, *args), y)
+    g = torch.randn_like(y)
+    backward = (g, x, w, [5], *args, [True] * 3)
+    same(convolution_backward(*backward), tuple(aten.convolution_backward(*backward)))
+
+
+@pytest.mark.parametrize("space", [(11,), (5, 4, 6)])
+def test_convolution_in_other_dimensions(space: tuple[int, ...]) -> None:
+    rank = len(space)
+    x, w = torch.randn(BATCH, 2, *space), torch.randn(3, 2, *(3,) * rank)
+    args = ([2] * rank, [1] * rank, [1] * rank, False, [0] * rank, 1)
+    y = aten.convolution(x, w, None, *args)
+    same(convolution(x, w, None, *args), y)
+    backward = (torch.randn_like(y), x, w, None, *args, [True, True, False])
+    dx, dw, db = convolution_backward(*backward)
+    assert db is None
+    same((dx, dw), tuple(aten.convolution_backward(*backward))[:2])
+
+
+@pytest.mark.parametrize("channels,outputs,groups", [(4, 4, 1), (16, 32, 1), (4, 4, 4)])
+def test_convolutions_left_to_the_library(channels: int, outputs: int, groups: int) -> None:
+    x, w = torch.randn(BATCH - 1, channels, 5, 6), torch.randn(outputs, channels // groups, 3, 3)
+    args = ([1, 1], [0, 0], [1, 1], False, [0, 0], groups)
+    y = convolution(x, w, None, *args)
+    same(y, aten.convolution(x, w, None, *args))
+    assert memory_order(y) == ((0, 2, 3, 1) if channels == 16 else (0, 1, 2, 3))
+    backward = (torch.randn_like(y), x, w, None, *args, [True, True, False])
+    same(convolution_backward(*backward)[:2], tuple(aten.convolution_backward(*backward))[:2])
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(
+    "kernel,stride,padding,dilation",
+    [([2, 2], [2, 2], [0, 0], [1, 1]), ([3, 2], [2, 1], [1, 0], [1, 1]), ([2], [], [1], [2])],
+)
+def test_max_pool_picks_the_same_elements(kernel, stride, padding, dilation, layout) -> None:
+    x = torch.randint(-3, 3, (BATCH, 8, 8, 9)).float()  # many ties
+    x[0, 0, 3, 3:5] = float("nan")
+    x = x.contiguous(memory_format=layout)
+    args = (kernel, stride, padding, dilation)
+    best, index = aten.max_pool2d_with_indices(x, *args)
+    ours = max_pool(x, *args)
+    torch.testing.assert_close(ours, (best, index), check_stride=False, equal_nan=True)
+    grad = torch.randn_like(best)
+    stride = stride or kernel
+    backward = (grad, x, kernel, stride, padding, dilation, False, index)
+    same(max_pool_backward(*backward), aten.max_pool2d_with_indices_backward(*backward))
+
+
+def test_max_pool_left_alone_where_a_window_reaches_over_the_end() -> None:
+    x = torch.randn(BATCH, 1, 5, 5)
+    assert max_pool(x, [2, 2], [2, 2], [0, 0], [1, 1], True) is NotImplemented
+    assert max_pool(x[:, :, :4, :4], [2, 2], [2, 2], [0, 0], [1, 1], True) is not NotImplemented
+
+
+def test_memory_order() -> None:
+    x = torch.randn(2, 3, 4)
+    for order in itertools.permutations(range(3)):
+        back = [order.index(d) for d in range(3)]
+        assert memory_order(x.permute(order).contiguous().permute(back)) == order
+    assert memory_order(x[:, ::2]) is None
+    assert memory_order(x.expand(5, 2, 3, 4)) is None
+
+
+def test_replay_keeps_memory_order_and_restores_it_where_needed() -> None:
+    seen: dict[str, tuple[int, ...]] = {}
+
+    def batch_last_relu(x: torch.Tensor) -> torch.Tensor:
+        return batch_first(x.relu().permute(1, 2, 0).contiguous())
+
+    def watched(name: str, operator: torch._ops.OpOverload):
+        def rule(x: torch.Tensor, *rest: object) -> object:
+            seen[name] = x.stride()
+            return NotImplemented
+
+        return {operator: rule}
+
+    def step(x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x.relu()
+        z = (y * scale).exp()
+        return z, z.sum(0), z.cumsum(0), z.view(BATCH, -1)
+
+    x, scale = torch.randn(BATCH, 3, 7), torch.randn(3, 1)
+    module = make_fx(step, tracing_mode="fake")(x, scale)
+    rules = {aten.relu.default: batch_last_relu, **watched("exp", aten.exp.default)}
+    ours = OrderedReplay(module, rules).run(x, scale)
+    same(tuple(ours), step(x, scale))
+    assert seen["exp"] == (1, 7 * BATCH, BATCH)
+    assert ours[0].stride() == (1, 7 * BATCH, BATCH)
+    assert ours[2].stride() == (21, 7, 1)

@@ -1,0 +1,121 @@
+"""Micro-batches side by side compute what they compute one after another."""
+
+from __future__ import annotations
+
+import copy
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from zoo import ROWS, ZOO
+
+ACCUMULATION = 6
+CASES = sorted(set(ZOO) - {"dropout"})  # draws its random numbers in another order
+
+
+def options(lanes: int, replicas: int = 1) -> poptorch.Options:
+    opts = poptorch.Options().backend("reference").showCompilationProgressBar(False).lanes(lanes)
+    opts.replicationFactor(replicas).broadcastBuffers(False).randomSeed(1)
+    opts.Training.gradientAccumulation(ACCUMULATION)
+    return opts.outputMode(poptorch.OutputMode.All)
+
+
+def train(model: nn.Module, opts: poptorch.Options, batches) -> tuple[torch.Tensor, dict]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    training = poptorch.trainingModel(model, opts, optimizer)
+    losses = torch.stack([training(*batch)[1] for batch in batches])
+    lanes = training.plan().program.lanes
+    training.destroy()
+    return losses, {**model.state_dict(), "lanes": lanes}
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("lanes", [0, 3])
+@pytest.mark.parametrize("name", CASES)
+def test_lanes_equal_the_loop(name: str, lanes: int, replicas: int) -> None:
+    torch.manual_seed(0)
+    model = ZOO[name].build()
+    batches = [ZOO[name].inputs(ROWS * ACCUMULATION * replicas) for _ in range(3)]
+    expected, state = train(copy.deepcopy(model), options(1, replicas), batches)
+    losses, ours = train(model, options(lanes * replicas, replicas), batches)
+    assert state.pop("lanes") is None
+    side_by_side = ours.pop("lanes")
+    if name == "counter":  # its buffer depends on the order of micro-batches
+        assert side_by_side is None
+    else:
+        assert side_by_side.count == (lanes or ACCUMULATION) * replicas
+    torch.testing.assert_close(losses, expected, rtol=1e-4, atol=1e-5)
+    for key in state:
+        torch.testing.assert_close(ours[key], state[key], rtol=1e-4, atol=1e-5)
+
+
+class BatchNorms(nn.Module):
+    """One batch norm called twice, one in eval mode, one without statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice, self.frozen = nn.BatchNorm1d(3, momentum=0.3), nn.BatchNorm1d(3).eval()
+        self.plain = nn.BatchNorm1d(3, track_running_stats=False)
+
+    def forward(self, x):
+        out = self.plain(self.frozen(self.twice(self.twice(x) + 1) * 2))
+        return poptorch.identity_loss(out.square(), "mean")
+
+
+def test_unusual_batch_norms() -> None:
+    torch.manual_seed(0)
+    model = BatchNorms()
+    results = []
+    for lanes in (1, 6, 2):
+        twin = copy.deepcopy(model)
+        opts = options(lanes)
+        x = torch.randn(ACCUMULATION * 5, 3, generator=torch.Generator().manual_seed(2))
+        training = poptorch.trainingModel(twin, opts)
+        training(x)
+        training(x)
+        assert (training.plan().program.lanes is None) == (lanes == 1)
+        results.append(twin.state_dict())
+    for other in results[1:]:
+        for key, value in results[0].items():
+            torch.testing.assert_close(other[key], value, rtol=1e-4, atol=1e-6)
+
+
+def test_what_cannot_be_vectorised_falls_back_and_says_why(caplog) -> None:
+    model = ZOO["counter"].build()
+    training = poptorch.trainingModel(model, options(0))
+    with caplog.at_level(logging.DEBUG, logger="poptorch:cpp"):
+        training(*ZOO["counter"].inputs(ROWS * ACCUMULATION))
+    assert training.plan().program.lanes is None
+    assert "one after another: buffer steps is changed in place" in caplog.text
+    assert model.steps == ACCUMULATION
+
+
+def test_a_small_memory_budget_means_more_chunks_and_the_same_result() -> None:
+    torch.manual_seed(0)
+    model = ZOO["transformer"].build()
+    batch = ZOO["transformer"].inputs(ROWS * ACCUMULATION)
+    expected, state = train(copy.deepcopy(model), options(0), [batch])
+    lanes = state.pop("lanes")
+    assert lanes.count == ACCUMULATION
+    losses, ours = train(model, options(0).laneMemory(80_000), [batch])
+    fewer = ours.pop("lanes")
+    assert fewer is not None
+    assert 1 < fewer.count < ACCUMULATION
+    torch.testing.assert_close(losses, expected)
+    for key in state:
+        torch.testing.assert_close(ours[key], state[key])
+
+
+def test_random_numbers_differ_between_lanes_and_repeat_with_the_seed() -> None:
+    class Noise(nn.Module):
+        def forward(self, x):
+            return torch.rand_like(x)
+
+    opts = poptorch.Options().backend("reference").showCompilationProgressBar(False)
+    opts.deviceIterations(8).randomSeed(3)
+    first, again = (poptorch.inferenceModel(Noise(), opts)(torch.zeros(8, 4)) for _ in range(2))
+    assert torch.equal(first, again)
+    assert first.unique().numel() == first.numel()
