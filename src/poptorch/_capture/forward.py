@@ -62,6 +62,7 @@ class Request:
         module_scopes: whether tensors are named after the path of the module that made them.
         grouped: by path, the group of each replica, for parameters whose leading dimension holds
             one value per group; forward sees the value of its replica's group.
+        arguments: the structure of every argument, constants included, for explanations.
     """
 
     module: nn.Module
@@ -77,6 +78,7 @@ class Request:
     anchors: tuple[tuple[str, str], ...] = ()
     module_scopes: bool = True
     grouped: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    arguments: Mapping[str, trees.Structure] = field(default_factory=dict)
 
     @property
     def inputs(self) -> tuple[Slot, ...]:

@@ -16,7 +16,7 @@ from .._ir.plan import Plan
 from .._ir.program import Program
 from .._ir.slot import Kind
 from .._ir.spec import Spec
-from . import lanes
+from . import cache, lanes
 from .build import inference_program, training_program
 
 
@@ -72,7 +72,13 @@ def compile(
     placed(plan.chips)
     progress(0.3)
     log.engine.debug("Program:\n%s", program)
-    executable = backend.compile(plan, lambda share: progress(0.3 + 0.7 * share))
+    executable = cache.compile_or_find(
+        backend,
+        plan,
+        request.arguments,
+        spec.runtime.cache_dir,
+        lambda share: progress(0.3 + 0.7 * share),
+    )
     return Compiled(
         plan, executable, micro.constants, micro.outputs, micro.host_outputs, micro.names
     )

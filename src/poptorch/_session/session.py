@@ -206,6 +206,7 @@ class Session:
             tuple((short, long) for short, long, *_ in spec.anchors),
             spec.module_scopes,
             {path: found.of_replica for path, found in self._groups.items()},
+            dict(bound.parts),
         )
 
     # The device.
