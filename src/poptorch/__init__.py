@@ -1,6 +1,7 @@
 """The PopTorch API on today's torch: a wrapped model is one compiled program."""
 
 from . import enums, optim, options
+from ._base import env as _env
 from ._base import log as _log
 from ._base.errors import Error, RecoverableError, UnrecoverableError
 from ._base.version import VERSION as _VERSION
@@ -27,3 +28,4 @@ __version__ = _VERSION
 
 setLogLevel = _log.set_level
 _log.setup()
+_env.set_if_absent("RDMAV_FORK_SAFE", "1")  # data workers fork

@@ -21,7 +21,7 @@ from ._base import log
 from ._base.errors import AssertionFailure, Error
 from ._ir.plan import Plan
 from ._ir.spec import Spec
-from ._session import CompiledInputs, Latency, ParameterProxy, Stamps, counters
+from ._session import CompiledInputs, Latency, ParameterProxy, Stamps, counters, figures
 from .enums import ConnectionType
 from .options import Options
 from .options.freeze import freeze, use_running_mean
@@ -321,7 +321,7 @@ class PoplarExecutor:
         """
         if not self._options._Popart.options.get("instrumentWithHardwareCycleCounter", False):
             raise Error("Cycle count logging is disabled", fix="options.logCycleCount(True)")
-        cycles = self._session.cycles()
+        cycles = figures.cycles(self._session)
         if cycles is None:
             raise Error("Please run the model at least once before asking for its cycle count")
         return cycles
@@ -331,7 +331,7 @@ class PoplarExecutor:
 
         The kinds are ``input``, ``input_complete``, ``output`` and ``output_complete``.
         """
-        return self._session.counters()
+        return figures.counters(self._session)
 
     def getLatency(self) -> Latency:
         """Return (min, max, mean) seconds from handing an input over to having the result."""
@@ -359,7 +359,7 @@ class PoplarExecutor:
         """
         if not self.isCompiled():
             raise AssertionFailure("Tensor names are known once the model is compiled")
-        return self._session.tensor_names()
+        return figures.tensor_names(self._session)
 
     def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
         """Return the value that an anchored tensor had in the last call.
@@ -390,7 +390,7 @@ class PoplarExecutor:
 
     @property
     def _executable_inputs(self) -> CompiledInputs | None:
-        return self._session.compiled_inputs()
+        return figures.compiled_inputs(self._session)
 
     def _debugGetPopartIR(self) -> str:
         return self.plan().describe()

@@ -108,6 +108,14 @@ class Structure:
         """One path per tensor, in the order of the flat list: ``x``, ``x[0]``, ``x[key]``."""
         return tuple(node.path for node in _leaves(self.root) if isinstance(node, _Tensor))
 
+    @functools.cached_property
+    def plain(self) -> type | None:
+        """``tuple`` or ``list`` if it is one of nothing but tensors, else None."""
+        root = self.root
+        if not isinstance(root, _Items) or root.kind not in (tuple, list):
+            return None
+        return root.kind if all(isinstance(child, _Tensor) for child in root.children) else None
+
     @property
     def has_dicts(self) -> bool:
         """Whether there is a dictionary in it; the one of ``**kwargs`` does not count."""

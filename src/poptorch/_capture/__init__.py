@@ -1,12 +1,13 @@
 """module + example -> micro Graph: trace, loss, backward, buffer updates."""
 
-from .forward import Lanes, Request
+from .forward import Call, Lanes, Request
 from .lanes import NotVectorisable, batch_norm_statistics
 from .micro import Micro, capture, narrowed
 from .swap import Tied, tensors_of
 from .trace import untraced
 
 __all__ = [
+    "Call",
     "Lanes",
     "Micro",
     "NotVectorisable",

@@ -18,6 +18,7 @@ from .._ir.slot import Kind
 from .._ir.spec import Spec
 from . import cache, lanes
 from .build import inference_program, training_program
+from .export import export
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +73,7 @@ def compile(
     placed(plan.chips)
     progress(0.3)
     log.engine.debug("Program:\n%s", program)
+    export(plan)
     executable = cache.compile_or_find(
         backend,
         plan,

@@ -182,6 +182,9 @@ class Inputs:
         self._narrow = narrow_64bit
         self._dtypes = [t.dtype for t in bound.tensors]
         self._shapes = [t.shape for t in bound.tensors]
+        # What a tensor must be like to be used as it is.
+        same = [self._device_dtype(dtype) is dtype for dtype in self._dtypes]
+        self._ready = list(zip(self._dtypes, self._shapes, same, strict=True))
         self._warned: set[str] = set()
         self._plain = all(
             len(structure.paths) == 1 and not structure.constants and path == structure.name
@@ -240,7 +243,12 @@ class Inputs:
         Raises:
             Error: a dtype or shape differs from the compiled one.
         """
-        for at, tensor in enumerate(tensors):
+        result = []
+        for at, (tensor, (dtype, shape, same)) in enumerate(zip(tensors, self._ready, strict=True)):
+            matches = tensor.dtype is dtype and tensor.shape == shape
+            if matches and same and not tensor.requires_grad and tensor.is_contiguous():
+                result.append(tensor)
+                continue
             if tensor.dtype != self._dtypes[at]:
                 path = self.bound.paths[at]
                 detail = f"expected {self._dtypes[at]} but got {tensor.dtype}"
@@ -249,7 +257,8 @@ class Inputs:
                 path = self.bound.paths[at]
                 detail = f"expected {tuple(self._shapes[at])} but got {tuple(tensor.shape)}"
                 _mismatch(f"Shape mismatch for {path}", detail)
-        return [self._device_form(at, tensor) for at, tensor in enumerate(tensors)]
+            result.append(self._device_form(at, tensor))
+        return result
 
     def _device_form(self, at: int, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.requires_grad:

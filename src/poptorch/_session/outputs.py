@@ -48,4 +48,5 @@ class Outputs:
             results = list(results)
             for place, tensor in self.hosts.items():
                 results.insert(place, tensor)
-        return self.structure.unflatten(results)
+        plain = self.structure.plain
+        return plain(results) if plain is not None else self.structure.unflatten(results)

@@ -14,23 +14,23 @@ import torch
 from torch import nn
 
 from .. import _capture, _compile
+from .._base import log
 from .._base.errors import AssertionFailure, Error
 from .._ir.optim_spec import OptimSpec
-from .._ir.plan import Plan
-from .._ir.slot import Kind, Slot
+from .._ir.slot import Kind
 from .._ir.spec import Spec
 from ..enums import ConnectionType
 from . import faults, grouping, hooks
-from .arguments import Bound, CompiledInputs, Inputs, Signature
+from .arguments import Inputs, Signature
+from .capturing import Capturing, state_slot
 from .connection import Connection
-from .counters import NONE, Stamped, Stamps
+from .counters import Stamped
 from .device import Device
 from .outputs import Outputs
 from .random import Randomness
 from .seat import Seat
 from .sync import Sync, Transfers, not_compiled
 
-CLOCKS = {1: 1.6e9, 2: 1.33e9, 21: 1.85e9}  # cycles per second of the generations
 Progress = Callable[[], contextlib.AbstractContextManager[Callable[[float], None]]]
 
 
@@ -103,6 +103,7 @@ class Session:
         bound = self._signature.bind(args, kwargs)
         self.sync.fetch()
         spec = self._settings()
+        log.limit_repeats(spec.runtime.max_repeat_logs)
         if spec.runtime.cycle_count and spec.target.device == "model":
             raise Error(
                 "The IPU model has no cycle counts",
@@ -112,7 +113,9 @@ class Session:
         inputs = Inputs(bound, spec.loops, spec.precision.narrow_64bit)
         self.read_module(spec)
         optim, values = self.frozen_optimizer(spec)
-        request = self._request(bound, inputs, spec, optim)
+        call = self._signature.caller(self._entry or self._module.__call__, bound)
+        capturing = Capturing(self._module, self._tensors, self._groups, spec)
+        request = capturing.request(call, bound, inputs, optim)
         try:
             with self._progress() as progress, hooks.around():
                 compiled = _compile.compile(
@@ -177,37 +180,6 @@ class Session:
     def frozen_optimizer(self, spec: Spec) -> tuple[OptimSpec | None, dict[str, float]]:
         """Return the optimizer's structure and values for the module that was read."""
         return (None, {}) if self.seat is None else self.seat.frozen(self._paths, spec)
-
-    def _request(
-        self, bound: Bound, inputs: Inputs, spec: Spec, optim: OptimSpec | None
-    ) -> _capture.Request:
-        narrow = spec.precision.narrow_64bit
-        state = tuple(
-            _state_slot(path, tied, narrow, self._groups.get(path))
-            for path, tied in self._tensors.items()
-        )
-        trained: frozenset[str] = frozenset()
-        scaling: tuple[float | Slot, ...] = ()
-        if optim is not None:
-            trained = frozenset(path for group in optim.groups for path in group.params)
-            half = any(s.dtype == torch.float16 and s.path in trained for s in state)
-            scaling = _loss_scaling(optim, half and spec.reduction.automatic_loss_scaling)
-        return _capture.Request(
-            self._module,
-            self._signature.caller(self._entry or self._module.__call__, bound),
-            self._tensors,
-            state,
-            inputs.slots(spec.loops),
-            trained,
-            optim is not None,
-            scaling,
-            narrow,
-            None,
-            tuple((short, long) for short, long, *_ in spec.anchors),
-            spec.module_scopes,
-            {path: found.of_replica for path, found in self._groups.items()},
-            dict(bound.parts),
-        )
 
     # The device.
 
@@ -283,7 +255,7 @@ class Session:
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes that parameters and buffers have on the device, by path."""
         return {
-            path: _state_slot(path, tied, True, self._groups.get(path)).shape
+            path: state_slot(path, tied, True, self._groups.get(path)).shape
             for path, tied in self._tensors.items()
         }
 
@@ -374,81 +346,8 @@ class Session:
             raise AssertionFailure("setOptimizer needs a model that is wrapped for training")
         self.seat.take(optimizer, self._paths, self._spec)
 
-    # What is inside.
-
-    def tensor_names(self) -> list[str]:
-        """Return the names of the program's tensors."""
-        assert self.compiled is not None
-        names = list(self.compiled.names)
-        if self.seat is not None:
-            trained = (
-                s.path for s in self._plan.program.state_slots().values() if s.kind is Kind.PARAM
-            )
-            names += [f"UpdatedVar___{path}" for path in trained]
-            names += self.seat.names()
-        return names
-
-    def compiled_inputs(self) -> CompiledInputs | None:
-        """Return the arguments that were compiled for, or None."""
-        if self.inputs is None:
-            return None
-        bound = self.inputs.bound
-        given = iter(bound.tensors)
-        return CompiledInputs(
-            tuple(
-                structure.unflatten([next(given) for _ in structure.paths])
-                for _, structure in bound.parts
-            )
-        )
-
-    # What a call cost.
-
-    def counters(self) -> Stamps:
-        """Return the time stamps of the last call, in PopTorch's form; empty before any."""
-        if self.stamps is None or self.inputs is None or self._synthetic is not None:
-            return NONE
-        loops, emit = self.spec.loops, self._plan.program.emit
-        outputs = [
-            emit.count(slot.key, loops) for slot in emit.slots if slot.kind is not Kind.ANCHOR
-        ]
-        times = loops.iterations * loops.accumulation * loops.replicas
-        return self.stamps.counters(len(self.inputs.bound.paths), outputs, times)
-
-    def cycles(self) -> int | None:
-        """Return an estimate of the last call's cycles, or None before any call."""
-        if self.stamps is None:
-            return None
-        _, taken, ready, _ = self.stamps.moments
-        return max(1, round((ready - taken) * CLOCKS[self.spec.target.generation or 2]))
-
-    @property
-    def _plan(self) -> Plan:
-        assert self.compiled is not None
-        return self.compiled.plan
-
-
-def _state_slot(
-    path: str, tied: _capture.Tied, narrow: bool, grouped: grouping.Grouping | None
-) -> Slot:
-    dtype = tied.tensor.dtype
-    if narrow and dtype.is_floating_point:
-        dtype = _capture.narrowed(dtype)
-    shape = tuple(tied.tensor.shape)
-    if grouped is not None:
-        shape = (grouped.groups, *shape[1:])
-    return Slot(Kind.PARAM if tied.is_parameter else Kind.BUFFER, path, shape, dtype)
-
 
 def _changed_inputs(compiled: _compile.Compiled) -> list[int]:
     """Positions of the inputs that forward changes in place."""
     graphs = compiled.plan.program.graphs.values()
     return [int(s.path) for graph in graphs for s in graph.outputs if s.kind is Kind.BATCH]
-
-
-def _loss_scaling(optim: OptimSpec, automatic: bool) -> tuple[float | Slot, ...]:
-    factor = (Slot(Kind.OPTSTATE, "loss_scale_factor", (), torch.float32),) if automatic else ()
-    if "loss_scaling" in optim.variables:
-        return (Slot(Kind.HYPER, "loss_scaling", (), torch.float32), *factor)
-    value = dict(optim.settings).get("loss_scaling", 1.0)
-    assert isinstance(value, float)
-    return (value, *factor)

@@ -40,6 +40,8 @@ class LoopExecutable:
         self._functions = functions
         self._report = report
         self._random = plan.program.random
+        emit = plan.program.emit
+        self._modes = {slot.key: emit.mode_of(slot.key) for slot in emit.slots}
         self._bound: tuple[State, dict[str, _BoundRun]] | None = None
 
     def report(self) -> Report:
@@ -49,7 +51,7 @@ class LoopExecutable:
     def run(self, state: State, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Do one call; see ``Executable.run``."""
         runs = self._bind(state)
-        collector = Collector(self._program)
+        collector = Collector(self._program, self._modes)
         slices = [_cut(value, self._program) for value in batch]
         index: Index = dict.fromkeys(Axis, 0)
         random = _device_generator(state, self._random)
@@ -173,25 +175,30 @@ class _device_generator:  # noqa: N801 (used as a function)
 
 
 class Collector:
-    """Keeps the results of the runs that the output mode wants and puts them together."""
+    """Keeps the results of the runs that the output modes want and puts them together.
 
-    def __init__(self, program: Program) -> None:
-        self._emit = program.emit
+    Args:
+        program: what is run.
+        modes: the mode of each emitted slot by its key, in order.
+    """
+
+    def __init__(self, program: Program, modes: Mapping[str, Mode]) -> None:
         self._loops = program.loops
         self._lanes = program.lanes
-        self._modes = {slot.key: self._emit.mode_of(slot.key) for slot in self._emit.slots}
-        self._kept: dict[str, list[torch.Tensor]] = {key: [] for key in self._modes}
+        self._modes = modes
+        self._distinct = set(modes.values())
+        self._kept: dict[str, list[torch.Tensor]] = {key: [] for key in modes}
         self._sums: dict[str, dict[int, torch.Tensor]] = {}
 
     def take(self, keys: Sequence[str], values: Sequence[torch.Tensor], index: Index) -> None:
         """Look at the results of one run."""
-        steps = {mode: self._steps(mode, index) for mode in set(self._modes.values())}
+        steps = {mode: self._steps(mode, index) for mode in self._distinct}
         for key, value in zip(keys, values, strict=True):
             mode = self._modes.get(key)
             if mode is None or not steps[mode]:
                 continue
             lanes = self._lanes
-            part = value.unsqueeze(0) if lanes is None else _steps(value, steps[mode], lanes)
+            part = value if lanes is None else _steps(value, steps[mode], lanes)
             if mode[0] is OutputMode.Sum:
                 self._add(key, part, index[Axis.REPLICAS])
             else:
@@ -229,7 +236,8 @@ class Collector:
 
     def results(self) -> list[torch.Tensor]:
         """One tensor per emitted slot: scalars stacked, others joined along dimension 0."""
-        return [_joined(self._kept[slot.key]) for slot in self._emit.slots]
+        joined = _joined if self._lanes is None else _joined_lanes
+        return [joined(parts) for parts in self._kept.values()]
 
 
 def _steps(value: torch.Tensor, steps: list[int], lanes: LaneAxis) -> torch.Tensor:
@@ -240,7 +248,13 @@ def _steps(value: torch.Tensor, steps: list[int], lanes: LaneAxis) -> torch.Tens
     return rows[steps].flatten(0, 1)
 
 
-def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+def _joined(values: list[torch.Tensor]) -> torch.Tensor:
+    if len(values) == 1:
+        return values[0]
+    return torch.stack(values) if values[0].dim() == 0 else torch.cat(values)
+
+
+def _joined_lanes(parts: list[torch.Tensor]) -> torch.Tensor:
     rows = parts[0] if len(parts) == 1 else torch.cat(parts)
     if rows.shape[0] == 1:
         return rows.squeeze(0)
