@@ -175,7 +175,7 @@ class PoplarExecutor:
             AssertionError: unsupported optimizer type.
             poptorch.Error: what changed was compiled in.
         """
-        self._session.take_optimizer(optimizer)
+        self._session.take_optimizer(optimizer, self._options._relax_optimizer_checks)
         self._adopt_strategy()
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:

@@ -74,13 +74,20 @@ class Seat:
         automatic = spec.reduction.automatic_loss_scaling
         return freeze(optimizer, paths, automatic_loss_scaling=automatic)
 
-    def take(self, optimizer: torch.optim.Optimizer, paths: Paths, spec: Spec | None) -> None:
+    def take(
+        self,
+        optimizer: torch.optim.Optimizer,
+        paths: Paths,
+        spec: Spec | None,
+        relaxed: bool = False,
+    ) -> None:
         """Let another optimizer take the seat, or the same one with other values.
 
         Args:
             optimizer: the one to use from now on.
             paths: of the compiled parameters by ``data_ptr``; unused before compilation.
             spec: the compiled settings, or None before compilation.
+            relaxed: say at debug level only which attributes are new.
 
         Raises:
             AssertionError: unsupported type.
@@ -96,7 +103,6 @@ class Seat:
                 self._asked, self._values = asked, dict(asked)
                 if self._device is not None:
                     self._device.write_hypers(asked)
-        relaxed = spec is not None and spec.runtime.relaxed_optimizer_checks
         self._watch.check(optimizer, relaxed)
         self._snapshot = snapshot
         if optimizer is not self.optimizer:

@@ -335,8 +335,12 @@ class Session:
             if given[at].data_ptr() != batch[at].data_ptr():
                 given[at].detach().copy_(batch[at])
 
-    def take_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+    def take_optimizer(self, optimizer: torch.optim.Optimizer, relaxed: bool = False) -> None:
         """Use another optimizer; values that changed are uploaded.
+
+        Args:
+            optimizer: the one to use from now on.
+            relaxed: do not warn of attributes that it did not have before.
 
         Raises:
             AssertionError: unsupported type, or this is an inference session.
@@ -344,7 +348,7 @@ class Session:
         """
         if self.seat is None:
             raise AssertionFailure("setOptimizer needs a model that is wrapped for training")
-        self.seat.take(optimizer, self._paths, self._spec)
+        self.seat.take(optimizer, self._paths, self._spec, relaxed)
 
 
 def _changed_inputs(compiled: _compile.Compiled) -> list[int]:
