@@ -39,6 +39,7 @@ def table(title: str, times: Mapping[str, list[float]], against: str) -> str:
     for name, seconds in middle.items():
         ratio = middle[against] / seconds
         lines.append(
-            f"  {name:<22} {seconds * 1e3:8.3f} ms {1 / seconds:9.1f} it/s   {ratio:5.2f} x {against}"
+            f"  {name:<22} {seconds * 1e3:8.3f} ms {1 / seconds:9.1f} it/s"
+            f"   {ratio:5.2f} x {against}"
         )
     return "\n".join(lines)

@@ -250,6 +250,35 @@ def test_the_state_outlives_the_executor() -> None:
     assert optimizer.state_dict()["ipu_state"]["Accl1___layer.weight"].any()
 
 
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_the_state_is_saved_while_another_model_is_captured(accumulation: int) -> None:
+    doomed = Net()
+    optimizer = poptorch.optim.Adam(doomed.parameters(), lr=0.05)
+    executors = [wrapped(doomed, optimizer)]
+    executors[0](X, Y)
+
+    class Dropping(Net):
+        def forward(self, x, y):
+            executors.clear()
+            return super().forward(x, y)
+
+    model = Dropping()
+    opts = options()
+    opts.Training.gradientAccumulation(accumulation)
+    other = poptorch.trainingModel(model, opts)
+    assert torch.isfinite(other(X, Y))
+    assert not executors
+    assert {slot.kind for slot in other.plan().program.state_slots().values()} <= {
+        "param",
+        "accum",
+        "optstate",
+        "hyper",
+    }
+    moment = optimizer.state_dict()["ipu_state"]["Accl1___layer.weight"]
+    assert type(moment) is torch.Tensor
+    assert moment.any()
+
+
 @pytest.mark.spec("optimizers", 10)
 def test_half_accumulators_choose_the_running_mean() -> None:
     model = Net()

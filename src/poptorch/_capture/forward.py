@@ -14,7 +14,7 @@ from .._base import trees
 from .._ir.slot import Kind, Slot
 from .._ops.context import listening
 from .failures import explained
-from .losses import LossFinder
+from .listening import Capturing
 from .names import Names
 from .swap import Tied, swapped
 from .trace import is_traced
@@ -110,14 +110,17 @@ class Forward:
 
 
 def run_forward(
-    request: Request, batch: Sequence[torch.Tensor], leaves: Mapping[str, torch.Tensor]
+    request: Request,
+    batch: Sequence[torch.Tensor],
+    leaves: Mapping[str, torch.Tensor],
+    capturing: Capturing,
 ) -> Forward:
-    """Run the user's forward with traced tensors in place, watching for losses."""
-    finder = LossFinder()
+    """Run the user's forward with traced tensors in place, listening to what it calls."""
+    finder = capturing.losses
     names = Names(request.module, request.module_scopes)
     with (
         swapped(request.tensors, leaves) as reassigned,
-        listening(finder),
+        listening(capturing),
         explained(request.module),
         finder if request.training else contextlib.nullcontext(),
         names.listening(),

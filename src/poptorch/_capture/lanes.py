@@ -18,6 +18,7 @@ from torch import nn
 from .._base import trees
 from .._base.errors import Error
 from .forward import Forward, Lanes, Request, run_forward
+from .listening import Capturing
 from .swap import BATCH_NORMS, Tied
 from .trace import vectorising
 
@@ -30,7 +31,10 @@ class NotVectorisable(Exception):  # noqa: N818 (not a failure: the loop is take
 
 
 def run_lanes(
-    request: Request, batch: Sequence[torch.Tensor], leaves: Mapping[str, torch.Tensor]
+    request: Request,
+    batch: Sequence[torch.Tensor],
+    leaves: Mapping[str, torch.Tensor],
+    capturing: Capturing,
 ) -> Forward:
     """Run forward on all lanes at once.
 
@@ -39,6 +43,7 @@ def run_lanes(
         batch: tensors with a leading lane dimension.
         leaves: parameters and buffers; a statistic that every replica evolves by itself has a
             leading replica dimension.
+        capturing: hears what forward calls.
 
     Raises:
         NotVectorisable: forward does something that has no vectorised form.
@@ -53,7 +58,7 @@ def run_lanes(
     found: dict[str, Any] = {}
 
     def one(rows: list[torch.Tensor], own: dict[str, torch.Tensor]) -> Any:
-        done = run_forward(request, rows, {**shared, **own})
+        done = run_forward(request, rows, {**shared, **own}, capturing)
         if done.hosts:
             raise NotVectorisable("forward returns a tensor that it did not compute")
         found["structure"], found["leaves"] = done.structure, done.leaves

@@ -15,9 +15,10 @@ from torch import fx
 from .._base import trees
 from .._ir.graph import Graph
 from .._ir.slot import Kind, Slot
-from . import trace
+from . import marks, trace
 from .forward import REPLICA, Forward, Request, run_forward
 from .lanes import NotVectorisable, folded, run_lanes
+from .listening import Capturing
 from .names import Names
 
 _NARROW = {torch.float64: torch.float32, torch.int64: torch.int32}
@@ -34,6 +35,7 @@ class Micro:
         outputs: the structure that forward returned, tensors cut out.
         host_outputs: returned tensors that forward did not compute, by their place among all.
         names: of the tensors that can be anchored.
+        overlaps: mode of each input and output that moves while it computes, by slot key.
     """
 
     graph: Graph
@@ -41,6 +43,7 @@ class Micro:
     outputs: trees.Structure
     host_outputs: Mapping[int, torch.Tensor]
     names: tuple[str, ...]
+    overlaps: Mapping[str, str]
 
 
 def narrowed(dtype: torch.dtype) -> torch.dtype:
@@ -57,6 +60,12 @@ class _Recording:
         self.structure: trees.Structure | None = None
         self.hosts: dict[int, torch.Tensor] = {}
         self.names: tuple[str, ...] = ()
+        self.capturing = Capturing(request.training)
+        self.overlaps: dict[str, str] = {}
+
+    def settle(self, graph: fx.Graph) -> None:
+        """Check the hints in the recorded graph and take them away."""
+        self.overlaps = marks.settle(graph, self.request.inputs, self.slots, self.capturing.groups)
 
     def __call__(self, flat: list[torch.Tensor]) -> list[torch.Tensor]:
         request = self.request
@@ -65,7 +74,7 @@ class _Recording:
         batch = [values[slot.key] for slot in request.batch]
         forward = run_lanes if request.lanes else run_forward
         with torch.enable_grad() if request.training else torch.no_grad():
-            done = forward(request, batch, self._seen(leaves, values))
+            done = forward(request, batch, self._seen(leaves, values), self.capturing)
             results = self._outputs(done)
             if done.loss is not None:
                 done.names.add("loss", done.loss)
@@ -163,7 +172,7 @@ def capture(request: Request) -> Micro:
     mode = trace.fake_mode()
     recording = _Recording(request)
     inputs = [trace.fake_tensor(mode, slot.shape, slot.dtype) for slot in request.inputs]
-    module, constants = trace.trace(recording, inputs)
+    module, constants = trace.trace(recording, inputs, recording.settle)
     constant_slots = tuple(
         Slot.like(Kind.CONSTANT, str(index), value) for index, value in enumerate(constants)
     )
@@ -178,6 +187,7 @@ def capture(request: Request) -> Micro:
         recording.structure,
         {at: tensor.detach() for at, tensor in recording.hosts.items()},
         recording.names,
+        recording.overlaps,
     )
 
 

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .._ir.operators import draws, writes
+from .._ops import effects
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -97,7 +98,9 @@ def _is_lane(tensor: torch.Tensor) -> bool:
 
 
 def trace(
-    function: Callable[[list[torch.Tensor]], list[torch.Tensor]], inputs: Tensors
+    function: Callable[[list[torch.Tensor]], list[torch.Tensor]],
+    inputs: Tensors,
+    settle: Callable[[fx.Graph], None] | None = None,
 ) -> tuple[fx.GraphModule, list[torch.Tensor]]:
     """Trace a flat function into a pure graph.
 
@@ -105,6 +108,7 @@ def trace(
         function: takes and returns flat lists of tensors; may modify its inputs in place, which
             shows only in what it returns.
         inputs: fake tensors of one mode.
+        settle: reads the recorded graph, before mutation is removed from it, and may edit it.
 
     Returns:
         The graph, whose placeholders are the inputs followed by the lifted constants, and the
@@ -112,7 +116,8 @@ def trace(
     """
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    with fx_traceback.preserve_node_meta(), _without_fused_lstm(), _quiet():
+    mode = _mode_of(inputs)
+    with fx_traceback.preserve_node_meta(), _without_fused_lstm(), _quiet(), mode:
         recorded = make_fx(
             function,
             decomposition_table=_honest(),
@@ -120,9 +125,14 @@ def trace(
             record_stack_traces=True,
             _allow_non_fake_inputs=True,
         )(list(inputs))
+    if settle is not None:
+        settle(recorded.graph)
+        recorded.recompile()
     constants = _lift_constants(recorded, len(inputs))
-    pure = _functionalize(recorded, [*inputs, *_fakes(constants, inputs)])
+    fakes = [mode.from_tensor(constant) for constant in constants]
+    pure = _functionalize(recorded, [*inputs, *fakes], mode)
     clean(pure.graph)
+    effects.chain(pure.graph)
     pure.recompile()
     return pure, constants
 
@@ -197,11 +207,8 @@ def needs_value(error: Exception) -> bool:
     return isinstance(error, DataDependentOutputException | DynamicOutputShapeException)
 
 
-def _fakes(constants: Tensors, inputs: Tensors) -> list[torch.Tensor]:
-    if not constants:
-        return []
-    mode = next((t.fake_mode for t in inputs if hasattr(t, "fake_mode")), None) or fake_mode()
-    return [mode.from_tensor(c) for c in constants]
+def _mode_of(inputs: Tensors) -> FakeTensorMode:
+    return next((t.fake_mode for t in inputs if hasattr(t, "fake_mode")), None) or fake_mode()
 
 
 def _lift_constants(module: fx.GraphModule, after: int) -> list[torch.Tensor]:
@@ -232,14 +239,16 @@ def _at_start(graph: fx.Graph) -> Iterator[None]:
         yield
 
 
-def _functionalize(recorded: fx.GraphModule, inputs: Tensors) -> fx.GraphModule:
+def _functionalize(
+    recorded: fx.GraphModule, inputs: Tensors, mode: FakeTensorMode
+) -> fx.GraphModule:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     def replay(*args: torch.Tensor) -> object:
         # Inputs that the function modifies must not be: work on copies, dropped where unneeded.
         return fx.Interpreter(recorded).run(*(a.clone() for a in args))
 
-    with fx_traceback.preserve_node_meta():
+    with fx_traceback.preserve_node_meta(), mode:
         return make_fx(
             torch.func.functionalize(replay, remove="mutations"),
             tracing_mode="real",

@@ -19,6 +19,7 @@ from .._ir.spec import Spec
 from . import cache, lanes
 from .build import inference_program, training_program
 from .export import export
+from .overlap import check_overlap
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +63,8 @@ def compile(
     backend = backends.choose(spec.target.backend)
     progress(0.02)
     micro, lane_axis = lanes.capture(request, spec)
+    if micro.overlaps:
+        check_overlap(spec)
     progress(0.2)
     if optim is None:
         program = inference_program(micro.graph, spec, lane_axis)

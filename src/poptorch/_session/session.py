@@ -208,16 +208,21 @@ class Session:
 
     def detach(self) -> None:
         """Save what is only on the device and give the device back."""
-        device = self.sync.device
-        if device is not None:
-            self.sync.bring_host_up_to_date()
-            self.restorable = device.device_only()
-            if self.seat is not None:
-                self.seat.detach()
-            assert self._random is not None
-            self._random.leave(device.state)
-            self.sync.device = None
+        with _capture.untraced():  # the garbage collector may do it while another is captured
+            self._save_device()
         self._connection.detach()
+
+    def _save_device(self) -> None:
+        device = self.sync.device
+        if device is None:
+            return
+        self.sync.bring_host_up_to_date()
+        self.restorable = device.device_only()
+        if self.seat is not None:
+            self.seat.detach()
+        assert self._random is not None
+        self._random.leave(device.state)
+        self.sync.device = None
 
     @property
     def restorable(self) -> dict[str, torch.Tensor]:
