@@ -133,10 +133,10 @@ def trace(
             record_stack_traces=True,
             _allow_non_fake_inputs=True,
         )(list(inputs))
-    annotate.copy_to_backward(recorded.graph)
     if settle is not None:
         settle(recorded.graph)
         recorded.recompile()
+    annotate.copy_to_backward(recorded.graph)
     constants = _lift_constants(recorded, len(inputs))
     fakes = [mode.from_tensor(tensor) for tensor in (*inputs, *constants)]
     pure = _functionalize(recorded, fakes, mode)
@@ -203,6 +203,28 @@ def recorded(tensor: torch.Tensor) -> tuple[fx.Node, torch.nn.Module] | None:
 def without_data(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor stands for others and has no values of its own."""
     return hasattr(tensor, "fake_mode") or tensor.is_meta or is_lane(tensor)
+
+
+def fill_in_values(
+    module: fx.GraphModule, inputs: Sequence[tuple[Sequence[int], torch.dtype]]
+) -> None:
+    """Give every node of a graph the shape and dtype of its value, as tracing would have."""
+    from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+    mode = fake_mode()
+    fakes = [fake_tensor(mode, shape, dtype) for shape, dtype in inputs]
+    FakeTensorProp(module, mode).propagate_dont_convert_inputs(*fakes)
+
+
+def is_traced(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor was made by the operators that are being traced, or is an input."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode, has_proxy_slot
+
+    mode = get_proxy_mode()
+    assert mode is not None, "nothing is being traced"
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor) or has_proxy_slot(
+        tensor, mode.tracer
+    )
 
 
 def untraced() -> contextlib.AbstractContextManager[None]:
