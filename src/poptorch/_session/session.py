@@ -116,7 +116,7 @@ class Session:
         try:
             with self._progress() as progress, hooks.around():
                 compiled = _compile.compile(
-                    request, spec, optim, progress, lambda chips: self._placed(spec, chips)
+                    request, spec, optim, progress, lambda count: self._placed(spec, count)
                 )
         except BaseException:
             self._connection.detach()
@@ -171,10 +171,10 @@ class Session:
         self._synthetic = inputs.synthetic() if spec.target.synthetic_data else None
         self.sync.compiled, self.sync.dirty = True, False
 
-    def _placed(self, spec: Spec, chips: int) -> None:
+    def _placed(self, spec: Spec, count: int) -> None:
         faults.check("compile")
         if spec.runtime.connection == ConnectionType.Always:
-            self._connection.attach(spec, chips)
+            self._connection.attach(spec, count)
 
     def read_module(self, spec: Spec) -> None:
         """Look at the module's tensors as they are now.
@@ -218,7 +218,7 @@ class Session:
         assert self.compiled is not None
         assert self._random is not None
         faults.check("attach")
-        self._connection.attach(self.spec, self.compiled.plan.chips)
+        self._connection.attach(self.spec, self.compiled.plan.reserved)
         device = Device(
             self.compiled,
             self._tensors,
