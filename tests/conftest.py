@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import tempfile
 
 # Before anything imports poptorch: the log level and others are read at import.
 _OURS = ("POPTORCH_", "POPLAR_", "POPART_", "POPDIST_", "PVTI_", "OMPI_", "FASHION_MNIST")
 for _name in [name for name in os.environ if name.startswith(_OURS)]:
     del os.environ[_name]
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
+os.environ["POPTORCH_POD_DIR"] = tempfile.mkdtemp(prefix="poptorch-test-pod-")  # devices of our own
 
 import pytest  # noqa: E402
 import torch  # noqa: E402

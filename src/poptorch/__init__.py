@@ -13,6 +13,7 @@ from .argparsers import (
 from .dataloader import AsynchronousDataAccessor, DataLoader
 from .enums import *  # noqa: F403 (every enum is public at top level)
 from .executor import PoplarExecutor
+from .hardware import ipuHardwareIsAvailable, ipuHardwareVersion
 from .ops import *  # noqa: F403 (its __all__ is PopTorch's contract)
 from .options import *  # noqa: F403 (its __all__ is PopTorch's contract)
 from .poptorch_core import createPoptorchError

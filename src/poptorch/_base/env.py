@@ -38,6 +38,15 @@ _ROWS = (
     Variable("POPTORCH_IPU_MODEL", _flag, None, "use the simulated device"),
     Variable("POPTORCH_SMALL_IPU_MODEL", _flag, None, "simulated device with 4 tiles"),
     Variable("POPTORCH_IPU_MODEL_VERSION", str, "ipu2", "simulated generation"),
+    Variable(
+        "POPTORCH_POD",
+        str,
+        "64",
+        "the system: a number of chips, or kind:number (mk1, mk2, bow, c600); 0 for no IPUs",
+    ),
+    Variable(
+        "POPTORCH_POD_DIR", str, "", "directory in which processes note which devices they hold"
+    ),
     Variable("POPTORCH_WAIT_FOR_IPU", _flag, False, "wait for busy devices instead of failing"),
     Variable("OMPI_COMM_WORLD_SIZE", int, 1, "number of processes, in every new Options"),
     Variable("OMPI_COMM_WORLD_RANK", int, 0, "index of this process, in every new Options"),

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from .._base import env, log
 from .._ir.spec import Spec
-from . import local_pod
+from .._machine import pod, systems
 
-
-class Lease(Protocol):
-    """Chips that nobody else can have until they are released."""
-
-    def release(self) -> None:
-        """Give them back."""
-        ...
-
-
-TILES = {1: 1216, 2: 1472, 21: 1472}
-# The system that chips come from: acquire(count, ipu_id=None, wait=False) -> Lease.
-acquire = local_pod.acquire
+TILES = {kind.generation: kind.tiles for kind in systems.KINDS.values()}
 
 
 class Connection:
     """At most one lease at a time."""
 
     def __init__(self) -> None:
-        self._lease: Lease | None = None
+        self._lease: pod.Lease | None = None
         self.attached = False
 
     def attach(self, spec: Spec, count: int) -> None:
@@ -46,7 +33,7 @@ class Connection:
             log.engine.debug("Instantiated device, running on IPU model with %d tiles", tiles)
         else:
             wait = env.get("POPTORCH_WAIT_FOR_IPU")
-            self._lease = acquire(count, spec.runtime.ipu_id, wait)
+            self._lease = pod.acquire(count, spec.runtime.ipu_id, wait)
             log.engine.debug("Acquired %d IPU(s): running on device %s", count, self._lease)
         self.attached = True
 

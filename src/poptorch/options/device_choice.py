@@ -73,7 +73,7 @@ def _choose_model(options: Options) -> DeviceChoice:
         enabled = options.use_model
         reason = f"the user configuration: Ipu model: {'Enabled' if enabled else 'Disabled'}"
     else:
-        variable, enabled = _model_from_environment()
+        variable, enabled = model_from_environment()
         small = enabled and variable == "POPTORCH_SMALL_IPU_MODEL"
         state = "Enabled" if enabled else "Disabled"
         reason = f"{variable} environment variable: Ipu model: {state}" if variable else ""
@@ -83,7 +83,8 @@ def _choose_model(options: Options) -> DeviceChoice:
     return DeviceChoice("model", _model_generation(), SMALL_MODEL_TILES if small else None, text)
 
 
-def _model_from_environment() -> tuple[str | None, bool]:
+def model_from_environment() -> tuple[str | None, bool]:
+    """Return the variable that decides about the simulated device, if any, and what it says."""
     full, small = env.get("POPTORCH_IPU_MODEL"), env.get("POPTORCH_SMALL_IPU_MODEL")
     if full or (full is not None and not small):
         return "POPTORCH_IPU_MODEL", full

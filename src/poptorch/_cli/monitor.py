@@ -1,0 +1,121 @@
+"""``gc-monitor``: the devices of the system, and the processes that hold them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from .._base.errors import Error
+from .._base.version import VERSION
+from .._machine import pod, systems
+from .._machine.pod import Holder
+from .._machine.systems import System
+from .boxes import box
+
+_CARD_HEAD = (
+    "IPU-M", "Serial", "IPU-M SW", "Server version", "ICU FW", "Type", "ID", "IPU#", "Routing",
+)  # fmt: skip
+_CARD_WIDTHS = (13, 20, 8, 14, 10, 7, 4, 6, 7)
+_PROCESS_HEAD = ("PID", "Command", "Time", "User", "ID", "Clock", "Temp", "Temp", "Power")
+_PROCESS_WIDTHS = (8, 82, 8, 12, 4, 10, 8, 8, 8)
+_UNKNOWN = "N/A"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the tables; return the exit status."""
+    parser = argparse.ArgumentParser(prog="gc-monitor", description=__doc__)
+    parser.add_argument("--no-card-info", action="store_true", help="leave the devices out")
+    parser.add_argument("-j", "--json", action="store_true", help="print JSON")
+    chosen = parser.parse_args(arguments)
+    try:
+        system = systems.current()
+        holders = pod.holders(system)
+    except Error as error:
+        print(error.message, file=sys.stderr)
+        return 1
+    if chosen.json:
+        print(json.dumps(_facts(system, holders, not chosen.no_card_info), indent=2))
+        return 0
+    if not chosen.no_card_info:
+        print(_cards(system))
+    print(_processes(system, holders))
+    return 0
+
+
+def _cards(system: System) -> str:
+    title = f"Partition: {system.name} [active] has {system.chips} reconfigurable IPUs"
+    rows = [tuple(str(value) for value in _card(system, chip).values()) for chip in _chips(system)]
+    return box([("gc-monitor", 15), (title, 81)], _CARD_WIDTHS, [_CARD_HEAD, *rows])
+
+
+def _chips(system: System) -> range:
+    return range(system.chips)
+
+
+def _card(system: System, chip: int) -> dict[str, Any]:
+    """What is known of one chip; on a board the last has number 0, as on the real ones."""
+    kind = system.kind
+    board = chip // kind.per_board
+    return {
+        "ipum": "localhost",
+        "serial": f"virtual.{board:04d}.{chip:04d}",
+        "ipum_software": "",
+        "server_version": VERSION,
+        "firmware": _UNKNOWN,
+        "type": kind.board,
+        "id": chip,
+        "ipu": kind.per_board - 1 - chip % kind.per_board,
+        "routing": "DNC",
+    }
+
+
+def _processes(system: System, holders: Sequence[Holder]) -> str:
+    if not holders:
+        return f"No attached processes in partition {system.name}"
+    rows = [
+        (
+            str(holder.process.pid), holder.process.command, _elapsed(holder),
+            holder.process.user, str(chip), f"{system.kind.clock_mhz}MHz",
+            _UNKNOWN, _UNKNOWN, _UNKNOWN,
+        )
+        for holder in holders
+        for chip in holder.chips
+    ]  # fmt: skip
+    title = f"Attached processes in partition {system.name}"
+    titles = [(title, 113), ("IPU", 24), ("Board", 17)]
+    return box(titles, _PROCESS_WIDTHS, [_PROCESS_HEAD, *rows])
+
+
+def _elapsed(holder: Holder) -> str:
+    seconds = max(0, int(time.time() - holder.since))
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= size:
+            return f"{seconds // size}{unit}"
+    return f"{seconds}s"
+
+
+def _facts(system: System, holders: Sequence[Holder], cards: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {"partition": system.name, "ipus": system.chips}
+    if cards:
+        found["cards"] = [_card(system, chip) for chip in _chips(system)]
+    found["processes"] = [
+        {
+            "pid": holder.process.pid,
+            "command": holder.process.command,
+            "user": holder.process.user,
+            "device": holder.device,
+            "ipus": list(holder.chips),
+            "seconds": round(time.time() - holder.since, 1),
+            "clock_mhz": system.kind.clock_mhz,
+        }
+        for holder in holders
+    ]
+    return found
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

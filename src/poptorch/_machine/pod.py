@@ -1,0 +1,251 @@
+"""Chips held across the processes of a user: who has which, given back when the holder dies.
+
+Holders are written down in one file per system, behind a lock that is held for a moment only. An
+entry counts as long as its process lives, so whatever happens to a holder, its chips are free then.
+Source: spec/runtime.md section 4.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import secrets
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import filelock
+
+from .._base import env, log
+from .._base.errors import Error
+from . import systems
+from .processes import Process
+from .systems import System
+
+_FIRST_WAIT, _LONGEST_WAIT = 0.05, 1.0
+_LOCK_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A device that a process holds.
+
+    Attributes:
+        device: the device id.
+        chips: its chips.
+        process: the holder.
+        since: when it acquired it, in seconds since the epoch.
+        token: tells this entry apart from all others.
+    """
+
+    device: int
+    chips: tuple[int, ...]
+    process: Process
+    since: float
+    token: str
+
+    @staticmethod
+    def read(entry: dict[str, Any]) -> Holder:
+        """Return what an entry of the file says."""
+        rest = {**entry, "chips": tuple(entry["chips"]), "process": Process(**entry["process"])}
+        return Holder(**rest)
+
+
+class Lease:
+    """A device that this process holds until ``release``, its own end, or that of the object.
+
+    Attributes:
+        device_id: the id.
+        chips: the chips of the device; none if none were asked for.
+    """
+
+    def __init__(
+        self, device_id: int | None, chips: tuple[int, ...], give_back: Callable[[], None]
+    ) -> None:
+        self.device_id = device_id
+        self.chips = chips
+        self._finish = weakref.finalize(self, give_back)
+
+    def release(self) -> None:
+        """Give the chips back; a second call does nothing."""
+        self._finish()
+
+    def __str__(self) -> str:
+        return "none" if self.device_id is None else f"Id {self.device_id}"
+
+
+def acquire(count: int, ipu_id: int | None = None, wait: bool = False) -> Lease:
+    """Hold a device of the smallest size that has ``count`` chips, or the device of an id.
+
+    Args:
+        count: chips that are needed; 0 holds nothing.
+        ipu_id: the device, or None for any.
+        wait: whether to wait for a busy one. What the system can never give fails at once.
+
+    Raises:
+        Error: there is no such device, or it is busy and ``wait`` is off.
+    """
+    if count == 0:
+        return Lease(None, (), lambda: None)
+    system = systems.current()
+    wanted = _candidates(system, count, ipu_id)
+    pause = _FIRST_WAIT
+    while True:
+        lease, busy = _try(system, wanted)
+        if lease is not None:
+            log.trace("Attached to device %s", lease)
+            return lease
+        if not wait:
+            raise _all_busy(count, ipu_id, busy)
+        log.trace("No IPU available, sleeping for %g seconds", pause)
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_WAIT)
+
+
+def holders(system: System | None = None) -> list[Holder]:
+    """Return who holds devices of a system now, oldest first."""
+    found = _read(_path(system or systems.current()))
+    return sorted(found, key=lambda holder: holder.since)
+
+
+def _candidates(system: System, count: int, ipu_id: int | None) -> list[int]:
+    """Ids of the devices that would do."""
+    devices = system.devices
+    if not devices:
+        raise Error(
+            f"Failed to acquire {count} IPU(s): No IPU detected in the system",
+            got="POPTORCH_POD describes a machine without IPUs",
+            fix=("gc-monitor lists the devices of the system", "unset POPTORCH_POD"),
+        )
+    if ipu_id is None:
+        wanted = system.of_size(count)
+        if not wanted:
+            raise Error(
+                f"Failed to acquire {count} IPU(s): No device found on the system with {count} "
+                "IPUs",
+                got=f"{system.chips} IPUs in {system.name}",
+                fix=f"describe a larger system: POPTORCH_POD={count}",
+            )
+        return wanted
+    if not 0 <= ipu_id < len(devices):
+        raise Error(
+            f"Failed to acquire device Id {ipu_id}",
+            got=f"the ids of {system.name} are 0 to {len(devices) - 1}",
+            fix="gc-info --list-devices lists them",
+        )
+    size = len(devices[ipu_id])
+    if size < count:
+        raise Error(
+            f"Expected at least replication factor * used IPUs = {count} IPUs",
+            got=f"device Id {ipu_id} has {size}",
+            fix="gc-info --list-devices lists the devices and their sizes",
+        )
+    if size > count:
+        log.engine.warning(
+            "Device Id %d has %d IPUs and the model uses %d: %d are unused",
+            ipu_id, size, count, size - count,
+        )  # fmt: skip
+    return [ipu_id]
+
+
+def _all_busy(count: int, ipu_id: int | None, busy: Iterable[Holder]) -> Error:
+    what = f"{count} IPU(s)" if ipu_id is None else f"device Id {ipu_id}"
+    who = (
+        f"device Id {holder.device} is held by process {holder.process.pid} "
+        f"({holder.process.command}, {holder.process.user})"
+        for holder in busy
+    )
+    return Error(
+        f"Failed to acquire {what}",
+        got="\n".join(who),
+        fix=(
+            "destroy() or detachFromDevice() the executors that hold them",
+            "set POPTORCH_WAIT_FOR_IPU=1 to wait",
+        ),
+    )
+
+
+def _try(system: System, wanted: Iterable[int]) -> tuple[Lease | None, list[Holder]]:
+    """Write this process down for the first free device; else return who is in the way."""
+    path = _path(system)
+    with _lock(path):
+        present = _read(path)
+        busy = {chip for holder in present for chip in holder.chips}
+        for device in wanted:
+            chips = tuple(system.devices[device])
+            if busy.isdisjoint(chips):
+                mine = Holder(device, chips, Process.current(), time.time(), secrets.token_hex(8))
+                _write(path, [*present, mine])
+                give_back = functools.partial(_give_back, path, mine.token, os.getpid())
+                return Lease(device, chips, give_back), []
+    return None, present
+
+
+_returned: set[str] = set()
+
+
+def _give_back(path: Path, token: str, pid: int) -> None:
+    """Strike an entry out. The garbage collector may do so while another one is being written."""
+    if os.getpid() != pid:  # a forked copy of the lease holds nothing
+        return
+    _returned.add(token)
+    with _lock(path):
+        _write(path, _read(path))
+
+
+def _folder() -> Path:
+    """The directory of the files: the environment's, or one of the user's own."""
+    chosen = env.get("POPTORCH_POD_DIR")
+    user = os.getuid() if hasattr(os, "getuid") else Process.current().user
+    folder = Path(chosen or Path(tempfile.gettempdir()) / f"poptorch-pod-{user}")
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mine = chosen or not hasattr(os, "getuid") or folder.stat().st_uid == os.getuid()
+    except OSError as error:
+        raise _unusable(folder, str(error)) from error
+    if not mine:
+        raise _unusable(folder, "it belongs to another user")
+    return folder
+
+
+def _unusable(place: Path, why: str) -> Error:
+    return Error(
+        "The file or directory in which devices are bookkept cannot be used",
+        got=f"{place}: {why}",
+        fix="delete it, or set POPTORCH_POD_DIR to another directory",
+    )
+
+
+def _path(system: System) -> Path:
+    return _folder() / f"{system.name}.json"
+
+
+def _lock(path: Path) -> filelock.BaseFileLock:
+    # A lock of the operating system, which ends with the process, however that ends. One object
+    # for each path and thread: taking it again inside itself is allowed.
+    return filelock.FileLock(path.with_suffix(".lock"), timeout=_LOCK_SECONDS, is_singleton=True)
+
+
+def _read(path: Path) -> list[Holder]:
+    """Return the holders that live."""
+    try:
+        present = [Holder.read(entry) for entry in json.loads(path.read_text())]
+    except FileNotFoundError:
+        return []
+    except (ValueError, TypeError, KeyError) as error:
+        raise _unusable(path, "it was not written by this version") from error
+    return [holder for holder in present if holder.process.lives]
+
+
+def _write(path: Path, present: Iterable[Holder]) -> None:
+    """Replace the file at once: readers do not lock."""
+    temporary = path.with_suffix(f".{os.getpid()}")
+    entries = [dataclasses.asdict(holder) for holder in present if holder.token not in _returned]
+    temporary.write_text(json.dumps(entries))
+    temporary.replace(path)

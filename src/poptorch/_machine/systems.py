@@ -1,0 +1,96 @@
+"""The system that chips come from: which kind, how many, and the device ids that they have.
+
+Ids are those of the machine's list: single chips first, then aligned groups of 2, 4, 8, ...
+Sources: spec/runtime.md sections 4 and 9, spec/ipu_hardware.md section C.1.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from .._base import env
+from .._base.errors import Error
+
+
+@dataclass(frozen=True)
+class ChipKind:
+    """What one chip is.
+
+    Attributes:
+        name: what the environment calls it.
+        board: the machine or card that it comes in.
+        generation: 1, 2 or 21.
+        tiles: processors.
+        tile_bytes: memory of each.
+        clock_mhz: of the tiles.
+        per_board: chips in one machine or card.
+    """
+
+    name: str
+    board: str
+    generation: int
+    tiles: int
+    tile_bytes: int
+    clock_mhz: int
+    per_board: int
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        ChipKind("mk1", "C2", 1, 1216, 256 << 10, 1600, 2),
+        ChipKind("mk2", "M2000", 2, 1472, 624 << 10, 1330, 4),
+        ChipKind("bow", "Bow-2000", 2, 1472, 624 << 10, 1850, 4),
+        ChipKind("c600", "C600", 21, 1472, 624 << 10, 1500, 1),
+    )
+}
+
+
+@dataclass(frozen=True)
+class System:
+    """A pod of chips of one kind.
+
+    Attributes:
+        kind: of every chip.
+        chips: how many there are.
+    """
+
+    kind: ChipKind
+    chips: int
+
+    @property
+    def name(self) -> str:
+        """What tools call it."""
+        return f"virtual-{self.kind.name}-{self.chips}"
+
+    @property
+    def devices(self) -> list[range]:
+        """Chips of each device, by device id."""
+        sizes = [1 << power for power in range(self.chips.bit_length())]
+        return [
+            range(at, at + size) for size in sizes for at in range(0, self.chips - size + 1, size)
+        ]
+
+    def of_size(self, count: int) -> list[int]:
+        """Ids of the smallest devices that have at least so many chips."""
+        enough = [len(chips) for chips in self.devices if len(chips) >= count]
+        return [i for i, chips in enumerate(self.devices) if enough and len(chips) == min(enough)]
+
+
+def current() -> System:
+    """Return the system that the environment describes.
+
+    Raises:
+        Error: POPTORCH_POD says neither a number nor ``kind:number``.
+    """
+    text = env.get("POPTORCH_POD")
+    match = re.fullmatch(r"(?:([a-z0-9]+):)?(\d+)", text)
+    if match is None or (match[1] or "mk2") not in KINDS:
+        raise Error(
+            "POPTORCH_POD describes no system",
+            got=repr(text),
+            fix=f"a number of chips, or kind:number with a kind of {', '.join(KINDS)}; "
+            "0 for a machine without IPUs",
+        )
+    return System(KINDS[match[1] or "mk2"], int(match[2]))

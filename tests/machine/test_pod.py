@@ -1,0 +1,219 @@
+"""Acquiring devices: which one, errors, waiting, and holders that die."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+import poptorch
+from podding import start
+from poptorch._machine import pod, systems
+from poptorch._machine.processes import Process
+
+HOLD = """
+lease = pod.acquire({count})
+print(*lease.chips, flush=True)
+time.sleep(60)
+"""
+
+
+FORKING = """
+import os
+lease = pod.acquire(4)
+if os.fork() == 0:
+    time.sleep(5)
+    os._exit(0)
+print("held", flush=True)
+time.sleep(60)
+"""
+COPYING = """
+import os
+lease = pod.acquire(1)
+if os.fork() == 0:
+    lease.release()
+    sys.exit(0)
+os.wait()
+print(len(pod.holders()))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _own_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POPTORCH_POD_DIR", str(tmp_path / "pod"))
+    monkeypatch.setenv("POPTORCH_POD", "4")
+
+
+def held() -> list[int]:
+    return sorted(chip for holder in pod.holders() for chip in holder.chips)
+
+
+def test_leases_hold_different_chips_until_released() -> None:
+    one, two = pod.acquire(1), pod.acquire(2)
+    assert (one.chips, one.device_id) == ((0,), 0)
+    assert (two.chips, two.device_id) == ((2, 3), 5)  # 0 and 1 are no longer both free
+    assert held() == [0, 2, 3]
+    holder = pod.holders()[0]
+    assert (holder.process.pid, holder.process.lives) == (os.getpid(), True)
+    one.release()
+    one.release()
+    assert held() == [2, 3]
+    assert pod.acquire(2).chips == (0, 1)
+
+
+def test_a_lease_that_is_forgotten_is_given_back() -> None:
+    lease = pod.acquire(4)
+    with pytest.raises(poptorch.Error, match=r"Failed to acquire 1 IPU\(s\)") as caught:
+        pod.acquire(1)
+    assert f"held by process {os.getpid()}" in str(caught.value)
+    assert "POPTORCH_WAIT_FOR_IPU=1" in str(caught.value)
+    del lease
+    gc.collect()
+    assert held() == []
+
+
+def test_nothing_needs_nothing() -> None:
+    lease = pod.acquire(0)
+    assert (lease.chips, lease.device_id, held()) == ((), None, [])
+    lease.release()
+
+
+def test_an_id_names_a_device(caplog: pytest.LogCaptureFixture) -> None:
+    lease = pod.acquire(4, ipu_id=6)
+    assert (lease.chips, str(lease)) == ((0, 1, 2, 3), "Id 6")
+    with pytest.raises(poptorch.Error, match="Failed to acquire device Id 2"):
+        pod.acquire(1, ipu_id=2)
+    lease.release()
+    with pytest.raises(poptorch.Error, match="Failed to acquire device Id 7") as caught:
+        pod.acquire(1, ipu_id=7)
+    assert "the ids of virtual-mk2-4 are 0 to 6" in str(caught.value)
+    with pytest.raises(poptorch.Error, match="Expected at least replication factor"):
+        pod.acquire(2, ipu_id=0)
+    with caplog.at_level("WARNING", logger="poptorch:cpp"):
+        assert pod.acquire(1, ipu_id=5).chips == (2, 3)
+    assert "1 are unused" in caplog.text
+
+
+@pytest.mark.spec("runtime", 12)
+def test_what_the_system_never_has_fails_at_once_even_when_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(poptorch.Error, match="No device found on the system with 8 IPUs"):
+        pod.acquire(8, wait=True)
+    with pytest.raises(poptorch.Error, match="Failed to acquire device Id 99"):
+        pod.acquire(1, ipu_id=99, wait=True)
+    monkeypatch.setenv("POPTORCH_POD", "0")
+    with pytest.raises(poptorch.Error, match="No IPU detected in the system") as caught:
+        pod.acquire(1, wait=True)
+    assert "gc-monitor" in str(caught.value)
+
+
+def test_a_killed_holder_holds_nothing() -> None:
+    holder = start(HOLD.format(count=4))
+    assert holder.stdout.readline().split() == ["0", "1", "2", "3"]
+    with pytest.raises(poptorch.Error, match=f"process {holder.pid}"):
+        pod.acquire(1)
+    os.kill(holder.pid, signal.SIGKILL)
+    # Not waited for: it is still in the table of processes, as a zombie.
+    deadline = time.monotonic() + 5
+    while held() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    began = time.perf_counter()
+    lease = pod.acquire(4)
+    assert time.perf_counter() - began < 1
+    assert lease.chips == (0, 1, 2, 3)
+    holder.communicate()
+
+
+def test_the_holders_children_do_not_hold_for_it() -> None:
+    holder = start(FORKING)
+    assert holder.stdout.readline() == "held\n"
+    assert held() == [0, 1, 2, 3]
+    holder.kill()
+    holder.wait()
+    assert pod.acquire(4).chips == (0, 1, 2, 3)
+    holder.stdout.close()
+
+
+def test_a_forked_copy_of_a_lease_gives_nothing_back() -> None:
+    output, _ = start(COPYING).communicate(timeout=60)
+    assert output == "1\n"
+    assert held() == []  # and its end gave it back
+
+
+WAITER = """
+lease = pod.acquire(4, wait=True)
+print(lease.device_id, time.monotonic(), end=" ", flush=True)
+time.sleep(0.1)
+print(time.monotonic(), flush=True)
+lease.release()
+"""
+
+
+def test_eight_processes_wait_for_four_chips_each() -> None:
+    processes = [start(WAITER, POPTORCH_POD="8") for _ in range(8)]
+    stays = []
+    for process in processes:
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == 0
+        device, began, ended = output.split()
+        stays.append((device, float(began), float(ended)))
+    assert len(stays) == 8
+    assert {device for device, _, _ in stays} <= {"12", "13"}
+    for at, (device, began, ended) in enumerate(stays):
+        for other, start_other, end_other in stays[:at]:
+            assert device != other or ended <= start_other or end_other <= began
+
+
+def test_a_number_that_was_given_to_another_process_is_no_holder() -> None:
+    pod.acquire(1).release()
+    path = Path(os.environ["POPTORCH_POD_DIR"]) / "virtual-mk2-4.json"
+    entry = {
+        "device": 0, "chips": [0], "since": 0.0, "token": "old",
+        "process": {"pid": os.getpid(), "started": 1, "command": "python", "user": "me"},
+    }  # fmt: skip
+    path.write_text(json.dumps([entry]))
+    assert held() == []
+    assert pod.acquire(1).chips == (0,)
+    assert "old" not in path.read_text()
+
+
+def test_an_unusable_directory_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("POPTORCH_POD_DIR", str(tmp_path / "file"))
+    with pytest.raises(poptorch.Error, match="bookkept cannot be used") as caught:
+        pod.acquire(1)
+    assert "POPTORCH_POD_DIR" in str(caught.value)
+    monkeypatch.setenv("POPTORCH_POD_DIR", str(tmp_path))
+    (tmp_path / "virtual-mk2-4.json").write_text("{}garbage")
+    with pytest.raises(poptorch.Error, match="bookkept cannot be used"):
+        pod.acquire(1)
+
+
+def test_this_process_lives_and_one_that_ended_does_not() -> None:
+    assert Process.current().lives
+    ended = start("")
+    ended.communicate(timeout=60)
+    assert not Process(ended.pid, 12345, "python", "me").lives
+
+
+def test_collecting_a_lease_while_another_is_acquired_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = pod.acquire(1)
+    write, released = pod._write, []
+
+    def collect_then_write(path, present):
+        if not released:
+            released.append(first.release())
+        write(path, present)
+
+    monkeypatch.setattr(pod, "_write", collect_then_write)
+    second = pod.acquire(1)
+    assert held() == list(second.chips)
+    assert systems.current().chips == 4
