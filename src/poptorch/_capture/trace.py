@@ -3,6 +3,8 @@
 Two passes. The first runs the function once on fake tensors with autograd recording, so hooks,
 ``autograd.Function`` and in-place updates mean what they mean in torch. The second replays the
 recorded operators with mutation removed, which gives a functional graph.
+
+Longer than usual because torch's private tracer names are allowed in this one file.
 """
 
 from __future__ import annotations
