@@ -11,7 +11,7 @@ from .argparsers import (
 from .dataloader import AsynchronousDataAccessor, DataLoader
 from .enums import *  # noqa: F403 (every enum is public at top level)
 from .executor import PoplarExecutor
-from .ops import identity_loss, isRunningOnIpu
+from .ops import *  # noqa: F403 (its __all__ is PopTorch's contract)
 from .options import *  # noqa: F403 (its __all__ is PopTorch's contract)
 from .wrappers import (
     inferenceModel,

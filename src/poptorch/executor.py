@@ -16,6 +16,7 @@ from ._base import log
 from ._base.errors import Error
 from ._ir.optim_spec import OptimSpec
 from ._ir.plan import Plan
+from .ops.blocks import module_repr
 from .optim.freeze import freeze as freeze_optimizer
 from .options import Options
 from .options.freeze import freeze
@@ -77,6 +78,15 @@ class PoplarExecutor:
             return
         self._rewrap()
         self._session.compile(args, kwargs)
+
+    def explain(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """List everything in ``forward`` that cannot be compiled for inputs like these.
+
+        Returns:
+            Findings, each with the construct, the line and a remedy; printing the list gives a
+            report. ``fatal`` are those that prevent compiling. The model is unchanged.
+        """
+        return self._session.explain(args, kwargs)
 
     def isCompiled(self) -> bool:
         """Tell whether the model is compiled."""
@@ -194,7 +204,7 @@ class PoplarExecutor:
         return getattr(self._user_model, name)
 
     def __repr__(self) -> str:
-        return repr(self._user_model)
+        return module_repr(self._user_model)
 
 
 def _finish(session: _session.Session, model: nn.Module) -> None:

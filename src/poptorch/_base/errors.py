@@ -116,3 +116,9 @@ class InvalidAttribute(Error, AttributeError):  # noqa: N818 (the builtin is Att
     """An unknown or frozen attribute where PopTorch raised AttributeError."""
 
     __module__ = "poptorch"
+
+
+class InvalidKey(Error, KeyError):  # noqa: N818 (the builtin's own name is KeyError)
+    """A name outside the accepted set where PopTorch raised KeyError."""
+
+    __module__ = "poptorch"

@@ -1,5 +1,6 @@
 """module + example -> micro Graph: trace, loss, backward, buffer updates."""
 
+from .explain import Explanation, explain
 from .forward import Lanes, Request
 from .lanes import NotVectorisable, batch_norm_statistics
 from .micro import Micro, capture, narrowed
@@ -7,6 +8,7 @@ from .swap import Tied, tensors_of
 from .trace import untraced
 
 __all__ = [
+    "Explanation",
     "Lanes",
     "Micro",
     "NotVectorisable",
@@ -14,6 +16,7 @@ __all__ = [
     "Tied",
     "batch_norm_statistics",
     "capture",
+    "explain",
     "narrowed",
     "tensors_of",
     "untraced",

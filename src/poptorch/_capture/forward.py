@@ -12,10 +12,13 @@ from torch import nn
 
 from .._base import trees
 from .._ir.slot import Slot
+from .._ops import annotate
 from .._ops.context import listening
 from .failures import explained
-from .losses import LossFinder
+from .listening import Capturing
+from .substitutes import unvalidated_distributions
 from .swap import Tied, swapped
+from .values import answering
 
 Call = Callable[[Sequence[torch.Tensor]], Any]
 
@@ -52,6 +55,7 @@ class Request:
         training: whether a loss is looked for.
         loss_scaling: the factor on the gradient's seed: a number, or the slot of an input.
         narrow_64bit: whether 64-bit results become 32-bit ones.
+        examples: makes the tensors of the first micro-batch, for a forward that branches on them.
         lanes: how many micro-batches run side by side; their slots then have a leading lane
             dimension, and each ``gradient.*`` is the sum over the lanes. None for one micro-batch.
     """
@@ -65,6 +69,7 @@ class Request:
     training: bool = False
     loss_scaling: float | Slot = 1.0
     narrow_64bit: bool = True
+    examples: Callable[[], list[torch.Tensor]] | None = None
     lanes: Lanes | None = None
 
     @property
@@ -92,15 +97,21 @@ class Forward:
 
 
 def run_forward(
-    request: Request, batch: Sequence[torch.Tensor], leaves: Mapping[str, torch.Tensor]
+    request: Request,
+    capturing: Capturing,
+    batch: Sequence[torch.Tensor],
+    leaves: Mapping[str, torch.Tensor],
 ) -> Forward:
-    """Run the user's forward with traced tensors in place, watching for losses."""
-    finder = LossFinder()
+    """Run the user's forward with traced tensors in place, listening to its operators."""
+    finder = capturing.losses
     with (
         swapped(request.tensors, leaves) as reassigned,
-        listening(finder),
+        listening(capturing),
         explained(request.module),
         finder if request.training else contextlib.nullcontext(),
+        answering(capturing.values),
+        unvalidated_distributions(),
+        annotate.in_forward(),
     ):
         returned = request.call(batch)
     tensors, structure = trees.flatten(returned, "output")

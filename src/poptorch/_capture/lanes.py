@@ -18,6 +18,7 @@ from torch import nn
 from .._base import trees
 from .._base.errors import Error
 from .forward import Forward, Lanes, Request, run_forward
+from .listening import Capturing
 from .swap import BATCH_NORMS, Tied
 from .trace import vectorising
 
@@ -30,12 +31,16 @@ class NotVectorisable(Exception):  # noqa: N818 (not a failure: the loop is take
 
 
 def run_lanes(
-    request: Request, batch: Sequence[torch.Tensor], leaves: Mapping[str, torch.Tensor]
+    request: Request,
+    capturing: Capturing,
+    batch: Sequence[torch.Tensor],
+    leaves: Mapping[str, torch.Tensor],
 ) -> Forward:
     """Run forward on all lanes at once.
 
     Args:
         request: with ``lanes``.
+        capturing: hears the operators of forward.
         batch: tensors with a leading lane dimension.
         leaves: parameters and buffers; a statistic that every replica evolves by itself has a
             leading replica dimension.
@@ -51,7 +56,7 @@ def run_lanes(
     found: dict[str, Any] = {}
 
     def one(rows: list[torch.Tensor], own: dict[str, torch.Tensor]) -> Any:
-        done = run_forward(request, rows, {**shared, **own})
+        done = run_forward(request, capturing, rows, {**shared, **own})
         found["structure"], found["leaves"] = done.structure, done.leaves
         found["loss"] = _place(done)
         found["tensors"] = len(done.tensors)

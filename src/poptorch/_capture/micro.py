@@ -12,11 +12,16 @@ import torch
 from torch import fx
 
 from .._base import trees
+from .._base.errors import Error
+from .._ir.blocks import Visit
 from .._ir.graph import Graph
 from .._ir.slot import Kind, Slot
-from . import trace
+from .._ops import annotate
+from . import marks, trace
 from .forward import Forward, Request, run_forward
 from .lanes import NotVectorisable, folded, run_lanes
+from .listening import Capturing
+from .values import BranchOnData, Values
 
 _NARROW = {torch.float64: torch.float32, torch.int64: torch.int32}
 
@@ -30,11 +35,15 @@ class Micro:
             ``loss.* output.*``, ``gradient.*``, and new values of what forward changed in place.
         constants: tensors that the module holds outside parameters and buffers, by slot key.
         outputs: the structure that forward returned, tensors cut out.
+        overlaps: mode of each input and output that moves while it computes, by slot key.
+        visits: the blocks that forward entered, in order; nodes are labelled with their indices.
     """
 
     graph: Graph
     constants: Mapping[str, torch.Tensor]
     outputs: trees.Structure
+    overlaps: Mapping[str, str]
+    visits: tuple[Visit, ...] = (Visit(),)
 
 
 def narrowed(dtype: torch.dtype) -> torch.dtype:
@@ -45,21 +54,41 @@ def narrowed(dtype: torch.dtype) -> torch.dtype:
 class _Recording:
     """Runs forward and backward once, remembering what the flat results mean."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, values: Values) -> None:
         self.request = request
         self.slots: list[Slot] = []
         self.structure: trees.Structure | None = None
+        self.capturing = Capturing(request.training, request.lanes is not None, values=values)
+        self.overlaps: dict[str, str] = {}
+        self.visits: tuple[Visit, ...] = ()
+
+    def settle(self, graph: fx.Graph) -> None:
+        """Check the hints in the recorded graph and take them away."""
+        groups = self.capturing.groups
+        try:
+            self.overlaps = marks.settle(graph, self.request.inputs, self.slots, groups)
+        except Error as error:
+            if self.request.lanes is None:
+                raise
+            raise NotVectorisable(error.args[0]) from error
 
     def __call__(self, flat: list[torch.Tensor]) -> list[torch.Tensor]:
+        with annotate.recording(self.request.module) as blocks:
+            results = self._run(flat, blocks)
+        self.visits = tuple(blocks.visits)
+        return results
+
+    def _run(self, flat: list[torch.Tensor], blocks: annotate.Recorder) -> list[torch.Tensor]:
         request = self.request
         values = dict(zip((slot.key for slot in request.inputs), flat, strict=True))
         leaves = {slot.path: self._leaf(slot, values[slot.key]) for slot in request.state}
         batch = [values[slot.key] for slot in request.batch]
         forward = run_lanes if request.lanes else run_forward
         with torch.enable_grad() if request.training else torch.no_grad():
-            done = forward(request, batch, leaves)
+            done = forward(request, self.capturing, batch, leaves)
             results = self._outputs(done)
             if done.loss is not None:
+                blocks.begin_backward()
                 results += self._gradients(done.loss, leaves, values)
         self.slots += [*request.state, *request.batch]
         results += [done.leaves[slot.path].detach() for slot in request.state]
@@ -108,14 +137,39 @@ class _Recording:
 def capture(request: Request) -> Micro:
     """Trace one micro-batch of a module, or several as lanes.
 
+    Forward runs on tensors without data. If it branches on values it runs once more, on those of
+    the first micro-batch.
+
     Raises:
         Error: no loss or several, a reassigned buffer, or something that cannot be captured.
         NotVectorisable: with lanes only: capture a single micro-batch instead.
     """
-    mode = trace.fake_mode()
-    recording = _Recording(request)
-    inputs = [trace.fake_tensor(mode, slot.shape, slot.dtype) for slot in request.inputs]
-    module, constants = trace.trace(recording, inputs)
+    try:
+        mode = trace.fake_mode()
+        inputs = [trace.fake_tensor(mode, slot.shape, slot.dtype) for slot in request.inputs]
+        return _capture(request, inputs, Values())
+    except BranchOnData:
+        if request.lanes is not None:
+            raise NotVectorisable("forward branches on values of tensors") from None
+    values = Values(real=True)
+    with torch.random.fork_rng(devices=[]):
+        micro = _capture(request, real_inputs(request), values)
+    values.warn()
+    return micro
+
+
+def real_inputs(request: Request) -> list[torch.Tensor]:
+    """Return copies of the module's tensors, and the first micro-batch."""
+    assert request.examples is not None, "forward branches on data, but there is none"
+    state = [request.tensors[s.path].tensor.detach().to(s.dtype, copy=True) for s in request.state]
+    batch = [tensor.detach().clone() for tensor in request.examples()]
+    rest = request.inputs[len(state) + len(batch) :]
+    return [*state, *batch, *(torch.ones(slot.shape, dtype=slot.dtype) for slot in rest)]
+
+
+def _capture(request: Request, inputs: list[torch.Tensor], values: Values) -> Micro:
+    recording = _Recording(request, values)
+    module, constants = trace.trace(recording, inputs, recording.settle, values.real)
     constant_slots = tuple(
         Slot.like(Kind.CONSTANT, str(index), value) for index, value in enumerate(constants)
     )
@@ -128,6 +182,8 @@ def capture(request: Request) -> Micro:
         graph,
         {slot.key: value for slot, value in zip(constant_slots, constants, strict=True)},
         recording.structure,
+        recording.overlaps,
+        recording.visits,
     )
 
 

@@ -11,15 +11,18 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.fx.traceback as fx_traceback
 from torch import fx
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from .._ir.operators import draws, writes
+from .._ops import annotate, effects
+from .._ops.control import is_control_flow
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -37,8 +40,11 @@ def fake_mode() -> FakeTensorMode:
     Tensors that the user's module holds outside parameters and buffers enter as constants.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    return FakeTensorMode(allow_non_fake_inputs=True)
+    # Control flow operators want an environment for sizes; every size here is a plain number.
+    sizes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=sizes, static_shapes=True)
 
 
 def fake_tensor(mode: FakeTensorMode, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -57,7 +63,7 @@ def backward_keeps_origin(loss: torch.Tensor) -> None:
 
 def gradient_origin(tensor: torch.Tensor) -> Any:
     """Return the node of the autograd graph that a tensor came from, lanes or not."""
-    return torch._C._functorch.get_unwrapped(tensor).grad_fn if _is_lane(tensor) else tensor.grad_fn
+    return torch._C._functorch.get_unwrapped(tensor).grad_fn if is_lane(tensor) else tensor.grad_fn
 
 
 class _RecurrentByHand(TorchFunctionMode):
@@ -92,12 +98,15 @@ def vectorising() -> Iterator[None]:
         yield
 
 
-def _is_lane(tensor: torch.Tensor) -> bool:
+def is_lane(tensor: torch.Tensor) -> bool:
     return torch._C._functorch.is_batchedtensor(tensor)
 
 
 def trace(
-    function: Callable[[list[torch.Tensor]], list[torch.Tensor]], inputs: Tensors
+    function: Callable[[list[torch.Tensor]], list[torch.Tensor]],
+    inputs: Tensors,
+    settle: Callable[[fx.Graph], None] | None = None,
+    real: bool = False,
 ) -> tuple[fx.GraphModule, list[torch.Tensor]]:
     """Trace a flat function into a pure graph.
 
@@ -105,6 +114,8 @@ def trace(
         function: takes and returns flat lists of tensors; may modify its inputs in place, which
             shows only in what it returns.
         inputs: fake tensors of one mode.
+        settle: reads the recorded graph, before mutation is removed from it, and may edit it.
+        real: the inputs have values, and the function is run on them.
 
     Returns:
         The graph, whose placeholders are the inputs followed by the lifted constants, and the
@@ -112,7 +123,9 @@ def trace(
     """
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    with fx_traceback.preserve_node_meta(), _without_fused_lstm(), _quiet():
+    mode = _mode_of(inputs)
+    without_values = contextlib.nullcontext() if real else mode
+    with fx_traceback.preserve_node_meta(), _without_fused_lstm(), _quiet(), without_values:
         recorded = make_fx(
             function,
             decomposition_table=_honest(),
@@ -120,11 +133,76 @@ def trace(
             record_stack_traces=True,
             _allow_non_fake_inputs=True,
         )(list(inputs))
+    if settle is not None:
+        settle(recorded.graph)
+        recorded.recompile()
+    annotate.copy_to_backward(recorded.graph)
     constants = _lift_constants(recorded, len(inputs))
-    pure = _functionalize(recorded, [*inputs, *_fakes(constants, inputs)])
+    fakes = [mode.from_tensor(tensor) for tensor in (*inputs, *constants)]
+    pure = _functionalize(recorded, fakes, mode)
     clean(pure.graph)
+    effects.chain(pure.graph)
     pure.recompile()
     return pure, constants
+
+
+def trace_part(
+    function: Callable[[list[torch.Tensor]], list[torch.Tensor]],
+    inputs: Tensors,
+    settle: Callable[[fx.Graph], None],
+) -> tuple[fx.GraphModule, list[torch.Tensor]]:
+    """Trace a part of a function that is being traced; as ``trace``.
+
+    The constants are the very tensors of the surroundings that the part uses.
+    """
+    from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+
+    with _within(_recorders()), disable_proxy_modes_tracing():
+        mode = _mode_of(inputs)
+        with mode:
+            examples = [torch.empty_like(tensor) for tensor in inputs]
+        return trace(function, examples, settle)
+
+
+_outer: ContextVar[tuple[Any, ...]] = ContextVar("poptorch_recorders", default=())
+
+
+def _recorders() -> tuple[Any, ...]:
+    """The recorders at work: those of the surroundings, then the present one."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    mode = get_proxy_mode()
+    return _outer.get() if mode is None else (*_outer.get(), mode.tracer)
+
+
+@contextlib.contextmanager
+def _within(recorders: tuple[Any, ...]) -> Iterator[None]:
+    token = _outer.set(recorders)
+    try:
+        yield
+    finally:
+        _outer.reset(token)
+
+
+def recorded(tensor: torch.Tensor) -> tuple[fx.Node, torch.nn.Module] | None:
+    """Find a tensor in a graph that is being recorded.
+
+    Returns:
+        Its node, and the module that holds what the graph reads from outside; None if it is not
+        recorded.
+    """
+    from torch.fx.experimental.proxy_tensor import get_proxy_slot
+
+    for recorder in _recorders():
+        found = get_proxy_slot(tensor, recorder, None)
+        if found is not None:
+            return found.proxy.node, recorder.root
+    return None
+
+
+def without_data(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor stands for others and has no values of its own."""
+    return hasattr(tensor, "fake_mode") or tensor.is_meta or is_lane(tensor)
 
 
 def untraced() -> contextlib.AbstractContextManager[None]:
@@ -134,6 +212,55 @@ def untraced() -> contextlib.AbstractContextManager[None]:
     moment, and another trained model may be read inside ``forward``.
     """
     return _disable_current_modes()
+
+
+class ScalarReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Within it a function answers where torch's own code asks for the value of a tensor."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, answer: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._answer = answer
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is aten._local_scalar_dense.default:
+            return self._answer(args[0])
+        return func(*args, **(kwargs or {}))
+
+
+class DynamicShapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the operators whose results have shapes that depend on values.
+
+    Attributes:
+        found: operator and place of each call.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, place: Callable[[], str | None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: list[tuple[str, str | None]] = []
+        self._place = place
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if torch.Tag.dynamic_output_shape in getattr(func, "tags", ()):
+            self.found.append((str(func).removesuffix(".default"), self._place()))
+        return func(*args, **(kwargs or {}))
+
+
+def run_recorded(
+    function: Callable[[list[torch.Tensor]], list[torch.Tensor]], inputs: Tensors
+) -> None:
+    """Run a function on real tensors as the first pass of ``trace`` would, and drop the record."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with _without_fused_lstm(), _quiet():
+        make_fx(function, tracing_mode="real", _allow_non_fake_inputs=True)(list(inputs))
 
 
 @contextlib.contextmanager
@@ -167,19 +294,20 @@ def _honest() -> dict[Any, Callable[..., Any]]:
 
 def needs_value(error: Exception) -> bool:
     """Tell whether an exception means that a traced tensor's value was asked for."""
-    from torch._subclasses.fake_tensor import (
-        DataDependentOutputException,
-        DynamicOutputShapeException,
-    )
+    from torch._subclasses.fake_tensor import DataDependentOutputException
 
-    return isinstance(error, DataDependentOutputException | DynamicOutputShapeException)
+    return isinstance(error, DataDependentOutputException)
 
 
-def _fakes(constants: Tensors, inputs: Tensors) -> list[torch.Tensor]:
-    if not constants:
-        return []
-    mode = next((t.fake_mode for t in inputs if hasattr(t, "fake_mode")), None) or fake_mode()
-    return [mode.from_tensor(c) for c in constants]
+def has_dynamic_shape(error: Exception) -> bool:
+    """Tell whether an exception means that the shape of a result depends on values."""
+    from torch._subclasses.fake_tensor import DynamicOutputShapeException
+
+    return isinstance(error, DynamicOutputShapeException)
+
+
+def _mode_of(inputs: Tensors) -> FakeTensorMode:
+    return next((t.fake_mode for t in inputs if hasattr(t, "fake_mode")), None) or fake_mode()
 
 
 def _lift_constants(module: fx.GraphModule, after: int) -> list[torch.Tensor]:
@@ -199,7 +327,7 @@ def _lift_constants(module: fx.GraphModule, after: int) -> list[torch.Tensor]:
         for node in nodes:
             node.replace_all_uses_with(anchor)
             module.graph.erase_node(node)
-        values.append(getattr(module, target).detach())
+        values.append(getattr(module, target))
     module.recompile()
     return values
 
@@ -210,14 +338,16 @@ def _at_start(graph: fx.Graph) -> Iterator[None]:
         yield
 
 
-def _functionalize(recorded: fx.GraphModule, inputs: Tensors) -> fx.GraphModule:
+def _functionalize(
+    recorded: fx.GraphModule, inputs: Tensors, mode: FakeTensorMode
+) -> fx.GraphModule:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     def replay(*args: torch.Tensor) -> object:
         # Inputs that the function modifies must not be: work on copies, dropped where unneeded.
         return fx.Interpreter(recorded).run(*(a.clone() for a in args))
 
-    with fx_traceback.preserve_node_meta():
+    with fx_traceback.preserve_node_meta(), mode:
         return make_fx(
             torch.func.functionalize(replay, remove="mutations"),
             tracing_mode="real",
@@ -239,6 +369,7 @@ def clean(graph: fx.Graph) -> None:
             and isinstance(source, fx.Node)
             and source.op == "placeholder"
             and not node.kwargs
+            and not any(is_control_flow(user) for user in node.users)
         )
         if node.target in _IDENTITIES or copied_input:
             node.replace_all_uses_with(source)

@@ -65,7 +65,7 @@ def _separate(
 ) -> tuple[dict[str, Graph], Mapping[str, float]]:
     accumulate = lower(_update.accumulate(optim, gradients, spec.reduction, tally))
     finish = lower(_update.finish(optim, gradients, spec.reduction, tally))
-    update, initial = _update_graph(optim, updated, finish)
+    update, initial = update_graph(optim, updated, finish)
     graphs = {
         "micro": compose("micro", [micro, accumulate]),
         "update": compose("update", [finish, update]),
@@ -85,13 +85,14 @@ def _fused(
     scale = _update.scale(optim, gradients, spec.reduction, tally)
     if scale is not None:
         parts.append(lower(scale))
-    update, initial = _update_graph(optim, updated, parts[-1])
+    update, initial = update_graph(optim, updated, parts[-1])
     return {"step": compose("step", [*parts, update])}, initial
 
 
-def _update_graph(
+def update_graph(
     optim: OptimSpec, updated: list[Slot], source: Graph
 ) -> tuple[Graph, Mapping[str, float]]:
+    """Return one optimizer step for the gradients that a graph writes, and its first values."""
     dtypes = {slot.dtype for slot in source.outputs if slot.kind is Kind.GRADIENT}
     (dtype,) = dtypes if len(dtypes) == 1 else (None,)
     piece = _update.lower(optim, updated, gradient_dtype=dtype)

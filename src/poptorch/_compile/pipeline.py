@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .. import _capture, backends
+from .. import _capture, _place, backends
 from .._base import log, trees
 from .._ir import verify
 from .._ir.optim_spec import OptimSpec
@@ -17,6 +17,8 @@ from .._ir.slot import Kind
 from .._ir.spec import Spec
 from . import lanes
 from .build import inference_program, training_program
+from .overlap import check_overlap
+from .staged import stage, step_graphs
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,13 +55,22 @@ def compile(
     verify.verify_spec(spec)
     backend = backends.choose(spec.target.backend)
     progress(0.02)
-    micro, lane_axis = lanes.capture(request, spec)
+    apart = backends.works_by_stages(backend)
+    micro, lane_axis = (_capture.capture(request), None) if apart else lanes.capture(request, spec)
+    if micro.overlaps:
+        check_overlap(spec)
+    layout = _place.place(micro.graph, micro.visits, spec)
+    _place.log_layout(layout)
     progress(0.2)
     if optim is None:
         program = inference_program(micro.graph, spec, lane_axis)
     else:
         program = training_program(micro.graph, spec, optim, lane_axis)
-    plan = Plan(program, spec, per_replica=_per_replica(request, micro, program))
+    per_replica = _per_replica(request, micro, program)
+    staged = None
+    if apart:
+        staged = stage(step_graphs(micro.graph, spec, optim, program), micro.visits, spec)
+    plan = Plan(program, spec, per_replica, layout, staged)
     verify.verify_plan(plan)
     progress(0.3)
     log.engine.debug("Program:\n%s", program)

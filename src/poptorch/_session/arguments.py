@@ -186,6 +186,13 @@ class Inputs:
             for i, t in enumerate(self.bound.tensors)
         )
 
+    def first_micro_batch(self, loops: Loops) -> list[torch.Tensor]:
+        """The first micro-batch of the inputs that were compiled for, as the device sees it."""
+        whole = (
+            tensor.detach().to(self._device_dtype(tensor.dtype)) for tensor in self.bound.tensors
+        )
+        return [t[: t.shape[0] // loops.slices] if t.dim() else t for t in whole]
+
     def quick(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor] | None:
         """Return the tensors of a plain positional call at once, or None for the long way."""
         if not self._plain or kwargs or len(args) != len(self._dtypes):

@@ -95,6 +95,15 @@ class Session:
         self._compiled, self._inputs, self._device = compiled, inputs, device
         self.dirty = False
 
+    def explain(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _capture.Explanation:
+        """List what a capture for arguments of this kind would refuse or freeze."""
+        bound = self._signature.bind(args, kwargs)
+        self.bring_linked_up_to_date()
+        inputs = Inputs(bound, self.spec.loops, self.spec.precision.narrow_64bit)
+        tensors = _capture.tensors_of(self._module)
+        optim, _ = self._read_optimizer(tensors)
+        return _capture.explain(self._request(bound, inputs, tensors, optim))
+
     def _read_optimizer(
         self, tensors: Mapping[str, _capture.Tied]
     ) -> tuple[OptimSpec | None, dict[str, float]]:
@@ -128,6 +137,7 @@ class Session:
             optim is not None,
             scaling,
             narrow,
+            lambda: inputs.first_micro_batch(self.spec.loops),
         )
 
     # Running.

@@ -49,9 +49,9 @@ class LoopExecutable:
         """Do one call; see ``Executable.run``."""
         runs = self._bind(state)
         collector = Collector(self._program)
-        slices = [_cut(value, self._program) for value in batch]
+        slices = [cut(value, self._program) for value in batch]
         index: Index = dict.fromkeys(Axis, 0)
-        random = _device_generator(state, self._random)
+        random = device_generator(state, self._random)
         with interrupts.deferred(), torch.no_grad(), random:
             for node in self._program.body[:-1]:
                 self._walk(node, runs, slices, index, collector)
@@ -138,7 +138,7 @@ def _state_argument(state: State, slot: Slot, replica: int | None) -> torch.Tens
     return state.tensors[slot.key] if replica is None else state.read(slot.key, replica)
 
 
-def _cut(value: torch.Tensor, program: Program) -> Sequence[torch.Tensor]:
+def cut(value: torch.Tensor, program: Program) -> Sequence[torch.Tensor]:
     """Cut a combined input into what each run reads, in order."""
     loops, lanes = program.loops, program.lanes
     if lanes is None:
@@ -153,7 +153,7 @@ def _cut(value: torch.Tensor, program: Program) -> Sequence[torch.Tensor]:
     return steps.reshape(-1, lanes.count, rows, *value.shape[1:]).unbind(0)
 
 
-class _device_generator:  # noqa: N801 (used as a function)
+class device_generator:  # noqa: N801 (used as a function)
     """Within the block torch's default generator continues the device's random sequence."""
 
     def __init__(self, state: State, needed: bool) -> None:
