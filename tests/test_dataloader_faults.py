@@ -137,7 +137,7 @@ def test_a_killed_worker_of_torch_ends_the_iteration_only():
         del made
 
 
-@pytest.mark.parametrize("strategy", [*FORKS, SharingStrategy.SharedMemory])
+@pytest.mark.parametrize("strategy", FORKS)
 def test_a_process_that_dies_at_once(strategy):
     begin, data = time.monotonic(), Fatal(3, 0, signal.SIGKILL)
     with nothing_left(), pytest.raises(Error, match="worker thread failed to start") as caught:
