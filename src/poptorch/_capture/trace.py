@@ -205,6 +205,28 @@ def without_data(tensor: torch.Tensor) -> bool:
     return hasattr(tensor, "fake_mode") or tensor.is_meta or is_lane(tensor)
 
 
+def fill_in_values(
+    module: fx.GraphModule, inputs: Sequence[tuple[Sequence[int], torch.dtype]]
+) -> None:
+    """Give every node of a graph the shape and dtype of its value, as tracing would have."""
+    from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+    mode = fake_mode()
+    fakes = [fake_tensor(mode, shape, dtype) for shape, dtype in inputs]
+    FakeTensorProp(module, mode).propagate_dont_convert_inputs(*fakes)
+
+
+def is_traced(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor was made by the operators that are being traced, or is an input."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode, has_proxy_slot
+
+    mode = get_proxy_mode()
+    assert mode is not None, "nothing is being traced"
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor) or has_proxy_slot(
+        tensor, mode.tracer
+    )
+
+
 def untraced() -> contextlib.AbstractContextManager[None]:
     """Within the block real work is done even while a capture is in progress.
 

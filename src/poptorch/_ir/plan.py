@@ -8,6 +8,7 @@ from .layout import Layout
 from .program import Program
 from .spec import Spec
 from .staged import Staged
+from .text import graph_text
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +33,11 @@ class Plan:
     def chips(self) -> int:
         """Number of chips that one replica uses."""
         return self.layout.chips if self.layout else 1
+
+    def describe(self) -> str:
+        """Return the program and every graph in it, operator by operator."""
+        graphs = (graph_text(graph) for graph in self.program.graphs.values())
+        return "\n\n".join((str(self.program), *graphs))
 
     def __str__(self) -> str:
         return str(self.program)

@@ -124,8 +124,9 @@ class StagedExecutable:
 
     def _collected(self, replicas: Sequence[Replica]) -> list[torch.Tensor]:
         program = self._plan.program
-        collector = Collector(program)
-        keys = [slot.key for slot in program.emit.slots]
+        emit = program.emit
+        keys = [slot.key for slot in emit.slots]
+        collector = Collector(program, {key: emit.mode_of(key) for key in keys})
         index = dict.fromkeys(Axis, 0)
         for iteration in range(program.loops.iterations):
             for micro in range(program.loops.accumulation):
