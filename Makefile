@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 TORCH := $(shell sed -n 's/^\(torch==[0-9.]*\).*/\1/p' constraints.txt)
 FASHION := /usr/share/datasets/fashion-mnist
 
-.PHONY: demo test lint docs bench bench-quick dataset clean
+.PHONY: demo test lint docs bench bench-quick soak dataset clean
 .DEFAULT_GOAL := test
 
 # torch goes first and by its exact version, so that nothing later can pull another build of it.
@@ -39,9 +39,15 @@ docs: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/spine.py
+	$(BIN)/python benchmarks/data.py
 
 bench-quick: $(STAMP)
 	$(BIN)/python benchmarks/spine.py --quick
+	$(BIN)/python benchmarks/data.py --quick
+
+# Makes, uses and drops a thousand loaders, and fails if anything of them is left.
+soak: $(STAMP)
+	$(BIN)/python benchmarks/data.py --cycles 1000
 
 # The full FashionMNIST set is a Debian package. Where it can be had it is installed; where it
 # cannot, the example says which data it uses instead.
