@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from poptorch.backends.inductor.broadcast import store_before_spreading
 from poptorch.backends.inductor.convolution import convolution, convolution_backward
 from poptorch.backends.inductor.order import OrderedReplay, memory_order
 from poptorch.backends.inductor.pooling import max_pool, max_pool_backward
@@ -119,3 +120,19 @@ def test_replay_keeps_memory_order_and_restores_it_where_needed() -> None:
     assert seen["exp"] == (1, 7 * BATCH, BATCH)
     assert ours[0].stride() == (1, 7 * BATCH, BATCH)
     assert ours[2].stride() == (21, 7, 1)
+
+
+def test_small_values_are_stored_before_they_spread() -> None:
+    def step(x: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scale = (x.var(1) + 1e-5).rsqrt()
+        return x * scale[:, None] + bias, scale
+
+    x, bias = torch.randn(6, 32), torch.randn(32)
+    module = make_fx(step, tracing_mode="fake")(x, bias)
+    before = len(module.graph.nodes)
+    store_before_spreading(module.graph)
+    (stored,) = module.graph.find_nodes(op="call_function", target=aten.as_strided.default)
+    assert len(module.graph.nodes) == before + 1  # the bias is in memory already
+    assert stored.args[0].target is aten.rsqrt.default
+    module.recompile()
+    same(module(x, bias), step(x, bias))

@@ -97,11 +97,11 @@ class Forward:
 
 def run_forward(
     request: Request,
-    capturing: Capturing,
     batch: Sequence[torch.Tensor],
     leaves: Mapping[str, torch.Tensor],
+    capturing: Capturing,
 ) -> Forward:
-    """Run the user's forward with traced tensors in place, listening to its operators."""
+    """Run the user's forward with traced tensors in place, listening to what it calls."""
     finder = capturing.losses
     with (
         swapped(request.tensors, leaves) as reassigned,

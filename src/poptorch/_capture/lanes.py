@@ -32,18 +32,18 @@ class NotVectorisable(Exception):  # noqa: N818 (not a failure: the loop is take
 
 def run_lanes(
     request: Request,
-    capturing: Capturing,
     batch: Sequence[torch.Tensor],
     leaves: Mapping[str, torch.Tensor],
+    capturing: Capturing,
 ) -> Forward:
     """Run forward on all lanes at once.
 
     Args:
         request: with ``lanes``.
-        capturing: hears the operators of forward.
         batch: tensors with a leading lane dimension.
         leaves: parameters and buffers; a statistic that every replica evolves by itself has a
             leading replica dimension.
+        capturing: hears what forward calls.
 
     Raises:
         NotVectorisable: forward does something that has no vectorised form.
@@ -56,7 +56,7 @@ def run_lanes(
     found: dict[str, Any] = {}
 
     def one(rows: list[torch.Tensor], own: dict[str, torch.Tensor]) -> Any:
-        done = run_forward(request, capturing, rows, {**shared, **own})
+        done = run_forward(request, rows, {**shared, **own}, capturing)
         found["structure"], found["leaves"] = done.structure, done.leaves
         found["loss"] = _place(done)
         found["tensors"] = len(done.tensors)

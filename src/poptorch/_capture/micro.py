@@ -74,7 +74,7 @@ class _Recording:
         batch = [values[slot.key] for slot in request.batch]
         forward = run_lanes if request.lanes else run_forward
         with torch.enable_grad() if request.training else torch.no_grad():
-            done = forward(request, self.capturing, batch, leaves)
+            done = forward(request, batch, leaves, self.capturing)
             results = self._outputs(done)
             if done.loss is not None:
                 results += self._gradients(done.loss, leaves, values)

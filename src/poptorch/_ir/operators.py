@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from torch import fx
 
@@ -23,6 +25,8 @@ def draws(node: fx.Node) -> bool:
 def may_view(node: fx.Node) -> bool:
     """Tell whether the result of a node may share storage with its first argument."""
     target = node.target
+    if target is operator.getitem:  # one of several results, of a split for instance
+        return True
     if not isinstance(target, Operator):
         return False
     if target in (torch.ops.aten.reshape.default, torch.ops.aten.contiguous.default):

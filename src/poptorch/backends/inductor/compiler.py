@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from .addition import add
 from .convolution import convolution, convolution_backward
 from .lowering import Decompositions, fakes, lower
 from .pooling import max_pool, max_pool_backward
@@ -58,7 +59,7 @@ def compile_graph(module: fx.GraphModule, examples: list[torch.Tensor]) -> Compi
 def _decompositions() -> Decompositions:
     from torch._inductor.decomposition import select_decomp_table
 
-    return select_decomp_table()
+    return {**select_decomp_table(), aten.add.Tensor: add}
 
 
 def _output_strides(module: fx.GraphModule) -> list[tuple[int, ...]]:

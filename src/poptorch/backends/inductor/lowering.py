@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from .broadcast import store_before_spreading
 from .order import OrderedReplay
 
 aten = torch.ops.aten
@@ -61,6 +62,7 @@ def lower(
         )(*inputs)
     lowered.graph.eliminate_dead_code()
     lowered = fx.GraphModule(lowered, fx_graph_cse(lowered.graph))
+    store_before_spreading(lowered.graph)
     _append_writes(lowered.graph, returned, targets)
     lowered.recompile()
     return lowered
