@@ -23,12 +23,20 @@ class Sample:
         function: of the tensors, in order.
         tensors: all tensors among the arguments.
         differentiable: whether the operator has a gradient.
+        in_place: the variant that changes its first tensor, on a view of a copy; returns the copy.
     """
 
     operator: str
     function: Callable[..., Any]
     tensors: list[torch.Tensor]
     differentiable: bool
+    in_place: Callable[..., Any] | None
+
+
+# Their results have whatever the memory held; only shapes and dtypes are compared.
+UNINITIALISED = {
+    "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided",
+}  # fmt: skip
 
 
 def operators() -> dict[str, Any]:
@@ -54,7 +62,18 @@ def samples(name: str, most: int) -> Iterator[Sample]:
             _calling(info.op, leaves, places, structure),
             [leaves[at] for at in places],
             info.supports_autograd,
+            info.inplace_variant
+            and _calling(_on_view(info.inplace_variant), leaves, places, structure),
         )
+
+
+def _on_view(variant: Callable[..., Any]) -> Callable[..., Any]:
+    def change(first: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        whole = torch.stack([first, first])
+        variant(whole[1], *args, **kwargs)
+        return whole
+
+    return change
 
 
 def _calling(
@@ -78,7 +97,14 @@ def tried(sample: Sample) -> Iterator[tuple[str, str | None]]:
     function, tensors = sample.function, sample.tensors
     if checks.problem_of(lambda: function(*(t.clone() for t in tensors))):
         return
-    yield "inference", checks.problem_of(lambda: checks.check_inference(function, tensors))
+    values = sample.operator not in UNINITIALISED
+    yield "inference", checks.problem_of(lambda: checks.check_inference(function, tensors, values))
+    if sample.in_place is not None:
+        with contextlib.suppress(checks.NotTried):
+            yield (
+                "in place",
+                checks.problem_of(lambda: checks.check_inference(sample.in_place, tensors)),
+            )
     if sample.differentiable:
         with contextlib.suppress(checks.NotTried):
             yield "training", checks.problem_of(lambda: checks.check_training(function, tensors))

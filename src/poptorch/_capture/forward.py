@@ -107,8 +107,8 @@ def run_forward(
         swapped(request.tensors, leaves) as reassigned,
         listening(capturing),
         explained(request.module),
-        finder if request.training else contextlib.nullcontext(),
         answering(capturing.values),
+        finder if request.training else contextlib.nullcontext(),
         unvalidated_distributions(),
     ):
         returned = request.call(batch)

@@ -16,6 +16,7 @@ from .._base.errors import Error
 from .._ir.graph import Graph
 from .._ir.slot import Kind, Slot
 from . import marks, trace
+from .failures import explained
 from .forward import Forward, Request, run_forward
 from .lanes import NotVectorisable, folded, run_lanes
 from .listening import Capturing
@@ -114,10 +115,15 @@ class _Recording:
         factor = values[scaling.key].to(loss.dtype) if isinstance(scaling, Slot) else scaling
         if not isinstance(factor, float) or factor != 1.0:
             seed = seed * factor
-        grads = torch.autograd.grad(
-            loss, [leaves[path] for path in trained], grad_outputs=seed, allow_unused=True
-        )
-        found = [(path, g) for path, g in zip(trained, grads, strict=True) if g is not None]
+        with explained(self.request.module):
+            grads = torch.autograd.grad(
+                loss, [leaves[path] for path in trained], grad_outputs=seed, allow_unused=True
+            )
+        found = [
+            (path, g.to_dense() if g.is_sparse else g)
+            for path, g in zip(trained, grads, strict=True)
+            if g is not None
+        ]
         self.slots += [Slot.like(Kind.GRADIENT, path, g) for path, g in found]
         return [g for _, g in found]
 

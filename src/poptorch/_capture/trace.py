@@ -63,7 +63,7 @@ def backward_keeps_origin(loss: torch.Tensor) -> None:
 
 def gradient_origin(tensor: torch.Tensor) -> Any:
     """Return the node of the autograd graph that a tensor came from, lanes or not."""
-    return torch._C._functorch.get_unwrapped(tensor).grad_fn if is_lane(tensor) else tensor.grad_fn
+    return _outermost(tensor).grad_fn
 
 
 class _RecurrentByHand(TorchFunctionMode):
@@ -197,6 +197,28 @@ def recorded(tensor: torch.Tensor) -> tuple[fx.Node, torch.nn.Module] | None:
         if found is not None:
             return found.proxy.node, recorder.root
     return None
+
+
+def leads_to(source: torch.Tensor, result: torch.Tensor) -> bool:
+    """Tell whether one traced tensor was computed from another, gradient or not."""
+    first, last = (recorded(_outermost(tensor)) for tensor in (source, result))
+    if first is None or last is None:
+        return False
+    seen: set[fx.Node] = set()
+    stack = list(last[0].all_input_nodes)
+    while stack:
+        node = stack.pop()
+        if node is first[0]:
+            return True
+        if node not in seen:
+            seen.add(node)
+            stack.extend(node.all_input_nodes)
+    return False
+
+
+def _outermost(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor of all lanes that a lane's tensor stands in."""
+    return torch._C._functorch.get_unwrapped(tensor) if is_lane(tensor) else tensor
 
 
 def without_data(tensor: torch.Tensor) -> bool:

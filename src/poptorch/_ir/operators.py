@@ -7,8 +7,16 @@ import operator
 import torch
 from torch import fx
 
+aten = torch.ops.aten
+
 # Torch has no public name for the class of operators like aten.add.Tensor.
-Operator = type(torch.ops.aten.add.Tensor)
+Operator = type(aten.add.Tensor)
+
+# Their schemas do not say so.
+_MAY_VIEW = {
+    aten.reshape.default, aten.contiguous.default, aten.unsafe_chunk.default,
+    aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default,
+}  # fmt: skip
 
 
 def writes(node: fx.Node) -> bool:
@@ -29,7 +37,7 @@ def may_view(node: fx.Node) -> bool:
         return True
     if not isinstance(target, Operator):
         return False
-    if target in (torch.ops.aten.reshape.default, torch.ops.aten.contiguous.default):
+    if target in _MAY_VIEW:
         return True
     first = target._schema.arguments[:1]
     return bool(first) and first[0].alias_info is not None
