@@ -124,7 +124,7 @@ def check_training(function: Callable[..., Any], tensors: list[torch.Tensor]) ->
     compare(list(model.weights), list(eager.weights))
 
 
-def compare(got: Any, expected: Any) -> None:
+def compare(got: Any, expected: Any, narrow: bool = True) -> None:
     """Compare outputs of any structure; 64-bit numbers come back in 32 bits."""
     got_leaves, expected_leaves = pytree.tree_leaves(got), pytree.tree_leaves(expected)
     assert len(got_leaves) == len(expected_leaves)
@@ -135,7 +135,7 @@ def compare(got: Any, expected: Any) -> None:
         theirs = theirs.detach().resolve_conj().resolve_neg()
         torch.testing.assert_close(
             ours.detach(),
-            theirs.to(NARROW.get(theirs.dtype, theirs.dtype)).contiguous(),
+            (theirs.to(NARROW.get(theirs.dtype, theirs.dtype)) if narrow else theirs).contiguous(),
             equal_nan=True,
             rtol=1e-4,
             atol=1e-5,

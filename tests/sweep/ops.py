@@ -95,11 +95,16 @@ def tried(sample: Sample) -> Iterator[tuple[str, str | None]]:
     A sample that eager torch itself refuses is not tried.
     """
     function, tensors = sample.function, sample.tensors
-    if checks.problem_of(lambda: function(*(t.clone() for t in tensors))):
+    try:
+        expected = function(*(t.clone() for t in tensors))
+    except Exception:
         return
     values = sample.operator not in UNINITIALISED
     yield "inference", checks.problem_of(lambda: checks.check_inference(function, tensors, values))
-    if sample.in_place is not None:
+    keeps_shape = isinstance(expected, torch.Tensor) and [expected.shape] == [
+        tensor.shape for tensor in tensors[:1]
+    ]
+    if sample.in_place is not None and keeps_shape:
         with contextlib.suppress(checks.NotTried):
             yield (
                 "in place",
