@@ -21,6 +21,7 @@ class Staged(nn.Module):
     def __init__(self, blocks: int, layer: Callable[[], nn.Module]) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layer() for _ in range(blocks))
+        self.chips = list(range(blocks))
 
     def forward(self, x, y):
         x = self.run(x)
@@ -28,7 +29,7 @@ class Staged(nn.Module):
 
     def run(self, x):
         for number, layer in enumerate(self.layers):
-            poptorch.Block.start(f"b{number}", number)
+            poptorch.Block.start(f"b{number}", self.chips[number])
             x = layer(x)
         return x
 
@@ -63,7 +64,7 @@ class Skip(Mlp):
     def run(self, x):
         first = None
         for number, layer in enumerate(self.layers):
-            poptorch.Block.start(f"b{number}", number)
+            poptorch.Block.start(f"b{number}", self.chips[number])
             x = layer(x) if first is None else layer(x) + first.sin()
             first = x if first is None else first
         return x

@@ -57,7 +57,8 @@ class Captured:
         layout = _place.place(self.micro.graph, self.micro.visits, spec)
         changed = (s.key for s in self.micro.graph.outputs if s.kind is Kind.BUFFER)
         own = frozenset(changed) if spec.loops.replicas > 1 else frozenset()
-        return Plan(program, spec, own, layout, stage(step, self.micro.visits, spec))
+        staged = stage(step, self.micro.visits, spec)
+        return Plan(program, spec, own, layout.chips, layout.reserved, layout, staged)
 
     def _graphs(self, spec: Spec) -> tuple[Program, Step]:
         """The fused program and what is cut: they depend on the counts only."""

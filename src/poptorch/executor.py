@@ -132,10 +132,7 @@ class PoplarExecutor:
         Raises:
             poptorch.Error: not compiled, or destroyed.
         """
-        self._session.sync.check_compiled()
-        compiled = self._session.compiled
-        assert compiled is not None
-        return compiled.plan
+        return self._session.plan()
 
     # Weights, buffers and the optimizer.
 

@@ -355,3 +355,27 @@ def test_the_users_own_function_is_differentiated_where_it_ran() -> None:
     found = labels(capture(Model(), X, training=True))
     assert next(block for name, block, backward in found if name == "mul" and backward) == "D"
     assert ("tanh_backward", "E", True) in found
+
+
+def test_a_block_that_begins_inside_a_name_scope_lasts_beyond_it() -> None:
+    def forward(x):
+        with poptorch.NameScope("scope"):
+            poptorch.Block.start("A")
+            x = x * 2
+        return x + 1
+
+    assert blocks_of(forward, X) == [("mul", "A"), ("add", "A")]
+
+
+def test_a_block_lasts_over_a_loop() -> None:
+    def forward(x):
+        with poptorch.Block("A"):
+            (x,) = poptorch.for_loop(3, lambda value: [value * 2], [x])
+            x = x.relu()
+        with poptorch.Block("B"):
+            return x + 1
+
+    found = blocks_of(forward, X)
+    assert [block for name, block in found if name == "relu"] == ["A"]
+    assert found[-1] == ("add", "B")
+    assert {block for _, block in found[:-1]} == {"A"}

@@ -147,7 +147,7 @@ def test_connection_types(caplog) -> None:
 def test_a_replica_needs_a_device_of_its_own() -> None:
     opts = options(replicas=2).useIpuId(0)
     with pytest.raises(poptorch.Error, match="Expected at least replication factor"):
-        poptorch.inferenceModel(lambda x: x, opts)(torch.ones(2))
+        poptorch.inferenceModel(lambda x: x + 1, opts)(torch.ones(2))
 
 
 def recoverable() -> poptorch.RecoverableError:

@@ -49,7 +49,7 @@ def compile(
     spec: Spec,
     optim: OptimSpec | None,
     progress: Callable[[float], None],
-    placed: Callable[[int], None] = lambda chips: None,
+    placed: Callable[[int], None] = lambda count: None,
 ) -> Compiled:
     """Capture, build, place and compile one wrapped model.
 
@@ -58,7 +58,7 @@ def compile(
         spec: every setting.
         optim: the optimizer's structure; None in inference.
         progress: told the share of the work done, from 0 to 1.
-        placed: told how many chips a replica needs before the backend starts.
+        placed: told how many chips all replicas reserve before the backend starts.
     """
     verify.verify_spec(spec)
     backend = backends.choose(spec.target.backend)
@@ -78,10 +78,10 @@ def compile(
     staged = None
     if apart:
         staged = stage(step_graphs(micro.graph, spec, optim, program), micro.visits, spec)
-    plan = Plan(program, spec, per_replica, layout, staged)
+    plan = Plan(program, spec, per_replica, layout.chips, layout.reserved, layout, staged)
     verify.verify_plan(plan)
     _check_broadcast(request, program, spec)
-    placed(plan.chips)
+    placed(plan.reserved)
     progress(0.3)
     log.engine.debug("Program:\n%s", program)
     export(plan)

@@ -94,7 +94,8 @@ def encode(value: Any, nodes: Mapping[fx.Node, int] = MappingProxyType({})) -> J
     if isinstance(value, Graph):
         return _encode_graph(value)
     if dataclasses.is_dataclass(value) and _classes().get(type(value).__name__) is type(value):
-        fields = {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        kept = [f.name for f in dataclasses.fields(value) if f.metadata.get("saved", True)]
+        fields = {name: encode(getattr(value, name)) for name in kept}
         return {"is": type(value).__name__, "fields": fields}
     raise TypeError(f"{type(value).__qualname__} has no JSON form")
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from .. import _place, _schedule, _update
+from .. import _capture, _place, _schedule, _update
 from .._ir.blocks import Visit
 from .._ir.graph import Graph, compose
 from .._ir.layout import Layout
 from .._ir.optim_spec import OptimSpec
 from .._ir.placement import Strategy
+from .._ir.plan import Plan
 from .._ir.program import Program
 from .._ir.schedule import Do, Part, Work
 from .._ir.slot import Kind
@@ -145,3 +146,21 @@ def _transfers(segments: Segments) -> list[Transfer]:
             readers = {s.chip for s in segments.values() if slot.key in s.reads}
             found += [Transfer(slot, part, chip) for chip in sorted(readers - {segment.chip})]
     return found
+
+
+def with_stages(plan: Plan, request: _capture.Request, optim: OptimSpec | None) -> Plan:
+    """Return a plan that also holds its staged form, for one micro-batch at a time.
+
+    The model is captured again if the plan runs several micro-batches side by side.
+    """
+    spec, layout = plan.spec, plan.layout
+    if layout is None or plan.program.lanes is not None:
+        micro = _capture.capture(request)
+        graph, visits = micro.graph, micro.visits
+        layout = _place.place(graph, visits, spec)
+        program = None
+    else:
+        graph, visits = layout.graph, tuple(item.visit for item in layout.assigned)
+        program = plan.program
+    staged = stage(step_graphs(graph, spec, optim, program), visits, spec)
+    return replace(plan, layout=layout, staged=staged)

@@ -19,20 +19,19 @@ class Plan:
         program: the static step.
         spec: every resolved setting.
         per_replica: keys of state that every replica evolves by itself.
-        layout: the stages and chips of the user's blocks; None for a program that was not placed.
+        chips: devices that one replica needs.
+        reserved: devices that all replicas of this process reserve.
+        layout: the stages and chips of the user's blocks; None in a plan that was read from a file.
         staged: the same program cut into parts, each on its chip, where that was asked for.
     """
 
     program: Program
     spec: Spec
     per_replica: frozenset[str] = field(default_factory=frozenset)
-    layout: Layout | None = None
-    staged: Staged | None = None
-
-    @property
-    def chips(self) -> int:
-        """Number of chips that one replica uses."""
-        return self.layout.chips if self.layout else 1
+    chips: int = 1
+    reserved: int = 1
+    layout: Layout | None = field(default=None, metadata={"saved": False})
+    staged: Staged | None = field(default=None, metadata={"saved": False})
 
     def describe(self) -> str:
         """Return the program and every graph in it, operator by operator."""
@@ -40,4 +39,6 @@ class Plan:
         return "\n\n".join((str(self.program), *graphs))
 
     def __str__(self) -> str:
-        return str(self.program)
+        from .plan_text import plan_text
+
+        return plan_text(self)

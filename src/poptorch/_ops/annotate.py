@@ -75,15 +75,39 @@ def in_forward() -> contextlib.AbstractContextManager[None]:
 
 def note(**values: Any) -> None:
     """Let nodes that are made from here on carry notes; those under other keys stay."""
+    _set_notes({**_notes(), **values})
+
+
+@contextlib.contextmanager
+def noted(**values: Any) -> Iterator[None]:
+    """Within the block nodes carry notes. Others that are made meanwhile stay when it ends."""
+    before = {key: value for key, value in _notes().items() if key in values}
+    note(**values)
+    try:
+        yield
+    finally:
+        others = {key: value for key, value in _notes().items() if key not in values}
+        _set_notes({**others, **before})
+
+
+def _notes() -> dict[str, Any]:
+    # Looked up each time: a trace within the trace leaves another dict in its place.
+    found: dict[str, Any] = fx_traceback.get_current_meta().get("custom", {})
+    return found
+
+
+def _set_notes(notes: dict[str, Any]) -> None:
     meta = fx_traceback.get_current_meta()
-    meta["custom"] = {**meta.get("custom", {}), **values}
+    if notes:
+        meta["custom"] = notes
+    else:
+        meta.pop("custom", None)
 
 
 @contextlib.contextmanager
 def recording(module: nn.Module) -> Iterator[Recorder]:
     """Record blocks and label nodes while a module runs; nothing is active afterwards."""
-    meta = fx_traceback.get_current_meta()
-    before = meta.get("custom")
+    before = _notes()
     mine = Recorder()
     token = _recorder.set(mine)
     try:
@@ -91,10 +115,7 @@ def recording(module: nn.Module) -> Iterator[Recorder]:
             yield mine
     finally:
         _recorder.reset(token)
-        if before is None:
-            meta.pop("custom", None)
-        else:
-            meta["custom"] = before
+        _set_notes(before)
 
 
 @contextlib.contextmanager

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
-import torch.fx.traceback as fx_traceback
 from torch import fx
+
+from .annotate import noted
 
 NAME = "poptorch_name"
 GROUP = "poptorch_multi_conv"
@@ -22,7 +23,7 @@ def named(name: str) -> Iterator[None]:
     path = f"{_prefix.get()}/{name}".lstrip("/")
     token = _prefix.set(path)
     try:
-        with fx_traceback.annotate({NAME: path}):
+        with noted(**{NAME: path}):
             yield
     finally:
         _prefix.reset(token)
@@ -31,7 +32,7 @@ def named(name: str) -> Iterator[None]:
 @contextlib.contextmanager
 def grouped(number: int) -> Iterator[None]:
     """Within the block recorded convolutions belong to a group."""
-    with fx_traceback.annotate({GROUP: number}):
+    with noted(**{GROUP: number}):
         yield
 
 

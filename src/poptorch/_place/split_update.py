@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import fx
 
 from .._ir.graph import Graph
@@ -82,23 +83,17 @@ class _Places:
         for node in graph.module.graph.nodes:
             if node.op != "call_function":
                 continue
-            inputs = [(0, single[i]) for i in node.all_input_nodes if i in single]
-            inputs += [self.of_node[i] for i in node.all_input_nodes if i in self.of_node]
+            inputs = {i: (0, single[i]) for i in node.all_input_nodes if i in single}
+            inputs |= {i: self.of_node[i] for i in node.all_input_nodes if i in self.of_node}
             if not inputs:
                 self.everywhere.add(node)
                 continue
-            # The latest input decides the chip, so that results are not sent to and fro.
-            latest = max(rounds for rounds, _ in inputs)
-            chip = self._chip(node, [chip for rounds, chip in inputs if rounds == latest], single)
-            self.of_node[node] = max(rounds + (c != chip) for rounds, c in inputs), chip
+            # Next to the largest thing that it reads: small results are sent, not weights.
+            chip = min((-_size(i), chip) for i, (_, chip) in inputs.items())[1]
+            self.of_node[node] = max(r + (c != chip) for r, c in inputs.values()), chip
 
     def _weight_bound(self, slot: Slot) -> bool:
         return len(self._homes[slot.key]) == 1 and slot.kind is not Kind.HYPER
-
-    def _chip(self, node: fx.Node, latest: list[int], single: Mapping[fx.Node, int]) -> int:
-        """Next to the state that it reads; else where its latest inputs are."""
-        state = [single[i] for i in node.all_input_nodes if i in single]
-        return min(state or latest)
 
     def of_state(self) -> set[tuple[int, int]]:
         """Places of updated state that no operator computes: a round on each of its chips."""
@@ -111,3 +106,8 @@ class _Places:
             for chip in self._homes[slot.key][:1]
         }
         return {(0, chip) for chip in alone - chips}
+
+
+def _size(node: fx.Node) -> int:
+    value = node.meta.get("val")
+    return value.numel() if isinstance(value, torch.Tensor) else 0

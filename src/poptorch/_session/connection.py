@@ -29,12 +29,12 @@ class Connection:
         self._lease: Lease | None = None
         self.attached = False
 
-    def attach(self, spec: Spec, chips: int) -> None:
-        """Acquire chips for every replica, unless they are held already.
+    def attach(self, spec: Spec, count: int) -> None:
+        """Acquire chips, unless they are held already.
 
         Args:
             spec: says which device, and whether a busy one is waited for.
-            chips: per replica.
+            count: of all replicas together.
 
         Raises:
             Error: none are free, or there are none ("Failed to acquire").
@@ -45,7 +45,6 @@ class Connection:
             tiles = spec.target.tiles or TILES[spec.target.generation or 2]
             log.engine.debug("Instantiated device, running on IPU model with %d tiles", tiles)
         else:
-            count = chips * spec.loops.replicas
             wait = env.get("POPTORCH_WAIT_FOR_IPU")
             self._lease = acquire(count, spec.runtime.ipu_id, wait)
             log.engine.debug("Acquired %d IPU(s): running on device %s", count, self._lease)

@@ -6,6 +6,7 @@ The session knows nothing of ``Options`` or of PopTorch's names; ``executor`` is
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from .. import _capture, _compile
 from .._base import log
 from .._base.errors import AssertionFailure, Error
 from .._ir.optim_spec import OptimSpec
+from .._ir.plan import Plan
 from .._ir.slot import Kind
 from .._ir.spec import Spec
 from ..enums import ConnectionType
@@ -114,7 +116,7 @@ class Session:
         try:
             with self._progress() as progress, hooks.around():
                 compiled = _compile.compile(
-                    request, spec, optim, progress, lambda chips: self._placed(spec, chips)
+                    request, spec, optim, progress, lambda count: self._placed(spec, count)
                 )
         except BaseException:
             self._connection.detach()
@@ -122,6 +124,17 @@ class Session:
         self.install(spec, compiled, inputs, optim, values)
         if spec.runtime.connection != ConnectionType.Never:
             self.attach()
+
+    def plan(self) -> Plan:
+        """Return the compiled plan, cut into stages; the cutting is done when first asked for."""
+        compiled, inputs = self.compiled, self.inputs
+        if compiled is None or inputs is None:
+            raise not_compiled()
+        if compiled.plan.staged is None:
+            request, _, optim, _ = self._request(inputs.bound, self.spec)
+            plan = _compile.with_stages(compiled.plan, request, optim)
+            self.compiled = compiled = dataclasses.replace(compiled, plan=plan)
+        return compiled.plan
 
     def explain(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _capture.Explanation:
         """List what a capture for arguments of this kind would refuse or freeze."""
@@ -158,10 +171,10 @@ class Session:
         self._synthetic = inputs.synthetic() if spec.target.synthetic_data else None
         self.sync.compiled, self.sync.dirty = True, False
 
-    def _placed(self, spec: Spec, chips: int) -> None:
+    def _placed(self, spec: Spec, count: int) -> None:
         faults.check("compile")
         if spec.runtime.connection == ConnectionType.Always:
-            self._connection.attach(spec, chips)
+            self._connection.attach(spec, count)
 
     def read_module(self, spec: Spec) -> None:
         """Look at the module's tensors as they are now.
@@ -205,7 +218,7 @@ class Session:
         assert self.compiled is not None
         assert self._random is not None
         faults.check("attach")
-        self._connection.attach(self.spec, self.compiled.plan.chips)
+        self._connection.attach(self.spec, self.compiled.plan.reserved)
         device = Device(
             self.compiled,
             self._tensors,

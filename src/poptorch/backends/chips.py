@@ -15,6 +15,7 @@ from .._ir.state import State
 
 _RESULTS = (Kind.LOSS, Kind.OUTPUT, Kind.ANCHOR, Kind.BATCH)
 _PER_MICRO_BATCH = (Kind.VALUE, Kind.BATCH)
+_PREFIXES = tuple(f"{kind}." for kind in _PER_MICRO_BATCH)
 _GRADIENTS = (f"{Kind.ACCUM}.", f"{Kind.GRADIENT}.")
 
 Name = tuple[str, int]
@@ -187,15 +188,15 @@ class Replica:
         self._sent.clear()
 
     def waiting(self) -> dict[int, int]:
-        """Return by chip how many values wait in its memory."""
+        """Return by chip how many tensors of micro-batches wait in its memory."""
         return {
-            number: sum(key.startswith(f"{Kind.VALUE}.") for key, _ in chip.memory)
+            number: sum(key.startswith(_PREFIXES) for key, _ in chip.memory)
             for number, chip in self._chips.items()
         }
 
 
 def _name(key: str, step: int) -> Name:
-    return key, step if key.startswith(tuple(f"{kind}." for kind in _PER_MICRO_BATCH)) else 0
+    return key, step if key.startswith(_PREFIXES) else 0
 
 
 def _state_slots(staged: Staged) -> list[Slot]:

@@ -48,7 +48,8 @@ class StagedExecutable:
     """Runs a schedule on as many replicas of a set of chips as the plan has.
 
     Attributes:
-        most_values: by chip, the most values that waited on it at the end of any column.
+        most_values: by chip, the most values and inputs of micro-batches that waited on it at the
+            end of any column.
     """
 
     def __init__(self, plan: Plan, staged: Staged, report: Report) -> None:
