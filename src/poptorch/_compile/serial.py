@@ -81,9 +81,7 @@ def encode(value: Any, nodes: Mapping[fx.Node, int] = MappingProxyType({})) -> J
     if isinstance(value, (set, frozenset)):
         return {"set": [encode(item) for item in sorted(value)]}
     if isinstance(value, Mapping):
-        # What is said of single nodes serves the compilation only: marks, and where each runs.
-        kept = [(k, v) for k, v in value.items() if not isinstance(k, fx.Node)]
-        return {"dict": [[encode(k), encode(v, nodes)] for k, v in kept]}
+        return {"dict": [[encode(k), encode(v, nodes)] for k, v in value.items()]}
     if isinstance(value, slice):
         return {"slice": [encode(v, nodes) for v in (value.start, value.stop, value.step)]}
     if isinstance(value, torch.device):
