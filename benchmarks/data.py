@@ -1,8 +1,8 @@
 """The data loader against torch's, its asynchronous mode against its own synchronous one.
 
-Four tables: whole epochs of the same combined batches by both loaders; a training loop whose
-loading takes as long as its compute; what handing over one element costs; and how many cycles of
-making, using and dropping a loader leave nothing behind.
+Whole epochs of the same combined batches by both loaders; a training loop whose loading takes as
+long as its compute; the tutorial's training loop and its waits for data; what handing over one
+element costs; and cycles of making, using and dropping a loader, which must leave nothing behind.
 Usage: python benchmarks/data.py [--quick] [--cycles N]
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -21,6 +22,9 @@ from torch.utils.data import Dataset, TensorDataset
 
 import poptorch
 from harness import alternate, table
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples" / "fashion_mnist"))
+from poptorch_ipu import ClassificationModel, ModelWithLoss
 
 MICRO, ITERATIONS, ACCUMULATION = 16, 4, 4
 COMBINED = MICRO * ITERATIONS * ACCUMULATION
@@ -119,6 +123,29 @@ def overlap(rounds: int, batches: int) -> None:
     print(f"  Async / the longer of the two: {ratio:.3f}")
 
 
+def tutorial(rounds: int, batches: int) -> None:
+    """Print how long the tutorial's training loop waits for its images."""
+    data = Images(16 * batches)
+    for mode in (poptorch.DataLoaderMode.Sync, poptorch.DataLoaderMode.Async):
+        opts = options(1, 1).backend("reference").showCompilationProgressBar(False)
+        loader = poptorch.DataLoader(opts, data, 16, shuffle=True, mode=mode)
+        net = ModelWithLoss(ClassificationModel(), torch.nn.NLLLoss())
+        optimizer = poptorch.optim.SGD(net.parameters(), lr=0.001, momentum=0.9)
+        training = poptorch.trainingModel(net, opts, optimizer)
+        training(*next(iter(loader)))
+        shares = []
+        for _ in range(rounds):
+            begin, waited, iterator = time.perf_counter(), 0.0, iter(loader)
+            for _ in range(batches):
+                asked = time.perf_counter()
+                batch = next(iterator)
+                waited += time.perf_counter() - asked
+                training(*batch)
+            shares.append(waited / (time.perf_counter() - begin))
+        share = statistics.median(shares)
+        print(f"tutorial, {mode.name}: {share:.1%} of the time goes into waiting for data")
+
+
 def handover(rounds: int, shape: tuple[int, ...]) -> None:
     """Print what one element costs the consumer when it has been loaded ahead."""
     loader = poptorch.AsynchronousDataAccessor([torch.ones(shape)] * 200, buffer_size=220)
@@ -201,6 +228,7 @@ def main() -> None:
         against_torch(f"images, {order}", images, rounds, shuffle=shuffle)
     against_torch("images, 1 worker", images, rounds, num_workers=1)
     overlap(rounds, 10 if args.quick else 40)
+    tutorial(min(rounds, 5), 100 if args.quick else 400)
     handover(rounds, (COMBINED, 1, 28, 28))
     handover(rounds, (1,))
     cycles(50 if args.quick else 200)

@@ -3,6 +3,7 @@
 import functools
 import inspect
 import logging
+import time
 
 import pytest
 import torch
@@ -404,15 +405,19 @@ def test_a_tensor_data_set_gives_lists_as_in_torch():
     assert type(loader(Structured(2, as_pair), 2).__iter__().__next__()) is Pair
 
 
-def test_errors_of_the_data_set_pass_as_they_are_and_the_loader_goes_on():
+@pytest.mark.parametrize("workers", [0, 2])
+def test_errors_of_the_data_set_pass_as_they_are_and_the_loader_goes_on(workers):
     from data_sets import Broken
 
     data = Broken(6, 3)
-    made = loader(data, 2)
-    with pytest.raises(KeyError, match="sample 3 cannot be read"):
-        list(made)
+    made = loader(data, 2, num_workers=workers)
+    begin = time.monotonic()
+    for _ in range(2):
+        with pytest.raises(KeyError, match="sample 3 cannot be read"):
+            list(made)
     data.is_broken.zero_()
-    assert len(values(made)) == 3
+    assert values(made) == [[0, 1], [2, 3], [4, 5]]
+    assert time.monotonic() - begin < 4.0  # with the same workers: ending them takes torch longer
 
 
 def test_a_newer_iterator_over_one_loading_process_ends_the_older_one():

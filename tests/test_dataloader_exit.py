@@ -16,7 +16,7 @@ SECONDS = 8.0  # an interrupted or finished program is gone by then, on a busy m
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 WATCHDOG = 5.0 + SECONDS  # workers of torch look every 5 seconds whether their parent lives
 
-HEAD = """
+QUIET = """
 import os, signal, sys, time
 from data_sets import Numbers, Slow
 from loaders import loader
@@ -33,11 +33,10 @@ def iterate(strategy, workers):
 
 def main():
     by_fork = iterate(SharingStrategy.Fork, 2)
-    print("ready", flush=True)
 """
-BOTH = HEAD.replace(
-    "    print(", "    by_server = iterate(SharingStrategy.ForkServer, 0)\n    print("
-)
+READY = '    print("ready", flush=True)\n'
+HEAD = QUIET + READY
+BOTH = QUIET + "    by_server = iterate(SharingStrategy.ForkServer, 0)\n" + READY
 TAIL = """
 if __name__ == "__main__":
     main()
@@ -78,14 +77,6 @@ def test_a_program_that_abandons_its_loaders_ends_silently(tmp_path):
     assert program.end() == (0, "", "")
 
 
-def test_an_exception_in_the_training_loop_is_all_that_is_seen(tmp_path):
-    program = Program(tmp_path / "p.py", "sys.stdin.readline(); raise ValueError('mine')")
-    program.go_on()
-    code, out, err = program.end()
-    assert (code, out, err.count("Traceback")) == (1, "", 1)
-    assert err.endswith("ValueError: mine\n")
-
-
 @pytest.mark.spec("data", 10)
 def test_ctrl_c_ends_everything_with_one_traceback(tmp_path):
     body = "for element in zip(by_fork, by_server): time.sleep(0.05)"
@@ -97,16 +88,21 @@ def test_ctrl_c_ends_everything_with_one_traceback(tmp_path):
     assert err.rstrip().endswith("KeyboardInterrupt")
 
 
-def test_a_program_that_survives_ctrl_c_goes_on_loading(tmp_path):
+def test_a_program_that_survives_ctrl_c_goes_on_loading_and_fails_with_its_own_error(tmp_path):
     body = """
         try:
+            print("ready", flush=True)
             sys.stdin.readline()
         except KeyboardInterrupt:
             print(sum(1 for _ in by_fork))
+        for _ in by_fork._owner:
+            raise ValueError("mine")
     """
-    program = Program(tmp_path / "p.py", body)
+    program = Program(tmp_path / "p.py", body, QUIET)
     os.killpg(program.process.pid, signal.SIGINT)
-    assert program.end(2 * SECONDS) == (0, "499\n", "")
+    code, out, err = program.end(2 * SECONDS)
+    assert (code, out, err.count("Traceback")) == (1, "499\n", 1)
+    assert err.endswith("ValueError: mine\n")
 
 
 def test_processes_end_after_their_program_was_killed(tmp_path):

@@ -1,5 +1,7 @@
 """What goes wrong while data is loaded: errors arrive, nothing hangs, nothing stays behind."""
 
+import contextlib
+import gc
 import os
 import resource
 import signal
@@ -137,13 +139,28 @@ def test_a_killed_worker_of_torch_ends_the_iteration_only():
         del made
 
 
-@pytest.mark.parametrize("strategy", [*FORKS, SharingStrategy.SharedMemory])
+@pytest.mark.parametrize("strategy", FORKS)
 def test_a_process_that_dies_at_once(strategy):
     begin, data = time.monotonic(), Fatal(3, 0, signal.SIGKILL)
     with nothing_left(), pytest.raises(Error, match="worker thread failed to start") as caught:
         accessor(data, strategy)
     assert "was killed by SIGKILL" in str(caught.value)
     assert time.monotonic() - begin < 2 * NOTICED_SECONDS
+
+
+def test_a_loader_that_has_failed_ends_its_process_when_it_goes():
+    data = Broken(4, 2)
+    gc.disable()
+    try:
+        made = accessor(data)
+        for _ in range(2):
+            with contextlib.suppress(AssertionError):
+                list(made)
+        assert len(descendants()) == 1
+        del made
+        assert descendants() == {}
+    finally:
+        gc.enable()
 
 
 def test_an_interrupted_process_ends_silently(capfd):

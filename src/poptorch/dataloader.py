@@ -49,7 +49,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             combined batch size, which is the default.
         batch_sampler: yields the indices of one micro-batch at a time; excludes ``batch_size``,
             ``shuffle`` and automatic partitioning.
-        kwargs: further arguments of ``torch.utils.data.DataLoader``.
+        kwargs: further arguments of ``torch.utils.data.DataLoader``. ``pin_memory`` has an effect
+            in mode ``Sync`` only.
 
     Raises:
         AssertionError: ``options`` are no ``poptorch.Options``, or arguments exclude one another.
@@ -158,8 +159,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """Begin an iteration.
 
         Returns:
-            An iterator of its own, except that a newer one over the same loading process, or over
-            the same persistent workers, ends the older one.
+            An iterator of its own. In the asynchronous modes a newer one ends the older one.
         """
         if self._accessor is not None:
             return ConsumersTurn(self, iter(self._accessor)._consumer)

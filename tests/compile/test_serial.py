@@ -28,7 +28,7 @@ def test_a_plan_comes_back(name: str) -> None:
     again = serial.decode(json.loads(json.dumps(serial.encode(plan))))
     verify.verify_plan(again)
     assert again.spec == plan.spec
-    assert str(again) == str(plan)
+    assert str(again.program) == str(plan.program)  # where nodes run is not saved
     state = training._session.sync.device.state
     rng = state.rng.clone()
     before = {key: value.clone() for key, value in state.tensors.items()}

@@ -40,7 +40,6 @@ def run_lanes(
 
     Args:
         request: with ``lanes``.
-        capturing: hears the operators of forward.
         batch: tensors with a leading lane dimension.
         leaves: parameters and buffers; a statistic that every replica evolves by itself has a
             leading replica dimension.

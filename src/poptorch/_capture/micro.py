@@ -19,6 +19,7 @@ from .._ir.graph import Graph
 from .._ir.slot import Kind, Slot
 from .._ops import annotate
 from . import marks, trace
+from .failures import explained
 from .forward import REPLICA, Forward, Request, run_forward
 from .lanes import NotVectorisable, folded, run_lanes
 from .listening import Capturing
@@ -162,10 +163,15 @@ class _Recording:
                 seed = seed * factor
         if any(isinstance(s, Slot) and s.kind is Kind.OPTSTATE for s in self.request.loss_scaling):
             names.add("finalLossScale", seed.reshape(-1)[0])
-        grads = torch.autograd.grad(
-            loss, [leaves[path] for path in trained], grad_outputs=seed, allow_unused=True
-        )
-        found = [(path, g) for path, g in zip(trained, grads, strict=True) if g is not None]
+        with explained(self.request.module):
+            grads = torch.autograd.grad(
+                loss, [leaves[path] for path in trained], grad_outputs=seed, allow_unused=True
+            )
+        found = [
+            (path, g.to_dense() if g.is_sparse else g)
+            for path, g in zip(trained, grads, strict=True)
+            if g is not None
+        ]
         self.slots += [Slot.like(Kind.GRADIENT, path, g) for path, g in found]
         for path, gradient in found:
             names.add(f"Gradient___{path}", gradient)

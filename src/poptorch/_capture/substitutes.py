@@ -6,6 +6,7 @@ Source: spec/supported_ops.md section 2, spec/ops.md sections 2 and 5.3.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.distributions import Distribution
 
 from .._base import source
 from .._base.errors import Error
+from .._ops.ctc_loss import ctc_losses
 from . import windows
 
 
@@ -63,8 +65,41 @@ def _bincount(
     return counts.index_add(0, input.long(), weights)
 
 
+def _combinations(input: torch.Tensor, r: int = 2, with_replacement: bool = False) -> torch.Tensor:
+    choose = itertools.combinations_with_replacement if with_replacement else itertools.combinations
+    places = torch.tensor(list(choose(range(len(input)), r)), dtype=torch.int64)
+    return input[places.view(-1, r)]
+
+
+def _ctc_loss(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+) -> torch.Tensor:
+    if reduction not in ("none", "mean", "sum"):
+        raise ValueError(f"{reduction} is not a valid value for reduction")
+    single = log_probs.dim() == 2
+    if single:
+        log_probs, targets = log_probs[:, None], targets.reshape(1, -1)
+    steps = torch.as_tensor(input_lengths).reshape(-1)
+    labels = torch.as_tensor(target_lengths).reshape(-1)
+    losses: torch.Tensor
+    losses, _ = ctc_losses(log_probs, targets, steps, labels, blank, zero_infinity)
+    if reduction == "mean":
+        return (losses / labels.clamp(min=1).to(losses)).mean()
+    if reduction == "sum":
+        return losses.sum()
+    return losses[0] if single else losses
+
+
 _SUBSTITUTES: dict[Any, Callable[..., Any]] = {
+    F.ctc_loss: _ctc_loss,
     F.one_hot: _one_hot,
+    torch.combinations: _combinations,
     torch.bincount: _bincount,
     torch.Tensor.bincount: _bincount,
     torch.Tensor.__getitem__: windows.getitem,

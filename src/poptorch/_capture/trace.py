@@ -3,6 +3,8 @@
 Two passes. The first runs the function once on fake tensors with autograd recording, so hooks,
 ``autograd.Function`` and in-place updates mean what they mean in torch. The second replays the
 recorded operators with mutation removed, which gives a functional graph.
+
+Longer than usual because torch's private tracer names are allowed in this one file.
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ def backward_keeps_origin(loss: torch.Tensor) -> None:
 
 def gradient_origin(tensor: torch.Tensor) -> Any:
     """Return the node of the autograd graph that a tensor came from, lanes or not."""
-    return torch._C._functorch.get_unwrapped(tensor).grad_fn if is_lane(tensor) else tensor.grad_fn
+    return _outermost(tensor).grad_fn
 
 
 class _RecurrentByHand(TorchFunctionMode):
@@ -200,6 +202,28 @@ def recorded(tensor: torch.Tensor) -> tuple[fx.Node, torch.nn.Module] | None:
     return None
 
 
+def leads_to(source: torch.Tensor, result: torch.Tensor) -> bool:
+    """Tell whether one traced tensor was computed from another, gradient or not."""
+    first, last = (recorded(_outermost(tensor)) for tensor in (source, result))
+    if first is None or last is None:
+        return False
+    seen: set[fx.Node] = set()
+    stack = list(last[0].all_input_nodes)
+    while stack:
+        node = stack.pop()
+        if node is first[0]:
+            return True
+        if node not in seen:
+            seen.add(node)
+            stack.extend(node.all_input_nodes)
+    return False
+
+
+def _outermost(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor of all lanes that a lane's tensor stands in."""
+    return torch._C._functorch.get_unwrapped(tensor) if is_lane(tensor) else tensor
+
+
 def without_data(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor stands for others and has no values of its own."""
     return hasattr(tensor, "fake_mode") or tensor.is_meta or is_lane(tensor)
@@ -250,6 +274,9 @@ class ScalarReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         if func is aten._local_scalar_dense.default:
             return self._answer(args[0])
+        if func is aten.equal.default:
+            first, second = args
+            return first.shape == second.shape and self._answer((first == second).all())
         return func(*args, **(kwargs or {}))
 
 

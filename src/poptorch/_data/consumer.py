@@ -58,7 +58,7 @@ class Consumer:
         self._is_started = settings.preload
         self._held: list[torch.Tensor] = []
         self._slots: list[list[torch.Tensor]] = []
-        self._error: Error | None = None
+        self._failure = ""
         self._poisons = env.get("POPTORCH_POISON_BUFFERS")
         descriptor = nameless_file("poptorch_ring")
         try:
@@ -111,8 +111,8 @@ class Consumer:
         self._check_usable()
         if self._at in (_At.END, _At.END_WITH_MORE):
             raise StopIteration
-        if self._error is not None:
-            raise self._error
+        if self._at is _At.ERROR:
+            raise self._fail(self._failure)
         self._start_loading()
         self._release_held()
         self.waiting.begin()
@@ -150,7 +150,7 @@ class Consumer:
     def _begin_anew(self) -> None:
         if self._poisons:
             poison(self._held)
-        self._held, self._error = [], None
+        self._held = []
         self._is_started = True
         self._tell(Kind.RESTART)
         while self._message().kind is not Kind.RESTARTED:
@@ -174,9 +174,9 @@ class Consumer:
             raise self._fail(self._process.describe_end()) from None
 
     def _fail(self, reason: str) -> Error:
-        self._at = _At.ERROR
-        self._error = AssertionFailure("An error occurred in the data fetcher", got=reason)
-        return self._error
+        # The reason is kept, not the exception: its traceback would keep the loader alive.
+        self._at, self._failure = _At.ERROR, reason
+        return AssertionFailure("An error occurred in the data fetcher", got=reason)
 
     def _announcement(self) -> Ready:
         """Wait for the first element."""
