@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from ..._base import log
-from .convolution import convolution, convolution_backward
+from .convolution import Convolutions
 from .lowering import Decompositions, fakes, lower
 from .pooling import max_pool, max_pool_backward
 
@@ -22,12 +22,14 @@ Compiled = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 # CNN: 0.97 times eager with it, 1.29 without).
 SETTINGS: Mapping[str, Any] = {"fallback_random": True, "layout_optimization": False}
 
-RULES: Decompositions = {
-    aten.convolution.default: convolution,
-    aten.convolution_backward.default: convolution_backward,
-    aten.max_pool2d_with_indices.default: max_pool,
-    aten.max_pool2d_with_indices_backward.default: max_pool_backward,
-}
+
+def rules(graph: fx.Graph) -> Decompositions:
+    """Return the faster ways to compute operators of a graph."""
+    return {
+        **Convolutions(graph).rules,
+        aten.max_pool2d_with_indices.default: max_pool,
+        aten.max_pool2d_with_indices_backward.default: max_pool_backward,
+    }
 
 
 def compile_graph(module: fx.GraphModule, examples: list[torch.Tensor]) -> Compiled:
@@ -61,7 +63,7 @@ def _compile(module: fx.GraphModule, examples: list[torch.Tensor], cpp_wrapper: 
 
     mode, inputs = fakes(examples)
     with config.patch({**SETTINGS, "cpp_wrapper": cpp_wrapper}):
-        lowered = lower(module, inputs, RULES, _decompositions())
+        lowered = lower(module, inputs, rules(module.graph), _decompositions())
         with torch._guards.tracing(torch._guards.TracingContext(mode)), torch.no_grad():
             joint_graph_passes(lowered)
             _keep_output_strides(lowered, _output_strides(module))
