@@ -1,6 +1,7 @@
 # Every target makes its own virtual environment first; nothing else needs to be set up.
 #   make demo                  train and evaluate FashionMNIST, native PyTorch and poptorch side by side
 #   make test                  lint, types and all tests
+#   make sweep                 torch's operators and modules, and models, one by one (long)
 #   make PYTHON=python3.12 ... choose the interpreter (3.11 or newer)
 
 PYTHON ?= python3
@@ -10,7 +11,7 @@ STAMP := $(VENV)/.installed
 TORCH := $(shell sed -n 's/^\(torch==[0-9.]*\).*/\1/p' constraints.txt)
 FASHION := /usr/share/datasets/fashion-mnist
 
-.PHONY: demo test lint docs bench bench-quick dataset clean
+.PHONY: demo test lint docs sweep bench bench-quick soak dataset clean
 .DEFAULT_GOAL := test
 
 # torch goes first and by its exact version, so that nothing later can pull another build of it.
@@ -37,11 +38,23 @@ lint: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python -m pytest tests/test_docs.py
 
+# Everything torch knows through wrapped models; takes about an hour and writes RESULTS.md.
+sweep: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[sweep]'
+	cd tests && for what in operators modules models; do \
+		PYTHONPATH=. ../$(BIN)/python -m sweep $$what || exit 1; done
+
 bench: $(STAMP)
 	$(BIN)/python benchmarks/spine.py
+	$(BIN)/python benchmarks/data.py
 
 bench-quick: $(STAMP)
 	$(BIN)/python benchmarks/spine.py --quick
+	$(BIN)/python benchmarks/data.py --quick
+
+# Makes, uses and drops a thousand loaders, and fails if anything of them is left.
+soak: $(STAMP)
+	$(BIN)/python benchmarks/data.py --cycles 1000
 
 # The full FashionMNIST set is a Debian package. Where it can be had it is installed; where it
 # cannot, the example says which data it uses instead.

@@ -14,10 +14,15 @@ _HELPERS = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")
 
 
 def _stat(pid: int) -> tuple[int, str] | None:
-    """Return (parent, start time) of a process, or None when there is none."""
+    """Return (parent, start time) of a process, or None when there is none.
+
+    An orphan that has ended and waits for the system's first process to notice is none any more.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
+        return None
+    if fields[0] == "Z" and fields[1] == "1":
         return None
     return int(fields[1]), fields[19]
 

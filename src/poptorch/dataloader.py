@@ -5,8 +5,8 @@ Source: spec/data.md; what they need beneath is in ``_data``.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
+import traceback
+import weakref
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from ._data import arrangement, remarks, tensor_batches
 from ._data.combining import Grouped, Steps
 from ._data.consumer import Consumer
 from ._data.sharding import Permutations, Shard, shard_range
+from ._data.turns import ConsumersTurn, WorkersTurn
 from ._data.worker import Settings
 from .enums import DataLoaderMode, SharingStrategy
 from .options import Options
@@ -48,7 +49,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             combined batch size, which is the default.
         batch_sampler: yields the indices of one micro-batch at a time; excludes ``batch_size``,
             ``shuffle`` and automatic partitioning.
-        kwargs: further arguments of ``torch.utils.data.DataLoader``.
+        kwargs: further arguments of ``torch.utils.data.DataLoader``. ``pin_memory`` has an effect
+            in mode ``Sync`` only.
 
     Raises:
         AssertionError: ``options`` are no ``poptorch.Options``, or arguments exclude one another.
@@ -78,19 +80,15 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         batch_sampler: Any = None,
         **kwargs: Any,
     ) -> None:
-        if not isinstance(options, Options):
-            raise AssertionFailure("DataLoader takes a poptorch.Options first", got=repr(options))
-        if async_options and "rebatched_size" in async_options:
-            raise AssertionFailure(
-                "rebatched_size must not be in async_options",
-                fix="use mode=DataLoaderMode.AsyncRebatched, which assembles combined batches",
-            )
+        _check(options, async_options)
         options._freeze()
         self._options = options
         self._accessor: AsynchronousDataAccessor | None = None
         self._permutations: Permutations | None = None
+        self._turn: weakref.ref[WorkersTurn] | None = None
         processes = options.Distributed.numProcesses if auto_distributed_partitioning else 1
-        if batch_sampler is not None:
+        has_sampler = batch_sampler is not None
+        if has_sampler:
             arrangement.check_batch_sampler(batch_size, shuffle, processes > 1)
         elif processes > 1:
             is_iterable = isinstance(dataset, torch.utils.data.IterableDataset)
@@ -106,19 +104,18 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         super().__init__(
             dataset,
             batch_size=self._plan.worker_batch,
-            shuffle=shuffle if batch_sampler is not None else bool(shuffle),
+            shuffle=shuffle if has_sampler else bool(shuffle),
             num_workers=num_workers,
             drop_last=self._plan.worker_drop_last,
-            persistent_workers=num_workers > 0
-            if persistent_workers is None
-            else persistent_workers,
+            persistent_workers=_persist(persistent_workers, num_workers),
             batch_sampler=batch_sampler,
             **kwargs,
         )
         remarks.remark(self, self._plan, options.Distributed.processId, processes)
         if self._plan.asynchronous:
             self._accessor = AsynchronousDataAccessor(
-                self._for_another_process(),
+                # Not of a subclass, whose own __iter__ would be applied there and here.
+                self._for_another_process(DataLoader),
                 **(async_options or {}),
                 rebatched_size=self._plan.rebatched,
             )
@@ -162,31 +159,44 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """Begin an iteration.
 
         Returns:
-            An iterator of its own, except that a newer one over the same loading process, or over
-            the same persistent workers, ends the older one.
+            An iterator of its own. In the asynchronous modes a newer one ends the older one.
         """
         if self._accessor is not None:
-            return _Turn(self, self._accessor)
-        if self._iterator is not None and sys.getrefcount(self._iterator) > 2:
-            self._iterator = None  # somebody else uses it: leave it alone and make a new one
+            return ConsumersTurn(self, iter(self._accessor)._consumer)
+        self._retire_workers()
         if self._permutations is not None:
             self._reorder(self._permutations.next())
         if tensor_batches.suits(self):
-            batches: Iterator[Any] = tensor_batches.TensorBatches(self)
+            batches: Any = tensor_batches.TensorBatches(self)
         else:
             batches = self._iterate()
         plan = self._plan
         return Grouped(batches, plan.group, plan.drop_last) if plan.group > 1 else batches
 
-    def _iterate(self) -> Iterator[Any]:
+    def _retire_workers(self) -> None:
+        """Give up persistent workers that serve an iteration which somebody still holds."""
+        turn = self._turn() if self._turn is not None else None
+        if turn is not None and turn.is_over:
+            turn.end()
+        elif turn is not None:
+            self._iterator = None
+
+    def _iterate(self) -> Any:
         """Return torch's iterator, with new workers when the persistent ones do not answer."""
         try:
-            return super().__iter__()
-        except RuntimeError:
+            batches = super().__iter__()
+        except RuntimeError as error:
             if self._iterator is None:
                 raise
             self._iterator = None
-            return super().__iter__()
+            # Torch takes 5 seconds per worker to end them when a cycle has kept their iterator.
+            traceback.clear_frames(error.__traceback__)
+            batches = super().__iter__()
+        if not self.persistent_workers:
+            return batches
+        turn = WorkersTurn(batches)
+        self._turn = weakref.ref(turn)
+        return turn
 
     def _shard(self, dataset: Any, shuffles: bool) -> Shard:
         """Return the view of this process's part."""
@@ -215,10 +225,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         # Past torch's guard: the size, which is what torch's samplers know, stays the same.
         self.__dict__["dataset"] = Shard(self.dataset.dataset, self.dataset.part, order)
 
-    def _for_another_process(self) -> DataLoader:
+    def _for_another_process(self, kind: type[DataLoader]) -> DataLoader:
         """Return what a loading process needs of this loader: itself, loading synchronously."""
-        other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__, _options=None, _accessor=None, _iterator=None)
+        other = object.__new__(kind)
+        other.__dict__.update(self.__dict__, _options=None, _turn=None, _iterator=None)
+        other._accessor = None
         other.pin_memory = False  # its elements are copied once more anyway
         return other
 
@@ -229,27 +240,6 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if self.batch_size is None:
             return len(self.batch_sampler) * self._plan.micro
         return len(self.sampler)
-
-
-class _Turn:
-    """One iteration of an asynchronous loader."""
-
-    def __init__(self, loader: DataLoader, accessor: AsynchronousDataAccessor) -> None:
-        self._loader = loader  # which terminates the process when it goes
-        self._consumer = accessor.__iter__()._consumer
-        self._number = self._consumer.turn
-
-    def __iter__(self) -> _Turn:
-        return self
-
-    def __next__(self) -> Any:
-        if self._consumer.turn != self._number:
-            raise Error(
-                "A newer iterator over the same asynchronous loader has replaced this one",
-                fix="finish one loop before the next one begins, or use DataLoaderMode.Sync, or"
-                " two loaders",
-            )
-        return self._consumer.next()
 
 
 class AsynchronousDataAccessor:
@@ -263,8 +253,8 @@ class AsynchronousDataAccessor:
         dataset: a loader, a data set or any other iterable of tensors or of flat tuples, lists,
             dicts or registered types of tensors.
         buffer_size: number of buffers.
-        miss_sleep_time_in_ms: 0 makes the process spin while the ring is full; otherwise it
-            sleeps until a buffer is released, however long that takes.
+        miss_sleep_time_in_ms: how long the process sleeps when it finds the ring full, at first;
+            the sleeps get longer, and end when it is woken. 0 makes it spin.
         load_indefinitely: at the end of the data begin the next iteration at once; otherwise when
             it is asked for.
         early_preload: fill all buffers now; otherwise load one element now, and more from the
@@ -293,17 +283,20 @@ class AsynchronousDataAccessor:
         sharing_strategy: SharingStrategy = SharingStrategy.ForkServer,
         rebatched_size: int | None = None,
     ) -> None:
-        if buffer_size < 1:
-            raise AssertionFailure("buffer_size must be at least 1", got=str(buffer_size))
-        if rebatched_size is not None and rebatched_size < 2:
-            raise AssertionFailure("rebatched_size must be larger than 1", got=str(rebatched_size))
+        for name, value, least in (
+            ("buffer_size", buffer_size, 1),
+            ("miss_sleep_time_in_ms", miss_sleep_time_in_ms, 0),
+            ("rebatched_size", rebatched_size, 2),
+        ):
+            if value is not None and value < least:
+                raise AssertionFailure(f"{name} must be at least {least}", got=str(value))
         if isinstance(dataset, DataLoader):
             dataset = _accessible(dataset, rebatched_size)
         self._dataset = dataset
         self._rebatched_size = rebatched_size
         settings = Settings(
             slots=buffer_size,
-            spin=miss_sleep_time_in_ms == 0,
+            pause=miss_sleep_time_in_ms / 1000,
             goes_on=load_indefinitely,
             preload=early_preload,
             rebatched=rebatched_size,
@@ -368,11 +361,25 @@ def _accessible(loader: DataLoader, rebatched_size: int | None) -> DataLoader:
             " specified",
             fix="use DataLoader(..., mode=DataLoaderMode.AsyncRebatched)",
         )
-    return loader._for_another_process()
+    return loader._for_another_process(type(loader))
 
 
 def _counts_combined(dataset: Any) -> bool:
     return isinstance(dataset, DataLoader) and dataset._plan.rebatched is not None
+
+
+def _check(options: Options, async_options: dict[str, Any] | None) -> None:
+    if not isinstance(options, Options):
+        raise AssertionFailure("DataLoader takes a poptorch.Options first", got=repr(options))
+    if async_options and "rebatched_size" in async_options:
+        raise AssertionFailure(
+            "rebatched_size must not be in async_options",
+            fix="use mode=DataLoaderMode.AsyncRebatched, which assembles combined batches",
+        )
+
+
+def _persist(wanted: bool | None, workers: int) -> bool:
+    return workers > 0 if wanted is None else wanted
 
 
 def _steps(options: Options) -> Steps:

@@ -70,3 +70,15 @@ def test_training_step_with_state_and_random_numbers() -> None:
         return [out.detach(), out.detach().t()], [w - 0.1 * new, new]
 
     check(step, [torch.randn(6, 3), torch.zeros(6, 3), x])
+
+
+def test_factors_of_additions_survive_next_to_matrix_products() -> None:
+    """torch 2.13's generator drops ``alpha`` where it makes ``addmm`` of an addition."""
+
+    def step(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[Tensors, Tensors]:
+        first, second = torch.mm(a, b), torch.mm(a * 2, b)  # each with one user, so that it fuses
+        return [torch.add(x, first, alpha=0.5), torch.add(second, x, alpha=0.25)], []
+
+    examples = [torch.randn(2, 3), torch.randn(2, 4), torch.randn(4, 3)]
+    got = compile_graph(graph(step, examples), examples)(examples)
+    torch.testing.assert_close(list(got), step(*examples)[0])

@@ -1,12 +1,15 @@
 """module + example -> micro Graph: trace, loss, backward, buffer updates."""
 
-from .forward import Lanes, Request
+from .explain import Explanation, explain
+from .forward import Call, Lanes, Request
 from .lanes import NotVectorisable, batch_norm_statistics
 from .micro import Micro, capture, narrowed
 from .swap import Tied, tensors_of
 from .trace import untraced
 
 __all__ = [
+    "Call",
+    "Explanation",
     "Lanes",
     "Micro",
     "NotVectorisable",
@@ -14,6 +17,7 @@ __all__ = [
     "Tied",
     "batch_norm_statistics",
     "capture",
+    "explain",
     "narrowed",
     "tensors_of",
     "untraced",

@@ -5,6 +5,7 @@ Source: spec/executor.md sections 3 to 5.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,11 +13,18 @@ import torch
 from torch import fx
 
 from .._base import trees
+from .._base.errors import Error
+from .._ir.blocks import Visit
 from .._ir.graph import Graph
 from .._ir.slot import Kind, Slot
-from . import trace
-from .forward import Forward, Request, run_forward
+from .._ops import annotate
+from . import marks, trace
+from .failures import explained
+from .forward import REPLICA, Forward, Request, run_forward
 from .lanes import NotVectorisable, folded, run_lanes
+from .listening import Capturing
+from .names import Names
+from .values import BranchOnData, Values
 
 _NARROW = {torch.float64: torch.float32, torch.int64: torch.int32}
 
@@ -30,11 +38,19 @@ class Micro:
             ``loss.* output.*``, ``gradient.*``, and new values of what forward changed in place.
         constants: tensors that the module holds outside parameters and buffers, by slot key.
         outputs: the structure that forward returned, tensors cut out.
+        host_outputs: returned tensors that forward did not compute, by their place among all.
+        names: of the tensors that can be anchored.
+        overlaps: mode of each input and output that moves while it computes, by slot key.
+        visits: the blocks that forward entered, in order; nodes are labelled with their indices.
     """
 
     graph: Graph
     constants: Mapping[str, torch.Tensor]
     outputs: trees.Structure
+    host_outputs: Mapping[int, torch.Tensor]
+    names: tuple[str, ...]
+    overlaps: Mapping[str, str]
+    visits: tuple[Visit, ...] = (Visit(),)
 
 
 def narrowed(dtype: torch.dtype) -> torch.dtype:
@@ -45,24 +61,52 @@ def narrowed(dtype: torch.dtype) -> torch.dtype:
 class _Recording:
     """Runs forward and backward once, remembering what the flat results mean."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, values: Values) -> None:
         self.request = request
         self.slots: list[Slot] = []
         self.structure: trees.Structure | None = None
+        self.hosts: dict[int, torch.Tensor] = {}
+        self.names: tuple[str, ...] = ()
+        self.capturing = Capturing(request.training, request.lanes is not None, values=values)
+        self.overlaps: dict[str, str] = {}
+        self.visits: tuple[Visit, ...] = ()
+
+    def settle(self, graph: fx.Graph) -> None:
+        """Check the hints in the recorded graph and take them away."""
+        groups = self.capturing.groups
+        try:
+            self.overlaps = marks.settle(graph, self.request.inputs, self.slots, groups)
+        except Error as error:
+            if self.request.lanes is None:
+                raise
+            raise NotVectorisable(error.args[0]) from error
 
     def __call__(self, flat: list[torch.Tensor]) -> list[torch.Tensor]:
+        with annotate.recording(self.request.module) as blocks:
+            results = self._run(flat, blocks)
+        self.visits = tuple(blocks.visits)
+        return results
+
+    def _run(self, flat: list[torch.Tensor], blocks: annotate.Recorder) -> list[torch.Tensor]:
         request = self.request
         values = dict(zip((slot.key for slot in request.inputs), flat, strict=True))
         leaves = {slot.path: self._leaf(slot, values[slot.key]) for slot in request.state}
         batch = [values[slot.key] for slot in request.batch]
         forward = run_lanes if request.lanes else run_forward
         with torch.enable_grad() if request.training else torch.no_grad():
-            done = forward(request, batch, leaves)
+            done = forward(request, self.capturing, batch, self._seen(leaves, values))
             results = self._outputs(done)
             if done.loss is not None:
-                results += self._gradients(done.loss, leaves, values)
+                blocks.begin_backward()
+                done.names.add("loss", done.loss)
+                results += self._gradients(done.loss, leaves, values, done.names)
+        done.names.add_inputs(batch)
+        done.names.add_state(leaves)
+        self.names = done.names.all
+        results += self._anchors(done.names)
+        after = {**done.leaves, **{path: leaves[path] for path in request.grouped}}
         self.slots += [*request.state, *request.batch]
-        results += [done.leaves[slot.path].detach() for slot in request.state]
+        results += [after[slot.path].detach() for slot in request.state]
         return results + batch
 
     def _leaf(self, slot: Slot, value: torch.Tensor) -> torch.Tensor:
@@ -70,10 +114,29 @@ class _Recording:
             return value.detach().requires_grad_()
         return value.detach()
 
+    def _seen(
+        self, leaves: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]
+    ) -> Mapping[str, torch.Tensor]:
+        """What forward sees of the state: of a grouped parameter the value of one group."""
+        seen = dict(leaves)
+        for path, of_replica in self.request.grouped.items():
+            replica = values[REPLICA.key].to(torch.int64).reshape(1)
+            group = torch.tensor(of_replica, dtype=torch.int64).index_select(0, replica)
+            with torch.enable_grad():
+                seen[path] = leaves[path].index_select(0, group).squeeze(0)
+        return seen
+
     def _outputs(self, done: Forward) -> list[torch.Tensor]:
-        self.structure = done.structure
+        self.structure, self.hosts = done.structure, done.hosts
         results = []
         for index, tensor in enumerate(done.tensors):
+            if index in done.hosts:
+                warnings.warn(
+                    f"Output expected to be on the IPU: {done.structure.paths[index]} was not "
+                    "computed by the model and is returned as it is",
+                    stacklevel=2,
+                )
+                continue
             result = tensor.detach()
             if self.request.narrow_64bit and result.dtype in _NARROW:
                 result = result.to(_NARROW[result.dtype])
@@ -87,35 +150,80 @@ class _Recording:
         loss: torch.Tensor,
         leaves: Mapping[str, torch.Tensor],
         values: Mapping[str, torch.Tensor],
+        names: Names,
     ) -> list[torch.Tensor]:
         trained = [path for path in leaves if leaves[path].requires_grad]
         if not trained or not loss.requires_grad:
             return []
         trace.backward_keeps_origin(loss)
         seed = torch.ones_like(loss)
-        scaling = self.request.loss_scaling
-        factor = values[scaling.key].to(loss.dtype) if isinstance(scaling, Slot) else scaling
-        if not isinstance(factor, float) or factor != 1.0:
-            seed = seed * factor
-        grads = torch.autograd.grad(
-            loss, [leaves[path] for path in trained], grad_outputs=seed, allow_unused=True
-        )
-        found = [(path, g) for path, g in zip(trained, grads, strict=True) if g is not None]
+        for scaling in self.request.loss_scaling:
+            factor = values[scaling.key].to(loss.dtype) if isinstance(scaling, Slot) else scaling
+            if not isinstance(factor, float) or factor != 1.0:
+                seed = seed * factor
+        if any(isinstance(s, Slot) and s.kind is Kind.OPTSTATE for s in self.request.loss_scaling):
+            names.add("finalLossScale", seed.reshape(-1)[0])
+        with explained(self.request.module):
+            grads = torch.autograd.grad(
+                loss, [leaves[path] for path in trained], grad_outputs=seed, allow_unused=True
+            )
+        found = [
+            (path, g.to_dense() if g.is_sparse else g)
+            for path, g in zip(trained, grads, strict=True)
+            if g is not None
+        ]
         self.slots += [Slot.like(Kind.GRADIENT, path, g) for path, g in found]
+        for path, gradient in found:
+            names.add(f"Gradient___{path}", gradient)
         return [g for _, g in found]
+
+    def _anchors(self, names: Names) -> list[torch.Tensor]:
+        results = []
+        for short, long in self.request.anchors:
+            tensor = names.find(long)
+            if tensor is not None:
+                result = tensor.detach()
+                self.slots.append(Slot.like(Kind.ANCHOR, short, result))
+                results.append(result)
+        return results
 
 
 def capture(request: Request) -> Micro:
     """Trace one micro-batch of a module, or several as lanes.
 
+    Forward runs on tensors without data. If it branches on values it runs once more, on those of
+    the first micro-batch.
+
     Raises:
         Error: no loss or several, a reassigned buffer, or something that cannot be captured.
         NotVectorisable: with lanes only: capture a single micro-batch instead.
     """
-    mode = trace.fake_mode()
-    recording = _Recording(request)
-    inputs = [trace.fake_tensor(mode, slot.shape, slot.dtype) for slot in request.inputs]
-    module, constants = trace.trace(recording, inputs)
+    try:
+        mode = trace.fake_mode()
+        inputs = [trace.fake_tensor(mode, slot.shape, slot.dtype) for slot in request.inputs]
+        return _capture(request, inputs, Values())
+    except BranchOnData:
+        if request.lanes is not None:
+            raise NotVectorisable("forward branches on values of tensors") from None
+    values = Values(real=True)
+    with torch.random.fork_rng(devices=[]):
+        micro = _capture(request, real_inputs(request), values)
+    values.warn()
+    return micro
+
+
+def real_inputs(request: Request) -> list[torch.Tensor]:
+    """Return copies of the module's tensors, and the first micro-batch."""
+    assert request.examples is not None, "forward branches on data, but there is none"
+    state = [request.tensors[s.path].tensor.detach().to(s.dtype, copy=True) for s in request.state]
+    batch = [tensor.detach().clone() for tensor in request.examples()]
+    rest = request.inputs[len(state) + len(batch) :]
+    return [*state, *batch, *(torch.ones(slot.shape, dtype=slot.dtype) for slot in rest)]
+
+
+def _capture(request: Request, inputs: list[torch.Tensor], values: Values) -> Micro:
+    recording = _Recording(request, values)
+    module, constants = trace.trace(recording, inputs, recording.settle, values.real)
     constant_slots = tuple(
         Slot.like(Kind.CONSTANT, str(index), value) for index, value in enumerate(constants)
     )
@@ -128,6 +236,10 @@ def capture(request: Request) -> Micro:
         graph,
         {slot.key: value for slot, value in zip(constant_slots, constants, strict=True)},
         recording.structure,
+        {at: tensor.detach() for at, tensor in recording.hosts.items()},
+        recording.names,
+        recording.overlaps,
+        recording.visits,
     )
 
 

@@ -3,6 +3,8 @@
 Two passes. The first runs the function once on fake tensors with autograd recording, so hooks,
 ``autograd.Function`` and in-place updates mean what they mean in torch. The second replays the
 recorded operators with mutation removed, which gives a functional graph.
+
+Longer than usual because torch's private tracer names are allowed in this one file.
 """
 
 from __future__ import annotations
@@ -11,15 +13,18 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.fx.traceback as fx_traceback
 from torch import fx
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from .._ir.operators import draws, writes
+from .._ops import annotate, effects
+from .._ops.control import is_control_flow
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -37,8 +42,11 @@ def fake_mode() -> FakeTensorMode:
     Tensors that the user's module holds outside parameters and buffers enter as constants.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    return FakeTensorMode(allow_non_fake_inputs=True)
+    # Control flow operators want an environment for sizes; every size here is a plain number.
+    sizes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=sizes, static_shapes=True)
 
 
 def fake_tensor(mode: FakeTensorMode, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -57,7 +65,7 @@ def backward_keeps_origin(loss: torch.Tensor) -> None:
 
 def gradient_origin(tensor: torch.Tensor) -> Any:
     """Return the node of the autograd graph that a tensor came from, lanes or not."""
-    return torch._C._functorch.get_unwrapped(tensor).grad_fn if _is_lane(tensor) else tensor.grad_fn
+    return _outermost(tensor).grad_fn
 
 
 class _RecurrentByHand(TorchFunctionMode):
@@ -92,12 +100,15 @@ def vectorising() -> Iterator[None]:
         yield
 
 
-def _is_lane(tensor: torch.Tensor) -> bool:
+def is_lane(tensor: torch.Tensor) -> bool:
     return torch._C._functorch.is_batchedtensor(tensor)
 
 
 def trace(
-    function: Callable[[list[torch.Tensor]], list[torch.Tensor]], inputs: Tensors
+    function: Callable[[list[torch.Tensor]], list[torch.Tensor]],
+    inputs: Tensors,
+    settle: Callable[[fx.Graph], None] | None = None,
+    real: bool = False,
 ) -> tuple[fx.GraphModule, list[torch.Tensor]]:
     """Trace a flat function into a pure graph.
 
@@ -105,6 +116,8 @@ def trace(
         function: takes and returns flat lists of tensors; may modify its inputs in place, which
             shows only in what it returns.
         inputs: fake tensors of one mode.
+        settle: reads the recorded graph, before mutation is removed from it, and may edit it.
+        real: the inputs have values, and the function is run on them.
 
     Returns:
         The graph, whose placeholders are the inputs followed by the lifted constants, and the
@@ -112,7 +125,9 @@ def trace(
     """
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    with fx_traceback.preserve_node_meta(), _without_fused_lstm(), _quiet():
+    mode = _mode_of(inputs)
+    without_values = contextlib.nullcontext() if real else mode
+    with fx_traceback.preserve_node_meta(), _without_fused_lstm(), _quiet(), without_values:
         recorded = make_fx(
             function,
             decomposition_table=_honest(),
@@ -120,11 +135,120 @@ def trace(
             record_stack_traces=True,
             _allow_non_fake_inputs=True,
         )(list(inputs))
+    if settle is not None:
+        settle(recorded.graph)
+        recorded.recompile()
+    annotate.copy_to_backward(recorded.graph)
     constants = _lift_constants(recorded, len(inputs))
-    pure = _functionalize(recorded, [*inputs, *_fakes(constants, inputs)])
+    fakes = [mode.from_tensor(tensor) for tensor in (*inputs, *constants)]
+    pure = _functionalize(recorded, fakes, mode)
     clean(pure.graph)
+    effects.chain(pure.graph)
     pure.recompile()
     return pure, constants
+
+
+def trace_part(
+    function: Callable[[list[torch.Tensor]], list[torch.Tensor]],
+    inputs: Tensors,
+    settle: Callable[[fx.Graph], None],
+) -> tuple[fx.GraphModule, list[torch.Tensor]]:
+    """Trace a part of a function that is being traced; as ``trace``.
+
+    The constants are the very tensors of the surroundings that the part uses.
+    """
+    from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+
+    with _within(_recorders()), disable_proxy_modes_tracing():
+        mode = _mode_of(inputs)
+        with mode:
+            examples = [torch.empty_like(tensor) for tensor in inputs]
+        return trace(function, examples, settle)
+
+
+_outer: ContextVar[tuple[Any, ...]] = ContextVar("poptorch_recorders", default=())
+
+
+def _recorders() -> tuple[Any, ...]:
+    """The recorders at work: those of the surroundings, then the present one."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    mode = get_proxy_mode()
+    return _outer.get() if mode is None else (*_outer.get(), mode.tracer)
+
+
+@contextlib.contextmanager
+def _within(recorders: tuple[Any, ...]) -> Iterator[None]:
+    token = _outer.set(recorders)
+    try:
+        yield
+    finally:
+        _outer.reset(token)
+
+
+def recorded(tensor: torch.Tensor) -> tuple[fx.Node, torch.nn.Module] | None:
+    """Find a tensor in a graph that is being recorded.
+
+    Returns:
+        Its node, and the module that holds what the graph reads from outside; None if it is not
+        recorded.
+    """
+    from torch.fx.experimental.proxy_tensor import get_proxy_slot
+
+    for recorder in _recorders():
+        found = get_proxy_slot(tensor, recorder, None)
+        if found is not None:
+            return found.proxy.node, recorder.root
+    return None
+
+
+def leads_to(source: torch.Tensor, result: torch.Tensor) -> bool:
+    """Tell whether one traced tensor was computed from another, gradient or not."""
+    first, last = (recorded(_outermost(tensor)) for tensor in (source, result))
+    if first is None or last is None:
+        return False
+    seen: set[fx.Node] = set()
+    stack = list(last[0].all_input_nodes)
+    while stack:
+        node = stack.pop()
+        if node is first[0]:
+            return True
+        if node not in seen:
+            seen.add(node)
+            stack.extend(node.all_input_nodes)
+    return False
+
+
+def _outermost(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor of all lanes that a lane's tensor stands in."""
+    return torch._C._functorch.get_unwrapped(tensor) if is_lane(tensor) else tensor
+
+
+def without_data(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor stands for others and has no values of its own."""
+    return hasattr(tensor, "fake_mode") or tensor.is_meta or is_lane(tensor)
+
+
+def fill_in_values(
+    module: fx.GraphModule, inputs: Sequence[tuple[Sequence[int], torch.dtype]]
+) -> None:
+    """Give every node of a graph the shape and dtype of its value, as tracing would have."""
+    from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+    mode = fake_mode()
+    fakes = [fake_tensor(mode, shape, dtype) for shape, dtype in inputs]
+    FakeTensorProp(module, mode).propagate_dont_convert_inputs(*fakes)
+
+
+def is_traced(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor was made by the operators that are being traced, or is an input."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode, has_proxy_slot
+
+    mode = get_proxy_mode()
+    assert mode is not None, "nothing is being traced"
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor) or has_proxy_slot(
+        tensor, mode.tracer
+    )
 
 
 def untraced() -> contextlib.AbstractContextManager[None]:
@@ -134,6 +258,58 @@ def untraced() -> contextlib.AbstractContextManager[None]:
     moment, and another trained model may be read inside ``forward``.
     """
     return _disable_current_modes()
+
+
+class ScalarReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Within it a function answers where torch's own code asks for the value of a tensor."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, answer: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._answer = answer
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is aten._local_scalar_dense.default:
+            return self._answer(args[0])
+        if func is aten.equal.default:
+            first, second = args
+            return first.shape == second.shape and self._answer((first == second).all())
+        return func(*args, **(kwargs or {}))
+
+
+class DynamicShapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the operators whose results have shapes that depend on values.
+
+    Attributes:
+        found: operator and place of each call.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, place: Callable[[], str | None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: list[tuple[str, str | None]] = []
+        self._place = place
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if torch.Tag.dynamic_output_shape in getattr(func, "tags", ()):
+            self.found.append((str(func).removesuffix(".default"), self._place()))
+        return func(*args, **(kwargs or {}))
+
+
+def run_recorded(
+    function: Callable[[list[torch.Tensor]], list[torch.Tensor]], inputs: Tensors
+) -> None:
+    """Run a function on real tensors as the first pass of ``trace`` would, and drop the record."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with _without_fused_lstm(), _quiet():
+        make_fx(function, tracing_mode="real", _allow_non_fake_inputs=True)(list(inputs))
 
 
 @contextlib.contextmanager
@@ -167,19 +343,20 @@ def _honest() -> dict[Any, Callable[..., Any]]:
 
 def needs_value(error: Exception) -> bool:
     """Tell whether an exception means that a traced tensor's value was asked for."""
-    from torch._subclasses.fake_tensor import (
-        DataDependentOutputException,
-        DynamicOutputShapeException,
-    )
+    from torch._subclasses.fake_tensor import DataDependentOutputException
 
-    return isinstance(error, DataDependentOutputException | DynamicOutputShapeException)
+    return isinstance(error, DataDependentOutputException)
 
 
-def _fakes(constants: Tensors, inputs: Tensors) -> list[torch.Tensor]:
-    if not constants:
-        return []
-    mode = next((t.fake_mode for t in inputs if hasattr(t, "fake_mode")), None) or fake_mode()
-    return [mode.from_tensor(c) for c in constants]
+def has_dynamic_shape(error: Exception) -> bool:
+    """Tell whether an exception means that the shape of a result depends on values."""
+    from torch._subclasses.fake_tensor import DynamicOutputShapeException
+
+    return isinstance(error, DynamicOutputShapeException)
+
+
+def _mode_of(inputs: Tensors) -> FakeTensorMode:
+    return next((t.fake_mode for t in inputs if hasattr(t, "fake_mode")), None) or fake_mode()
 
 
 def _lift_constants(module: fx.GraphModule, after: int) -> list[torch.Tensor]:
@@ -199,7 +376,7 @@ def _lift_constants(module: fx.GraphModule, after: int) -> list[torch.Tensor]:
         for node in nodes:
             node.replace_all_uses_with(anchor)
             module.graph.erase_node(node)
-        values.append(getattr(module, target).detach())
+        values.append(getattr(module, target))
     module.recompile()
     return values
 
@@ -210,14 +387,16 @@ def _at_start(graph: fx.Graph) -> Iterator[None]:
         yield
 
 
-def _functionalize(recorded: fx.GraphModule, inputs: Tensors) -> fx.GraphModule:
+def _functionalize(
+    recorded: fx.GraphModule, inputs: Tensors, mode: FakeTensorMode
+) -> fx.GraphModule:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     def replay(*args: torch.Tensor) -> object:
         # Inputs that the function modifies must not be: work on copies, dropped where unneeded.
         return fx.Interpreter(recorded).run(*(a.clone() for a in args))
 
-    with fx_traceback.preserve_node_meta():
+    with fx_traceback.preserve_node_meta(), mode:
         return make_fx(
             torch.func.functionalize(replay, remove="mutations"),
             tracing_mode="real",
@@ -239,6 +418,7 @@ def clean(graph: fx.Graph) -> None:
             and isinstance(source, fx.Node)
             and source.op == "placeholder"
             and not node.kwargs
+            and not any(is_control_flow(user) for user in node.users)
         )
         if node.target in _IDENTITIES or copied_input:
             node.replace_all_uses_with(source)

@@ -8,17 +8,16 @@ from __future__ import annotations
 import contextlib
 import enum
 import os
-import pickle
 from multiprocessing import util
 from typing import Any
 
 import torch
 
-from .._base import env
+from .._base import env, log
 from .._base.errors import AssertionFailure, Error
 from ..enums import SharingStrategy
 from .process import Process
-from .protocol import ALL_ROWS, Failed, Kind, Ready, receive, send
+from .protocol import ALL_ROWS, Failed, Kind, Message, Ready
 from .ring import Ring, nameless_file, poison
 from .waiting import Waiting
 from .worker import Settings
@@ -59,7 +58,7 @@ class Consumer:
         self._is_started = settings.preload
         self._held: list[torch.Tensor] = []
         self._slots: list[list[torch.Tensor]] = []
-        self._error: Error | None = None
+        self._failure = ""
         self._poisons = env.get("POPTORCH_POISON_BUFFERS")
         descriptor = nameless_file("poptorch_ring")
         try:
@@ -95,6 +94,7 @@ class Consumer:
         """
         self._check_usable()
         self.turn += 1
+        self.waiting.reset()
         if self._at in (_At.BEGINNING, _At.END_WITH_MORE):
             self._start_loading()
         else:
@@ -111,21 +111,21 @@ class Consumer:
         self._check_usable()
         if self._at in (_At.END, _At.END_WITH_MORE):
             raise StopIteration
-        if self._error is not None:
-            raise self._error
+        if self._at is _At.ERROR:
+            raise self._fail(self._failure)
         self._start_loading()
         self._release_held()
-        with self.waiting.for_data():
-            kind, slot, rows = self._message()
-        if kind is Kind.END:
-            self._at = _At.END_WITH_MORE if rows else _At.END
+        self.waiting.begin()
+        message = self._message()
+        self.waiting.end()
+        if message.kind is Kind.END:
+            self._at = _At.END_WITH_MORE if message.rows else _At.END
             self.waiting.report()
             raise StopIteration
-        if kind is Kind.ERROR:
-            failed: Failed = pickle.loads(self._process.connection.recv_bytes())
-            raise self._fail(failed.text)
+        if message.kind is Kind.ERROR:
+            raise self._fail(message.load().text)
         self._at = _At.MIDDLE
-        self._held = self._slots[slot]
+        self._held, rows = self._slots[message.slot], message.rows
         return self._form.join([t.detach() if rows == ALL_ROWS else t[:rows] for t in self._held])
 
     def _check_usable(self) -> None:
@@ -150,50 +150,47 @@ class Consumer:
     def _begin_anew(self) -> None:
         if self._poisons:
             poison(self._held)
-        self._held, self._error = [], None
+        self._held = []
         self._is_started = True
         self._tell(Kind.RESTART)
-        while (kind := self._message()[0]) is not Kind.RESTARTED:
-            if kind is Kind.ERROR:
-                self._process.connection.recv_bytes()  # of the iteration that is given up
+        while self._message().kind is not Kind.RESTARTED:
+            pass  # what was sent for the iteration that is given up
 
     def _tell(self, kind: Kind) -> None:
         # To a worker that is gone: what it had sent before is still to be read.
         with contextlib.suppress(ConnectionError):
-            send(self._process.connection, kind)
+            self._process.channel.send(kind)
 
-    def _message(self) -> tuple[Kind, int, int]:
+    def _message(self) -> Message:
         """Wait for the worker's next message, or for its end."""
+        channel = self._process.channel
         try:
-            self._wait_for_worker()
-            return receive(self._process.connection)
+            while not channel.has_message(_CHECK_SECONDS):
+                # Processes that the worker forked may hold its end of the channel open.
+                if self._process.exit_code is not None and not channel.has_message():
+                    raise EOFError
+            return channel.receive()
         except (EOFError, ConnectionError):
             raise self._fail(self._process.describe_end()) from None
 
-    def _wait_for_worker(self) -> None:
-        """Return when there is something to read, which may be the end of the connection."""
-        connection = self._process.connection
-        while not connection.poll(_CHECK_SECONDS):
-            # Processes that the worker forked may hold its end of the connection open.
-            if self._process.exit_code is not None and not connection.poll():
-                raise EOFError
-
     def _fail(self, reason: str) -> Error:
-        self._at = _At.ERROR
-        self._error = AssertionFailure("An error occurred in the data fetcher", got=reason)
-        return self._error
+        # The reason is kept, not the exception: its traceback would keep the loader alive.
+        self._at, self._failure = _At.ERROR, reason
+        return AssertionFailure("An error occurred in the data fetcher", got=reason)
 
     def _announcement(self) -> Ready:
         """Wait for the first element."""
         try:
-            self._wait_for_worker()
-            announced: Ready | Failed = pickle.loads(self._process.connection.recv_bytes())
-        except (EOFError, ConnectionError):
+            message = self._message()
+        except AssertionFailure:
             raise _not_started(self._process.describe_end()) from None
         self._process.started()
-        if isinstance(announced, Failed):
-            raise _not_started(announced.text)
-        return announced
+        if message.kind is Kind.READY:
+            ready: Ready = message.load()
+            return ready
+        failed: Failed = message.load()
+        log.python.error("The loading process could not start:\n%s", failed.text)
+        raise _not_started(failed.text, failed.has_arrived)
 
 
 def _start(source: Any, descriptor: int, strategy: SharingStrategy, settings: Settings) -> Process:
@@ -203,9 +200,12 @@ def _start(source: Any, descriptor: int, strategy: SharingStrategy, settings: Se
         raise _not_started(f"{type(error).__name__}: {error}") from error
 
 
-def _not_started(reason: str) -> Error:
+def _not_started(reason: str, has_arrived: bool = False) -> Error:
+    title = "The asynchronous loader's worker thread failed to start"
+    if has_arrived:
+        return Error(title, got=reason)  # the data set's own fault: its traceback tells all
     return Error(
-        "The asynchronous loader's worker thread failed to start",
+        title,
         got=reason,
         fix=(
             "data set, collate_fn and worker_init_fn must be picklable and importable, and the"

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import socket
 from collections.abc import Iterator
 from multiprocessing import forkserver, reduction
 from typing import Any
@@ -18,7 +19,7 @@ from .._base import log, trees
 from ..enums import SharingStrategy
 from . import worker
 from .parcel import Parcel
-from .protocol import Kind, send
+from .protocol import Channel, Kind
 
 PATIENCE = 10.0  # seconds between the steps of ending a process: ask, interrupt, kill
 
@@ -62,31 +63,31 @@ class _Inherited:
 
 
 class Process:
-    """A running worker with its connection; :meth:`stop` leaves nothing of it behind."""
+    """A running worker with the channel to it; :meth:`stop` leaves nothing of it behind."""
 
     def __init__(
         self, source: Any, descriptor: int, strategy: SharingStrategy, settings: worker.Settings
     ) -> None:
         context = multiprocessing.get_context(_METHODS[strategy])
         forks = strategy is SharingStrategy.Fork
-        self.connection, other = multiprocessing.Pipe()
+        ours, theirs = socket.socketpair()
+        self.channel = Channel(ours)
         if forks:
             self._parcel: Any = _Inherited((source, trees.registered()))
         else:
             with_parsers = (source, _picklable_parsers())
             self._parcel = Parcel(with_parsers, strategy is SharingStrategy.FileSystem)
-        inherited = self.connection if forks else None
         self._process = context.Process(  # type: ignore[attr-defined]
             target=worker.main,
-            args=(other, inherited, Handle(descriptor), self._parcel, settings),
+            args=(theirs, ours if forks else None, Handle(descriptor), self._parcel, settings),
             name="poptorch-data",
         )
         try:
-            with other, _prepared(strategy):
+            with theirs, _prepared(strategy):
                 self._process.start()
         except BaseException:
             self._parcel.discard()
-            self.connection.close()
+            self.channel.close()
             raise
 
     def started(self) -> None:
@@ -114,8 +115,8 @@ class Process:
         """Ask the process to end, after 10 s interrupt it, after another 10 s kill it."""
         process, group = self._process, self._process.pid
         with contextlib.suppress(OSError):
-            send(self.connection, Kind.STOP)
-        self.connection.close()
+            self.channel.send(Kind.STOP)
+        self.channel.close()
         process.join(PATIENCE)
         if process.exitcode is None:
             log.python.warning("The loading process does not stop; interrupting it")

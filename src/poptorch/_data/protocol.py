@@ -1,24 +1,26 @@
-"""What the consumer and the loading process say to one another.
+"""What the consumer and the loading process say to one another, and the channel they use.
 
 Both talk over one socket: small messages in order, which also makes the buffers' contents visible
-before the message that announces them. The consumer starts; then the worker announces itself with
-one pickled :class:`Ready` or :class:`Failed`, and from there on the messages are ``(kind, slot,
-rows)``, a :class:`Failed` following ``ERROR``.
+before the message that announces them. The worker begins with ``READY`` or ``FAILED``.
 """
 
 from __future__ import annotations
 
 import enum
+import pickle
+import select
+import socket
 import struct
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from typing import Any
 
 from .element import Form, TensorSpec
 
 ALL_ROWS = -1
-_FORMAT = struct.Struct("<biq")
 # Errors must fit the socket's buffer, so that sending one never waits for a reader.
 MAX_TEXT = 16_000
+_HEADER = struct.Struct("<biqq")  # kind, slot, rows, bytes that follow
+_CHUNK = 1 << 16
 
 
 class Kind(enum.IntEnum):
@@ -29,10 +31,12 @@ class Kind(enum.IntEnum):
     RESTART = 2  # forget all elements and begin a new iteration of the data set
     STOP = 3
 
-    ITEM = 4  # a slot is full; rows says how many are valid, or ALL_ROWS
-    END = 5  # end of an iteration; rows is 1 when the worker goes on by itself, else 0
-    RESTARTED = 6  # what follows belongs to the new iteration
-    ERROR = 7  # the data set raised
+    READY = 4  # carries a Ready
+    FAILED = 5  # carries a Failed; the worker ends
+    ITEM = 6  # a slot is full; rows says how many are valid, or ALL_ROWS
+    END = 7  # end of an iteration; rows is 1 when the worker goes on by itself, else 0
+    ERROR = 8  # the data set raised: carries a Failed; the worker waits
+    RESTARTED = 9  # what follows belongs to the new iteration
 
 
 @dataclass(frozen=True)
@@ -45,26 +49,82 @@ class Ready:
 
 @dataclass(frozen=True)
 class Failed:
-    """What the data set raised, as text: exceptions need not be picklable."""
+    """What was raised, as text: exceptions need not be picklable.
+
+    Attributes:
+        text: the traceback.
+        has_arrived: whether the data set had reached the worker by then.
+    """
 
     text: str
-
-    @property
-    def summary(self) -> str:
-        """The last line of the traceback: type and message."""
-        return self.text.strip().splitlines()[-1]
+    has_arrived: bool = True
 
 
-def send(connection: Connection, kind: Kind, slot: int = 0, rows: int = 0) -> None:
-    """Send one message."""
-    connection.send_bytes(_FORMAT.pack(kind, slot, rows))
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message; see :class:`Kind` for what the numbers mean."""
+
+    kind: Kind
+    slot: int
+    rows: int
+    content: bytes
+
+    def load(self) -> Any:
+        """Unpickle what the message carries."""
+        return pickle.loads(self.content)
 
 
-def receive(connection: Connection) -> tuple[Kind, int, int]:
-    """Wait for one message.
+class Channel:
+    """One end of the socket between the two processes."""
 
-    Raises:
-        EOFError, ConnectionError: the other process is gone.
-    """
-    kind, slot, rows = _FORMAT.unpack(connection.recv_bytes())
-    return Kind(kind), slot, rows
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._received = b""
+        self._poll = select.poll()
+        self._poll.register(end, select.POLLIN)
+
+    def watch(self, descriptor: int) -> None:
+        """Let :meth:`has_message` return, False then, when this descriptor gets readable, too."""
+        self._poll.register(descriptor, select.POLLIN)
+
+    def send(self, kind: Kind, slot: int = 0, rows: int = 0, content: Any = None) -> None:
+        """Send one message, with a picklable content or none.
+
+        Raises:
+            ConnectionError: the other process is gone.
+        """
+        carried = b"" if content is None else pickle.dumps(content)
+        self._socket.sendall(_HEADER.pack(kind, slot, rows, len(carried)) + carried)
+
+    def has_message(self, seconds: float | None = 0.0) -> bool:
+        """Wait, for ever if None, until :meth:`receive` has something: a message, or the end."""
+        if self._received:
+            return True
+        ready = self._poll.poll(None if seconds is None else seconds * 1000)
+        return any(descriptor == self._socket.fileno() for descriptor, _ in ready)
+
+    def receive(self) -> Message:
+        """Wait for one message.
+
+        Raises:
+            EOFError, ConnectionError: the other process is gone.
+        """
+        while len(self._received) < _HEADER.size:
+            self._read()
+        kind, slot, rows, length = _HEADER.unpack_from(self._received)
+        end = _HEADER.size + length
+        while len(self._received) < end:
+            self._read()
+        content, self._received = self._received[_HEADER.size : end], self._received[end:]
+        return Message(Kind(kind), slot, rows, content)
+
+    def _read(self) -> None:
+        # Several messages at a time, when the other process is ahead.
+        received = self._socket.recv(_CHUNK)
+        if not received:
+            raise EOFError
+        self._received += received
+
+    def close(self) -> None:
+        """Close this process's end."""
+        self._socket.close()

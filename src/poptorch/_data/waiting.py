@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator
 
 from .._base import log
 
@@ -15,36 +13,35 @@ class Waiting:
     """Adds up the waits of one iteration of the data.
 
     Attributes:
-        elements: how many were asked for.
+        elements: how many were waited for, the end included.
         seconds: time spent waiting for them.
     """
 
     def __init__(self) -> None:
-        self._reset()
+        self.reset()
 
-    def _reset(self) -> None:
+    def reset(self) -> None:
+        """Count anew."""
         self.elements = 0
         self.seconds = 0.0
-        self._begin: float | None = None
+        self._first = 0.0
+        self._begin = 0.0
 
-    @contextlib.contextmanager
-    def for_data(self) -> Iterator[None]:
-        """Measure one wait."""
-        begin = time.perf_counter()
-        if self._begin is None:
-            self._begin = begin
-        try:
-            yield
-        finally:
-            self.seconds += time.perf_counter() - begin
-            self.elements += 1
+    def begin(self) -> None:
+        """Begin one wait."""
+        self._begin = time.perf_counter()
+        if not self.elements:
+            self._first = self._begin
+
+    def end(self) -> None:
+        """End the wait."""
+        self.seconds += time.perf_counter() - self._begin
+        self.elements += 1
 
     def report(self) -> None:
-        """Log the verdict at DEBUG and begin to count anew."""
-        if self._begin is not None:
-            total = time.perf_counter() - self._begin
-            log.python.debug("%d elements: %s", self.elements - 1, verdict(self.seconds, total))
-        self._reset()
+        """Log the verdict on the iteration that has ended at DEBUG."""
+        total = time.perf_counter() - self._first
+        log.python.debug("%d elements: %s", self.elements - 1, verdict(self.seconds, total))
 
 
 def verdict(waited: float, total: float) -> str:

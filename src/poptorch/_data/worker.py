@@ -5,16 +5,17 @@ Source: spec/data.md sections 3.5 to 3.8.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
-import pickle
 import random
 import signal
+import socket
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from .._base import trees
 from .._base.errors import Error
 from .element import Form, TensorSpec
 from .filling import common_rows, packed, whole
-from .protocol import MAX_TEXT, Failed, Kind, Ready, receive, send
+from .protocol import MAX_TEXT, Channel, Failed, Kind, Ready
 from .ring import Ring, reserve, size_of
 
 
@@ -33,7 +34,7 @@ class Settings:
 
     Attributes:
         slots: buffers in the ring.
-        spin: wait for a free buffer without sleeping.
+        pause: seconds of the first sleep while the ring is full; 0 spins.
         goes_on: begin the next iteration of the data set at the end of one, unasked.
         preload: fill the ring before the first iteration is asked for.
         rebatched: rows of the batches to assemble, or None to pass elements on as they are.
@@ -42,7 +43,7 @@ class Settings:
     """
 
     slots: int
-    spin: bool
+    pause: float
     goes_on: bool
     preload: bool
     rebatched: int | None
@@ -51,6 +52,7 @@ class Settings:
 
 
 _NOTHING = object()
+_LONGEST_PAUSE = 0.004  # seconds; who waits longer is woken by the consumer's message
 
 
 # Neither is an error, and the data set's own handlers of errors must not catch them.
@@ -63,8 +65,8 @@ class _Stop(BaseException):
 
 
 def main(
-    connection: Connection,
-    inherited: Connection | None,
+    end: socket.socket,
+    inherited: socket.socket | None,
     memory: Any,
     parcel: Any,
     settings: Settings,
@@ -72,7 +74,7 @@ def main(
     """Run the process until the consumer says stop or is gone.
 
     Args:
-        connection: to the consumer.
+        end: of the channel to the consumer.
         inherited: the consumer's own end, which a forked process has too and must close.
         memory: what holds the descriptor of the ring's empty file.
         parcel: what opens to (data set, registered parsers).
@@ -80,14 +82,16 @@ def main(
     """
     _set_up_process(inherited, settings.seed)
     try:
-        worker = _Worker(connection, memory.detach(), settings)
+        worker = _Worker(Channel(end), memory.detach(), settings)
         worker.run(parcel)
     except (_Stop, KeyboardInterrupt, EOFError, ConnectionError):
         # Nobody waits for us, or somebody pressed Ctrl-C: the consumer's process tells about it.
         pass
 
 
-def _set_up_process(inherited: Connection | None, seed: int) -> None:
+def _set_up_process(inherited: socket.socket | None, seed: int) -> None:
+    # What a forked process has inherited is not its own to finalise.
+    gc.freeze()
     if inherited is not None:
         inherited.close()
     # Of its own group: Ctrl-C at the terminal is for the consumer to handle, and the consumer can
@@ -114,13 +118,13 @@ def _exit_cleanly(number: int, frame: object) -> None:
 class _Worker:
     """The state of a loading process: counts of buffers, and the iteration it is in."""
 
-    def __init__(self, connection: Connection, descriptor: int, settings: Settings) -> None:
-        self._connection = connection
+    def __init__(self, channel: Channel, descriptor: int, settings: Settings) -> None:
+        self._channel = channel
         self._descriptor = descriptor
         self._settings = settings
-        parent = multiprocessing.parent_process()
-        assert parent is not None
-        self._consumer = parent.sentinel
+        consumer = multiprocessing.parent_process()
+        assert consumer is not None
+        channel.watch(consumer.sentinel)
         self._started = settings.preload
         self._published = 0
         self._freed = 0
@@ -131,14 +135,15 @@ class _Worker:
 
     def run(self, parcel: Any) -> None:
         """Load and announce the first element, then run one iteration after another."""
+        has_arrived = False
         try:
             self._source, parsers = parcel.open()
+            has_arrived = True
             for kind, parser in parsers.items():
                 trees.register(kind, parser)
             first = self._begin()
         except Exception as error:
-            traceback.print_exc()
-            self._connection.send_bytes(pickle.dumps(_failed(error)))
+            self._channel.send(Kind.FAILED, content=_failed(error, has_arrived))
             return
         elements = self._first_elements(first)
         while True:
@@ -147,7 +152,7 @@ class _Worker:
             except _Restart:
                 self._published = self._freed = 0
                 self._started = True
-                send(self._connection, Kind.RESTARTED)
+                self._channel.send(Kind.RESTARTED)
             # Only when the old iterator is gone can a loader's persistent workers be used again.
             self._iterator = iter(())
             elements = self._elements()
@@ -167,7 +172,7 @@ class _Worker:
         reserve(self._descriptor, size_of(specs, self._settings.slots))
         self._ring = Ring(self._descriptor, specs, self._settings.slots)
         os.close(self._descriptor)
-        self._connection.send_bytes(pickle.dumps(Ready(self._form, specs)))
+        self._channel.send(Kind.READY, content=Ready(self._form, specs))
         return tensors
 
     def _first_elements(self, first: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
@@ -181,7 +186,7 @@ class _Worker:
         yield from self._rest()
 
     def _rest(self) -> Iterator[list[torch.Tensor]]:
-        for element in self._iterator:
+        while (element := next(self._iterator, _NOTHING)) is not _NOTHING:
             self._obey_commands()  # before the element gets into a ring that must be forgotten
             yield self._form.split(element)
 
@@ -196,35 +201,40 @@ class _Worker:
             for rows in filled:
                 slot = self._published % self._settings.slots
                 self._published += 1
-                send(self._connection, Kind.ITEM, slot, rows)
+                self._channel.send(Kind.ITEM, slot, rows)
         except Exception as error:
-            send(self._connection, Kind.ERROR)
-            self._connection.send_bytes(pickle.dumps(_failed(error)))
+            self._channel.send(Kind.ERROR, content=_failed(error))
         else:
             # An iteration without elements is not repeated: it could go round for ever.
             goes_on = self._settings.goes_on and self._published > before
-            send(self._connection, Kind.END, rows=goes_on)
+            self._channel.send(Kind.END, rows=goes_on)
         while not goes_on:
             self._wait_for_command()
 
     def _claim(self) -> list[torch.Tensor]:
         """Wait for a free buffer."""
         self._obey_commands()
-        while self._published - self._freed == self._settings.slots:
-            if self._settings.spin:
-                self._obey_commands()
-            else:
+        pause, slots = self._settings.pause, self._settings.slots
+        while self._published - self._freed == slots:
+            # Waking a process costs the consumer some 15 us. Pauses spare it that as long as they
+            # cannot be noticed: none is longer than the ring has been full, and another element
+            # is ready meanwhile.
+            if pause > _LONGEST_PAUSE or slots == 1:
                 self._wait_for_command()
+            else:
+                time.sleep(pause)
+                pause *= 2
+                self._obey_commands()
         return self._ring.slots[self._published % self._settings.slots]
 
     def _wait_for_command(self) -> None:
-        if self._consumer in wait([self._connection, self._consumer]):
-            raise _Stop
+        if not self._channel.has_message(None):
+            raise _Stop  # what has returned is the watch on the consumer's process
         self._obey_commands()
 
     def _obey_commands(self) -> None:
-        while self._connection.poll():
-            kind, _, _ = receive(self._connection)
+        while self._channel.has_message():
+            kind = self._channel.receive().kind
             if kind is Kind.FREE:
                 self._freed += 1
             elif kind is Kind.START:
@@ -237,10 +247,17 @@ class _Worker:
 
 def iterate(source: Any) -> Iterator[Any]:
     """Iterate anything: by its own iterator, or by index as far as its length goes."""
-    if hasattr(source, "__iter__") or not hasattr(source, "__len__"):
-        return iter(source)
-    return (source[index] for index in range(len(source)))
+    if not hasattr(source, "__iter__") and hasattr(source, "__len__"):
+        return (source[index] for index in range(len(source)))
+    iterator: Iterator[Any] = iter(source)
+    # Torch installs a handler that raises when one of its workers dies. In the middle of a message
+    # to the consumer that would end this process; without it, torch notices within 5 seconds.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    return iterator
 
 
-def _failed(error: BaseException) -> Failed:
-    return Failed("".join(traceback.format_exception(error))[-MAX_TEXT:])
+def _failed(error: BaseException, has_arrived: bool = True) -> Failed:
+    text = "".join(traceback.format_exception(error))
+    # Errors of torch's workers refer to themselves, by way of frames that hold torch's iterator.
+    traceback.clear_frames(error.__traceback__)
+    return Failed(text[-MAX_TEXT:], has_arrived)

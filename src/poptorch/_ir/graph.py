@@ -46,7 +46,8 @@ class Graph:
     @property
     def random(self) -> bool:
         """Whether running it draws random numbers."""
-        return any(draws(node) for node in self.module.graph.nodes)
+        parts = (part for part in self.module.modules() if isinstance(part, fx.GraphModule))
+        return any(draws(node) for part in parts for node in part.graph.nodes)
 
     @property
     def updates(self) -> frozenset[str]:

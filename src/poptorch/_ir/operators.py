@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from torch import fx
 
+aten = torch.ops.aten
+
 # Torch has no public name for the class of operators like aten.add.Tensor.
-Operator = type(torch.ops.aten.add.Tensor)
+Operator = type(aten.add.Tensor)
+
+# Their schemas do not say so.
+_MAY_VIEW = {
+    aten.reshape.default, aten.contiguous.default, aten.unsafe_chunk.default,
+    aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default,
+}  # fmt: skip
 
 
 def writes(node: fx.Node) -> bool:
@@ -23,9 +33,11 @@ def draws(node: fx.Node) -> bool:
 def may_view(node: fx.Node) -> bool:
     """Tell whether the result of a node may share storage with its first argument."""
     target = node.target
+    if target is operator.getitem:  # one of several results, of a split for instance
+        return True
     if not isinstance(target, Operator):
         return False
-    if target in (torch.ops.aten.reshape.default, torch.ops.aten.contiguous.default):
+    if target in _MAY_VIEW:
         return True
     first = target._schema.arguments[:1]
     return bool(first) and first[0].alias_info is not None

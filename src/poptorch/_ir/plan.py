@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from .layout import Layout
 from .program import Program
 from .spec import Spec
+from .staged import Staged
+from .text import graph_text
 
 
 @dataclass(frozen=True, eq=False)
@@ -15,14 +18,27 @@ class Plan:
     Attributes:
         program: the static step.
         spec: every resolved setting.
-        chips: number of chips that one replica uses.
         per_replica: keys of state that every replica evolves by itself.
+        chips: devices that one replica needs.
+        reserved: devices that all replicas of this process reserve.
+        layout: the stages and chips of the user's blocks; None in a plan that was read from a file.
+        staged: the same program cut into parts, each on its chip, where that was asked for.
     """
 
     program: Program
     spec: Spec
-    chips: int = 1
     per_replica: frozenset[str] = field(default_factory=frozenset)
+    chips: int = 1
+    reserved: int = 1
+    layout: Layout | None = field(default=None, metadata={"saved": False})
+    staged: Staged | None = field(default=None, metadata={"saved": False})
+
+    def describe(self) -> str:
+        """Return the program and every graph in it, operator by operator."""
+        graphs = (graph_text(graph) for graph in self.program.graphs.values())
+        return "\n\n".join((str(self.program), *graphs))
 
     def __str__(self) -> str:
-        return str(self.program)
+        from .plan_text import plan_text
+
+        return plan_text(self)

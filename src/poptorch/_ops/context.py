@@ -3,18 +3,58 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
+from torch import fx
 
 
 class Listener(Protocol):
     """What a capture wants to hear from operators called inside ``forward``."""
 
+    @property
+    def training(self) -> bool:
+        """Whether the captured program computes gradients."""
+        ...
+
     def mark_loss(self, loss: torch.Tensor, name: str) -> None:
         """A value that training may start its gradients from."""
+
+    def number(self) -> int:
+        """Return 0, 1, 2, ...: every capture of the same program counts alike."""
+        ...
+
+    def group(
+        self, options: Mapping[str, tuple[Any, ...]], where: str | None
+    ) -> contextlib.AbstractContextManager[None]:
+        """Within the block convolutions belong to one group.
+
+        Args:
+            options: per name one value, or one per convolution.
+            where: the user's line.
+        """
+        ...
+
+    def paused(self) -> contextlib.AbstractContextManager[None]:
+        """Within the block code runs for real, as if no model were being captured."""
+        ...
+
+    def body(
+        self, function: Callable[..., Any], inputs: Sequence[torch.Tensor]
+    ) -> tuple[fx.GraphModule, list[torch.Tensor]]:
+        """Capture a part that the program runs any number of times, or perhaps not at all.
+
+        Args:
+            function: called once, with copies of the inputs; returns a list of tensors.
+            inputs: tensors of the sizes that it will get.
+
+        Returns:
+            A pure graph, and the tensors of its surroundings that it uses: they are its arguments
+            after the inputs.
+        """
+        ...
 
 
 _listener: ContextVar[Listener | None] = ContextVar("poptorch_capture", default=None)
@@ -26,8 +66,8 @@ def listener() -> Listener | None:
 
 
 @contextlib.contextmanager
-def listening(capture: Listener) -> Iterator[None]:
-    """Make a capture the one in progress."""
+def listening(capture: Listener | None) -> Iterator[None]:
+    """Make a capture the one in progress; None hides the one that is."""
     token = _listener.set(capture)
     try:
         yield

@@ -46,7 +46,9 @@ def _step(
         gradient = plus_scaled(gradient, weight, values["weight_decay"]) * values["scaling"]
     direction = looked_ahead(gradient, velocity, values)
     weight = plus_scaled(weight, direction, values["descent"])
-    velocity = plus_scaled(velocity * values["momentum"], weight, values["decay"])
+    velocity = velocity * values["momentum"]
+    if not is_constant(values["decay"], 0):
+        velocity = plus_scaled(velocity, weight, values["decay"])
     return weight, {"combined": velocity}
 
 

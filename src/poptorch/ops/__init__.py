@@ -1,6 +1,58 @@
 """PopTorch's own operators."""
 
+from .blocks import (
+    IPU,
+    BeginBlock,
+    Block,
+    BlockFunction,
+    module_repr,
+    print,
+    removeBlocks,
+)
+from .control import cond, for_loop
+from .custom import custom_op, register_custom_op
+from .debug import ipu_print_tensor, nop
+from .decoder import ctc_beam_search_decoder
+from .hints import (
+    recomputationCheckpoint,
+    set_available_memory,
+    set_overlap_for_input,
+    set_overlap_for_output,
+)
+from .host import CPU
 from .losses import identity_loss
+from .multi_conv import MultiConv
+from .points import fps, nearest
 from .running import isRunningOnIpu
+from .scopes import NameScope
+from .slicing import dynamic_slice, dynamic_update
 
-__all__ = ["identity_loss", "isRunningOnIpu"]
+__all__ = [
+    "CPU",
+    "IPU",
+    "BeginBlock",
+    "Block",
+    "BlockFunction",
+    "MultiConv",
+    "NameScope",
+    "cond",
+    "ctc_beam_search_decoder",
+    "custom_op",
+    "dynamic_slice",
+    "dynamic_update",
+    "for_loop",
+    "fps",
+    "identity_loss",
+    "ipu_print_tensor",
+    "isRunningOnIpu",
+    "module_repr",
+    "nearest",
+    "nop",
+    "print",
+    "recomputationCheckpoint",
+    "register_custom_op",
+    "removeBlocks",
+    "set_available_memory",
+    "set_overlap_for_input",
+    "set_overlap_for_output",
+]

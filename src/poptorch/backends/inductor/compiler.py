@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from ..._base import log
+from .addition import add
 from .convolution import Convolutions
 from .lowering import Decompositions, fakes, lower
 from .pooling import max_pool, max_pool_backward
@@ -79,7 +80,7 @@ def _compile(module: fx.GraphModule, examples: list[torch.Tensor], cpp_wrapper: 
 def _decompositions() -> Decompositions:
     from torch._inductor.decomposition import select_decomp_table
 
-    return select_decomp_table()
+    return {**select_decomp_table(), aten.add.Tensor: add}
 
 
 def _output_strides(module: fx.GraphModule) -> list[tuple[int, ...]]:

@@ -1,0 +1,100 @@
+"""Operators written in C++: compiled, loaded, given a gradient, and trained through.
+
+Run it with ``python examples/custom_op/cpp_operators.py``; it needs a C++ compiler.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils import cpp_extension
+
+import poptorch
+
+SOURCE = Path(__file__).with_name("operators.cpp")
+
+
+def build(folder: str | Path) -> Path:
+    """Compile the operators into a shared library and return its path."""
+    library = Path(folder) / "libcustom_ops.so"
+    command = [os.environ.get("CXX", "g++"), "-O2", "-std=c++17", "-shared", "-fPIC", str(SOURCE)]
+    command += ["-o", str(library)]
+    command += [f"-I{path}" for path in cpp_extension.include_paths()]
+    command += [f"-L{path}" for path in cpp_extension.library_paths()]
+    command += ["-ltorch_cpu", "-lc10"]
+    subprocess.run(command, check=True)
+    return library
+
+
+def load(library: str | Path) -> None:
+    """Load the library and give the operators gradients.
+
+    ``custom_op`` learns the shapes of what it calls from its example outputs; the operators that
+    only gradients call need a rule.
+    """
+    torch.ops.load_library(library)
+    ops = torch.ops.custom_ops
+
+    def like_input(x, gradient, **attributes):
+        return torch.empty_like(x)
+
+    def save_cube(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    def cube_backward(ctx, gradient):
+        return ops.CubeGrad(*ctx.saved_tensors, gradient)
+
+    def save_leaky_relu(ctx, inputs, keyword_only_inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.attributes = keyword_only_inputs
+
+    def leaky_relu_backward(ctx, gradient):
+        return ops.LeakyReluGrad(*ctx.saved_tensors, gradient, **ctx.attributes)
+
+    for name in ("CubeGrad", "LeakyReluGrad"):
+        torch.library.register_fake(f"custom_ops::{name}", like_input)
+    gradients = {
+        "Cube": (cube_backward, save_cube),
+        "LeakyRelu": (leaky_relu_backward, save_leaky_relu),
+    }
+    for name, (backward, save) in gradients.items():
+        torch.library.register_autograd(f"custom_ops::{name}", backward, setup_context=save)
+
+
+class Model(nn.Module):
+    """A layer, then both operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+
+    def forward(self, x, target):
+        x = self.layer(x)
+        (x,) = poptorch.custom_op(
+            [x], "LeakyRelu", "custom.ops", 1, example_outputs=[x], attributes={"alpha": 0.02}
+        )
+        (x,) = poptorch.custom_op([x], "Cube", "custom.ops", 1, example_outputs=[x])
+        return x, nn.functional.mse_loss(x, target)
+
+
+def main() -> None:
+    """Train for a few steps and print the losses."""
+    with tempfile.TemporaryDirectory() as folder:
+        load(build(folder))
+    torch.manual_seed(0)
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    training = poptorch.trainingModel(model, poptorch.Options(), optimizer)
+    x, target = torch.randn(32, 8), torch.randn(32, 4)
+    for step in range(5):
+        _, loss = training(x, target)
+        print(f"step {step}: loss {loss.item():.4f}")
+
+
+if __name__ == "__main__":
+    main()

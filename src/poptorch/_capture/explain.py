@@ -1,0 +1,186 @@
+"""Everything in a module that cannot be captured, in one list rather than one error at a time.
+
+``forward`` runs on the values of the first micro-batch, with every forbidden question answered and
+noted; then the source of the methods that ran is searched for the same things on paths that were
+not taken. Source: spec/supported_ops.md section 10 (30).
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import linecache
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+
+from .._base import source
+from .._base.errors import Error
+from .forward import Request, run_forward
+from .listening import Capturing
+from .micro import real_inputs
+from .trace import DynamicShapes, run_recorded
+from .values import Values
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One construct that a capture refuses, or that means something else in a program.
+
+    Attributes:
+        what: the construct.
+        line: the user's line, described.
+        fatal: whether the model cannot be compiled because of it.
+        certain: whether it ran; else it stands on a path that the first inputs do not take.
+        fix: what to write instead.
+    """
+
+    what: str
+    line: str | None
+    fatal: bool
+    certain: bool
+    fix: str
+
+    def __str__(self) -> str:
+        verdict = "error" if self.fatal else "note"
+        doubt = "" if self.certain else ", if this line runs"
+        return f"{self.line or 'unknown line'}\n    {verdict}{doubt}: {self.what}\n    {self.fix}"
+
+
+class Explanation(list[Finding]):
+    """What was found, in the order of execution, then of the source."""
+
+    @property
+    def fatal(self) -> list[Finding]:
+        """Those that prevent compiling."""
+        return [finding for finding in self if finding.fatal and finding.certain]
+
+    def __str__(self) -> str:
+        if not self:
+            return "Nothing stands in the way of capturing this model."
+        head = f"{len(self.fatal)} of {len(self)} findings prevent compiling this model:"
+        return "\n".join([head, *map(str, self)])
+
+
+_NUMBER_FIX = "keep it a tensor (torch.where, masks), pass it as a Python number, or poptorch.CPU"
+_BRANCH_FIX = (
+    "decided by the first inputs for all; torch.where and poptorch.cond decide at run time"
+)
+_SHAPE_FIX = "give results a fixed size: torch.where, masked_fill, x[mask] = value, topk"
+_PRINT_FIX = "poptorch.ipu_print_tensor prints values each time the program runs"
+
+
+def explain(request: Request) -> Explanation:
+    """List what a capture of this module would refuse, freeze or leave out.
+
+    Args:
+        request: with ``examples``; the module is unchanged afterwards.
+    """
+    values = Values(real=True, collect=True)
+    shapes = DynamicShapes(source.calling_line)
+    executed = _Executed()
+    found = Explanation()
+
+    def run(flat: list[torch.Tensor]) -> list[torch.Tensor]:
+        count = len(request.state)
+        leaves = {s.path: t for s, t in zip(request.state, flat[:count], strict=True)}
+        trained = request.trained
+        for path, leaf in leaves.items():
+            leaf.requires_grad_(path in trained and leaf.is_floating_point())
+        capturing = Capturing(request.training, values=values)
+        batch = flat[count : count + len(request.batch)]
+        with shapes, executed, torch.set_grad_enabled(request.training):
+            return list(run_forward(request, batch, leaves, capturing).tensors)
+
+    error: Exception | None = None
+    try:
+        with torch.random.fork_rng(devices=[]):
+            run_recorded(run, real_inputs(request))
+    except Exception as failure:
+        error = failure
+    found += _noticed(values, shapes)
+    if error is not None:
+        found.append(_raised(error))
+    found += _on_other_paths(executed, {finding.line for finding in found})
+    return found
+
+
+def _noticed(values: Values, shapes: DynamicShapes) -> Iterator[Finding]:
+    for read in dict.fromkeys(values.forbidden):
+        yield Finding(f"{read.what} needs a tensor's value", read.line, True, True, _NUMBER_FIX)
+    for operator, line in dict.fromkeys(shapes.found):
+        what = f"{operator}: the shape of its result depends on values"
+        yield Finding(what, line, True, True, _SHAPE_FIX)
+    for read, answer in values.branches.items():
+        what = f"a branch on {read.what}, {answer} for the first inputs"
+        yield Finding(what, read.line, False, True, _BRANCH_FIX)
+    for line in dict.fromkeys(values.printed):
+        yield Finding("printing shows no values", line, False, True, _PRINT_FIX)
+
+
+def _raised(error: Exception) -> Finding:
+    title = error.args[0] if isinstance(error, Error) else f"{type(error).__name__}: {error}"
+    fix = "mend this first; what comes after it was not looked at"
+    line = source.raising_line(error.__cause__ or error)
+    return Finding(str(title), line, True, True, fix)
+
+
+class _Executed:
+    """Remembers which lines of the user's files run within the block."""
+
+    def __init__(self) -> None:
+        self.codes: dict[CodeType, None] = {}
+        self.lines: set[tuple[str, int]] = set()
+
+    def __enter__(self) -> None:
+        self._before = sys.gettrace()
+        sys.settrace(self._call)
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self._before)
+
+    def _call(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
+        code = frame.f_code
+        if not source.is_user_file(code.co_filename):
+            return None
+        self.codes[code] = None
+        return self._line
+
+    def _line(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any]:
+        self.lines.add((frame.f_code.co_filename, frame.f_lineno))
+        return self._line
+
+
+_METHODS = {"item", "tolist", "numpy"}
+_SHAPES = {"nonzero", "unique", "masked_select", "unique_consecutive", "argwhere"}
+
+
+def _on_other_paths(executed: _Executed, known: set[str | None]) -> Iterator[Finding]:
+    """Search functions that ran for suspicious calls on lines that did not."""
+    for code in executed.codes:
+        for line, what, fix in _suspects(code):
+            place = source.describe(code.co_filename, line)
+            if (code.co_filename, line) not in executed.lines and place not in known:
+                yield Finding(what, place, True, False, fix)
+
+
+def _suspects(code: CodeType) -> Iterator[tuple[int, str, str]]:
+    try:
+        text, first = inspect.getsourcelines(code)
+        tree = ast.parse(textwrap.dedent("".join(text)))
+    except (OSError, SyntaxError):  # typed in, or a lambda in the middle of an expression
+        return
+    linecache.checkcache(code.co_filename)
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        line, name = first + node.lineno - 1, node.func.attr
+        if name in _METHODS and len(node.args) == 0:
+            yield line, f".{name}() needs a tensor's value", _NUMBER_FIX
+        elif name in _SHAPES:
+            yield line, f"{name}: the shape of its result depends on values", _SHAPE_FIX

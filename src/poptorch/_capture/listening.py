@@ -1,0 +1,89 @@
+"""What a capture hears from the operators that ``forward`` calls."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from .._base.errors import Error
+from .._ops import scopes
+from .._ops.context import listening
+from . import marks, trace
+from .losses import LossFinder
+from .values import Values
+
+
+@dataclass(eq=False)
+class Capturing:
+    """The capture in progress; implements ``_ops.context.Listener``.
+
+    Attributes:
+        training: whether the captured program computes gradients.
+        lanes: whether several micro-batches run side by side.
+        losses: finds the loss.
+        values: answers questions for values.
+        groups: the groups of convolutions, by number.
+    """
+
+    training: bool
+    lanes: bool = False
+    losses: LossFinder = field(default_factory=LossFinder)
+    values: Values = field(default_factory=Values)
+    groups: dict[int, marks.Group] = field(default_factory=dict)
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+    _group_is_open: bool = False
+
+    def mark_loss(self, loss: torch.Tensor, name: str) -> None:
+        """A value that training may start its gradients from."""
+        self.losses.mark_loss(loss, name)
+
+    def number(self) -> int:
+        """Count the operators that need a name."""
+        return next(self._numbers)
+
+    @contextlib.contextmanager
+    def group(self, options: Mapping[str, tuple[Any, ...]], where: str | None) -> Iterator[None]:
+        """Within the block convolutions belong to one group."""
+        if self._group_is_open:
+            raise Error(
+                "Nested poptorch.MultiConv is not supported",
+                where=where,
+                fix="end the outer group first",
+            )
+        number = len(self.groups)
+        self.groups[number] = marks.Group(options, where)
+        self._group_is_open = True
+        try:
+            with scopes.grouped(number):
+                yield
+        finally:
+            self._group_is_open = False
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Within the block code runs for real, as if no model were being captured."""
+        if self.lanes:
+            raise NotImplementedError("host code runs one micro-batch at a time")
+        with trace.untraced(), listening(None):
+            yield
+
+    def body(
+        self, function: Callable[..., list[torch.Tensor]], inputs: Sequence[torch.Tensor]
+    ) -> tuple[fx.GraphModule, list[torch.Tensor]]:
+        """Capture a part that runs any number of times."""
+        if self.lanes:
+            raise NotImplementedError("loops and branches run one micro-batch at a time")
+        outer, self.groups = self.groups, {}
+        try:
+            return trace.trace_part(lambda flat: function(*flat), inputs, self._settle)
+        finally:
+            self.groups = outer
+
+    def _settle(self, graph: fx.Graph) -> None:
+        marks.settle(graph, (), (), self.groups)

@@ -1,0 +1,205 @@
+"""Reading the hints that operators left in a recorded graph, and taking them away.
+
+Sources: spec/ops.md sections 4.5, 4.6 and 7, spec/executor.md section 12.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from .._base.errors import Error
+from .._ir.slot import Kind, Slot
+from .._ops import scopes
+from .._ops.marks import Hint, hint
+
+aten = torch.ops.aten
+
+MEMORY = "poptorch_available_memory"
+KEEP = "poptorch_keep"
+GROUP_OPTIONS = "poptorch_multi_conv_options"
+
+_CONVOLUTION = aten.convolution.default
+_HEEDS_MEMORY = {
+    _CONVOLUTION, aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default,
+    aten.embedding.default, aten.index_select.default, aten.index.Tensor, aten.gather.default,
+}  # fmt: skip
+_VIEWS = {
+    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.t.default,
+    aten.transpose.int, aten.permute.default, aten.expand.default, aten.squeeze.dim,
+    aten.unsqueeze.default, aten.squeeze.default,
+}  # fmt: skip
+_SAME_VALUE = {aten.detach.default, aten.alias.default, aten._to_copy.default}
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Convolutions that a ``MultiConv`` groups: its options, and the user's line."""
+
+    options: Mapping[str, tuple[Any, ...]]
+    where: str | None
+
+
+def settle(
+    graph: fx.Graph,
+    inputs: Sequence[Slot],
+    outputs: Sequence[Slot],
+    groups: Mapping[int, Group],
+) -> dict[str, str]:
+    """Check every hint of a recorded graph, note what it says on nodes, and remove it.
+
+    Args:
+        graph: changed in place.
+        inputs, outputs: what its placeholders and returned values are.
+        groups: the groups of convolutions.
+
+    Returns:
+        The mode of each input and output that moves while the program computes, by slot key.
+
+    Raises:
+        Error: a mark stands where it means nothing.
+    """
+    marked = [node for node in graph.nodes if node.target is hint]
+    borders = _Borders(graph, inputs, outputs)
+    overlaps: dict[str, str] = {}
+    for node in marked:
+        kind = Hint(node.args[1])
+        if kind is Hint.OVERLAP_INPUT:
+            overlaps[borders.check_input(node)] = str(node.args[2])
+        elif kind is Hint.OVERLAP_OUTPUT:
+            overlaps[borders.check_output(node)] = str(node.args[2])
+        elif kind is Hint.AVAILABLE_MEMORY:
+            _limit_memory(node.args[0], float(node.args[2]))
+        else:
+            scopes.note(_unmarked(node), **{KEEP: True})
+    for node in marked:
+        node.replace_all_uses_with(node.args[0])
+        graph.erase_node(node)
+    _settle_groups(graph, groups)
+    return overlaps
+
+
+def _unmarked(node: fx.Node) -> fx.Node:
+    """The tensor that a chain of hints is about."""
+    while node.target is hint:
+        node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
+def _limit_memory(node: fx.Node, proportion: float) -> None:
+    node = _unmarked(node)
+    while node.target in _VIEWS:
+        node = node.args[0]  # type: ignore[assignment]
+    if node.target in _HEEDS_MEMORY:
+        scopes.note(node, **{MEMORY: proportion})
+
+
+class _Borders:
+    """What a recorded graph reads from the batch and what it returns to the user."""
+
+    def __init__(self, graph: fx.Graph, inputs: Sequence[Slot], outputs: Sequence[Slot]) -> None:
+        places = [node for node in graph.nodes if node.op == "placeholder"]
+        pairs = zip(places, inputs, strict=False)
+        self._batch = {node: slot.key for node, slot in pairs if slot.kind is Kind.BATCH}
+        (self._output,) = (node for node in graph.nodes if node.op == "output")
+        returned = self._output.args[0]
+        assert isinstance(returned, list | tuple)
+        self._returned = [
+            (node, slot.key)
+            for node, slot in zip(returned, outputs, strict=False)
+            if slot.kind in (Kind.OUTPUT, Kind.LOSS)
+        ]
+
+    def check_input(self, mark: fx.Node) -> str:
+        """A mark on an input is the only thing that touches it; return the input's slot key."""
+        tensor = mark.args[0]
+        if not isinstance(tensor, fx.Node) or tensor not in self._batch:
+            raise _misplaced(
+                mark,
+                "poptorch.set_overlap_for_input applied on a node which is not a tensor input "
+                "to the model",
+                "mark an argument of forward, once, before anything else uses it",
+            )
+        if any(user not in (mark, self._output) for user in tensor.users):
+            raise _misplaced(
+                mark,
+                "poptorch.set_overlap_for_input must be the only op applied to an input",
+                "use the tensor that it returns everywhere",
+            )
+        return self._batch[tensor]
+
+    def check_output(self, mark: fx.Node) -> str:
+        """A mark on an output is returned, once, and its source is not; return its slot key."""
+        found = self._returns_of(mark)
+        if not found:
+            raise _misplaced(
+                mark,
+                "poptorch.set_overlap_for_output applied on a node which is not a tensor output "
+                "to the model",
+                "return the tensor that it returns",
+            )
+        if len(self._returns_of(_unmarked(mark))) > 1:
+            raise _misplaced(
+                mark,
+                "poptorch.set_overlap_for_output cannot be used with a tensor that is returned "
+                "twice",
+                "return the tensor once",
+            )
+        return found[0]
+
+    def _returns_of(self, node: fx.Node) -> list[str]:
+        """Slot keys under which a tensor is returned, seen through marks and changes of dtype."""
+        same = set(_same_value(node))
+        return [key for value, key in self._returned if value in same]
+
+
+def _same_value(node: fx.Node) -> Iterator[fx.Node]:
+    yield node
+    for user in node.users:
+        if user.target in _SAME_VALUE or user.target is hint:
+            yield from _same_value(user)
+
+
+def _misplaced(mark: fx.Node, title: str, fix: str) -> Error:
+    return Error(title, where=str(mark.args[3]) or None, fix=fix)
+
+
+def _settle_groups(graph: fx.Graph, groups: Mapping[int, Group]) -> None:
+    for number, group in groups.items():
+        members = [
+            node
+            for node in graph.nodes
+            if node.target is _CONVOLUTION and scopes.notes(node).get(scopes.GROUP) == number
+        ]
+        if not members:
+            raise Error(
+                "Unexpected end_multi_conv",
+                got="a poptorch.MultiConv without a convolution inside",
+                where=group.where,
+                fix="call the convolutions within the 'with' block",
+            )
+        _share_options(members, group)
+
+
+def _share_options(members: Sequence[fx.Node], group: Group) -> None:
+    count = len(members)
+    for name, values in group.options.items():
+        if len(values) not in (1, count):
+            raise Error(
+                f"poptorch.MultiConv: {name} does not fit the number of convolutions",
+                got=f"{len(values)} values for {count} convolutions",
+                where=group.where,
+                fix="pass one value, or one for each convolution",
+            )
+    for at, node in enumerate(members):
+        own = _each(group.options, at)
+        scopes.note(node, **{GROUP_OPTIONS: tuple(own)})
+
+
+def _each(options: Mapping[str, tuple[Any, ...]], at: int) -> Iterable[tuple[str, Any]]:
+    for name, values in sorted(options.items()):
+        yield name, values[at if len(values) > 1 else 0]

@@ -1,0 +1,107 @@
+"""Functions of torch that mean something else, or need more, in a program of fixed shapes.
+
+Source: spec/supported_ops.md section 2, spec/ops.md sections 2 and 5.3.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.distributions import Distribution
+
+from .._base import source
+from .._base.errors import Error
+from .._ops.ctc_loss import ctc_losses
+from . import windows
+
+
+def substitute(function: Any) -> Callable[..., Any] | None:
+    """Return what is called in the place of a function of torch, or None."""
+    return _SUBSTITUTES.get(function)
+
+
+@contextlib.contextmanager
+def unvalidated_distributions() -> Iterator[None]:
+    """Within the block distributions do not look at the values of their arguments."""
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(before)
+
+
+def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+    if num_classes == -1:
+        raise Error(
+            "one_hot: `num_classes` must be specified and must be constant",
+            got="the number of classes would depend on values",
+            where=source.calling_line(),
+            fix="torch.nn.functional.one_hot(x, num_classes=10)",
+        )
+    return F.one_hot(tensor, num_classes)
+
+
+def _bincount(
+    input: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0
+) -> torch.Tensor:
+    if not isinstance(minlength, int) or minlength < 1:
+        raise Error(
+            "bincount: `minlength` must be specified and must be a constant",
+            got=f"minlength={minlength!r}; without it the length would depend on values",
+            where=source.calling_line(),
+            fix="torch.bincount(x, minlength=10), where all values are below 10",
+        )
+    if weights is None:
+        weights = torch.ones_like(input, dtype=torch.int64)
+    elif not weights.is_floating_point():
+        weights = weights.double()
+    counts = torch.zeros(minlength, dtype=weights.dtype, device=input.device)
+    return counts.index_add(0, input.long(), weights)
+
+
+def _combinations(input: torch.Tensor, r: int = 2, with_replacement: bool = False) -> torch.Tensor:
+    choose = itertools.combinations_with_replacement if with_replacement else itertools.combinations
+    places = torch.tensor(list(choose(range(len(input)), r)), dtype=torch.int64)
+    return input[places.view(-1, r)]
+
+
+def _ctc_loss(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+) -> torch.Tensor:
+    if reduction not in ("none", "mean", "sum"):
+        raise ValueError(f"{reduction} is not a valid value for reduction")
+    single = log_probs.dim() == 2
+    if single:
+        log_probs, targets = log_probs[:, None], targets.reshape(1, -1)
+    steps = torch.as_tensor(input_lengths).reshape(-1)
+    labels = torch.as_tensor(target_lengths).reshape(-1)
+    losses: torch.Tensor
+    losses, _ = ctc_losses(log_probs, targets, steps, labels, blank, zero_infinity)
+    if reduction == "mean":
+        return (losses / labels.clamp(min=1).to(losses)).mean()
+    if reduction == "sum":
+        return losses.sum()
+    return losses[0] if single else losses
+
+
+_SUBSTITUTES: dict[Any, Callable[..., Any]] = {
+    F.ctc_loss: _ctc_loss,
+    F.one_hot: _one_hot,
+    torch.combinations: _combinations,
+    torch.bincount: _bincount,
+    torch.Tensor.bincount: _bincount,
+    torch.Tensor.__getitem__: windows.getitem,
+    torch.Tensor.__setitem__: windows.setitem,
+}

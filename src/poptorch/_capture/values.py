@@ -1,0 +1,189 @@
+"""What happens where ``forward`` asks for the value of a tensor.
+
+Constants answer. A Python branch on anything else is decided by the first inputs, for good: the
+capture starts again on their real values, and says so. Numbers, lists and arrays cannot be had,
+because a program that has them compiled in would be wrong for other inputs.
+Source: spec/ops.md section 2, spec/executor.md section 4.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from .._base import log, source
+from .._base.errors import Error
+from .constants import constant_value
+from .substitutes import substitute
+from .trace import ScalarReads, untraced
+
+_T = torch.Tensor
+_BRANCHES: dict[Any, str] = {
+    _T.__bool__: "bool(tensor)", _T.is_nonzero: "is_nonzero()", torch.is_nonzero: "is_nonzero()",
+    torch.equal: "torch.equal", _T.equal: "equal()",
+    torch.allclose: "torch.allclose", _T.allclose: "allclose()", _T.__contains__: "in",
+}  # fmt: skip
+_NUMBERS: dict[Any, str] = {
+    _T.item: ".item()", _T.__int__: "int()", _T.__float__: "float()", _T.__complex__: "complex()",
+    _T.__index__: "an index", _T.tolist: ".tolist()", _T.numpy: ".numpy()",
+    _T.__array__: "numpy.asarray()",
+}  # fmt: skip
+_TEXTS = {_T.__repr__, _T.__format__}
+
+
+class BranchOnData(BaseException):
+    """Forward branches on values that the capture does not have yet.
+
+    No ``except Exception`` of the user's may swallow it.
+    """
+
+
+@dataclass(frozen=True)
+class Read:
+    """One place where forward asks for a value.
+
+    Attributes:
+        what: how it asks, for instance ``.item()``.
+        line: the user's line, described.
+    """
+
+    what: str
+    line: str | None
+
+
+@dataclass(eq=False)
+class Values:
+    """Answers forward's questions for values.
+
+    Attributes:
+        real: whether tensors carry the values of the first inputs.
+        collect: note forbidden questions and answer them, rather than raise errors.
+        branches: where the path was decided by the first inputs.
+        forbidden: where numbers were asked for, when collecting.
+        printed: lines that print tensors.
+    """
+
+    real: bool = False
+    collect: bool = False
+    branches: dict[Read, bool] = field(default_factory=dict)
+    forbidden: list[Read] = field(default_factory=list)
+    printed: list[str | None] = field(default_factory=list)
+
+    def branch(self, tensor: torch.Tensor, what: str, decide: Callable[[_T], Any]) -> Any:
+        """Answer a question that a branch depends on."""
+        known = constant_value(tensor)
+        if known is None and not self.real:
+            raise BranchOnData
+        answer = _really(decide, tensor if known is None else known)
+        if known is None:
+            self.branches[Read(what, source.calling_line())] = bool(answer)
+        return answer
+
+    def number(self, tensor: torch.Tensor, what: str, read: Callable[[_T], Any]) -> Any:
+        """Answer a question for a number, a list or an array."""
+        known = constant_value(tensor)
+        if known is not None:
+            return _really(read, known)
+        if self.collect:
+            self.forbidden.append(Read(what, source.calling_line()))
+            return _really(read, tensor)
+        raise Error(
+            "A tensor's value is needed while the model is being captured",
+            got=f"{what} of a tensor whose values are known only when the program runs",
+            where=source.calling_line(),
+            fix=(
+                "keep it a tensor: torch.where, masks, index_select, poptorch.dynamic_slice",
+                "pass it to forward as a Python number: a compile-time constant",
+                "look at it with poptorch.ipu_print_tensor; compute on the host with poptorch.CPU",
+            ),
+        )
+
+    def text(self, tensor: torch.Tensor, write: Callable[[_T], str]) -> str:
+        """Return what printing a tensor shows."""
+        known = constant_value(tensor)
+        if known is not None:
+            return str(_really(write, known))
+        self.printed.append(source.calling_line())
+        if len(self.printed) == 1 and not self.collect:
+            log.python.warning(
+                "forward prints a tensor at %s: that happens once, at capture, and shows no "
+                "values. Use poptorch.ipu_print_tensor to print them each time the program runs.",
+                self.printed[0],
+            )
+        kind = f"size={tuple(tensor.shape)}, dtype={tensor.dtype}, device={tensor.device}"
+        return f"tensor(<unavailable>, {kind})"
+
+    def warn(self) -> None:
+        """Say which branches the program has taken for good."""
+        for read, answer in self.branches.items():
+            log.python.warning(
+                "forward branches on the values of tensors at %s (%s is %s for the first inputs): "
+                "the program takes this path for all inputs. torch.where and poptorch.cond decide "
+                "when the program runs.",
+                read.line,
+                read.what,
+                answer,
+            )
+
+
+@contextlib.contextmanager
+def answering(values: Values) -> Iterator[None]:
+    """Within the block questions for values are answered."""
+    reads = ScalarReads(lambda t: values.branch(t, "code of torch's own", lambda v: v.item()))
+    with reads, Questions(values):
+        yield
+
+
+def _really(function: Callable[[_T], Any], tensor: torch.Tensor) -> Any:
+    with untraced():
+        return function(tensor.detach())
+
+
+class Questions(TorchFunctionMode):
+    """Notices the questions that Python code asks of tensors."""
+
+    def __init__(self, values: Values) -> None:
+        super().__init__()
+        self._values = values
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _BRANCHES:
+            decide = _comparison(func, args, kwargs)
+            return self._values.branch(decide.tensor, _BRANCHES[func], decide.function)
+        if func in _NUMBERS:
+            rest = args[1:]
+            return self._values.number(
+                args[0], _NUMBERS[func], lambda value: func(value, *rest, **kwargs)
+            )
+        if func in _TEXTS:
+            rest = args[1:]
+            return self._values.text(args[0], lambda value: func(value, *rest, **kwargs))
+        replacement = substitute(func)
+        return (replacement or func)(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class _Decision:
+    tensor: torch.Tensor
+    function: Callable[[_T], Any]
+
+
+def _comparison(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Decision:
+    """Turn a question about one or two tensors into one about a single boolean tensor."""
+    if func in (torch.equal, _T.equal):
+        same = args[0].shape == args[1].shape
+        whole = (args[0] == args[1]).all() if same else torch.zeros((), dtype=torch.bool)
+        return _Decision(whole, bool)
+    if func in (torch.allclose, _T.allclose):
+        return _Decision(torch.isclose(*args, **kwargs).all(), bool)
+    if func is _T.__contains__:
+        return _Decision((args[0] == args[1]).any(), bool)
+    return _Decision(args[0], lambda value: func(value))

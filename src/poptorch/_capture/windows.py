@@ -1,0 +1,148 @@
+"""Slices ``x[i : i + n]`` whose place is a tensor: allowed where their length is a constant.
+
+The length is found by following additions and subtractions of integers back from both bounds to
+one tensor. A window that reaches beyond the end goes on at the beginning.
+Source: spec/ops.md section 5.3, spec/supported_ops.md section 2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .._base import source
+from .._base.errors import Error
+from .constants import constant_value
+from .trace import recorded
+
+aten = torch.ops.aten
+
+_SAME = {
+    aten._to_copy.default, aten.detach.default, aten.alias.default, aten.clone.default,
+    aten.view.default, aten.squeeze.default, aten.squeeze.dim, aten.reshape.default,
+    aten.lift_fresh_copy.default, aten.unsqueeze.default,
+}  # fmt: skip
+_SIGN = {aten.add.Tensor: 1, aten.sub.Tensor: -1}
+
+
+@dataclass(frozen=True, eq=False)
+class _Window:
+    """A slice at a place that is known when the program runs."""
+
+    start: torch.Tensor
+    size: int
+    step: int
+
+    def places(self, extent: int) -> torch.Tensor:
+        """Indices along a dimension."""
+        offsets = torch.arange(0, self.size, self.step, device=self.start.device)
+        return (self.start.reshape(()).long() + offsets) % extent
+
+
+def getitem(tensor: torch.Tensor, index: Any) -> torch.Tensor:
+    """``tensor[index]``."""
+    fixed, windows = _split(index)
+    if not windows:
+        return tensor[fixed] if isinstance(index, tuple) else tensor[index]
+    result = tensor[fixed]
+    for dim, window in _dims(tensor, fixed, windows):
+        result = result.index_select(dim, window.places(result.shape[dim]))
+    return result
+
+
+def setitem(tensor: torch.Tensor, index: Any, value: Any) -> None:
+    """``tensor[index] = value``."""
+    fixed, windows = _split(index)
+    if not windows:
+        tensor[index] = value
+        return
+    if len(windows) > 1:
+        _refuse("two windows at once cannot be assigned to", "assign one dimension at a time")
+    view = tensor[fixed]
+    ((dim, window),) = _dims(tensor, fixed, windows)
+    places = window.places(view.shape[dim])
+    shape = list(view.shape)
+    shape[dim] = len(places)
+    source_ = torch.as_tensor(value, dtype=view.dtype, device=view.device).expand(shape)
+    view.index_copy_(dim, places, source_)
+
+
+def _split(index: Any) -> tuple[tuple[Any, ...], dict[int, _Window]]:
+    """Return the index with windows replaced by whole slices, and the windows by place."""
+    items = index if isinstance(index, tuple) else (index,)
+    windows = {
+        at: _window(item)
+        for at, item in enumerate(items)
+        if isinstance(item, slice) and (_moves(item.start) or _moves(item.stop))
+    }
+    if any(isinstance(item, torch.Tensor | list) for item in items) and windows:
+        _refuse("tensors as indices beside it", "index step by step: x[i : i + n][:, indices]")
+    return tuple(slice(None) if at in windows else i for at, i in enumerate(items)), windows
+
+
+def _moves(bound: Any) -> bool:
+    return isinstance(bound, torch.Tensor) and constant_value(bound) is None
+
+
+def _window(item: slice) -> _Window:
+    step = 1 if item.step is None else int(item.step)
+    if isinstance(item.start, torch.Tensor) and item.stop is not None:
+        (first, low), (second, high) = _linear(item.start), _linear(item.stop)
+        if first is second and high > low:
+            return _Window(item.start, high - low, step)
+    _refuse(
+        f"the length of {_text(item.start)} : {_text(item.stop)} cannot be told",
+        "let the end be the start plus an int: x[i : i + 4], or use poptorch.dynamic_slice",
+    )
+    raise AssertionError("unreachable")
+
+
+def _linear(bound: Any) -> tuple[Any, int]:
+    """Return what a bound is counted from, and how far it is from there."""
+    if not isinstance(bound, torch.Tensor):
+        return None, int(bound)
+    known = constant_value(bound)
+    if known is not None:
+        return None, int(known)
+    found = recorded(bound)
+    node, offset = (found[0] if found else None), 0
+    while node is not None and node.op == "call_function":
+        if node.target in _SAME:
+            node = node.args[0]  # type: ignore[assignment]
+        elif node.target in _SIGN and not node.kwargs and isinstance(node.args[1], int):
+            offset += _SIGN[node.target] * node.args[1]
+            node = node.args[0]  # type: ignore[assignment]
+        else:
+            break
+    return node, offset
+
+
+def _dims(
+    tensor: torch.Tensor, fixed: tuple[Any, ...], windows: dict[int, _Window]
+) -> list[tuple[int, _Window]]:
+    """Return the dimension of ``tensor[fixed]`` that each window is about."""
+    consumed = sum(1 for item in fixed if item is not None and item is not Ellipsis)
+    dim, found = 0, []
+    for at, item in enumerate(fixed):
+        if at in windows:
+            found.append((dim, windows[at]))
+        if item is Ellipsis:
+            dim += tensor.dim() - consumed
+        elif item is None or isinstance(item, slice):
+            dim += 1
+    return found
+
+
+def _text(bound: Any) -> str:
+    return "tensor" if isinstance(bound, torch.Tensor) else str(bound)
+
+
+def _refuse(got: str, fix: str) -> None:
+    raise Error(
+        "A slice whose bounds are tensors needs a constant length",
+        got=got,
+        where=source.calling_line(),
+        fix=fix,
+    )

@@ -1,0 +1,68 @@
+"""Defining operators of the ``poptorch`` library, which traced graphs call by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+NAMESPACE = "poptorch"
+
+
+def define(
+    name: str,
+    schema: str,
+    kernel: Callable[..., Any],
+    fake: Callable[..., Any],
+    *,
+    backward: Callable[..., Any] | None = None,
+    setup_context: Callable[..., Any] | None = None,
+    vmap: Callable[..., Any] | None = None,
+) -> Any:
+    """Define a functional operator.
+
+    Args:
+        name: without the namespace.
+        schema: for instance ``"(Tensor x) -> Tensor"``; results must not share memory with
+            arguments, so that graphs can be reordered and updated in place.
+        kernel: computes it, on tensors of every device.
+        fake: gives the shape of the result, on tensors without data.
+        backward, setup_context: as for ``torch.library.register_autograd``.
+        vmap: as for ``torch.library.register_vmap``; None for one call per sample.
+
+    Returns:
+        The operator's default overload: call it, and compare ``node.target`` with it.
+    """
+    qualified = f"{NAMESPACE}::{name}"
+    torch.library.define(qualified, schema)
+    torch.library.impl(qualified, "default", kernel)
+    torch.library.register_fake(qualified, fake)
+    if backward is not None:
+        torch.library.register_autograd(qualified, backward, setup_context=setup_context)
+    operator = getattr(getattr(torch.ops, NAMESPACE), name).default
+    torch.library.register_vmap(qualified, vmap or _one_by_one(operator))
+    return operator
+
+
+def _one_by_one(operator: Any) -> Callable[..., Any]:
+    def rule(info: Any, in_dims: Sequence[Any], *args: Any) -> Any:
+        calls = [
+            operator(*(_sample(a, d, at) for a, d in zip(args, in_dims, strict=True)))
+            for at in range(info.batch_size)
+        ]
+        if isinstance(calls[0], torch.Tensor):
+            return torch.stack(calls), 0
+        results = [torch.stack(same) for same in zip(*calls, strict=True)]
+        kind = type(calls[0])
+        return kind(results), kind([0] * len(results))
+
+    return rule
+
+
+def _sample(argument: Any, dim: Any, at: int) -> Any:
+    if isinstance(argument, torch.Tensor):
+        return argument if dim is None else argument.select(dim, at)
+    if isinstance(argument, list | tuple) and isinstance(dim, list | tuple):
+        return [_sample(a, d, at) for a, d in zip(argument, dim, strict=True)]
+    return argument

@@ -1,0 +1,62 @@
+"""Identities that stand for something: ``nop``, and hints that a capture reads and takes away.
+
+A hint is an operator only between recording and cleaning. It carries a kind, a value and the user's
+line; what they say ends up on the node that made the tensor, so that hints cost nothing when the
+program runs.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import torch
+
+from .library import define
+
+
+class Hint(enum.StrEnum):
+    """What a hint says about a tensor."""
+
+    AVAILABLE_MEMORY = "available_memory"
+    OVERLAP_INPUT = "overlap_input"
+    OVERLAP_OUTPUT = "overlap_output"
+    KEEP = "keep"
+
+
+def _copy(x: torch.Tensor, *_: str) -> torch.Tensor:
+    return x.clone()
+
+
+def _like(x: torch.Tensor, *_: str) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def _pass_on(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+    return gradient
+
+
+def _pass_on_hint(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+    return gradient, None, None, None
+
+
+def _batched_nop(info: Any, in_dims: tuple[Any, ...], x: torch.Tensor) -> tuple[Any, Any]:
+    return nop(x), in_dims[0]
+
+
+def _batched_hint(
+    info: Any, in_dims: tuple[Any, ...], x: torch.Tensor, *rest: str
+) -> tuple[Any, Any]:
+    return hint(x, *rest), in_dims[0]
+
+
+nop = define("nop", "(Tensor x) -> Tensor", _copy, _like, backward=_pass_on, vmap=_batched_nop)
+
+hint = define(
+    "hint",
+    "(Tensor x, str kind, str value, str where) -> Tensor",
+    _copy,
+    _like,
+    backward=_pass_on_hint,
+    vmap=_batched_hint,
+)

@@ -1,0 +1,199 @@
+"""``for_loop`` and ``cond``: control flow that runs in the program. Source: spec/ops.md 5.1, 5.2.
+
+The body is captured once; what it reads of its surroundings becomes an input of the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .._base.errors import Error, InvalidValue
+from .._ops import control
+from .._ops.context import Listener, listener
+from . import check
+
+Body = Callable[..., Any]
+
+
+def for_loop(count: int, body: Body, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Run a body a fixed number of times, its outputs being its next inputs.
+
+    The body is captured once, also when it runs often, so side effects on Python objects happen
+    once. It may use tensors of its surroundings. Inputs are passed by value. Outside a wrapped
+    model the body is called ``count`` times. Source: spec/ops.md section 5.1.
+
+    Args:
+        count: number of iterations.
+        body: takes the inputs one by one and returns as many tensors of the same shapes and
+            dtypes; a single tensor may be bare.
+        inputs: the values that the first iteration gets.
+
+    Returns:
+        The values that the last iteration returned; always a list.
+
+    Raises:
+        ValueError: ``inputs`` is not a list of tensors.
+        poptorch.Error: in a training model; or the body returns something else than it takes.
+    """
+    _check_list(inputs, "inputs")
+    if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+        check.refuse(
+            Error,
+            "The count of a for_loop must be a Python integer, not negative",
+            got=repr(count),
+            fix="pass an int; the number of iterations is fixed when the model is compiled",
+        )
+    capture = listener()
+    if capture is None:
+        values = [tensor.clone() for tensor in inputs]
+        for _ in range(count):
+            values = _returned(body, inputs)(*values)
+        return values
+    _only_inference(capture, "for_loop()")
+    graph, captured = capture.body(_returned(body, inputs), inputs)
+    return control.repeat(count, graph, inputs, captured)
+
+
+def cond(
+    condition: torch.Tensor,
+    then_body: Body,
+    then_inps: list[torch.Tensor],
+    else_body: Body,
+    else_inps: list[torch.Tensor],
+) -> list[torch.Tensor]:
+    """Run one of two bodies, as a tensor decides when the program runs.
+
+    Both are captured. Inputs are passed by value. Source: spec/ops.md section 5.2.
+
+    Args:
+        condition: boolean, one element.
+        then_body, else_body: return a tensor, or a tuple or list; both the same number, with the
+            same dtypes. Where shapes differ, the first result takes the shape of the second.
+        then_inps, else_inps: what the bodies are called with.
+
+    Returns:
+        What the chosen body returned; always a list.
+
+    Raises:
+        ValueError: the inputs are not lists of tensors.
+        poptorch.Error: in a training model; or the bodies do not fit each other.
+    """
+    _check_list(then_inps, "then_inps")
+    _check_list(else_inps, "else_inps")
+    check.tensor(condition, "The condition of cond must be a torch.tensor")
+    if condition.numel() != 1:
+        check.refuse(
+            Error,
+            "The condition of cond must have one element",
+            got=f"shape {tuple(condition.shape)}",
+            fix="reduce it: condition.any() or condition.all()",
+        )
+    capture = listener()
+    if capture is None:
+        body, inputs = (then_body, then_inps) if condition else (else_body, else_inps)
+        return _as_list(body(*(tensor.clone() for tensor in inputs)))
+    _only_inference(capture, "cond()")
+    taken, taken_captured = capture.body(lambda *args: _as_list(then_body(*args)), then_inps)
+    other, other_captured = capture.body(lambda *args: _as_list(else_body(*args)), else_inps)
+    shapes = _common_shapes(_example(taken), _example(other))
+    first = [*then_inps, *taken_captured]
+
+    def then_branch(*values: torch.Tensor) -> list[torch.Tensor]:
+        results = taken(*values[: len(first)])
+        return [result.reshape(shape) for result, shape in zip(results, shapes, strict=True)]
+
+    def else_branch(*values: torch.Tensor) -> list[torch.Tensor]:
+        return list(other(*values[len(first) :]))
+
+    operands = [*first, *else_inps, *other_captured]
+    return control.branch(condition.to(torch.bool), then_branch, else_branch, operands)
+
+
+def _check_list(value: Any, name: str) -> None:
+    if not isinstance(value, list):
+        check.refuse(
+            InvalidValue,
+            "Object is not list",
+            got=f"{name} is {type(value).__name__}",
+            fix=f"pass {name} as a list of tensors",
+        )
+    for at, item in enumerate(value):
+        if not isinstance(item, torch.Tensor):
+            check.refuse(
+                InvalidValue,
+                f"Object contained in list at index {at} is not torch.tensor",
+                got=f"{name}[{at}] is {type(item).__name__} {item!r}",
+                fix="use the value inside the body instead: it is a constant there",
+            )
+
+
+def _only_inference(capture: Listener, function: str) -> None:
+    if capture.training:
+        check.refuse(
+            Error,
+            f"{function} is only supported in inference",
+            got=f"a call of {function} in a training model",
+            fix="write the loop or branch with tensors, or unroll it in Python",
+        )
+
+
+def _as_list(returned: Any) -> list[torch.Tensor]:
+    values = [returned] if isinstance(returned, torch.Tensor) else returned
+    if not isinstance(values, list | tuple) or not all(
+        isinstance(value, torch.Tensor) for value in values
+    ):
+        check.refuse(
+            Error,
+            "A body must return a tensor, or a tuple or list of tensors",
+            got=repr(returned),
+            fix="return tensors only",
+        )
+    return list(values)
+
+
+def _returned(body: Body, inputs: list[torch.Tensor]) -> Callable[..., list[torch.Tensor]]:
+    """The body, checked to return what it takes."""
+    wanted = [(tuple(t.shape), t.dtype) for t in inputs]
+
+    def checked(*values: torch.Tensor) -> list[torch.Tensor]:
+        results = _as_list(body(*values))
+        got = [(tuple(t.shape), t.dtype) for t in results]
+        if got != wanted:
+            check.refuse(
+                Error,
+                "The body of a for_loop must return what it takes",
+                got=f"{_kinds(got)} for inputs {_kinds(wanted)}",
+                fix="return one tensor of the same shape and dtype for each input",
+            )
+        return results
+
+    return checked
+
+
+def _kinds(kinds: list[tuple[tuple[int, ...], torch.dtype]]) -> str:
+    return ", ".join(f"{str(d).removeprefix('torch.')}{list(s)}" for s, d in kinds) or "nothing"
+
+
+def _example(graph: torch.fx.GraphModule) -> list[torch.Tensor]:
+    (output,) = (node for node in graph.graph.nodes if node.op == "output")
+    return [node.meta["val"] for node in output.args[0]]
+
+
+def _common_shapes(taken: list[torch.Tensor], other: list[torch.Tensor]) -> list[tuple[int, ...]]:
+    first = [(t.numel(), t.dtype) for t in taken]
+    second = [(t.numel(), t.dtype) for t in other]
+    if first != second:
+        describe = [
+            _kinds([(tuple(t.shape), t.dtype) for t in results]) for results in (taken, other)
+        ]
+        check.refuse(
+            Error,
+            "Both bodies of a cond must return the same number of tensors, of the same dtypes "
+            "and sizes",
+            got=f"{describe[0]} and {describe[1]}",
+            fix="return tensors of the same kind from both",
+        )
+    return [tuple(t.shape) for t in other]

@@ -1,0 +1,130 @@
+"""Hints on tensors; none of them changes a value. Source: spec/ops.md sections 4.5 to 4.7."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .._base import source, trees
+from .._base.errors import Error, InvalidValue
+from .._ops.context import listener
+from .._ops.marks import Hint, hint
+from ..enums import OverlapMode
+from . import check
+
+
+def set_available_memory(tensor: torch.Tensor, available_memory_proportion: float) -> torch.Tensor:
+    """Say how much memory the operator that made a tensor may use for temporaries.
+
+    Only convolutions, matrix products, embedding lookups and indexing heed it; a view that torch
+    puts behind them is seen through. Source: spec/ops.md section 4.5.
+
+    Args:
+        tensor: result of the operator.
+        available_memory_proportion: share of a tile's memory, from 0 to 1.
+
+    Returns:
+        The tensor, unchanged.
+
+    Raises:
+        poptorch.Error: not a tensor, or not a number from 0 to 1.
+    """
+    check.tensor(tensor, "set_available_memory can only set available memory for torch.tensor")
+    proportion = available_memory_proportion
+    number = isinstance(proportion, int | float) and not isinstance(proportion, bool)
+    if not number or not 0 <= proportion <= 1:
+        check.refuse(
+            Error,
+            "The available memory proportion must be a number between 0 and 1",
+            got=repr(proportion),
+            fix="pass a share of memory; the system's default is 0.6",
+        )
+    return _hinted(tensor, Hint.AVAILABLE_MEMORY, repr(float(proportion)))
+
+
+def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
+    """Let inputs of the model arrive while it computes.
+
+    Source: spec/ops.md section 4.6, spec/executor.md section 12.
+
+    Args:
+        input_tensors: a tensor, or any nesting of tuples, lists, dicts and registered types; other
+            leaves pass through.
+        mode: which loop overlaps; ``NoOverlap`` changes nothing.
+
+    Returns:
+        The same structure; its tensors must be used in the place of the inputs.
+
+    Raises:
+        poptorch.Error: at compilation, if a tensor is no input of the model or is used directly
+            too, or if strategy, I/O tiles or output mode do not allow overlap.
+    """
+    return _overlapped("set_overlap_for_input", input_tensors, mode, Hint.OVERLAP_INPUT)
+
+
+def set_overlap_for_output(output_tensors: Any, mode: OverlapMode) -> Any:
+    """Let results leave while the model computes on; see ``set_overlap_for_input``.
+
+    Returns:
+        The same structure; its tensors must be returned by ``forward``, once each.
+
+    Raises:
+        poptorch.Error: at compilation, if a tensor is not returned or returned twice, or if
+            strategy, I/O tiles or output mode do not allow overlap.
+    """
+    return _overlapped("set_overlap_for_output", output_tensors, mode, Hint.OVERLAP_OUTPUT)
+
+
+def recomputationCheckpoint(*tensors: Any) -> Any:
+    """Mark values that recomputation keeps rather than computes again in the backward pass.
+
+    It matters where recomputation is on: ``autoRecomputation`` of the PopART options.
+    Source: spec/ops.md section 4.7.
+
+    Args:
+        tensors: tensors one by one, or one list or tuple of them.
+
+    Returns:
+        One tensor for one, a tuple for several, for a list or tuple the same container.
+
+    Raises:
+        ValueError: something is not a tensor.
+    """
+    if len(tensors) == 1 and isinstance(tensors[0], list | tuple):
+        given = tensors[0]
+        kept = [_checkpoint(item) for item in given]
+        return type(given)(*kept) if hasattr(given, "_fields") else type(given)(kept)
+    kept = [_checkpoint(item) for item in tensors]
+    return kept[0] if len(kept) == 1 else tuple(kept)
+
+
+def _checkpoint(tensor: Any) -> torch.Tensor:
+    if not isinstance(tensor, torch.Tensor):
+        check.refuse(
+            InvalidValue,
+            "All inputs must be tensors",
+            got=f"recomputationCheckpoint of {type(tensor).__name__} {tensor!r}",
+            fix="pass tensors, or one list or tuple of tensors",
+        )
+    return _hinted(tensor, Hint.KEEP, "")
+
+
+def _overlapped(function: str, tensors: Any, mode: OverlapMode, kind: Hint) -> Any:
+    if not isinstance(mode, OverlapMode):
+        check.refuse(
+            Error,
+            f"{function} needs a poptorch.OverlapMode",
+            got=repr(mode),
+            fix="for instance poptorch.OverlapMode.OverlapAccumulationLoop",
+        )
+    if mode is OverlapMode.NoOverlap:
+        return tensors
+    found, structure = trees.flatten(tensors)
+    return structure.unflatten([_hinted(tensor, kind, mode.value) for tensor in found])
+
+
+def _hinted(tensor: torch.Tensor, kind: Hint, value: str) -> torch.Tensor:
+    if listener() is None:
+        return tensor
+    return hint(tensor, kind.value, value, source.calling_line() or "")  # type: ignore[no-any-return]

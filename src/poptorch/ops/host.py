@@ -1,0 +1,151 @@
+"""``CPU``: a function of the host inside an inference program. Source: spec/ops.md section 5.6."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import nn
+
+from .._base.errors import Error
+from .._ops import host
+from .._ops.context import Listener, listener
+from . import check
+
+_running: ContextVar[str | None] = ContextVar("poptorch_host_call", default=None)
+
+
+class CPU:
+    """Run a function or module on the host, in the middle of an inference model.
+
+    Called in ``forward``, it hands tensors to the function each time the program gets there, in
+    the program's order. The function is called once with zeros when the model is captured, to
+    learn the shapes of its results, which must stay the same. Its own poptorch operators act as
+    outside a model. Source: spec/ops.md section 5.6.
+
+    Args:
+        layer_to_call: the function; a module stops requiring gradients. Keep a module out of the
+            model's own sub-modules, in a list for instance, if its weights are to stay on the host.
+        ID: a name, for errors.
+
+    Attributes:
+        in_shapes, out_shapes: of the latest captured call.
+        inputs, outputs: CPU tensors of the latest call.
+    """
+
+    def __init__(self, layer_to_call: Callable[..., Any], ID: str) -> None:
+        if not isinstance(ID, str) or not callable(layer_to_call):
+            check.refuse(
+                Error,
+                "poptorch.CPU needs a callable and a name",
+                got=f"{layer_to_call!r}, {ID!r}",
+                fix="poptorch.CPU(my_function, 'MyFunction')",
+            )
+        self._layer_to_call = layer_to_call
+        self._id = ID
+        if isinstance(layer_to_call, nn.Module):
+            layer_to_call.requires_grad_(False)
+        self.in_shapes: list[torch.Size] = []
+        self.out_shapes: list[torch.Size] = []
+        self.inputs: list[torch.Tensor] = []
+        self.outputs: list[torch.Tensor] = []
+
+    def __call__(self, *input: torch.Tensor, **kwargs: Any) -> Any:
+        """Call the function on the host.
+
+        Args:
+            input: tensors.
+            kwargs: passed on as they are; in a captured call they are constants.
+
+        Returns:
+            A tensor if the function returns one; a list of tensors for a tuple or list.
+
+        Raises:
+            poptorch.Error: in a training model; within another host call; not tensors; or the
+                shapes of results changed.
+        """
+        self._check(input)
+        capture = listener()
+        if capture is None:
+            results, bare = self._run(list(input), kwargs)
+            return results[0] if bare else results
+        if capture.training:
+            check.refuse(
+                Error,
+                "poptorch.CPU is only supported in inference",
+                got=f"host call '{self._id}' in a training model",
+                fix="compute it on the device, or before the model is called",
+            )
+        return self._capture(capture, list(input), kwargs)
+
+    def execute(self) -> None:
+        """Call the function on ``inputs`` and keep what it returns in ``outputs``."""
+        self.outputs, _ = self._run(self.inputs, {})
+
+    def registerPersistentData(self) -> None:
+        """Put zeros of the captured shapes into ``inputs`` and ``outputs``."""
+        self.inputs = [torch.zeros(shape) for shape in self.in_shapes]
+        self.outputs = [torch.zeros(shape) for shape in self.out_shapes]
+
+    def _check(self, tensors: tuple[Any, ...]) -> None:
+        for value in tensors:
+            check.tensor(value, f"Host call '{self._id}' must take torch.tensor arguments")
+        if _running.get() is not None:
+            check.refuse(
+                Error,
+                "Host calls must not overlap",
+                got=f"'{self._id}' is called within '{_running.get()}'",
+                fix="call plain functions inside the function of a poptorch.CPU",
+            )
+
+    def _run(
+        self, tensors: list[torch.Tensor], kwargs: dict[str, Any]
+    ) -> tuple[list[torch.Tensor], bool]:
+        """Return the results, and whether the function returned a bare tensor."""
+        token = _running.set(self._id)
+        try:
+            returned = self._layer_to_call(*tensors, **kwargs)
+        finally:
+            _running.reset(token)
+        bare = isinstance(returned, torch.Tensor)
+        results = [returned] if bare else returned
+        if not isinstance(results, list | tuple) or not all(
+            isinstance(result, torch.Tensor) for result in results
+        ):
+            check.refuse(
+                Error,
+                f"Host call '{self._id}' must return tensors",
+                got=repr(returned),
+                fix="return a tensor, or a tuple or list of tensors",
+            )
+        return list(results), bare
+
+    def _capture(
+        self, capture: Listener, tensors: list[torch.Tensor], kwargs: dict[str, Any]
+    ) -> Any:
+        shapes = [tensor.shape for tensor in tensors]
+        dtypes = [tensor.dtype for tensor in tensors]
+        with capture.paused():
+            zeros = [torch.zeros(s, dtype=d) for s, d in zip(shapes, dtypes, strict=True)]
+            examples, bare = self._run(zeros, kwargs)
+        kinds = tuple((tuple(example.shape), example.dtype) for example in examples)
+        self.in_shapes, self.out_shapes = shapes, [example.shape for example in examples]
+
+        def call(values: list[torch.Tensor]) -> list[torch.Tensor]:
+            self.inputs = values
+            self.outputs, _ = self._run(values, kwargs)
+            got = tuple((tuple(result.shape), result.dtype) for result in self.outputs)
+            if got != kinds:
+                check.refuse(
+                    Error,
+                    f"The results of host call '{self._id}' changed",
+                    got=f"{got}, captured as {kinds}",
+                    fix="return the same shapes and dtypes each time, with zeros as inputs too",
+                )
+            return self.outputs
+
+        handle = host.register(self._id, host.Site(call, kinds))
+        results: list[torch.Tensor] = host.host_call(tensors, handle, [])
+        return results[0] if bare else results

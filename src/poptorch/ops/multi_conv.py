@@ -1,0 +1,138 @@
+"""``MultiConv``: convolutions that are planned together. Source: spec/ops.md section 7."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from .._base import source
+from .._base.errors import AssertionFailure, Error, InvalidValue
+from .._ops.context import listener
+from ..enums import MultiConvPlanType
+from . import check
+
+
+class MultiConv:
+    """Within the scope the convolutions of a captured model form one group; values stay the same.
+
+    Options are set before entering and chain. A scalar or a list of one holds for every
+    convolution; a longer list needs one entry for each, which compilation checks.
+    """
+
+    def __init__(self) -> None:
+        self._options: dict[str, tuple[Any, ...]] = {"planType": (MultiConvPlanType.Parallel,)}
+        self._scope: contextlib.AbstractContextManager[None] | None = None
+
+    def availableMemoryProportions(self, value: float | list[float] | tuple[float, ...]) -> Self:
+        """Set the memory for temporaries, a share from 0 to 1 each; None for the default.
+
+        Raises:
+            AssertionError: neither a float nor a list or tuple of floats.
+        """
+        return self._set(
+            "availableMemoryProportions",
+            value,
+            lambda v: isinstance(v, float),
+            AssertionFailure,
+            "Invalid available memory proportion",
+        )
+
+    def partialsTypes(
+        self, value: torch.dtype | list[torch.dtype] | tuple[torch.dtype, ...]
+    ) -> Self:
+        """Set the dtype of partial sums: ``torch.float32`` or ``torch.float16``.
+
+        Raises:
+            ValueError: another value.
+        """
+        return self._set(
+            "partialsTypes",
+            value,
+            lambda v: v in (torch.float32, torch.float16),
+            InvalidValue,
+            "Invalid partials types",
+            optional=False,
+        )
+
+    def enableConvDithering(self, value: bool | list[bool] | tuple[bool, ...]) -> Self:
+        """Spread the tiles that convolutions start on; None for the default.
+
+        Raises:
+            ValueError: neither a bool nor a list or tuple of bools.
+        """
+        return self._set(
+            "enableConvDithering",
+            value,
+            lambda v: isinstance(v, bool),
+            InvalidValue,
+            "Convolution dithering must be bool or list of bools",
+        )
+
+    def planType(self, value: MultiConvPlanType | None) -> Self:
+        """Run the convolutions side by side or one after another; None for side by side.
+
+        Raises:
+            AssertionError: not a ``MultiConvPlanType``.
+        """
+        value = MultiConvPlanType.Parallel if value is None else value
+        return self._set_one("planType", value, MultiConvPlanType, "Invalid plan type")
+
+    def perConvReservedTiles(self, value: int) -> Self:
+        """Set how many tiles each convolution is sure of.
+
+        Raises:
+            AssertionError: not an int.
+        """
+        return self._set_one("perConvReservedTiles", value, int, "Invalid reserved tiles")
+
+    def cycleBackOff(self, value: float) -> Self:
+        """Set how much slower than the fastest a smaller plan may be, as a share.
+
+        Raises:
+            AssertionError: not a float.
+        """
+        return self._set_one("cycleBackOff", value, float, "Invalid cycle back off")
+
+    def _set_one(self, name: str, value: Any, kind: type, title: str) -> Self:
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
+            check.refuse(AssertionFailure, title, got=repr(value), fix=f"pass a {kind.__name__}")
+        self._options[name] = (value,)
+        return self
+
+    def _set(
+        self,
+        name: str,
+        value: Any,
+        fits: Callable[[Any], bool],
+        error: type[Error],
+        title: str,
+        optional: bool = True,
+    ) -> Self:
+        if value is None and optional:
+            self._options.pop(name, None)
+            return self
+        values = tuple(value) if isinstance(value, list | tuple) else (value,)
+        if not values or not all(map(fits, values)):
+            check.refuse(error, title, got=repr(value), fix="pass one, or one per convolution")
+        self._options[name] = values
+        return self
+
+    def __enter__(self) -> None:
+        capture = listener()
+        if capture is not None:
+            self._scope = capture.group(dict(self._options), source.calling_line())
+            self._scope.__enter__()
+
+    def __exit__(
+        self,
+        type: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._scope is not None:
+            scope, self._scope = self._scope, None
+            scope.__exit__(type, value, traceback)

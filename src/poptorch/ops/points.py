@@ -1,0 +1,150 @@
+"""``fps`` and ``nearest``: choosing points of a cloud. Source: spec/ops.md sections 5.7 and 5.8."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .._base.errors import Error, InvalidValue
+from .._ops.points import farthest_points
+from . import check
+
+Batch = Sequence[int] | torch.Tensor | None
+
+
+def fps(
+    src: torch.Tensor, ptr: list[int], ratio: float = 0.5, random_start: bool = False
+) -> torch.Tensor:
+    """Choose points far from each other, segment by segment.
+
+    Each pick is the point whose nearest point among those already picked is farthest; of equals
+    the first. No gradient flows to ``src``. Source: spec/ops.md section 5.7.
+
+    Args:
+        src: points, of shape ``[points, features]``.
+        ptr: where segments begin and the last one ends: from 0 to the number of points.
+        ratio: the share of each segment's points, rounded up: a float, more than 0, at most 1.
+        random_start: begin a segment at a random point rather than at its first.
+
+    Returns:
+        int32 indices of rows of ``src``.
+
+    Raises:
+        poptorch.Error: an argument of another kind or outside its range.
+    """
+    check.tensor(src, "fps: src must be a torch.tensor")
+    if src.dim() != 2:
+        _wrong("fps: src must be 2-dimensional", f"shape {tuple(src.shape)}", "[points, features]")
+    _check_segments(ptr, src.shape[0])
+    if not isinstance(ratio, float) or not 0 < ratio <= 1:
+        _wrong("fps: ratio must be a float in (0, 1]", repr(ratio), "for instance ratio=0.5")
+    if not isinstance(random_start, bool):
+        _wrong("fps: random_start must be a bool", repr(random_start), "pass True or False")
+    starts = torch.tensor(ptr[:-1], device=src.device)
+    if random_start:
+        sizes = torch.tensor([end - start for start, end in itertools.pairwise(ptr)])
+        starts = starts + (torch.rand(len(sizes), device=src.device) * sizes.to(src.device)).long()
+    return farthest_points(src.detach(), starts, list(ptr), ratio)  # type: ignore[no-any-return]
+
+
+def _check_segments(ptr: Any, points: int) -> None:
+    fits = (
+        isinstance(ptr, list)
+        and all(isinstance(at, int) for at in ptr)
+        and 2 <= len(ptr) <= points + 1
+        and (ptr[0], ptr[-1]) == (0, points)
+        and all(start < end for start, end in itertools.pairwise(ptr))
+    )
+    if not fits:
+        _wrong(
+            "fps: ptr must be a list of segment boundaries",
+            f"{ptr!r} for {points} points",
+            f"a list of ascending ints from 0 to {points}",
+        )
+
+
+def nearest(
+    x: torch.Tensor, y: torch.Tensor, batch_x: Batch = None, batch_y: Batch = None
+) -> torch.Tensor:
+    """Find the nearest row of ``y`` for each row of ``x``, among those of the same batch.
+
+    Source: spec/ops.md section 5.8.
+
+    Args:
+        x, y: points, of shape ``[points, features]``, or ``[points]`` for one feature.
+        batch_x, batch_y: the sorted batch number of each row: a list of ints, a tensor, or None
+            for one batch.
+
+    Returns:
+        Indices of rows of ``y``, one per row of ``x``.
+
+    Raises:
+        poptorch.Error: an argument of another kind.
+        ValueError: shapes do not fit, or a batch is unsorted or occurs on one side only.
+    """
+    check.tensor(x, "nearest: x must be a torch.tensor")
+    check.tensor(y, "nearest: y must be a torch.tensor")
+    rows, targets = _points(x, "x"), _points(y, "y")
+    if rows.shape[1] != targets.shape[1]:
+        _invalid("nearest: x and y must have as many features", f"{rows.shape} and {targets.shape}")
+    first, second = _batches(batch_x, batch_y, len(rows), len(targets))
+    distances = torch.cdist(rows, targets, compute_mode="donot_use_mm_for_euclid_dist")
+    if first is not None and second is not None:
+        other = first.to(x.device)[:, None] != second.to(x.device)[None, :]
+        distances = distances.masked_fill(other, float("inf"))
+    return distances.argmin(1)
+
+
+def _points(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    if tensor.dim() not in (1, 2):
+        _invalid(f"nearest: {name} must have at most 2 dimensions", f"shape {tuple(tensor.shape)}")
+    return tensor.detach().float().reshape(len(tensor), -1)
+
+
+def _batches(
+    batch_x: Batch, batch_y: Batch, count_x: int, count_y: int
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    first = _batch(batch_x, "batch_x", count_x)
+    second = _batch(batch_y, "batch_y", count_y)
+    if first is None and second is None:
+        return None, None
+    if first is None:
+        first = torch.zeros(count_x, dtype=torch.int64)
+    if second is None:
+        second = torch.zeros(count_y, dtype=torch.int64)
+    known = [b for b in (batch_x, batch_y) if isinstance(b, torch.Tensor)]
+    if not known:
+        given = [set(b) if b else {0} for b in (batch_x, batch_y)]
+        if given[0] != given[1]:
+            only = sorted(given[0] ^ given[1])
+            title = "nearest: every batch must occur in both batch_x and batch_y"
+            _invalid(title, f"only once: {only}")
+    return first, second
+
+
+def _batch(batch: Batch, name: str, count: int) -> torch.Tensor | None:
+    if batch is None or (isinstance(batch, list) and not batch):
+        return None
+    is_ints = isinstance(batch, list) and all(isinstance(b, int) for b in batch)
+    if not is_ints and not isinstance(batch, torch.Tensor):
+        _wrong(
+            f"nearest: {name} must be a list of ints or a tensor", repr(batch), "or leave it out"
+        )
+    if len(batch) != count:
+        _invalid(f"nearest: {name} must have one entry per row", f"{len(batch)} for {count} rows")
+    if isinstance(batch, torch.Tensor):
+        return batch
+    if sorted(batch) != batch:
+        _invalid(f"nearest: {name} must be sorted", repr(batch))
+    return torch.tensor(batch)
+
+
+def _wrong(title: str, got: str, fix: str) -> None:
+    check.refuse(Error, title, got=got, fix=fix)
+
+
+def _invalid(title: str, got: str) -> None:
+    check.refuse(InvalidValue, title, got=got, fix="pass points of the same kind, batch by batch")

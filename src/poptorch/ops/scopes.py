@@ -1,0 +1,47 @@
+"""``NameScope``: a prefix for the names of operators. Source: spec/ops.md section 9."""
+
+from __future__ import annotations
+
+import contextlib
+from types import TracebackType
+from typing import Self
+
+from .._base.errors import AssertionFailure
+from .._ops import scopes
+from . import check
+
+
+class NameScope(contextlib.ContextDecorator):
+    """Operators that ``forward`` creates within the scope carry its name; scopes nest with ``/``.
+
+    Args:
+        name: one part of the path.
+
+    Raises:
+        AssertionError: the name is not a string.
+    """
+
+    def __init__(self, name: str) -> None:
+        if not isinstance(name, str):
+            check.refuse(
+                AssertionFailure,
+                "A name scope must be a string",
+                got=f"{type(name).__name__} {name!r}",
+                fix="with poptorch.NameScope('encoder'): ...",
+            )
+        self._name = name
+        self._entered: list[contextlib.AbstractContextManager[None]] = []
+
+    def __enter__(self) -> Self:
+        scope = scopes.named(self._name)
+        scope.__enter__()
+        self._entered.append(scope)
+        return self
+
+    def __exit__(
+        self,
+        type: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._entered.pop().__exit__(type, value, traceback)

@@ -1,0 +1,140 @@
+"""Windows whose place is known only when the program runs. Source: spec/ops.md sections 5.3, 5.4.
+
+A window that reaches beyond the end of the dimension goes on at its beginning, so that shapes stay
+fixed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .._base.errors import Error
+from . import check
+
+
+def dynamic_slice(
+    tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int, step: int
+) -> torch.Tensor:
+    """Return a window of a tensor that begins where another tensor says.
+
+    The place is read when the program runs; the size is compiled in. Gradients flow.
+    Source: spec/ops.md section 5.3.
+
+    Args:
+        tensor: what is sliced.
+        dim: the dimension.
+        start: integer tensor of one element; beyond the end, and for the part of the window that
+            reaches beyond it, counting goes on at 0.
+        size: elements that the window spans, at most the extent of the dimension.
+        step: take every ``step``-th of them.
+
+    Returns:
+        A new tensor with ``ceil(size / step)`` elements along ``dim``.
+
+    Raises:
+        poptorch.Error: an argument of the wrong kind; size or step out of range.
+    """
+    check.tensor(tensor, "dynamic_slice must take a torch.tensor input")
+    check.tensor(start, "Slice start argument to dynamic_slice must be a torch.tensor")
+    _check_window(tensor, dim, start, size, "dynamic_slice")
+    _check_int(step, "step", "dynamic_slice")
+    if step < 1:
+        _wrong("Slicing step must be at least 1", f"step={step}", "pass a step of 1 or more")
+    return tensor.index_select(dim, _window(tensor, dim, start, size, step))
+
+
+def dynamic_update(
+    input: torch.Tensor, src: torch.Tensor, dim: int, start: torch.Tensor, size: int
+) -> torch.Tensor:
+    """Return a copy of a tensor with a window replaced, which begins where another tensor says.
+
+    Gradients flow to both. Source: spec/ops.md section 5.4.
+
+    Args:
+        input: what is copied; it stays as it is.
+        src: the new values: as ``input``, with ``size`` elements along ``dim``.
+        dim: the dimension.
+        start: integer tensor of one element; see ``dynamic_slice``.
+        size: elements that are replaced.
+
+    Raises:
+        poptorch.Error: an argument of the wrong kind; shapes or dtypes do not fit.
+    """
+    check.tensor(input, "dynamic_update must take a torch.tensor input")
+    check.tensor(src, "dynamic_update must take a torch.tensor src")
+    check.tensor(start, "Slice start argument to dynamic_update must be a torch.tensor")
+    if input.dim() != src.dim():
+        _wrong(
+            "input and src tensors must have same dimensionality",
+            f"{input.dim()} and {src.dim()} dimensions",
+            "src.unsqueeze(dim), for instance",
+        )
+    if input.dtype != src.dtype:
+        _wrong(
+            "input and src tensors must have same dtype",
+            f"{input.dtype} and {src.dtype}",
+            "src.to(input.dtype)",
+        )
+    _check_window(input, dim, start, size, "dynamic_update")
+    wanted = list(input.shape)
+    wanted[dim] = size
+    if list(src.shape) != wanted:
+        _wrong(
+            "src does not fit the window of dynamic_update",
+            f"shape {tuple(src.shape)}",
+            f"pass shape {tuple(wanted)}",
+        )
+    return input.index_copy(dim, _window(input, dim, start, size, 1), src)
+
+
+def _window(
+    tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int, step: int
+) -> torch.Tensor:
+    offsets = torch.arange(0, size, step, device=tensor.device)
+    return (start.reshape(()).long() + offsets) % tensor.shape[dim]
+
+
+def _check_window(
+    tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int, function: str
+) -> None:
+    _check_int(dim, "dim", function)
+    _check_int(size, "size", function)
+    if start.numel() != 1 or start.is_floating_point() or start.dtype == torch.bool:
+        _wrong(
+            f"The start of {function} must be one integer",
+            f"{start.dtype} of shape {tuple(start.shape)}",
+            "pass an integer tensor of shape [] or [1]",
+        )
+    if size == 0:
+        _wrong(
+            "The start and end of a slice must be different", "size=0", "pass a size of 1 or more"
+        )
+    if size < 0:
+        _wrong(
+            "A slice cannot have an end less than the start", f"size={size}", "pass a positive size"
+        )
+    if not -tensor.dim() <= dim < tensor.dim():
+        _wrong(
+            f"The dimension of {function} is out of range",
+            f"dim={dim} for {tensor.dim()} dimensions",
+            "pass a dimension of the tensor",
+        )
+    if size > tensor.shape[dim]:
+        _wrong(
+            "A slice cannot be longer than its dimension",
+            f"size={size} for an extent of {tensor.shape[dim]}",
+            "pass a smaller size",
+        )
+
+
+def _check_int(value: Any, name: str, function: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        _wrong(
+            f"{function}: {name} must be an integer", repr(value), "it is compiled in: pass an int"
+        )
+
+
+def _wrong(title: str, got: str, fix: str) -> None:
+    check.refuse(Error, title, got=got, fix=fix)

@@ -1,0 +1,256 @@
+"""The staged backend: equal to the fused program on random models, and it notices wrong plans."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import poptorch
+from poptorch import (
+    Liveness,
+    OutputMode,
+    ParallelPhasedExecution,
+    Phase,
+    PipelinedExecution,
+    SerialPhasedExecution,
+    ShardedExecution,
+    Stage,
+)
+from poptorch._ir.plan import Plan
+from poptorch._ir.schedule import Do, Part
+from poptorch.backends.chips import NotOnChip
+from stage_zoo import ROWS, STAGE_ZOO
+from staging import Captured, assert_same_states
+
+WIDTH = 3
+
+
+class Random(nn.Module):
+    """A random graph of layers, each of which reads one or two results and has its own block."""
+
+    def __init__(self, layers: list[tuple[str, int, int]]) -> None:
+        super().__init__()
+        self.plan = layers
+        self.weights = nn.ParameterList(
+            nn.Parameter(0.5 * torch.randn(WIDTH, WIDTH)) for _ in layers
+        )
+        self.register_buffer("steps", torch.zeros(()))
+        self.register_buffer("table", torch.ones(WIDTH))
+
+    def forward(self, x, y):
+        results = [x]
+        for number, (kind, one, two) in enumerate(self.plan):
+            poptorch.Block.start(f"b{number}")
+            a, b = results[one % len(results)], results[two % len(results)]
+            weight = self.weights[number]
+            if kind == "product":
+                result = torch.tanh(a @ weight + b)
+            elif kind == "gate":
+                result = a * torch.sigmoid(b @ weight)
+            elif kind == "table":
+                result = a + self.table * (b @ weight).relu()
+            else:
+                result = torch.cat([a, b], 1).view(len(a), 2, WIDTH).mean(1) @ weight
+            results.append(result)
+        self.steps += 1  # with the last layer
+        out = torch.stack(results[1:]).sum(0) / (1 + 0.1 * self.steps)
+        return out, nn.functional.mse_loss(out, y)
+
+
+KINDS = ("product", "gate", "table", "both")
+
+
+@st.composite
+def cases(draw):
+    """A model, the device of each layer, a strategy, and the counts."""
+    size = draw(st.integers(1, 5))
+    layers = [
+        (draw(st.sampled_from(KINDS)), draw(st.integers(0, 9)), draw(st.integers(0, 9)))
+        for _ in range(size)
+    ]
+    kind = draw(st.sampled_from(["grouped", "interleaved", "sharded", "serial", "parallel"]))
+    if kind == "parallel":
+        chips = [draw(st.sampled_from([0, 2])) + i % 2 for i in range(size)]
+    else:
+        chips = [draw(st.integers(0, 3)) for _ in range(size)]
+    depth = 1 + sum(a != b for a, b in itertools.pairwise([0, *chips]))
+    least = 2 * depth - 1 if kind in ("grouped", "interleaved") else 1
+    counts = (
+        draw(st.integers(least, least + 4)), draw(st.integers(1, 2)), draw(st.integers(1, 2)),
+    )  # fmt: skip
+    return layers, chips, kind, draw(st.sampled_from(Liveness)), counts, draw(st.booleans())
+
+
+def strategy_of(kind: str, chips: list[int], liveness: Liveness):
+    stages = [Stage(f"b{i}").ipu(chip) for i, chip in enumerate(chips)]
+    if kind == "serial":
+        return SerialPhasedExecution(*map(Phase, stages)).setTensorsLiveness(liveness)
+    if kind == "parallel":
+        off = liveness != Liveness.AlwaysLive
+        return ParallelPhasedExecution(*map(Phase, stages)).sendTensorsOffChipAfterFwd(off)
+    if kind == "sharded":
+        return ShardedExecution(*stages)
+    return PipelinedExecution(*stages).useInterleavedSchedule(kind == "interleaved")
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(cases())
+def test_random_models_equal_the_fused_program(case) -> None:
+    layers, chips, kind, liveness, (accumulation, iterations, replicas), recompute = case
+    torch.manual_seed(0)
+
+    def adam(model: nn.Module) -> torch.optim.Optimizer:
+        return poptorch.optim.Adam(model.parameters(), lr=0.01, max_grad_norm=0.5)
+
+    example = torch.randn(ROWS, WIDTH), torch.randn(ROWS, WIDTH)
+    captured = Captured(Random(layers), example, adam)
+    opts = poptorch.Options().autoRoundNumIPUs(True).outputMode(OutputMode.All)
+    opts.deviceIterations(iterations).replicationFactor(replicas).broadcastBuffers(False)
+    opts.Training.gradientAccumulation(accumulation)
+    opts.setExecutionStrategy(strategy_of(kind, chips, liveness))
+    opts._Popart.set("autoRecomputation", int(recompute))
+    plan = captured.plan(opts)
+    rows = ROWS * accumulation * iterations * replicas
+    batches = [(torch.randn(rows, WIDTH), torch.randn(rows, WIDTH)) for _ in range(2)]
+    expected, states = captured.run_fused(plan, batches)
+    results, ours, _ = captured.run_staged(plan, batches)
+    tolerances = {"rtol": 1e-4, "atol": 1e-6} if replicas > 1 else {}
+    torch.testing.assert_close(results, expected, **tolerances)
+    assert_same_states(ours[-1], states[-1], plan.program, **tolerances)
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def small_plan(strategy=None) -> tuple[Captured, Plan, list]:
+    example = STAGE_ZOO["mlp"]
+    captured = Captured(example.build(2), example.inputs(ROWS), sgd)
+    opts = poptorch.Options()
+    opts.Training.gradientAccumulation(3)
+    if strategy is not None:
+        opts.setExecutionStrategy(strategy)
+    return captured, captured.plan(opts), [example.inputs(ROWS * 3)]
+
+
+def damaged(plan: Plan, **changes) -> Plan:
+    return dataclasses.replace(plan, staged=dataclasses.replace(plan.staged, **changes))
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_value_that_was_not_sent_is_missed(at: int) -> None:
+    captured, plan, batches = small_plan()
+    transfers = [t for i, t in enumerate(plan.staged.transfers) if i != at]
+    with pytest.raises(NotOnChip, match=["1F0 reads .* not on chip 1", "0B0 reads .* chip 0"][at]):
+        captured.run_staged(damaged(plan, transfers=tuple(transfers)), batches)
+
+
+def test_another_chips_weight_cannot_be_read() -> None:
+    captured, plan, batches = small_plan()
+    homes = {**plan.staged.homes, "param.layers.1.0.weight": (0,)}
+    with pytest.raises(NotOnChip, match=r"1F0 reads param\.layers\.1\.0\.weight"):
+        captured.run_staged(damaged(plan, homes=homes), batches)
+
+
+@pytest.mark.parametrize(
+    "field, part, message",
+    [
+        ("loads", Part(Do.FORWARD, 1), "1F0 reads param"),
+        ("stores", Part(Do.FORWARD, 0), "L0B0 loads value.* not in chip 0's streaming"),
+    ],
+)
+def test_what_was_not_moved_is_missed(field: str, part: Part, message: str) -> None:
+    strategy = SerialPhasedExecution("b0", "b1")
+    strategy.setTensorsLiveness(Liveness.OffChipAfterEachPhase)
+    captured, plan, batches = small_plan(strategy)
+    moves = plan.staged.moves
+    kept = {p: keys for p, keys in getattr(moves, field).items() if p != part}
+    wrong = dataclasses.replace(moves, **{field: {**kept, part: ()}})
+    with pytest.raises(NotOnChip, match=message):
+        captured.run_staged(damaged(plan, moves=wrong), batches)
+
+
+def test_interleaving_really_keeps_fewer_values() -> None:
+    example = STAGE_ZOO["mlp"]
+    captured = Captured(example.build(4), example.inputs(ROWS), sgd)
+    most = []
+    for interleaved in (False, True):
+        opts = poptorch.Options()
+        opts.Training.gradientAccumulation(16)
+        opts.setExecutionStrategy(PipelinedExecution().useInterleavedSchedule(interleaved))
+        plan = captured.plan(opts)
+        _, _, executable = captured.run_staged(plan, [example.inputs(ROWS * 16)])
+        most.append(executable.most_values)
+    grouped, alternating = most
+    assert alternating[0] < grouped[0]
+    assert all(alternating[chip] <= grouped[chip] for chip in grouped)
+
+
+def public(backend: str, model: nn.Module, **counts: int) -> poptorch.PoplarExecutor:
+    opts = poptorch.Options().backend(backend).showCompilationProgressBar(False).lanes(1)
+    opts.deviceIterations(counts["iterations"]).replicationFactor(counts["replicas"])
+    opts.broadcastBuffers(False).outputMode(OutputMode.All)
+    if counts["accumulation"]:
+        opts.Training.gradientAccumulation(counts["accumulation"])
+        return poptorch.trainingModel(model, opts, sgd(model))
+    return poptorch.inferenceModel(model.eval(), opts)
+
+
+@pytest.mark.spec("parallel", 30)
+@pytest.mark.parametrize("accumulation", [0, 3])
+def test_users_can_choose_it(accumulation: int) -> None:
+    example = STAGE_ZOO["conv_net"]
+    counts = {"iterations": 2, "replicas": 2, "accumulation": accumulation}
+    inputs = example.inputs(ROWS * 2 * 2 * max(accumulation, 1))
+    found = []
+    for backend in ("staged", "reference"):
+        torch.manual_seed(1)
+        model = example.build(2)
+        executor = public(backend, model, **counts)
+        results = [executor(*inputs) for _ in range(2)]
+        found.append((results, [p.detach().clone() for p in model.parameters()]))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+    assert found[0][0][0][0].shape[0] == inputs[0].shape[0]
+
+
+def test_an_input_changed_in_place_comes_back() -> None:
+    class Changing(nn.Module):
+        def forward(self, x):
+            poptorch.Block.start("A", 0)
+            y = x * 2
+            poptorch.Block.start("B", 1)
+            x.add_(1)
+            return y + x
+
+    opts = poptorch.Options().backend("staged").deviceIterations(3)
+    opts.showCompilationProgressBar(False)
+    x = torch.arange(6.0).reshape(6, 1)
+    out = poptorch.inferenceModel(Changing(), opts)(x)
+    assert torch.equal(x, torch.arange(6.0).reshape(6, 1) + 1)
+    assert torch.equal(out, 3 * (x - 1) + 1)
+
+
+def test_dropout_with_one_stage_draws_as_the_fused_program_does() -> None:
+    class Dropping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return poptorch.identity_loss(nn.functional.dropout(self.layer(x), 0.5), "mean")
+
+    x, losses = torch.randn(8, 4), []
+    for backend in ("staged", "reference"):
+        torch.manual_seed(0)
+        model = Dropping()
+        opts = poptorch.Options().backend(backend).randomSeed(3).lanes(1)
+        opts.showCompilationProgressBar(False).outputMode(OutputMode.All)
+        opts.Training.gradientAccumulation(2)
+        losses.append(poptorch.trainingModel(model, opts, sgd(model))(x))
+    assert torch.equal(*losses)

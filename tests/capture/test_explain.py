@@ -1,0 +1,102 @@
+"""One scan lists all that cannot be captured."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import poptorch
+from wrapping import Calling, Scaled, options, training
+
+
+class Inner(nn.Module):
+    def forward(self, x):
+        count = x.sum().item()  # first
+        return x * count
+
+
+class Troubled(nn.Module):
+    """Marks its troubles by comments at their lines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Inner()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x):
+        x = self.inner(self.layer(x).abs())
+        picked = x[x > 0]  # second
+        if picked.sum() > 0:  # third
+            print(x)  # fourth
+            scale = float(x.max())  # fifth
+        else:
+            scale = x.min().item()  # sixth
+        return torch.nonzero(x) * scale  # seventh
+
+
+@torch.no_grad()
+def explained(model: nn.Module, *args):
+    return poptorch.inferenceModel(model, options()).explain(*args)
+
+
+def comments(findings) -> list[str]:
+    return [finding.line.rpartition("# ")[2] for finding in findings]
+
+
+def test_every_construct_is_listed_with_its_line_and_a_remedy(capsys) -> None:
+    model = Troubled()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    x = torch.randn(2, 3)
+    rng = torch.get_rng_state()
+    findings = explained(model, x)
+    assert comments(f for f in findings if f.fatal and f.certain) == [
+        "first", "fifth", "second", "seventh",
+    ]  # fmt: skip
+    assert comments(f for f in findings if not f.fatal) == ["third", "fourth"]
+    assert comments(f for f in findings if not f.certain) == ["sixth"]
+    assert findings.fatal == [f for f in findings if f.fatal and f.certain]
+    text = str(findings)
+    assert "4 of 7 findings prevent compiling this model" in text
+    assert "error, if this line runs: .item() needs a tensor's value" in text
+    assert "poptorch.ipu_print_tensor" in text
+    assert all("test_explain.py" in finding.line for finding in findings)
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, before[key])
+    assert torch.equal(torch.get_rng_state(), rng)
+
+
+def test_a_model_without_trouble() -> None:
+    findings = explained(nn.Linear(2, 2), torch.ones(3, 2))
+    assert findings == []
+    assert str(findings) == "Nothing stands in the way of capturing this model."
+
+
+def test_what_stops_forward_is_the_last_of_the_list() -> None:
+    def forward(x):
+        x.tolist()
+        return x @ torch.ones(7, 7)
+
+    findings = explained(Calling(forward), torch.ones(2, 2))
+    assert [f.what.split(" ")[0] for f in findings] == [".tolist()", "forward"]
+    assert "x @ torch.ones(7, 7)" in findings[-1].line
+
+
+def test_training_models_need_a_loss() -> None:
+    class Lossless(nn.Linear):
+        def forward(self, x):
+            self.bias.numpy()
+            return super().forward(x)
+
+    findings = training(Lossless(2, 2)).explain(torch.ones(1, 2))
+    assert [f.what for f in findings] == [
+        ".numpy() needs a tensor's value", "Couldn't find a loss in graph",
+    ]  # fmt: skip
+
+
+def test_a_training_model_compiles_after_it_was_explained() -> None:
+    model = training(Scaled(lambda x: x * 2 if x.sum() > 0 else x))
+    findings = model.explain(torch.ones(2))
+    assert [f.fatal for f in findings] == [False]
+    assert not model.isCompiled()
+    model(torch.ones(2))
+    assert model.model.weight != 2.0

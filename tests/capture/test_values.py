@@ -1,0 +1,266 @@
+"""Where forward asks for values: constants answer, branches freeze, numbers explain themselves."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import poptorch
+from wrapping import Calling, Scaled, infer, options, training
+
+CLOSED_OVER = torch.tensor([10.0, 20.0])
+
+
+def test_constants_answer_as_they_are() -> None:
+    def forward(x):
+        literal = torch.tensor([3, 4])
+        grid = torch.arange(4).view(2, 2)
+        grid[0] += 5
+        assert literal.sum().item() == 7
+        assert grid.tolist() == [[5, 6], [2, 3]]
+        assert CLOSED_OVER.numpy().tolist() == [10.0, 20.0]
+        assert float(CLOSED_OVER.max()) == 20.0
+        assert bool((grid > 1).all())
+        assert 6 in grid
+        assert torch.equal(literal, torch.tensor([3, 4]))
+        assert str(literal) == "tensor([3, 4])"
+        return x * int(literal[0]) + x[: literal.sum() - 6]
+
+    x = torch.ones(2)
+    assert torch.equal(infer(forward, x), forward(x))
+
+
+def test_what_an_input_was_written_into_is_no_constant() -> None:
+    def forward(x):
+        table = torch.zeros(3)
+        view = table[:2]
+        table[0] = x.sum()
+        return x * view.max().item()
+
+    with pytest.raises(poptorch.Error, match="value is needed"):
+        infer(forward, torch.ones(2))
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(3.0))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        if x.sum() > 0:  # decided by the first inputs
+            out = x * self.weight
+        else:
+            out = x - self.weight
+        return out, poptorch.identity_loss(out, "sum")
+
+
+def test_a_branch_is_frozen_to_the_path_of_the_first_inputs(caplog) -> None:
+    x = torch.tensor([1.0, 2.0])
+    model = poptorch.inferenceModel(Branching(), options())
+    with caplog.at_level(logging.WARNING):
+        assert model(x)[0].tolist() == [3.0, 6.0]
+    (text,) = [r.getMessage() for r in caplog.records if "branches on the values" in r.message]
+    assert "test_values.py" in text
+    assert "if x.sum() > 0:" in text
+    assert "bool(tensor) is True" in text
+    assert model(-x)[0].tolist() == [-3.0, -6.0]
+    other = poptorch.inferenceModel(Branching(), options())
+    assert other(-x)[0].tolist() == [-4.0, -5.0]
+    assert other(x)[0].tolist() == [-2.0, -1.0]
+
+
+@pytest.mark.parametrize("backend", ["reference", "inductor"])
+def test_a_frozen_branch_trains_and_changes_nothing_at_capture(backend: str) -> None:
+    module = Branching()
+    model = training(module, options(backend, iterations=2))
+    before = torch.get_rng_state()
+    model.compile(torch.ones(4))
+    assert module.calls == 0
+    assert module.weight == 3.0
+    assert torch.equal(torch.get_rng_state(), before)
+    model(torch.ones(4))
+    assert module.calls == 2
+    torch.testing.assert_close(module.weight.detach(), torch.tensor(3.0 - 2 * 0.1 * 2))
+
+
+def test_the_first_micro_batch_decides() -> None:
+    def forward(x):
+        return x + 1 if bool(x.sum() > 0) else x - 1
+
+    x = torch.tensor([1.0, 1.0, -1.0, -1.0])
+    assert infer(forward, x, opts=options(iterations=2)).tolist() == [2.0, 2.0, 0.0, 0.0]
+
+
+def test_random_masks_stay_random_in_a_frozen_branch() -> None:
+    def forward(x):
+        return F.dropout(x) if x.min() > 0 else x
+
+    model = poptorch.inferenceModel(Calling(forward), options())
+    x = torch.ones(1000)
+    assert not torch.equal(model(x), model(x))
+
+
+def test_branches_inside_torch_and_in_conditions_of_all_kinds() -> None:
+    def forward(x, y):
+        assert (x > 0).all()
+        if not torch.allclose(x, y) and not torch.equal(x, y) and 5.0 not in x:
+            x = x + 1
+        while x.max() < 10:
+            x = x * 2
+        first, second = torch.tensor_split(y, torch.tensor([1]))
+        return x, F.gaussian_nll_loss(x, y, torch.ones(3)), first, second
+
+    x, y = torch.tensor([1.0, 2.0, 3.0]), torch.ones(3)
+    for got, expected in zip(infer(forward, x, y), forward(x, y), strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize(
+    "ask, what",
+    [
+        (lambda x: x.sum().item(), ".item()"),
+        (lambda x: int(x.sum()), "int()"),
+        (lambda x: float(x.sum()), "float()"),
+        (lambda x: x.tolist(), ".tolist()"),
+        (lambda x: x.numpy(), ".numpy()"),
+        (lambda x: np.asarray(x), "numpy.asarray()"),
+        (lambda x: range(x.int()[0]), "an index"),
+    ],
+)
+def test_numbers_explain_themselves(ask, what: str) -> None:
+    def forward(x):
+        ask(x)
+        return x
+
+    for call in (lambda x: infer(forward, x), lambda x: training(Scaled(forward))(x)):
+        with pytest.raises(poptorch.Error, match="value is needed") as caught:
+            call(torch.ones(2))
+        text = str(caught.value)
+        assert what in text
+        assert "test_values.py" in text
+        assert "poptorch.ipu_print_tensor" in text
+
+
+def test_printing_shows_no_values_and_says_so_once(capsys, caplog) -> None:
+    def forward(x):
+        print(x)
+        print(f"{x.sum():.3f} {x!r}")
+        return x
+
+    with caplog.at_level(logging.WARNING):
+        infer(forward, torch.full((2,), 7.0))
+    shown = "tensor(<unavailable>, size=(2,), dtype=torch.float32, device=cpu)"
+    out = capsys.readouterr().out
+    assert out.splitlines()[0] == shown
+    assert out.count("<unavailable>") == 3
+    (text,) = [r.getMessage() for r in caplog.records if "prints a tensor" in r.message]
+    assert "print(x)" in text
+    assert "ipu_print_tensor" in text
+
+
+@pytest.mark.spec("supported_ops", 9)
+@pytest.mark.parametrize(
+    "select", [torch.nonzero, torch.unique, lambda x: x[x > 1], lambda x: x.masked_select(x > 1)]
+)
+def test_masks_cannot_select(select) -> None:
+    with pytest.raises(poptorch.Error, match="dynamic output shapes") as caught:
+        infer(lambda x: select(x), torch.arange(4.0))
+    assert "test_values.py" in str(caught.value)
+
+
+@pytest.mark.spec("supported_ops", 9)
+def test_masks_can_assign_and_fill() -> None:
+    def forward(x):
+        y = x.clone()
+        y[y > 1] = -1.0
+        return y, x.masked_fill(x > 2, 9.0)
+
+    assigned, filled = infer(forward, torch.arange(4.0))
+    assert assigned.tolist() == [0, 1, -1, -1]
+    assert filled.tolist() == [0, 1, 2, 9]
+
+
+@pytest.mark.spec("supported_ops", 10)
+def test_one_hot_and_bincount_need_their_length() -> None:
+    x = torch.tensor([0, 2, 2])
+    with pytest.raises(poptorch.Error, match="`num_classes` must be specified and must be con"):
+        infer(F.one_hot, x)
+    with pytest.raises(poptorch.Error, match="`minlength` must be specified and must be a con"):
+        infer(torch.bincount, x)
+
+    def forward(x):
+        weights = torch.tensor([1, 2, 3])
+        return (
+            F.one_hot(x, 3), torch.bincount(x, minlength=4), x.bincount(minlength=3),
+            torch.bincount(x, weights * 0.5, 3), torch.bincount(x, weights, 3),
+        )  # fmt: skip
+
+    for got, expected in zip(infer(forward, x), forward(x), strict=True):
+        assert torch.equal(got, expected.to(got.dtype))
+
+
+def test_distributions_do_not_look_at_their_arguments() -> None:
+    def forward(x):
+        normal = torch.distributions.Normal(x, x.exp())
+        return normal.log_prob(x + 1), torch.distributions.Bernoulli(logits=x).entropy()
+
+    x = torch.randn(3)
+    for got, expected in zip(infer(forward, x), forward(x), strict=True):
+        torch.testing.assert_close(got, expected)
+    with pytest.raises(ValueError, match="Expected parameter"):  # outside they do
+        torch.distributions.Normal(x, -x.exp())
+
+
+def slices(x, i):
+    start = i.int() + 1
+    x = x.clone()
+    x[start : start + 1] = 7.0
+    x[..., i - 1 : i + 1] += 1
+    return x, x[start : start + 2], x[None, 0, i : i + 2, None], x[i - 1 : i + 2 - 1, 1:]
+
+
+def test_slices_with_tensor_bounds_of_constant_length() -> None:
+    x = torch.arange(16.0).view(4, 4)
+    model = poptorch.inferenceModel(Calling(slices), options())
+    for start in (1, 2):
+        i = torch.tensor(start)
+        for got, expected in zip(model(x, i), slices(x, i), strict=True):
+            rows = got.shape[0] if got.shape == expected.shape else expected.shape[0]
+            assert torch.equal(got[:rows], expected)
+    wrapped = poptorch.inferenceModel(Calling(lambda x, i: x[i : i + 3]), options())
+    assert torch.equal(wrapped(x, torch.tensor(2)), x[[2, 3, 0]])
+
+
+def test_slices_of_unknown_length_are_errors() -> None:
+    x, i = torch.arange(4.0), torch.tensor(1)
+    for take in (lambda x, i: x[i:], lambda x, i: x[:i], lambda x, i: x[i : 2 * i]):
+        with pytest.raises(poptorch.Error, match="needs a constant length"):
+            infer(take, x, i)
+
+
+@pytest.mark.spec("ops", 23)
+@pytest.mark.spec("executor", 50)
+def test_is_running_on_ipu_only_in_forward_of_a_wrapper() -> None:
+    answers = []
+
+    class Asking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            answers.append(("init", poptorch.isRunningOnIpu()))
+
+        def forward(self, x):
+            answers.append(("forward", poptorch.isRunningOnIpu()))
+            return x
+
+    model = Asking()
+    model(torch.ones(1))
+    poptorch.inferenceModel(model, options())(torch.ones(1))
+    assert not poptorch.isRunningOnIpu()
+    assert answers == [("init", False), ("forward", False), ("forward", True)]

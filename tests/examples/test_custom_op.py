@@ -1,0 +1,111 @@
+"""The examples of custom operators: each trains as plain torch does with the same formulas."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from source_tree import ROOT
+from wrapping import options, training
+
+EXAMPLES = ROOT / "examples" / "custom_op"
+
+
+def example(name: str) -> ModuleType:
+    """Import an example once: what it registers stays registered."""
+    qualified = f"custom_op_example_{name}"
+    if qualified not in sys.modules:
+        spec = importlib.util.spec_from_file_location(qualified, EXAMPLES / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[qualified] = module
+        spec.loader.exec_module(module)
+    return sys.modules[qualified]
+
+
+@pytest.fixture(scope="session")
+def cpp(tmp_path_factory) -> ModuleType:
+    """The C++ operators, built and loaded."""
+    module = example("cpp_operators")
+    module.load(module.build(tmp_path_factory.mktemp("build")))
+    return module
+
+
+def cubed(x: torch.Tensor) -> torch.Tensor:
+    return x**3
+
+
+def leaky_cubed(x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.leaky_relu(x, 0.02) ** 3
+
+
+def trains_as(model: nn.Module, formula, backend: str = "reference") -> None:
+    """Compare three steps with the same layer and the formula in eager torch."""
+    eager = copy.deepcopy(model.layer)
+    executor = training(model, options(backend))
+    optimizer = torch.optim.SGD(eager.parameters(), lr=0.1)
+    for _ in range(3):
+        x, target = torch.randn(4, 8), torch.randn(4, 4)
+        out, loss = executor(x, target)
+        expected = formula(eager(x))
+        expected_loss = nn.functional.mse_loss(expected, target)
+        optimizer.zero_grad()
+        expected_loss.backward()
+        optimizer.step()
+        torch.testing.assert_close(out, expected.detach())
+        torch.testing.assert_close(loss, expected_loss.detach())
+    torch.testing.assert_close(model.layer.weight, eager.weight)
+
+
+@pytest.mark.parametrize("backend", ["reference", "inductor"])
+def test_cpp_operators(cpp: ModuleType, backend: str) -> None:
+    trains_as(cpp.Model(), leaky_cubed, backend)
+
+
+@pytest.mark.parametrize("backend", ["reference", "inductor"])
+def test_python_operators(backend: str) -> None:
+    trains_as(example("python_operators").Model(), leaky_cubed, backend)
+
+
+def test_triton_operator_has_a_form_for_the_cpu() -> None:
+    trains_as(example("triton_operator").Model(), cubed)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="a Triton kernel needs a GPU")
+def test_triton_kernels_on_a_gpu() -> None:
+    module = example("triton_operator")
+    x = torch.randn(3000, device="cuda", requires_grad=True)
+    out = torch.ops.my_triton.Cube(x)
+    torch.testing.assert_close(out, x.detach() ** 3)
+    (gradient,) = torch.autograd.grad(out.sum(), x)
+    torch.testing.assert_close(gradient, 3 * x.detach() ** 2)
+    assert module.triton is not None
+
+
+def test_attributes_reach_a_cpp_operator(cpp: ModuleType) -> None:
+    class Two(nn.Module):
+        def forward(self, x):
+            return [
+                poptorch.custom_op([x], "LeakyRelu", "custom.ops", 1, [x], {"alpha": alpha})[0]
+                for alpha in (0.5, 0.25)
+            ]
+
+    x = torch.tensor([-8.0, 2.0])
+    first, second = poptorch.inferenceModel(Two(), options())(x)
+    assert first.tolist() == [-4.0, 2.0]
+    assert second.tolist() == [-2.0, 2.0]
+
+
+@pytest.mark.parametrize("name", ["cpp_operators", "python_operators", "triton_operator"])
+def test_the_examples_describe_how_to_run_them(name: str) -> None:
+    text = Path(EXAMPLES / f"{name}.py").read_text()
+    assert f"python examples/custom_op/{name}.py" in text

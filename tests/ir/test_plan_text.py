@@ -1,0 +1,105 @@
+"""What ``print(executor.plan())`` shows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from poptorch._ir.plan_text import size_text
+
+PIPELINED = """\
+repeat 3 micro-batches
+  run micro(param.*, batch[a], accum.*) -> loss, accum.* +=
+run update(param.*, accum.*, hyper.*) -> param.*, accum.*
+emit loss final
+pipelined, grouped training: 2 stages on 2 IPUs, 1 replica, 2 IPUs reserved
+  stage  ipu  blocks   operators  weights  kept per micro-batch
+  0      0    (start)  3 + 7      80 B     32 B
+  1      1    B        4 + 12     80 B     68 B
+homes
+  weights: on chip
+  activations: on chip
+  optimizer state: on chip
+  accumulators: on chip
+sent between chips
+  after  from   to     tensors  bytes  per
+  0F     ipu 0  ipu 1  1        32 B   micro-batch
+  1B     ipu 1  ipu 0  1        32 B   micro-batch
+schedule of one update: 3 micro-batches in 9 columns, bubble 22%
+  chip 0: 0F0 0F1 .   0F2 0B0 .   0B1 0B2 0U0
+  chip 1: .   1F0 1B0 1F1 1B1 1F2 1B2 .   1U0"""
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = self.first(x).tanh()
+        poptorch.Block.start("B", 1)
+        return poptorch.identity_loss(self.second(x).tanh(), "mean")
+
+
+def training(lanes: int, strategy=None) -> poptorch.PoplarExecutor:
+    opts = poptorch.Options().backend("reference").showCompilationProgressBar(False).lanes(lanes)
+    opts.Training.gradientAccumulation(3)
+    if strategy is not None:
+        opts.setExecutionStrategy(strategy)
+    model = Two()
+    executor = poptorch.trainingModel(model, opts, torch.optim.SGD(model.parameters(), lr=0.1))
+    executor(torch.randn(6, 4))
+    return executor
+
+
+def test_a_pipelined_plan() -> None:
+    assert str(training(lanes=1).plan()) == PIPELINED
+
+
+def test_side_by_side_micro_batches_have_the_same_stages() -> None:
+    executor = training(lanes=3)
+    plan = executor.plan()
+    assert plan.program.lanes is not None
+    stages = PIPELINED[PIPELINED.index("pipelined") :]
+    assert str(plan).endswith(stages)
+    assert executor.plan() is plan  # made once
+    before = executor.first.weight.detach().clone()
+    executor(torch.randn(6, 4))
+    assert not torch.equal(executor.first.weight, before)
+
+
+def test_a_phased_plan_tells_what_is_loaded() -> None:
+    strategy = poptorch.SerialPhasedExecution("A", "B")
+    text = str(training(1, strategy).plan())
+    assert "serial phased training: 2 stages on 2 IPUs" in text
+    assert "stage  ipu  phase  blocks" in text
+    assert "weights: in streaming memory" in text
+    assert "loaded: " in text
+    assert "  chip 0: L0F0 0F0" in text
+
+
+def test_homes_are_told() -> None:
+    opts = poptorch.Options().showCompilationProgressBar(False)
+    settings = poptorch.TensorLocationSettings().useOnChipStorage(False).useIOTilesToLoad(True)
+    opts.TensorLocations.setWeightLocation(settings.useReplicatedTensorSharding(True))
+    opts.TensorLocations.numIOTiles(32)
+    opts.replicationFactor(2)
+    model = poptorch.inferenceModel(nn.Linear(2, 2), opts)
+    model.compile(torch.randn(2, 2))
+    text = str(model.plan())
+    assert "weights: in streaming memory, sharded over replicas, loaded by I/O tiles" in text
+    assert "I/O tiles: 32" in text
+    assert "2 replicas, 2 IPUs reserved" in text
+
+
+def test_a_plan_needs_a_compilation() -> None:
+    with pytest.raises(poptorch.Error, match="has not been compiled"):
+        poptorch.inferenceModel(nn.Linear(2, 2)).plan()
+
+
+def test_sizes_for_people() -> None:
+    assert [size_text(n) for n in (0, 1023, 1024, 1536, 3 << 20, 5 << 30, 1 << 42)] == [
+        "0 B", "1023 B", "1.0 KiB", "1.5 KiB", "3.0 MiB", "5.0 GiB", "4096.0 GiB",
+    ]  # fmt: skip

@@ -1,0 +1,217 @@
+"""Hints change no value; they are checked, and end up on the operators they are about."""
+
+from __future__ import annotations
+
+import collections
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from poptorch import OverlapMode
+from wrapping import Calling, Scaled, graph_of, infer, options, training
+
+aten = torch.ops.aten
+
+
+def noted(executor, key: str, graph: str = "forward") -> dict:
+    """Target of every node that carries a note, and the note."""
+    notes = ((n.target, n.meta.get("custom") or {}) for n in graph_of(executor, graph).nodes)
+    return {target: custom[key] for target, custom in notes if key in custom}
+
+
+class Marked(nn.Module):
+    """A hint behind a layer."""
+
+    def __init__(self, layer: nn.Module, proportion: float = 0.25) -> None:
+        super().__init__()
+        self.layer, self.proportion = layer, proportion
+
+    def forward(self, x):
+        return poptorch.set_available_memory(self.layer(x), self.proportion)
+
+
+@pytest.mark.parametrize(
+    "layer, x, target",
+    [
+        (nn.Linear(3, 2), torch.randn(4, 3), aten.addmm.default),
+        (nn.Linear(3, 2), torch.randn(4, 5, 3), aten.addmm.default),
+        (nn.Linear(3, 2, bias=False), torch.randn(4, 5, 3), aten.mm.default),
+        (nn.Conv1d(3, 2, 1), torch.randn(4, 3, 5), aten.convolution.default),
+        (nn.Embedding(5, 2), torch.randint(5, (4,)), aten.embedding.default),
+    ],
+    ids=["linear", "linear 3d", "no bias 3d", "conv", "embedding"],
+)
+def test_available_memory_is_noted_on_the_operator(layer, x, target) -> None:
+    model = poptorch.inferenceModel(Marked(layer), options())
+    torch.testing.assert_close(model(x), layer(x))
+    assert noted(model, "poptorch_available_memory") == {target: 0.25}
+    assert all("hint" not in str(node.target) for node in graph_of(model).nodes)
+
+
+def test_available_memory_on_anything_else_is_an_identity() -> None:
+    model = poptorch.inferenceModel(Marked(nn.ReLU()), options())
+    assert torch.equal(model(torch.tensor([-1.0, 2.0])), torch.tensor([0.0, 2.0]))
+    assert noted(model, "poptorch_available_memory") == {}
+
+
+def test_available_memory_in_training_passes_gradients() -> None:
+    model = training(Scaled(lambda x: poptorch.set_available_memory(x, 0.1)))
+    model(torch.tensor([1.0, 2.0]))
+    assert model.model.weight == 2.0 - 0.1 * 10.0
+
+
+def test_available_memory_checks() -> None:
+    with pytest.raises(poptorch.Error, match=r"only set available memory for torch\.tensor"):
+        poptorch.set_available_memory([1], 0.5)
+    for wrong in (-0.1, 1.5, "half", True):
+        with pytest.raises(poptorch.Error, match="between 0 and 1"):
+            poptorch.set_available_memory(torch.ones(1), wrong)
+    x = torch.ones(1)
+    assert poptorch.set_available_memory(x, 0) is x
+
+
+@pytest.mark.spec("ops", 17)
+@pytest.mark.spec("parallel", 29)
+def test_checkpoint_keeps_the_container() -> None:
+    a, b = torch.ones(1), torch.zeros(1)
+    Pair = collections.namedtuple("Pair", "first second")
+    assert poptorch.recomputationCheckpoint(a) is a
+    assert poptorch.recomputationCheckpoint(a, b) == (a, b)
+    assert poptorch.recomputationCheckpoint([a, b]) == [a, b]
+    assert type(poptorch.recomputationCheckpoint([a])) is list
+    assert poptorch.recomputationCheckpoint((a,)) == (a,)
+    assert type(poptorch.recomputationCheckpoint(Pair(a, b))) is Pair
+    for wrong in (3, [a, 3], None):
+        with pytest.raises(ValueError, match="All inputs must be tensors"):
+            poptorch.recomputationCheckpoint(wrong)
+
+
+def test_checkpoint_as_a_forward_hook_marks_what_a_layer_returns() -> None:
+    layer = nn.Linear(2, 2)
+    layer.register_forward_hook(lambda m, args, out: poptorch.recomputationCheckpoint(out))
+    model = poptorch.inferenceModel(layer, options())
+    x = torch.randn(3, 2)
+    torch.testing.assert_close(model(x), layer(x))
+    assert noted(model, "poptorch_keep") == {aten.addmm.default: True}
+
+
+def overlapping(mode=poptorch.OutputMode.All) -> poptorch.Options:
+    opts = options().outputMode(mode)
+    opts.setExecutionStrategy(poptorch.ShardedExecution())
+    opts.TensorLocations.numIOTiles(32)
+    return opts
+
+
+LOOP = OverlapMode.OverlapAccumulationLoop
+
+
+@pytest.mark.spec("ops", 27)
+def test_overlap_keeps_structure_and_values() -> None:
+    def forward(x, pair):
+        given = {"x": x, "pair": pair, "n": 3}
+        got = poptorch.set_overlap_for_input(given, LOOP)
+        assert got["n"] == 3
+        a, b = got["pair"]
+        out = poptorch.set_overlap_for_output((got["x"] + a, [a * b]), LOOP)
+        assert type(out) is tuple
+        assert type(out[1]) is list
+        return out
+
+    x, a, b = torch.randn(3, 4)
+    total, (product,) = infer(forward, x, (a, b), opts=overlapping())
+    assert torch.equal(total, x + a)
+    assert torch.equal(product, a * b)
+
+
+def used_directly(x):
+    return poptorch.set_overlap_for_input(x, LOOP) + x
+
+
+def marked_twice(x):
+    return poptorch.set_overlap_for_input(poptorch.set_overlap_for_input(x, LOOP), LOOP)
+
+
+def not_an_input(x):
+    return poptorch.set_overlap_for_input(x + 1, LOOP)
+
+
+def not_returned(x):
+    return poptorch.set_overlap_for_output(x + 1, LOOP) * 2
+
+
+def returned_twice(x):
+    out = poptorch.set_overlap_for_output(x + 1, LOOP)
+    return out, [out]
+
+
+def source_returned_too(x):
+    y = x + 1
+    return poptorch.set_overlap_for_output(y, LOOP), y
+
+
+@pytest.mark.spec("ops", 27)
+@pytest.mark.parametrize(
+    "forward, phrase",
+    [
+        (used_directly, "set_overlap_for_input must be the only op applied to an input"),
+        (marked_twice, "not a tensor input to the model"),
+        (not_an_input, "not a tensor input to the model"),
+        (not_returned, "not a tensor output to the model"),
+        (returned_twice, "cannot be used with a tensor that is returned twice"),
+        (source_returned_too, "cannot be used with a tensor that is returned twice"),
+    ],
+)
+def test_misplaced_overlap_is_an_error_at_compilation(forward, phrase: str) -> None:
+    with pytest.raises(poptorch.Error, match=phrase) as caught:
+        infer(forward, torch.ones(2), opts=overlapping())
+    assert "test_hints.py" in str(caught.value)
+
+
+def test_a_marked_output_may_be_used_before_and_after() -> None:
+    def forward(x):
+        y = x + 1
+        out = poptorch.set_overlap_for_output(y, LOOP)
+        return out, y * 2, out * 3
+
+    a, b, c = infer(forward, torch.ones(1), opts=overlapping())
+    assert (a, b, c) == (2, 4, 6)
+
+
+def test_overlap_settings_are_checked_in_order() -> None:
+    model = Calling(lambda x: poptorch.set_overlap_for_input(x, LOOP) * 2)
+    opts = options().outputMode(poptorch.OutputMode.Final)
+
+    def compile_with(opts: poptorch.Options) -> None:
+        poptorch.inferenceModel(model, opts.clone()).compile(torch.ones(1))
+
+    with pytest.raises(poptorch.Error, match=r"not supported with poptorch\.PipelinedExecution"):
+        compile_with(opts)
+    opts.setExecutionStrategy(poptorch.ShardedExecution())
+    with pytest.raises(poptorch.Error, match="No IO tiles allocated"):
+        compile_with(opts)
+    opts.TensorLocations.numIOTiles(32)
+    with pytest.raises(poptorch.Error, match="Unsupported output mode for overlapped IO"):
+        compile_with(opts)
+    compile_with(opts.outputMode(poptorch.OutputMode.Sum))
+
+
+def test_no_overlap_means_nothing() -> None:
+    def forward(x):
+        return poptorch.set_overlap_for_input(x, OverlapMode.NoOverlap) + x
+
+    assert infer(forward, torch.ones(1)) == 2
+
+
+def test_overlap_in_training() -> None:
+    def forward(x):
+        return poptorch.set_overlap_for_output(x, LOOP)
+
+    out, _ = training(Scaled(forward), overlapping())(torch.ones(2))
+    assert torch.equal(out, torch.full((2,), 2.0))
+
+
+def test_overlap_needs_the_enum() -> None:
+    with pytest.raises(poptorch.Error, match=r"needs a poptorch\.OverlapMode"):
+        poptorch.set_overlap_for_input(torch.ones(1), "no_overlap")

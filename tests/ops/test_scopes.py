@@ -1,0 +1,169 @@
+"""``NameScope`` and ``MultiConv``."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from poptorch import MultiConvPlanType
+from wrapping import Calling, graph_of, infer, options
+
+aten = torch.ops.aten
+OPTIONS = "poptorch_multi_conv_options"
+
+
+def test_name_scopes_nest_and_end_with_an_exception() -> None:
+    def forward(x):
+        with poptorch.NameScope("outer"):
+            x = x + 1
+            try:
+                with poptorch.NameScope("inner"):
+                    x = x * 2
+                    raise RuntimeError
+            except RuntimeError:
+                pass
+            x = x - 3
+        return x.exp()
+
+    model = poptorch.inferenceModel(Calling(forward), options())
+    model.compile(torch.ones(1))
+    notes = [(n.name, n.meta.get("custom") or {}) for n in graph_of(model).nodes]
+    named = [(n, custom["poptorch_name"]) for n, custom in notes if "poptorch_name" in custom]
+    assert named == [
+        ("add", "outer"), ("mul", "outer/inner"), ("sub", "outer"),
+    ]  # fmt: skip
+
+
+def test_name_scope_wants_a_string() -> None:
+    with pytest.raises(AssertionError, match="must be a string"):
+        poptorch.NameScope(3)
+    with poptorch.NameScope("native") as scope:
+        assert isinstance(scope, poptorch.NameScope)
+
+
+class TwoConvs(nn.Module):
+    """Two convolutions, some of them within a group.
+
+    Args:
+        group: the group.
+        inside: how many of the two it holds.
+        nested: whether it holds another group.
+    """
+
+    def __init__(self, group: poptorch.MultiConv, inside: int = 2, nested: bool = False) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv1d(2, 3, 1), nn.Conv1d(2, 3, 1)
+        self.group, self.inside, self.nested = group, inside, nested
+
+    def forward(self, x):
+        with self.group:
+            if self.nested:
+                with poptorch.MultiConv():
+                    self.a(x)
+            a = self.a(x) if self.inside > 1 else None
+            b = self.b(x.relu()) if self.inside else None
+        a = self.a(x) if a is None else a
+        return a * (self.b(x.relu()) if b is None else b)
+
+
+def convolutions(model) -> list[torch.fx.Node]:
+    return [n for n in graph_of(model).nodes if n.target is aten.convolution.default]
+
+
+X = torch.randn(2, 2, 4)
+
+
+@pytest.mark.spec("ops", 24)
+def test_multi_conv_options_reach_each_convolution() -> None:
+    group = (
+        poptorch.MultiConv()
+        .availableMemoryProportions((0.1, 0.2))
+        .partialsTypes([torch.float16, torch.float32])
+        .planType(MultiConvPlanType.Serial)
+        .perConvReservedTiles(100)
+        .cycleBackOff(0.3)
+        .enableConvDithering([True])
+    )
+    module = TwoConvs(group)
+    model = poptorch.inferenceModel(module, options())
+    torch.testing.assert_close(model(X), module(X))
+    common = {
+        "cycleBackOff": 0.3, "enableConvDithering": True, "perConvReservedTiles": 100,
+        "planType": MultiConvPlanType.Serial,
+    }  # fmt: skip
+    assert [dict(c.meta["custom"][OPTIONS]) for c in convolutions(model)] == [
+        {**common, "availableMemoryProportions": 0.1, "partialsTypes": torch.float16},
+        {**common, "availableMemoryProportions": 0.2, "partialsTypes": torch.float32},
+    ]
+
+
+@pytest.mark.spec("ops", 24)
+@pytest.mark.parametrize(
+    "make, phrase",
+    [
+        (lambda: TwoConvs(poptorch.MultiConv(), inside=0), "Unexpected end_multi_conv"),
+        (
+            lambda: TwoConvs(poptorch.MultiConv(), nested=True),
+            r"Nested poptorch\.MultiConv is not supported",
+        ),
+        (
+            lambda: TwoConvs(poptorch.MultiConv().availableMemoryProportions([0.1] * 3)),
+            "does not fit the number of convolutions",
+        ),
+    ],
+)
+def test_multi_conv_rules_are_checked_at_compilation(make, phrase: str) -> None:
+    module = make()
+    module(X)  # without a wrapper it has no effect
+    with pytest.raises(poptorch.Error, match=phrase) as caught:
+        poptorch.inferenceModel(module, options()).compile(X)
+    assert "test_scopes.py" in str(caught.value)
+
+
+def test_a_failed_capture_leaves_the_group_usable() -> None:
+    group = poptorch.MultiConv()
+
+    def failing(x):
+        with group:
+            raise RuntimeError("on purpose")
+
+    with pytest.raises(RuntimeError, match="on purpose"):
+        infer(failing, X)
+    module = TwoConvs(group)
+    torch.testing.assert_close(poptorch.inferenceModel(module, options())(X), module(X))
+
+
+def test_multi_conv_binds_nothing() -> None:
+    with poptorch.MultiConv() as bound:
+        pass
+    assert bound is None
+
+
+@pytest.mark.parametrize(
+    "method, wrong, error, phrase",
+    [
+        ("availableMemoryProportions", 1, AssertionError, "Invalid available memory proportion"),
+        ("availableMemoryProportions", [], AssertionError, "Invalid available memory proportion"),
+        ("partialsTypes", torch.int32, ValueError, "Invalid partials types"),
+        ("partialsTypes", None, ValueError, "Invalid partials types"),
+        ("enableConvDithering", 1, ValueError, "must be bool or list of bools"),
+        ("planType", 0, AssertionError, "Invalid plan type"),
+        ("perConvReservedTiles", 1.5, AssertionError, "Invalid reserved tiles"),
+        ("cycleBackOff", 1, AssertionError, "Invalid cycle back off"),
+    ],
+)
+@pytest.mark.spec("ops", 24)
+def test_multi_conv_options_are_checked(method: str, wrong, error: type, phrase: str) -> None:
+    with pytest.raises(error, match=phrase):
+        getattr(poptorch.MultiConv(), method)(wrong)
+
+
+def test_multi_conv_options_go_back_to_their_defaults() -> None:
+    group = poptorch.MultiConv().availableMemoryProportions(0.5).enableConvDithering(True)
+    group.availableMemoryProportions(None).enableConvDithering(None).planType(None)
+    model = poptorch.inferenceModel(TwoConvs(group), options())
+    model.compile(X)
+    options_of = [dict(c.meta["custom"][OPTIONS]) for c in convolutions(model)]
+    assert options_of == [{"planType": MultiConvPlanType.Parallel}] * 2

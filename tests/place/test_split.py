@@ -1,0 +1,184 @@
+"""The parts of a cut program: what they read and write, what is kept and what is made again."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from placing import X, options
+from poptorch import AutoStage, PipelinedExecution, ShardedExecution
+from poptorch._ir import verify
+from poptorch._ir.schedule import Do, Part
+from poptorch._ir.slot import Kind
+from poptorch._ir.staged import Staged
+from stage_zoo import ROWS, STAGE_ZOO
+from staging import Captured
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def staged(model: nn.Module, *inputs: torch.Tensor, opts: poptorch.Options) -> Staged:
+    return Captured(model, inputs, sgd).plan(opts).staged
+
+
+def keys(slots) -> set[str]:
+    return {slot.key for slot in slots}
+
+
+def forward(stage: int) -> Part:
+    return Part(Do.FORWARD, stage)
+
+
+def backward(stage: int) -> Part:
+    return Part(Do.BACKWARD, stage)
+
+
+@pytest.mark.parametrize("name", STAGE_ZOO)
+def test_parts_read_only_what_is_on_their_chip_or_sent_to_it(name: str) -> None:
+    example = STAGE_ZOO[name]
+    strategy = PipelinedExecution(
+        *(poptorch.Stage(f"b{i}").ipu(chip) for i, chip in enumerate(example.chips(3)))
+    )
+    found = staged(example.build(3), *example.inputs(ROWS), opts=options(strategy))
+    made: dict[str, int] = {}
+    for part, segment in found.segments.items():
+        verify.verify_graph(segment.graph)
+        assert str(part) == segment.graph.name
+        for slot in segment.graph.inputs:
+            if slot.kind is Kind.VALUE:
+                sent = {t.target for t in found.transfers if t.value == slot}
+                assert segment.chip in {made[slot.key], *sent}
+            elif slot.is_state:
+                assert segment.chip in found.homes[slot.key]
+        for slot in segment.graph.outputs:
+            if slot.kind is Kind.VALUE:
+                assert slot.key not in made
+                made[slot.key] = segment.chip
+    read = set().union(*(segment.reads for segment in found.segments.values()))
+    assert read == set(made)
+    for transfer in found.transfers:
+        assert made[transfer.value.key] != transfer.target
+
+
+def test_a_stage_hands_its_result_to_the_next_and_its_gradient_back() -> None:
+    example = STAGE_ZOO["mlp"]
+    found = staged(example.build(2), *example.inputs(ROWS), opts=options())
+    crossing = [(str(t.source), t.target, t.value.shape) for t in found.transfers]
+    assert crossing == [("0F", 1, (ROWS, 4)), ("1B", 0, (ROWS, 4))]
+    assert (
+        keys(found.segments[forward(0)].graph.outputs) - found.segments[forward(0)].writes == set()
+    )
+    results = found.segments[forward(1)].graph.outputs
+    assert {"output.0", "loss.1"} <= keys(results)
+    assert keys(found.segments[backward(0)].graph.outputs) == {
+        "accum.layers.0.0.weight", "accum.layers.0.0.bias",
+    }  # fmt: skip
+    assert found.segments[Part(Do.UPDATE, 1)].chip == 1
+    assert keys(found.segments[Part(Do.UPDATE, 1)].graph.outputs) == {
+        "accum.layers.1.0.weight", "accum.layers.1.0.bias",
+        "param.layers.1.0.weight", "param.layers.1.0.bias",
+    }  # fmt: skip
+
+
+def test_skipped_over_stages_neither_see_nor_pass_on_a_value() -> None:
+    example = STAGE_ZOO["skip"]
+    found = staged(example.build(4), *example.inputs(ROWS), opts=options())
+    to = {t.target for t in found.transfers if t.source == forward(0)}
+    assert to == {1, 2, 3}
+    assert found.work.needs[forward(3)] == {forward(0), forward(2)}
+
+
+def test_gradients_of_a_shared_weight_are_added_up_on_its_chip() -> None:
+    example = STAGE_ZOO["tied"]
+    strategy = PipelinedExecution(
+        *(poptorch.Stage(f"b{i}").ipu(chip) for i, chip in enumerate(example.chips(3)))
+    )
+    found = staged(example.build(3), *example.inputs(ROWS), opts=options(strategy))
+    writers = [
+        str(part)
+        for part, segment in found.segments.items()
+        if "accum.table.weight" in keys(segment.graph.outputs) and part.do is not Do.UPDATE
+    ]
+    assert writers == ["0B"]
+    assert backward(2) in found.work.needs[backward(0)]
+
+
+class Wide(nn.Module):
+    """A stage that makes much of little: better computed again than kept."""
+
+    def __init__(self, keep: bool = False, drop: bool = False) -> None:
+        super().__init__()
+        self.narrow, self.wide, self.back = nn.Linear(4, 4), nn.Linear(4, 64), nn.Linear(64, 4)
+        self.mark = keep
+        self.drop = nn.Dropout(0.5) if drop else nn.Identity()
+
+    def forward(self, x):
+        poptorch.Block.start("A", 0)
+        x = self.narrow(x)
+        poptorch.Block.start("B", 1)
+        x = self.drop(self.wide(x).tanh().sin())
+        x = self.back(x)
+        poptorch.Block.start("C", 2)
+        return poptorch.identity_loss(x.exp(), "sum")
+
+
+def kept(found: Staged, stage: int) -> int:
+    """Return how many elements wait on a stage's chip between its two parts."""
+    slots = {slot.key: slot for s in found.segments.values() for slot in s.graph.inputs}
+    return sum(slots[key].numel for key in found.segments[backward(stage)].reads - later(found))
+
+
+def later(found: Staged) -> set[str]:
+    """Keys of values that backward parts make."""
+    parts = [segment for part, segment in found.segments.items() if part.do is Do.BACKWARD]
+    return set().union(*(segment.writes for segment in parts))
+
+
+def test_pipelined_training_computes_activations_again() -> None:
+    again = staged(Wide(), X, opts=options())
+    assert kept(again, 1) == X.numel()  # what the stage was given, and nothing else
+    opts = options()
+    opts._Popart.set("autoRecomputation", 0)
+    assert kept(staged(Wide(), X, opts=opts), 1) > 100
+    sharded = staged(Wide(), X, opts=options(ShardedExecution()))
+    assert kept(sharded, 1) > 100
+
+
+def test_what_was_drawn_is_kept() -> None:
+    found = staged(Wide(drop=True), X, opts=options())
+    drawing = [part for part, segment in found.segments.items() if segment.graph.random]
+    assert drawing == [forward(1)]
+    assert X.numel() < kept(found, 1) <= X.numel() + 2 * 64
+
+
+def test_the_norm_of_all_gradients_is_one_exchange_there_and_one_back() -> None:
+    example = STAGE_ZOO["mlp"]
+
+    def clipped(model: nn.Module) -> torch.optim.Optimizer:
+        return poptorch.optim.Adam(model.parameters(), lr=0.01, max_grad_norm=1.0)
+
+    captured = Captured(example.build(3), example.inputs(ROWS), clipped)
+    found = captured.plan(options()).staged
+    assert found.work.updates == ((0, 1, 2), (0,), (1, 2))
+    crossing = [t for t in found.transfers if t.source.do is Do.UPDATE]
+    assert {t.target for t in crossing if t.source.round == 0} == {0}
+    assert {t.target for t in crossing if t.source.round == 1} == {1, 2}
+    assert all(t.value.numel == 1 for t in crossing)
+    assert found.homes["optstate.step"] == (0, 1, 2)
+    assert "optstate.step" in keys(found.segments[Part(Do.UPDATE, 2, 2)].graph.outputs)
+
+
+def test_a_model_on_chips_0_1_0() -> None:
+    strategy = PipelinedExecution(AutoStage.AutoIncrement)
+    example = STAGE_ZOO["mlp"]
+    model = example.build(3)
+    model.chips = [0, 1, 0]
+    found = staged(model, *example.inputs(ROWS), opts=options(strategy))
+    assert found.work.chips == (0, 1, 0)
+    assert [(str(t.source), t.target) for t in found.transfers] == [
+        ("0F", 1), ("1F", 0), ("2B", 1), ("1B", 0),
+    ]  # fmt: skip

@@ -1,0 +1,35 @@
+"""What does not work and why: every operator, module and model that a sweep found wanting.
+
+Values are reasons. A name stands here only as long as it is true; a sweep says which can go.
+"""
+
+from __future__ import annotations
+
+_SHAPE = "the shape of its result depends on values; refused by design, with an explanation"
+_SPARSE = "sparse tensors are refused, as in PopTorch"
+_RANK = "the shape of its results depends on the rank that it finds"
+
+OPERATORS = {
+    "argwhere": _SHAPE,
+    "index_fill": "the gradient of a fill value that is a tensor looks for unique indices, whose "
+    "number depends on values",
+    "item": "a number compiled in would be wrong for other inputs; refused by design",
+    "linalg.lstsq": _RANK,
+    "linalg.lstsq.grad_oriented": _RANK,
+    "masked_select": _SHAPE,
+    "nonzero": _SHAPE,
+    "sparse.mm.reduce": _SPARSE,
+    "sparse.sampled_addmm": _SPARSE,
+    "tensor_split": "sections that are an input of the model: sizes would depend on values",
+    "to_sparse": _SPARSE,
+    "unique": _SHAPE,
+    "unique_consecutive": _SHAPE,
+}
+
+MODULES = {
+    "nn.BatchNorm1d": "momentum=None computes its average with a Python number read from a buffer",
+    "nn.BatchNorm2d": "as nn.BatchNorm1d",
+    "nn.BatchNorm3d": "as nn.BatchNorm1d",
+}
+
+MODELS: dict[str, str] = {}

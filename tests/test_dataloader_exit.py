@@ -1,0 +1,157 @@
+"""How programs end that use asynchronous loaders: cleanly, soon, and with nothing left behind."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from leaks import descendants, still_there
+
+SECONDS = 8.0  # an interrupted or finished program is gone by then, on a busy machine too
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+WATCHDOG = 5.0 + SECONDS  # workers of torch look every 5 seconds whether their parent lives
+
+QUIET = """
+import os, signal, sys, time
+from data_sets import Numbers, Slow
+from loaders import loader
+from poptorch.enums import DataLoaderMode, SharingStrategy
+
+def iterate(strategy, workers):
+    made = loader(
+        Slow(1000, 2), 2, mode=DataLoaderMode.Async, num_workers=workers,
+        async_options={"sharing_strategy": strategy},
+    )
+    iterator = iter(made)
+    next(iterator)
+    return iterator
+
+def main():
+    by_fork = iterate(SharingStrategy.Fork, 2)
+"""
+READY = '    print("ready", flush=True)\n'
+HEAD = QUIET + READY
+BOTH = QUIET + "    by_server = iterate(SharingStrategy.ForkServer, 0)\n" + READY
+TAIL = """
+if __name__ == "__main__":
+    main()
+"""
+
+
+class Program:
+    """A script that runs in a session of its own, with the processes that it has started."""
+
+    def __init__(self, path, body, head=HEAD):
+        path.write_text(head + textwrap.indent(textwrap.dedent(body), "    ") + TAIL)
+        self.process = subprocess.Popen(
+            [sys.executable, str(path)], start_new_session=True, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT,
+        )  # fmt: skip
+        assert self.process.stdout.readline() == "ready\n", self.process.stderr.read()
+        self.started = descendants(self.process.pid)
+        assert len(self.started) >= (4 if head is BOTH else 3)
+        self.begin = time.monotonic()
+
+    def go_on(self):
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def end(self, seconds=SECONDS):
+        """Return (exit code, stdout, stderr), when all its processes have gone."""
+        out, err = self.process.communicate(timeout=seconds)
+        while left := still_there(self.started):
+            assert time.monotonic() - self.begin < seconds, f"left behind: {left}"
+            time.sleep(0.05)
+        return self.process.returncode, out, err
+
+
+@pytest.mark.spec("data", 10)
+def test_a_program_that_abandons_its_loaders_ends_silently(tmp_path):
+    program = Program(tmp_path / "p.py", "sys.stdin.readline()", BOTH)
+    program.go_on()
+    assert program.end() == (0, "", "")
+
+
+@pytest.mark.spec("data", 10)
+def test_ctrl_c_ends_everything_with_one_traceback(tmp_path):
+    body = "for element in zip(by_fork, by_server): time.sleep(0.05)"
+    program = Program(tmp_path / "p.py", body, BOTH)
+    os.killpg(program.process.pid, signal.SIGINT)
+    code, out, err = program.end()
+    assert (code, out) == (-signal.SIGINT, "")
+    assert err.count("Traceback") == 1
+    assert err.rstrip().endswith("KeyboardInterrupt")
+
+
+def test_a_program_that_survives_ctrl_c_goes_on_loading_and_fails_with_its_own_error(tmp_path):
+    body = """
+        try:
+            print("ready", flush=True)
+            sys.stdin.readline()
+        except KeyboardInterrupt:
+            print(sum(1 for _ in by_fork))
+        for _ in by_fork._owner:
+            raise ValueError("mine")
+    """
+    program = Program(tmp_path / "p.py", body, QUIET)
+    os.killpg(program.process.pid, signal.SIGINT)
+    code, out, err = program.end(2 * SECONDS)
+    assert (code, out, err.count("Traceback")) == (1, "499\n", 1)
+    assert err.endswith("ValueError: mine\n")
+
+
+def test_processes_end_after_their_program_was_killed(tmp_path):
+    program = Program(tmp_path / "p.py", "sys.stdin.readline()", BOTH)
+    program.process.kill()
+    code, *_ = program.end(WATCHDOG)
+    assert code == -signal.SIGKILL
+
+
+def run(command):
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, env=ENVIRONMENT
+    )
+
+
+def test_a_script_without_a_guard_is_told_about_it(tmp_path):
+    script = tmp_path / "p.py"
+    script.write_text(HEAD + "\niterate(SharingStrategy.SharedMemory, 0)\n")
+    done = run([sys.executable, str(script)])
+    assert done.returncode == 1
+    assert "worker thread failed to start" in done.stderr
+    assert 'the guard: if __name__ == "__main__":' in " ".join(done.stderr.split())
+
+
+def _can_mount():
+    if shutil.which("unshare") is None:
+        return False
+    return run(["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", "/dev/shm"]).returncode == 0
+
+
+SMALL_SHM = """
+from data_sets import Numbers
+from loaders import loader
+from poptorch.enums import DataLoaderMode
+
+if __name__ == "__main__":
+    for workers in (0, 1):
+        made = loader(Numbers(6, (100_000,)), 2, mode=DataLoaderMode.Async, num_workers=workers)
+        print([batch.shape[0] for batch in made], flush=True)
+"""
+
+
+@pytest.mark.skipif(not _can_mount(), reason="needs a private /dev/shm of 64 kB")
+def test_a_full_dev_shm(tmp_path):
+    """The ring does not live there; what torch's workers send does, and their failure is told."""
+    script = tmp_path / "p.py"
+    script.write_text(SMALL_SHM)
+    mount = "mount -t tmpfs -o size=64k tmpfs /dev/shm"
+    done = run(["unshare", "-rm", "sh", "-c", f"{mount} && exec {sys.executable} {script}"])
+    assert (done.returncode, done.stdout) == (1, "[2, 2, 2]\n")
+    assert "worker thread failed to start" in done.stderr
+    assert "shared memory" in done.stderr

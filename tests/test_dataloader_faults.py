@@ -1,0 +1,303 @@
+"""What goes wrong while data is loaded: errors arrive, nothing hangs, nothing stays behind."""
+
+import contextlib
+import gc
+import os
+import resource
+import signal
+import time
+
+import pytest
+
+from data_sets import Broken, Fatal, Numbers, Slow, Unpicklable, Unreadable
+from leaks import descendants, nothing_left, still_there
+from loaders import ASYNC_MODES, loader, values
+from poptorch._base.errors import Error
+from poptorch._data import process
+from poptorch.dataloader import AsynchronousDataAccessor
+from poptorch.enums import DataLoaderMode, SharingStrategy
+
+# Starting a process anew takes seconds on a busy machine: each test uses one such strategy.
+FORKS = [SharingStrategy.Fork, SharingStrategy.ForkServer]
+NOTICED_SECONDS = 3.0  # a dead process is noticed in this time, on a busy machine too
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _helpers():
+    """Start Python's own helper processes, which stay until the program ends."""
+    for strategy in (SharingStrategy.SharedMemory, SharingStrategy.ForkServer):
+        accessor(Numbers(1), strategy).terminate()
+
+
+def accessor(dataset, strategy=SharingStrategy.Fork, **kwargs):
+    return AsynchronousDataAccessor(dataset, sharing_strategy=strategy, **kwargs)
+
+
+def worker_pid(made):
+    (pid,) = (pid for pid in descendants() if os.getpgid(pid) == pid)
+    return pid
+
+
+@pytest.mark.spec("data", 9)
+@pytest.mark.parametrize("strategy", [*FORKS, SharingStrategy.SharedMemory])
+def test_an_error_in_the_first_element_arrives_in_the_constructor(strategy, caplog):
+    data = Broken(4, 0)
+    with nothing_left(), pytest.raises(Error, match="worker thread failed to start") as caught:
+        accessor(data, strategy)
+    for text in (str(caught.value), caplog.text):
+        assert "sample 0 cannot be read" in text
+        assert "data_sets.py" in text
+
+
+@pytest.mark.parametrize("mode", ASYNC_MODES)
+def test_an_empty_data_set(mode):
+    with nothing_left(), pytest.raises(Error, match="failed to start") as caught:
+        loader(Numbers(0), mode=mode)
+    assert "The Dataset is empty" in str(caught.value)
+
+
+@pytest.mark.parametrize("strategy", [SharingStrategy.ForkServer, SharingStrategy.FileSystem])
+def test_data_sets_that_cannot_travel(strategy):
+    for dataset, reason in (
+        (Unpicklable(3), "this data set cannot travel"),
+        (Unreadable(3), "this data set cannot arrive"),
+    ):
+        with nothing_left(), pytest.raises(Error, match="worker thread failed to start") as caught:
+            accessor(dataset, strategy)
+        assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("mode", ASYNC_MODES)
+def test_a_later_error_arrives_in_its_place_and_the_loader_can_be_used_again(mode, workers):
+    data = Broken(12, 7)
+    with nothing_left():
+        made = loader(data, 2, mode=mode, num_workers=workers)
+        pid = worker_pid(made)
+        iterator = iter(made)
+        assert values(next(iterator) for _ in range(3)) == [[0, 1], [2, 3], [4, 5]]
+        for _ in range(2):
+            with pytest.raises(
+                AssertionError, match="error occurred in the data fetcher"
+            ) as caught:
+                next(iterator)
+            assert "sample 7 cannot be read" in str(caught.value)
+            assert "data_sets.py" in str(caught.value)
+        with pytest.raises(AssertionError, match="sample 7"):
+            list(made)
+        data.is_broken.zero_()
+        assert [x for b in values(made) for x in b] == list(range(12))
+        assert worker_pid(made) == pid
+        del made, iterator, caught
+
+
+@pytest.mark.parametrize("strategy", FORKS)
+def test_a_killed_process_is_noticed_after_the_loaded_data(strategy):
+    with nothing_left() as known:
+        made = accessor(Numbers(9), strategy, buffer_size=2, early_preload=True)
+        known.update(descendants())
+        pid = worker_pid(made)
+        while made._consumer.waiting.elements == 0:
+            assert next(made) == 0
+        time.sleep(0.2)  # it fills the ring
+        os.kill(pid, signal.SIGKILL)
+        begin = time.monotonic()
+        with pytest.raises(AssertionError, match="error occurred in the data fetcher") as caught:
+            for expected in (1, 2, 3):
+                assert next(made) == expected
+        assert expected >= 2
+        assert "was killed by SIGKILL" in str(caught.value)
+        assert time.monotonic() - begin < NOTICED_SECONDS
+        with pytest.raises(AssertionError, match="data fetcher"):
+            iter(made)
+        made.terminate()
+        del caught
+
+
+def test_a_killed_process_does_not_leave_its_workers():
+    with nothing_left(2.0) as known:
+        made = loader(Numbers(100), 2, mode=DataLoaderMode.Async, num_workers=2)
+        iterator = iter(made)
+        next(iterator)
+        known.update(descendants())
+        assert len(known) == 3
+        os.kill(worker_pid(made), signal.SIGKILL)
+        with pytest.raises(AssertionError, match="was killed by SIGKILL"):
+            list(iterator)
+        del made, iterator
+
+
+def test_a_killed_worker_of_torch_ends_the_iteration_only():
+    # Asynchronously only: in the program itself, torch raises from a signal handler, anywhere.
+    data = Fatal(8, 5, signal.SIGKILL)
+    with nothing_left():
+        made = loader(data, 1, mode=DataLoaderMode.Async, num_workers=1)
+        with pytest.raises(AssertionError, match="occurred in the data fetcher"):
+            list(made)
+        data.is_fatal.zero_()
+        assert values(made) == [[i] for i in range(8)]
+        del made
+
+
+@pytest.mark.parametrize("strategy", FORKS)
+def test_a_process_that_dies_at_once(strategy):
+    begin, data = time.monotonic(), Fatal(3, 0, signal.SIGKILL)
+    with nothing_left(), pytest.raises(Error, match="worker thread failed to start") as caught:
+        accessor(data, strategy)
+    assert "was killed by SIGKILL" in str(caught.value)
+    assert time.monotonic() - begin < 2 * NOTICED_SECONDS
+
+
+def test_a_loader_that_has_failed_ends_its_process_when_it_goes():
+    data = Broken(4, 2)
+    gc.disable()
+    try:
+        made = accessor(data)
+        for _ in range(2):
+            with contextlib.suppress(AssertionError):
+                list(made)
+        assert len(descendants()) == 1
+        del made
+        assert descendants() == {}
+    finally:
+        gc.enable()
+
+
+def test_an_interrupted_process_ends_silently(capfd):
+    with nothing_left():
+        made = accessor(Slow(100, 20), buffer_size=1)
+        next(made)
+        os.kill(worker_pid(made), signal.SIGINT)
+        with pytest.raises(AssertionError, match="data fetcher"):
+            list(made)
+        made.terminate()
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_terminated_process_ends_its_workers(workers):
+    with nothing_left() as known:
+        made = loader(Slow(100, 5), 1, mode=DataLoaderMode.Async, num_workers=workers)
+        iterator = iter(made)
+        next(iterator)
+        known.update(descendants())
+        assert len(known) == 1 + workers
+        os.kill(worker_pid(made), signal.SIGTERM)
+        with pytest.raises(AssertionError, match="data fetcher"):
+            list(iterator)
+        del made, iterator
+
+
+class Stubborn(Numbers):
+    """Sleeps for ever in its second sample, through interrupts if wanted."""
+
+    def __init__(self, size, ignores_interrupts):
+        super().__init__(size)
+        self.ignores_interrupts = ignores_interrupts
+
+    def __getitem__(self, index):
+        if index == 1:
+            if self.ignores_interrupts:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+            time.sleep(1000)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("ignores_interrupts, steps", [(False, 1), (True, 2)])
+def test_a_process_that_does_not_stop_is_made_to(ignores_interrupts, steps, monkeypatch, caplog):
+    monkeypatch.setattr(process, "PATIENCE", 0.4)
+    with nothing_left():
+        made = accessor(Stubborn(3, ignores_interrupts), early_preload=True)
+        time.sleep(0.1)
+        begin = time.monotonic()
+        made.terminate()
+        assert 0.4 * steps <= time.monotonic() - begin < 0.4 * steps + NOTICED_SECONDS
+    assert "interrupting it" in caplog.text
+
+
+def test_a_stopped_process_is_killed(monkeypatch):
+    monkeypatch.setattr(process, "PATIENCE", 0.2)
+    with nothing_left():
+        made = accessor(Numbers(3))
+        os.kill(worker_pid(made), signal.SIGSTOP)
+        made.terminate()
+
+
+class Small(Numbers):
+    """Leaves its process no room for the ring's memory."""
+
+    def __getitem__(self, index):
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
+        return super().__getitem__(index)
+
+
+def test_a_ring_without_memory_says_so():
+    with nothing_left(), pytest.raises(Error, match="worker thread failed to start") as caught:
+        accessor(Small(3, (1 << 16,)))
+    assert "OSError" in str(caught.value)
+    assert "File too large" in str(caught.value)
+
+
+@pytest.mark.spec("data", 10)
+@pytest.mark.parametrize("workers", [0, 2, 5])
+@pytest.mark.parametrize("mode", list(DataLoaderMode))
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_a_consumer_that_stops_early(mode, workers, capfd):
+    with nothing_left() as known:
+        made = loader(Numbers(100), 1, mode=mode, num_workers=workers)
+        for batch in made:
+            if batch.item() == 3:
+                break
+        known.update(descendants())
+        begin = time.monotonic()
+        del made, batch
+        assert time.monotonic() - begin < NOTICED_SECONDS
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_interrupted_constructor_leaves_nothing(monkeypatch):
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("poptorch._data.consumer.Consumer._message", interrupted)
+    with nothing_left(), pytest.raises(KeyboardInterrupt):
+        accessor(Slow(3, 100))
+
+
+def test_an_interrupted_consumer_loses_nothing(monkeypatch):
+    made = accessor(Numbers(4), buffer_size=2)
+    assert next(made) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(made._consumer, "_message", lambda: signal.raise_signal(2))
+        with pytest.raises(KeyboardInterrupt):
+            next(made)
+    assert values(iter(lambda: next(made, None), None)) == [[1], [2], [3]]
+
+
+@pytest.mark.parametrize(
+    "strategy, cycles", [(SharingStrategy.Fork, 40), (SharingStrategy.ForkServer, 6)]
+)
+def test_cycles_of_making_using_and_dropping(strategy, cycles):
+    with nothing_left() as known:
+        for cycle in range(cycles):
+            made = loader(
+                Numbers(8, (10,)), 2, mode=ASYNC_MODES[cycle % 2], num_workers=cycle % 8 == 0,
+                async_options={"sharing_strategy": strategy, "early_preload": cycle % 3 == 0},
+            )  # fmt: skip
+            for batch, _ in zip(made, range(cycle % 6), strict=False):
+                assert batch.shape == (2, 10)
+            known.update(descendants())
+            made = batch = None
+        assert len(known) >= cycles
+
+
+def test_what_is_found_left_behind():
+    with pytest.raises(AssertionError, match="left behind"), nothing_left(0.1):
+        made = accessor(Numbers(3))
+    assert still_there(descendants())
+    made.terminate()
+    del made
+    with pytest.raises(AssertionError, match="left behind"), nothing_left(0.1):
+        file = open(os.devnull)  # noqa: SIM115
+    file.close()

@@ -1,0 +1,109 @@
+"""Loaders of several processes: disjoint parts, common permutations. Each process is simulated."""
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from data_sets import Numbers, Stream
+from loaders import ALL_MODES, ASYNC_MODES, loader, options, values
+from poptorch.enums import DataLoaderMode
+
+
+def of_each_process(processes, dataset, batch_size, seed=None, iterations=1, **kwargs):
+    def made(process):
+        own = options(iterations, process=process, processes=processes, seed=seed)
+        return loader(dataset, batch_size, opts=own, **kwargs)
+
+    return [made(process) for process in range(processes)]
+
+
+def flat(batches):
+    return [x for batch in values(batches) for x in batch]
+
+
+@pytest.mark.spec("data", 4, 14)
+@pytest.mark.parametrize("mode", ALL_MODES)
+def test_shards_are_contiguous_disjoint_and_equally_long(mode):
+    loaders = of_each_process(3, Numbers(53), 2, iterations=2, mode=mode)
+    assert [len(made) for made in loaders] == [4, 4, 4]
+    assert [len(made.dataset) for made in loaders] == [16, 16, 16]
+    assert [made.combinedBatchSize for made in loaders] == [4, 4, 4]
+    assert [x for made in loaders for x in flat(made)] == list(range(48))
+
+
+@pytest.mark.parametrize("mode", ALL_MODES)
+def test_without_drop_last_nothing_is_lost(mode, caplog):
+    loaders = of_each_process(3, Numbers(53), 4, drop_last=False, mode=mode)
+    assert [len(made.dataset) for made in loaders] == [18, 18, 17]
+    assert [x for made in loaders for x in flat(made)] == list(range(53))
+    assert "combined batch size (4) x 3 processes" in caplog.text
+    assert "the last batch of this process has 2 samples" in caplog.text
+    assert "the last batch of this process has 1 samples" in caplog.text
+
+
+def test_every_process_reads_everything_without_partitioning():
+    loaders = of_each_process(2, Numbers(6), 3, auto_distributed_partitioning=False)
+    assert [values(made) for made in loaders] == [[[0, 1, 2], [3, 4, 5]]] * 2
+    streams = of_each_process(2, Stream(6), 3, auto_distributed_partitioning=False)
+    assert [values(made) for made in streams] == [[[0, 1, 2], [3, 4, 5]]] * 2
+
+
+def test_what_cannot_be_partitioned():
+    with pytest.raises(AssertionError, match="batch_size=None not allowed"):
+        of_each_process(2, Numbers(6), None, drop_last=False)
+    with pytest.raises(AssertionError, match="not supported for IterableDataset"):
+        of_each_process(2, Stream(6), 2)
+    with pytest.raises(AssertionError, match=r"must set poptorch.Options.randomSeed\(\)"):
+        of_each_process(2, Numbers(6), 2, shuffle=True)
+
+
+@pytest.mark.spec("data", 15)
+@pytest.mark.parametrize("workers, persistent", [(0, None), (2, None), (1, False)])
+@pytest.mark.parametrize("mode", [DataLoaderMode.Sync, DataLoaderMode.Async])
+def test_one_permutation_for_all_processes_and_a_new_one_every_epoch(mode, workers, persistent):
+    loaders = of_each_process(
+        2, Numbers(23), 2, seed=5, shuffle=True, mode=mode, num_workers=workers,
+        persistent_workers=persistent,
+    )  # fmt: skip
+    epochs = [[x for made in loaders for x in flat(made)] for _ in range(4)]
+    for epoch in epochs:
+        assert len(epoch) == len(set(epoch)) == 20
+    assert len({tuple(epoch) for epoch in epochs}) == 4
+    for first, second in ((0, 1), (2, 3)):
+        assert {*epochs[first], *epochs[second]} == set(range(23))
+    again = of_each_process(2, Numbers(23), 2, seed=5, shuffle=True)
+    assert [x for made in again for x in flat(made)] == epochs[0]
+    other = of_each_process(2, Numbers(23), 2, seed=6, shuffle=True)
+    assert [x for made in other for x in flat(made)] != epochs[0]
+
+
+@pytest.mark.parametrize("mode", ASYNC_MODES)
+def test_shuffling_without_drop_last_reads_everything(mode):
+    loaders = of_each_process(3, Numbers(23), 2, seed=5, shuffle=True, drop_last=False, mode=mode)
+    for _ in range(2):
+        assert sorted(x for made in loaders for x in flat(made)) == list(range(23))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_two_iterations_at_once_have_their_own_permutations(workers):
+    (made, _) = of_each_process(2, Numbers(20), 2, seed=1, shuffle=True, num_workers=workers)
+    (same, _) = of_each_process(2, Numbers(20), 2, seed=1, shuffle=True)
+    expected = [flat(same), flat(same), flat(same)]
+    first, second = iter(made), iter(made)
+    got = [[], []]
+    for a, b in zip(first, second, strict=True):
+        got[0] += a.tolist()
+        got[1] += b.tolist()
+    assert got == expected[:2]
+    del first, second
+    assert flat(made) == expected[2]
+
+
+def test_tensor_data_sets_take_the_short_way_with_the_same_result():
+    numbers = torch.arange(20.0)
+    for shuffle in (False, True):
+        short = of_each_process(2, TensorDataset(numbers), 2, seed=1, shuffle=shuffle)
+        long = of_each_process(2, Numbers(20), 2, seed=1, shuffle=shuffle)
+        for a, b in zip(short, long, strict=True):
+            for _ in range(3):
+                assert [batch[0].tolist() for batch in a] == values(b)

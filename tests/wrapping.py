@@ -1,0 +1,60 @@
+"""Short ways to put a function into a wrapped model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+import poptorch
+
+
+def options(backend: str = "reference", **counts: int) -> poptorch.Options:
+    """Quiet options on one backend; counts: iterations, accumulation, replicas."""
+    opts = poptorch.Options().backend(backend).showCompilationProgressBar(False)
+    opts.deviceIterations(counts.get("iterations", 1))
+    opts.replicationFactor(counts.get("replicas", 1))
+    opts.Training.gradientAccumulation(counts.get("accumulation", 1))
+    return opts
+
+
+class Calling(nn.Module):
+    """A module whose forward is a function of its inputs."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*args)
+
+
+class Scaled(nn.Module):
+    """A trainable factor on the first input, then a function; the loss is the mean of squares."""
+
+    def __init__(self, function: Callable[..., Any], shape: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full(shape, 2.0))
+        self.function = function
+
+    def forward(self, x, *rest):
+        out = self.function(self.weight * x, *rest)
+        return out, poptorch.identity_loss(out.square(), reduction="mean")
+
+
+def infer(function: Callable[..., Any], *args: Any, opts: poptorch.Options | None = None) -> Any:
+    """Call a function through an inference model."""
+    return poptorch.inferenceModel(Calling(function), opts or options())(*args)
+
+
+def training(model: nn.Module, opts: poptorch.Options | None = None, lr: float = 0.1) -> Any:
+    """Wrap a model for plain gradient descent."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    return poptorch.trainingModel(model, opts or options(), optimizer)
+
+
+def graph_of(executor: Any, name: str = "forward") -> torch.fx.Graph:
+    """The graph of a compiled executor."""
+    return executor._session.compiled.plan.program.graphs[name].module.graph
