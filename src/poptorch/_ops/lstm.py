@@ -100,8 +100,8 @@ def _workspace_bytes(steps: int, batch: int, width: int, hidden: int, reverse: b
             (4 * hidden, hidden),
         ]
         shapes += [(4 * hidden,)] * 2 + [(1, batch, hidden)] * 2
-        operands: Any = [torch.zeros(shape) for shape in shapes]
-        return _layer(*operands, reverse=reverse, keep=True)[-1].numel()
+        x, w_x, w_h, b_x, b_h, h, c = (torch.zeros(shape) for shape in shapes)
+        return _layer(x, w_x, w_h, b_x, b_h, h, c, reverse, True)[-1].numel()
 
     with ThreadPoolExecutor(1) as elsewhere:  # where nothing is being traced
         return elsewhere.submit(ask).result()
