@@ -9,13 +9,15 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from poptorch.backends.inductor.broadcast import store_before_spreading
-from poptorch.backends.inductor.convolution import convolution, convolution_backward
+from poptorch.backends.inductor.convolution import Convolutions
 from poptorch.backends.inductor.order import OrderedReplay, memory_order
 from poptorch.backends.inductor.pooling import max_pool, max_pool_backward
 from poptorch.backends.inductor.windows import batch_first
 
 aten = torch.ops.aten
 BATCH = 8
+ALONE = Convolutions(torch.fx.Graph())
+convolution, convolution_backward = ALONE.convolution, ALONE.convolution_backward
 
 
 def same(ours: object, theirs: object) -> None:
@@ -58,6 +60,17 @@ def test_convolutions_left_to_the_library(channels: int, outputs: int, groups: i
     assert memory_order(y) == ((0, 2, 3, 1) if channels == 16 else (0, 1, 2, 3))
     backward = (torch.randn_like(y), x, w, None, *args, [True, True, False])
     same(convolution_backward(*backward)[:2], tuple(aten.convolution_backward(*backward))[:2])
+
+
+def test_first_layers_follow_convolutions_that_fill_blocks() -> None:
+    def network(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.conv2d(torch.conv2d(x, w), v)
+
+    x, w, v = torch.randn(BATCH, 3, 9, 9), torch.randn(16, 3, 3, 3), torch.randn(16, 16, 3, 3)
+    args = (None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    ours = Convolutions(make_fx(network, tracing_mode="fake")(x, w, v).graph)
+    assert memory_order(ours.convolution(x, w, *args)) == (0, 2, 3, 1)
+    assert memory_order(convolution(x, w, *args)) == (1, 2, 3, 0)
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])

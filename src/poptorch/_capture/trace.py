@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from .._ir.operators import draws, writes
 from .._ops import annotate, effects
 from .._ops.control import is_control_flow
+from .._ops.lstm import lstm
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -68,22 +69,35 @@ def gradient_origin(tensor: torch.Tensor) -> Any:
     return _outermost(tensor).grad_fn
 
 
-class _RecurrentByHand(TorchFunctionMode):
-    """Takes recurrent layers apart into operators that can be vectorised."""
+class _Recurrent(TorchFunctionMode):
+    """Recurrent layers as operators that can be traced, and with ``by_hand`` vectorised."""
+
+    def __init__(self, by_hand: bool) -> None:
+        super().__init__()
+        self._by_hand = by_hand
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        from torch._decomp import decompositions
+        if len(args) == 9:  # packed sequences have other arguments
+            if func is torch.lstm:
+                result = lstm(*args)
+                if result is not NotImplemented:
+                    return result
+            if self._by_hand:
+                func = _in_steps().get(func, func)
+        return func(*args, **(kwargs or {}))
 
-        by_hand = {
-            torch.lstm: decompositions.lstm_impl,
-            torch.gru: decompositions.gru_impl,
-            torch.rnn_tanh: decompositions.rnn_tanh_input,
-            torch.rnn_relu: decompositions.rnn_relu_input,
-        }
-        unpacked = func in by_hand and len(args) == 9  # packed sequences have other arguments
-        return (by_hand[func] if unpacked else func)(*args, **(kwargs or {}))
+
+def _in_steps() -> dict[Any, Callable[..., Any]]:
+    from torch._decomp import decompositions
+
+    return {
+        torch.lstm: decompositions.lstm_impl,
+        torch.gru: decompositions.gru_impl,
+        torch.rnn_tanh: decompositions.rnn_tanh_input,
+        torch.rnn_relu: decompositions.rnn_relu_input,
+    }
 
 
 @contextlib.contextmanager
@@ -95,7 +109,7 @@ def vectorising() -> Iterator[None]:
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH), _RecurrentByHand():
+    with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH), _Recurrent(by_hand=True):
         warnings.filterwarnings("error", message="There is a performance drop")
         yield
 
@@ -127,7 +141,14 @@ def trace(
 
     mode = _mode_of(inputs)
     without_values = contextlib.nullcontext() if real else mode
-    with fx_traceback.preserve_node_meta(), _without_fused_lstm(), _quiet(), without_values:
+    recurrent = _Recurrent(by_hand=False)
+    with (
+        fx_traceback.preserve_node_meta(),
+        _without_fused_lstm(),
+        recurrent,
+        _quiet(),
+        without_values,
+    ):
         recorded = make_fx(
             function,
             decomposition_table=_honest(),
@@ -326,7 +347,7 @@ def _quiet() -> Iterator[None]:
 @contextlib.contextmanager
 def _without_fused_lstm() -> Iterator[None]:
     # oneDNN's fused LSTM keeps a workspace only while autograd records, which it does not when the
-    # graph runs: recurrent layers are taken apart into their steps instead.
+    # graph runs. Where our form of it does not apply the layer is taken apart into its steps.
     (before,) = torch.backends.mkldnn.set_flags(_enabled=False)[:1]  # type: ignore[no-untyped-call]
     try:
         yield

@@ -41,11 +41,13 @@ def define(
     if backward is not None:
         torch.library.register_autograd(qualified, backward, setup_context=setup_context)
     operator = getattr(getattr(torch.ops, NAMESPACE), name).default
-    torch.library.register_vmap(qualified, vmap or _one_by_one(operator))
+    torch.library.register_vmap(qualified, vmap or one_by_one(operator))
     return operator
 
 
-def _one_by_one(operator: Any) -> Callable[..., Any]:
+def one_by_one(operator: Any) -> Callable[..., Any]:
+    """Return a rule for ``vmap`` that calls an operator once per sample."""
+
     def rule(info: Any, in_dims: Sequence[Any], *args: Any) -> Any:
         calls = [
             operator(*(_sample(a, d, at) for a, d in zip(args, in_dims, strict=True)))

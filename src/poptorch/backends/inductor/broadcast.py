@@ -9,9 +9,6 @@ without this pass and 0.31 ms with it.
 
 from __future__ import annotations
 
-import functools
-import operator
-
 import torch
 from torch import fx
 
@@ -39,15 +36,15 @@ def store_before_spreading(graph: fx.Graph) -> None:
         and _size(source) * _LEAST_SPREAD <= _size(node)
     )
     for node in chosen:
+        users = list(node.users)
         value = node.meta["val"]
         with graph.inserting_after(node):
             stored = graph.call_function(
                 aten.as_strided.default, (node, list(value.shape), list(value.stride()))
             )
         stored.meta["val"] = value
-        node.replace_all_uses_with(
-            stored, delete_user_cb=functools.partial(operator.is_not, stored)
-        )
+        for user in users:
+            user.replace_input_with(node, stored)
 
 
 def _is_pointwise(node: fx.Node) -> bool:

@@ -1,0 +1,194 @@
+"""The library's LSTM layer as one operator, whose batch may hold several lanes.
+
+Taken apart into its steps an LSTM of two layers and 32 steps is a graph of thousands of nodes that
+takes minutes to compile and runs no faster. oneDNN's layer is opaque to tracing: it keeps a
+workspace for its backward pass, of a size that only it knows, and only while autograd records.
+Here that workspace is a result like any other. Values and gradients are those of ``torch.lstm``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from .library import define, one_by_one
+
+aten = torch.ops.aten
+Tensors = tuple[torch.Tensor, ...]
+_LSTM = 2  # the library's number for this kind of layer
+
+
+def lstm(
+    x: torch.Tensor,
+    state: Sequence[torch.Tensor],
+    weights: Sequence[torch.Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> Any:
+    """Compute ``torch.lstm`` layer by layer; ``NotImplemented`` where the library has no layer."""
+    directions = 2 if bidirectional else 1
+    plain = has_biases and len(weights) == 4 * num_layers * directions  # no projections
+    if not plain or x.device.type != "cpu" or x.dtype != torch.float32 or x.dim() != 3:
+        return NotImplemented
+    x = x.transpose(0, 1) if batch_first else x
+    keep = torch.is_grad_enabled()
+    last_h, last_c = [], []
+    for layer in range(num_layers):
+        outputs = []
+        for at in range(layer * directions, (layer + 1) * directions):
+            own = (*weights[4 * at : 4 * at + 4], state[0][at : at + 1], state[1][at : at + 1])
+            y, h, c, _ = lstm_layer(x, *own, at % directions == 1, keep)
+            outputs.append(y)
+            last_h.append(h)
+            last_c.append(c)
+        x = torch.cat(outputs, -1) if bidirectional else outputs[0]
+        if dropout and train and layer < num_layers - 1:
+            x = torch.dropout(x, dropout, True)
+    return x.transpose(0, 1) if batch_first else x, torch.cat(last_h), torch.cat(last_c)
+
+
+def _layer(
+    x: torch.Tensor,
+    w_x: torch.Tensor,
+    w_h: torch.Tensor,
+    b_x: torch.Tensor,
+    b_h: torch.Tensor,
+    h: torch.Tensor,
+    c: torch.Tensor,
+    reverse: bool,
+    keep: bool,
+) -> Tensors:
+    operands = [tensor.detach().contiguous() for tensor in (x, w_x, w_h, b_x, b_h, h, c)]
+    geometry: tuple[Any, ...] = (reverse, [], _LSTM, w_h.shape[1], 1, True, False, False, keep)
+    with torch.set_grad_enabled(keep):  # the library keeps its workspace only while this is on
+        y, h, c, workspace = aten.mkldnn_rnn_layer.default(*operands, *geometry)
+    return y.contiguous(), h.clone(), c.clone(), workspace
+
+
+def _layer_shape(
+    x: torch.Tensor,
+    w_x: torch.Tensor,
+    w_h: torch.Tensor,
+    b_x: torch.Tensor,
+    b_h: torch.Tensor,
+    h: torch.Tensor,
+    c: torch.Tensor,
+    reverse: bool,
+    keep: bool,
+) -> Tensors:
+    size = _workspace_bytes(*x.shape, w_h.shape[1], reverse) if keep else 0
+    y = x.new_empty((*x.shape[:2], w_h.shape[1]))
+    return y, h.new_empty(h.shape), c.new_empty(c.shape), x.new_empty(size, dtype=torch.uint8)
+
+
+@lru_cache
+def _workspace_bytes(steps: int, batch: int, width: int, hidden: int, reverse: bool) -> int:
+    """Ask the library, on real tensors."""
+
+    def ask() -> int:
+        shapes: list[tuple[int, ...]] = [
+            (steps, batch, width),
+            (4 * hidden, width),
+            (4 * hidden, hidden),
+        ]
+        shapes += [(4 * hidden,)] * 2 + [(1, batch, hidden)] * 2
+        x, w_x, w_h, b_x, b_h, h, c = (torch.zeros(shape) for shape in shapes)
+        return _layer(x, w_x, w_h, b_x, b_h, h, c, reverse, True)[-1].numel()
+
+    with ThreadPoolExecutor(1) as elsewhere:  # where nothing is being traced
+        return elsewhere.submit(ask).result()
+
+
+def _backward(
+    y_grad: torch.Tensor,
+    h_grad: torch.Tensor,
+    c_grad: torch.Tensor,
+    x: torch.Tensor,
+    w_x: torch.Tensor,
+    w_h: torch.Tensor,
+    b_x: torch.Tensor,
+    b_h: torch.Tensor,
+    h: torch.Tensor,
+    c: torch.Tensor,
+    y: torch.Tensor,
+    h_last: torch.Tensor,
+    c_last: torch.Tensor,
+    workspace: torch.Tensor,
+    reverse: bool,
+) -> Tensors:
+    grads = [grad.contiguous() for grad in (y_grad, h_grad, c_grad)]
+    inputs = [tensor.contiguous() for tensor in (x, w_x, w_h, b_x, b_h, h, c)]
+    geometry: tuple[Any, ...] = (reverse, _LSTM, w_h.shape[1], 1, True, True, False, [], False)
+    found = aten.mkldnn_rnn_layer_backward.default(
+        *inputs, y, h_last, c_last, *grads, *geometry, workspace
+    )
+    x_grad, w_x_grad, w_h_grad, b_grad, _, h_before, c_before = found  # both biases have one
+    states = (h_before.reshape(h.shape).clone(), c_before.reshape(c.shape).clone())
+    return (*(grad.contiguous() for grad in (x_grad, w_x_grad, w_h_grad, b_grad)), *states)
+
+
+def _backward_shape(*args: Any) -> Tensors:
+    x, w_x, w_h, b_x, _, h, c = args[3:10]
+    return tuple(tensor.new_empty(tensor.shape) for tensor in (x, w_x, w_h, b_x, h, c))
+
+
+def _save(ctx: Any, inputs: Any, output: Any) -> None:
+    *tensors, ctx.reverse, keep = inputs
+    assert keep, "the workspace was not kept"
+    ctx.save_for_backward(*tensors, *output)
+    ctx.mark_non_differentiable(output[-1])
+
+
+def _differentiate(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
+    *tensors, y, h, c, workspace = ctx.saved_tensors
+    full = [
+        torch.zeros_like(value) if grad is None else grad
+        for grad, value in zip(grads, (y, h, c), strict=False)
+    ]
+    found = lstm_layer_backward(*full, *tensors, y, h, c, workspace, ctx.reverse)
+    x_grad, w_x_grad, w_h_grad, b_grad, h_grad, c_grad = found
+    return x_grad, w_x_grad, w_h_grad, b_grad, b_grad, h_grad, c_grad, None, None
+
+
+def _lanes(info: Any, in_dims: Sequence[int | None], *args: Any) -> Any:
+    """Lanes that share their weights are more rows of the batch."""
+    if any(dim is not None for dim in in_dims[1:5]):
+        return one_by_one(lstm_layer)(info, in_dims, *args)
+
+    def rows(at: int) -> Any:
+        value, dim = args[at], in_dims[at]
+        if dim is None:
+            value, dim = value.expand(info.batch_size, *value.shape), 0
+        return value.movedim(dim, 1).flatten(1, 2)
+
+    y, h, c, workspace = lstm_layer(rows(0), *args[1:5], rows(5), rows(6), *args[7:])
+    y, h, c = (value.unflatten(1, (info.batch_size, -1)) for value in (y, h, c))
+    return (y, h, c, workspace), (1, 1, 1, None)
+
+
+_OPERANDS = "Tensor x, Tensor w_x, Tensor w_h, Tensor b_x, Tensor b_h, Tensor h, Tensor c"
+lstm_layer_backward = define(
+    "lstm_layer_backward",
+    f"(Tensor y_grad, Tensor h_grad, Tensor c_grad, {_OPERANDS}, Tensor y, Tensor h_last, "
+    "Tensor c_last, Tensor workspace, bool reverse) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _backward,
+    _backward_shape,
+)
+lstm_layer = define(
+    "lstm_layer",
+    f"({_OPERANDS}, bool reverse, bool keep) -> (Tensor, Tensor, Tensor, Tensor)",
+    _layer,
+    _layer_shape,
+    backward=_differentiate,
+    setup_context=_save,
+    vmap=_lanes,
+)
