@@ -21,7 +21,7 @@ STOREYS: tuple[tuple[str, ...], ...] = (
     ("__init__",),
     (
         "executor", "wrappers", "dataloader", "argparsers", "autocasting", "profiling", "testing",
-        "poptorch_core",
+        "poptorch_core", "_impl", "_poplar_executor",
     ),
     ("_session",),
     ("_compile",),

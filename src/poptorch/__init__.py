@@ -1,8 +1,10 @@
 """The PopTorch API on today's torch: a wrapped model is one compiled program."""
 
 from . import enums, optim, options
+from ._base import env as _env
 from ._base import log as _log
 from ._base.errors import Error, RecoverableError, UnrecoverableError
+from ._base.version import VERSION as _VERSION
 from .argparsers import (
     ICustomArgParser,
     registerCustomArgParser,
@@ -13,14 +15,17 @@ from .enums import *  # noqa: F403 (every enum is public at top level)
 from .executor import PoplarExecutor
 from .ops import *  # noqa: F403 (its __all__ is PopTorch's contract)
 from .options import *  # noqa: F403 (its __all__ is PopTorch's contract)
+from .poptorch_core import createPoptorchError
 from .wrappers import (
     inferenceModel,
+    load,
     registerPostCompileHook,
     registerPreCompileHook,
     trainingModel,
 )
 
-__version__ = "0.1.0"
+__version__ = _VERSION
 
 setLogLevel = _log.set_level
 _log.setup()
+_env.set_if_absent("RDMAV_FORK_SAFE", "1")  # data workers fork

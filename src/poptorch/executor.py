@@ -1,11 +1,16 @@
-"""``PoplarExecutor``: the face of a wrapped model. Source: spec/executor.md."""
+"""``PoplarExecutor``: the face of a wrapped model. Source: spec/executor.md.
+
+Longer than usual because it is one class of PopTorch's; every method is a few lines that forward.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import datetime
+import os
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,18 +18,27 @@ from torch import nn
 
 from . import _session
 from ._base import log
-from ._base.errors import Error
-from ._ir.optim_spec import OptimSpec
+from ._base.errors import AssertionFailure, Error
 from ._ir.plan import Plan
-from .optim.freeze import freeze as freeze_optimizer
+from ._ir.spec import Spec
+from ._session import CompiledInputs, Latency, ParameterProxy, Stamps, counters, figures
+from .enums import ConnectionType
+from .ops.blocks import module_repr
 from .options import Options
-from .options.freeze import freeze
+from .options.freeze import freeze, use_running_mean
+from .options.log_lines import log_options
 
 
 class PoplarExecutor:
     """A model wrapped by ``trainingModel`` or ``inferenceModel``; not created directly.
 
     Reading any attribute that is not listed here reads it from the wrapped module.
+
+    Args:
+        model: the user's module.
+        options: the executor's own, from ``options.freeze.prepare``.
+        optimizer: None for inference.
+        loss: the legacy argument: a function of the output and of the call's second argument.
     """
 
     def __init__(
@@ -32,26 +46,29 @@ class PoplarExecutor:
         model: nn.Module,
         options: Options,
         optimizer: torch.optim.Optimizer | None,
+        loss: Callable[..., Any] | None = None,
     ) -> None:
         self._options = options
-        self._optimizer = optimizer
-        self._compilation = _session.CompilationProgress(False)
-        shallow = _shallow_copy(model)
+        self._loss = loss
+        shallow = copy.copy(model)  # shares tensors and sub-modules, not top-level attributes
         self._user_model = model if optimizer is not None else shallow
         owner = weakref.ref(self)
         self._session = _session.Session(
             shallow,
-            freeze(options, training=optimizer is not None),
-            (lambda paths: _alive(owner)._freeze_optimizer(paths)) if optimizer else None,
+            _session.with_loss(shallow, loss) if loss is not None else None,
+            lambda: _alive(owner)._settings(),
+            optimizer,
             owner,
-            lambda: _alive(owner)._new_progress(),
+            lambda: _alive(owner)._progress(),
         )
         if optimizer is not None:
-            _session.wrap(model, self)
-            self._session.link()
+            self._adopt_strategy()
+            self._wrap()
         # An executor that is dropped must not take trained weights with it.
         self._finalizer = weakref.finalize(self, _finish, self._session, self._user_model)
         self._finalizer.atexit = False
+
+    # Running and compiling.
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model on a combined batch, compiling for these inputs first if need be.
@@ -64,7 +81,8 @@ class PoplarExecutor:
             What ``forward`` returns, with the results that the output mode selects.
 
         Raises:
-            AssertionError: the arguments do not fit the signature, or the batch does not divide.
+            AssertionError: the arguments do not fit the signature, the batch does not divide, or
+                the target is offline.
             poptorch.Error: anything else that is wrong with the inputs or the model.
         """
         self._rewrap()
@@ -103,21 +121,23 @@ class PoplarExecutor:
         """The user's module; for inference, the executor's own shallow copy of it."""
         return self._user_model
 
+    @property
+    def options(self) -> Options:
+        """The executor's own frozen options."""
+        return self._options
+
     def plan(self) -> Plan:
         """Return the compiled program with its placement; ``print`` shows it.
 
         Raises:
             poptorch.Error: not compiled, or destroyed.
         """
-        self._session.device  # noqa: B018 (raises when there is none)
+        self._session.sync.check_compiled()
         compiled = self._session.compiled
         assert compiled is not None
         return compiled.plan
 
-    @property
-    def options(self) -> Options:
-        """The executor's own frozen options."""
-        return self._options
+    # Weights, buffers and the optimizer.
 
     def copyWeightsToHost(self) -> None:
         """Copy parameters and buffers from the device into the module's tensors.
@@ -125,21 +145,38 @@ class PoplarExecutor:
         Raises:
             poptorch.Error: not compiled, or destroyed.
         """
-        self._session.download()
+        self._session.sync.download()
 
     def copyWeightsToDevice(self) -> None:
         """Copy the module's parameters and buffers to the device.
 
-        Training progress that was not copied to the host before is discarded.
+        Training progress that was not copied to the host before is discarded; the state of the
+        optimizer stays.
 
         Raises:
             poptorch.Error: not compiled, or destroyed.
         """
-        self._session.upload()
+        self._session.sync.upload()
 
     def copyWeightsToHostIfNeeded(self) -> bool:
         """Copy to the host only if the device has newer values; return whether it did."""
-        return self._session.bring_host_up_to_date()
+        return self._session.sync.bring_host_up_to_date()
+
+    def copyNamedBuffersToDevice(self) -> None:
+        """Copy the buffers named by ``Options.updatableNamedBuffers`` to the device, only those.
+
+        Raises:
+            poptorch.Error: not compiled, or no buffers are named.
+        """
+        self._session.sync.check_compiled()
+        names = self._session.spec.updatable_buffers
+        if not names:
+            raise Error(
+                "No named buffers marked as updatable",
+                fix="options.updatableNamedBuffers(['name']) before wrapping",
+            )
+        if self._session.sync.device is not None:
+            self._session.sync.device.upload_buffers(names)
 
     def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Use another optimizer, or the same one after its hyper-parameters changed.
@@ -148,23 +185,127 @@ class PoplarExecutor:
             AssertionError: unsupported optimizer type.
             poptorch.Error: what changed was compiled in.
         """
-        previous, self._optimizer = self._optimizer, optimizer
-        try:
-            self._session.new_optimizer()
-        except BaseException:
-            self._optimizer = previous
-            raise
+        self._session.take_optimizer(optimizer, self._options._relax_optimizer_checks)
+        self._adopt_strategy()
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:
-        """Load into the module and, if compiled, copy to the device.
+        """Load into the module and, if attached, copy to the device.
 
         Returns:
             The missing and unexpected keys, as ``nn.Module.load_state_dict`` does.
         """
         result = self._user_model.load_state_dict(state_dict, strict)
-        if self.isCompiled():
+        if self._session.attached:
+            log.python.debug("load_state_dict: implicit copyWeightsToDevice()")
             self.copyWeightsToDevice()
         return result
+
+    # Files.
+
+    def save(
+        self,
+        filename: str | os.PathLike[str],
+        export_model: bool = True,
+        save_rng_state: bool = True,
+    ) -> None:
+        """Save the executable, for ``loadExecutable`` and ``poptorch.load``.
+
+        Args:
+            filename: missing folders are created; in an existing folder the file is called
+                ``model.poptorch``.
+            export_model: with model, optimizer and options, so that ``poptorch.load`` needs
+                nothing else; they must be picklable.
+            save_rng_state: with the random state.
+
+        Raises:
+            poptorch.Error: not compiled.
+            AssertionError: the path leads through a file.
+        """
+        objects: dict[str, Any] = {"options": self._options}
+        if export_model:
+            seat = self._session.seat
+            optimizer = seat.optimizer if seat is not None else None
+            self.copyWeightsToHostIfNeeded()
+            objects |= {"model": self._user_model, "optimizer": optimizer, "loss": self._loss}
+        _session.save(self._session, filename, objects, export_model, save_rng_state)
+
+    def compileAndExport(
+        self,
+        filename: str | os.PathLike[str],
+        *args: Any,
+        export_model: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        """Compile for inputs like these unless compiled, and :meth:`save`; needs no device."""
+        if not self.isCompiled():
+            self.compile(*args, **kwargs)
+        self.save(filename, export_model=export_model)
+
+    def loadExecutable(self, filename: str | os.PathLike[str]) -> None:
+        """Use a saved executable instead of compiling; it fixes the kind of inputs.
+
+        The weights are those of the present module.
+
+        Raises:
+            poptorch.Error: no such executable ("Invalid file"), or it belongs to another model.
+        """
+        if self.isCompiled():
+            log.python.warning("Call to loadExecutable() ignored: the model is already compiled.")
+            return
+        saved = _session.read(filename)
+        self._rewrap()
+        _session.install(self._session, saved, self._settings(), whole=False)
+
+    # The device.
+
+    def isAttachedToDevice(self) -> bool:
+        """Tell whether the executor holds a device; False when not compiled."""
+        return self._session.attached
+
+    def attachToDevice(self) -> None:
+        """Acquire a device and upload weights, hyper-parameters, optimizer and random state.
+
+        Raises:
+            AssertionError: the target is offline (``ConnectionType.Never``).
+            poptorch.Error: not compiled, attached already, or no device is free.
+        """
+        self._session.sync.check_compiled()
+        if self._session.spec.runtime.connection == ConnectionType.Never:
+            raise AssertionFailure(
+                "Trying to attach to an offline device", got="ConnectionType.Never"
+            )
+        if self._session.attached:
+            raise Error("Device is already attached", fix="ask isAttachedToDevice() first")
+        self._session.attach()
+
+    def detachFromDevice(self) -> None:
+        """Save weights, optimizer and random state to the host and give the device back.
+
+        Raises:
+            poptorch.Error: not compiled, or not attached.
+        """
+        self._session.sync.check_compiled()
+        if not self._session.attached:
+            raise Error("Device is not attached", fix="ask isAttachedToDevice() first")
+        self._session.detach()
+
+    @property
+    def rng_state(self) -> list[int] | None:
+        """The device's random state: ``[seed, state...]``, to set back and repeat a run.
+
+        Before the first run ``[seed]``, or None if no seed was chosen.
+
+        Raises:
+            poptorch.Error: not compiled, or destroyed.
+            ValueError: what is set is no such state.
+        """
+        return self._session.rng_state
+
+    @rng_state.setter
+    def rng_state(self, state: Sequence[int] | None) -> None:
+        self._session.rng_state = state
+
+    # What a call cost.
 
     def compilationTime(self) -> datetime.timedelta:
         """Return how long compiling took.
@@ -174,42 +315,142 @@ class PoplarExecutor:
         """
         if not self.isCompiled():
             raise Error("Please compile the model before asking for its compilation time")
-        if not self._options._show_compilation_progress_bar:
+        elapsed = self._options._progress_bar.elapsed
+        if not self._options._show_compilation_progress_bar or elapsed is None:
             raise Error(
                 "The compilation time is measured by the progress bar, which is off",
                 fix="options.showCompilationProgressBar(True)",
             )
-        return self._compilation.elapsed
+        return elapsed
 
-    def _freeze_optimizer(self, paths: Mapping[int, str]) -> tuple[OptimSpec, dict[str, float]]:
-        assert self._optimizer is not None
-        return freeze_optimizer(self._optimizer, paths)
+    def cycleCount(self) -> int:
+        """Return the cycles of the last call, estimated from its time and the chip's clock.
+
+        Raises:
+            poptorch.Error: ``logCycleCount`` is off, or the model has not run.
+        """
+        if not self._options._Popart.options.get("instrumentWithHardwareCycleCounter", False):
+            raise Error("Cycle count logging is disabled", fix="options.logCycleCount(True)")
+        cycles = figures.cycles(self._session)
+        if cycles is None:
+            raise Error("Please run the model at least once before asking for its cycle count")
+        return cycles
+
+    def getPerfCounters(self) -> Stamps:
+        """Return time stamps of the last call in seconds, by kind, per tensor.
+
+        The kinds are ``input``, ``input_complete``, ``output`` and ``output_complete``.
+        """
+        return figures.counters(self._session)
+
+    def getLatency(self) -> Latency:
+        """Return (min, max, mean) seconds from handing an input over to having the result."""
+        return counters.latency(self.getPerfCounters(), "input", "output_complete")
+
+    def getHostIpuLatency(self) -> Latency:
+        """Return (min, max, mean) seconds that inputs travelled to the device."""
+        return counters.latency(self.getPerfCounters(), "input", "input_complete")
+
+    def getComputeLatency(self) -> Latency:
+        """Return (min, max, mean) seconds between the last input and the last output."""
+        return counters.latency(self.getPerfCounters(), "input_complete", "output", first=max)
+
+    def getIpuHostLatency(self) -> Latency:
+        """Return (min, max, mean) seconds that outputs travelled to the host."""
+        return counters.latency(self.getPerfCounters(), "output", "output_complete")
+
+    # Tensors inside.
+
+    def getTensorNames(self) -> list[str]:
+        """Return the names of the tensors of the program, those that can be anchored first.
+
+        Raises:
+            AssertionError: not compiled.
+        """
+        if not self.isCompiled():
+            raise AssertionFailure("Tensor names are known once the model is compiled")
+        return figures.tensor_names(self._session)
+
+    def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
+        """Return the value that an anchored tensor had in the last call.
+
+        Args:
+            short_name: as in ``options.anchorTensor(short_name, long_name)``.
+
+        Returns:
+            A tensor shaped by the anchor's output mode.
+
+        Raises:
+            AssertionError: there is no such anchor, or no call was made.
+        """
+        if short_name not in self._session.anchors:
+            raise AssertionFailure(
+                f"No tensor with name {short_name}",
+                got=f"anchored in the last call: {', '.join(self._session.anchors) or 'nothing'}",
+                fix="options.anchorTensor(short_name, long_name) before wrapping, then one call",
+            )
+        return self._session.anchors[short_name]
+
+    # What integrations read.
+
+    @property
+    def _executable(self) -> object | None:
+        compiled = self._session.compiled
+        return None if compiled is None else compiled.executable
+
+    @property
+    def _executable_inputs(self) -> CompiledInputs | None:
+        return figures.compiled_inputs(self._session)
+
+    def _debugGetPopartIR(self) -> str:
+        return self.plan().describe()
+
+    # Inside.
+
+    def _settings(self) -> Spec:
+        log_options(self._options)
+        return freeze(self._options, training=self._session.seat is not None)
+
+    def _adopt_strategy(self) -> None:
+        """Half accumulators keep a running mean (spec/options.md section 5.1)."""
+        seat = self._session.seat
+        if not self.isCompiled() and seat is not None and seat.needs_running_mean:
+            use_running_mean(self._options)
+
+    def _wrap(self) -> None:
+        _session.wrap(self._user_model, self)
+        self._session.sync.link()
 
     def _rewrap(self) -> None:
         """Calling a destroyed training executor wraps the module again."""
-        if self._optimizer is not None and not self._session.linked:
-            _session.wrap(self._user_model, self)
-            self._session.link()
+        if self._session.seat is not None and not self._session.sync.linked:
+            self._wrap()
 
-    def _new_progress(self) -> _session.CompilationProgress:
-        self._compilation = _session.CompilationProgress(
-            self._options._show_compilation_progress_bar
-        )
-        return self._compilation
+    @contextlib.contextmanager
+    def _progress(self) -> Iterator[Callable[[float], None]]:
+        bar, shown = self._options._progress_bar, self._options._show_compilation_progress_bar
+        bar.reset()
+        try:
+            yield lambda share: bar(round(100 * share)) if shown else None
+        finally:
+            bar.close()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "_user_model" not in self.__dict__:
             raise AttributeError(name)
-        return getattr(self._user_model, name)
+        value = getattr(self._user_model, name)
+        if isinstance(value, nn.Parameter):
+            return ParameterProxy(value, name, self._session)
+        return value
 
     def __repr__(self) -> str:
-        return repr(self._user_model)
+        return module_repr(self._user_model)
 
 
 def _finish(session: _session.Session, model: nn.Module) -> None:
     session.release()
-    if session.linked:
-        session.unlink()
+    if session.sync.linked:
+        session.sync.unlink()
         _session.unwrap(model)
 
 
@@ -217,8 +458,3 @@ def _alive(owner: weakref.ref[PoplarExecutor]) -> PoplarExecutor:
     executor = owner()
     assert executor is not None
     return executor
-
-
-def _shallow_copy(model: nn.Module) -> nn.Module:
-    """Share tensors and sub-modules with the user's module, but not its top-level attributes."""
-    return copy.copy(model)

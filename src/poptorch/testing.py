@@ -5,6 +5,7 @@ Source of ``allclose``: spec/runtime.md section 1.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -12,12 +13,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from ._base.errors import InvalidValue
+from ._session.faults import PLACES, injected
 from .enums import OutputMode
 from .executor import PoplarExecutor
 from .options import Options
 from .wrappers import inferenceModel, trainingModel
 
-__all__ = ["CONFORMANCE", "allclose", "check_backend"]
+__all__ = ["CONFORMANCE", "allclose", "check_backend", "injected_fault"]
 
 
 def allclose(ref: Any, other: Any) -> bool:
@@ -32,6 +35,22 @@ def allclose(ref: Any, other: Any) -> bool:
         matching = isinstance(other, type(ref)) and len(ref) == len(other)
         return matching and all(map(allclose, ref, other))
     return bool(ref == other)
+
+
+def injected_fault(place: str, error: BaseException) -> contextlib.AbstractContextManager[None]:
+    """Within a ``with`` block, let the next event of a place fail, once: to test error handling.
+
+    Args:
+        place: ``"compile"``, ``"attach"`` (acquiring and filling a device) or ``"run"``.
+        error: what is raised, for instance ``poptorch.RecoverableError("no answer",
+            recovery_action="IPU_RESET")``.
+
+    Raises:
+        ValueError: there is no such place.
+    """
+    if place not in PLACES:
+        raise InvalidValue(f"No place is called {place!r}", fix=f"use one of {', '.join(PLACES)}")
+    return injected(place, error)
 
 
 class _Net(nn.Module):

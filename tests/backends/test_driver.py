@@ -46,6 +46,7 @@ def cases(draw):
 def test_inference_in_every_mode(case) -> None:
     iterations, replicas, group, kind, mode, period, rows, lanes = case
     opts = poptorch.Options().backend("reference").showCompilationProgressBar(False)
+    opts.autoRoundNumIPUs(True)
     opts.deviceIterations(iterations).replicationFactor(replicas).broadcastBuffers(False)
     opts.inputReplicaGrouping(group, kind).lanes(lanes)
     opts.outputMode(mode, period) if mode is OutputMode.EveryN else opts.outputMode(mode)
@@ -84,6 +85,7 @@ def test_inference_in_every_mode(case) -> None:
 )
 def test_training_returns_one_loss_per_micro_batch_in_order(d, g, r, rows, lanes) -> None:
     opts = poptorch.Options().backend("reference").showCompilationProgressBar(False)
+    opts.autoRoundNumIPUs(True)
     opts.deviceIterations(d).replicationFactor(r).outputMode(OutputMode.All).lanes(lanes)
     opts.Training.gradientAccumulation(g)
 

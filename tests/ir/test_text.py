@@ -82,7 +82,7 @@ def test_lanes(lanes: int, text: str) -> None:
 
 
 def test_replicas_are_a_loop_of_their_own() -> None:
-    opts = options().deviceIterations(2).replicationFactor(3)
+    opts = options().deviceIterations(2).replicationFactor(3).autoRoundNumIPUs(True)
     opts.outputMode(poptorch.OutputMode.EveryN, 2)
     assert printed(training("linear", opts.lanes(1)), "linear", 6) == REPLICAS
 

@@ -52,6 +52,12 @@ _ROWS = (
         False,
         "overwrite the loader's buffers when they are released, to show use after the next batch",
     ),
+    Variable(
+        "POPTORCH_EXPORT_PROTO_FILE", str, "", "file that every compiled program is written to"
+    ),
+    Variable(
+        "POPTORCH_EXPORT_PROTO_AS_BINARY", _flag, False, "write it for programs, not for people"
+    ),
     Variable("POPLAR_ENGINE_OPTIONS", str, "", "engine options as JSON; they beat Python's"),
     Variable("CXX", str, "", "the C++ compiler of the inductor backend"),
 )
@@ -67,6 +73,11 @@ def get(name: str) -> Any:
     row = TABLE[name]
     text = os.environ.get(name, "")
     return row.parse(text) if text else row.default
+
+
+def set_if_absent(name: str, value: str) -> None:
+    """Set a variable for this process and those it starts, unless the user did."""
+    os.environ.setdefault(name, value)
 
 
 def raw(name: str, default: str) -> str:

@@ -7,8 +7,10 @@ Source: spec/executor.md section 13.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+LONG_MESSAGES, MAX_LINES = "poptorch_error.log", 80
 PYTHON_ERROR = "poptorch_py_error"
 
 
@@ -34,7 +36,7 @@ class Error(Exception):
         location: str = "",
     ) -> None:
         self.type = type
-        self.message = _compose(title, got, where, fix)
+        self.message = _shortened(_compose(title, got, where, fix))
         self.location = location
         super().__init__(title)
 
@@ -42,8 +44,8 @@ class Error(Exception):
         text = f"'{self.type}': {self.message}"
         action = getattr(self, "recovery_action", None)
         if action:
-            text += f"\n  Recovery action: {action}"
-        return f"{text}\n  Context:\n{self.location}" if self.location else text
+            text += f"\nRecovery action required: {action}"
+        return f"{text}\nError raised in:\n{self.location}" if self.location else text
 
     def __reduce__(self) -> Any:
         name = type(self).__name__
@@ -70,6 +72,17 @@ def _compose(
             lines.append(f"  {label:<7} {first}")
             lines.extend(f"          {line}" for line in rest)
     return "\n".join(lines)
+
+
+def _shortened(message: str) -> str:
+    """Put a message of more than 80 lines into a file and return where it is."""
+    if message.count("\n") < MAX_LINES:
+        return message
+    try:
+        Path(LONG_MESSAGES).write_text(message + "\n")
+    except OSError:  # nowhere to write: the whole text is better than none
+        return message
+    return f"See {LONG_MESSAGES} for details"
 
 
 class RecoverableError(Error):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import logging
 import sys
 from typing import TextIO
@@ -67,6 +68,31 @@ def setup() -> None:
             handler.setFormatter(_Formatter(colour and where != destination))
             logger.addHandler(handler)
     set_level(env.get("POPTORCH_LOG_LEVEL"))
+
+
+class _Repeats(logging.Filter):
+    """Suppresses engine lines that were shown often enough since the last compilation."""
+
+    limit = 4
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: collections.Counter[str] = collections.Counter()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        self.counts[message] += 1
+        return self.counts[message] <= self.limit
+
+
+_repeats = _Repeats()
+engine.addFilter(_repeats)
+
+
+def limit_repeats(limit: int) -> None:
+    """Show identical engine lines at most so often from now on (``Options.maxRepeatLogs``)."""
+    _repeats.limit = limit
+    _repeats.counts.clear()
 
 
 def set_level(level: str | int) -> None:

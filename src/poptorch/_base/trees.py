@@ -109,6 +109,22 @@ class Structure:
         return tuple(node.path for node in _leaves(self.root) if isinstance(node, _Tensor))
 
     @functools.cached_property
+    def plain(self) -> type | None:
+        """``tuple`` or ``list`` if it is one of nothing but tensors, else None."""
+        root = self.root
+        if not isinstance(root, _Items) or root.kind not in (tuple, list):
+            return None
+        return root.kind if all(isinstance(child, _Tensor) for child in root.children) else None
+
+    @property
+    def has_dicts(self) -> bool:
+        """Whether there is a dictionary in it; the one of ``**kwargs`` does not count."""
+        top = [self.root]
+        if self.name.startswith("**") and isinstance(self.root, _Dict):
+            top = list(self.root.children)
+        return any(isinstance(node, _Dict) for root in top for node in _nodes(root))
+
+    @functools.cached_property
     def constants(self) -> tuple[tuple[str, Any], ...]:
         """(path, value) of everything that is neither a tensor nor a container."""
         return tuple(
@@ -184,6 +200,12 @@ def dict_builder(value: dict[Any, Any]) -> Callable[[dict[Any, Any]], Any]:
 def sequence_of(kind: type, items: list[Any]) -> Any:
     """Build a list, tuple, namedtuple or a subclass of one of them."""
     return kind(*items) if hasattr(kind, "_fields") else kind(items)
+
+
+def _nodes(node: _Node) -> Iterator[_Node]:
+    yield node
+    for child in node.children if isinstance(node, _Items) else ():
+        yield from _nodes(child)
 
 
 def _leaves(node: _Node) -> Iterator[_Node]:

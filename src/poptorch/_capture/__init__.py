@@ -1,13 +1,14 @@
 """module + example -> micro Graph: trace, loss, backward, buffer updates."""
 
 from .explain import Explanation, explain
-from .forward import Lanes, Request
+from .forward import Call, Lanes, Request
 from .lanes import NotVectorisable, batch_norm_statistics
 from .micro import Micro, capture, narrowed
 from .swap import Tied, tensors_of
 from .trace import untraced
 
 __all__ = [
+    "Call",
     "Explanation",
     "Lanes",
     "Micro",

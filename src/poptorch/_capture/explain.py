@@ -95,7 +95,7 @@ def explain(request: Request) -> Explanation:
         capturing = Capturing(request.training, values=values)
         batch = flat[count : count + len(request.batch)]
         with shapes, executed, torch.set_grad_enabled(request.training):
-            return list(run_forward(request, batch, leaves, capturing).tensors)
+            return list(run_forward(request, capturing, batch, leaves).tensors)
 
     error: Exception | None = None
     try:

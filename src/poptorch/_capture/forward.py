@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
 from .._base import trees
-from .._ir.slot import Slot
+from .._ir.slot import Kind, Slot
+from .._ops import annotate
 from .._ops.context import listening
 from .failures import explained
 from .listening import Capturing
+from .names import Names
 from .substitutes import unvalidated_distributions
 from .swap import Tied, swapped
+from .trace import is_traced
 from .values import answering
 
 Call = Callable[[Sequence[torch.Tensor]], Any]
+REPLICA = Slot(Kind.COUNTER, "replica", (), torch.float32)
 
 
 @dataclass(frozen=True)
@@ -52,11 +56,18 @@ class Request:
         batch: slots of the flat tensor arguments of one micro-batch.
         trained: paths of the parameters that get a gradient; empty in inference.
         training: whether a loss is looked for.
-        loss_scaling: the factor on the gradient's seed: a number, or the slot of an input.
+        loss_scaling: the factors on the gradient's seed: numbers, or slots of inputs.
         narrow_64bit: whether 64-bit results become 32-bit ones.
         examples: makes the tensors of the first micro-batch, for a forward that branches on them.
         lanes: how many micro-batches run side by side; their slots then have a leading lane
             dimension, and each ``gradient.*`` is the sum over the lanes. None for one micro-batch.
+        anchors: (short name, tensor name) of tensors that come back beside the outputs; names that
+            no tensor of the forward and backward pass has are left to later stages.
+        module_scopes: whether tensors are named after the path of the module that made them.
+        grouped: by path, the group of each replica, for parameters whose leading dimension holds
+            one value per group; forward sees the value of its replica's group.
+        arguments: the structure of every argument, constants included, for explanations.
+        recompute: whether the backward pass computes activations again rather than keep them.
     """
 
     module: nn.Module
@@ -66,16 +77,22 @@ class Request:
     batch: tuple[Slot, ...]
     trained: frozenset[str] = frozenset()
     training: bool = False
-    loss_scaling: float | Slot = 1.0
+    loss_scaling: tuple[float | Slot, ...] = ()
     narrow_64bit: bool = True
     examples: Callable[[], list[torch.Tensor]] | None = None
     lanes: Lanes | None = None
+    anchors: tuple[tuple[str, str], ...] = ()
+    module_scopes: bool = True
+    grouped: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    arguments: Mapping[str, trees.Structure] = field(default_factory=dict)
+    recompute: bool = False
 
     @property
     def inputs(self) -> tuple[Slot, ...]:
         """Every input slot of the traced function."""
-        scaling = (self.loss_scaling,) if isinstance(self.loss_scaling, Slot) else ()
-        return (*self.state, *self.batch, *scaling)
+        scaling = tuple(factor for factor in self.loss_scaling if isinstance(factor, Slot))
+        replica = (REPLICA,) if self.grouped else ()
+        return (*self.state, *self.batch, *scaling, *replica)
 
 
 @dataclass(eq=False)
@@ -87,22 +104,27 @@ class Forward:
         structure: what they were cut out of.
         loss: the final loss, in training.
         leaves: parameters and buffers by path, as they are afterwards.
+        names: what users call the tensors that modules returned.
+        hosts: the returned tensors that forward did not compute, by their place.
     """
 
     tensors: list[torch.Tensor]
     structure: trees.Structure
     loss: torch.Tensor | None
     leaves: dict[str, torch.Tensor]
+    names: Names
+    hosts: dict[int, torch.Tensor]
 
 
 def run_forward(
     request: Request,
+    capturing: Capturing,
     batch: Sequence[torch.Tensor],
     leaves: Mapping[str, torch.Tensor],
-    capturing: Capturing,
 ) -> Forward:
-    """Run the user's forward with traced tensors in place, listening to what it calls."""
+    """Run the user's forward with traced tensors in place, listening to its operators."""
     finder = capturing.losses
+    names = Names(request.module, request.module_scopes)
     with (
         swapped(request.tensors, leaves) as reassigned,
         listening(capturing),
@@ -110,8 +132,11 @@ def run_forward(
         answering(capturing.values),
         finder if request.training else contextlib.nullcontext(),
         unvalidated_distributions(),
+        annotate.in_forward(),
+        names.listening(),
     ):
         returned = request.call(batch)
     tensors, structure = trees.flatten(returned, "output")
     loss = finder.final_loss(request.module) if request.training else None
-    return Forward(tensors, structure, loss, {**leaves, **reassigned})
+    hosts = {at: tensor for at, tensor in enumerate(tensors) if not is_traced(tensor)}
+    return Forward(tensors, structure, loss, {**leaves, **reassigned}, names, hosts)

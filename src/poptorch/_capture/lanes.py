@@ -32,9 +32,9 @@ class NotVectorisable(Exception):  # noqa: N818 (not a failure: the loop is take
 
 def run_lanes(
     request: Request,
+    capturing: Capturing,
     batch: Sequence[torch.Tensor],
     leaves: Mapping[str, torch.Tensor],
-    capturing: Capturing,
 ) -> Forward:
     """Run forward on all lanes at once.
 
@@ -43,21 +43,25 @@ def run_lanes(
         batch: tensors with a leading lane dimension.
         leaves: parameters and buffers; a statistic that every replica evolves by itself has a
             leading replica dimension.
-        capturing: hears what forward calls.
 
     Raises:
         NotVectorisable: forward does something that has no vectorised form.
     """
     lanes = request.lanes
     assert lanes is not None
+    if request.grouped or request.anchors:
+        raise NotVectorisable("weights per replica and anchored tensors need single micro-batches")
     statistics = {path: leaves[path] for path in batch_norm_statistics(request)}
     counts = {path: leaves[path] for path in _paths(request, _COUNT)}
     shared = {path: value for path, value in leaves.items() if path not in statistics}
     found: dict[str, Any] = {}
 
     def one(rows: list[torch.Tensor], own: dict[str, torch.Tensor]) -> Any:
-        done = run_forward(request, rows, {**shared, **own}, capturing)
+        done = run_forward(request, capturing, rows, {**shared, **own})
+        if done.hosts:
+            raise NotVectorisable("forward returns a tensor that it did not compute")
         found["structure"], found["leaves"] = done.structure, done.leaves
+        found["names"] = done.names
         found["loss"] = _place(done)
         found["tensors"] = len(done.tensors)
         extra = () if done.loss is None or found["loss"] is not None else (done.loss,)
@@ -87,7 +91,8 @@ def run_lanes(
     if request.training:
         loss = outputs[-1] if found["loss"] is None else outputs[found["loss"]]
     structure: trees.Structure = found["structure"]
-    return Forward(list(outputs[: found["tensors"]]), structure, loss, final)
+    tensors = list(outputs[: found["tensors"]])
+    return Forward(tensors, structure, loss, final, found["names"], {})
 
 
 def batch_norm_statistics(request: Request) -> list[str]:

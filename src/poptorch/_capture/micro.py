@@ -5,6 +5,7 @@ Source: spec/executor.md sections 3 to 5.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,13 +14,17 @@ from torch import fx
 
 from .._base import trees
 from .._base.errors import Error
+from .._ir.blocks import Visit
 from .._ir.graph import Graph
 from .._ir.slot import Kind, Slot
+from .._ops import annotate
 from . import marks, trace
 from .failures import explained
-from .forward import Forward, Request, run_forward
+from .forward import REPLICA, Forward, Request, run_forward
 from .lanes import NotVectorisable, folded, run_lanes
 from .listening import Capturing
+from .names import Names
+from .recompute import recomputed
 from .values import BranchOnData, Values
 
 _NARROW = {torch.float64: torch.float32, torch.int64: torch.int32}
@@ -34,13 +39,19 @@ class Micro:
             ``loss.* output.*``, ``gradient.*``, and new values of what forward changed in place.
         constants: tensors that the module holds outside parameters and buffers, by slot key.
         outputs: the structure that forward returned, tensors cut out.
+        host_outputs: returned tensors that forward did not compute, by their place among all.
+        names: of the tensors that can be anchored.
         overlaps: mode of each input and output that moves while it computes, by slot key.
+        visits: the blocks that forward entered, in order; nodes are labelled with their indices.
     """
 
     graph: Graph
     constants: Mapping[str, torch.Tensor]
     outputs: trees.Structure
+    host_outputs: Mapping[int, torch.Tensor]
+    names: tuple[str, ...]
     overlaps: Mapping[str, str]
+    visits: tuple[Visit, ...] = (Visit(),)
 
 
 def narrowed(dtype: torch.dtype) -> torch.dtype:
@@ -55,8 +66,11 @@ class _Recording:
         self.request = request
         self.slots: list[Slot] = []
         self.structure: trees.Structure | None = None
+        self.hosts: dict[int, torch.Tensor] = {}
+        self.names: tuple[str, ...] = ()
         self.capturing = Capturing(request.training, request.lanes is not None, values=values)
         self.overlaps: dict[str, str] = {}
+        self.visits: tuple[Visit, ...] = ()
 
     def settle(self, graph: fx.Graph) -> None:
         """Check the hints in the recorded graph and take them away."""
@@ -69,18 +83,31 @@ class _Recording:
             raise NotVectorisable(error.args[0]) from error
 
     def __call__(self, flat: list[torch.Tensor]) -> list[torch.Tensor]:
+        with annotate.recording(self.request.module) as blocks:
+            results = self._run(flat, blocks)
+        self.visits = tuple(blocks.visits)
+        return results
+
+    def _run(self, flat: list[torch.Tensor], blocks: annotate.Recorder) -> list[torch.Tensor]:
         request = self.request
         values = dict(zip((slot.key for slot in request.inputs), flat, strict=True))
         leaves = {slot.path: self._leaf(slot, values[slot.key]) for slot in request.state}
         batch = [values[slot.key] for slot in request.batch]
         forward = run_lanes if request.lanes else run_forward
         with torch.enable_grad() if request.training else torch.no_grad():
-            done = forward(request, batch, leaves, self.capturing)
+            done = forward(request, self.capturing, batch, self._seen(leaves, values))
             results = self._outputs(done)
             if done.loss is not None:
-                results += self._gradients(done.loss, leaves, values)
+                blocks.begin_backward()
+                done.names.add("loss", done.loss)
+                results += self._gradients(done.loss, leaves, values, done.names)
+        done.names.add_inputs(batch)
+        done.names.add_state(leaves)
+        self.names = done.names.all
+        results += self._anchors(done.names)
+        after = {**done.leaves, **{path: leaves[path] for path in request.grouped}}
         self.slots += [*request.state, *request.batch]
-        results += [done.leaves[slot.path].detach() for slot in request.state]
+        results += [after[slot.path].detach() for slot in request.state]
         return results + batch
 
     def _leaf(self, slot: Slot, value: torch.Tensor) -> torch.Tensor:
@@ -88,10 +115,29 @@ class _Recording:
             return value.detach().requires_grad_()
         return value.detach()
 
+    def _seen(
+        self, leaves: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]
+    ) -> Mapping[str, torch.Tensor]:
+        """What forward sees of the state: of a grouped parameter the value of one group."""
+        seen = dict(leaves)
+        for path, of_replica in self.request.grouped.items():
+            replica = values[REPLICA.key].to(torch.int64).reshape(1)
+            group = torch.tensor(of_replica, dtype=torch.int64).index_select(0, replica)
+            with torch.enable_grad():
+                seen[path] = leaves[path].index_select(0, group).squeeze(0)
+        return seen
+
     def _outputs(self, done: Forward) -> list[torch.Tensor]:
-        self.structure = done.structure
+        self.structure, self.hosts = done.structure, done.hosts
         results = []
         for index, tensor in enumerate(done.tensors):
+            if index in done.hosts:
+                warnings.warn(
+                    f"Output expected to be on the IPU: {done.structure.paths[index]} was not "
+                    "computed by the model and is returned as it is",
+                    stacklevel=2,
+                )
+                continue
             result = tensor.detach()
             if self.request.narrow_64bit and result.dtype in _NARROW:
                 result = result.to(_NARROW[result.dtype])
@@ -105,16 +151,19 @@ class _Recording:
         loss: torch.Tensor,
         leaves: Mapping[str, torch.Tensor],
         values: Mapping[str, torch.Tensor],
+        names: Names,
     ) -> list[torch.Tensor]:
         trained = [path for path in leaves if leaves[path].requires_grad]
         if not trained or not loss.requires_grad:
             return []
         trace.backward_keeps_origin(loss)
         seed = torch.ones_like(loss)
-        scaling = self.request.loss_scaling
-        factor = values[scaling.key].to(loss.dtype) if isinstance(scaling, Slot) else scaling
-        if not isinstance(factor, float) or factor != 1.0:
-            seed = seed * factor
+        for scaling in self.request.loss_scaling:
+            factor = values[scaling.key].to(loss.dtype) if isinstance(scaling, Slot) else scaling
+            if not isinstance(factor, float) or factor != 1.0:
+                seed = seed * factor
+        if any(isinstance(s, Slot) and s.kind is Kind.OPTSTATE for s in self.request.loss_scaling):
+            names.add("finalLossScale", seed.reshape(-1)[0])
         with explained(self.request.module):
             grads = torch.autograd.grad(
                 loss, [leaves[path] for path in trained], grad_outputs=seed, allow_unused=True
@@ -125,7 +174,19 @@ class _Recording:
             if g is not None
         ]
         self.slots += [Slot.like(Kind.GRADIENT, path, g) for path, g in found]
+        for path, gradient in found:
+            names.add(f"Gradient___{path}", gradient)
         return [g for _, g in found]
+
+    def _anchors(self, names: Names) -> list[torch.Tensor]:
+        results = []
+        for short, long in self.request.anchors:
+            tensor = names.find(long)
+            if tensor is not None:
+                result = tensor.detach()
+                self.slots.append(Slot.like(Kind.ANCHOR, short, result))
+                results.append(result)
+        return results
 
 
 def capture(request: Request) -> Micro:
@@ -172,11 +233,16 @@ def _capture(request: Request, inputs: list[torch.Tensor], values: Values) -> Mi
     graph = _without_unchanged(graph)
     if request.lanes is not None:
         _check_folded(request, graph)
+    if request.recompute:
+        graph = recomputed(graph)
     return Micro(
         graph,
         {slot.key: value for slot, value in zip(constant_slots, constants, strict=True)},
         recording.structure,
+        {at: tensor.detach() for at, tensor in recording.hosts.items()},
+        recording.names,
         recording.overlaps,
+        recording.visits,
     )
 
 

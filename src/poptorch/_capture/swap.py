@@ -28,6 +28,11 @@ class Tied:
     is_parameter: bool
     places: list[Place] = field(default_factory=list)
 
+    @property
+    def is_statistic(self) -> bool:
+        """Whether it is a batch norm's running statistic."""
+        return any(isinstance(owner, BATCH_NORMS) for owner, _, _ in self.places)
+
 
 def tensors_of(module: nn.Module) -> dict[str, Tied]:
     """Return parameters, then buffers, by qualified name; a tied one once, with all its places."""

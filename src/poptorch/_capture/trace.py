@@ -11,7 +11,6 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,8 +20,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from .._ir.operators import draws, writes
-from .._ops import effects
+from .._ops import annotate, effects
 from .._ops.control import is_control_flow
+from .recorders import recorders, within
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -63,7 +63,7 @@ def backward_keeps_origin(loss: torch.Tensor) -> None:
 
 def gradient_origin(tensor: torch.Tensor) -> Any:
     """Return the node of the autograd graph that a tensor came from, lanes or not."""
-    return _outermost(tensor).grad_fn
+    return outermost(tensor).grad_fn
 
 
 class _RecurrentByHand(TorchFunctionMode):
@@ -136,6 +136,7 @@ def trace(
     if settle is not None:
         settle(recorded.graph)
         recorded.recompile()
+    annotate.copy_to_backward(recorded.graph)
     constants = _lift_constants(recorded, len(inputs))
     fakes = [mode.from_tensor(tensor) for tensor in (*inputs, *constants)]
     pure = _functionalize(recorded, fakes, mode)
@@ -156,67 +157,14 @@ def trace_part(
     """
     from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
-    with _within(_recorders()), disable_proxy_modes_tracing():
+    with within(recorders()), disable_proxy_modes_tracing():
         mode = _mode_of(inputs)
         with mode:
             examples = [torch.empty_like(tensor) for tensor in inputs]
         return trace(function, examples, settle)
 
 
-_outer: ContextVar[tuple[Any, ...]] = ContextVar("poptorch_recorders", default=())
-
-
-def _recorders() -> tuple[Any, ...]:
-    """The recorders at work: those of the surroundings, then the present one."""
-    from torch.fx.experimental.proxy_tensor import get_proxy_mode
-
-    mode = get_proxy_mode()
-    return _outer.get() if mode is None else (*_outer.get(), mode.tracer)
-
-
-@contextlib.contextmanager
-def _within(recorders: tuple[Any, ...]) -> Iterator[None]:
-    token = _outer.set(recorders)
-    try:
-        yield
-    finally:
-        _outer.reset(token)
-
-
-def recorded(tensor: torch.Tensor) -> tuple[fx.Node, torch.nn.Module] | None:
-    """Find a tensor in a graph that is being recorded.
-
-    Returns:
-        Its node, and the module that holds what the graph reads from outside; None if it is not
-        recorded.
-    """
-    from torch.fx.experimental.proxy_tensor import get_proxy_slot
-
-    for recorder in _recorders():
-        found = get_proxy_slot(tensor, recorder, None)
-        if found is not None:
-            return found.proxy.node, recorder.root
-    return None
-
-
-def leads_to(source: torch.Tensor, result: torch.Tensor) -> bool:
-    """Tell whether one traced tensor was computed from another, gradient or not."""
-    first, last = (recorded(_outermost(tensor)) for tensor in (source, result))
-    if first is None or last is None:
-        return False
-    seen: set[fx.Node] = set()
-    stack = list(last[0].all_input_nodes)
-    while stack:
-        node = stack.pop()
-        if node is first[0]:
-            return True
-        if node not in seen:
-            seen.add(node)
-            stack.extend(node.all_input_nodes)
-    return False
-
-
-def _outermost(tensor: torch.Tensor) -> torch.Tensor:
+def outermost(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor of all lanes that a lane's tensor stands in."""
     return torch._C._functorch.get_unwrapped(tensor) if is_lane(tensor) else tensor
 
@@ -224,6 +172,28 @@ def _outermost(tensor: torch.Tensor) -> torch.Tensor:
 def without_data(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor stands for others and has no values of its own."""
     return hasattr(tensor, "fake_mode") or tensor.is_meta or is_lane(tensor)
+
+
+def fill_in_values(
+    module: fx.GraphModule, inputs: Sequence[tuple[Sequence[int], torch.dtype]]
+) -> None:
+    """Give every node of a graph the shape and dtype of its value, as tracing would have."""
+    from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+    mode = fake_mode()
+    fakes = [fake_tensor(mode, shape, dtype) for shape, dtype in inputs]
+    FakeTensorProp(module, mode).propagate_dont_convert_inputs(*fakes)
+
+
+def is_traced(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor was made by the operators that are being traced, or is an input."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode, has_proxy_slot
+
+    mode = get_proxy_mode()
+    assert mode is not None, "nothing is being traced"
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor) or has_proxy_slot(
+        tensor, mode.tracer
+    )
 
 
 def untraced() -> contextlib.AbstractContextManager[None]:

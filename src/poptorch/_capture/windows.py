@@ -15,7 +15,7 @@ import torch
 from .._base import source
 from .._base.errors import Error
 from .constants import constant_value
-from .trace import recorded
+from .recorders import recorded
 
 aten = torch.ops.aten
 

@@ -10,16 +10,16 @@ from .._ir.optim_spec import OptimSpec
 from .._ir.program import Axis, Emit, LaneAxis, Node, Program, Repeat, Run
 from .._ir.slot import Kind, Slot
 from .._ir.spec import Loops, Spec
+from .anchors import emitted_anchors, with_updated_weights
 from .lower import lower
-
-_EMITTED = (Kind.LOSS, Kind.OUTPUT, Kind.ANCHOR)
 
 
 def inference_program(micro: Graph, spec: Spec, lanes: LaneAxis | None) -> Program:
     """Return ``repeat iterations { repeat replicas { forward } }; emit``, or chunks of lanes."""
     forward = Graph("forward", micro.module, micro.inputs, micro.outputs)
     body = _window(Run("forward"), Axis.ITERATIONS, spec.loops.iterations, spec.loops, lanes)
-    return Program((*body, _emit(micro, spec)), {"forward": forward}, spec.loops, {}, lanes)
+    graphs = {"forward": forward}
+    return Program((*body, _emit(micro, graphs, spec)), graphs, spec.loops, {}, lanes)
 
 
 def training_program(micro: Graph, spec: Spec, optim: OptimSpec, lanes: LaneAxis | None) -> Program:
@@ -44,7 +44,8 @@ def training_program(micro: Graph, spec: Spec, optim: OptimSpec, lanes: LaneAxis
         window = _window(Run("micro"), Axis.ACCUMULATION, loops.accumulation, loops, lanes)
         body = (*window, Run("update"))
     body = _repeat(Axis.ITERATIONS, loops.iterations, body)
-    return Program((*body, _emit(micro, spec)), graphs, loops, initial, lanes)
+    graphs = {name: with_updated_weights(graph, spec) for name, graph in graphs.items()}
+    return Program((*body, _emit(micro, graphs, spec)), graphs, loops, initial, lanes)
 
 
 def _window(
@@ -64,13 +65,14 @@ def _separate(
     tally: _update.Tally,
 ) -> tuple[dict[str, Graph], Mapping[str, float]]:
     accumulate = lower(_update.accumulate(optim, gradients, spec.reduction, tally))
-    finish = lower(_update.finish(optim, gradients, spec.reduction, tally))
-    update, initial = _update_graph(optim, updated, finish)
+    last = _update.finish(optim, gradients, spec.reduction, tally)
+    finish = lower(last)
+    update, initial = update_graph(optim, updated, finish)
     graphs = {
         "micro": compose("micro", [micro, accumulate]),
         "update": compose("update", [finish, update]),
     }
-    return graphs, initial
+    return graphs, {**last.initial, **initial}
 
 
 def _fused(
@@ -83,15 +85,18 @@ def _fused(
 ) -> tuple[dict[str, Graph], Mapping[str, float]]:
     parts = [micro]
     scale = _update.scale(optim, gradients, spec.reduction, tally)
+    before: Mapping[str, float] = {}
     if scale is not None:
         parts.append(lower(scale))
-    update, initial = _update_graph(optim, updated, parts[-1])
-    return {"step": compose("step", [*parts, update])}, initial
+        before = scale.initial
+    update, initial = update_graph(optim, updated, parts[-1])
+    return {"step": compose("step", [*parts, update])}, {**before, **initial}
 
 
-def _update_graph(
+def update_graph(
     optim: OptimSpec, updated: list[Slot], source: Graph
 ) -> tuple[Graph, Mapping[str, float]]:
+    """Return one optimizer step for the gradients that a graph writes, and its first values."""
     dtypes = {slot.dtype for slot in source.outputs if slot.kind is Kind.GRADIENT}
     (dtype,) = dtypes if len(dtypes) == 1 else (None,)
     piece = _update.lower(optim, updated, gradient_dtype=dtype)
@@ -102,6 +107,7 @@ def _repeat(axis: Axis, count: int, body: tuple[Node, ...]) -> tuple[Node, ...]:
     return body if count == 1 else (Repeat(axis, count, body),)
 
 
-def _emit(micro: Graph, spec: Spec) -> Emit:
-    slots = tuple(slot for slot in micro.outputs if slot.kind in _EMITTED)
-    return Emit(slots, spec.output.mode, spec.output.period)
+def _emit(micro: Graph, graphs: Mapping[str, Graph], spec: Spec) -> Emit:
+    slots = tuple(slot for slot in micro.outputs if slot.kind in (Kind.LOSS, Kind.OUTPUT))
+    anchors, exceptions = emitted_anchors(graphs, spec)
+    return Emit((*slots, *anchors), spec.output.mode, spec.output.period, exceptions)

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 
-from .. import _capture, backends
+from .. import _capture, _place, backends
 from .._base import log, trees
+from .._base.errors import Error
 from .._ir import verify
 from .._ir.optim_spec import OptimSpec
 from .._ir.plan import Plan
 from .._ir.program import Program
 from .._ir.slot import Kind
 from .._ir.spec import Spec
-from . import lanes
+from . import cache, lanes
 from .build import inference_program, training_program
+from .export import export
 from .overlap import check_overlap
+from .staged import stage, step_graphs
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,12 +33,16 @@ class Compiled:
         executable: the backend's result.
         constants: first values of ``constant.*`` state.
         outputs: the structure that forward returned.
+        names: of the tensors that can be anchored.
+        host_outputs: returned tensors that forward did not compute, by their place among all.
     """
 
     plan: Plan
     executable: backends.Executable
     constants: Mapping[str, torch.Tensor]
     outputs: trees.Structure
+    host_outputs: Mapping[int, torch.Tensor]
+    names: tuple[str, ...]
 
 
 def compile(
@@ -42,6 +50,7 @@ def compile(
     spec: Spec,
     optim: OptimSpec | None,
     progress: Callable[[float], None],
+    placed: Callable[[int], None] = lambda chips: None,
 ) -> Compiled:
     """Capture, build, place and compile one wrapped model.
 
@@ -50,24 +59,65 @@ def compile(
         spec: every setting.
         optim: the optimizer's structure; None in inference.
         progress: told the share of the work done, from 0 to 1.
+        placed: told how many chips a replica needs before the backend starts.
     """
     verify.verify_spec(spec)
     backend = backends.choose(spec.target.backend)
     progress(0.02)
-    micro, lane_axis = lanes.capture(request, spec)
+    apart = backends.works_by_stages(backend)
+    if (
+        spec.training and spec.hint("autoRecomputation") and not apart
+    ):  # stages see to it themselves
+        request = dataclasses.replace(request, recompute=True)
+    micro, lane_axis = (_capture.capture(request), None) if apart else lanes.capture(request, spec)
     if micro.overlaps:
         check_overlap(spec)
+    layout = _place.place(micro.graph, micro.visits, spec)
+    _place.log_layout(layout)
     progress(0.2)
     if optim is None:
         program = inference_program(micro.graph, spec, lane_axis)
     else:
         program = training_program(micro.graph, spec, optim, lane_axis)
-    plan = Plan(program, spec, per_replica=_per_replica(request, micro, program))
+    per_replica = _per_replica(request, micro, program)
+    staged = None
+    if apart:
+        staged = stage(step_graphs(micro.graph, spec, optim, program), micro.visits, spec)
+    plan = Plan(program, spec, per_replica, layout, staged)
     verify.verify_plan(plan)
+    _check_broadcast(request, program, spec)
+    placed(plan.chips)
     progress(0.3)
     log.engine.debug("Program:\n%s", program)
-    executable = backend.compile(plan, lambda share: progress(0.3 + 0.7 * share))
-    return Compiled(plan, executable, micro.constants, micro.outputs)
+    export(plan)
+    executable = cache.compile_or_find(
+        backend,
+        plan,
+        request.arguments,
+        spec.runtime.cache_dir,
+        lambda share: progress(0.3 + 0.7 * share),
+    )
+    return Compiled(
+        plan, executable, micro.constants, micro.outputs, micro.host_outputs, micro.names
+    )
+
+
+def _check_broadcast(request: _capture.Request, program: Program, spec: Spec) -> None:
+    """Replicas that read different inputs cannot agree on a buffer that forward changes.
+
+    Raises:
+        Error: one is changed while buffers are broadcast; batch norm's statistics are exempt.
+    """
+    if spec.loops.input_groups == 1 or not spec.broadcast_buffers:
+        return
+    changed = {key for graph in program.graphs.values() for key in graph.updates}
+    for path, tied in request.tensors.items():
+        if f"{Kind.BUFFER}.{path}" in changed and not tied.is_statistic:
+            raise Error(
+                "PopTorch does not support broadcasting buffers that the model changes",
+                got=f"buffer '{path}' with {spec.loops.replicas} replicas",
+                fix="options.broadcastBuffers(False): every replica keeps a value of its own",
+            )
 
 
 def _per_replica(

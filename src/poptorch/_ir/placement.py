@@ -56,6 +56,8 @@ class Placement:
         stages: the named stages, in the user's order.
         separate_backward_phase: whether forward and backward share no phase.
         liveness: when tensors leave the chip in phased strategies.
+        interleaved: whether a pipeline alternates forward and backward parts (fewer activations
+            wait) rather than grouping them.
     """
 
     strategy: Strategy = Strategy.PIPELINED
@@ -63,6 +65,7 @@ class Placement:
     stages: tuple[NamedStage, ...] = ()
     separate_backward_phase: bool = False
     liveness: Liveness = Liveness.AlwaysLive
+    interleaved: bool = False
 
     @property
     def phased(self) -> bool:
@@ -73,6 +76,11 @@ class Placement:
     def phase_stride(self) -> int:
         """Internal phases per forward phase that the user named."""
         return _STRIDE[self.liveness]
+
+    @property
+    def shares_last_phase(self) -> bool:
+        """Whether the backward pass begins in the phase in which the forward pass ends."""
+        return self.liveness == Liveness.AlwaysLive and not self.separate_backward_phase
 
     @property
     def total_phases(self) -> int:

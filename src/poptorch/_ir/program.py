@@ -73,6 +73,22 @@ class Emit:
     slots: tuple[Slot, ...]
     mode: OutputMode
     period: int = 1
+    exceptions: tuple[tuple[str, OutputMode, int], ...] = ()  # (slot key, mode, period)
+
+    def mode_of(self, key: str) -> tuple[OutputMode, int]:
+        """Return the mode and period of a slot."""
+        for name, mode, period in self.exceptions:
+            if name == key:
+                return mode, period
+        return self.mode, self.period
+
+    def count(self, key: str, loops: Loops) -> int:
+        """Return how many results of a slot that every micro-batch writes a call returns."""
+        mode, period = self.mode_of(key)
+        if mode in (OutputMode.Final, OutputMode.Sum):
+            return loops.replicas
+        kept = loops.iterations // (period if mode is OutputMode.EveryN else 1)
+        return kept * loops.accumulation * loops.replicas
 
 
 Node = Run | Repeat | Reduce | Emit

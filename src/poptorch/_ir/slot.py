@@ -25,6 +25,7 @@ class Kind(enum.StrEnum):
     LOSS = "loss"
     OUTPUT = "output"
     ANCHOR = "anchor"
+    VALUE = "value"
 
 
 STATE_KINDS = frozenset(

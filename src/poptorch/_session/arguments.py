@@ -43,6 +43,17 @@ class Bound:
         return [path for _, structure in self.parts for path in structure.paths]
 
 
+@dataclass(frozen=True, eq=False)
+class CompiledInputs:
+    """The arguments that a model was compiled for, defaults included.
+
+    Attributes:
+        args: in the order of the signature; tensors have the compiled shape and dtype.
+    """
+
+    args: tuple[Any, ...]
+
+
 class Signature:
     """The signature of the original ``forward``, captured when the model is wrapped."""
 
@@ -171,13 +182,21 @@ class Inputs:
         self._narrow = narrow_64bit
         self._dtypes = [t.dtype for t in bound.tensors]
         self._shapes = [t.shape for t in bound.tensors]
-        self._warned = False
+        # What a tensor must be like to be used as it is.
+        same = [self._device_dtype(dtype) is dtype for dtype in self._dtypes]
+        self._ready = list(zip(self._dtypes, self._shapes, same, strict=True))
+        self._warned: set[str] = set()
         self._plain = all(
             len(structure.paths) == 1 and not structure.constants and path == structure.name
             for path, (_, structure) in zip(bound.paths, bound.parts, strict=False)
         ) and len(bound.paths) == len(bound.parts)
         for path, tensor in zip(bound.paths, bound.tensors, strict=True):
             _check_batch(path, tensor, loops)
+        if any(structure.has_dicts for _, structure in bound.parts):
+            log.python.warning(
+                "Dictionaries are only partially supported as inputs: their keys are fixed by the "
+                "first call"
+            )
 
     def slots(self, loops: Loops) -> tuple[Slot, ...]:
         """The slots of one micro-batch."""
@@ -192,6 +211,15 @@ class Inputs:
             tensor.detach().to(self._device_dtype(tensor.dtype)) for tensor in self.bound.tensors
         )
         return [t[: t.shape[0] // loops.slices] if t.dim() else t for t in whole]
+
+    def synthetic(self) -> list[torch.Tensor]:
+        """Return made-up tensors on the device that stand for every batch."""
+        return [
+            torch.randn(shape, dtype=self._device_dtype(dtype))
+            if dtype.is_floating_point
+            else torch.zeros(shape, dtype=dtype)
+            for shape, dtype in zip(self._shapes, self._dtypes, strict=True)
+        ]
 
     def quick(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor] | None:
         """Return the tensors of a plain positional call at once, or None for the long way."""
@@ -222,7 +250,12 @@ class Inputs:
         Raises:
             Error: a dtype or shape differs from the compiled one.
         """
-        for at, tensor in enumerate(tensors):
+        result = []
+        for at, (tensor, (dtype, shape, same)) in enumerate(zip(tensors, self._ready, strict=True)):
+            matches = tensor.dtype is dtype and tensor.shape == shape
+            if matches and same and not tensor.requires_grad and tensor.is_contiguous():
+                result.append(tensor)
+                continue
             if tensor.dtype != self._dtypes[at]:
                 path = self.bound.paths[at]
                 detail = f"expected {self._dtypes[at]} but got {tensor.dtype}"
@@ -231,21 +264,22 @@ class Inputs:
                 path = self.bound.paths[at]
                 detail = f"expected {tuple(self._shapes[at])} but got {tuple(tensor.shape)}"
                 _mismatch(f"Shape mismatch for {path}", detail)
-        return [self._device_form(at, tensor) for at, tensor in enumerate(tensors)]
+            result.append(self._device_form(at, tensor))
+        return result
 
     def _device_form(self, at: int, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.requires_grad:
-            self._warn(f"{self.bound.paths[at]} requires a gradient and will be detached")
+            self._warn("Input %s requires a gradient and will be detached.", at)
             tensor = tensor.detach()
         if not tensor.is_contiguous():
-            self._warn(f"{self.bound.paths[at]} is not contiguous: a contiguous copy is made")
+            self._warn("Input %s is not contiguous: a contiguous copy is made.", at)
             tensor = tensor.contiguous()
         return tensor.to(self._device_dtype(tensor.dtype))
 
-    def _warn(self, message: str) -> None:
-        if not self._warned:
-            self._warned = True
-            log.python.warning("Input %s.", message)
+    def _warn(self, message: str, at: int) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            log.python.warning(message, self.bound.paths[at])
 
     def _device_dtype(self, dtype: torch.dtype) -> torch.dtype:
         # Integers stay: torch's own operators want 64-bit indices and labels.

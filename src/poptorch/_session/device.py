@@ -5,7 +5,6 @@ Source: spec/executor.md section 5.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 
 import torch
@@ -16,21 +15,28 @@ from .._compile import Compiled
 from .._ir import verify
 from .._ir.slot import Kind, Slot
 from .._ir.state import State
+from .grouping import Grouping
+
+# What a detached executor keeps: it is on the device only, no host tensor mirrors it.
+_DEVICE_ONLY = (Kind.OPTSTATE,)
 
 
 class Device:
-    """State of one compiled model, and the host tensors that it mirrors."""
+    """State of one compiled model, and the host tensors that it mirrors.
+
+    Args:
+        compiled: the program.
+        tensors: the module's parameters and buffers by path.
+        grouping: which parameters have a value for each group of replicas.
+    """
 
     def __init__(
-        self,
-        compiled: Compiled,
-        tensors: Mapping[str, Tied],
-        hypers: Mapping[str, float],
-        seed: int | None,
+        self, compiled: Compiled, tensors: Mapping[str, Tied], grouping: Mapping[str, Grouping]
     ) -> None:
-        self._tensors = tensors
         program = compiled.plan.program
         slots = program.state_slots()
+        self._program = program
+        self._grouping = grouping
         self._mirrored = {
             key: tensors[slot.path].tensor
             for key, slot in slots.items()
@@ -45,8 +51,6 @@ class Device:
         for key, value in compiled.constants.items():
             if key in slots:
                 self.state.write(key, value)
-        self.write_hypers(hypers)
-        self.state.rng = _seeded(seed)
         self.upload()
         verify.verify_state(self.state, program)
 
@@ -59,22 +63,55 @@ class Device:
     def upload(self) -> None:
         """Copy host parameters and buffers to the device."""
         log.engine.debug("Writing weights from host to IPU memory")
+        self._upload(self._mirrored)
+
+    def upload_buffers(self, names: tuple[str, ...]) -> None:
+        """Copy some buffers to the device; nothing happens to those that forward does not read."""
+        log.engine.debug("Writing named buffers from host to IPU memory")
+        keys = {f"{Kind.BUFFER}.{name}" for name in names}
+        self._upload({key: host for key, host in self._mirrored.items() if key in keys})
+
+    def _upload(self, tensors: Mapping[str, torch.Tensor]) -> None:
         with untraced(), torch.no_grad():
-            for key, host in self._mirrored.items():
-                self.state.write(key, host)
+            for key, host in tensors.items():
+                grouping = self._grouping.get(key)
+                self.state.write(key, grouping.from_host(host) if grouping else host)
 
     def download(self) -> None:
         """Copy what the program changes to the host, into the same tensors and storage."""
         log.engine.debug("Writing weights from IPU to host")
         with untraced(), torch.no_grad():
             for key in self._downloaded:
-                self._mirrored[key].copy_(self.state.read(key))
+                grouping, host = self._grouping.get(key), self._mirrored[key]
+                if grouping is not None:
+                    grouping.to_host(self.state.read(key), host)
+                else:
+                    host.copy_(self.state.read(key))
 
     def write_hypers(self, values: Mapping[str, float]) -> None:
         """Set the hyper-parameters that are inputs of the update."""
         for key, value in values.items():
             if key in self.state.tensors:
                 self.state.tensors[key].fill_(value)
+
+    def reset_optimizer_state(self) -> None:
+        """Give moments and counters their first values."""
+        for key, slot in self._program.state_slots().items():
+            if slot.kind is Kind.OPTSTATE:
+                self.state.tensors[key].fill_(self._program.initial.get(key, 0.0))
+
+    def device_only(self) -> dict[str, torch.Tensor]:
+        """Return copies of the state that no host tensor mirrors: moments and counters."""
+        return {
+            key: self.state.tensors[key].clone()
+            for key, slot in self._program.state_slots().items()
+            if slot.kind in _DEVICE_ONLY
+        }
+
+    def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Put back what ``device_only`` returned."""
+        for key, value in tensors.items():
+            self.state.write(key, value)
 
     def clear_accumulators(self) -> None:
         """Forget half an update, after a run that did not reach its end."""
@@ -85,9 +122,3 @@ class Device:
 
 def _allocate(slot: Slot, first: float, replicas: tuple[int, ...]) -> torch.Tensor:
     return torch.full((*replicas, *slot.shape), first, dtype=slot.dtype)
-
-
-def _seeded(seed: int | None) -> torch.Tensor:
-    if seed is None:
-        seed = int.from_bytes(os.urandom(8), "little", signed=True)
-    return torch.Generator().manual_seed(seed).get_state()

@@ -12,7 +12,7 @@ from typing import Protocol
 
 
 class Trainer(Protocol):
-    """A session whose device has newer weights than the host from time to time."""
+    """One whose device has newer weights than the host from time to time."""
 
     version: int
 
@@ -21,7 +21,18 @@ class Trainer(Protocol):
         ...
 
 
+class Follower(Protocol):
+    """One that wants to know the last version of a trainer that goes away."""
+
+    hosts: tuple[int, ...]
+
+    def last_version(self, version: int) -> None:
+        """The host now holds this version, and no trainer will say so."""
+        ...
+
+
 _trainers: dict[int, weakref.ref[Trainer]] = {}
+_followers: weakref.WeakSet[Follower] = weakref.WeakSet()
 _generation = 0
 
 
@@ -33,12 +44,22 @@ def register(trainer: Trainer, tensors: Iterable[int]) -> None:
     _trainers.update(dict.fromkeys(tensors, reference))
 
 
-def forget(tensors: Iterable[int]) -> None:
-    """Remove what ``register`` added."""
+def forget(trainer: Trainer, tensors: Iterable[int]) -> None:
+    """Remove what ``register`` added and tell those who shared the tensors the last version."""
     global _generation
     _generation += 1
     for tensor in tensors:
-        _trainers.pop(tensor, None)
+        if tensor in _trainers and _trainers[tensor]() in (trainer, None):
+            del _trainers[tensor]
+    ours = set(tensors)
+    for follower in list(_followers):
+        if id(follower) != id(trainer) and not ours.isdisjoint(follower.hosts):
+            follower.last_version(trainer.version)
+
+
+def follow(follower: Follower) -> None:
+    """Tell it when a trainer of its tensors goes away. It is held weakly."""
+    _followers.add(follower)
 
 
 def generation() -> int:

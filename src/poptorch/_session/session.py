@@ -6,34 +6,32 @@ The session knows nothing of ``Options`` or of PopTorch's names; ``executor`` is
 from __future__ import annotations
 
 import contextlib
-import itertools
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
 from .. import _capture, _compile
-from .._base import log, source
-from .._base.errors import Error
+from .._base import log
+from .._base.errors import AssertionFailure, Error
 from .._ir.optim_spec import OptimSpec
-from .._ir.slot import Kind, Slot
+from .._ir.slot import Kind
 from .._ir.spec import Spec
-from . import hooks, links
+from ..enums import ConnectionType
+from . import faults, grouping, hooks
 from .arguments import Bound, Inputs, Signature
+from .capturing import Capturing, state_slot
+from .connection import Connection
+from .counters import Stamped
 from .device import Device
+from .outputs import Outputs
+from .random import Randomness
+from .seat import Seat
+from .sync import Sync, Transfers, not_compiled
 
-_versions = itertools.count(1)  # of host values, over all sessions
-
-
-class Transfers(Protocol):
-    """The public methods through which implicit transfers go, so that users can replace them."""
-
-    def copyWeightsToHost(self) -> None:  # noqa: N802
-        """Device to host."""
-
-    def copyWeightsToDevice(self) -> None:  # noqa: N802
-        """Host to device."""
+Progress = Callable[[], contextlib.AbstractContextManager[Callable[[float], None]]]
 
 
 class Session:
@@ -41,133 +39,312 @@ class Session:
 
     Args:
         module: the module that is traced; shares its tensors with the user's module.
-        spec: every resolved setting.
-        optimizer: reads the optimizer when asked: paths by ``data_ptr`` to structure and values;
-            None in inference.
+        entry: called with the user's arguments while tracing; None for the module itself.
+        settings: checks and resolves every setting, at each compilation.
+        optimizer: None in inference.
         transfers: the executor, or None once it is gone.
         progress: makes the context in which a compilation reports its progress.
+
+    Attributes:
+        sync: who has the newer weights.
+        seat: of the optimizer, None in inference.
+        compiled: the compilation, None before it and after ``release``.
+        spec: its settings.
     """
 
     def __init__(
         self,
         module: nn.Module,
-        spec: Spec,
-        optimizer: Callable[[Mapping[int, str]], tuple[OptimSpec, dict[str, float]]] | None,
+        entry: Callable[..., Any] | None,
+        settings: Callable[[], Spec],
+        optimizer: torch.optim.Optimizer | None,
         transfers: Callable[[], Transfers | None],
-        progress: Callable[[], contextlib.AbstractContextManager[Callable[[float], None]]],
+        progress: Progress,
     ) -> None:
-        self.spec = spec
-        self.version = 0
-        self.dirty = False
+        self.seat = Seat(optimizer) if optimizer is not None else None
+        tensors = _capture.tensors_of(module)
+        self.sync = Sync(tuple(id(t.tensor) for t in tensors.values()), transfers)
+        self.groupings: dict[str, grouping.Request] = {}
+        self.compiled: _compile.Compiled | None = None
+        self.inputs: Inputs | None = None
+        self.outputs: Outputs | None = None
+        self.anchors: dict[str, torch.Tensor] = {}
+        self.stamps: Stamped | None = None
         self._module = module
-        self._optimizer = optimizer
-        self._transfers = transfers
+        self._entry = entry
+        self._settings = settings
         self._progress = progress
-        self._signature = Signature(module.forward, type(module).__name__)
-        self._compiled: _compile.Compiled | None = None
-        self._inputs: Inputs | None = None
-        self._device: Device | None = None
-        self._hosts = tuple(id(t.tensor) for t in _capture.tensors_of(module).values())
-        self._seen = 0
-        self._trainers: list[links.Trainer] = []
-        self._generation = -1
-        self.linked = False
+        self._signature = Signature(entry or module.forward, type(module).__name__)
+        self._connection = Connection()
+        self._tensors: Mapping[str, _capture.Tied] = {}
+        self._paths: dict[int, str] = {}
+        self._groups: dict[str, grouping.Grouping] = {}
+        self._random: Randomness | None = None
+        self._saved: dict[str, torch.Tensor] | None = None
+        self._spec: Spec | None = None
+        self._changed_inputs: list[int] = []
+        self._synthetic: list[torch.Tensor] | None = None
 
     # Compiling.
 
     @property
-    def compiled(self) -> _compile.Compiled | None:
-        """The compilation, or None before it and after ``release``."""
-        return self._compiled
+    def spec(self) -> Spec:
+        """The settings of the compilation.
+
+        Raises:
+            Error: not compiled.
+        """
+        if self._spec is None:
+            raise not_compiled()
+        return self._spec
 
     def compile(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Compile for arguments of this kind. A failure leaves everything as it was."""
         bound = self._signature.bind(args, kwargs)
-        self.bring_linked_up_to_date()
-        inputs = Inputs(bound, self.spec.loops, self.spec.precision.narrow_64bit)
-        tensors = _capture.tensors_of(self._module)
-        optim, hypers = self._read_optimizer(tensors)
-        request = self._request(bound, inputs, tensors, optim)
-        with self._progress() as progress, hooks.around():
-            compiled = _compile.compile(request, self.spec, optim, progress)
-        device = Device(compiled, tensors, hypers, self.spec.target.seed)
-        self._changed_inputs = _changed_inputs(compiled)
-        self._compiled, self._inputs, self._device = compiled, inputs, device
-        self.dirty = False
+        self.sync.fetch()
+        spec = self._settings()
+        log.limit_repeats(spec.runtime.max_repeat_logs)
+        if spec.runtime.cycle_count and spec.target.device == "model":
+            raise Error(
+                "The IPU model has no cycle counts",
+                got="logCycleCount(True) with the simulated device",
+                fix="drop one of the two",
+            )
+        request, inputs, optim, values = self._request(bound, spec)
+        try:
+            with self._progress() as progress, hooks.around():
+                compiled = _compile.compile(
+                    request, spec, optim, progress, lambda chips: self._placed(spec, chips)
+                )
+        except BaseException:
+            self._connection.detach()
+            raise
+        self.install(spec, compiled, inputs, optim, values)
+        if spec.runtime.connection != ConnectionType.Never:
+            self.attach()
 
     def explain(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _capture.Explanation:
         """List what a capture for arguments of this kind would refuse or freeze."""
         bound = self._signature.bind(args, kwargs)
-        self.bring_linked_up_to_date()
-        inputs = Inputs(bound, self.spec.loops, self.spec.precision.narrow_64bit)
-        tensors = _capture.tensors_of(self._module)
-        optim, _ = self._read_optimizer(tensors)
-        return _capture.explain(self._request(bound, inputs, tensors, optim))
-
-    def _read_optimizer(
-        self, tensors: Mapping[str, _capture.Tied]
-    ) -> tuple[OptimSpec | None, dict[str, float]]:
-        if self._optimizer is None:
-            return None, {}
-        return self._optimizer(
-            {tied.tensor.data_ptr(): path for path, tied in tensors.items() if tied.is_parameter}
-        )
+        self.sync.fetch()
+        return _capture.explain(self._request(bound, self._settings())[0])
 
     def _request(
+        self, bound: Bound, spec: Spec
+    ) -> tuple[_capture.Request, Inputs, OptimSpec | None, dict[str, float]]:
+        """Return what to capture, the kind of inputs, and the optimizer as it is now."""
+        inputs = Inputs(bound, spec.loops, spec.precision.narrow_64bit)
+        self.read_module(spec)
+        optim, values = self.frozen_optimizer(spec)
+        call = self._signature.caller(self._entry or self._module.__call__, bound)
+        capturing = Capturing(self._module, self._tensors, self._groups, spec)
+        return capturing.request(call, bound, inputs, optim), inputs, optim, values
+
+    def install(
         self,
-        bound: Bound,
+        spec: Spec,
+        compiled: _compile.Compiled,
         inputs: Inputs,
-        tensors: Mapping[str, _capture.Tied],
         optim: OptimSpec | None,
-    ) -> _capture.Request:
-        narrow = self.spec.precision.narrow_64bit
-        state = tuple(_state_slot(path, tied, narrow) for path, tied in tensors.items())
-        trained: frozenset[str] = frozenset()
-        scaling: float | Slot = 1.0
-        if optim is not None:
-            trained = frozenset(path for group in optim.groups for path in group.params)
-            scaling = _loss_scaling(optim)
-        return _capture.Request(
-            self._module,
-            self._signature.caller(self._module.__call__, bound),
-            tensors,
-            state,
-            inputs.slots(self.spec.loops),
-            trained,
-            optim is not None,
-            scaling,
-            narrow,
-            lambda: inputs.first_micro_batch(self.spec.loops),
+        values: Mapping[str, float],
+    ) -> None:
+        """Take a compilation over, without attaching."""
+        if self.seat is not None and optim is not None:
+            self.seat.compiled(optim, values)
+        self._random = Randomness(spec.target.seed, spec.target.process_id)
+        self._changed_inputs = _changed_inputs(compiled)
+        self._spec, self.compiled, self.inputs = spec, compiled, inputs
+        self.outputs = Outputs(compiled.outputs, compiled.host_outputs)
+        self._synthetic = inputs.synthetic() if spec.target.synthetic_data else None
+        self.sync.compiled, self.sync.dirty = True, False
+
+    def _placed(self, spec: Spec, chips: int) -> None:
+        faults.check("compile")
+        if spec.runtime.connection == ConnectionType.Always:
+            self._connection.attach(spec, chips)
+
+    def read_module(self, spec: Spec) -> None:
+        """Look at the module's tensors as they are now.
+
+        Raises:
+            Error: a grouped parameter does not fit, or a buffer that is named does not exist.
+        """
+        self._tensors = _capture.tensors_of(self._module)
+        self._paths = {
+            tied.tensor.data_ptr(): path
+            for path, tied in self._tensors.items()
+            if tied.is_parameter
+        }
+        self._groups = {}
+        for path, asked in self.groupings.items():
+            found = asked.resolve(path, self._tensors[path].tensor, spec.loops.replicas)
+            if found is not None:
+                self._groups[path] = found
+        buffers = {path for path, tied in self._tensors.items() if not tied.is_parameter}
+        unknown = sorted(set(spec.updatable_buffers) - buffers)
+        if unknown:
+            raise Error(
+                "A buffer named as updatable does not exist",
+                got=", ".join(unknown),
+                fix=f"the model has {', '.join(sorted(buffers)) or 'no buffers'}",
+            )
+
+    def frozen_optimizer(self, spec: Spec) -> tuple[OptimSpec | None, dict[str, float]]:
+        """Return the optimizer's structure and values for the module that was read."""
+        return (None, {}) if self.seat is None else self.seat.frozen(self._paths, spec)
+
+    # The device.
+
+    @property
+    def attached(self) -> bool:
+        """Whether there is a device."""
+        return self.sync.device is not None
+
+    def attach(self) -> None:
+        """Acquire the device and put everything that belongs there on it."""
+        assert self.compiled is not None
+        assert self._random is not None
+        faults.check("attach")
+        self._connection.attach(self.spec, self.compiled.plan.chips)
+        device = Device(
+            self.compiled,
+            self._tensors,
+            {f"{Kind.PARAM}.{path}": found for path, found in self._groups.items()},
         )
+        if self._saved is not None:
+            device.restore(self._saved)
+        if self.seat is not None:
+            self.seat.attach(device, restored=self._saved is not None)
+        self._random.start(device.state)
+        self.sync.device, self._saved = device, None
+
+    def detach(self) -> None:
+        """Save what is only on the device and give the device back."""
+        with _capture.untraced():  # the garbage collector may do it while another is captured
+            self._save_device()
+        self._connection.detach()
+
+    def _save_device(self) -> None:
+        device = self.sync.device
+        if device is None:
+            return
+        self.sync.bring_host_up_to_date()
+        self.restorable = device.device_only()
+        if self.seat is not None:
+            self.seat.detach()
+        assert self._random is not None
+        self._random.leave(device.state)
+        self.sync.device = None
+
+    @property
+    def restorable(self) -> dict[str, torch.Tensor]:
+        """State that no host tensor mirrors, by key: the device's, or what is kept for it."""
+        if self.sync.device is not None:
+            return self.sync.device.device_only()
+        return self._saved or {}
+
+    @restorable.setter
+    def restorable(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._saved = dict(tensors)
+
+    @property
+    def random(self) -> Randomness:
+        """The device's random sequence.
+
+        Raises:
+            Error: not compiled.
+        """
+        if self._random is None:
+            raise not_compiled()
+        return self._random
+
+    @property
+    def rng_state(self) -> list[int] | None:
+        """The random state of the device, or the one that is kept for it."""
+        device = self.sync.device
+        return self.random.get(device.state if device is not None else None)
+
+    @rng_state.setter
+    def rng_state(self, state: Sequence[int] | None) -> None:
+        device = self.sync.device
+        self.random.set(state, device.state if device is not None else None)
+
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes that parameters and buffers have on the device, by path."""
+        return {
+            path: state_slot(path, tied, True, self._groups.get(path)).shape
+            for path, tied in self._tensors.items()
+        }
+
+    def release(self) -> None:
+        """Bring the host up to date and let go of the executable and the device."""
+        self.detach()
+        self.compiled = self.inputs = self.outputs = self._spec = self._random = None
+        self._saved = self.stamps = None
+        self.anchors = {}
+        self.sync.compiled = self.sync.dirty = False
 
     # Running.
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Do one call on the device and return what ``forward`` returns."""
-        if self._compiled is None:
+        if self.compiled is None:
             self.compile(args, kwargs)
-        assert self._compiled is not None
-        assert self._inputs is not None
-        assert self._device is not None
-        given = self._inputs.quick(args, kwargs)
+        assert self.compiled is not None
+        assert self.inputs is not None
+        assert self.outputs is not None
+        if self.sync.device is None:
+            self._refuse_offline()
+            self.attach()
+        started = time.perf_counter()
+        given = self.inputs.quick(args, kwargs)
         if given is None:
-            bound = self._signature.bind(args, kwargs, like=self._inputs.bound)
-            self.bring_linked_up_to_date()
-            self._inputs.check(bound)
+            bound = self._signature.bind(args, kwargs, like=self.inputs.bound)
+            self.sync.fetch()
+            self.inputs.check(bound)
             given = bound.tensors
         else:
-            self.bring_linked_up_to_date()
-        batch = self._inputs.prepare(given)
-        try:
-            if self._optimizer is not None:
-                self.dirty = True
-            outputs = self._compiled.executable.run(self._device.state, batch)
-        except BaseException:
-            self._device.clear_accumulators()
-            raise
-        if self._changed_inputs:
+            self.sync.fetch()
+        batch = self.inputs.prepare(given)
+        taken = time.perf_counter()
+        results = self._execute(self._synthetic or batch)
+        ready = time.perf_counter()
+        if self._changed_inputs and self._synthetic is None:
             self._return_inputs(given, batch)
-        return self._compiled.outputs.unflatten(outputs)
+        if len(results) > self.outputs.count:
+            names = (short for short, *_ in self.spec.anchors)
+            self.anchors = dict(zip(names, results[self.outputs.count :], strict=True))
+        returned = self.outputs.build(results[: self.outputs.count])
+        self.stamps = Stamped((started, taken, ready, time.perf_counter()))
+        return returned
+
+    def _execute(self, batch: list[torch.Tensor]) -> list[torch.Tensor]:
+        device = self.sync.device
+        assert device is not None
+        assert self.compiled is not None
+        if self.seat is not None:
+            self.seat.before_run()
+            self.sync.dirty = True
+        try:
+            faults.check("run")
+            results = self.compiled.executable.run(device.state, batch)
+        except BaseException:
+            device.clear_accumulators()
+            raise
+        finally:
+            self.random.ran()
+            if self.seat is not None:
+                self.seat.after_run()
+        return results
+
+    def _refuse_offline(self) -> None:
+        if self.spec.runtime.connection == ConnectionType.Never:
+            raise AssertionFailure(
+                "Trying to run a model on an offline device",
+                got="ConnectionType.Never",
+                fix="save it with compileAndExport(path) and run poptorch.load(path) elsewhere, "
+                "or use ConnectionType.Always",
+            )
 
     def _return_inputs(self, given: list[torch.Tensor], batch: list[torch.Tensor]) -> None:
         """Give changes that forward made in place back where the device used a copy."""
@@ -175,114 +352,23 @@ class Session:
             if given[at].data_ptr() != batch[at].data_ptr():
                 given[at].detach().copy_(batch[at])
 
-    # Keeping weights in step.
+    def take_optimizer(self, optimizer: torch.optim.Optimizer, relaxed: bool = False) -> None:
+        """Use another optimizer; values that changed are uploaded.
 
-    @property
-    def device(self) -> Device:
-        """The device's state.
-
-        Raises:
-            Error: there is none, before compilation and after ``release``.
-        """
-        if self._device is None:
-            raise Error(
-                "The model has not been compiled or has been destroyed",
-                where=source.calling_line(),
-                fix="call the model, or its compile() method, with example inputs first",
-            )
-        return self._device
-
-    def announce(self) -> None:
-        """Host code is about to look at the module's tensors."""
-        if self.dirty:
-            self.bring_host_up_to_date()
-
-    def bring_host_up_to_date(self) -> bool:
-        """Download if the device is newer; return whether it was."""
-        if not self.dirty or self._device is None:
-            return False
-        log.python.debug("Implicit copyWeightsToHost()")
-        owner = self._transfers()
-        if owner is not None:
-            owner.copyWeightsToHost()
-        else:
-            self.download()
-        return True
-
-    def download(self) -> None:
-        """Device to host, unconditionally."""
-        device = self.device
-        self.dirty = False  # first: the copy itself looks at the module
-        self.version = next(_versions)
-        device.download()
-
-    def upload(self) -> None:
-        """Host to device; training progress that was not downloaded is discarded."""
-        device = self.device
-        self.dirty = False
-        device.upload()
-
-    def bring_linked_up_to_date(self) -> None:
-        """Fetch newer weights that a trainer of the same tensors holds."""
-        if self._generation != links.generation():
-            self._generation = links.generation()
-            found = links.trainers_of(self._hosts)
-            self._trainers = [trainer for trainer in found if trainer is not self]
-        for trainer in self._trainers:
-            trainer.bring_host_up_to_date()
-            if trainer.version > self._seen:
-                self._seen = trainer.version
-                if self._device is not None:
-                    log.python.debug("Implicit copyWeightsToDevice()")
-                    owner = self._transfers()
-                    assert owner is not None
-                    owner.copyWeightsToDevice()
-
-    def new_optimizer(self) -> None:
-        """Read the optimizer again; values that changed are uploaded.
+        Args:
+            optimizer: the one to use from now on.
+            relaxed: do not warn of attributes that it did not have before.
 
         Raises:
+            AssertionError: unsupported type, or this is an inference session.
             Error: its structure is not the compiled one.
         """
-        if self._device is None:
-            return
-        _, hypers = self._read_optimizer(_capture.tensors_of(self._module))
-        self._device.write_hypers(hypers)
-
-    def release(self) -> None:
-        """Bring the host up to date and let go of the executable and the device's tensors."""
-        self.bring_host_up_to_date()
-        self._compiled = self._inputs = self._device = None
-        self.dirty = False
-
-    def link(self) -> None:
-        """Be the trainer of the module's tensors, for inference sessions to find."""
-        links.register(self, self._hosts)
-        self.linked = True
-
-    def unlink(self) -> None:
-        """Stop being the trainer of the module's tensors."""
-        links.forget(self._hosts)
-        self.linked = False
-
-
-def _state_slot(path: str, tied: _capture.Tied, narrow: bool) -> Slot:
-    dtype = tied.tensor.dtype
-    if narrow and dtype.is_floating_point:
-        dtype = _capture.narrowed(dtype)
-    kind = Kind.PARAM if tied.is_parameter else Kind.BUFFER
-    return Slot(kind, path, tuple(tied.tensor.shape), dtype)
+        if self.seat is None:
+            raise AssertionFailure("setOptimizer needs a model that is wrapped for training")
+        self.seat.take(optimizer, self._paths, self._spec, relaxed)
 
 
 def _changed_inputs(compiled: _compile.Compiled) -> list[int]:
     """Positions of the inputs that forward changes in place."""
     graphs = compiled.plan.program.graphs.values()
     return [int(s.path) for graph in graphs for s in graph.outputs if s.kind is Kind.BATCH]
-
-
-def _loss_scaling(optim: OptimSpec) -> float | Slot:
-    if "loss_scaling" in optim.variables:
-        return Slot(Kind.HYPER, "loss_scaling", (), torch.float32)
-    value = dict(optim.settings).get("loss_scaling", 1.0)
-    assert isinstance(value, float)
-    return value

@@ -58,9 +58,22 @@ def wrap(module: nn.Module, owner: Owner) -> None:
 def unwrap(module: nn.Module) -> None:
     """Give a module its class and plain dicts back."""
     if module in _owners:
+        resume(module)
         del _owners[module]
         module.__class__ = type(module).__bases__[0]
         unwatch(module)
+
+
+def suspend(module: nn.Module) -> None:
+    """Give a wrapped module its own class until ``resume``; others are left alone."""
+    if module in _owners:
+        module.__class__ = type(module).__bases__[0]
+
+
+def resume(module: nn.Module) -> None:
+    """Undo ``suspend``."""
+    if module in _owners and type(module) not in _subclasses.values():
+        module.__class__ = _subclass(type(module))
 
 
 _subclasses: dict[type, type[nn.Module]] = {}

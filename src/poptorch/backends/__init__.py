@@ -1,6 +1,6 @@
 """Backends: ways to run a Plan. ``protocol`` is the public seam for others."""
 
 from .protocol import Backend, Executable, Progress
-from .registry import available, choose
+from .registry import available, choose, works_by_stages
 
-__all__ = ["Backend", "Executable", "Progress", "available", "choose"]
+__all__ = ["Backend", "Executable", "Progress", "available", "choose", "works_by_stages"]

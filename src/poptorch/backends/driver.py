@@ -21,6 +21,7 @@ from .prepare import Prepared
 
 Compiled = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 Index = dict[Axis, int]
+Mode = tuple[OutputMode, int]  # with the period of EveryN
 
 
 class LoopExecutable:
@@ -39,6 +40,8 @@ class LoopExecutable:
         self._functions = functions
         self._report = report
         self._random = plan.program.random
+        emit = plan.program.emit
+        self._modes = {slot.key: emit.mode_of(slot.key) for slot in emit.slots}
         self._bound: tuple[State, dict[str, _BoundRun]] | None = None
 
     def report(self) -> Report:
@@ -48,10 +51,10 @@ class LoopExecutable:
     def run(self, state: State, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Do one call; see ``Executable.run``."""
         runs = self._bind(state)
-        collector = Collector(self._program)
-        slices = [_cut(value, self._program) for value in batch]
+        collector = Collector(self._program, self._modes)
+        slices = [cut(value, self._program) for value in batch]
         index: Index = dict.fromkeys(Axis, 0)
-        random = _device_generator(state, self._random)
+        random = device_generator(state, self._random)
         with interrupts.deferred(), torch.no_grad(), random:
             for node in self._program.body[:-1]:
                 self._walk(node, runs, slices, index, collector)
@@ -75,12 +78,11 @@ class LoopExecutable:
         index: Index,
         collector: Collector,
     ) -> None:
-        if isinstance(node, Repeat):
+        if isinstance(node, Repeat):  # what follows a loop belongs to its last round
             for step in range(node.count):
                 index[node.axis] = step
                 for child in node.body:
                     self._walk(child, runs, slices, index, collector)
-            index[node.axis] = 0
         elif isinstance(node, Run):
             interrupts.check()
             run = runs[node.graph]
@@ -100,7 +102,7 @@ class _BoundRun:
         self._lanes = program.lanes
         inputs = list(enumerate(prepared.inputs))
         self._batch = [(at, int(s.path)) for at, s in inputs if s.kind is Kind.BATCH]
-        self._counters = [at for at, slot in inputs if slot.kind is Kind.COUNTER]
+        self._counters = [(at, s.path) for at, s in inputs if s.kind is Kind.COUNTER]
         stacked = program.lanes is not None  # such a program reads all replicas at once
         self._arguments: list[list[torch.Tensor | None]] = [
             [_state_argument(state, slot, None if stacked else replica) for _, slot in inputs]
@@ -116,8 +118,9 @@ class _BoundRun:
         for place, source in self._batch:
             arguments[place] = slices[source][piece]
         if self._counters:
-            for place in self._counters:
-                arguments[place] = torch.tensor(float(done))
+            replica = index[Axis.REPLICAS]
+            for place, path in self._counters:
+                arguments[place] = torch.tensor(float(replica if path == "replica" else done))
         return self._function(arguments)  # type: ignore[arg-type]
 
     def _position(self, index: Index) -> tuple[int, int]:
@@ -138,7 +141,7 @@ def _state_argument(state: State, slot: Slot, replica: int | None) -> torch.Tens
     return state.tensors[slot.key] if replica is None else state.read(slot.key, replica)
 
 
-def _cut(value: torch.Tensor, program: Program) -> Sequence[torch.Tensor]:
+def cut(value: torch.Tensor, program: Program) -> Sequence[torch.Tensor]:
     """Cut a combined input into what each run reads, in order."""
     loops, lanes = program.loops, program.lanes
     if lanes is None:
@@ -153,7 +156,7 @@ def _cut(value: torch.Tensor, program: Program) -> Sequence[torch.Tensor]:
     return steps.reshape(-1, lanes.count, rows, *value.shape[1:]).unbind(0)
 
 
-class _device_generator:  # noqa: N801 (used as a function)
+class device_generator:  # noqa: N801 (used as a function)
     """Within the block torch's default generator continues the device's random sequence."""
 
     def __init__(self, state: State, needed: bool) -> None:
@@ -172,63 +175,69 @@ class _device_generator:  # noqa: N801 (used as a function)
 
 
 class Collector:
-    """Keeps the results of the runs that the output mode wants and puts them together."""
+    """Keeps the results of the runs that the output modes want and puts them together.
 
-    def __init__(self, program: Program) -> None:
-        self._emit = program.emit
+    Args:
+        program: what is run.
+        modes: the mode of each emitted slot by its key, in order.
+    """
+
+    def __init__(self, program: Program, modes: Mapping[str, Mode]) -> None:
         self._loops = program.loops
         self._lanes = program.lanes
-        self._kept: dict[str, list[torch.Tensor]] = {slot.key: [] for slot in self._emit.slots}
+        self._modes = modes
+        self._distinct = set(modes.values())
+        self._kept: dict[str, list[torch.Tensor]] = {key: [] for key in modes}
+        self._sums: dict[str, dict[int, torch.Tensor]] = {}
 
     def take(self, keys: Sequence[str], values: Sequence[torch.Tensor], index: Index) -> None:
         """Look at the results of one run."""
-        lanes = self._lanes
-        if lanes is None:
-            wanted = self._wanted(index[Axis.ITERATIONS], index[Axis.ACCUMULATION])
-            steps = [0] if wanted else []
-        else:
-            steps = self._wanted_steps(index, lanes)
-        if not steps:
-            return
+        steps = {mode: self._steps(mode, index) for mode in self._distinct}
         for key, value in zip(keys, values, strict=True):
-            kept = self._kept.get(key)
-            if kept is None:
+            mode = self._modes.get(key)
+            if mode is None or not steps[mode]:
                 continue
-            part = value.unsqueeze(0) if lanes is None else _steps(value, steps, lanes)
-            if self._emit.mode is OutputMode.Sum:
-                self._add(kept, part, index[Axis.REPLICAS])
+            lanes = self._lanes
+            part = value if lanes is None else _steps(value, steps[mode], lanes)
+            if mode[0] is OutputMode.Sum:
+                self._add(key, part, index[Axis.REPLICAS])
             else:
-                kept.append(part)
+                self._kept[key].append(part)
 
-    def _add(self, kept: list[torch.Tensor], part: torch.Tensor, replica: int) -> None:
+    def _add(self, key: str, part: torch.Tensor, replica: int) -> None:
         """Sum over everything but replicas."""
         if self._lanes is not None:
             part = part.view(-1, self._lanes.replicas, *part.shape[1:]).sum(0, dtype=part.dtype)
-        if len(kept) > replica:
-            kept[replica] = kept[replica] + part
-        else:
-            kept.append(part)
+        sums = self._sums.setdefault(key, {})
+        sums[replica] = sums[replica] + part if replica in sums else part
+        self._kept[key] = list(sums.values())
 
-    def _wanted_steps(self, index: Index, lanes: LaneAxis) -> list[int]:
+    def _steps(self, mode: Mode, index: Index) -> list[int]:
+        """Which steps of one run are wanted in a mode."""
+        lanes = self._lanes
+        if lanes is None:
+            wanted_here = self._wanted(mode, index[Axis.ITERATIONS], index[Axis.ACCUMULATION])
+            return [0] if wanted_here else []
         first = index[Axis.CHUNKS] * lanes.steps
         steps = range(first, first + lanes.steps)
         if lanes.axis is Axis.ITERATIONS:
-            wanted = [self._wanted(step, self._loops.accumulation - 1) for step in steps]
+            wanted = [self._wanted(mode, step, self._loops.accumulation - 1) for step in steps]
         else:
-            wanted = [self._wanted(index[Axis.ITERATIONS], step) for step in steps]
+            wanted = [self._wanted(mode, index[Axis.ITERATIONS], step) for step in steps]
         return [at for at, keep in enumerate(wanted) if keep]
 
-    def _wanted(self, iteration: int, step: int) -> bool:
-        if self._emit.mode is OutputMode.Final:
+    def _wanted(self, mode: Mode, iteration: int, step: int) -> bool:
+        if mode[0] is OutputMode.Final:
             last = (self._loops.iterations - 1, self._loops.accumulation - 1)
             return (iteration, step) == last
-        if self._emit.mode is OutputMode.EveryN:
-            return (iteration + 1) % self._emit.period == 0
+        if mode[0] is OutputMode.EveryN:
+            return (iteration + 1) % mode[1] == 0
         return True
 
     def results(self) -> list[torch.Tensor]:
         """One tensor per emitted slot: scalars stacked, others joined along dimension 0."""
-        return [_joined(self._kept[slot.key]) for slot in self._emit.slots]
+        joined = _joined if self._lanes is None else _joined_lanes
+        return [joined(parts) for parts in self._kept.values()]
 
 
 def _steps(value: torch.Tensor, steps: list[int], lanes: LaneAxis) -> torch.Tensor:
@@ -239,7 +248,13 @@ def _steps(value: torch.Tensor, steps: list[int], lanes: LaneAxis) -> torch.Tens
     return rows[steps].flatten(0, 1)
 
 
-def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+def _joined(values: list[torch.Tensor]) -> torch.Tensor:
+    if len(values) == 1:
+        return values[0]
+    return torch.stack(values) if values[0].dim() == 0 else torch.cat(values)
+
+
+def _joined_lanes(parts: list[torch.Tensor]) -> torch.Tensor:
     rows = parts[0] if len(parts) == 1 else torch.cat(parts)
     if rows.shape[0] == 1:
         return rows.squeeze(0)

@@ -35,18 +35,22 @@ class Prepared:
 
 
 def prepare(graph: Graph) -> Prepared:
-    """Return the graph with state updated in place, and outputs that share no storage with it."""
+    """Return the graph with state updated in place; outputs have storage of their own."""
     graph = graph.copy()
     fxgraph = graph.module.graph
     inputs = dict(zip((slot.key for slot in graph.inputs), graph.placeholders, strict=True))
     output = next(node for node in fxgraph.nodes if node.op == "output")
     writes, returned, kept = [], [], []
+    roots: set[fx.Node] = set()  # what is returned already
     for slot, node in zip(graph.outputs, graph.returned, strict=True):
         if slot.key in inputs and (slot.is_state or slot.kind is Kind.BATCH):
             writes.append((inputs[slot.key], node))
             continue
         kept.append(slot)
-        returned.append(_own(fxgraph, node, output) if _views_input(node) else node)
+        root = _root(node)
+        shared = root.op == "placeholder" or root in roots
+        roots.add(root)
+        returned.append(_own(fxgraph, node, output) if shared else node)
     with fxgraph.inserting_before(output):
         # A new value that is itself an input (or a view of one) must be read before any write.
         values = [_own(fxgraph, n, output) if _views_input(n) else n for _, n in writes]
@@ -66,9 +70,12 @@ def _own(graph: fx.Graph, node: fx.Node, before: fx.Node) -> fx.Node:
 
 
 def _views_input(node: fx.Node) -> bool:
-    """Whether a value may share storage with a placeholder: reached through view operators only."""
-    while node.op == "call_function":
-        if not may_view(node) or not isinstance(node.args[0], fx.Node):
-            return False
+    """Whether a value may share storage with a placeholder."""
+    return _root(node).op == "placeholder"
+
+
+def _root(node: fx.Node) -> fx.Node:
+    """Return the value whose storage another may share: through view operators only."""
+    while node.op == "call_function" and may_view(node) and isinstance(node.args[0], fx.Node):
         node = node.args[0]
-    return node.op == "placeholder"
+    return node

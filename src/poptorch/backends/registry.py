@@ -18,8 +18,10 @@ def available() -> dict[str, Backend]:
     """Return every registered backend by name: ours, then those of installed packages."""
     from .inductor import Inductor
     from .reference import Reference
+    from .staged import ByStages
 
-    found: dict[str, Backend] = {backend.name: backend for backend in (Reference(), Inductor())}
+    own: tuple[Backend, ...] = (Reference(), Inductor(), ByStages())
+    found = {backend.name: backend for backend in own}
     for point in entry_points(group=GROUP):
         found[point.name] = point.load()()
     return found
@@ -49,3 +51,8 @@ def choose(name: str) -> Backend:
         "The %s backend cannot work here (%s): running on the reference backend.", wanted, reason
     )
     return backends["reference"]
+
+
+def works_by_stages(backend: Backend) -> bool:
+    """Tell whether a backend runs ``plan.staged``, part by part, rather than the fused program."""
+    return bool(getattr(backend, "by_stages", False))

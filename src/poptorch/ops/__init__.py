@@ -1,5 +1,14 @@
 """PopTorch's own operators."""
 
+from .blocks import (
+    IPU,
+    BeginBlock,
+    Block,
+    BlockFunction,
+    module_repr,
+    print,
+    removeBlocks,
+)
 from .control import cond, for_loop
 from .custom import custom_op, register_custom_op
 from .debug import ipu_print_tensor, nop
@@ -20,6 +29,10 @@ from .slicing import dynamic_slice, dynamic_update
 
 __all__ = [
     "CPU",
+    "IPU",
+    "BeginBlock",
+    "Block",
+    "BlockFunction",
     "MultiConv",
     "NameScope",
     "cond",
@@ -32,10 +45,13 @@ __all__ = [
     "identity_loss",
     "ipu_print_tensor",
     "isRunningOnIpu",
+    "module_repr",
     "nearest",
     "nop",
+    "print",
     "recomputationCheckpoint",
     "register_custom_op",
+    "removeBlocks",
     "set_available_memory",
     "set_overlap_for_input",
     "set_overlap_for_output",

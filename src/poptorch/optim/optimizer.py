@@ -87,7 +87,7 @@ class Optimizer:
         native: dict[str, Any] = super().state_dict()  # type: ignore[misc]
         return {**native, **self.get_state_dict()}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what ``state_dict`` returned; the device gets it before its next use.
 
         Entries missing from the inner dictionaries keep the device's values. None in both
@@ -97,18 +97,20 @@ class Optimizer:
             RuntimeError: the dictionary is empty, or was not saved by one of these optimizers;
                 nothing has changed then.
         """
-        if not state_dict:
+        if not state:
             raise StateError("Cannot load the optimizer state because it is empty")
-        inner = {key: state_dict.get(key, 0) for key in _KEYS}
+        inner = {key: state.get(key, 0) for key in _KEYS}
         if not all(value is None or isinstance(value, dict) for value in inner.values()):
             raise StateError(
                 "Only IPU optimizer states can be loaded onto the IPU.",
-                got=f"a dictionary with the keys {', '.join(map(str, state_dict))}",
+                got=f"a dictionary with the keys {', '.join(map(str, state))}",
                 fix="load what state_dict() of a poptorch.optim optimizer returned, or add "
                 '{"ipu_state": None, "ipu_param": None} to load only the parameter groups',
             )
-        rest = {key: value for key, value in state_dict.items() if key not in _KEYS}
+        rest = {key: value for key, value in state.items() if key not in _KEYS}
+        device = self._device
         super().load_state_dict(rest)  # type: ignore[misc]
+        self._device = device  # torch restores as if from a pickle, which has none
         self.set_state_dict(inner)
 
     def get_state_dict(self) -> dict[str, Any]:

@@ -71,6 +71,7 @@ def read_call(
             Error,
             "Invalid type: 'options' must be a poptorch.Options",
             got=f"{options!r}, of type {type(options).__name__}",
+            fix="pass poptorch.Options(), or nothing for the defaults",
         )
     given = [*([] if optimizer is None else [optimizer]), *extra]
     if given and not training:

@@ -38,6 +38,7 @@ def freeze_strategy(strategy: _IExecutionStrategy) -> Placement:
             NamedStage(stage.blocks, number, ipu=stage._ipu)
             for number, stage in enumerate(strategy._all_stages)
         ),
+        interleaved=strategy._interleaved and not sharded,
     )
 
 

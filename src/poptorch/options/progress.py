@@ -34,6 +34,11 @@ class CompilationProgressBar:
             if progress >= total:
                 self.close()
 
+    def reset(self) -> None:
+        """Begin another compilation: the next call starts the clock and a new bar."""
+        self.close()
+        self._start()
+
     def close(self) -> None:
         """Leave the bar as it is and start a new one at the next call."""
         if self._bar is not None:

@@ -68,16 +68,32 @@ class PipelinedExecution(_IExecutionStrategy):
         self._auto_stage: AutoStage | None = (
             auto[0] if auto else None if args else AutoStage.SameAsIpu
         )
+        self._interleaved = False
         explicit = [item for item in args if not isinstance(item, AutoStage)]
         super().__init__(stage_of(item) for item in explicit)
+
+    def useInterleavedSchedule(self, use: bool = True) -> Self:
+        """Let backward parts run as early as they can, so that fewer activations wait.
+
+        By default a chip does its forward parts of a cycle, then its backward parts. Results are
+        the same. Not a PopTorch option; no effect on sharded execution.
+
+        Raises:
+            AssertionFailure: not a bool (an ``AssertionError``).
+        """
+        expect("use", use, bool)
+        self._interleaved = use
+        return self
 
     def _backend_options(self) -> dict[str, Any]:
         return {"execution_mode": self._execution_mode}
 
     def __repr__(self) -> str:
+        text = ", ".join(map(repr, self._all_stages))
         if self._auto_stage is not None:
-            return f"{type(self).__name__}(AutoStage.{self._auto_stage.name})"
-        return f"{type(self).__name__}({', '.join(map(repr, self._all_stages))})"
+            text = f"AutoStage.{self._auto_stage.name}"
+        end = ".useInterleavedSchedule()" if self._interleaved else ""
+        return f"{type(self).__name__}({text}){end}"
 
 
 class ShardedExecution(PipelinedExecution):

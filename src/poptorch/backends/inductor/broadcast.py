@@ -9,6 +9,9 @@ without this pass and 0.31 ms with it.
 
 from __future__ import annotations
 
+import functools
+import operator
+
 import torch
 from torch import fx
 
@@ -43,7 +46,7 @@ def store_before_spreading(graph: fx.Graph) -> None:
             )
         stored.meta["val"] = value
         node.replace_all_uses_with(
-            stored, delete_user_cb=lambda user, keep=stored: user is not keep
+            stored, delete_user_cb=functools.partial(operator.is_not, stored)
         )
 
 

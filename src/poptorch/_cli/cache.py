@@ -1,0 +1,86 @@
+"""``poptorch cache``: list, explain and trim cached executables."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from .._base import env
+from .._compile.cache import Entry, differences, entries, trim
+
+MEGABYTE = 1_000_000
+DAY = 86400
+
+
+def add_parser(commands: Any) -> None:
+    """Add this command."""
+    parser = commands.add_parser("cache", help="list, explain and trim cached executables")
+    parser.add_argument(
+        "--dir", help="the cache; default POPTORCH_CACHE_DIR, then POPART_CACHE_DIR"
+    )
+    actions = parser.add_subparsers(required=True, metavar="action")
+    listing = actions.add_parser("list", help="one line per entry, the latest first")
+    listing.set_defaults(run=_list)
+    explain = actions.add_parser(
+        "explain", help="what an entry was compiled from, or two differ in"
+    )
+    explain.add_argument("key", help="the first characters of a key")
+    explain.add_argument("other", nargs="?", help="another key; default: show all of the first")
+    explain.set_defaults(run=_explain)
+    trimming = actions.add_parser("trim", help="remove damaged entries and others")
+    trimming.add_argument("--max-mb", type=float, help="keep the latest, up to so many megabytes")
+    trimming.add_argument("--days", type=float, help="remove what was not used for so many days")
+    trimming.set_defaults(run=_trim)
+
+
+def _folder(chosen: argparse.Namespace) -> Path:
+    name = chosen.dir or env.get("POPTORCH_CACHE_DIR") or env.get("POPART_CACHE_DIR")
+    if not name:
+        sys.exit("No cache directory: pass --dir, or set POPTORCH_CACHE_DIR")
+    folder = Path(name)
+    if not folder.is_dir():
+        sys.exit(f"{folder} is no directory")
+    return folder
+
+
+def _list(chosen: argparse.Namespace) -> int:
+    found = entries(_folder(chosen))
+    for entry in found:
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
+        kind = "training" if entry.facts.get("training") == "True" else "inference"
+        inputs = [v for name, v in sorted(entry.facts.items()) if name.startswith("batch.")]
+        print(f"{entry.key}  {when}  {entry.size / MEGABYTE:8.2f} MB  {kind}  {' '.join(inputs)}")
+    total = sum(entry.size for entry in found)
+    print(f"{len(found)} entries, {total / MEGABYTE:.2f} MB")
+    return 0
+
+
+def _explain(chosen: argparse.Namespace) -> int:
+    found = entries(_folder(chosen))
+    entry = _one(found, chosen.key)
+    if chosen.other is None:
+        lines = [f"{name}: {value}" for name, value in entry.facts.items()]
+    else:
+        lines = differences(entry.facts, _one(found, chosen.other).facts)
+    print("\n".join(lines))
+    return 0
+
+
+def _one(found: list[Entry], start: str) -> Entry:
+    matching = [entry for entry in found if entry.key.startswith(start)]
+    if len(matching) != 1:
+        sys.exit(f"{len(matching)} entries have a key that starts with {start}")
+    return matching[0]
+
+
+def _trim(chosen: argparse.Namespace) -> int:
+    keep = None if chosen.max_mb is None else int(chosen.max_mb * MEGABYTE)
+    newer = None if chosen.days is None else time.time() - chosen.days * DAY
+    removed = trim(_folder(chosen), keep, newer)
+    for path in removed:
+        print(f"removed {path.name}")
+    print(f"{len(removed)} entries removed")
+    return 0

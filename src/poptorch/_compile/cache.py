@@ -1,0 +1,259 @@
+"""Executables on disk: found by what they were compiled from, so that nothing compiles twice.
+
+One file per executable, ``<key>.popef``; the key is a digest of the plan without what may change
+from run to run, and of the versions that made it. Several processes may share a directory: the
+first compiles under a lock, the others wait for its file. Source: spec/runtime.md section 6.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from filelock import FileLock
+
+from .._base import archive, log, trees
+from .._base.version import VERSION
+from .._ir.plan import Plan
+from .._ir.slot import Kind
+from ..backends import Backend, Executable, Progress
+from . import serial
+
+SUFFIX = ".popef"
+NEAREST_OF = 50  # entries that a miss is compared with, the latest ones
+Facts = dict[str, str]
+
+
+class Packing(Protocol):
+    """What a backend may offer to keep its code in the cache."""
+
+    def pack(self, executable: Executable) -> bytes | None:
+        """Return the compiled code, or None when there is nothing to keep."""
+        ...
+
+    def unpack(self, plan: Plan, code: bytes) -> Executable:
+        """Return an executable from what ``pack`` returned, without compiling.
+
+        Raises:
+            Exception: the code does not work here; the plan is compiled again then.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file of the cache.
+
+    Attributes:
+        path: the file.
+        facts: everything that its key depends on, readable.
+        size: bytes.
+        used: when it was last written or found, in seconds since the epoch.
+    """
+
+    path: Path
+    facts: Facts
+    size: int
+    used: float
+
+    @property
+    def key(self) -> str:
+        """The digest that it is found by."""
+        return self.path.stem
+
+
+def compile_or_find(
+    backend: Backend,
+    plan: Plan,
+    arguments: Mapping[str, trees.Structure],
+    directory: str | None,
+    progress: Progress,
+) -> Executable:
+    """Compile a plan, or take the executable of an equal one from the cache.
+
+    Args:
+        backend: compiles.
+        plan: what is compiled.
+        arguments: their structures by parameter, to say which constant differs.
+        directory: of the cache; None for none.
+        progress: told the share done.
+    """
+    if directory is None:
+        return backend.compile(plan, progress)
+    folder = Path(directory)
+    if not folder.is_dir():
+        log.engine.warning("Specified directory not found. Creating %s", folder)
+        folder.mkdir(parents=True, exist_ok=True)
+    facts = facts_of(plan, backend.name, arguments)
+    path = folder / f"{key_of(plan, backend.name)}{SUFFIX}"
+    with FileLock(path.with_suffix(".lock")):
+        found = _find(path, backend, plan, progress)
+        if found is not None:
+            return found
+        log.engine.info("Executable cache: miss, %s: %s", path.name, _miss(folder, facts))
+        executable = backend.compile(plan, progress)
+        pack: Callable[[Executable], bytes | None] | None = getattr(backend, "pack", None)
+        code = pack(executable) if pack is not None else None
+        parts = {"facts.json": json.dumps(facts).encode()}
+        archive.write(path, parts if code is None else {**parts, "code": code})
+    return executable
+
+
+def _find(path: Path, backend: Backend, plan: Plan, progress: Progress) -> Executable | None:
+    try:
+        parts = archive.read(path)
+    except FileNotFoundError:
+        return None
+    except archive.InvalidFile as error:
+        log.engine.warning("Executable cache: %s is rebuilt. %s", path.name, error.message)
+        return None
+    executable = None
+    if "code" in parts:
+        try:
+            executable = backend.unpack(plan, parts["code"])  # type: ignore[attr-defined]
+        except Exception as error:  # whatever it is: the plan can be compiled again
+            log.engine.warning("Executable cache: %s is rebuilt: %s", path.name, error)
+            return None
+    log.engine.info("Executable cache: hit, %s", path)
+    os.utime(path)
+    # Without code of its own the backend builds from the graphs, which is what it would load.
+    return executable if executable is not None else backend.compile(plan, progress)
+
+
+def key_of(plan: Plan, backend: str) -> str:
+    """Return the digest of everything that an executable depends on."""
+    content = serial.encode(replace(plan, spec=plan.spec.for_cache()))
+    _drop_lines(content)
+    text = json.dumps([content, _versions(backend)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _drop_lines(content: Any) -> None:
+    """Forget where the user's code stands: moving it changes nothing."""
+    if isinstance(content, dict):
+        content.pop("at", None)
+        for value in content.values():
+            _drop_lines(value)
+    elif isinstance(content, list):
+        for value in content:
+            _drop_lines(value)
+
+
+def _versions(backend: str) -> Facts:
+    return {
+        "backend": backend,
+        "machine": platform.machine(),
+        "poptorch": VERSION,
+        "torch": torch.__version__,
+    }
+
+
+def facts_of(plan: Plan, backend: str, arguments: Mapping[str, trees.Structure]) -> Facts:
+    """Return what a key depends on, in words: settings, shapes, constants, operators by line."""
+    facts = {**_versions(backend), **_flat(plan.spec.for_cache(), "")}
+    for name, structure in arguments.items():
+        facts |= {f"constant {path}": repr(value) for path, value in structure.constants}
+        facts |= {f"type of {name}": type(structure.root).__name__.strip("_").lower()}
+    slots = {s.key: s for graph in plan.program.graphs.values() for s in graph.inputs}
+    for slot in slots.values():
+        if slot.kind in (Kind.BATCH, Kind.PARAM, Kind.BUFFER, Kind.OPTSTATE):
+            shape = ", ".join(map(str, slot.shape))
+            facts[slot.key] = f"{str(slot.dtype).removeprefix('torch.')}[{shape}]"
+    for name, graph in plan.program.graphs.items():
+        nodes = serial.encode(graph)["nodes"]
+        for at, node in enumerate(node for node in nodes if node["op"] == "call_function"):
+            where = f" at {node['at']}" if "at" in node else ""
+            text = json.dumps([node["args"], node.get("kwargs")])
+            digest = hashlib.sha256(text.encode()).hexdigest()[:6]
+            facts[f"{name} operator {at}"] = f"{node['target']} ({digest}){where}"
+    return facts
+
+
+def _flat(value: Any, prefix: str) -> Facts:
+    found: Facts = {}
+    for field in fields(value):
+        name, inner = f"{prefix}{field.name}", getattr(value, field.name)
+        if is_dataclass(inner):
+            found |= _flat(inner, f"{name}.")
+        else:
+            found[name] = str(inner)
+    return found
+
+
+def entries(folder: Path) -> list[Entry]:
+    """Return the whole entries of a directory, the latest first."""
+    found = []
+    for path in folder.glob(f"*{SUFFIX}"):
+        try:
+            facts = json.loads(archive.read(path)["facts.json"])
+            status = path.stat()
+        except (archive.InvalidFile, FileNotFoundError, KeyError, ValueError):
+            continue  # damaged, or just being removed: no entry
+        found.append(Entry(path, facts, status.st_size, status.st_mtime))
+    return sorted(found, key=lambda entry: entry.used, reverse=True)
+
+
+def differences(here: Facts, there: Facts) -> list[str]:
+    """Return what differs, in words; of operators only the first of each graph."""
+    lines, graphs = [], set()
+    for name in sorted({*here, *there}, key=_order):
+        if here.get(name) == there.get(name):
+            continue
+        graph, _, operator = name.partition(" operator ")
+        if operator:
+            if graph in graphs or _operator(here, name) == _operator(there, name):
+                continue
+            graphs.add(graph)
+        lines.append(f"{name}: {here.get(name, 'absent')} here, {there.get(name, 'absent')} there")
+    return lines
+
+
+def _order(name: str) -> tuple[bool, str, int]:
+    graph, _, operator = name.partition(" operator ")
+    return bool(operator), graph, int(operator or 0)
+
+
+def _operator(facts: Facts, name: str) -> str:
+    return facts.get(name, "").partition(" at ")[0]  # where it stands makes no difference
+
+
+def _miss(folder: Path, facts: Facts) -> str:
+    near = [differences(facts, entry.facts) for entry in entries(folder)[:NEAREST_OF]]
+    if not near:
+        return "the cache is empty"
+    nearest = min(near, key=len)
+    more = f"; and {len(nearest) - 3} more" if len(nearest) > 3 else ""
+    return "nearest entry differs in " + "; ".join(nearest[:3]) + more
+
+
+def trim(
+    folder: Path, keep_bytes: int | None = None, newer_than: float | None = None
+) -> list[Path]:
+    """Remove entries: damaged ones, those used before a moment, the oldest beyond a size.
+
+    Args:
+        folder: the cache.
+        keep_bytes: how much to keep, or None for all.
+        newer_than: seconds since the epoch, or None.
+
+    Returns:
+        The removed files.
+    """
+    kept, total = set(), 0
+    for entry in entries(folder):
+        total += entry.size
+        fresh = newer_than is None or entry.used >= newer_than
+        if fresh and (keep_bytes is None or total <= keep_bytes):
+            kept.add(entry.path)
+    removed = [path for path in sorted(folder.glob(f"*{SUFFIX}")) if path not in kept]
+    for path in removed:
+        path.unlink(missing_ok=True)
+        path.with_suffix(".lock").unlink(missing_ok=True)
+    return removed

@@ -1,0 +1,72 @@
+"""What a captured graph remembers of the user's blocks: the visits, and a label on every node.
+
+A block may be entered several times; each entry is a visit. A node of the forward pass carries the
+visit that was active when it ran, a node of the backward pass that of the node it differentiates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+META = "poptorch"
+"""The key of the label in the ``custom`` entry of a node's meta."""
+KEEP = "poptorch_keep"
+"""The key of the mark on values that the backward pass shall not compute again."""
+
+OUTSIDE = -1
+"""Stands for the visit of nodes that ran after a block had ended and before the next began."""
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One entry into a block while ``forward`` ran.
+
+    Attributes:
+        block: the block's id; None for what runs before the first block.
+        ipu: the device that the annotation names, or None.
+        line: the user's line that entered it, described, or None.
+    """
+
+    block: str | None = None
+    ipu: int | None = None
+    line: str | None = None
+
+
+@dataclass(frozen=True)
+class Label:
+    """Where a node comes from.
+
+    Attributes:
+        visit: index of the visit, ``OUTSIDE``, or None where only the neighbours can tell.
+        backward: whether it belongs to the backward pass.
+        module: path of the innermost module whose ``forward`` made it, or that it differentiates.
+    """
+
+    visit: int | None = None
+    backward: bool = False
+    module: str = ""
+
+
+def label_of(node: fx.Node) -> Label:
+    """Return the label of a node; a blank one where none was written."""
+    label = _custom(node).get(META)
+    return label if isinstance(label, Label) else Label()
+
+
+def relabel(node: fx.Node, label: Label) -> None:
+    """Write a label."""
+    node.meta["custom"] = {**_custom(node), META: label}
+
+
+def is_kept(node: fx.Node) -> bool:
+    """Tell whether the user wants a value kept for the backward pass."""
+    return bool(_custom(node).get(KEEP))
+
+
+def _custom(node: fx.Node) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = node.meta.get("custom") or {}
+    return found

@@ -1,0 +1,145 @@
+"""The active block while ``forward`` is captured, and the labels that nodes get from it.
+
+The tracer copies ``custom`` of torch's current meta to every node it creates, and keeps it when a
+graph is replayed; that is all that is used of it here.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import Any
+
+import torch.fx.traceback as fx_traceback
+from torch import fx, nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+
+from .._base import source
+from .._ir.blocks import META, OUTSIDE, Label, Visit, label_of, relabel
+
+_recorder: ContextVar[Recorder | None] = ContextVar("poptorch_blocks", default=None)
+
+
+class Recorder:
+    """Notes which blocks ``forward`` enters and labels nodes accordingly."""
+
+    def __init__(self) -> None:
+        self.visits: list[Visit] = []
+        self.set(Label())
+
+    @contextlib.contextmanager
+    def in_forward(self) -> Iterator[None]:
+        """The user's part. What is made around it goes where its neighbours are."""
+        self.visits = [Visit()]
+        self.set(Label(visit=0))
+        try:
+            yield
+        finally:
+            self.set(Label())
+
+    def start(self, block: str, ipu: int | None) -> None:
+        """Make a block the active one."""
+        self.visits.append(Visit(block, ipu, source.calling_line()))
+        self.set(replace(self.label, visit=len(self.visits) - 1))
+
+    def end(self) -> None:
+        """Leave the active block: what runs now belongs to none."""
+        self.set(replace(self.label, visit=OUTSIDE))
+
+    def begin_backward(self) -> None:
+        """Nodes made from here on belong to the backward pass."""
+        self.set(Label(backward=True))
+
+    def set(self, label: Label) -> None:
+        """Label the nodes that follow."""
+        self.label = label
+        note(**{META: label})
+
+
+def recorder() -> Recorder | None:
+    """The recorder of the capture in progress, or None outside one."""
+    return _recorder.get()
+
+
+def in_forward() -> contextlib.AbstractContextManager[None]:
+    """Within the block the user's ``forward`` runs."""
+    active = _recorder.get()
+    return contextlib.nullcontext() if active is None else active.in_forward()
+
+
+def note(**values: Any) -> None:
+    """Let nodes that are made from here on carry notes; those under other keys stay."""
+    meta = fx_traceback.get_current_meta()
+    meta["custom"] = {**meta.get("custom", {}), **values}
+
+
+@contextlib.contextmanager
+def recording(module: nn.Module) -> Iterator[Recorder]:
+    """Record blocks and label nodes while a module runs; nothing is active afterwards."""
+    meta = fx_traceback.get_current_meta()
+    before = meta.get("custom")
+    mine = Recorder()
+    token = _recorder.set(mine)
+    try:
+        with _following_modules(module, mine):
+            yield mine
+    finally:
+        _recorder.reset(token)
+        if before is None:
+            meta.pop("custom", None)
+        else:
+            meta["custom"] = before
+
+
+@contextlib.contextmanager
+def _following_modules(root: nn.Module, mine: Recorder) -> Iterator[None]:
+    """Within the block labels name the module that runs. Hooks of all modules: none is touched."""
+    paths = {part: name for name, part in root.named_modules()}
+    outer: list[str] = []
+
+    def enter(module: nn.Module, _: Any) -> None:
+        outer.append(mine.label.module)
+        mine.set(replace(mine.label, module=paths.get(module, mine.label.module)))
+
+    def leave(_module: nn.Module, _inputs: Any, _output: Any) -> None:
+        mine.set(replace(mine.label, module=outer.pop()))
+
+    handles = (
+        register_module_forward_pre_hook(enter),
+        register_module_forward_hook(leave, always_call=True),
+    )
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def copy_to_backward(graph: fx.Graph) -> None:
+    """Give nodes of the backward pass the visit of the forward node that they differentiate.
+
+    Both carry the sequence number of the same autograd function. An operator that makes several
+    of those is labelled by the last. Additions of gradients have no number: theirs stays open.
+    """
+    forward: dict[int, Label] = {}
+    for node in graph.nodes:  # later nodes with the same number made no function of their own
+        if "seq_nr" in node.meta and not label_of(node).backward:
+            forward.setdefault(node.meta["seq_nr"], label_of(node))
+    numbers = sorted(forward)
+    for node in graph.nodes:
+        if not label_of(node).backward or not _differentiates(node):
+            continue
+        at = bisect.bisect_left(numbers, node.meta["seq_nr"])
+        if at < len(numbers):
+            relabel(node, replace(forward[numbers[at]], backward=True))
+
+
+def _differentiates(node: fx.Node) -> bool:
+    meta = node.meta
+    return bool(meta.get("autograd_backward")) and not meta.get("is_gradient_acc")

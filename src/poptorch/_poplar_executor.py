@@ -1,0 +1,5 @@
+"""The module that integrations import the executor from."""
+
+from .executor import PoplarExecutor
+
+__all__ = ["PoplarExecutor"]

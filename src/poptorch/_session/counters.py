@@ -1,0 +1,70 @@
+"""Time stamps of the last call and the latencies between them (spec/executor.md section 10)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+KEYS = ("input", "input_complete", "output", "output_complete")
+Stamps = dict[str, list[list[float]]]
+Latency = tuple[float, float, float]
+Reduce = Callable[[Iterable[float]], float]
+
+
+@dataclass(frozen=True)
+class Stamped:
+    """When one call handed its batch over, had it taken, had results, and had them collected.
+
+    A call hands all its micro-batches to the device at once, and takes all results at once, so
+    that these four moments are those of every micro-batch.
+
+    Attributes:
+        moments: one per key of ``KEYS``, in seconds from an arbitrary origin.
+    """
+
+    moments: tuple[float, float, float, float]
+
+    def counters(self, inputs: int, outputs: Sequence[int], times: int) -> Stamps:
+        """Return PopTorch's form.
+
+        Args:
+            inputs: number of input tensors.
+            outputs: per output tensor, how many results a call returns.
+            times: micro-batches per call over all replicas.
+        """
+        first, taken, ready, collected = self.moments
+        return {
+            "input": [[first] * times for _ in range(inputs)],
+            "input_complete": [[taken] * times for _ in range(inputs)],
+            "output": [[ready] * number for number in outputs],
+            "output_complete": [[collected] * number for number in outputs],
+        }
+
+
+NONE: Stamps = {key: [[]] for key in KEYS}
+
+
+def latency(
+    counters: Mapping[str, list[list[float]]],
+    start: str,
+    end: str,
+    first: Reduce = min,
+    last: Reduce = max,
+) -> Latency:
+    """Return (min, max, mean) of the time from one event to a later one.
+
+    Where there are more starts than ends, consecutive starts are replaced by their minimum.
+
+    Args:
+        counters: what ``Stamped.counters`` returned.
+        start, end: keys of it.
+        first, last: which of several tensors' stamps counts.
+    """
+    starts = [first(stamps) for stamps in zip(*counters[start], strict=False)]
+    ends = [last(stamps) for stamps in zip(*counters[end], strict=False)]
+    if not starts or not ends:
+        return 0.0, 0.0, 0.0
+    factor = max(1, len(starts) // len(ends))
+    grouped = [min(starts[i : i + factor]) for i in range(0, len(starts), factor)]
+    times = [b - a for a, b in zip(grouped, ends, strict=False)]
+    return min(times), max(times), sum(times) / len(times)

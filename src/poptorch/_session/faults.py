@@ -1,0 +1,30 @@
+"""Failures made on purpose, so that error handling can be tested without broken hardware."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+PLACES = ("compile", "attach", "run")
+_armed: list[tuple[str, BaseException]] = []
+
+
+@contextlib.contextmanager
+def injected(place: str, error: BaseException) -> Iterator[None]:
+    """Let the next event of that place within the block fail with this error, once."""
+    fault = (place, error)
+    _armed.append(fault)
+    try:
+        yield
+    finally:
+        if fault in _armed:
+            _armed.remove(fault)
+
+
+def check(place: str) -> None:
+    """Fail if a fault is armed for this place."""
+    if _armed:
+        for fault in _armed:
+            if fault[0] == place:
+                _armed.remove(fault)
+                raise fault[1]

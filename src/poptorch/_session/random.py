@@ -1,0 +1,88 @@
+"""The device's random sequence: its seed and state, in the form that users save and restore.
+
+Source: spec/executor.md section 9.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+
+import torch
+
+from .._base.errors import InvalidValue
+from .._ir.state import State
+
+
+def first_state(seed: int, process: int = 0) -> torch.Tensor:
+    """Return the state that torch's generator has on a device with this seed before its first run.
+
+    Not the host's sequence of the same seed: the noise of a model and its data would go together.
+    """
+    text = f"poptorch device {seed} {process}".encode()
+    mixed = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)
+    return torch.Generator().manual_seed(mixed).get_state()
+
+
+class Randomness:
+    """Seeds a device's generator and converts its state.
+
+    Args:
+        seed: the user's seed, or None for a non-deterministic one.
+        process: the index of this process: processes draw different numbers.
+    """
+
+    def __init__(self, seed: int | None, process: int) -> None:
+        self._chosen = seed is not None
+        self._seed = int.from_bytes(os.urandom(4), "little") if seed is None else seed
+        self._process = process
+        self._saved: torch.Tensor | None = None
+        self._ran = False
+
+    def start(self, state: State) -> None:
+        """Give a device its generator: a new sequence, or the one that was left off."""
+        state.rng = self._first() if self._saved is None else self._saved.clone()
+
+    def leave(self, state: State) -> None:
+        """Keep the state of a device that goes away."""
+        assert state.rng is not None
+        self._saved = state.rng.clone()
+
+    def ran(self) -> None:
+        """The device has run since it was seeded."""
+        self._ran = True
+
+    def _first(self) -> torch.Tensor:
+        return first_state(self._seed, self._process)
+
+    def get(self, state: State | None) -> list[int] | None:
+        """Return ``[seed, state...]``; ``[seed]`` before the first run, or None without a seed."""
+        if not self._ran:
+            return [self._seed] if self._chosen else None
+        current = state.rng if state is not None else self._saved
+        assert current is not None
+        return [self._seed, *current.view(torch.int64).tolist()]
+
+    def set(self, value: Sequence[int] | None, state: State | None) -> None:
+        """Continue from what ``get`` returned.
+
+        Raises:
+            InvalidValue: it is nothing that ``get`` returns (a ``ValueError``).
+        """
+        if value is None:
+            return
+        numbers = list(value)
+        words = len(self._first()) // 8
+        if len(numbers) not in (1, words + 1) or not all(isinstance(n, int) for n in numbers):
+            raise InvalidValue(
+                "This is no state of the device's random generator",
+                got=f"{len(numbers)} values",
+                fix="set what rng_state returned",
+            )
+        self._seed, self._chosen = numbers[0], True
+        self._ran = len(numbers) > 1
+        words_tensor = torch.tensor(numbers[1:], dtype=torch.int64)
+        self._saved = words_tensor.view(torch.uint8) if self._ran else self._first()
+        if state is not None:
+            state.rng = self._saved.clone()

@@ -1,0 +1,145 @@
+"""Who has the newer weights, host or device, and when they travel (spec/executor.md section 5)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Protocol
+
+from .._base import log, source
+from .._base.errors import Error
+from . import links
+from .device import Device
+
+_versions = itertools.count(1)  # of host values, over all sessions
+
+
+class Transfers(Protocol):
+    """The public methods through which implicit transfers go, so that users can replace them."""
+
+    def copyWeightsToHost(self) -> None:  # noqa: N802
+        """Device to host."""
+
+    def copyWeightsToDevice(self) -> None:  # noqa: N802
+        """Host to device."""
+
+
+def not_compiled() -> Error:
+    """What using a model says before its compilation and after ``destroy``."""
+    return Error(
+        "The model has not been compiled or has been destroyed",
+        where=source.calling_line(),
+        fix="call the model, or its compile() method, with example inputs first",
+    )
+
+
+class Sync:
+    """The state machine of one session's weights.
+
+    Args:
+        hosts: identities of the host tensors.
+        transfers: the executor, or None once it is gone.
+
+    Attributes:
+        device: the device's state while attached.
+        compiled: whether there is a program, attached or not.
+        dirty: whether the device has newer weights than the host.
+        version: of the host's values, of their last download.
+        linked: whether this is the trainer of the host tensors.
+    """
+
+    def __init__(self, hosts: tuple[int, ...], transfers: Callable[[], Transfers | None]) -> None:
+        self.hosts = hosts
+        self.device: Device | None = None
+        self.compiled = False
+        self.dirty = False
+        self.version = 0
+        self.linked = False
+        self._transfers = transfers
+        self._seen = 0
+        self._last = 0
+        self._trainers: list[links.Trainer] = []
+        self._generation = -1
+        links.follow(self)
+
+    def bring_host_up_to_date(self) -> bool:
+        """Download if the device is newer; return whether it was."""
+        if not self.dirty or self.device is None:
+            return False
+        log.python.debug("Implicit copyWeightsToHost()")
+        owner = self._transfers()
+        if owner is not None:
+            owner.copyWeightsToHost()
+        else:
+            self.download()
+        return True
+
+    def download(self) -> None:
+        """Device to host, unconditionally; nothing to do while detached.
+
+        Raises:
+            Error: not compiled.
+        """
+        self.check_compiled()
+        if self.device is None:
+            return
+        self.dirty = False  # first: the copy itself looks at the module
+        self.version = next(_versions)
+        self.device.download()
+
+    def upload(self) -> None:
+        """Host to device; training progress that was not downloaded is discarded.
+
+        While detached nothing happens: attaching uploads.
+
+        Raises:
+            Error: not compiled.
+        """
+        self.check_compiled()
+        if self.device is None:
+            return
+        self.dirty = False
+        self.device.upload()
+
+    def check_compiled(self) -> None:
+        """Refuse what needs a program.
+
+        Raises:
+            Error: there is none, before compilation and after ``release``.
+        """
+        if not self.compiled:
+            raise not_compiled()
+
+    # Sharing tensors with a trainer.
+
+    def fetch(self) -> None:
+        """Fetch newer weights that a trainer of the same tensors holds."""
+        if self._generation != links.generation():
+            self._generation = links.generation()
+            found = links.trainers_of(self.hosts)
+            self._trainers = [trainer for trainer in found if trainer is not self]
+        newest = self._last
+        for trainer in self._trainers:
+            trainer.bring_host_up_to_date()
+            newest = max(newest, trainer.version)
+        if newest > self._seen:
+            self._seen = newest
+            if self.device is not None:
+                log.python.debug("Implicit copyWeightsToDevice()")
+                owner = self._transfers()
+                assert owner is not None
+                owner.copyWeightsToDevice()
+
+    def last_version(self, version: int) -> None:
+        """A trainer of the same tensors is gone; the host holds this version of its weights."""
+        self._last = max(self._last, version)
+
+    def link(self) -> None:
+        """Be the trainer of the module's tensors, for inference sessions to find."""
+        links.register(self, self.hosts)
+        self.linked = True
+
+    def unlink(self) -> None:
+        """Stop being the trainer of the module's tensors."""
+        links.forget(self, self.hosts)
+        self.linked = False

@@ -1,0 +1,149 @@
+"""The staged backend: does a schedule's actions one by one, each on a chip with its own tensors.
+
+It proves plans rather than saving time. A part that reads a tensor which is not on its chip fails,
+whether it was never sent, not loaded, already stored or already forgotten. Random numbers are drawn
+in the order of the schedule, so that models with dropout differ from the fused run by their draws.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+
+from .._base import interrupts
+from .._ir.plan import Plan
+from .._ir.program import Axis
+from .._ir.report import Report
+from .._ir.schedule import Do
+from .._ir.slot import Kind
+from .._ir.staged import Staged
+from .._ir.state import State
+from .chips import Replica
+from .driver import Collector, cut, device_generator, program_report
+from .protocol import Executable, Progress
+
+
+class ByStages:
+    """Runs ``plan.staged`` literally with plain ATen operators."""
+
+    name = "staged"
+    by_stages = True
+
+    def unavailable(self) -> str | None:
+        """It always works."""
+        return None
+
+    def compile(self, plan: Plan, progress: Progress) -> Executable:
+        """There is nothing to compile."""
+        start = time.perf_counter()
+        assert plan.staged is not None, "the staged backend needs a program that was cut"
+        report = program_report(self.name, plan.program, time.perf_counter() - start)
+        progress(1.0)
+        return StagedExecutable(plan, plan.staged, report)
+
+
+class StagedExecutable:
+    """Runs a schedule on as many replicas of a set of chips as the plan has.
+
+    Attributes:
+        most_values: by chip, the most values that waited on it at the end of any column.
+    """
+
+    def __init__(self, plan: Plan, staged: Staged, report: Report) -> None:
+        self._plan = plan
+        self._staged = staged
+        self._report = report
+        self._random = any(segment.graph.random for segment in staged.segments.values())
+        self.most_values: dict[int, int] = {}
+
+    def report(self) -> Report:
+        """Return what the program costs."""
+        return self._report
+
+    def run(self, state: State, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Do one call; see ``Executable.run``."""
+        program, loops = self._plan.program, self._plan.program.loops
+        slices = [cut(value, program) for value in batch]
+        replicas = [Replica(self._staged, number) for number in range(loops.replicas)]
+        flushes = loops.iterations if self._plan.spec.training else 1
+        with interrupts.deferred(), torch.no_grad(), device_generator(state, self._random):
+            for replica in replicas:
+                replica.fill(state)
+            for flush in range(flushes):
+                self._flush(flush, replicas, slices)
+            for replica in replicas:
+                replica.give_back(state, self._plan.per_replica)
+        self._return_inputs(replicas, slices)
+        return self._collected(replicas)
+
+    def _flush(
+        self,
+        flush: int,
+        replicas: Sequence[Replica],
+        slices: Sequence[Sequence[torch.Tensor]],
+    ) -> None:
+        """Do the whole schedule once: an update in training, all iterations in inference."""
+        work, schedule = self._staged.work, self._staged.schedule
+        reduced = not self._plan.spec.training
+        for column in range(schedule.columns):
+            interrupts.check()
+            actions = [row[column] for row in schedule.rows.values()]
+            doing = [action for action in actions if action is not None]
+            if not reduced and any(action.part.do is Do.UPDATE for action in doing):
+                _add_up(replicas)
+                reduced = True
+            for replica in replicas:
+                for action in doing:
+                    step = flush * work.micros + action.micro
+                    replica.do(action, step, self._rows(slices, step, replica.number))
+                replica.exchange()
+                for chip, count in replica.waiting().items():
+                    self.most_values[chip] = max(count, self.most_values.get(chip, 0))
+
+    def _rows(
+        self, slices: Sequence[Sequence[torch.Tensor]], step: int, replica: int
+    ) -> list[torch.Tensor]:
+        """The micro-batch that a replica reads at a step."""
+        at = self._slice(step, replica)
+        return [pieces[at] for pieces in slices]
+
+    def _slice(self, step: int, replica: int) -> int:
+        loops = self._plan.program.loops
+        return step * loops.input_groups + loops.input_group(replica)
+
+    def _return_inputs(
+        self, replicas: Sequence[Replica], slices: Sequence[Sequence[torch.Tensor]]
+    ) -> None:
+        for replica in replicas:
+            for (key, step), value in replica.results.items():
+                kind, _, path = key.partition(".")
+                if kind == Kind.BATCH:
+                    slices[int(path)][self._slice(step, replica.number)].copy_(value)
+
+    def _collected(self, replicas: Sequence[Replica]) -> list[torch.Tensor]:
+        program = self._plan.program
+        emit = program.emit
+        keys = [slot.key for slot in emit.slots]
+        collector = Collector(program, {key: emit.mode_of(key) for key in keys})
+        index = dict.fromkeys(Axis, 0)
+        for iteration in range(program.loops.iterations):
+            for micro in range(program.loops.accumulation):
+                for replica in replicas:
+                    index[Axis.ITERATIONS] = iteration
+                    index[Axis.ACCUMULATION] = micro
+                    index[Axis.REPLICAS] = replica.number
+                    step = iteration * program.loops.accumulation + micro
+                    collector.take(keys, [replica.results[key, step] for key in keys], index)
+        return collector.results()
+
+
+def _add_up(replicas: Sequence[Replica]) -> None:
+    """Give every replica the sum of all replicas' gradients."""
+    if len(replicas) == 1:
+        return
+    for key in replicas[0].gradients():
+        total = torch.stack([replica.read(key) for replica in replicas]).sum(0)
+        for replica in replicas:
+            replica.write(key, total)

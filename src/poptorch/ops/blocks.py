@@ -1,0 +1,234 @@
+"""Blocks: which part of a model runs on which device (spec/parallel.md section 1).
+
+Annotations mean something only while an executor captures ``forward``; on the host they do nothing.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import nn
+
+from .._base import source
+from .._base.errors import AssertionFailure, Error
+from .._ops import annotate
+
+_automatic = itertools.count()
+
+
+def _start(user_id: object, ipu_id: int | str | None) -> None:
+    recorder = annotate.recorder()
+    if recorder is not None:
+        device = None if ipu_id is None else int(ipu_id)
+        recorder.start(_next_id() if user_id is None else str(user_id), device)
+
+
+def _next_id() -> str:
+    return str(next(_automatic))
+
+
+class Block(nn.Module):
+    """What runs inside the scope belongs to the block; what runs after it needs a block of its own.
+
+    Blocks may be entered inside one another, but leaving the inner one does not bring the outer
+    one back. Source: spec/parallel.md section 1.1.
+
+    Args:
+        user_id: the id that stages name; blocks with one id are one block. None for a new
+            automatic id at each entry.
+        ipu_id: the device, an index among the model's own devices; a stage may fix another.
+    """
+
+    def __init__(self, user_id: str | None = None, ipu_id: int | None = None) -> None:
+        super().__init__()
+        self._user_id = user_id
+        self._ipu_id = ipu_id
+
+    def __enter__(self) -> None:
+        _start(self._user_id, self._ipu_id)
+
+    def __exit__(self, *_: object) -> None:
+        recorder = annotate.recorder()
+        if recorder is not None:
+            recorder.end()
+
+    @staticmethod
+    def start(user_id: str | None = None, ipu_id: int | None = None) -> None:
+        """Begin a block that lasts until another one begins; arguments as for the class."""
+        _start(user_id, ipu_id)
+
+    @staticmethod
+    def useAutoId() -> None:
+        """Restart automatic ids at "0"; meant for the first line of ``forward``."""
+        global _automatic
+        if annotate.recorder() is not None:
+            _automatic = itertools.count()
+
+
+class _BeginBlockHook:
+    """The forward pre-hook that starts a module's block; it is copied and pickled with it."""
+
+    def __init__(self, user_id: object, ipu_id: int | None) -> None:
+        self._user_id = user_id
+        self._ipu_id = ipu_id
+
+    def __call__(self, module: nn.Module, inputs: Any) -> None:
+        if annotate.recorder() is None:
+            return
+        if self._user_id is None:
+            self._user_id = _next_id()
+        _start(self._user_id, self._ipu_id)
+
+    def __repr__(self) -> str:
+        return f"BeginBlock(user_id={self._user_id}, ipu_id={self._ipu_id})"
+
+
+class _BeginBlockCall:
+    """A callable that starts a block and then calls what it wraps."""
+
+    def __init__(self, function: Callable[..., Any], user_id: object, ipu_id: int | None) -> None:
+        self._function = function
+        self._user_id = user_id
+        self._ipu_id = ipu_id
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        _start(self._user_id, self._ipu_id)
+        return self._function(*args, **kwargs)
+
+
+def BeginBlock(layer_to_call: Any, user_id: object | None = None, ipu_id: int | None = None) -> Any:
+    """Let a block begin where a module's ``forward`` begins; it lasts until another one begins.
+
+    Source: spec/parallel.md section 1.2.
+
+    Args:
+        layer_to_call: a module, which is annotated in place; or another callable.
+        user_id: the id that stages name; None for an automatic one, drawn once.
+        ipu_id: the device, an index among the model's own devices; a stage may fix another.
+
+    Returns:
+        The same module; for another callable, an object that starts the block and calls it.
+
+    Raises:
+        poptorch.Error: neither a module nor callable, or the module begins a block already.
+    """
+    if not isinstance(layer_to_call, nn.Module):
+        if callable(layer_to_call):
+            return _BeginBlockCall(layer_to_call, user_id, ipu_id)
+        raise Error(
+            "The annotated object is not callable: module is not an instance of torch.nn.Module",
+            got=f"an object of type {type(layer_to_call).__name__}",
+            where=source.calling_line(),
+            fix="pass one of the model's layers: model.layer = BeginBlock(model.layer, ipu_id=1)",
+        )
+    present = _hook_of(layer_to_call)
+    if present is not None:
+        raise Error(
+            "The module has already been assigned to a block",
+            got=f"{type(layer_to_call).__name__} with {present}",
+            where=source.calling_line(),
+            fix="call poptorch.removeBlocks(module) first, or annotate each layer once",
+        )
+    layer_to_call.register_forward_pre_hook(_BeginBlockHook(user_id, ipu_id))
+    return layer_to_call
+
+
+def _hook_of(module: nn.Module) -> _BeginBlockHook | None:
+    hooks = module._forward_pre_hooks.values()
+    return next((hook for hook in hooks if isinstance(hook, _BeginBlockHook)), None)
+
+
+def removeBlocks(module: nn.Module) -> None:
+    """Remove every ``BeginBlock`` annotation of a module and its sub-modules, and nothing else.
+
+    Raises:
+        AssertionError: not a module.
+    """
+    if not isinstance(module, nn.Module):
+        raise AssertionFailure(
+            "removeBlocks needs a torch.nn.Module",
+            got=type(module).__name__,
+            where=source.calling_line(),
+        )
+    for part in module.modules():
+        hooks = part._forward_pre_hooks
+        for key in [key for key, hook in hooks.items() if isinstance(hook, _BeginBlockHook)]:
+            del hooks[key]
+
+
+def BlockFunction(
+    user_id: str | None = None, ipu_id: int | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorate a function so that it runs inside a ``Block``: no block is active after it.
+
+    Source: spec/parallel.md section 1.3; arguments as for ``Block``.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def inside_block(*args: Any, **kwargs: Any) -> Any:
+            with Block(user_id, ipu_id):
+                return function(*args, **kwargs)
+
+        return inside_block
+
+    return decorate
+
+
+class IPU:
+    """Deprecated since 1.0: ``IPU(1, layer)`` is ``BeginBlock(layer, ipu_id=1)``.
+
+    As a context, ``with IPU(1):`` is ``Block.start(ipu_id=1)``: later layers stay on the device.
+    Source: spec/parallel.md section 1.4.
+
+    Args:
+        ipu_id: the device.
+        layer_to_call: the layer to annotate, or None for use as a context.
+    """
+
+    def __new__(cls, ipu_id: int, layer_to_call: Any = None) -> Any:
+        if layer_to_call is not None:
+            return BeginBlock(layer_to_call, ipu_id=ipu_id)
+        self = super().__new__(cls)
+        self._ipu_id = ipu_id
+        return self
+
+    _ipu_id: int
+
+    def __enter__(self) -> None:
+        Block.start(ipu_id=self._ipu_id)
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing ends here."""
+
+
+def module_repr(m: nn.Module) -> str:
+    """Return what ``repr(m)`` is, with ``BeginBlock(user_id=..., ipu_id=...)`` before the name of
+    each annotated module.
+    """
+    with contextlib.ExitStack() as stack:
+        for module in m.modules():
+            hook = _hook_of(module)
+            if hook is not None:
+                stack.enter_context(_named(module, f"{hook} {module._get_name()}"))  # type: ignore[no-untyped-call]
+        return repr(m)
+
+
+@contextlib.contextmanager
+def _named(module: nn.Module, name: str) -> Iterator[None]:
+    # On the instance: torch looks the name up when it makes the text, and nobody else sees it.
+    module.__dict__["_get_name"] = lambda: name
+    try:
+        yield
+    finally:
+        del module.__dict__["_get_name"]
+
+
+def print(m: nn.Module) -> None:
+    """Print a module with its annotations; see ``module_repr``."""
+    builtins.print(module_repr(m))

@@ -1,0 +1,60 @@
+"""Names that scripts and tests import from PopTorch's engine module."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from ._base.errors import Error, RecoverableError, UnrecoverableError
+from .options.popart_keys import validate_popart
+
+__all__ = [
+    "Error",
+    "RecoverableError",
+    "TestErrorType",
+    "UnrecoverableError",
+    "createPoptorchError",
+]
+
+RECOVERY_ACTIONS = ("IPU_RESET", "LINK_RESET", "PARTITION_RESET", "FULL_RESET")
+
+
+def createPoptorchError(msg: str) -> Error:
+    """Return an error of the Python layer, to be raised."""
+    return Error(msg)
+
+
+class TestErrorType(enum.Enum):
+    """What ``_throwTestError`` can raise."""
+
+    __test__ = False  # no test class, whatever pytest thinks of the name
+
+    Poptorch = "poptorch_cpp_error"
+    Popart = "popart_exception"
+    PopartInternal = "popart_internal_exception"
+    Poplibs = "poplibs_exception"
+    PoplarUnrecoverable = "poplar_unrecoverable_runtime_error"
+    PoplarUnknown = "poplar_unknown_runtime_error"
+    PoplarRecoverableFullReset = "poplar_recoverable_runtime_error"
+    PoplarLinkError = "poplar_link_error"
+
+
+def _throwTestError(kind: TestErrorType) -> NoReturn:
+    """Raise the error of that kind as an engine would, with a context."""
+    parts: dict[str, Any] = {"type": kind.value, "location": "[0] throwTestError::bottom\n[1] top"}
+    title = f"This is a test of {kind.name}"
+    if kind is TestErrorType.PoplarRecoverableFullReset:
+        raise RecoverableError(title, recovery_action="FULL_RESET", **parts)
+    if kind is TestErrorType.PoplarUnrecoverable:
+        raise UnrecoverableError(title, **parts)
+    raise Error(title, **parts)
+
+
+def _validateOptions(options: Mapping[str, Any]) -> None:
+    """Check keys and values of the backend compiler's settings.
+
+    Raises:
+        poptorch.Error: an unknown key ("Unknown ... option"), or a value of the wrong type.
+    """
+    validate_popart(dict(options))

@@ -1,0 +1,233 @@
+"""Cached executables: what hits, what misses and why, damage, several processes at once."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from poptorch._cli.main import main
+from poptorch._compile import cache
+from poptorch.backends.reference import Reference
+from wrapped import normal, options
+
+X, Y = normal(8, 4), normal(8, 2, seed=1)
+
+
+class Net(nn.Module):
+    def __init__(self, factor: float = 1.0) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.factor = factor
+
+    def forward(self, x, y, times=1):
+        out = self.layer(x) * (self.factor * times)
+        return out, nn.functional.mse_loss(out, y)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "deep" / "cache"
+
+
+def trained(folder: Path, *, factor=1.0, lr=0.1, rows=8, times=1, edit=lambda opts: None):
+    model = Net(factor)
+    opts = options().enableExecutableCaching(folder)
+    edit(opts)
+    training = poptorch.trainingModel(model, opts, torch.optim.SGD(model.parameters(), lr=lr))
+    return training(X[:rows], Y[:rows], times)
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("*.popef"))
+
+
+HITS = {
+    "nothing": {},
+    "learning rate": {"lr": 0.5},
+    "seed": {"edit": lambda opts: opts.randomSeed(4)},
+    "run-time options": {"edit": lambda opts: opts.logDir("x").modelName("m").useIpuId(5)},
+}
+MISSES = {
+    "rows": ({"rows": 4}, r"batch.0: float32\[4, 4\] here, float32\[8, 4\] there"),
+    "iterations": (
+        {"edit": lambda opts: opts.deviceIterations(2)}, "loops.iterations: 2 here, 1 there",
+    ),
+    "accumulation": (
+        {"edit": lambda opts: opts.Training.gradientAccumulation(4)},
+        "loops.accumulation: 4 here, 1 there",
+    ),
+    "mode": (
+        {"edit": lambda opts: opts.outputMode(poptorch.OutputMode.All)}, "output.mode: .* here",
+    ),
+    "a constant argument": ({"times": 3}, "constant times: 3 here, 1 there"),
+    "the model's code": ({"factor": 3.0}, r"operator \d+: aten.mul.*test_cache.py:\d+ here"),
+}  # fmt: skip
+
+
+@pytest.mark.spec("runtime", 15, 16, 17)
+@pytest.mark.parametrize("change", HITS)
+def test_hits(change: str, folder: Path, caplog) -> None:
+    trained(folder)
+    assert len(files(folder)) == 1
+    assert "Specified directory not found. Creating" in caplog.text
+    before = (folder / files(folder)[0]).read_bytes()
+    with caplog.at_level(logging.INFO, "poptorch:cpp"):
+        trained(folder, **HITS[change])
+    assert f"hit, {folder / files(folder)[0]}" in caplog.text
+    assert len(files(folder)) == 1
+    assert (folder / files(folder)[0]).read_bytes() == before
+
+
+@pytest.mark.spec("runtime", 15)
+@pytest.mark.parametrize("change", MISSES)
+def test_misses_say_what_differs(change: str, folder: Path, caplog) -> None:
+    trained(folder)
+    arguments, text = MISSES[change]
+    with caplog.at_level(logging.INFO, "poptorch:cpp"):
+        trained(folder, **arguments)
+    assert len(files(folder)) == 2
+    (line,) = [record.message for record in caplog.records if "cache: miss" in record.message]
+    assert re.search(text, line), line
+
+
+@pytest.mark.spec("runtime", 17, 18)
+def test_training_and_inference_are_two_files(folder: Path) -> None:
+    trained(folder)
+    model = Net()
+    opts = options().enableExecutableCaching(folder)
+    for _ in range(2):
+        poptorch.inferenceModel(model, opts)(X, Y)
+    assert len(files(folder)) == 2
+
+
+@pytest.mark.spec("runtime", 13)
+def test_the_variable_is_read_when_options_are_made(folder: Path, monkeypatch) -> None:
+    before = options()
+    monkeypatch.setenv("POPTORCH_CACHE_DIR", str(folder))
+    poptorch.inferenceModel(Net(), before)(X, Y)
+    assert not folder.exists()
+    poptorch.inferenceModel(Net(), options())(X, Y)
+    assert len(files(folder)) == 1
+    poptorch.inferenceModel(Net(), options().enableExecutableCaching(None))(X[:4], Y[:4])
+    assert len(files(folder)) == 1
+
+
+def test_the_simulated_device_is_not_cached(folder: Path, caplog) -> None:
+    trained(folder, edit=lambda opts: opts.useIpuModel(True))
+    assert not folder.exists()
+    assert "doesn't work with the IPU model" in caplog.text
+
+
+@pytest.mark.parametrize("damage", [b"", b"nonsense", None])
+def test_damaged_entries_are_rebuilt(damage: bytes | None, folder: Path, caplog) -> None:
+    trained(folder)
+    (path,) = folder.glob("*.popef")
+    good = path.read_bytes()
+    path.write_bytes(good[: len(good) // 2] if damage is None else damage)
+    _, loss = trained(folder)
+    assert torch.isfinite(loss)
+    assert "is rebuilt" in caplog.text
+    assert cache.entries(folder)[0].path == path
+
+
+class Packing(Reference):
+    """A backend with code to keep."""
+
+    name = "packing"
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.broken = False
+
+    def compile(self, plan, progress):
+        self.events.append("compile")
+        return super().compile(plan, progress)
+
+    def pack(self, executable) -> bytes:
+        return b"code"
+
+    def unpack(self, plan, code: bytes):
+        assert code == b"code"
+        self.events.append("unpack")
+        if self.broken:
+            raise OSError("another machine's code")
+        return super().compile(plan, lambda share: None)
+
+
+def test_backends_keep_their_code(folder: Path, monkeypatch, caplog) -> None:
+    backend = Packing()
+    monkeypatch.setattr(poptorch._compile.pipeline.backends, "choose", lambda name: backend)
+    trained(folder)
+    trained(folder)
+    assert backend.events == ["compile", "unpack"]
+    backend.broken = True
+    trained(folder)
+    assert backend.events == ["compile", "unpack", "unpack", "compile"]
+    assert "another machine's code" in caplog.text
+
+
+def test_two_processes_at_once(folder: Path) -> None:
+    code = (
+        "import sys, torch, poptorch\n"
+        "opts = poptorch.Options().backend('reference').enableExecutableCaching(sys.argv[1])\n"
+        "opts.showCompilationProgressBar(False)\n"
+        "print(poptorch.inferenceModel(torch.nn.ReLU(), opts)(torch.ones(4)).sum().item())\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": "src"}
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True,
+            env=environment, cwd=Path(__file__).parents[2],
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    assert [process.communicate()[0].strip() for process in running] == ["4.0", "4.0"]
+    assert len(files(folder)) == 1
+
+
+def test_the_command(folder: Path, capsys, monkeypatch) -> None:
+    trained(folder)
+    trained(folder, rows=4)
+    monkeypatch.setenv("POPTORCH_CACHE_DIR", str(folder))
+    assert main(["cache", "list"]) == 0
+    text = capsys.readouterr().out
+    assert "2 entries" in text
+    assert "training  float32[4, 4] float32[4, 2]" in text
+    newest, oldest = (entry.key for entry in cache.entries(folder))
+    main(["cache", "explain", newest[:8]])
+    assert "loops.iterations: 1" in capsys.readouterr().out
+    main(["cache", "--dir", str(folder), "explain", newest, oldest])
+    assert "batch.0: float32[4, 4] here, float32[8, 4] there" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="0 entries have a key"):
+        main(["cache", "explain", "zzz"])
+
+    os.utime(folder / f"{oldest}.popef", (0, 0))
+    main(["cache", "trim", "--days", "30"])
+    assert files(folder) == [f"{newest}.popef"]
+    (folder / "damaged.popef").write_bytes(b"x")
+    main(["cache", "trim"])
+    assert files(folder) == [f"{newest}.popef"]
+    main(["cache", "trim", "--max-mb", "0"])
+    assert files(folder) == []
+    monkeypatch.delenv("POPTORCH_CACHE_DIR")
+    with pytest.raises(SystemExit, match="No cache directory"):
+        main(["cache", "list"])
+
+
+def test_trimming_keeps_the_latest(folder: Path) -> None:
+    for rows in (8, 4, 2):
+        trained(folder, rows=rows)
+        time.sleep(0.02)
+    found = cache.entries(folder)
+    removed = cache.trim(folder, keep_bytes=found[0].size + found[1].size)
+    assert removed == [found[2].path]

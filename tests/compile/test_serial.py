@@ -1,0 +1,85 @@
+"""Plans as JSON: what comes back means the same, and nothing else can be named."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from poptorch._compile import serial
+from poptorch._ir import verify
+from poptorch.backends.reference import Reference
+from wrapped import normal, options
+from zoo import ZOO
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_a_plan_comes_back(name: str) -> None:
+    torch.manual_seed(0)
+    model = ZOO[name].build()
+    x, y = ZOO[name].inputs(4)
+    opts = options().randomSeed(1)
+    training = poptorch.trainingModel(model, opts, torch.optim.SGD(model.parameters(), lr=0.1))
+    training.compile(x, y)
+    plan = training.plan()
+    again = serial.decode(json.loads(json.dumps(serial.encode(plan))))
+    verify.verify_plan(again)
+    assert again.spec == plan.spec
+    assert str(again) == str(plan)
+    state = training._session.sync.device.state
+    rng = state.rng.clone()
+    before = {key: value.clone() for key, value in state.tensors.items()}
+    batch = training._session.inputs.prepare([x, y])
+    results = []
+    for each in (plan, again):
+        for key, value in before.items():
+            state.write(key, value) if key not in state.per_replica else None
+        state.rng = rng.clone()
+        results.append(Reference().compile(each, lambda share: None).run(state, batch))
+    for left, right in zip(*results, strict=True):
+        assert torch.equal(left, right)
+
+
+def test_special_values() -> None:
+    values = (
+        float("inf"), -0.0, 1j, slice(1, None, 2), torch.float16, torch.device("cpu"),
+        torch.preserve_format, torch.strided, [1, (2, None)], {"a": (True,)}, frozenset({"b"}),
+        poptorch.OutputMode.EveryN,
+    )  # fmt: skip
+    assert serial.decode(json.loads(json.dumps(serial.encode(values)))) == values
+    with pytest.raises(TypeError, match="Linear has no JSON form"):
+        serial.encode(nn.Linear(1, 1))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"is": "Popen", "fields": {}},
+        {"is": "Slot", "fields": {"nonsense": 1}},
+        {"enum": "OutputMode", "name": "Never"},
+        {"enum": "Slot", "name": "shape"},
+        {"dtype": "load"},
+        {"layout": "os"},
+        {"call": "os.system"},
+        {"nodes": [{"op": "call_function", "target": "os.system"}], "name": "x"},
+        {"nodes": [{"op": "call_function", "target": "aten.nothing.default"}], "name": "x"},
+        {"nodes": [{"op": "call_method", "target": "to"}], "name": "x"},
+    ],
+)
+def test_what_is_not_known_is_refused(data) -> None:
+    with pytest.raises(serial.Unreadable):
+        serial.decode(data)
+
+
+def test_source_lines_are_no_part_of_the_key() -> None:
+    from poptorch._compile import cache
+
+    wrapper = poptorch.inferenceModel(nn.Linear(4, 4), options())
+    wrapper.compile(normal(4, 4))
+    plan = wrapper.plan()
+    lines = json.dumps(serial.encode(plan))
+    assert cache.key_of(plan, "a") == cache.key_of(serial.decode(json.loads(lines)), "a")
+    assert cache.key_of(plan, "a") != cache.key_of(plan, "b")

@@ -1,0 +1,63 @@
+"""Placing a small model as a compilation does, for tests of what is decided."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import poptorch
+from captures import capture
+from poptorch import _place
+from poptorch._ir.layout import Layout
+from poptorch.options.freeze import freeze
+
+X = torch.randn(2, 4)
+
+
+class Chain(nn.Module):
+    """Linear layers, each in the block that its place in ``steps`` says: (id, device) or None."""
+
+    def __init__(self, *steps: tuple[str | None, int | None] | None) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in steps)
+        self.steps = steps
+
+    def forward(self, x):
+        for layer, step in zip(self.layers, self.steps, strict=True):
+            if step is not None:
+                poptorch.Block.start(*step)
+            x = layer(x).relu()
+        return poptorch.identity_loss(x, "mean")
+
+
+def options(
+    strategy=None, *, accumulation: int = 99, iterations: int = 99, training: bool = True
+) -> poptorch.Options:
+    """Return options with enough micro-batches for any pipeline of the tests."""
+    opts = poptorch.Options().showCompilationProgressBar(False).deviceIterations(iterations)
+    if training:
+        opts.Training.gradientAccumulation(accumulation)
+    if strategy is not None:
+        opts.setExecutionStrategy(strategy)
+    return opts.autoRoundNumIPUs(True)
+
+
+def place(
+    model: nn.Module, *inputs: torch.Tensor, opts: poptorch.Options, training: bool = True
+) -> Layout:
+    """Capture and place a model."""
+    micro = capture(model, *inputs, training=training)
+    layout = _place.place(micro.graph, micro.visits, freeze(opts, training))
+    _place.log_layout(layout)
+    return layout
+
+
+def chain(*steps, strategy=None, training: bool = True, **counts: int) -> Layout:
+    """Place a ``Chain``."""
+    opts = options(strategy, training=training, **counts)
+    return place(Chain(*steps), X, opts=opts, training=training)
+
+
+def stages(layout: Layout) -> list[tuple[int, tuple[str, ...]]]:
+    """Return (device, blocks) of every stage."""
+    return [(stage.chip, stage.blocks) for stage in layout.stages]

@@ -1,0 +1,164 @@
+"""The checker finds every kind of damage and marks the cell."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from poptorch._ir.placement import Placement, Strategy
+from poptorch._ir.schedule import Schedule, Work
+from poptorch._schedule import ScheduleError, check, make
+from poptorch.enums import Liveness
+from works import chain
+
+PIPE = chain([0, 1], 3, rounds=2)
+PHASED = chain([0, 1], 2, phased=True)
+THREE = chain([0, 1, 0], 2)
+
+GRIDS = {
+    "pipe": (PIPE, make(PIPE, Placement())),
+    "phased": (
+        PHASED,
+        make(PHASED, Placement(Strategy.SERIAL_PHASED, liveness=Liveness.OffChipAfterEachPhase)),
+    ),
+    "three": (THREE, make(THREE, Placement(Strategy.SHARDED))),
+}
+
+Cell = tuple[int, int]
+
+
+def at(schedule: Schedule, action: str) -> Cell:
+    """Return (chip, column) of an action."""
+    return next((chip, column) for column, chip, a in schedule.cells() if str(a) == action)
+
+
+def edited(schedule: Schedule, *edits: tuple[Cell, str]) -> Schedule:
+    """Return the schedule with some cells replaced."""
+    cells = {c: [str(a) if a else "." for a in row] for c, row in schedule.rows.items()}
+    for (chip, column), text in edits:
+        row = cells[chip]
+        row += ["."] * (column + 1 - len(row))
+        row[column] = text
+    return Schedule.parse("\n".join(f"chip {c}: {' '.join(row)}" for c, row in cells.items()))
+
+
+def replaced(schedule: Schedule, action: str, by: str) -> Schedule:
+    return edited(schedule, (at(schedule, action), by))
+
+
+def swapped(schedule: Schedule, one: str, other: str) -> Schedule:
+    return edited(schedule, (at(schedule, one), other), (at(schedule, other), one))
+
+
+def moved(schedule: Schedule, action: str, to: Cell) -> Schedule:
+    return edited(schedule, (at(schedule, action), "."), (to, action))
+
+
+def appended(schedule: Schedule, *actions: tuple[int, str]) -> Schedule:
+    """Return the schedule with columns added at its end."""
+    size = schedule.columns
+    everywhere = [((c, size + len(actions) - 1), ".") for c in schedule.rows]
+    own = [((chip, size + i), action) for i, (chip, action) in enumerate(actions)]
+    return edited(schedule, *everywhere, *own)
+
+
+def without_row(schedule: Schedule, chip: int) -> Schedule:
+    return Schedule({c: row for c, row in schedule.rows.items() if c != chip})
+
+
+# The damage, what is said of it, and the action whose cell is marked (None: nothing to mark).
+DAMAGE = {
+    "a forward dropped": ("pipe", lambda s: replaced(s, "0F2", "."), "1F2 comes before 0F2", "1F2"),
+    "a last backward dropped": (
+        "pipe", lambda s: replaced(s, "0B2", "."), "0U0 comes before 0B2", "0U0",
+    ),
+    "an update dropped": ("pipe", lambda s: replaced(s, "1U1", "."), "1U1 is missing", None),
+    "a first round dropped": (
+        "pipe", lambda s: replaced(s, "1U0", "."), "0U1 comes before 1U0", "0U1",
+    ),
+    "an action doubled": ("pipe", lambda s: appended(s, (1, "1F0")), "1F0 is done twice", "1F0"),
+    "doubled on another chip": (
+        "pipe", lambda s: edited(s, ((0, 2), "1F0")), "1F0 is done twice", "1F0",
+    ),
+    "forwards swapped": ("pipe", lambda s: swapped(s, "0F0", "0F1"), "0F1 comes before 0F0", "0F1"),
+    "backwards swapped": (
+        "three", lambda s: swapped(s, "2B0", "2B1"), "2B1 comes before 2B0", "2B1",
+    ),
+    "forward and backward swapped": (
+        "pipe", lambda s: swapped(s, "1F0", "1B0"), "1B0 comes before 1F0", "1B0",
+    ),
+    "backwards of two stages swapped": (
+        "three", lambda s: swapped(s, "2B1", "0B1"), "0B1 comes before 1B1", "0B1",
+    ),
+    "on another chip": (
+        "pipe", lambda s: moved(s, "1F0", (0, 2)), "1F0 belongs on chip 1", "1F0",
+    ),
+    "in the column of what it reads": (
+        "pipe", lambda s: edited(s, ((1, 0), "1F0"), ((1, 1), ".")), "1F0 comes before 0F0", "1F0",
+    ),
+    "an unknown stage": ("pipe", lambda s: replaced(s, "1F2", "7F2"), "7F2 is no part", "7F2"),
+    "an unknown micro-batch": ("pipe", lambda s: appended(s, (0, "0F3")), "0F3 is no part", "0F3"),
+    "an unknown round": ("pipe", lambda s: appended(s, (0, "0U2")), "0U2 is no part", "0U2"),
+    "a load where there is none": (
+        "pipe", lambda s: edited(s, ((1, 0), "L1F0")), "L1F0 is no part", "L1F0",
+    ),
+    "work after the update": (
+        "pipe", lambda s: appended(replaced(s, "0B2", "."), (0, "0B2")),
+        "0U0 comes before 0B2", "0U0",
+    ),
+    "a row missing": (
+        "pipe", lambda s: without_row(s, 1), "one row for each of the chips 0, 1", None,
+    ),
+    "a row too many": (
+        "pipe", lambda s: Schedule({**s.rows, 2: (None,) * s.columns}), "one row for each", None,
+    ),
+    "a row too short": (
+        "pipe", lambda s: Schedule({**s.rows, 1: s.rows[1][:-1]}), "one length", ".",
+    ),
+    "a load dropped": (
+        "phased", lambda s: replaced(s, "L1F0", "."), "1F0 comes before L1F0", "1F0",
+    ),
+    "a load after its work": (
+        "phased", lambda s: swapped(s, "L1F0", "1F0"), "1F0 comes before L1F0", "1F0",
+    ),
+    "a store dropped": (
+        "phased", lambda s: replaced(s, "S0F0", "."), "L0B0 comes before S0F0", "L0B0",
+    ),
+    "a last store dropped": ("phased", lambda s: replaced(s, "S0B1", "."), "S0B1 is missing", None),
+    "a store before its work": (
+        "phased", lambda s: swapped(s, "S0F0", "0F0"), "S0F0 comes before 0F0", "S0F0",
+    ),
+    "a load before the store": (
+        "phased", lambda s: swapped(s, "S0F0", "L0B0"), "L0B0 comes before S0F0", "L0B0",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("grid, damage, reason, marked", DAMAGE.values(), ids=DAMAGE)
+def test_damage_is_found_and_marked(grid: str, damage, reason: str, marked: str | None) -> None:
+    work, whole = GRIDS[grid]
+    check(whole, work)
+    broken = damage(whole)
+    with pytest.raises(ScheduleError, match=re.escape(reason)) as caught:
+        check(broken, work)
+    text = str(caught.value)
+    if marked is None:
+        assert ">" not in text
+        return
+    assert re.findall(">(.*?)<", text) == [marked]
+    chip, column = caught.value.cell
+    assert marked == "." or str(broken.rows[chip][column]) == marked
+    assert f"at chip {chip}, column {column}" in text
+    assert text.count("\n") == len(broken.rows)  # the whole grid is shown
+
+
+def test_there_are_twenty_kinds_of_damage() -> None:
+    assert len(DAMAGE) >= 20
+
+
+def test_a_work_without_stages_on_a_chip_is_checked_too() -> None:
+    work = Work(chips=(0,), micros=1, training=False, needs={})
+    check(Schedule.parse("chip 0: 0F0"), work)
+    with pytest.raises(ScheduleError, match="0F0 is missing"):
+        check(Schedule.parse("chip 0: ."), work)

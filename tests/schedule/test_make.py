@@ -1,0 +1,156 @@
+"""Schedules of every strategy: golden grids, properties, and how many activations wait."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from poptorch._ir.placement import Placement, Strategy
+from poptorch._ir.schedule import Action, Do, Schedule, Work
+from poptorch._schedule import check, make
+from poptorch.enums import Liveness
+from works import chain
+
+GROUPED = """
+chip 0: 0F0 0F1 .   0F2 0B0 0F3 0B1 .   0B2 0B3 0U0
+chip 1: .   1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3 .   1U0
+"""
+INTERLEAVED = """
+chip 0: 0F0 0F1 .   0B0 0F2 0B1 0F3 0B2 .   0B3 0U0
+chip 1: .   1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3 .   1U0
+"""
+SHARDED = """
+chip 0: 0F0 .   .   0B0 0F1 .   .   0B1 0U0
+chip 1: .   1F0 1B0 .   .   1F1 1B1 .   1U0
+"""
+SERIAL = """
+chip 0: L0F0 0F0 S0F0 .    .   .    .    .   .    L0B0 0B0 S0B0 0U0
+chip 1: .    .   .    L1F0 1F0 S1F0 L1B0 1B0 S1B0 .    .   .    1U0
+"""
+LATE = """
+chip 0: L0F0 0F0 .    .   S0F0 .    .   .    L0B0 0B0 S0B0 0U0
+chip 1: .    .   L1F0 1F0 S1F0 L1B0 1B0 S1B0 .    .   .    1U0
+"""
+PARALLEL = """
+chip 0: L0F0 0F0 S0F0 L0B0 .    .   0B0  S0B0 0U0
+chip 1: L1F0 .   1F0  S1F0 L1B0 1B0 S1B0 .    1U0
+"""
+INFERENCE = """
+chip 0: 0F0 0F1 0F2 .
+chip 1: .   1F0 1F1 1F2
+"""
+
+
+def placement(strategy: Strategy, **settings) -> Placement:
+    return Placement(strategy, None, **settings)
+
+
+PIPELINED = placement(Strategy.PIPELINED)
+EACH = Liveness.OffChipAfterEachPhase
+
+
+@pytest.mark.parametrize(
+    "work, how, expected",
+    [
+        (chain([0, 1], 4), PIPELINED, GROUPED),
+        (chain([0, 1], 4), placement(Strategy.PIPELINED, interleaved=True), INTERLEAVED),
+        (chain([0, 1], 2), placement(Strategy.SHARDED), SHARDED),
+        (chain([0, 1], 1, phased=True), placement(Strategy.SERIAL_PHASED, liveness=EACH), SERIAL),
+        (
+            chain([0, 1], 1, phased=True),
+            placement(Strategy.SERIAL_PHASED, liveness=Liveness.OffChipAfterFwd),
+            LATE,
+        ),
+        (
+            chain([0, 1], 1, phased=True),
+            placement(Strategy.PARALLEL_PHASED, liveness=EACH),
+            PARALLEL,
+        ),
+        (chain([0, 1], 3, training=False), PIPELINED, INFERENCE),
+    ],
+    ids=["grouped", "interleaved", "sharded", "serial", "late", "parallel", "inference"],
+)
+def test_grids(work: Work, how: Placement, expected: str) -> None:
+    schedule = make(work, how)
+    assert str(schedule) == expected.strip()
+    check(schedule, work)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=6),
+    st.integers(1, 9),
+    st.booleans(),
+    st.sampled_from(Strategy),
+    st.booleans(),
+    st.sampled_from(Liveness),
+    st.integers(1, 3),
+)
+def test_every_schedule_does_its_work(
+    chips, micros, training, strategy, interleaved, liveness, rounds
+) -> None:
+    how = placement(strategy, interleaved=interleaved, liveness=liveness)
+    work = chain(chips, micros, training, phased=how.phased, rounds=rounds)
+    schedule = make(work, how)
+    check(schedule, work)
+    assert Schedule.parse(str(schedule)) == schedule
+    assert 0 <= schedule.bubble < 1
+
+
+def waiting(schedule: Schedule, stage: int) -> int:
+    """Return how many micro-batches wait at most between a stage's two parts."""
+    balance, most = 0, 0
+    for _, _, action in schedule.cells():
+        if action.move is None and action.part.index == stage and action.part.do is not Do.UPDATE:
+            balance += 1 if action.part.do is Do.FORWARD else -1
+            most = max(most, balance)
+    return most
+
+
+def test_interleaving_keeps_fewer_activations() -> None:
+    stages = 4
+    work = chain(range(stages), 16)
+    grouped = make(work, PIPELINED)
+    interleaved = make(work, placement(Strategy.PIPELINED, interleaved=True))
+    for stage in range(stages):
+        assert waiting(grouped, stage) == 2 * (stages - 1 - stage) + 1
+        assert waiting(interleaved, stage) == stages - stage
+
+
+def test_a_pipeline_idles_only_while_it_fills_and_drains() -> None:
+    stages, micros = 4, 32
+    schedule = make(chain(range(stages), micros, training=False), PIPELINED)
+    assert schedule.columns == micros + stages - 1
+    assert schedule.bubble == pytest.approx((stages - 1) / (micros + stages - 1))
+    assert make(chain([0], 3), PIPELINED).bubble == 0
+
+
+def test_parallel_phases_hide_loads_that_serial_phases_wait_for() -> None:
+    work = chain([0, 1, 0, 1], 2, phased=True)
+    serial = make(work, placement(Strategy.SERIAL_PHASED, liveness=EACH))
+    parallel = make(work, placement(Strategy.PARALLEL_PHASED, liveness=EACH))
+    assert parallel.columns < serial.columns
+    computing = Counter(
+        column for column, _, action in serial.cells() if action.part.do is not Do.UPDATE
+    )
+    assert set(computing.values()) == {1}
+
+
+@pytest.mark.parametrize("text", ["0F0", "12B3", "L0F7", "S3B1", "2U1", "L2U0"])
+def test_actions_parse_back(text: str) -> None:
+    assert str(Action.parse(text)) == text
+
+
+@pytest.mark.parametrize("text", ["", "F0", "0X1", "0F", "M0F1", "0F1 "])
+def test_other_texts_are_no_actions(text: str) -> None:
+    with pytest.raises(ValueError, match="is no action"):
+        Action.parse(text)
+
+
+@pytest.mark.parametrize("text", ["0F0 1F0", "chip 0: 0F0\nchip 0: .", "chip x: ."])
+def test_malformed_lines_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="one line"):
+        Schedule.parse(text)

@@ -1,0 +1,241 @@
+"""Arguments: binding, containers, constants, warnings, and whatever users may think of."""
+
+from __future__ import annotations
+
+import collections
+import logging
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import poptorch
+from wrapped import Function, inference, options
+
+X = torch.arange(4.0).reshape(2, 2)
+
+
+@pytest.mark.spec("executor", 22)
+def test_keyword_and_key_order_do_not_matter() -> None:
+    def forward(a, b, *, c):
+        return a["x"] - 2 * a["y"] + 3 * b + 5 * c
+
+    wrapped = poptorch.inferenceModel(forward, options())
+    first = wrapped({"x": X, "y": X + 1}, c=X + 3, b=X + 2)
+    again = wrapped(b=X + 2, c=X + 3, a={"y": X + 1, "x": X})
+    assert torch.equal(first, again)
+    with pytest.raises(poptorch.Error, match=r"Keys mismatch for a\n.*Missing arguments: y"):
+        wrapped(b=X + 2, c=X + 3, a={"x": X})
+    with pytest.raises(poptorch.Error, match=r"Unexpected arguments: z"):
+        wrapped(b=X + 2, c=X + 3, a={"x": X, "y": X, "z": X})
+
+
+def test_variadic_arguments() -> None:
+    wrapped = inference(lambda *args, scale=1, **kwargs: (sum(args) * scale, kwargs))
+    total, rest = wrapped(X, X, scale=3, other=X)
+    assert torch.equal(total, 6 * X)
+    assert torch.equal(rest["other"], X)
+    with pytest.raises(poptorch.Error, match="Number of positional arguments mismatch"):
+        wrapped(X, scale=3, other=X)
+
+
+@pytest.mark.spec("executor", 16, 17)
+def test_every_tensor_is_split_and_scalars_are_not() -> None:
+    scalar = torch.tensor(2.0)
+    assert torch.equal(inference(lambda x, s: x * s)(X, scalar), 2 * X)
+    with pytest.raises(AssertionError, match="Invalid batch dimension"):
+        inference(lambda x, s: x * s, iterations=2)(X, scalar)
+    with pytest.raises(AssertionError, match="Invalid batch dimension"):
+        inference(lambda x, mask: x * mask, iterations=2)(X, torch.ones(1, 2))
+    mask = torch.tensor([[1.0, 0.0]])
+    got = inference(lambda x, mask: x * mask, iterations=2)(X, mask.expand(2, 2))
+    assert torch.equal(got, X * mask)
+
+
+@pytest.mark.spec("executor", 66)
+def test_tensor_defaults_may_be_overridden() -> None:
+    class Net(nn.Module):
+        def forward(self, x, factor=torch.full((2, 1), 3.0)):  # noqa: B008
+            return x * factor
+
+    wrapped = inference(Net())
+    assert torch.equal(wrapped(X), 3 * X)
+    assert torch.equal(wrapped(X, torch.full((2, 1), 5.0)), 5 * X)
+    assert torch.equal(wrapped(X), 3 * X)
+
+
+def test_models_without_parameters() -> None:
+    wrapped = poptorch.inferenceModel(lambda: torch.ones(2) * 2, options())
+    wrapped.compile()
+    assert wrapped().tolist() == [2, 2]
+
+
+def test_containers_are_rebuilt() -> None:
+    class Keeps(collections.OrderedDict):
+        pass
+
+    def forward(stuff):
+        stuff["list"].append(1)
+        return type(stuff) is Keeps, type(stuff["tuple"]), stuff["list"][0] + stuff["tuple"][0]
+
+    mine = Keeps(list=[X], tuple=(X,))
+    is_mine, kind, total = inference(forward)(mine)
+    assert is_mine is True
+    assert kind is tuple
+    assert torch.equal(total, 2 * X)
+    assert len(mine["list"]) == 1
+
+
+def test_warnings_come_once(caplog) -> None:
+    wrapped = inference(lambda x, d: x + d["y"])
+    strange = torch.ones(2, 2, requires_grad=True).t()
+    for _ in range(3):
+        got = wrapped(strange, {"y": X})
+    assert not got.requires_grad
+    for phrase in ("will be detached", "not contiguous", "partially supported"):
+        assert caplog.text.count(phrase) == 1
+
+
+class Pair:
+    """A type that only its parser understands."""
+
+    def __init__(self, left, right, note="") -> None:
+        self.left, self.right, self.note = left, right, note
+
+
+class PairParser(poptorch.ICustomArgParser):
+    def yieldTensors(self, struct):  # noqa: N802
+        yield struct.left
+        yield struct.right
+
+    def reconstruct(self, original_structure, tensor_iterator):
+        left, right = next(tensor_iterator), next(tensor_iterator)
+        return Pair(left, right, original_structure.note)
+
+
+@pytest.fixture
+def registered():
+    poptorch.registerCustomArgParser(Pair, PairParser())
+    yield
+    poptorch.registerCustomArgParser(Pair, None)
+
+
+@pytest.mark.usefixtures("registered")
+def test_custom_containers() -> None:
+    wrapped = inference(lambda pairs: [Pair(p.right, p.left * 2, p.note) for p in pairs])
+    (got,) = wrapped([Pair(X, X + 1, "kept")])
+    assert isinstance(got, Pair)
+    assert torch.equal(got.left, X + 1)
+    assert torch.equal(got.right, 2 * X)
+    assert got.note == "kept"
+    wrapped([Pair(X + 5, X)])  # compared tensor by tensor
+    with pytest.raises(poptorch.Error, match=r"Shape mismatch for args\[0\]|Shape mismatch"):
+        wrapped([Pair(X[:1], X)])
+
+
+def test_constants_of_any_type() -> None:
+    wrapped = inference(lambda x, how: x * how["by"] if how["kind"] == "times" else x)
+    assert torch.equal(wrapped(X, {"by": 3, "kind": "times"}), 3 * X)
+    with pytest.raises(poptorch.Error, match=r"Value mismatch for .*expected 3 but got 4"):
+        try:
+            wrapped(X, {"by": 4, "kind": "times"})
+        except poptorch.Error as error:
+            raise poptorch.Error(str(error).replace("\n", " ")) from error
+
+
+@pytest.mark.spec("executor", 50)
+def test_is_running_on_ipu() -> None:
+    seen = []
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            seen.append(poptorch.isRunningOnIpu())
+
+        def forward(self, x):
+            seen.append(poptorch.isRunningOnIpu())
+            return x
+
+    module = Net()
+    module(X)
+    inference(module)(X)
+    assert seen == [False, False, True]
+    assert not poptorch.isRunningOnIpu()
+
+
+# Anything a user may pass: eager's result, or a documented error, and the wrapper stays usable.
+
+DTYPES = (torch.float32, torch.float16, torch.int64, torch.int32, torch.bool, torch.float64)
+tensors = st.builds(
+    lambda shape, dtype: (
+        (torch.arange(float(torch.Size(shape).numel())) - 2).reshape(shape).to(dtype)
+    ),
+    st.sampled_from([(2,), (4, 1), (2, 3), (1, 2), (0, 2), (), (3,)]),
+    st.sampled_from(DTYPES),
+)
+leaves = st.one_of(tensors, st.none(), st.booleans(), st.integers(-3, 3), st.text(max_size=2))
+values = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.tuples(inner, inner),
+        st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+    ),
+    max_leaves=5,
+)
+
+
+def doubled(value):
+    """What the model does: twice every tensor, whatever is around it."""
+    if isinstance(value, torch.Tensor):
+        return value if value.dtype == torch.bool else value * 2
+    if isinstance(value, (list, tuple)):
+        return type(value)(doubled(item) for item in value)
+    if isinstance(value, dict):
+        return {key: doubled(item) for key, item in value.items()}
+    return value
+
+
+def narrowed(value):
+    """As results come back: 64-bit types narrowed."""
+    if isinstance(value, torch.Tensor):
+        return value.to({torch.int64: torch.int32, torch.float64: torch.float32}.get(value.dtype))
+    if isinstance(value, (list, tuple)):
+        return type(value)(narrowed(item) for item in value)
+    if isinstance(value, dict):
+        return {key: narrowed(item) for key, item in value.items()}
+    return value
+
+
+def same(left, right) -> bool:
+    if isinstance(left, torch.Tensor):
+        return isinstance(right, torch.Tensor) and left.dtype == right.dtype and left.equal(right)
+    if isinstance(left, (list, tuple)):
+        return type(left) is type(right) and len(left) == len(right) and all(map(same, left, right))
+    if isinstance(left, dict):
+        return list(left) == list(right) and all(same(left[k], right[k]) for k in left)
+    return left == right
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(first=values, second=values)
+def test_whatever_is_passed(first, second) -> None:
+    logging.getLogger("poptorch::python").setLevel(logging.ERROR)
+    wrapped = poptorch.inferenceModel(Function(doubled), options())
+    compiled = []  # what fixed the kind of inputs
+    for value in (first, second):
+        try:
+            got = wrapped(value)
+        except poptorch.Error as error:
+            text = str(error)
+        else:
+            text = ""
+            compiled = compiled or [value]
+            assert same(got, narrowed(doubled(value)))
+        assert not text or "mismatch" in text or "Zero-sized" in text
+    assert wrapped.isCompiled() == bool(compiled)
+    for value in compiled:
+        assert same(wrapped(value), narrowed(doubled(value)))
+    logging.getLogger("poptorch::python").setLevel(logging.WARNING)

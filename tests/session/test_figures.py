@@ -1,0 +1,200 @@
+"""Counters, latencies, cycles, compile time, names and anchors."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from poptorch import OutputMode
+from wrapped import inference, options
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x, y):
+        out = self.head(self.body(x))
+        return out, nn.functional.mse_loss(out, y)
+
+
+def batch(rows: int):
+    return torch.randn(rows, 3), torch.randn(rows, 2)
+
+
+@pytest.mark.spec("executor", 45, 46)
+@pytest.mark.parametrize(
+    ("mode", "period", "results"),
+    [
+        (OutputMode.All, None, 16),
+        (OutputMode.EveryN, 2, 8),
+        (OutputMode.Final, None, 2),
+        (OutputMode.Sum, None, 2),
+    ],
+)
+def test_counters(mode, period, results: int) -> None:
+    opts = options(iterations=4, accumulation=2, replicas=2).outputMode(mode, period)
+    training = poptorch.trainingModel(Net(), opts)
+    empty = training.getPerfCounters()
+    assert empty == {k: [[]] for k in ("input", "input_complete", "output", "output_complete")}
+    assert training.getLatency() == (0.0, 0.0, 0.0)
+    training(*batch(32))
+    counters = training.getPerfCounters()
+    for key, tensors, stamps in (("input", 2, 16), ("output", 2, results)):
+        for name in (key, f"{key}_complete"):
+            assert [len(each) for each in counters[name]] == [stamps] * tensors
+    whole = training.getLatency()
+    parts = (
+        training.getHostIpuLatency(),
+        training.getComputeLatency(),
+        training.getIpuHostLatency(),
+    )
+    for part in parts:
+        assert all(0 <= a <= b for a, b in zip(part, whole, strict=True))
+        assert part[0] <= part[2] <= part[1]
+    assert parts[1][0] > 0
+
+
+def test_cycles() -> None:
+    with pytest.raises(poptorch.Error, match="Cycle count logging is disabled"):
+        inference(lambda x: x).cycleCount()
+    wrapper = poptorch.inferenceModel(lambda x: x, options().logCycleCount(True))
+    with pytest.raises(poptorch.Error, match="Please run the model at least once"):
+        wrapper.cycleCount()
+    wrapper.compile(torch.ones(2))
+    with pytest.raises(poptorch.Error, match="Please run the model at least once"):
+        wrapper.cycleCount()
+    wrapper(torch.ones(2))
+    assert isinstance(wrapper.cycleCount(), int)
+    assert wrapper.cycleCount() > 0
+
+
+@pytest.mark.spec("runtime", 19, 20)
+def test_compile_time_and_progress_bar(capsys) -> None:
+    quiet = inference(lambda x: x)
+    with pytest.raises(poptorch.Error, match="Please compile the model"):
+        quiet.compilationTime()
+    quiet(torch.ones(2))
+    assert capsys.readouterr().err == ""
+    with pytest.raises(poptorch.Error, match="showCompilationProgressBar"):
+        quiet.compilationTime()
+    shown = poptorch.inferenceModel(lambda x: x, options().showCompilationProgressBar())
+    shown(torch.ones(2))
+    text = capsys.readouterr().err
+    assert "Graph compilation: 100%" in text
+    assert "100/100" in text
+    elapsed = shown.compilationTime()
+    assert isinstance(elapsed, datetime.timedelta)
+    assert elapsed > datetime.timedelta(0)
+    shown.destroy()
+    shown(torch.ones(4))
+    assert "Graph compilation: 100%" in capsys.readouterr().err
+
+
+def test_names() -> None:
+    training = poptorch.trainingModel(Net(), options())
+    with pytest.raises(AssertionError, match="once the model is compiled"):
+        training.getTensorNames()
+    training(*batch(2))
+    names = training.getTensorNames()
+    for name in (
+        "input", "input/1", "loss", "head.weight", "Gradient___head.weight",
+        "UpdatedVar___head.weight", "head/Linear", "body/0/Linear", "body/1/ReLU",
+        "scaledLearningRate0___specific___head.weight",
+        "weightDecayScaleFactor0___specific___head.weight",
+    ):  # fmt: skip
+        assert name in names
+    plain = poptorch.inferenceModel(Net(), options().disableModuleNamescope())
+    plain(*batch(2))
+    assert "Linear" in plain.getTensorNames()
+    assert "head/Linear" not in plain.getTensorNames()
+
+
+ANCHORS = {
+    "x": "input",
+    "loss": "loss",
+    "weight": "head.weight",
+    "grad": "Gradient___head.weight",
+    "new": "UpdatedVar___head.weight",
+    "hidden": "body/1/ReLU",
+    "module": "body.0",
+}
+
+
+def test_anchored_tensors() -> None:
+    model = Net()
+    eager = copy.deepcopy(model)
+    opts = options()
+    for short, long in ANCHORS.items():
+        opts.anchorTensor(short, long)
+    training = poptorch.trainingModel(model, opts, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(AssertionError, match="No tensor with name"):
+        training.getAnchoredTensor("x")
+    x, y = batch(2)
+    out, loss = training(x, y)
+    eager(x, y)[1].backward()
+    weight = eager.head.weight.detach()
+    hidden = eager.body(x).detach()
+    expected = {
+        "x": x, "loss": loss, "weight": weight, "grad": eager.head.weight.grad, "hidden": hidden,
+        "new": weight - 0.1 * eager.head.weight.grad, "module": eager.body[0](x).detach(),
+    }  # fmt: skip
+    assert out.shape == (2, 2)
+    for short, value in expected.items():
+        torch.testing.assert_close(training.getAnchoredTensor(short), value)
+    with pytest.raises(AssertionError, match="No tensor with name other"):
+        training.getAnchoredTensor("other")
+
+
+def test_anchors_have_output_modes_of_their_own() -> None:
+    opts = options(iterations=4, accumulation=2, replicas=2)
+    opts.anchorTensor("final", "input")
+    opts.anchorTensor("all", "input", output_mode=OutputMode.All)
+    opts.anchorTensor("second", "input", output_mode=OutputMode.EveryN, output_return_period=2)
+    opts.anchorTensor("sum", "input", output_mode=OutputMode.Sum)
+    opts.anchorTensor("new", "UpdatedVar___head.bias", output_mode=OutputMode.All)
+    model = Net()
+    training = poptorch.trainingModel(model, opts)
+    x, y = batch(16)
+    training(x, y)
+    assert torch.equal(training.getAnchoredTensor("all"), x)
+    assert torch.equal(training.getAnchoredTensor("final"), x[-2:])
+    assert torch.equal(training.getAnchoredTensor("second"), torch.cat([x[4:8], x[12:16]]))
+    sums = torch.stack([x[0::2].sum(0), x[1::2].sum(0)])
+    torch.testing.assert_close(training.getAnchoredTensor("sum"), sums)
+    new = training.getAnchoredTensor("new")
+    assert new.shape == (8,)  # one per update
+    assert torch.equal(new[-2:], model.head.bias.detach())
+
+
+def test_an_anchor_that_does_not_exist() -> None:
+    opts = options()
+    opts.anchorTensor("grad", "Gradient___heads.weight")
+    with pytest.raises(poptorch.Error, match=r"(?s)No tensor with name.*Gradient___head.weight"):
+        poptorch.trainingModel(Net(), opts)(*batch(2))
+
+
+def test_the_loss_scale_is_there_with_automatic_loss_scaling() -> None:
+    class Half(Net):
+        def forward(self, x, y):
+            return super().forward(x.half(), y.half())
+
+    opts = options()
+    opts.Training.setAutomaticLossScaling(True)
+    opts.anchorTensor("scale", "finalLossScale")
+    model = Half().half()
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.01, loss_scaling=16.0)
+    training = poptorch.trainingModel(model, opts, optimizer)
+    scales = []
+    for _ in range(3):
+        training(*batch(2))
+        scales.append(training.getAnchoredTensor("scale").item())
+    assert scales == [16.0, 32.0, 64.0]  # nothing came close to overflow
+    assert optimizer.state_dict()["ipu_state"]["lossScaleUpdateFactor"].item() == 8

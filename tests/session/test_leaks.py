@@ -1,0 +1,84 @@
+"""Long runs keep nothing: tensors, executors, memory."""
+
+from __future__ import annotations
+
+import gc
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from wrapped import normal, options
+
+X, Y = normal(8, 64), normal(8, 64, seed=1)
+PAGE = resource.getpagesize()
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+    def forward(self, x, y):
+        return nn.functional.mse_loss(self.layer(x), y)
+
+
+def resident() -> int:
+    """Bytes of this process that are in memory."""
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
+
+
+def live_tensors() -> int:
+    gc.collect()
+    return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+
+
+needs_proc = pytest.mark.skipif(
+    not Path("/proc/self/statm").exists(), reason="this system does not say what is resident"
+)
+
+
+@needs_proc
+def test_training_calls_keep_nothing() -> None:
+    """A tenth of the length that the limit of 2 % is meant for, so a tenth of the growth."""
+    model = Net()
+    optimizer = poptorch.optim.Adam(model.parameters(), lr=0.001)
+    training = poptorch.trainingModel(model, options(accumulation=2), optimizer)
+
+    def calls(number: int) -> None:
+        for step in range(number):
+            training(X, Y)
+            if step % 100 == 0:
+                training.setOptimizer(optimizer)
+                optimizer.state_dict()  # keeps one copy of the state
+                model.state_dict()
+
+    calls(200)
+    tensors, before = live_tensors(), resident()
+    calls(1000)
+    assert live_tensors() <= tensors
+    assert resident() <= before * 1.02
+
+
+@needs_proc
+def test_wrapping_and_destroying_keeps_nothing() -> None:
+    def cycle() -> None:
+        model = Net()
+        training = poptorch.trainingModel(model, options())
+        training(X, Y)
+        inference = poptorch.inferenceModel(model, options())
+        inference(X, Y)
+        training.detachFromDevice()
+        training.destroy()
+
+    for _ in range(5):
+        cycle()
+    tensors, before = live_tensors(), resident()
+    for _ in range(20):
+        cycle()
+    assert live_tensors() <= tensors
+    assert resident() <= before * 1.02

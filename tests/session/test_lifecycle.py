@@ -1,0 +1,273 @@
+"""Attach, detach, connection types, devices held and given back, failures on purpose."""
+
+from __future__ import annotations
+
+import gc
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+import poptorch.testing
+from poptorch import ConnectionType
+from wrapped import inference, normal, options
+
+X, Y = normal(4, 4), normal(4, 2, seed=1)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x, y=None):
+        out = self.layer(x)
+        return out if y is None else nn.functional.mse_loss(out, y)
+
+
+def wrapped(opts: poptorch.Options | None = None, model: nn.Module | None = None):
+    model = model or Net()
+    return poptorch.trainingModel(
+        model, opts or options(), torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    )
+
+
+@pytest.mark.spec("executor", 41)
+def test_attach_and_detach() -> None:
+    training = wrapped()
+    for use in (training.attachToDevice, training.detachFromDevice):
+        with pytest.raises(poptorch.Error, match="has not been compiled"):
+            use()
+    assert not training.isAttachedToDevice()
+    training(X, Y)
+    assert training.isAttachedToDevice()
+    with pytest.raises(poptorch.Error, match="Device is already attached"):
+        training.attachToDevice()
+    training.detachFromDevice()
+    assert not training.isAttachedToDevice()
+    with pytest.raises(poptorch.Error, match="Device is not attached"):
+        training.detachFromDevice()
+    training.copyWeightsToHost()  # nothing to do, and no harm
+    training(X, Y)  # attaches by itself
+    assert training.isAttachedToDevice()
+
+
+def test_detaching_changes_nothing() -> None:
+    losses = []
+    for detach in (False, True):
+        torch.manual_seed(0)
+        training = wrapped()
+        trajectory = []
+        for _ in range(4):
+            trajectory.append(training(X, Y).item())
+            if detach:
+                training.detachFromDevice()
+        losses.append(trajectory)
+    assert losses[0] == losses[1]  # the momentum of torch's optimizer, too, which nobody can see
+
+
+def test_host_changes_while_detached_are_uploaded() -> None:
+    model = Net()
+    wrapper = poptorch.inferenceModel(model, options())
+    wrapper(X)
+    wrapper.detachFromDevice()
+    with torch.no_grad():
+        model.layer.weight.zero_()
+    torch.testing.assert_close(wrapper(X), model(X).detach())
+
+
+@pytest.mark.spec("runtime", 1, 11, 34)
+def test_two_models_on_one_device_take_turns() -> None:
+    first = wrapped(options().useIpuId(3))
+    second = wrapped(options().useIpuId(3))  # wrapping acquires nothing
+    first(X, Y)
+    with pytest.raises(poptorch.Error, match="Failed to acquire device Id 3"):
+        second(X, Y)
+    assert not second.isCompiled()
+    first.detachFromDevice()
+    second(X, Y)
+    with pytest.raises(poptorch.Error, match="Failed to acquire device Id 3"):
+        first(X, Y)
+    assert first.isCompiled()
+    second.destroy()
+    first(X, Y)
+    del first
+    gc.collect()
+    second(X, Y)
+
+
+@pytest.mark.spec("executor", 64)
+def test_destroying_the_trainer_frees_the_device_for_inference() -> None:
+    model = Net()
+    validation = poptorch.inferenceModel(model, options().useIpuId(2))
+    training = wrapped(options().useIpuId(2), model)
+    training(X, Y)
+    training.destroy()
+    torch.testing.assert_close(validation(X), model(X).detach())
+
+
+def test_inference_gets_the_last_weights_of_a_trainer_that_is_gone() -> None:
+    model = Net()
+    training = wrapped(None, model)
+    validation = poptorch.inferenceModel(model, options())
+    before = validation(X)
+    training(X, Y)
+    training.destroy()
+    after = validation(X)
+    assert not torch.equal(before, after)
+    torch.testing.assert_close(after, model(X).detach())
+    with torch.no_grad():
+        model.layer.weight.zero_()
+    assert torch.equal(validation(X), after)  # only once
+
+
+@pytest.mark.spec("runtime", 33)
+def test_connection_types(caplog) -> None:
+    never = wrapped(options().connectionType(ConnectionType.Never))
+    never.compile(X, Y)
+    assert never.isCompiled()
+    assert not never.isAttachedToDevice()
+    assert never.getTensorNames()
+    with pytest.raises(AssertionError, match="offline device"):
+        never(X, Y)
+    with pytest.raises(AssertionError, match="attach to an offline device"):
+        never.attachToDevice()
+    never.destroy()
+
+    with caplog.at_level(logging.DEBUG, "poptorch:cpp"):
+        lazy = wrapped(options().connectionType(ConnectionType.OnDemand))
+        lazy.compile(X, Y)
+    text = caplog.text
+    assert text.index("Program:") < text.index("Acquired 1 IPU(s)")
+    assert torch.isfinite(lazy(X, Y))
+
+
+def test_a_replica_needs_a_device_of_its_own() -> None:
+    opts = options(replicas=2).useIpuId(0)
+    with pytest.raises(poptorch.Error, match="Expected at least replication factor"):
+        poptorch.inferenceModel(lambda x: x, opts)(torch.ones(2))
+
+
+def recoverable() -> poptorch.RecoverableError:
+    return poptorch.RecoverableError(
+        "no answer",
+        recovery_action="IPU_RESET",
+        type="poplar_recoverable_runtime_error",
+        location="[0] running\n[1] calling",
+    )
+
+
+@pytest.mark.spec("runtime", 27)
+@pytest.mark.parametrize("place", ["compile", "attach", "run"])
+def test_a_failure_leaves_everything_usable(place: str) -> None:
+    model = Net()
+    training = wrapped(None, model)
+    before = model.layer.weight.clone()
+    with poptorch.testing.injected_fault(place, recoverable()):
+        with pytest.raises(poptorch.RecoverableError) as caught:
+            training(X, Y)
+        error = caught.value
+        assert (error.recovery_action, error.type) == (
+            "IPU_RESET",
+            "poplar_recoverable_runtime_error",
+        )
+        assert str(error) == (
+            "'poplar_recoverable_runtime_error': no answer\n"
+            "Recovery action required: IPU_RESET\nError raised in:\n[0] running\n[1] calling"
+        )
+        assert torch.equal(model.layer.weight, before)
+        assert torch.isfinite(training(X, Y))  # it happens once
+    with pytest.raises(poptorch.Error) as plain:
+        training(X)
+    assert plain.value.location == ""
+    assert "Error raised in" not in str(plain.value)
+
+
+def test_faults_have_places() -> None:
+    with pytest.raises(ValueError, match="No place is called"):
+        poptorch.testing.injected_fault("lunch", recoverable())
+
+
+def test_memory_is_given_back() -> None:
+    model = Net()
+    training = wrapped(None, model)
+    training(X, Y)
+    training.destroy()
+    gc.collect()
+    for use in (training.copyWeightsToHost, lambda: training.rng_state, training.plan):
+        with pytest.raises(poptorch.Error, match="has not been compiled or has been destroyed"):
+            use()
+
+
+def test_the_simulated_device_needs_no_lease(caplog) -> None:
+    with caplog.at_level(logging.DEBUG, "poptorch:cpp"):
+        wrapper = poptorch.inferenceModel(lambda x: x, options().useIpuModel(True))
+        wrapper(X)
+    assert "running on IPU model with 1472 tiles" in caplog.text
+    counting = poptorch.inferenceModel(lambda x: x, options().useIpuModel(True).logCycleCount(True))
+    with pytest.raises(poptorch.Error, match="cycle"):
+        counting(X)
+
+
+@pytest.mark.spec("executor", 56)
+@pytest.mark.parametrize("way", ["set back", "detach", "same seed"])
+def test_random_state(way: str) -> None:
+    dropout = nn.Dropout(0.5).train()
+    wrapper = poptorch.inferenceModel(dropout, options(iterations=2).randomSeed(7))
+    with pytest.raises(poptorch.Error, match="has not been compiled"):
+        _ = wrapper.rng_state
+    ones = torch.ones(64)
+    wrapper.compile(ones)
+    assert wrapper.rng_state == [7]
+    first = wrapper(ones)
+    assert not torch.equal(first[:32], first[32:])  # new numbers at every micro-step
+    state = wrapper.rng_state
+    assert state == wrapper.rng_state
+    second = wrapper(ones)
+    assert not torch.equal(first, second)
+    if way == "set back":
+        wrapper.rng_state = state
+        assert torch.equal(wrapper(ones), second)
+        wrapper.rng_state = [7]
+        assert torch.equal(wrapper(ones), first)
+        with pytest.raises(ValueError, match="no state of the device"):
+            wrapper.rng_state = [1, 2, 3]
+    elif way == "detach":
+        wrapper.rng_state = state
+        wrapper.detachFromDevice()
+        assert wrapper.rng_state == state
+        assert torch.equal(wrapper(ones), second)
+    else:
+        again = poptorch.inferenceModel(dropout, options(iterations=2).randomSeed(7))
+        torch.rand(1)  # the host's sequence is another one
+        assert torch.equal(again(ones), first)
+        torch.manual_seed(7)
+        assert not torch.equal(torch.cat([dropout(ones[:32]), dropout(ones[32:])]), first)
+
+
+def test_no_seed_is_not_deterministic() -> None:
+    dropout = nn.Dropout(0.5).train()
+    ones = torch.ones(256)
+    wrappers = [inference(dropout) for _ in range(2)]
+    for wrapper in wrappers:
+        wrapper.compile(ones)
+        assert wrapper.rng_state is None
+    assert not torch.equal(wrappers[0](ones), wrappers[1](ones))
+
+
+def test_replicas_draw_different_numbers() -> None:
+    wrapper = inference(nn.Dropout(0.5).train(), replicas=2)
+    got = wrapper(torch.ones(512))
+    assert not torch.equal(got[:256], got[256:])
+
+
+def test_synthetic_data() -> None:
+    opts = options(iterations=2).enableSyntheticData(True)
+    wrapper = poptorch.inferenceModel(lambda x: x * 2, opts)
+    got = wrapper(torch.ones(2))
+    assert got.shape == (2,)
+    assert not torch.equal(got, torch.full((2,), 2.0))
+    assert wrapper.getPerfCounters()["input"] == [[]]
+    assert wrapper.getLatency() == (0.0, 0.0, 0.0)

@@ -1,0 +1,208 @@
+"""What a call returns: shapes by output mode, structures, dtypes, storage, no history."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from poptorch import OutputMode
+from wrapped import inference, options
+
+
+class Loss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x, y):
+        out = self.layer(x)
+        return out, nn.functional.mse_loss(out, y)
+
+
+SHAPES = [
+    # iterations, accumulation, replicas, mode, period, rows of a prediction of 2 samples, loss
+    (1, 1, 1, OutputMode.Default, None, 2, ()),
+    (1, 1, 4, OutputMode.Final, None, 8, (4,)),
+    (2, 2, 2, OutputMode.All, None, 16, (8,)),
+    (2, 2, 2, OutputMode.Final, None, 4, (2,)),
+    (4, 2, 2, OutputMode.EveryN, 2, 16, (8,)),
+    (2, 2, 2, OutputMode.Sum, None, 4, (2,)),
+]
+
+
+@pytest.mark.spec("executor", 10, 11, 12, 13, 14)
+@pytest.mark.parametrize(("d", "g", "r", "mode", "period", "rows", "loss"), SHAPES)
+def test_shapes_and_contents_of_training_outputs(d, g, r, mode, period, rows, loss) -> None:
+    model = Loss()
+    x, y = torch.randn(2 * d * g * r, 3), torch.randn(2 * d * g * r, 2)
+    opts = options(iterations=d, accumulation=g, replicas=r).outputMode(mode, period)
+    training = poptorch.trainingModel(model, opts, torch.optim.SGD(model.parameters(), lr=0.0))
+    out, got = training(x, y)
+    assert out.shape == (rows, 2)
+    assert got.shape == loss
+    pieces = zip(x.split(2), y.split(2), strict=True)
+    with torch.no_grad():
+        each = [model(*piece) for piece in pieces]  # iteration, accumulation, replica
+    steps = g * r
+    if mode is OutputMode.All:
+        chosen = each
+    elif mode is OutputMode.EveryN:
+        chosen = [e for i in range(period - 1, d, period) for e in each[i * steps :][:steps]]
+    elif mode is OutputMode.Sum:
+        sums = [each[k::r] for k in range(r)]
+        chosen = [
+            (sum(o for o, _ in part), torch.stack([v for _, v in part]).sum()) for part in sums
+        ]
+    else:
+        chosen = each[-r:]
+    torch.testing.assert_close(out, torch.cat([o for o, _ in chosen]))
+    torch.testing.assert_close(got.reshape(-1), torch.stack([v for _, v in chosen]))
+
+
+@pytest.mark.spec("executor", 14)
+def test_all_outputs_of_inference_line_up_with_the_inputs() -> None:
+    x = torch.arange(24.0).reshape(12, 2)
+    assert torch.equal(inference(lambda x: x * 2, iterations=3, replicas=2)(x), x * 2)
+
+
+@pytest.mark.spec("executor", 65)
+def test_one_dimensional_inputs() -> None:
+    x = torch.arange(10.0)
+    assert torch.equal(inference(lambda x: x.sum().reshape(1), iterations=10)(x), x)
+
+
+Point = collections.namedtuple("Point", "x y")
+
+
+def test_structures() -> None:
+    def forward(x):
+        nested = collections.OrderedDict(b=x + 1, a=[x, (x * 2, None, "text", 3)])
+        return {"point": Point(x, nested), 7: ()}
+
+    x = torch.randn(4, 2)
+    got = inference(forward, iterations=2)(x)
+    assert list(got) == ["point", 7]
+    assert isinstance(got["point"], Point)
+    nested = got["point"].y
+    assert type(nested) is collections.OrderedDict
+    assert list(nested) == ["b", "a"]
+    assert torch.equal(nested["b"], x + 1)
+    assert isinstance(nested["a"], list)
+    assert torch.equal(nested["a"][1][0], x * 2)
+    assert nested["a"][1][1:] == (None, "text", 3)
+    assert got[7] == ()
+    assert inference(lambda x: None)(x) is None
+
+
+@pytest.mark.spec("executor", 23)
+def test_dtypes() -> None:
+    def forward(x, labels):
+        return x.double(), labels, labels.bool().sum(), x.half(), x > 0, labels.to(torch.uint8)
+
+    labels = torch.tensor([3, 0])
+    got = inference(forward)(torch.randn(2, 2), labels)
+    wanted = (torch.float32, torch.int32, torch.int32, torch.float16, torch.bool, torch.uint8)
+    assert tuple(t.dtype for t in got) == wanted
+    assert got[1].tolist() == [3, 0]
+    opts = options()
+    opts.Precision.narrow64Bit(False)
+    wide = poptorch.inferenceModel(lambda x: (x, x.long()), opts)(torch.randn(2).double())
+    assert tuple(t.dtype for t in wide) == (torch.float64, torch.int64)
+
+
+@pytest.mark.spec("executor", 49)
+def test_results_have_no_history_and_say_so() -> None:
+    model = Loss()
+    training = poptorch.trainingModel(model, options())
+    out, loss = training(torch.randn(2, 3), torch.randn(2, 2))
+    for result in (out, loss):
+        assert type(result) is torch.Tensor
+        assert not result.requires_grad
+        with pytest.raises(poptorch.Error, match=r"backward\(\) cannot be called explicitly"):
+            result.backward()
+    buffer = io.BytesIO()
+    torch.save(out, buffer)
+    buffer.seek(0)
+    loaded = torch.load(buffer, weights_only=True)
+    assert torch.equal(loaded, out)
+    assert torch.equal(pickle.loads(pickle.dumps(out)), copy.deepcopy(out))
+    leaf = (out * 2).requires_grad_()
+    leaf.sum().backward()  # what is computed from it on the host is ordinary
+    assert leaf.grad is not None
+
+
+def test_results_never_share_storage() -> None:
+    class Shares(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2, 2))
+
+        def forward(self, x):
+            y = x + 1
+            return y, y, y.view(-1, 2)[:1], x, x[:1], self.weight, self.weight.t()
+
+    x = torch.randn(2, 2)
+    wrapped = inference(Shares())
+    got = wrapped(x)
+    expected = [t.clone() for t in got]
+    for result in got:
+        result.fill_(9)
+        others = [o for o in got if o is not result]
+        assert all((t == 9).all() or torch.equal(t, e) for t, e in zip(got, expected, strict=True))
+        assert len(others) == len(got) - 1
+        assert len({t.data_ptr() for t in got}) == len(got)
+    assert not (x == 9).any()
+    assert torch.equal(wrapped(x)[5], torch.ones(2, 2))
+
+
+def test_results_of_earlier_calls_stay() -> None:
+    wrapped = inference(lambda x: (x, x * 2))
+    first = wrapped(torch.ones(2))
+    wrapped(torch.zeros(2))
+    assert [t.tolist() for t in first] == [[1, 1], [2, 2]]
+
+
+def test_tensors_of_the_host_come_back_as_they_are() -> None:
+    class Holds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.note = torch.arange(3)
+
+        def forward(self, x):
+            return x, self.note, x + 1
+
+    module = Holds()
+    wrapped = inference(module, iterations=2)
+    with pytest.warns(UserWarning, match="Output expected to be on the IPU"):
+        _, note, last = wrapped(torch.zeros(4, 1))
+    assert torch.equal(note, torch.arange(3))  # neither batched nor narrowed
+    assert note.dtype == torch.int64
+    assert last.shape == (4, 1)
+
+
+@pytest.mark.spec("executor", 48)
+def test_two_losses_are_fine_in_inference() -> None:
+    def forward(x, y):
+        return nn.functional.mse_loss(x, y), nn.functional.l1_loss(x, y)
+
+    x, y = torch.randn(2, 2), torch.randn(2, 2)
+    torch.testing.assert_close(inference(forward)(x, y), forward(x, y))
+
+
+@pytest.mark.spec("executor", 24)
+def test_inputs_changed_in_place() -> None:
+    def forward(x):
+        x += 1
+        return x * 2
+
+    for x in (torch.zeros(4, 2), torch.zeros(2, 4).t(), torch.zeros(4, 2, dtype=torch.float64)):
+        got = inference(forward, iterations=2)(x)
+        assert (x == 1).all()
+        assert (got == 2).all()

@@ -1,0 +1,238 @@
+"""Replicas in one process: input groups, weights per group, buffers, what they add up to."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from poptorch import CommGroupType, OutputMode, VariableRetrievalMode
+from wrapped import inference, options
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x, y):
+        return nn.functional.mse_loss(self.layer(x), y)
+
+
+@pytest.mark.parametrize("reduction", [poptorch.ReductionType.Mean, poptorch.ReductionType.Sum])
+def test_replicas_train_as_the_flat_run_does(reduction) -> None:
+    model = Net()
+    flat = copy.deepcopy(model)
+    opts = options(iterations=2, accumulation=3, replicas=2)
+    opts.Training.accumulationAndReplicationReductionType(reduction)
+    x, y = torch.randn(48, 3), torch.randn(48, 2)
+    training = poptorch.trainingModel(model, opts, torch.optim.SGD(model.parameters(), lr=0.05))
+    training(x, y)
+    optimizer = torch.optim.SGD(flat.parameters(), lr=0.05)
+    for xs, ys in zip(x.split(24), y.split(24), strict=True):
+        optimizer.zero_grad()
+        factor = 1 if reduction == poptorch.ReductionType.Mean else 6
+        (flat(xs, ys) * factor).backward()
+        optimizer.step()
+    torch.testing.assert_close(model.layer.weight, flat.layer.weight, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "groups"), [("Consecutive", [0, 0, 1, 1]), ("Orthogonal", [0, 1, 0, 1])]
+)
+def test_input_groups(kind: str, groups: list[int]) -> None:
+    opts = options(iterations=2, replicas=4)
+    opts.inputReplicaGrouping(2, CommGroupType[kind])
+    wrapped = poptorch.inferenceModel(lambda x: x * 2, opts)
+    x = torch.arange(4.0)  # 2 iterations x 2 groups
+    expected = [2 * (2 * iteration + group) for iteration in range(2) for group in groups]
+    assert wrapped(x).tolist() == expected
+
+
+class Grouped(nn.Module):
+    def __init__(self, groups: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.arange(groups * 3.0).reshape(groups, 3) / 10)
+
+    def forward(self, x, y):
+        out = (x * self.weight).sum(1)
+        return out, nn.functional.mse_loss(out, y)
+
+
+GROUPINGS = [
+    (CommGroupType.Consecutive, 2, [0, 0, 1, 1]),
+    (CommGroupType.Orthogonal, 2, [0, 1, 0, 1]),
+    (CommGroupType.NoGrouping, 9, [0, 1, 2, 3]),
+]
+
+
+@pytest.mark.spec("parallel", 32, 33, 34)
+@pytest.mark.parametrize(("kind", "size", "of_replica"), GROUPINGS)
+def test_weights_per_group(kind, size: int, of_replica: list[int]) -> None:
+    groups = max(of_replica) + 1
+    model = Grouped(groups)
+    eager = copy.deepcopy(model)
+    opts = options(accumulation=2, replicas=4).outputMode(OutputMode.All)
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    training = poptorch.trainingModel(model, opts, optimizer)
+    assert torch.equal(training.weight, model.weight)
+    assert isinstance(training.weight, nn.Parameter)
+    training.weight.replicaGrouping(kind, size, VariableRetrievalMode.OnePerGroup)
+    x, y = torch.randn(16, 3), torch.randn(16)
+    native = torch.optim.SGD(eager.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(2):
+        out, _ = training(x, y)
+        native.zero_grad()
+        pieces = [(x[2 * i : 2 * i + 2], y[2 * i : 2 * i + 2], of_replica[i % 4]) for i in range(8)]
+        outs = [(xs * eager.weight[group]).sum(1) for xs, _, group in pieces]
+        losses = [nn.functional.mse_loss(o, p[1]) for o, p in zip(outs, pieces, strict=True)]
+        (sum(losses) / 8).backward()  # by the number of all replicas, not of the group's
+        native.step()
+        torch.testing.assert_close(out, torch.cat(outs))
+    torch.testing.assert_close(model.weight, eager.weight)
+    assert optimizer.state_dict()["ipu_state"]["Accl1___weight"].shape == (groups, 3)
+
+
+def test_reading_the_weights_of_all_replicas() -> None:
+    model = Grouped(2)
+    training = poptorch.trainingModel(model, options(replicas=4))
+    training.weight.replicaGrouping(CommGroupType.Consecutive, 2, VariableRetrievalMode.AllReplicas)
+    before = model.weight.detach().clone()
+    training(torch.randn(4, 3), torch.randn(4))
+    assert model.weight.shape == (4, 3)
+    assert torch.equal(model.weight[0], model.weight[1])
+    assert not torch.equal(model.weight[1], model.weight[2])
+    assert not torch.equal(model.weight[0], before[0])
+    after = model.weight.detach().clone()
+    training.copyWeightsToDevice()  # from four values to two
+    training.copyWeightsToHost()
+    assert torch.equal(model.weight, after)
+    training.detachFromDevice()
+    training(torch.randn(4, 3), torch.randn(4))
+    assert not torch.equal(model.weight, after)
+
+
+def test_grouping_in_inference_and_its_mistakes() -> None:
+    module = Grouped(2)
+    wrapped = poptorch.inferenceModel(module, options(replicas=2))
+    wrapped.weight.replicaGrouping(CommGroupType.NoGrouping, 0, VariableRetrievalMode.OnePerGroup)
+    x = torch.ones(2, 3)
+    out, _ = wrapped(x, torch.zeros(2))
+    torch.testing.assert_close(out, module.weight.sum(1).detach())
+    with pytest.raises(RuntimeError, match="before the model is compiled"):
+        wrapped.weight.replicaGrouping(CommGroupType.All, 0, VariableRetrievalMode.OnePerGroup)
+
+    class Scalar(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.tensor(1.0))
+
+        def forward(self, x):
+            return x * self.weight
+
+    scalar = poptorch.inferenceModel(Scalar(), options(replicas=2))
+    scalar.weight.replicaGrouping(CommGroupType.NoGrouping, 0, VariableRetrievalMode.OnePerGroup)
+    with pytest.raises(poptorch.Error, match="Scalars cannot be passed as per-replica"):
+        scalar(torch.ones(2))
+    wrong = poptorch.inferenceModel(Grouped(3), options(replicas=4))
+    wrong.weight.replicaGrouping(CommGroupType.Consecutive, 2, VariableRetrievalMode.OnePerGroup)
+    with pytest.raises(poptorch.Error, match="one value per group"):
+        wrong(torch.ones(4, 3), torch.zeros(4))
+    with pytest.raises(ValueError, match="must divide"):
+        odd = poptorch.inferenceModel(Grouped(3), options(replicas=4))
+        odd.weight.replicaGrouping(CommGroupType.Consecutive, 3, VariableRetrievalMode.OnePerGroup)
+        odd(torch.ones(4, 3), torch.zeros(4))
+
+
+class Counts(nn.Module):
+    """A floating buffer that forward changes in place, and a plain tensor that it changes too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(1))
+        self.plain = torch.zeros(1)
+
+    def forward(self, x):
+        self.seen += x.sum()
+        self.plain += x.sum()
+        return self.seen * 1, self.plain * 1
+
+
+@pytest.mark.spec("executor", 25, 26, 70)
+def test_buffers_persist_and_plain_tensors_do_not() -> None:
+    module = Counts()
+    wrapped = inference(module, iterations=3)
+    ones = torch.ones(3)
+    seen, plain = wrapped(ones)
+    assert seen.tolist() == [1, 2, 3]
+    assert plain.tolist() == [1, 1, 1]
+    seen, plain = wrapped(ones)
+    assert seen.tolist() == [4, 5, 6]
+    assert plain.tolist() == [1, 1, 1]
+    assert module.plain.item() == 0
+    assert module.seen.item() == 0  # inference never downloads by itself
+    wrapped.copyWeightsToHost()
+    assert module.seen.item() == 6
+
+
+@pytest.mark.spec("executor", 27)
+def test_changed_buffers_of_replicas() -> None:
+    module = Counts()
+    with pytest.raises(poptorch.Error, match="does not support broadcasting buffers"):
+        inference(module, replicas=2)(torch.ones(2))
+    opts = options(replicas=2).broadcastBuffers(False)
+    wrapped = poptorch.inferenceModel(module, opts)
+    assert wrapped(torch.tensor([1.0, 10.0]))[0].tolist() == [1, 10]
+    assert wrapped(torch.tensor([1.0, 10.0]))[0].tolist() == [2, 20]
+    wrapped.copyWeightsToHost()
+    assert module.seen.item() == 2  # that of the first replica
+    grouped = options(replicas=2)
+    grouped.inputReplicaGrouping(2)  # all replicas see the same: nothing to broadcast
+    assert poptorch.inferenceModel(Counts(), grouped)(torch.ones(1))[0].tolist() == [1, 1]
+
+    class Norm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(2)
+
+        def forward(self, x, y):
+            return nn.functional.mse_loss(self.norm(x), y)
+
+    norm = Norm()
+    training = poptorch.trainingModel(norm, options(replicas=2))
+    assert training(torch.randn(8, 2), torch.randn(8, 2)).shape == (2,)
+    assert norm.norm.running_mean.abs().sum() > 0
+
+
+def test_updating_named_buffers_only() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("scale", torch.ones(1))
+            self.register_buffer("shift", torch.zeros(1))
+
+        def forward(self, x):
+            return x * self.scale + self.shift
+
+    module = Net()
+    wrapped = poptorch.inferenceModel(module, options().updatableNamedBuffers(["scale"]))
+    with pytest.raises(poptorch.Error, match="has not been compiled"):
+        wrapped.copyNamedBuffersToDevice()
+    x = torch.ones(2)
+    wrapped(x)
+    module.scale.fill_(3)
+    module.shift.fill_(5)
+    assert wrapped(x).tolist() == [1, 1]
+    wrapped.copyNamedBuffersToDevice()
+    assert wrapped(x).tolist() == [3, 3]
+    wrapped.copyWeightsToDevice()
+    assert wrapped(x).tolist() == [8, 8]
+    plain = inference(module)
+    plain(x)
+    with pytest.raises(poptorch.Error, match="No named buffers marked as updatable"):
+        plain.copyNamedBuffersToDevice()
+    with pytest.raises(poptorch.Error, match="does not exist"):
+        poptorch.inferenceModel(module, options().updatableNamedBuffers(["other"]))(x)

@@ -1,0 +1,116 @@
+"""The fused and the staged form of one captured model, run side by side."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+import poptorch
+from captures import capture
+from poptorch import _place
+from poptorch._capture import Micro
+from poptorch._compile.build import inference_program, training_program
+from poptorch._compile.staged import Step, stage, step_graphs
+from poptorch._ir import verify
+from poptorch._ir.plan import Plan
+from poptorch._ir.program import Program
+from poptorch._ir.slot import Kind
+from poptorch._ir.spec import Loops, Spec
+from poptorch._ir.state import State
+from poptorch.backends.reference import Reference
+from poptorch.backends.staged import ByStages, StagedExecutable
+from poptorch.optim.freeze import freeze as freeze_optimizer
+from poptorch.options.freeze import freeze
+
+
+class Captured:
+    """A captured model, of which plans for several strategies are made.
+
+    Args:
+        module: the model; its values are where every run starts.
+        inputs: one micro-batch.
+        optimizer: makes the optimizer; None for inference.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        inputs: tuple[torch.Tensor, ...],
+        optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None,
+    ) -> None:
+        self.module = copy.deepcopy(module)
+        self.training = optimizer is not None
+        self.micro: Micro = capture(self.module, *inputs, training=self.training)
+        self._made: dict[Loops, tuple[Program, Step]] = {}
+        self.optim, self.hypers = None, {}
+        if optimizer is not None:
+            paths = {p.data_ptr(): name for name, p in self.module.named_parameters()}
+            self.optim, self.hypers = freeze_optimizer(optimizer(self.module), paths)
+
+    def plan(self, opts: poptorch.Options) -> Plan:
+        """Return the plan for some options, staged form included."""
+        spec = freeze(opts, self.training)
+        program, step = self._graphs(spec)
+        layout = _place.place(self.micro.graph, self.micro.visits, spec)
+        changed = (s.key for s in self.micro.graph.outputs if s.kind is Kind.BUFFER)
+        own = frozenset(changed) if spec.loops.replicas > 1 else frozenset()
+        return Plan(program, spec, own, layout, stage(step, self.micro.visits, spec))
+
+    def _graphs(self, spec: Spec) -> tuple[Program, Step]:
+        """The fused program and what is cut: they depend on the counts only."""
+        if spec.loops not in self._made:
+            if self.optim is None:
+                program = inference_program(self.micro.graph, spec, None)
+            else:
+                program = training_program(self.micro.graph, spec, self.optim, None)
+            step = step_graphs(self.micro.graph, spec, self.optim, program)
+            self._made[spec.loops] = program, step
+        return self._made[spec.loops]
+
+    def state(self, plan: Plan) -> State:
+        """Return the device's tensors as they are before the first call."""
+        values = self.module.state_dict(keep_vars=True)
+        rng = torch.Generator().manual_seed(5).get_state()
+        state = State(per_replica=plan.per_replica, rng=rng)
+        for key, slot in plan.program.state_slots().items():
+            first = plan.program.initial.get(key, self.hypers.get(key, 0.0))
+            replicas = (plan.spec.loops.replicas,) if key in plan.per_replica else ()
+            state.tensors[key] = torch.full((*replicas, *slot.shape), first, dtype=slot.dtype)
+            if slot.kind in (Kind.PARAM, Kind.BUFFER):
+                state.write(key, values[slot.path])
+            elif slot.kind is Kind.CONSTANT:
+                state.write(key, self.micro.constants[key])
+        verify.verify_state(state, plan.program)
+        return state
+
+    def run_fused(self, plan: Plan, batches: list) -> tuple[list, list[State]]:
+        """Run calls on the reference backend; return the results and the state after each."""
+        return self._run(plan, Reference().compile(plan, lambda _: None), batches)
+
+    def run_staged(self, plan: Plan, batches: list) -> tuple[list, list[State], StagedExecutable]:
+        """Run calls part by part; return also what did it."""
+        executable = ByStages().compile(plan, lambda _: None)
+        assert isinstance(executable, StagedExecutable)
+        return *self._run(plan, executable, batches), executable
+
+    def _run(self, plan: Plan, executable, batches: list) -> tuple[list, list[State]]:
+        state, results, states = self.state(plan), [], []
+        for batch in batches:
+            results.append(executable.run(state, [part.clone() for part in batch]))
+            states.append(copy.deepcopy(state))
+        return results, states
+
+
+def assert_same_states(ours: State, theirs: State, program: Program, **tolerances: float) -> None:
+    """Compare everything on the device but accumulators, which are empty between calls."""
+    for key in program.state_slots():
+        if not key.startswith(f"{Kind.ACCUM}."):
+            torch.testing.assert_close(
+                ours.tensors[key],
+                theirs.tensors[key],
+                **tolerances,
+                msg=lambda m, key=key: f"{key}: {m}",
+            )

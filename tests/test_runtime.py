@@ -1,0 +1,153 @@
+"""The process around the library: logging, environment, what importing does."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from poptorch._base import log
+from poptorch._compile import serial
+from wrapped import inference, options
+
+ROOT = Path(__file__).parents[1]
+
+
+def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a process of its own."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("POP")}
+    kept |= {"PYTHONPATH": str(ROOT / "src"), **environment}
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=kept, check=False
+    )
+
+
+@pytest.fixture(autouse=True)
+def _same_level():
+    before = log._level
+    yield
+    log.set_level(before)
+
+
+@pytest.mark.spec("runtime", 2)
+def test_an_invalid_level_fails_at_import() -> None:
+    done = python("import poptorch", POPTORCH_LOG_LEVEL="LOUD")
+    assert done.returncode == 1
+    assert "Unknown log level: LOUD" in done.stderr
+
+
+@pytest.mark.spec("runtime", 3, 4)
+def test_levels() -> None:
+    assert logging.getLogger("poptorch::python").level == logging.WARNING
+    for level in ("TRACE", "TRACE_ALL", "DEBUG", "DEBUG_IR", "INFO", "WARN", "ERR", "OFF", 0, 6):
+        poptorch.setLogLevel(level)
+    for level in (5, 7, -1):
+        with pytest.raises(ValueError, match="Invalid log level integer"):
+            poptorch.setLogLevel(level)
+    for name in ("debug", "LOUD", ""):
+        with pytest.raises(ValueError, match="DEBUG, ERR, INFO, OFF, TRACE, WARN"):
+            poptorch.setLogLevel(name)
+
+
+@pytest.mark.spec("runtime", 5)
+def test_the_logger_has_a_name_of_its_own(caplog) -> None:
+    logging.getLogger("poptorch").setLevel(logging.CRITICAL)
+    log.python.warning("heard")
+    assert "heard" in caplog.text
+
+
+@pytest.mark.spec("runtime", 6, 7, 20)
+def test_logs_go_to_stderr_without_colours() -> None:
+    code = (
+        "import torch, poptorch\n"
+        "opts = poptorch.Options().backend('reference').showCompilationProgressBar({shown})\n"
+        "model = poptorch.inferenceModel(torch.nn.ReLU(), opts)\n"
+        "x = torch.ones(2)\n"
+        "model(x)\n"
+        "if {again}: model.compile(x)\n"
+        "print('done')\n"
+    )
+    done = python(code.format(shown=False, again=True))
+    assert done.stdout == "done\n"
+    assert "[poptorch::python] [warning] Call to compile() ignored" in done.stderr
+    assert "\033" not in done.stderr
+    assert python(code.format(shown=False, again=False)).stderr == ""
+    assert "Graph compilation: 100%" in python(code.format(shown=True, again=False)).stderr
+
+
+@pytest.mark.spec("runtime", 8)
+def test_the_option_beats_the_variable(monkeypatch) -> None:
+    def device(opts: poptorch.Options) -> str:
+        wrapper = poptorch.inferenceModel(nn.ReLU(), opts)
+        wrapper(torch.ones(2))
+        return wrapper.plan().spec.target.device
+
+    monkeypatch.setenv("POPTORCH_IPU_MODEL", "1")
+    assert device(options()) == "model"
+    assert device(options().useIpuModel(False)) == "ipu"
+    monkeypatch.setenv("POPTORCH_IPU_MODEL", "0")
+    assert device(options()) == "ipu"
+    assert device(options().useIpuModel(True)) == "model"
+
+
+def test_the_model_variable_is_read_at_compile(monkeypatch) -> None:
+    wrapper = inference(nn.ReLU())
+    monkeypatch.setenv("POPTORCH_IPU_MODEL", "1")
+    wrapper(torch.ones(2))
+    assert wrapper.plan().spec.target.device == "model"
+
+
+@pytest.mark.spec("runtime", 28)
+def test_engine_options_of_the_environment_win(monkeypatch) -> None:
+    opts = options()
+    opts._Popart.setEngineOptions({"a": "python", "b": "python"})
+    monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", json.dumps({"b": "environment"}))
+    wrapper = poptorch.inferenceModel(nn.ReLU(), opts)
+    wrapper(torch.ones(2))
+    runtime = wrapper.plan().spec.runtime
+    assert (runtime.engine_option("a"), runtime.engine_option("b")) == ("python", "environment")
+    monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", "{not json")
+    with pytest.raises(poptorch.Error, match="not valid JSON"):
+        inference(nn.ReLU())(torch.ones(2))
+
+
+@pytest.mark.spec("runtime", 29)
+@pytest.mark.parametrize(("limit", "shown"), [(4, 4), (2, 2), (None, 7)])
+def test_repeated_logs(limit: int | None, shown: int, caplog) -> None:
+    wrapper = poptorch.inferenceModel(nn.Linear(2, 2), options().maxRepeatLogs(limit))
+    with caplog.at_level(logging.DEBUG, "poptorch:cpp"):
+        wrapper(torch.ones(2, 2))
+        for _ in range(6):
+            wrapper.copyWeightsToDevice()
+    assert caplog.text.count("Writing weights from host to IPU memory") == shown
+
+
+@pytest.mark.spec("runtime", 31)
+def test_programs_are_written_at_compile(tmp_path: Path, monkeypatch) -> None:
+    wrapper = inference(nn.Linear(2, 2))
+    path = tmp_path / "new" / "program.txt"
+    monkeypatch.setenv("POPTORCH_EXPORT_PROTO_FILE", str(path))
+    wrapper.compile(torch.ones(2, 2))
+    assert "addmm" in path.read_text()
+    wrapper.destroy()
+    monkeypatch.setenv("POPTORCH_EXPORT_PROTO_FILE", str(tmp_path))
+    monkeypatch.setenv("POPTORCH_EXPORT_PROTO_AS_BINARY", "1")
+    wrapper.compile(torch.ones(2, 2))
+    data = json.loads((tmp_path / "model.proto").read_text())
+    assert str(serial.decode(data)) == str(wrapper.plan())
+
+
+@pytest.mark.spec("runtime", 30)
+@pytest.mark.parametrize("own", [None, "0"])
+def test_the_fork_flag_is_only_set_when_absent(own: str | None) -> None:
+    code = "import os, poptorch; print(os.environ['RDMAV_FORK_SAFE'])"
+    environment = {} if own is None else {"RDMAV_FORK_SAFE": own}
+    assert python(code, **environment).stdout.strip() == (own or "1")

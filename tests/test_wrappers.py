@@ -1,0 +1,264 @@
+"""The wrappers: what they accept, modern and old forms, names that integrations import."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from poptorch import poptorch_core
+from poptorch._impl import rewrapModelIfNecessary, unwrapModelIfNecessary
+from poptorch._poplar_executor import PoplarExecutor
+from wrapped import normal, options
+
+X, Y = normal(4, 3), torch.tensor([0, 1, 1, 0])
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return torch.log_softmax(self.layer(x), 1)
+
+
+@pytest.fixture(autouse=True)
+def _reference(monkeypatch) -> None:
+    monkeypatch.setenv("POPTORCH_BACKEND", "reference")
+
+
+@pytest.mark.spec("options", 1, 2, 3)
+def test_options_are_frozen_and_copied() -> None:
+    opts = options()
+    training = poptorch.trainingModel(Net(), opts)
+    validation = poptorch.inferenceModel(Net(), opts)
+    poptorch.DataLoader(opts, torch.utils.data.TensorDataset(X), batch_size=2)
+    for change in (
+        lambda: opts.deviceIterations(2),
+        lambda: opts.Training.gradientAccumulation(2),
+        lambda: opts._Popart.set("enableOutlining", True),
+        lambda: training.options.deviceIterations(2),
+    ):
+        with pytest.raises(AttributeError, match="frozen"):
+            change()
+    assert opts.defaultOutputMode()
+    assert training.options.output_mode == poptorch.OutputMode.Final
+    assert validation.options.output_mode == poptorch.OutputMode.All
+    opts.clone().deviceIterations(2)
+
+
+@pytest.mark.spec("options", 24)
+def test_settings_are_checked_at_compile() -> None:
+    model = Net()
+    opts = options()
+    opts._Popart.set("enableOutlinng", True)
+    wrapper = poptorch.inferenceModel(model, opts)
+    with pytest.raises(poptorch.Error, match=r"Unknown bool option: enableOutlinng"):
+        wrapper(X)
+    assert poptorch.inferenceModel(model, options())(X).shape == (4, 2)
+    for wrong in (
+        options(iterations=0),
+        options(iterations=3).outputMode(poptorch.OutputMode.EveryN, 2),
+    ):
+        wrapper = poptorch.inferenceModel(model, wrong)
+        with pytest.raises(poptorch.Error, match=r"must be at least 1|must divide"):
+            wrapper(X[:3])
+
+
+@pytest.mark.spec("options", 23)
+def test_hints_never_change_results() -> None:
+    def trained(hint) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = Net()
+        opts = options(iterations=2)
+        hint(opts)
+        training = poptorch.trainingModel(model, opts, loss=nn.NLLLoss())
+        training(X, Y)
+        return model.layer.weight.detach().clone()
+
+    expected = trained(lambda opts: None)
+    location = poptorch.TensorLocationSettings().useOnChipStorage(False)
+    for hint in (
+        lambda o: o.TensorLocations.setWeightLocation(location),
+        lambda o: o.TensorLocations.setOptimizerLocation(location),
+        lambda o: o.syncPattern(poptorch.SyncPattern.SinglePipeline),
+        lambda o: o.setAvailableMemoryProportion({"IPU0": 0.1}),
+        lambda o: o._Popart.set("enableOutlining", False),
+        lambda o: o._Popart.set("outlineThreshold", 10.0),
+    ):
+        assert torch.equal(trained(hint), expected)
+
+
+def eager_step(model: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+    twin = copy.deepcopy(model)
+    loss = nn.functional.nll_loss(twin(X), Y)
+    loss.backward()
+    return loss.detach(), twin.layer.weight.detach() - 0.01 * twin.layer.weight.grad
+
+
+OLD_FORMS = {
+    "positional": lambda m: poptorch.trainingModel(m, 1, loss=nn.NLLLoss()),
+    "keywords": lambda m: poptorch.trainingModel(
+        m, device_iterations=1, gradient_accumulation=1, loss=nn.NLLLoss(), trace_model=True
+    ),
+    "2020": lambda m: poptorch.trainingModel(m, poptorch.Options(), nn.NLLLoss()),
+    "both": lambda m: poptorch.trainingModel(
+        m, poptorch.Options(), nn.NLLLoss(), torch.optim.SGD(m.parameters(), lr=0.01)
+    ),
+}
+
+
+@pytest.mark.spec("options", 34)
+@pytest.mark.parametrize("form", OLD_FORMS)
+def test_the_forms_of_the_first_releases(form: str, caplog, capsys) -> None:
+    model = Net()
+    loss, weight = eager_step(model)
+    training = OLD_FORMS[form](model)
+    assert caplog.text.count("deprecated") == 1
+    out, got = training(X, Y)
+    assert out.shape == (4, 2)
+    torch.testing.assert_close(got, loss)
+    torch.testing.assert_close(model.layer.weight.detach(), weight)
+    assert set(model.state_dict()) == {"layer.weight", "layer.bias"}
+
+
+def test_arguments_of_the_first_release_are_spread() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1))
+
+        def forward(self, a, b):
+            return (a + b) * self.scale
+
+    model = Two()
+    training = poptorch.trainingModel(model, 1, loss=nn.MSELoss())
+    x, y = torch.ones(2), torch.zeros(2)
+    for args in ((x, x), [x, x], {"a": x, "b": x}):
+        training.destroy()
+        out, _ = training(args, y)
+        assert out.shape == (2,)
+    wrapper = poptorch.inferenceModel(Net(), 2, anchor_mode="FINAL")
+    assert wrapper(X).shape == (2, 2)
+    with pytest.raises(poptorch.Error, match="cannot be combined"):
+        poptorch.trainingModel(Net(), poptorch.Options(), device_iterations=2)
+    with pytest.raises(TypeError, match="Unexpected keyword argument"):
+        poptorch.inferenceModel(Net(), batch_size=2)
+
+
+def test_functions_are_welcome() -> None:
+    assert torch.equal(poptorch.inferenceModel(torch.neg, options())(X), -X)
+    with pytest.raises(TypeError, match=r"Expected a torch\.nn\.Module or a callable"):
+        poptorch.inferenceModel(Net, options())
+
+
+def test_accumulation_is_no_business_of_inference() -> None:
+    with pytest.raises(poptorch.Error, match=r"(?s)gradientAccumulation to 1.*deviceIterations"):
+        poptorch.inferenceModel(Net(), options(accumulation=2))
+
+
+def test_buffers_are_plain_tensors() -> None:
+    class Sub(torch.Tensor):
+        pass
+
+    model = Net()
+    model.register_buffer("strange", torch.ones(2).as_subclass(Sub))
+    with pytest.raises(poptorch.Error, match="All buffers must be an instance of"):
+        poptorch.trainingModel(model, options())
+
+
+@pytest.mark.spec("executor", 38)
+def test_training_flags() -> None:
+    class Flags(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.sub = nn.Dropout(0.5)
+
+        def forward(self, x):
+            return x, self.training, self.sub.training
+
+    model = Flags()
+    wrapper = poptorch.inferenceModel(model, options())
+    model.eval()  # reaches the shared sub-module only
+    assert wrapper(X)[1:] == (True, False)
+    wrapper = poptorch.inferenceModel(Flags(), options())
+    wrapper.model.eval()
+    assert wrapper(X)[1:] == (False, False)
+
+    class Trained(Flags):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1))
+
+        def forward(self, x):
+            loss = poptorch.identity_loss((x * self.weight).sum(), "sum")
+            return loss, self.training, self.sub.training
+
+    training = poptorch.trainingModel(Trained(), options())
+    training.eval()
+    assert training(X)[1:] == (True, False)
+
+
+@pytest.mark.spec("executor", 47)
+def test_identity_loss_takes_three_reductions() -> None:
+    with pytest.raises(TypeError):
+        poptorch.identity_loss(X)
+    with pytest.raises(AssertionError):
+        poptorch.identity_loss(X, "average")
+
+
+def test_what_integrations_read() -> None:
+    training = poptorch.trainingModel(Net(), options(), loss=nn.NLLLoss())
+    assert isinstance(training, PoplarExecutor)
+    assert not training._executable
+    assert training._executable_inputs is None
+    training(X, Y)
+    assert training._executable
+    x, y = training._executable_inputs.args
+    assert x.shape == X.shape
+    assert y.dtype == Y.dtype
+    assert training._user_model is training.model
+    assert training._options is training.options
+    assert "log_softmax" in training._debugGetPopartIR()
+    unwrapModelIfNecessary(training.model)
+    assert type(training.model) is Net
+    buffer = io.BytesIO()
+    torch.save(training.model, buffer)
+    rewrapModelIfNecessary(training.model)
+    assert type(training.model).__name__ == "PoptorchNet"
+    training.destroy()
+    assert not training._executable
+    assert type(training.model) is Net
+
+
+def test_errors_of_the_engine_module() -> None:
+    assert poptorch_core.Error is poptorch.Error
+    kinds = poptorch_core.TestErrorType
+    for kind in kinds:
+        with pytest.raises(poptorch.Error) as caught:
+            poptorch_core._throwTestError(kind)
+        error = caught.value
+        assert (error.type, error.message) == (kind.value, f"This is a test of {kind.name}")
+        assert error.location.startswith("[0] ")
+    with pytest.raises(poptorch.RecoverableError) as caught:
+        poptorch_core._throwTestError(kinds.PoplarRecoverableFullReset)
+    assert caught.value.recovery_action == "FULL_RESET"
+    with pytest.raises(poptorch.UnrecoverableError):
+        poptorch_core._throwTestError(kinds.PoplarUnrecoverable)
+    assert poptorch.createPoptorchError("mine").type == "poptorch_py_error"
+    with pytest.raises(poptorch.Error, match="Unknown"):
+        poptorch_core._validateOptions({"nonsense": True})
+
+
+def test_long_messages_go_into_a_file(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = "\n".join(f"line {i}" for i in range(81))
+    error = poptorch.Error("long", got=text)
+    assert error.message == "See poptorch_error.log for details"
+    assert "line 80" in (tmp_path / "poptorch_error.log").read_text()
+    assert "line 79" in str(poptorch.Error("short", got="\n".join(text.splitlines()[1:80])))
