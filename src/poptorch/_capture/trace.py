@@ -226,24 +226,19 @@ class ScalarReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class DynamicShapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the operators whose results have shapes that depend on values.
-
-    Attributes:
-        found: operator and place of each call.
-    """
+    """Within it a function hears of operators whose results' shapes depend on values."""
 
     supports_higher_order_operators = True
 
-    def __init__(self, place: Callable[[], str | None]) -> None:
+    def __init__(self, hear: Callable[[str], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.found: list[tuple[str, str | None]] = []
-        self._place = place
+        self._hear = hear
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if torch.Tag.dynamic_output_shape in getattr(func, "tags", ()):
-            self.found.append((str(func).removesuffix(".default"), self._place()))
+            self._hear(str(func).removesuffix(".default"))
         return func(*args, **(kwargs or {}))
 
 
@@ -283,7 +278,13 @@ def _honest() -> dict[Any, Callable[..., Any]]:
     """Operators that change their arguments without saying so in their schema, made honest."""
     from torch._decomp.decompositions import native_batch_norm_decomposition
 
-    return {aten.native_batch_norm.default: native_batch_norm_decomposition}
+    def polygamma_(x: torch.Tensor, n: int) -> torch.Tensor:  # torch cannot make it functional
+        return x.copy_(aten.polygamma.default(n, x))
+
+    return {
+        aten.native_batch_norm.default: native_batch_norm_decomposition,
+        aten.polygamma_.default: polygamma_,
+    }
 
 
 def needs_value(error: Exception) -> bool:
