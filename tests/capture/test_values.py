@@ -175,6 +175,15 @@ def test_masks_cannot_select(select) -> None:
     assert "test_values.py" in str(caught.value)
 
 
+def test_masks_cannot_select_behind_a_frozen_branch_either() -> None:
+    def forward(x):
+        return torch.nonzero(x) if x.sum() > 0 else x
+
+    with pytest.raises(poptorch.Error, match="dynamic output shapes") as caught:
+        infer(forward, torch.ones(2))
+    assert "torch.nonzero(x)" in str(caught.value)
+
+
 @pytest.mark.spec("supported_ops", 9)
 def test_masks_can_assign_and_fill() -> None:
     def forward(x):
@@ -264,3 +273,43 @@ def test_is_running_on_ipu_only_in_forward_of_a_wrapper() -> None:
     poptorch.inferenceModel(model, options())(torch.ones(1))
     assert not poptorch.isRunningOnIpu()
     assert answers == [("init", False), ("forward", False), ("forward", True)]
+
+
+def test_constant_numbers_of_parts_and_repetitions() -> None:
+    counts = torch.tensor([2, 0, 1])
+
+    def forward(x):
+        return (
+            torch.repeat_interleave(x, torch.tensor([1, 2, 0]), dim=0), x.repeat_interleave(counts),
+            torch.tensor_split(x, torch.tensor([1])), torch.combinations(x, 2),
+            torch.repeat_interleave(x, 2),
+        )  # fmt: skip
+
+    x = torch.randn(3)
+    got, expected = infer(forward, x), forward(x)
+    assert [t.tolist() for t in got[2]] == [t.tolist() for t in expected[2]]
+    for at in (0, 1, 3, 4):
+        assert torch.equal(got[at], expected[at])
+
+
+@pytest.mark.spec("supported_ops", 9)
+def test_what_a_mask_assigns_gets_its_gradient() -> None:
+    class Filled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.value = nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, x):
+            y = x * 1
+            y[x > 1] = self.value
+            z = torch.stack([x, x])
+            z[torch.tensor([True, False])] = self.value * 3
+            return poptorch.identity_loss(y.sum() + z.sum(), "none")
+
+    wrapped, native = Filled(), Filled()
+    x = torch.tensor([0.0, 2.0, 3.0])
+    loss = training(wrapped, lr=1.0)(x)
+    expected = native(x)
+    expected.backward()
+    assert loss == expected
+    assert wrapped.value == 2.0 - native.value.grad

@@ -10,14 +10,17 @@ _SPARSE = "sparse tensors are refused, as in PopTorch"
 _RANK = "the shape of its results depends on the rank that it finds"
 
 OPERATORS = {
+    "__getitem__": "a mask of bools selects so many elements as its values say; refused by design",
     "argwhere": _SHAPE,
     "index_fill": "the gradient of a fill value that is a tensor looks for unique indices, whose "
     "number depends on values",
+    "index_put": "the gradient of values that are put where a mask says selects with the mask",
     "item": "a number compiled in would be wrong for other inputs; refused by design",
     "linalg.lstsq": _RANK,
     "linalg.lstsq.grad_oriented": _RANK,
     "masked_select": _SHAPE,
     "nonzero": _SHAPE,
+    "repeat_interleave": "repetitions that are an input of the model: as tensor_split",
     "sparse.mm.reduce": _SPARSE,
     "sparse.sampled_addmm": _SPARSE,
     "tensor_split": "sections that are an input of the model: sizes would depend on values",
@@ -32,4 +35,6 @@ MODULES = {
     "nn.BatchNorm3d": "as nn.BatchNorm1d",
 }
 
-MODELS: dict[str, str] = {}
+MODELS = {
+    "wav2vec2": "its CTC loss takes the labels that a mask selects, so many as its values say",
+}

@@ -220,7 +220,8 @@ def _train(recipe: Recipe) -> None:
         model, checks.options(), torch.optim.SGD(model.parameters(), lr=0.05)
     )
     optimizer = torch.optim.SGD(eager.parameters(), lr=0.05)
-    losses = [executor(**batch) for batch in batches]
+    losses = [checks.call_with_hosts_sequence(executor, **batches[0])]
+    losses += [executor(**batch) for batch in batches[1:]]
     torch.manual_seed(checks.SEED)
     for batch, got in zip(batches, losses, strict=True):
         loss = eager(**batch)

@@ -14,7 +14,8 @@ import torch
 from torch import fx
 
 from .._ir.operators import Operator, draws, writes
-from .trace import recorded, untraced, without_data
+from .recorders import recorded
+from .trace import untraced, without_data
 
 _records: weakref.WeakKeyDictionary[fx.Graph, _Constants] = weakref.WeakKeyDictionary()
 

@@ -24,7 +24,7 @@ from .._base.errors import Error
 from .forward import Request, run_forward
 from .listening import Capturing
 from .micro import real_inputs
-from .trace import DynamicShapes, run_recorded
+from .trace import run_recorded
 from .values import Values
 
 
@@ -82,7 +82,6 @@ def explain(request: Request) -> Explanation:
         request: with ``examples``; the module is unchanged afterwards.
     """
     values = Values(real=True, collect=True)
-    shapes = DynamicShapes(source.calling_line)
     executed = _Executed()
     found = Explanation()
 
@@ -94,7 +93,7 @@ def explain(request: Request) -> Explanation:
             leaf.requires_grad_(path in trained and leaf.is_floating_point())
         capturing = Capturing(request.training, values=values)
         batch = flat[count : count + len(request.batch)]
-        with shapes, executed, torch.set_grad_enabled(request.training):
+        with executed, torch.set_grad_enabled(request.training):
             return list(run_forward(request, capturing, batch, leaves).tensors)
 
     error: Exception | None = None
@@ -103,19 +102,19 @@ def explain(request: Request) -> Explanation:
             run_recorded(run, real_inputs(request))
     except Exception as failure:
         error = failure
-    found += _noticed(values, shapes)
+    found += _noticed(values)
     if error is not None:
         found.append(_raised(error))
     found += _on_other_paths(executed, {finding.line for finding in found})
     return found
 
 
-def _noticed(values: Values, shapes: DynamicShapes) -> Iterator[Finding]:
+def _noticed(values: Values) -> Iterator[Finding]:
     for read in dict.fromkeys(values.forbidden):
         yield Finding(f"{read.what} needs a tensor's value", read.line, True, True, _NUMBER_FIX)
-    for operator, line in dict.fromkeys(shapes.found):
-        what = f"{operator}: the shape of its result depends on values"
-        yield Finding(what, line, True, True, _SHAPE_FIX)
+    for found in dict.fromkeys(values.shapes):
+        what = f"{found.what}: the shape of its result depends on values"
+        yield Finding(what, found.line, True, True, _SHAPE_FIX)
     for read, answer in values.branches.items():
         what = f"a branch on {read.what}, {answer} for the first inputs"
         yield Finding(what, read.line, False, True, _BRANCH_FIX)

@@ -10,6 +10,7 @@ from torch import nn
 from .._base import source
 from .._base.errors import Error
 from .trace import has_dynamic_shape, needs_value
+from .values import dynamic_shape
 
 
 @contextlib.contextmanager
@@ -24,23 +25,10 @@ def explained(module: nn.Module) -> Iterator[None]:
         raise
     except Exception as error:
         if has_dynamic_shape(error):
-            raise _dynamic_shape(error, module) from error
+            raise dynamic_shape(str(error), source.raising_line(error)) from error
         raise (
             _value_needed(error, module) if needs_value(error) else _as_error(error, module)
         ) from error
-
-
-def _dynamic_shape(error: Exception, module: nn.Module) -> Error:
-    return Error(
-        "Operators with dynamic output shapes cannot be captured",
-        got=f"{error} in forward of {type(module).__name__}: the shape of its result depends on "
-        "values",
-        where=source.raising_line(error),
-        fix=(
-            "give results a fixed size: torch.where, masked_fill, x[mask] = value, topk",
-            "select before the model is called, or on the host with poptorch.CPU",
-        ),
-    )
 
 
 def _value_needed(error: Exception, module: nn.Module) -> Error:

@@ -67,6 +67,7 @@ class Request:
         grouped: by path, the group of each replica, for parameters whose leading dimension holds
             one value per group; forward sees the value of its replica's group.
         arguments: the structure of every argument, constants included, for explanations.
+        recompute: whether the backward pass computes activations again rather than keep them.
     """
 
     module: nn.Module
@@ -84,6 +85,7 @@ class Request:
     module_scopes: bool = True
     grouped: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     arguments: Mapping[str, trees.Structure] = field(default_factory=dict)
+    recompute: bool = False
 
     @property
     def inputs(self) -> tuple[Slot, ...]:

@@ -16,7 +16,8 @@ from torch.overrides import TorchFunctionMode
 
 from .._base import source
 from .._base.errors import Error
-from .trace import gradient_origin, leads_to
+from .recorders import leads_to
+from .trace import gradient_origin, outermost
 
 # The losses that PopTorch knew. Others, huber_loss for instance, take identity_loss to be one.
 LOSS_FUNCTIONS: dict[Callable[..., Any], str] = {
@@ -96,9 +97,16 @@ def _feeds_another(candidate: Candidate, candidates: Iterable[Candidate]) -> boo
         elif candidate.tensor is other.tensor:
             if later:  # the same tensor marked again: the later mark stands
                 return True
-        elif _reaches(other.tensor, candidate.tensor) or leads_to(candidate.tensor, other.tensor):
+        elif _reaches(other.tensor, candidate.tensor) or _is_made_of(
+            other.tensor, candidate.tensor
+        ):
             return True
     return False
+
+
+def _is_made_of(result: torch.Tensor, part: torch.Tensor) -> bool:
+    """Whether a value was computed from another, with a gradient or without."""
+    return leads_to(outermost(part), outermost(result))
 
 
 def _reaches(start: torch.Tensor, goal: torch.Tensor) -> bool:

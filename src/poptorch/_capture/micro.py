@@ -24,6 +24,7 @@ from .forward import REPLICA, Forward, Request, run_forward
 from .lanes import NotVectorisable, folded, run_lanes
 from .listening import Capturing
 from .names import Names
+from .recompute import recomputed
 from .values import BranchOnData, Values
 
 _NARROW = {torch.float64: torch.float32, torch.int64: torch.int32}
@@ -232,6 +233,8 @@ def _capture(request: Request, inputs: list[torch.Tensor], values: Values) -> Mi
     graph = _without_unchanged(graph)
     if request.lanes is not None:
         _check_folded(request, graph)
+    if request.recompute:
+        graph = recomputed(graph)
     return Micro(
         graph,
         {slot.key: value for slot, value in zip(constant_slots, constants, strict=True)},

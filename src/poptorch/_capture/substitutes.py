@@ -6,6 +6,7 @@ Source: spec/supported_ops.md section 2, spec/ops.md sections 2 and 5.3.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,6 +19,8 @@ from .._base import source
 from .._base.errors import Error
 from .._ops.ctc_loss import ctc_losses
 from . import windows
+from .constants import constant_value
+from .trace import untraced
 
 
 def substitute(function: Any) -> Callable[..., Any] | None:
@@ -71,6 +74,33 @@ def _combinations(input: torch.Tensor, r: int = 2, with_replacement: bool = Fals
     return input[places.view(-1, r)]
 
 
+def _repeat_interleave(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    bound = _REPEAT.bind(*args, **kwargs).arguments
+    repeats, dim = bound.get("repeats"), bound.get("dim")
+    known = constant_value(repeats) if isinstance(repeats, torch.Tensor) else None
+    if known is None:
+        return torch.repeat_interleave(input, *args, **kwargs)
+    source = input.flatten() if dim is None else input
+    with untraced():
+        places = torch.arange(source.shape[dim or 0]).repeat_interleave(known)
+    return source.index_select(dim or 0, places)
+
+
+def _tensor_split(input: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+    numbers = [_number_list(argument) for argument in args]
+    named = {name: _number_list(argument) for name, argument in kwargs.items()}
+    return torch.tensor_split(input, *numbers, **named)
+
+
+def _number_list(argument: Any) -> Any:
+    """A constant tensor as Python numbers; anything else as it is."""
+    known = constant_value(argument) if isinstance(argument, torch.Tensor) else None
+    if known is None:
+        return argument
+    with untraced():
+        return known.tolist()
+
+
 def _ctc_loss(
     log_probs: torch.Tensor,
     targets: torch.Tensor,
@@ -96,10 +126,15 @@ def _ctc_loss(
     return losses[0] if single else losses
 
 
+_REPEAT = inspect.signature(lambda repeats, dim=None, *, output_size=None: None)
 _SUBSTITUTES: dict[Any, Callable[..., Any]] = {
     F.ctc_loss: _ctc_loss,
     F.one_hot: _one_hot,
     torch.combinations: _combinations,
+    torch.repeat_interleave: _repeat_interleave,
+    torch.Tensor.repeat_interleave: _repeat_interleave,
+    torch.tensor_split: _tensor_split,
+    torch.Tensor.tensor_split: _tensor_split,
     torch.bincount: _bincount,
     torch.Tensor.bincount: _bincount,
     torch.Tensor.__getitem__: windows.getitem,

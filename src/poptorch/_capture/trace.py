@@ -13,7 +13,6 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +25,7 @@ from .._ir.operators import draws, writes
 from .._ops import annotate, effects
 from .._ops.control import is_control_flow
 from .._ops.lstm import lstm
+from .recorders import recorders, within
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -66,7 +66,7 @@ def backward_keeps_origin(loss: torch.Tensor) -> None:
 
 def gradient_origin(tensor: torch.Tensor) -> Any:
     """Return the node of the autograd graph that a tensor came from, lanes or not."""
-    return _outermost(tensor).grad_fn
+    return outermost(tensor).grad_fn
 
 
 class _Recurrent(TorchFunctionMode):
@@ -180,67 +180,14 @@ def trace_part(
     """
     from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
-    with _within(_recorders()), disable_proxy_modes_tracing():
+    with within(recorders()), disable_proxy_modes_tracing():
         mode = _mode_of(inputs)
         with mode:
             examples = [torch.empty_like(tensor) for tensor in inputs]
         return trace(function, examples, settle)
 
 
-_outer: ContextVar[tuple[Any, ...]] = ContextVar("poptorch_recorders", default=())
-
-
-def _recorders() -> tuple[Any, ...]:
-    """The recorders at work: those of the surroundings, then the present one."""
-    from torch.fx.experimental.proxy_tensor import get_proxy_mode
-
-    mode = get_proxy_mode()
-    return _outer.get() if mode is None else (*_outer.get(), mode.tracer)
-
-
-@contextlib.contextmanager
-def _within(recorders: tuple[Any, ...]) -> Iterator[None]:
-    token = _outer.set(recorders)
-    try:
-        yield
-    finally:
-        _outer.reset(token)
-
-
-def recorded(tensor: torch.Tensor) -> tuple[fx.Node, torch.nn.Module] | None:
-    """Find a tensor in a graph that is being recorded.
-
-    Returns:
-        Its node, and the module that holds what the graph reads from outside; None if it is not
-        recorded.
-    """
-    from torch.fx.experimental.proxy_tensor import get_proxy_slot
-
-    for recorder in _recorders():
-        found = get_proxy_slot(tensor, recorder, None)
-        if found is not None:
-            return found.proxy.node, recorder.root
-    return None
-
-
-def leads_to(source: torch.Tensor, result: torch.Tensor) -> bool:
-    """Tell whether one traced tensor was computed from another, gradient or not."""
-    first, last = (recorded(_outermost(tensor)) for tensor in (source, result))
-    if first is None or last is None:
-        return False
-    seen: set[fx.Node] = set()
-    stack = list(last[0].all_input_nodes)
-    while stack:
-        node = stack.pop()
-        if node is first[0]:
-            return True
-        if node not in seen:
-            seen.add(node)
-            stack.extend(node.all_input_nodes)
-    return False
-
-
-def _outermost(tensor: torch.Tensor) -> torch.Tensor:
+def outermost(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor of all lanes that a lane's tensor stands in."""
     return torch._C._functorch.get_unwrapped(tensor) if is_lane(tensor) else tensor
 
@@ -302,24 +249,19 @@ class ScalarReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class DynamicShapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the operators whose results have shapes that depend on values.
-
-    Attributes:
-        found: operator and place of each call.
-    """
+    """Within it a function hears of operators whose results' shapes depend on values."""
 
     supports_higher_order_operators = True
 
-    def __init__(self, place: Callable[[], str | None]) -> None:
+    def __init__(self, hear: Callable[[str], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.found: list[tuple[str, str | None]] = []
-        self._place = place
+        self._hear = hear
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if torch.Tag.dynamic_output_shape in getattr(func, "tags", ()):
-            self.found.append((str(func).removesuffix(".default"), self._place()))
+            self._hear(str(func).removesuffix(".default"))
         return func(*args, **(kwargs or {}))
 
 
@@ -359,7 +301,13 @@ def _honest() -> dict[Any, Callable[..., Any]]:
     """Operators that change their arguments without saying so in their schema, made honest."""
     from torch._decomp.decompositions import native_batch_norm_decomposition
 
-    return {aten.native_batch_norm.default: native_batch_norm_decomposition}
+    def polygamma_(x: torch.Tensor, n: int) -> torch.Tensor:  # torch cannot make it functional
+        return x.copy_(aten.polygamma.default(n, x))
+
+    return {
+        aten.native_batch_norm.default: native_batch_norm_decomposition,
+        aten.polygamma_.default: polygamma_,
+    }
 
 
 def needs_value(error: Exception) -> bool:

@@ -20,7 +20,7 @@ from .._base import log, source
 from .._base.errors import Error
 from .constants import constant_value
 from .substitutes import substitute
-from .trace import ScalarReads, untraced
+from .trace import DynamicShapes, ScalarReads, untraced
 
 _T = torch.Tensor
 _BRANCHES: dict[Any, str] = {
@@ -34,6 +34,19 @@ _NUMBERS: dict[Any, str] = {
     _T.__array__: "numpy.asarray()",
 }  # fmt: skip
 _TEXTS = {_T.__repr__, _T.__format__}
+
+
+def dynamic_shape(operator: str, line: str | None) -> Error:
+    """What is said of an operator whose result has a shape that depends on values."""
+    return Error(
+        "Operators with dynamic output shapes cannot be captured",
+        got=f"{operator}: the shape of its result depends on values",
+        where=line,
+        fix=(
+            "give results a fixed size: torch.where, masked_fill, x[mask] = value, topk",
+            "select before the model is called, or on the host with poptorch.CPU",
+        ),
+    )
 
 
 class BranchOnData(BaseException):
@@ -66,6 +79,7 @@ class Values:
         branches: where the path was decided by the first inputs.
         forbidden: where numbers were asked for, when collecting.
         printed: lines that print tensors.
+        shapes: operators with results whose shapes depend on values, when collecting.
     """
 
     real: bool = False
@@ -73,6 +87,7 @@ class Values:
     branches: dict[Read, bool] = field(default_factory=dict)
     forbidden: list[Read] = field(default_factory=list)
     printed: list[str | None] = field(default_factory=list)
+    shapes: list[Read] = field(default_factory=list)
 
     def branch(self, tensor: torch.Tensor, what: str, decide: Callable[[_T], Any]) -> Any:
         """Answer a question that a branch depends on."""
@@ -102,6 +117,12 @@ class Values:
                 "look at it with poptorch.ipu_print_tensor; compute on the host with poptorch.CPU",
             ),
         )
+
+    def shape(self, operator: str) -> None:
+        """Hear of an operator whose result has a shape that depends on values."""
+        if not self.collect:
+            raise dynamic_shape(operator, source.calling_line())
+        self.shapes.append(Read(operator, source.calling_line()))
 
     def text(self, tensor: torch.Tensor, write: Callable[[_T], str]) -> str:
         """Return what printing a tensor shows."""
@@ -135,7 +156,9 @@ class Values:
 def answering(values: Values) -> Iterator[None]:
     """Within the block questions for values are answered."""
     reads = ScalarReads(lambda t: values.branch(t, "code of torch's own", lambda v: v.item()))
-    with reads, Questions(values):
+    # Tensors without data refuse such operators by themselves.
+    shapes = DynamicShapes(values.shape) if values.real else contextlib.nullcontext()
+    with shapes, reads, Questions(values):
         yield
 
 

@@ -15,7 +15,7 @@ import torch
 from .._base import source
 from .._base.errors import Error
 from .constants import constant_value
-from .trace import recorded
+from .recorders import recorded
 
 aten = torch.ops.aten
 
@@ -54,6 +54,11 @@ def getitem(tensor: torch.Tensor, index: Any) -> torch.Tensor:
 
 def setitem(tensor: torch.Tensor, index: Any, value: Any) -> None:
     """``tensor[index] = value``."""
+    if _is_mask(index) and isinstance(value, torch.Tensor) and value.numel() == 1:
+        # The gradient of the value would otherwise select with the mask.
+        mask = index.view(*index.shape, *[1] * (tensor.dim() - index.dim()))
+        tensor.copy_(torch.where(mask, value.to(tensor.dtype).reshape(()), tensor))
+        return
     fixed, windows = _split(index)
     if not windows:
         tensor[index] = value
@@ -67,6 +72,10 @@ def setitem(tensor: torch.Tensor, index: Any, value: Any) -> None:
     shape[dim] = len(places)
     source_ = torch.as_tensor(value, dtype=view.dtype, device=view.device).expand(shape)
     view.index_copy_(dim, places, source_)
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, torch.Tensor) and index.dtype == torch.bool
 
 
 def _split(index: Any) -> tuple[tuple[Any, ...], dict[int, _Window]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -64,6 +65,10 @@ def compile(
     backend = backends.choose(spec.target.backend)
     progress(0.02)
     apart = backends.works_by_stages(backend)
+    if (
+        spec.training and spec.hint("autoRecomputation") and not apart
+    ):  # stages see to it themselves
+        request = dataclasses.replace(request, recompute=True)
     micro, lane_axis = (_capture.capture(request), None) if apart else lanes.capture(request, spec)
     if micro.overlaps:
         check_overlap(spec)

@@ -48,10 +48,11 @@ wait = define_effect("wait", f"(Tensor x{AFTER}Tensor", _pass_on, _pass_on)
 
 def has_effects(graph: fx.Graph) -> bool:
     """Tell whether a graph, or a loop or branch in it, calls an operator with an effect."""
-    return any(_is_effect(graph, node) for node in graph.nodes)
+    return any(is_effect(graph, node) for node in graph.nodes)
 
 
-def _is_effect(graph: fx.Graph, node: fx.Node) -> bool:
+def is_effect(graph: fx.Graph, node: fx.Node) -> bool:
+    """Tell whether a node of a graph does something besides computing its result."""
     if is_control_flow(node):
         return any(has_effects(part) for part in parts(graph, node))
     return node.target in _EFFECTS
@@ -60,7 +61,7 @@ def _is_effect(graph: fx.Graph, node: fx.Node) -> bool:
 def chain(graph: fx.Graph) -> None:
     """Make every effect of a graph wait for the one before it."""
     previous: fx.Node | None = None
-    for node in [node for node in graph.nodes if _is_effect(graph, node)]:
+    for node in [node for node in graph.nodes if is_effect(graph, node)]:
         if previous is not None:
             _wait_for(graph, node, _result_of(previous))
         previous = node

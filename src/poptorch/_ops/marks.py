@@ -60,3 +60,14 @@ hint = define(
     backward=_pass_on_hint,
     vmap=_batched_hint,
 )
+
+
+def _copy_after(x: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+# A value as it is at a moment of the backward pass: nothing computed from it can be moved to before
+# that moment, or be taken for what was computed in the forward pass.
+after_gradient = define(
+    "after_gradient", "(Tensor x, Tensor gradient) -> Tensor", _copy_after, _copy_after
+)

@@ -1,0 +1,123 @@
+"""Recomputation: the backward pass computes activations again instead of keeping them.
+
+What stays in memory from the forward pass is inputs, what is returned, random draws, effects, and
+what ``recomputationCheckpoint`` marked. Everything else that a backward node reads is computed
+again from these, just before its first use; so with one checkpoint per layer only one layer's
+activations are alive at a time. Values do not change. Source: spec/ops.md section 4.7.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from .._ir.blocks import is_kept, label_of, relabel
+from .._ir.graph import Graph
+from .._ir.operators import draws, may_view
+from .._ops.control import is_control_flow
+from .._ops.effects import is_effect
+from .._ops.marks import after_gradient
+
+
+def recomputed(graph: Graph) -> Graph:
+    """Return a graph in which backward nodes read only what is kept from the forward pass."""
+    graph = graph.copy()
+    fxgraph = graph.module.graph
+    forward = _forward(fxgraph)
+    again = _Again(_kept(graph))
+    inside = set(forward)
+    for node in [node for node in fxgraph.nodes if node not in inside and node.op != "output"]:
+        for source in node.all_input_nodes:
+            if source in inside and source not in again.kept:
+                node.replace_input_with(source, again.made_for(node, source))
+        again.seen(node)
+    fxgraph.eliminate_dead_code()
+    fxgraph.lint()
+    graph.module.recompile()
+    return graph
+
+
+def _forward(graph: fx.Graph) -> list[fx.Node]:
+    """The nodes in front of the first of the backward pass."""
+    nodes = list(graph.nodes)
+    first = next((at for at, node in enumerate(nodes) if label_of(node).backward), len(nodes))
+    return nodes[:first]
+
+
+def _kept(graph: Graph) -> set[fx.Node]:
+    """Forward nodes whose values are alive anyway, must not be made twice, or are checkpoints."""
+    nodes = graph.module.graph.nodes
+    kept = {node for node in nodes if node.op != "call_function" or is_kept(node)}
+    kept |= {node for node in nodes if draws(node) or is_control_flow(node)}
+    kept |= {node for node in nodes if is_effect(graph.module.graph, node)}
+    kept |= set(graph.returned)
+    # A view of something kept costs nothing, and a kept view keeps what it shows.
+    for node in reversed(list(nodes)):
+        if node in kept and node.op == "call_function" and may_view(node):
+            kept.update(source for source in node.args[:1] if isinstance(source, fx.Node))
+    for node in nodes:
+        if node.op == "call_function" and may_view(node) and node.args[0] in kept:
+            kept.add(node)
+    return kept
+
+
+class _Again:
+    """Copies of forward nodes in the backward pass, made where they are first needed.
+
+    Compilers would find that a copy computes what is there already, or that it can be computed
+    early. So a chain of copies starts from a value that goes through a barrier, an operator that
+    also waits for the gradient at hand.
+    """
+
+    def __init__(self, kept: set[fx.Node]) -> None:
+        self.kept = kept
+        self._copies: dict[fx.Node, fx.Node] = {}
+        self._barriers: dict[fx.Node, fx.Node] = {}
+        self._gradient: fx.Node | None = None
+
+    def seen(self, node: fx.Node) -> None:
+        """Go on to the next node of the backward pass."""
+        if isinstance(node.meta.get("val"), torch.Tensor):
+            self._gradient = node
+
+    def made_for(self, reader: fx.Node, source: fx.Node) -> fx.Node:
+        """Return a copy of a forward node that stands before its reader.
+
+        Readers come in the order of execution, so a copy that exists does.
+        """
+        pending = [source]
+        while pending:
+            node = pending[-1]
+            missing = [
+                i for i in node.all_input_nodes if i not in self.kept and i not in self._copies
+            ]
+            if not missing:
+                self._copy(node, reader)
+                pending.pop()
+            pending += missing
+        return self._copies[source]
+
+    def _copy(self, node: fx.Node, reader: fx.Node) -> None:
+        if node in self._copies:
+            return
+        replaced = {i: self._copies.get(i, i) for i in node.all_input_nodes}
+        if all(i in self.kept for i in node.all_input_nodes):
+            replaced |= self._start(node, reader)
+        with reader.graph.inserting_before(reader):
+            copy = reader.graph.node_copy(node, replaced.__getitem__)
+        relabel(copy, label_of(reader))
+        self._copies[node] = copy
+
+    def _start(self, node: fx.Node, reader: fx.Node) -> dict[fx.Node, fx.Node]:
+        """Put a barrier in front of one input of the first node of a chain."""
+        tensors = [i for i in node.all_input_nodes if isinstance(i.meta.get("val"), torch.Tensor)]
+        if not tensors or self._gradient is None:
+            return {}
+        source = next((i for i in tensors if i.op != "placeholder"), tensors[0])
+        if source not in self._barriers:
+            with reader.graph.inserting_before(reader):
+                barrier = reader.graph.call_function(after_gradient, (source, self._gradient))
+            barrier.meta["val"] = source.meta["val"]
+            relabel(barrier, label_of(reader))
+            self._barriers[source] = barrier
+        return {source: self._barriers[source]}

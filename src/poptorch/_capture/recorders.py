@@ -1,0 +1,68 @@
+"""The graphs that are being recorded, and where a tensor stands in them.
+
+Control flow records the graph of a body while that of its surroundings waits; a tensor of the
+surroundings is found in theirs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import fx
+
+_outer: ContextVar[tuple[Any, ...]] = ContextVar("poptorch_recorders", default=())
+
+
+def recorders() -> tuple[Any, ...]:
+    """The recorders at work: those of the surroundings, then the present one."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    mode = get_proxy_mode()
+    return _outer.get() if mode is None else (*_outer.get(), mode.tracer)
+
+
+@contextlib.contextmanager
+def within(surroundings: tuple[Any, ...]) -> Iterator[None]:
+    """Within the block another graph is recorded, while these wait."""
+    token = _outer.set(surroundings)
+    try:
+        yield
+    finally:
+        _outer.reset(token)
+
+
+def recorded(tensor: torch.Tensor) -> tuple[fx.Node, torch.nn.Module] | None:
+    """Find a tensor in a graph that is being recorded.
+
+    Returns:
+        Its node, and the module that holds what the graph reads from outside; None if it is not
+        recorded.
+    """
+    from torch.fx.experimental.proxy_tensor import get_proxy_slot
+
+    for recorder in recorders():
+        found = get_proxy_slot(tensor, recorder, None)
+        if found is not None:
+            return found.proxy.node, recorder.root
+    return None
+
+
+def leads_to(source: torch.Tensor, result: torch.Tensor) -> bool:
+    """Tell whether one traced tensor was computed from another, gradient or not."""
+    first, last = (recorded(tensor) for tensor in (source, result))
+    if first is None or last is None:
+        return False
+    seen: set[fx.Node] = set()
+    stack = list(last[0].all_input_nodes)
+    while stack:
+        node = stack.pop()
+        if node is first[0]:
+            return True
+        if node not in seen:
+            seen.add(node)
+            stack.extend(node.all_input_nodes)
+    return False

@@ -1,0 +1,118 @@
+"""Recomputation: less memory, the same values."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import poptorch
+from memory import peak_of_call
+from wrapping import graph_of, options, training
+
+LAYERS, WIDTH, ROWS = 12, 16, 512
+counted: list[int] = []
+
+
+def count(inputs, attributes):
+    counted.append(1)
+    return [inputs[0].sin()]
+
+
+poptorch.register_custom_op(
+    "CountedSine", "recompute", 1, count, lambda i, o, g, a: [g[0] * i[0].cos()]
+)
+
+
+class Deep(nn.Module):
+    """A tower of layers with a checkpoint behind each if asked for."""
+
+    def __init__(self, checkpoints: bool, dropout: float = 0.0, counting: bool = False) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
+        self.checkpoints, self.dropout, self.counting = checkpoints, dropout, counting
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.tanh(layer(x)).exp().sigmoid() * 2 - 1
+            if self.counting:
+                (x,) = poptorch.custom_op([x], "CountedSine", "recompute", 1, [x])
+            x = F.dropout(x, self.dropout, training=self.dropout > 0)
+            if self.checkpoints:
+                x = poptorch.recomputationCheckpoint(x)
+        return poptorch.identity_loss(x.square(), "mean")
+
+
+def wrapped(model: nn.Module, kind: int, backend: str = "reference", **counts: int):
+    opts = options(backend, **counts).randomSeed(1)
+    opts._Popart.set("autoRecomputation", kind)
+    return training(model, opts)
+
+
+X = torch.randn(ROWS, WIDTH)
+
+
+def test_peak_memory_falls_with_checkpoints() -> None:
+    torch.manual_seed(0)
+    peaks = {
+        (checkpoints, kind): peak_of_call(wrapped(Deep(checkpoints), kind), X)
+        for checkpoints in (False, True)
+        for kind in (0, 3)
+    }
+    assert peaks[True, 0] == peaks[False, 0]  # a checkpoint alone changes nothing
+    assert peaks[True, 3] < peaks[True, 0] / 2
+
+
+@pytest.mark.parametrize("backend", ["reference", "inductor"])
+def test_values_stay_the_same(backend: str) -> None:
+    torch.manual_seed(0)
+    first = Deep(True, dropout=0.3)
+    second = copy.deepcopy(first)
+    plain = wrapped(first, 0)
+    again = wrapped(second, 1, backend)
+    for _ in range(3):
+        torch.testing.assert_close(plain(X), again(X), rtol=1e-5, atol=1e-6)
+    for a, b in zip(first.parameters(), second.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", ["reference", "inductor"])
+@pytest.mark.parametrize("kind", [0, 3])
+def test_forward_work_is_done_again_by_compiled_code_too(backend: str, kind: int) -> None:
+    model = wrapped(Deep(True, counting=True), kind, backend)
+    model.compile(X)
+    counted.clear()
+    model(X)
+    # The tower's last operator is followed by nothing that would need its input again.
+    assert len(counted) == (LAYERS if kind == 0 else 2 * LAYERS)
+
+
+def test_random_masks_and_prints_are_not_made_twice(capfd) -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+
+        def forward(self, x):
+            x = poptorch.ipu_print_tensor((x * self.weight).exp(), "x", False)
+            return poptorch.identity_loss(F.dropout(x).sin().cos(), "sum")
+
+    model = wrapped(Noisy(), 3)
+    model(torch.ones(4))
+    assert capfd.readouterr().err.count("x: ") == 1
+    draws = [n for n in graph_of(model, "step").nodes if "bernoulli" in str(n.target) or
+             "rand" in str(n.target)]  # fmt: skip
+    assert len(draws) == 1
+
+
+def test_side_by_side_micro_batches_recompute_too() -> None:
+    torch.manual_seed(0)
+    first = Deep(True)
+    second = copy.deepcopy(first)
+    losses = [wrapped(m, k, accumulation=4)(X) for m, k in ((first, 0), (second, 3))]
+    torch.testing.assert_close(*losses)
+    for a, b in zip(first.parameters(), second.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
