@@ -67,7 +67,7 @@ def _cut(tensor: torch.Tensor, factor: int, dim: int) -> tuple[torch.Tensor, ...
 
 
 def _shape(lhs: torch.Tensor, rhs: torch.Tensor) -> tuple[int, ...]:
-    batch = torch.broadcast_shapes(lhs.shape[:-2], rhs.shape[:-2])
+    batch = torch.broadcast_shapes(lhs.shape[:-2], rhs.shape[:-2])  # type: ignore[no-untyped-call]
     return (*batch, lhs.shape[-2], rhs.shape[-1])
 
 
@@ -109,7 +109,8 @@ def _summed(
         )
         rhs = _with_rank(rhs, column + 1).permute(*kept, *summed, row, column)
         rhs = rhs.flatten(len(kept), -2)
-    return serialized_matmul(lhs, rhs, cut, factor, exact).reshape(shape)
+    result: torch.Tensor = serialized_matmul(lhs, rhs, cut, factor, exact)
+    return result.reshape(shape)
 
 
 def _with_rank(operand: torch.Tensor, rank: int) -> torch.Tensor:

@@ -55,7 +55,7 @@ def serializedMatMul(
             got=f"factor={factor}, {_DIMENSIONS[mode.value]}: {extents[mode.value]}",
             fix="choose a factor that divides it, or pad the operand",
         )
-    result = serialized_matmul(left, right, mode.value, factor, keep_precision)
+    result: torch.Tensor = serialized_matmul(left, right, mode.value, factor, keep_precision)
     if lhs.dim() == 1:
         result = result.squeeze(-2)
     return result.squeeze(-1) if rhs.dim() == 1 else result
