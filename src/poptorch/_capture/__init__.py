@@ -1,9 +1,9 @@
 """module + example -> micro Graph: trace, loss, backward, buffer updates."""
 
-from .explain import Explanation, explain
+from .explain import Explanation, capture, explain
 from .forward import Call, Lanes, Request
 from .lanes import NotVectorisable, batch_norm_statistics
-from .micro import Micro, capture, narrowed
+from .micro import Micro, narrowed
 from .swap import Tied, tensors_of
 from .trace import untraced
 

@@ -21,11 +21,11 @@ import torch
 
 from .._base import source
 from .._base.errors import Error
+from . import micro
 from .forward import Request, run_forward
 from .listening import Capturing
-from .micro import real_inputs
 from .trace import run_recorded
-from .values import Values
+from .values import Uncapturable, Values
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,25 @@ _SHAPE_FIX = "give results a fixed size: torch.where, masked_fill, x[mask] = val
 _PRINT_FIX = "poptorch.ipu_print_tensor prints values each time the program runs"
 
 
+def capture(request: Request) -> micro.Micro:
+    """As ``micro.capture``; the error about one construct names all the others, too."""
+    try:
+        return micro.capture(request)
+    except Uncapturable as error:
+        if request.examples is not None:
+            error.message += _further(explain(request), error.message)
+        raise
+
+
+def _further(found: Explanation, said: str) -> str:
+    others = [finding for finding in found.fatal if (finding.line or "") not in said]
+    if not others:
+        return ""
+    lines = [f"{finding.what}\n      {finding.line}" for finding in others]
+    count = f"{len(others)} more construct{'s' * (len(others) > 1)}"
+    return "\n    ".join([f"\n  {count} of this model cannot be captured:", *lines])
+
+
 def explain(request: Request) -> Explanation:
     """List what a capture of this module would refuse, freeze or leave out.
 
@@ -99,7 +118,7 @@ def explain(request: Request) -> Explanation:
     error: Exception | None = None
     try:
         with torch.random.fork_rng(devices=[]):
-            run_recorded(run, real_inputs(request))
+            run_recorded(run, micro.real_inputs(request))
     except Exception as failure:
         error = failure
     found += _noticed(values)

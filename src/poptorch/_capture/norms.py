@@ -12,13 +12,16 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+
+from .swap import BATCH_NORMS
+
+_BATCH_NORM_FORWARD = nn.BatchNorm1d.forward  # the one of all dimensions
 
 
 @contextlib.contextmanager
 def cumulative_averages(root: nn.Module) -> Iterator[None]:
     """Within the block the batch norms of a module keep exact averages over all batches."""
-    norms = [module for module in root.modules() if isinstance(module, _BatchNorm)]
+    norms = [module for module in root.modules() if isinstance(module, BATCH_NORMS)]
     changed = [norm for norm in norms if _averages(norm)]
     for norm in changed:
         norm.__dict__["forward"] = lambda x, norm=norm: _forward(norm, x)
@@ -29,15 +32,15 @@ def cumulative_averages(root: nn.Module) -> Iterator[None]:
             del norm.__dict__["forward"]
 
 
-def _averages(norm: _BatchNorm) -> bool:
-    torchs = "forward" not in norm.__dict__ and type(norm).forward is _BatchNorm.forward
+def _averages(norm: nn.Module) -> bool:
+    torchs = "forward" not in norm.__dict__ and type(norm).forward is _BATCH_NORM_FORWARD
     return torchs and norm.momentum is None and norm.running_mean is not None
 
 
-def _forward(norm: _BatchNorm, x: torch.Tensor) -> torch.Tensor:
+def _forward(norm: nn.BatchNorm1d, x: torch.Tensor) -> torch.Tensor:
     if not norm.training:
-        return _BatchNorm.forward(norm, x)
-    norm._check_input_dim(x)  # type: ignore[no-untyped-call]
+        return _BATCH_NORM_FORWARD(norm, x)
+    norm._check_input_dim(x)
     assert norm.num_batches_tracked is not None
     mean, variance = norm.running_mean, norm.running_var
     assert mean is not None
