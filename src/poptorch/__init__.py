@@ -3,6 +3,7 @@
 from . import enums, optim, options
 from ._base import env as _env
 from ._base import log as _log
+from ._base import uncaught as _uncaught
 from ._base.errors import Error, RecoverableError, UnrecoverableError
 from ._base.version import VERSION as _VERSION
 from .argparsers import (
@@ -29,4 +30,5 @@ __version__ = _VERSION
 
 setLogLevel = _log.set_level
 _log.setup()
+_uncaught.setup()
 _env.set_if_absent("RDMAV_FORK_SAFE", "1")  # data workers fork
