@@ -443,6 +443,16 @@ class PoplarExecutor:
     def __repr__(self) -> str:
         return module_repr(self._user_model)
 
+    def __copy__(self) -> PoplarExecutor:
+        return self  # a model has one executor
+
+    def __reduce__(self) -> Any:
+        """A deep copy or pickle wraps a model of its own, and is not compiled yet."""
+        self._session.sync.fetch()
+        seat = self._session.seat
+        optimizer = None if seat is None else seat.optimizer
+        return PoplarExecutor, (self._user_model, self._options, optimizer, self._loss)
+
 
 def _finish(session: _session.Session, model: nn.Module) -> None:
     session.release()
