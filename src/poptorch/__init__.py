@@ -1,6 +1,6 @@
 """The PopTorch API on today's torch: a wrapped model is one compiled program."""
 
-from . import enums, optim, options
+from . import enums, optim, options, profiling
 from ._base import env as _env
 from ._base import log as _log
 from ._base import uncaught as _uncaught

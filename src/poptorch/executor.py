@@ -27,6 +27,12 @@ from .ops.blocks import module_repr
 from .options import Options
 from .options.freeze import freeze, use_running_mean
 from .options.log_lines import log_options
+from .profiling import Channel
+
+_TRACED = (
+    "compile", "copyWeightsToDevice", "copyWeightsToHost", "destroy", "loadExecutable", "save",
+    "setOptimizer",
+)  # fmt: skip
 
 
 class PoplarExecutor:
@@ -50,6 +56,9 @@ class PoplarExecutor:
     ) -> None:
         self._options = options
         self._loss = loss
+        kind = "inferenceModel" if optimizer is None else "trainingModel"
+        self._channel = Channel(f"poptorch.{kind}")
+        self._channel.instrument(self, *_TRACED)
         shallow = copy.copy(model)  # shares tensors and sub-modules, not top-level attributes
         self._user_model = model if optimizer is not None else shallow
         owner = weakref.ref(self)
@@ -86,7 +95,8 @@ class PoplarExecutor:
             poptorch.Error: anything else that is wrong with the inputs or the model.
         """
         self._rewrap()
-        return self._session.run(args, kwargs)
+        with self._channel.tracepoint("modelExecution"):
+            return self._session.run(args, kwargs)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile for inputs like these without running. Ignored, with a warning, when compiled."""
@@ -428,7 +438,8 @@ class PoplarExecutor:
         bar, shown = self._options._progress_bar, self._options._show_compilation_progress_bar
         bar.reset()
         try:
-            yield lambda share: bar(round(100 * share)) if shown else None
+            with self._channel.tracepoint("modelCompilation"):
+                yield lambda share: bar(round(100 * share)) if shown else None
         finally:
             bar.close()
 
