@@ -68,6 +68,9 @@ _ROWS = (
         "POPTORCH_EXPORT_PROTO_AS_BINARY", _flag, False, "write it for programs, not for people"
     ),
     Variable("POPLAR_ENGINE_OPTIONS", str, "", "engine options as JSON; they beat Python's"),
+    Variable(
+        "PVTI_OPTIONS", str, "", 'JSON, read at import: {"enable":"true"} turns trace channels on'
+    ),
     Variable("CXX", str, "", "the C++ compiler of the inductor backend"),
 )
 TABLE = {row.name: row for row in _ROWS}

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from ..._base import log
+from ..._ir.operators import Operator
 from .addition import add
 from .convolution import Convolutions
 from .lowering import Decompositions, fakes, lower
@@ -44,12 +45,25 @@ def compile_graph(module: fx.GraphModule, examples: list[torch.Tensor]) -> Compi
         A function from the list of tensors to the list of outputs, whose strides are those of the
         traced outputs. It leaves the list as it is.
     """
-    try:
-        compiled = _compile(module, examples, cpp_wrapper=True)
-    except Exception as error:  # whatever it is, the other wrapper tells whether it is ours
-        log.engine.debug("No C++ wrapper: %s", str(error).partition("\n")[0])
+    compiled = None
+    if _all_of_torch(module):
+        try:
+            compiled = _compile(module, examples, cpp_wrapper=True)
+        except Exception as error:  # whatever it is, the other wrapper tells whether it is ours
+            log.engine.debug("No C++ wrapper: %s", str(error).partition("\n")[0])
+    if compiled is None:
         compiled = _compile(module, examples, cpp_wrapper=False)
     return lambda arguments: compiled(list(arguments))  # the generated code empties its list
+
+
+def _all_of_torch(module: fx.GraphModule) -> bool:
+    """Tell whether all operators are torch's own.
+
+    The wrapper in C++ calls others through Python, and takes a list of tensors that one returns
+    for a tensor, which ends the process.
+    """
+    targets = (node.target for node in module.graph.nodes if isinstance(node.target, Operator))
+    return all(target.namespace in ("aten", "prims") for target in targets)
 
 
 def _compile(module: fx.GraphModule, examples: list[torch.Tensor], cpp_wrapper: bool) -> Any:
