@@ -1,6 +1,6 @@
 """module + example -> micro Graph: trace, loss, backward, buffer updates."""
 
-from .explain import Explanation, capture, explain
+from .explain import Explanation, capture, explain, search
 from .forward import Call, Lanes, Request
 from .lanes import NotVectorisable, batch_norm_statistics
 from .micro import Micro, narrowed
@@ -19,6 +19,7 @@ __all__ = [
     "capture",
     "explain",
     "narrowed",
+    "search",
     "tensors_of",
     "untraced",
 ]

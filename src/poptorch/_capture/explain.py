@@ -18,6 +18,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
+from torch import nn
 
 from .._base import source
 from .._base.errors import Error
@@ -63,7 +64,10 @@ class Explanation(list[Finding]):
     def __str__(self) -> str:
         if not self:
             return "Nothing stands in the way of capturing this model."
+        certain = any(finding.certain for finding in self)
         head = f"{len(self.fatal)} of {len(self)} findings prevent compiling this model:"
+        if not certain:
+            head = f"{len(self)} findings, which matter if their lines run:"
         return "\n".join([head, *map(str, self)])
 
 
@@ -126,6 +130,22 @@ def explain(request: Request) -> Explanation:
         found.append(_raised(error))
     found += _on_other_paths(executed, {finding.line for finding in found})
     return found
+
+
+def search(module: nn.Module) -> Explanation:
+    """List what the source of a module's own methods has of such constructs; runs nothing."""
+    codes: dict[CodeType, None] = {}
+    for part in module.modules():
+        for cls in type(part).__mro__:
+            functions = filter(inspect.isfunction, vars(cls).values())
+            codes |= {f.__code__: None for f in functions}
+    found = (
+        Finding(what, source.describe(code.co_filename, line), True, False, fix)
+        for code in codes
+        if code.co_name != "__init__" and source.is_user_file(code.co_filename)
+        for line, what, fix in _suspects(code)
+    )
+    return Explanation(dict.fromkeys(found))
 
 
 def _noticed(values: Values) -> Iterator[Finding]:
