@@ -18,6 +18,7 @@ from .failures import explained
 from .listening import Capturing
 from .names import Names
 from .norms import cumulative_averages
+from .overwrite import OverwriteContextManager
 from .substitutes import unvalidated_distributions
 from .swap import Tied, swapped
 from .trace import is_traced
@@ -134,6 +135,7 @@ def run_forward(
         finder if request.training else contextlib.nullcontext(),
         unvalidated_distributions(),
         cumulative_averages(request.module),
+        OverwriteContextManager.active(),
         annotate.in_forward(),
         names.listening(),
     ):

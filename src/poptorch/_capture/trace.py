@@ -245,6 +245,13 @@ def untraced() -> contextlib.AbstractContextManager[None]:
     return _disable_current_modes()
 
 
+def without_autocast() -> contextlib.AbstractContextManager[None]:
+    """Within the block operators take the types that they are given: casts are recorded once."""
+    if not torch.is_autocast_enabled("cpu"):
+        return contextlib.nullcontext()
+    return torch.autocast("cpu", enabled=False)
+
+
 class ScalarReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Within it a function answers where torch's own code asks for the value of a tensor."""
 
@@ -388,7 +395,7 @@ def _functionalize(
         # Inputs that the function modifies must not be: work on copies, dropped where unneeded.
         return fx.Interpreter(recorded).run(*(a.clone() for a in args))
 
-    with fx_traceback.preserve_node_meta(), mode:
+    with fx_traceback.preserve_node_meta(), mode, without_autocast():
         return make_fx(
             torch.func.functionalize(replay, remove="mutations"),
             tracing_mode="real",
