@@ -54,8 +54,10 @@ bench-quick: $(STAMP)
 	$(BIN)/python benchmarks/spine.py --quick
 	$(BIN)/python benchmarks/data.py --quick
 
-# Makes, uses and drops a thousand loaders, and fails if anything of them is left.
+# Makes, uses and drops a thousand loaders, runs ten thousand calls, makes hundreds of executors,
+# and fails if anything of them is left.
 soak: $(STAMP)
+	$(BIN)/python benchmarks/executor_soak.py
 	$(BIN)/python benchmarks/data.py --cycles 1000
 
 # The full FashionMNIST set is a Debian package. Where it can be had it is installed; where it
