@@ -19,6 +19,7 @@ from torch import nn
 from . import _session
 from ._base import log
 from ._base.errors import AssertionFailure, Error
+from ._capture import Explanation
 from ._ir.plan import Plan
 from ._ir.spec import Spec
 from ._session import CompiledInputs, Latency, ParameterProxy, Stamps, counters, figures
@@ -106,7 +107,7 @@ class PoplarExecutor:
         self._rewrap()
         self._session.compile(args, kwargs)
 
-    def explain(self, *args: Any, **kwargs: Any) -> list[Any]:
+    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """List everything in ``forward`` that cannot be compiled for inputs like these.
 
         Returns:

@@ -17,6 +17,7 @@ from .._ops.context import listening
 from .failures import explained
 from .listening import Capturing
 from .names import Names
+from .norms import cumulative_averages
 from .substitutes import unvalidated_distributions
 from .swap import Tied, swapped
 from .trace import is_traced
@@ -132,6 +133,7 @@ def run_forward(
         answering(capturing.values),
         finder if request.training else contextlib.nullcontext(),
         unvalidated_distributions(),
+        cumulative_averages(request.module),
         annotate.in_forward(),
         names.listening(),
     ):
