@@ -18,6 +18,7 @@ from .._ir.slot import Kind, Slot
 from .._ir.state import State
 from ..enums import OutputMode
 from .prepare import Prepared
+from .threads import Threads
 
 Compiled = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 Index = dict[Axis, int]
@@ -43,6 +44,7 @@ class LoopExecutable:
         emit = plan.program.emit
         self._modes = {slot.key: emit.mode_of(slot.key) for slot in emit.slots}
         self._bound: tuple[State, dict[str, _BoundRun]] | None = None
+        self._threads = Threads()
 
     def report(self) -> Report:
         """Return what the program costs."""
@@ -55,7 +57,7 @@ class LoopExecutable:
         slices = [cut(value, self._program) for value in batch]
         index: Index = dict.fromkeys(Axis, 0)
         random = device_generator(state, self._random)
-        with interrupts.deferred(), torch.no_grad(), random:
+        with interrupts.deferred(), torch.no_grad(), random, self._threads:
             for node in self._program.body[:-1]:
                 self._walk(node, runs, slices, index, collector)
         return collector.results()
