@@ -45,11 +45,12 @@ sweep: $(STAMP)
 		PYTHONPATH=. ../$(BIN)/python -m sweep $$what || exit 1; done
 
 bench: $(STAMP)
-	$(BIN)/python benchmarks/spine.py
+	mkdir -p benchmarks/results
+	$(BIN)/python benchmarks/speed.py --out benchmarks/results/$$(date +%F).json
 	$(BIN)/python benchmarks/data.py
 
 bench-quick: $(STAMP)
-	$(BIN)/python benchmarks/spine.py --quick
+	$(BIN)/python benchmarks/speed.py --quick
 	$(BIN)/python benchmarks/data.py --quick
 
 # Makes, uses and drops a thousand loaders, and fails if anything of them is left.

@@ -169,7 +169,8 @@ def line(work: Workload, row: Figures) -> str:
         f"{work.title:36s} {seconds['ours'] * 1e3:8.2f} ms  eager {eager:5.2f}{marks[0]:1s}"
         f" ({work.floors[0]})  compile {other:5.2f}{marks[1]:1s} ({work.floors[1]})"
         f"  first {row['ours-alone']['first']:.2f} s, full {row['ours-alone']['full']:.1f} s,"
-        f" again {row['ours-again']['full']:.2f} s; torch.compile {row['compile-alone']['full']:.1f} s"
+        f" again {row['ours-again']['full']:.2f} s;"
+        f" torch.compile {row['compile-alone']['full']:.1f} s"
     )
 
 

@@ -32,6 +32,10 @@ class Threads:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._user = 0  # the process's number that everything below was found for
+        self._trial: dict[int, list[float]] | None = None
+        self._slow, self._spent = 0, 0.0  # slow steps in a row, seconds since the last trial
+        self._usual, self._rest = 0.0, 0.0  # seconds of a step, and until the next trial
+        self._chosen = 0
 
     def __enter__(self) -> None:
         user = torch.get_num_threads()
@@ -39,9 +43,8 @@ class Threads:
         if not self._active:
             return
         if user != self._user:
-            self._user = user
+            self._user, self._trial = user, None
             self._settle(user, {})
-            self._trial: dict[int, list[float]] | None = None
         self._now = self._next()
         if self._now == 1:
             self._levels = _limit(1)
@@ -62,7 +65,7 @@ class Threads:
     @property
     def chosen(self) -> int:
         """The number in use, 0 before the first call."""
-        return self._chosen if self._user else 0
+        return self._chosen
 
     def _next(self) -> int:
         if self._trial is None:
