@@ -3,8 +3,10 @@
 #   make test                  lint, types and all tests
 #   make sweep                 torch's operators and modules, and models, one by one (long)
 #   make PYTHON=python3.12 ... choose the interpreter (3.11 or newer)
+#   make test JOBS=8           run the tests in that many processes
 
 PYTHON ?= python3
+JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -27,7 +29,7 @@ demo: $(STAMP) dataset
 	$(BIN)/python examples/fashion_mnist/demo.py
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -72,6 +72,9 @@ _ROWS = (
     ),
     Variable("POPLAR_ENGINE_OPTIONS", str, "", "engine options as JSON; they beat Python's"),
     Variable(
+        "PVTI_OPTIONS", str, "", 'JSON, read at import: {"enable":"true"} turns trace channels on'
+    ),
+    Variable(
         "TORCHINDUCTOR_CACHE_DIR", str, "", "directory of torch's compiler cache, and of our code"
     ),
     Variable("CXX", str, "", "the C++ compiler of the inductor backend"),

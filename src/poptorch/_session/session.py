@@ -153,6 +153,14 @@ class Session:
         self.sync.fetch()
         return _capture.explain(self._request(bound, self._settings())[0])
 
+    def shares(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], chips: int, limit: int | None
+    ) -> list[_compile.Share]:
+        """Divide the module over chips, for arguments of this kind."""
+        spec = self._settings()
+        request, _, optim, _ = self._request(self._signature.bind(args, kwargs), spec)
+        return _compile.shares(request, spec, optim, chips, limit)
+
     def _request(
         self, bound: Bound, spec: Spec
     ) -> tuple[_capture.Request, Inputs, OptimSpec | None, dict[str, float]]:

@@ -263,9 +263,6 @@ def _joined_lanes(parts: list[torch.Tensor]) -> torch.Tensor:
 
 def program_report(backend: str, program: Program, seconds: float) -> Report:
     """Return the plain figures of a compiled program."""
-    size = sum(
-        torch.Size(slot.shape).numel() * slot.dtype.itemsize
-        for slot in program.state_slots().values()
-    )
+    size = sum(slot.bytes for slot in program.state_slots().values())
     nodes = tuple((name, len(g.module.graph.nodes)) for name, g in program.graphs.items())
     return Report(backend, size, nodes, seconds)

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from ..._base import log
+from ..._ir.operators import Operator
 from .addition import add
 from .convolution import Convolutions
 from .library import code_of
@@ -59,14 +60,35 @@ def compile_graph(module: fx.GraphModule, examples: list[torch.Tensor]) -> Code:
         A function from the list of tensors to the list of outputs, whose strides are those of the
         traced outputs, and what it can be loaded from again. It leaves the list as it is.
     """
-    try:
-        compiled = _compile(module, examples, cpp_wrapper=True)
-        kept = code_of(compiled)
-    except Exception as error:  # whatever it is, the other wrapper tells whether it is ours
-        log.engine.debug("No C++ wrapper: %s", str(error).partition("\n")[0])
-        compiled, kept = _compile(module, examples, cpp_wrapper=False), None
+    compiled, kept = None, None
+    if _callable_from_cpp(module):
+        try:
+            compiled = _compile(module, examples, cpp_wrapper=True)
+            kept = code_of(compiled)
+        except Exception as error:  # whatever it is, the other wrapper tells whether it is ours
+            log.engine.debug("No C++ wrapper: %s", str(error).partition("\n")[0])
+    if compiled is None:
+        compiled = _compile(module, examples, cpp_wrapper=False)
     # the generated code empties its list
     return Code(lambda arguments: compiled(list(arguments)), kept)
+
+
+def _callable_from_cpp(module: fx.GraphModule) -> bool:
+    """Tell whether all operators are torch's own, or ours that return single tensors.
+
+    The wrapper in C++ calls others through Python, and takes a list of tensors that one returns
+    for a tensor, which ends the process.
+    """
+    targets = (node.target for node in module.graph.nodes if isinstance(node.target, Operator))
+    return all(
+        target.namespace in ("aten", "prims")
+        or (target.namespace == "poptorch" and not _returns_list(target))
+        for target in targets
+    )
+
+
+def _returns_list(target: Any) -> bool:
+    return any(isinstance(value.type, torch.ListType) for value in target._schema.returns)
 
 
 def _compile(module: fx.GraphModule, examples: list[torch.Tensor], cpp_wrapper: bool) -> Any:
