@@ -47,11 +47,12 @@ sweep: $(STAMP)
 		PYTHONPATH=. ../$(BIN)/python -m sweep $$what || exit 1; done
 
 bench: $(STAMP)
-	$(BIN)/python benchmarks/spine.py
+	mkdir -p benchmarks/results
+	$(BIN)/python benchmarks/speed.py --out benchmarks/results/$$(date +%F).json
 	$(BIN)/python benchmarks/data.py
 
 bench-quick: $(STAMP)
-	$(BIN)/python benchmarks/spine.py --quick
+	$(BIN)/python benchmarks/speed.py --quick
 	$(BIN)/python benchmarks/data.py --quick
 
 # Makes, uses and drops a thousand loaders, runs ten thousand calls, makes hundreds of executors,

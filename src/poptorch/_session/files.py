@@ -198,7 +198,13 @@ def install(session: Session, saved: Saved, spec: Spec, whole: bool) -> None:
     if optim is not None and saved.optim is not None:
         check_replacement(saved.optim, optim)
     backend = backends.choose(plan.spec.target.backend)
-    executable = backend.compile(plan, lambda share: None)
+    executable = _compile.compile_plan(
+        backend,
+        plan,
+        _compile.default_store(),
+        background=plan.spec.target.backend == backends.AUTO,
+        progress=lambda share: None,
+    )
     shapes, structures = saved.inputs
     examples = [torch.zeros((), dtype=dtype).expand(shape) for shape, dtype in shapes]
     narrow = plan.spec.precision.narrow_64bit

@@ -100,8 +100,14 @@ class Session:
             raise not_compiled()
         return self._spec
 
-    def compile(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Compile for arguments of this kind. A failure leaves everything as it was."""
+    def compile(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], background: bool = False
+    ) -> None:
+        """Compile for arguments of this kind. A failure leaves everything as it was.
+
+        Args:
+            background: optimised code may come later.
+        """
         bound = self._signature.bind(args, kwargs)
         self.sync.fetch()
         spec = self._settings()
@@ -116,7 +122,12 @@ class Session:
         try:
             with self._progress() as progress, hooks.around():
                 compiled = _compile.compile(
-                    request, spec, optim, progress, lambda count: self._placed(spec, count)
+                    request,
+                    spec,
+                    optim,
+                    progress,
+                    lambda count: self._placed(spec, count),
+                    background,
                 )
         except BaseException:
             self._connection.detach()
@@ -310,7 +321,7 @@ class Session:
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Do one call on the device and return what ``forward`` returns."""
         if self.compiled is None:
-            self.compile(args, kwargs)
+            self.compile(args, kwargs, background=True)
         assert self.compiled is not None
         assert self.inputs is not None
         assert self.outputs is not None
