@@ -10,6 +10,7 @@ from .argparsers import (
     registerCustomArgParser,
     registerGeometricCustomArgParsers,
 )
+from .autocasting import autocast
 from .dataloader import AsynchronousDataAccessor, DataLoader
 from .enums import *  # noqa: F403 (every enum is public at top level)
 from .executor import PoplarExecutor
