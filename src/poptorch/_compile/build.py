@@ -64,10 +64,11 @@ def _separate(
     updated: list[Slot],
     tally: _update.Tally,
 ) -> tuple[dict[str, Graph], Mapping[str, float]]:
-    accumulate = lower(_update.accumulate(optim, gradients, spec.reduction, tally))
+    stochastic = spec.precision.stochastic_rounding
+    accumulate = lower(_update.accumulate(optim, gradients, spec.reduction, tally), stochastic)
     last = _update.finish(optim, gradients, spec.reduction, tally)
     finish = lower(last)
-    update, initial = update_graph(optim, updated, finish)
+    update, initial = update_graph(optim, updated, finish, spec)
     graphs = {
         "micro": compose("micro", [micro, accumulate]),
         "update": compose("update", [finish, update]),
@@ -89,17 +90,17 @@ def _fused(
     if scale is not None:
         parts.append(lower(scale))
         before = scale.initial
-    update, initial = update_graph(optim, updated, parts[-1])
+    update, initial = update_graph(optim, updated, parts[-1], spec)
     return {"step": compose("step", [*parts, update])}, {**before, **initial}
 
 
 def update_graph(
-    optim: OptimSpec, updated: list[Slot], source: Graph
+    optim: OptimSpec, updated: list[Slot], source: Graph, spec: Spec
 ) -> tuple[Graph, Mapping[str, float]]:
     """Return one optimizer step for the gradients that a graph writes, and its first values."""
     dtypes = {slot.dtype for slot in source.outputs if slot.kind is Kind.GRADIENT}
     (dtype,) = dtypes if len(dtypes) == 1 else (None,)
-    piece = _update.lower(optim, updated, gradient_dtype=dtype)
+    piece = _update.lower(optim, updated, dtype, spec.precision.stochastic_rounding)
     return lower(piece), piece.initial
 
 

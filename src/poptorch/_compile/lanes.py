@@ -22,6 +22,8 @@ def capture(request: _capture.Request, spec: Spec) -> tuple[_capture.Micro, Lane
     Returns:
         What was captured, and what its lanes are.
     """
+    if spec.precision.floating_point_exceptions:  # they name the micro-batch
+        return _capture.capture(request), None
     axis = Axis.ACCUMULATION if spec.training else Axis.ITERATIONS
     length = spec.loops.accumulation if spec.training else spec.loops.iterations
     steps = _first_choice(length, request, spec)

@@ -66,6 +66,8 @@ def compile(
     """
     verify.verify_spec(spec)
     backend = backends.choose(spec.target.backend)
+    if spec.precision.floating_point_exceptions:
+        backend = backends.checking(backend)
     progress(0.02)
     apart = backends.works_by_stages(backend)
     if (

@@ -56,10 +56,11 @@ def step_graphs(
         step = micro
     else:
         piece = _update.finish(optim, gradients, spec.reduction, tally)
-        accumulate = lower(_update.accumulate(optim, gradients, spec.reduction, tally))
+        piece_in = _update.accumulate(optim, gradients, spec.reduction, tally)
+        accumulate = lower(piece_in, spec.precision.stochastic_rounding)
         step = compose("micro", [micro, accumulate])
     before = [lower(piece)] if piece is not None else []
-    update, _ = update_graph(optim, params, before[0] if before else micro)
+    update, _ = update_graph(optim, params, before[0] if before else micro, spec)
     return Step(step, compose("update", [*before, update]))
 
 

@@ -18,7 +18,7 @@ from .._ir.state import State
 from .grouping import Grouping
 
 # What a detached executor keeps: it is on the device only, no host tensor mirrors it.
-_DEVICE_ONLY = (Kind.OPTSTATE,)
+_DEVICE_ONLY = (Kind.OPTSTATE, Kind.RNG)
 
 
 class Device:
@@ -101,7 +101,7 @@ class Device:
                 self.state.tensors[key].fill_(self._program.initial.get(key, 0.0))
 
     def device_only(self) -> dict[str, torch.Tensor]:
-        """Return copies of the state that no host tensor mirrors: moments and counters."""
+        """Return copies of the state that no host tensor mirrors: moments, counters, rounding."""
         return {
             key: self.state.tensors[key].clone()
             for key, slot in self._program.state_slots().items()

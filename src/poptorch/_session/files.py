@@ -198,6 +198,8 @@ def install(session: Session, saved: Saved, spec: Spec, whole: bool) -> None:
     if optim is not None and saved.optim is not None:
         check_replacement(saved.optim, optim)
     backend = backends.choose(plan.spec.target.backend)
+    if plan.spec.precision.floating_point_exceptions:
+        backend = backends.checking(backend)
     executable = _compile.compile_plan(
         backend,
         plan,

@@ -247,7 +247,7 @@ class Session:
             device.restore(self._saved)
         if self.seat is not None:
             self.seat.attach(device, restored=self._saved is not None)
-        self._random.start(device.state)
+        self._random.start(device.state, restored=self._saved is not None)
         self.sync.device, self._saved = device, None
 
     def detach(self) -> None:

@@ -1,7 +1,7 @@
 """Backends: ways to run a Plan. ``protocol`` is the public seam for others."""
 
 from .protocol import Backend, Builder, Code, Compiled, Executable, Progress
-from .registry import AUTO, available, choose, works_by_stages
+from .registry import AUTO, available, checking, choose, works_by_stages
 
 __all__ = [
     "AUTO",
@@ -12,6 +12,7 @@ __all__ = [
     "Executable",
     "Progress",
     "available",
+    "checking",
     "choose",
     "works_by_stages",
 ]

@@ -56,6 +56,16 @@ def choose(name: str) -> Backend:
     return backends["reference"]
 
 
+def checking(backend: Backend) -> Backend:
+    """Return the backend that raises floating-point exceptions in the place of another."""
+    from .checked import Checked
+
+    if not works_by_stages(backend):
+        return Checked()
+    log.python.warning("The %s backend raises no floating-point exceptions.", backend.name)
+    return backend
+
+
 def works_by_stages(backend: Backend) -> bool:
     """Tell whether a backend runs ``plan.staged``, part by part, rather than the fused program."""
     return bool(getattr(backend, "by_stages", False))
