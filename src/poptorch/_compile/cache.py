@@ -87,8 +87,9 @@ def compile_or_find(
         directory: of the cache; None for none.
         build: compiles, with the graphs of a store.
     """
+    store = store_of(directory)
     if directory is None:
-        return build(default_store())
+        return build(store)
     folder = Path(directory)
     if not folder.is_dir():
         log.engine.warning("Specified directory not found. Creating %s", folder)
@@ -96,7 +97,6 @@ def compile_or_find(
     facts = facts_of(plan, backend.name, arguments)
     path = folder / f"{key_of(plan, backend.name)}{SUFFIX}"
     with FileLock(path.with_suffix(".lock")):
-        store = Store(folder / CODE)
         found = _find(path, backend, plan, lambda: build(store))
         if found is not None:
             return found
@@ -130,6 +130,11 @@ def _find(
     os.utime(path)
     # Without code of its own the backend builds from the graphs: from their code, where it is kept.
     return executable if executable is not None else build()
+
+
+def store_of(directory: str | None) -> Store:
+    """Return where the compiled graphs of a cache are, or of none."""
+    return default_store() if directory is None else Store(Path(directory) / CODE)
 
 
 def key_of(plan: Plan, backend: str) -> str:

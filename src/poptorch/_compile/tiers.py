@@ -41,6 +41,11 @@ class Code:
         keys = self.keys.items()
         return {k: self.graphs[n] for n, k in keys if self.store.find(k, self.builder) is None}
 
+    def kept(self) -> dict[str, bytes]:
+        """Return the code of the graphs that the store has, by key."""
+        found = ((key, self.store.read(key)) for key in self.keys.values())
+        return {key: code for key, code in found if code is not None}
+
     def compile(self, progress: Progress) -> Executable:
         """Return the executable, compiling what is missing in this process."""
         start, functions = time.perf_counter(), dict[str, Compiled]()
