@@ -45,6 +45,11 @@ class Compiled:
     host_outputs: Mapping[int, torch.Tensor]
     names: tuple[str, ...]
 
+    def changed_inputs(self) -> list[int]:
+        """Return the positions of the inputs that forward changes in place."""
+        graphs = self.plan.program.graphs.values()
+        return [int(s.path) for graph in graphs for s in graph.outputs if s.kind is Kind.BATCH]
+
 
 def compile(
     request: _capture.Request,

@@ -184,7 +184,7 @@ class Session:
         if self.seat is not None and optim is not None:
             self.seat.compiled(optim, values)
         self._random = Randomness(spec.target.seed, spec.target.process_id)
-        self._changed_inputs = _changed_inputs(compiled)
+        self._changed_inputs = compiled.changed_inputs()
         self._spec, self.compiled, self.inputs = spec, compiled, inputs
         self.outputs = Outputs(compiled.outputs, compiled.host_outputs)
         self._synthetic = inputs.synthetic() if spec.target.synthetic_data else None
@@ -398,9 +398,3 @@ class Session:
         if self.seat is None:
             raise AssertionFailure("setOptimizer needs a model that is wrapped for training")
         self.seat.take(optimizer, self._paths, self._spec, relaxed)
-
-
-def _changed_inputs(compiled: _compile.Compiled) -> list[int]:
-    """Positions of the inputs that forward changes in place."""
-    graphs = compiled.plan.program.graphs.values()
-    return [int(s.path) for graph in graphs for s in graph.outputs if s.kind is Kind.BATCH]
