@@ -1,11 +1,12 @@
 """The PopTorch API on today's torch: a wrapped model is one compiled program."""
 
-from . import enums, optim, options, profiling
+from . import autocasting, enums, optim, options, profiling
 from ._base import env as _env
 from ._base import log as _log
 from ._base import uncaught as _uncaught
 from ._base.errors import Error, RecoverableError, UnrecoverableError
 from ._base.version import VERSION as _VERSION
+from ._capture import OverwriteContextManager as _OverwriteContextManager
 from .argparsers import (
     ICustomArgParser,
     registerCustomArgParser,

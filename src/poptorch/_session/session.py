@@ -359,7 +359,8 @@ class Session:
             self.sync.dirty = True
         try:
             faults.check("run")
-            results = self.compiled.executable.run(device.state, batch)
+            with _capture.without_autocast():
+                results = self.compiled.executable.run(device.state, batch)
         except BaseException:
             device.clear_accumulators()
             raise
