@@ -6,7 +6,8 @@ one is an input slot of the next, so composition needs no positions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -83,7 +84,7 @@ def compose(name: str, parts: Sequence[Graph], keep: Iterable[Kind] = ()) -> Gra
     outputs: dict[str, Slot] = {}
     attributes: dict[str, object] = {}
     for slot in _free_inputs(parts):
-        node = graph.placeholder(slot.key.replace(".", "_").replace("/", "_"))
+        node = graph.placeholder(_identifier(slot.key, inputs))
         inputs[slot.key] = slot
         values[slot.key] = node
     for part in parts:
@@ -110,6 +111,12 @@ def compose(name: str, parts: Sequence[Graph], keep: Iterable[Kind] = ()) -> Gra
     graph.lint()
     module = fx.GraphModule(attributes, graph)
     return Graph(name, module, tuple(inputs.values()), tuple(result))
+
+
+def _identifier(key: str, taken: Collection[str]) -> str:
+    """Return a name for Python code; keys that differ in punctuation only get different ones."""
+    same = sum(re.sub(r"\W", "_", other) == re.sub(r"\W", "_", key) for other in taken)
+    return re.sub(r"\W", "_", key) + (f"__{same}" if same else "")
 
 
 def _free_inputs(parts: Sequence[Graph]) -> list[Slot]:
