@@ -3,8 +3,10 @@
 #   make test                  lint, types and all tests
 #   make sweep                 torch's operators and modules, and models, one by one (long)
 #   make PYTHON=python3.12 ... choose the interpreter (3.11 or newer)
+#   make test JOBS=8           run the tests in that many processes
 
 PYTHON ?= python3
+JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -27,7 +29,7 @@ demo: $(STAMP) dataset
 	$(BIN)/python examples/fashion_mnist/demo.py
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -45,15 +47,18 @@ sweep: $(STAMP)
 		PYTHONPATH=. ../$(BIN)/python -m sweep $$what || exit 1; done
 
 bench: $(STAMP)
-	$(BIN)/python benchmarks/spine.py
+	mkdir -p benchmarks/results
+	$(BIN)/python benchmarks/speed.py --out benchmarks/results/$$(date +%F).json
 	$(BIN)/python benchmarks/data.py
 
 bench-quick: $(STAMP)
-	$(BIN)/python benchmarks/spine.py --quick
+	$(BIN)/python benchmarks/speed.py --quick
 	$(BIN)/python benchmarks/data.py --quick
 
-# Makes, uses and drops a thousand loaders, and fails if anything of them is left.
+# Makes, uses and drops a thousand loaders, runs ten thousand calls, makes hundreds of executors,
+# and fails if anything of them is left.
 soak: $(STAMP)
+	$(BIN)/python benchmarks/executor_soak.py
 	$(BIN)/python benchmarks/data.py --cycles 1000
 
 # The full FashionMNIST set is a Debian package. Where it can be had it is installed; where it

@@ -3,7 +3,7 @@
 Whole epochs of the same combined batches by both loaders; a training loop whose loading takes as
 long as its compute; the tutorial's training loop and its waits for data; what handing over one
 element costs; and cycles of making, using and dropping a loader, which must leave nothing behind.
-Usage: python benchmarks/data.py [--quick] [--cycles N]
+Usage: python benchmarks/data.py [--quick] [--cycles N] [--tutorial]
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import poptorch
 from harness import alternate, table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples" / "fashion_mnist"))
+from data import load  # the example's, which lies in the folder that was just added
 from poptorch_ipu import ClassificationModel, ModelWithLoss
 
 MICRO, ITERATIONS, ACCUMULATION = 16, 4, 4
@@ -124,11 +125,12 @@ def overlap(rounds: int, batches: int) -> None:
 
 
 def tutorial(rounds: int, batches: int) -> None:
-    """Print how long the tutorial's training loop waits for its images."""
-    data = Images(16 * batches)
+    """Print how long the tutorial's training loop waits for its images, the real ones."""
+    data = load(limit=16 * batches)
+    print("\n".join(data.notes))
     for mode in (poptorch.DataLoaderMode.Sync, poptorch.DataLoaderMode.Async):
-        opts = options(1, 1).backend("reference").showCompilationProgressBar(False)
-        loader = poptorch.DataLoader(opts, data, 16, shuffle=True, mode=mode)
+        opts = options(1, 1).showCompilationProgressBar(False)
+        loader = poptorch.DataLoader(opts, data.train, 16, shuffle=True, mode=mode)
         net = ModelWithLoss(ClassificationModel(), torch.nn.NLLLoss())
         optimizer = poptorch.optim.SGD(net.parameters(), lr=0.001, momentum=0.9)
         training = poptorch.trainingModel(net, opts, optimizer)
@@ -213,10 +215,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a few rounds, for a first look")
     parser.add_argument("--cycles", type=int, default=None, help="only this many cycles")
+    parser.add_argument("--tutorial", action="store_true", help="only the tutorial's loop")
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.cycles is not None:
         cycles(args.cycles)
+        return
+    if args.tutorial:
+        tutorial(5, 3750)
         return
     rounds = 3 if args.quick else 15
     size = COMBINED * (8 if args.quick else 40)
@@ -228,7 +234,7 @@ def main() -> None:
         against_torch(f"images, {order}", images, rounds, shuffle=shuffle)
     against_torch("images, 1 worker", images, rounds, num_workers=1)
     overlap(rounds, 10 if args.quick else 40)
-    tutorial(min(rounds, 5), 100 if args.quick else 400)
+    tutorial(min(rounds, 5), 100 if args.quick else 3750)
     handover(rounds, (COMBINED, 1, 28, 28))
     handover(rounds, (1,))
     cycles(50 if args.quick else 200)

@@ -22,6 +22,7 @@ def flat(batches):
 
 
 @pytest.mark.spec("data", 4, 14)
+@pytest.mark.spec("parallel", 40)
 @pytest.mark.parametrize("mode", ALL_MODES)
 def test_shards_are_contiguous_disjoint_and_equally_long(mode):
     loaders = of_each_process(3, Numbers(53), 2, iterations=2, mode=mode)
@@ -48,6 +49,7 @@ def test_every_process_reads_everything_without_partitioning():
     assert [values(made) for made in streams] == [[[0, 1, 2], [3, 4, 5]]] * 2
 
 
+@pytest.mark.spec("parallel", 39)
 def test_what_cannot_be_partitioned():
     with pytest.raises(AssertionError, match="batch_size=None not allowed"):
         of_each_process(2, Numbers(6), None, drop_last=False)

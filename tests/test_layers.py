@@ -20,8 +20,8 @@ STOREYS: tuple[tuple[str, ...], ...] = (
     ("_cli",),
     ("__init__",),
     (
-        "executor", "wrappers", "dataloader", "argparsers", "autocasting", "hardware",
-        "profiling", "testing", "poptorch_core", "_impl", "_poplar_executor",
+        "executor", "wrappers", "dataloader", "argparsers", "autocasting", "autoplacing",
+        "hardware", "profiling", "testing", "poptorch_core", "_impl", "_poplar_executor",
     ),
     ("_session",),
     ("_compile",),

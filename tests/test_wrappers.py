@@ -236,6 +236,7 @@ def test_what_integrations_read() -> None:
     assert type(training.model) is Net
 
 
+@pytest.mark.spec("ops", 31)
 def test_errors_of_the_engine_module() -> None:
     assert poptorch_core.Error is poptorch.Error
     kinds = poptorch_core.TestErrorType
@@ -250,7 +251,13 @@ def test_errors_of_the_engine_module() -> None:
     assert caught.value.recovery_action == "FULL_RESET"
     with pytest.raises(poptorch.UnrecoverableError):
         poptorch_core._throwTestError(kinds.PoplarUnrecoverable)
-    assert poptorch.createPoptorchError("mine").type == "poptorch_py_error"
+    with pytest.raises(poptorch_core.Error) as caught:
+        poptorch.inferenceModel(Net(), options())(torch.ones(2, 7))
+    assert isinstance(caught.value, poptorch.Error)
+    assert (caught.value.type, caught.value.location) == ("poptorch_py_error", "")
+    assert "forward of Net raised" in caught.value.message
+    mine = poptorch.createPoptorchError("mine")
+    assert (mine.type, mine.message, mine.location) == ("poptorch_py_error", "mine", "")
     with pytest.raises(poptorch.Error, match="Unknown"):
         poptorch_core._validateOptions({"nonsense": True})
 

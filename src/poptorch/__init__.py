@@ -1,8 +1,9 @@
 """The PopTorch API on today's torch: a wrapped model is one compiled program."""
 
-from . import enums, optim, options
+from . import enums, optim, options, profiling
 from ._base import env as _env
 from ._base import log as _log
+from ._base import uncaught as _uncaught
 from ._base.errors import Error, RecoverableError, UnrecoverableError
 from ._base.version import VERSION as _VERSION
 from .argparsers import (
@@ -11,6 +12,7 @@ from .argparsers import (
     registerGeometricCustomArgParsers,
 )
 from .autocasting import autocast
+from .autoplacing import autoplace
 from .dataloader import AsynchronousDataAccessor, DataLoader
 from .enums import *  # noqa: F403 (every enum is public at top level)
 from .executor import PoplarExecutor
@@ -30,4 +32,5 @@ __version__ = _VERSION
 
 setLogLevel = _log.set_level
 _log.setup()
+_uncaught.setup()
 _env.set_if_absent("RDMAV_FORK_SAFE", "1")  # data workers fork

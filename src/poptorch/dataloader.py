@@ -21,6 +21,7 @@ from ._data.turns import ConsumersTurn, WorkersTurn
 from ._data.worker import Settings
 from .enums import DataLoaderMode, SharingStrategy
 from .options import Options
+from .profiling import Channel
 
 __all__ = ["AsynchronousDataAccessor", "DataLoader"]
 
@@ -101,6 +102,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             self.rebatched_drop_last = drop_last
         if processes > 1:
             dataset, shuffle = self._shard(dataset, bool(shuffle)), False
+        if hasattr(type(dataset), "__getitem__"):
+            dataset = Channel("dataset").instrument(dataset, "__getitem__")
         super().__init__(
             dataset,
             batch_size=self._plan.worker_batch,
@@ -111,6 +114,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             batch_sampler=batch_sampler,
             **kwargs,
         )
+        self._profiling = Channel("poptorch.DataLoader")
         remarks.remark(self, self._plan, options.Distributed.processId, processes)
         if self._plan.asynchronous:
             self._accessor = AsynchronousDataAccessor(

@@ -19,6 +19,7 @@ from torch import nn
 from . import _session
 from ._base import log
 from ._base.errors import AssertionFailure, Error
+from ._capture import Explanation
 from ._ir.plan import Plan
 from ._ir.spec import Spec
 from ._session import CompiledInputs, Latency, ParameterProxy, Stamps, counters, figures
@@ -27,6 +28,12 @@ from .ops.blocks import module_repr
 from .options import Options
 from .options.freeze import freeze, use_running_mean
 from .options.log_lines import log_options
+from .profiling import Channel
+
+_TRACED = (
+    "compile", "copyWeightsToDevice", "copyWeightsToHost", "destroy", "loadExecutable", "save",
+    "setOptimizer",
+)  # fmt: skip
 
 
 class PoplarExecutor:
@@ -50,6 +57,9 @@ class PoplarExecutor:
     ) -> None:
         self._options = options
         self._loss = loss
+        kind = "inferenceModel" if optimizer is None else "trainingModel"
+        self._channel = Channel(f"poptorch.{kind}")
+        self._channel.instrument(self, *_TRACED)
         shallow = copy.copy(model)  # shares tensors and sub-modules, not top-level attributes
         self._user_model = model if optimizer is not None else shallow
         owner = weakref.ref(self)
@@ -86,7 +96,8 @@ class PoplarExecutor:
             poptorch.Error: anything else that is wrong with the inputs or the model.
         """
         self._rewrap()
-        return self._session.run(args, kwargs)
+        with self._channel.tracepoint("modelExecution"):
+            return self._session.run(args, kwargs)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile for inputs like these without running. Ignored, with a warning, when compiled."""
@@ -96,7 +107,7 @@ class PoplarExecutor:
         self._rewrap()
         self._session.compile(args, kwargs)
 
-    def explain(self, *args: Any, **kwargs: Any) -> list[Any]:
+    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """List everything in ``forward`` that cannot be compiled for inputs like these.
 
         Returns:
@@ -428,7 +439,8 @@ class PoplarExecutor:
         bar, shown = self._options._progress_bar, self._options._show_compilation_progress_bar
         bar.reset()
         try:
-            yield lambda share: bar(round(100 * share)) if shown else None
+            with self._channel.tracepoint("modelCompilation"):
+                yield lambda share: bar(round(100 * share)) if shown else None
         finally:
             bar.close()
 
@@ -442,6 +454,16 @@ class PoplarExecutor:
 
     def __repr__(self) -> str:
         return module_repr(self._user_model)
+
+    def __copy__(self) -> PoplarExecutor:
+        return self  # a model has one executor
+
+    def __reduce__(self) -> Any:
+        """A deep copy or pickle wraps a model of its own, and is not compiled yet."""
+        self._session.sync.fetch()
+        seat = self._session.seat
+        optimizer = None if seat is None else seat.optimizer
+        return PoplarExecutor, (self._user_model, self._options, optimizer, self._loss)
 
 
 def _finish(session: _session.Session, model: nn.Module) -> None:

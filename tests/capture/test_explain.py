@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -63,6 +64,29 @@ def test_every_construct_is_listed_with_its_line_and_a_remedy(capsys) -> None:
     for key, value in model.state_dict().items():
         assert torch.equal(value, before[key])
     assert torch.equal(torch.get_rng_state(), rng)
+
+
+@pytest.mark.spec("supported_ops", 30)
+def test_the_error_of_a_compilation_names_all_that_is_unsupported() -> None:
+    def forward(x):
+        a = torch.nonzero(x)  # first
+        b = torch.unique(x)  # second
+        return a.sum() + b.sum() + x.sum().item()  # third
+
+    with pytest.raises(poptorch.Error, match="dynamic output shapes") as caught:
+        poptorch.inferenceModel(Calling(forward), options())(torch.ones(2))
+    text = str(caught.value)
+    assert "2 more constructs of this model cannot be captured" in text
+    assert "unique2: the shape of its result" in text
+    assert ".item() needs a tensor's value" in text
+    for comment in ("first", "second", "third"):
+        assert text.count(f"# {comment}") == 1
+
+
+def test_an_error_about_a_single_construct_stays_short() -> None:
+    with pytest.raises(poptorch.Error, match="dynamic output shapes") as caught:
+        poptorch.inferenceModel(Calling(torch.unique), options())(torch.ones(2))
+    assert "more construct" not in str(caught.value)
 
 
 def test_a_model_without_trouble() -> None:

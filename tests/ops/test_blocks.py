@@ -159,6 +159,7 @@ def test_begin_block_lasts_until_the_next_and_the_backward_follows() -> None:
     assert ("threshold_backward", None) in backward
 
 
+@pytest.mark.spec("ops", 19)
 @pytest.mark.spec("parallel", 6, 48)
 def test_annotating_twice_is_refused_until_removed() -> None:
     model = Layers()
@@ -187,14 +188,17 @@ def scaled(x):
     return x * 3
 
 
+@pytest.mark.spec("ops", 20)
 def test_other_callables_are_wrapped(tmp_path: Path) -> None:
     wrapped = poptorch.BeginBlock(scaled, "S", 2)
+    assert wrapped(2) == 6
     assert (wrapped._user_id, wrapped._ipu_id) == ("S", 2)
     torch.save(wrapped, tmp_path / "wrapped.pt")
     loaded = torch.load(tmp_path / "wrapped.pt", weights_only=False)
     assert blocks_of(lambda x: loaded(x) + 1, X) == [("mul", "S"), ("add", "S")]
 
 
+@pytest.mark.spec("ops", 32)
 @pytest.mark.spec("parallel", 45, 50)
 def test_hooks_run_in_their_order_and_nesting_does_not_matter() -> None:
     model = Layers()
@@ -217,11 +221,13 @@ def test_hooks_run_in_their_order_and_nesting_does_not_matter() -> None:
     assert labels(capture(outer, X))[-1] == ("add", "last", False)
 
 
+@pytest.mark.spec("ops", 19)
 @pytest.mark.spec("parallel", 7)
 def test_begin_block_changes_nothing_else() -> None:
     model = Layers()
     keys, cls = list(model.state_dict()), type(model.second)
-    poptorch.BeginBlock(model.second, ipu_id=1)
+    second = model.second
+    assert poptorch.BeginBlock(second, ipu_id=1) is second is model.second
     assert list(model.state_dict()) == keys
     assert type(model.second) is cls
     model.second.register_buffer("extra", torch.zeros(1))

@@ -6,6 +6,7 @@ from poptorch._base import attributes
 from poptorch.options import Attribute
 
 
+@pytest.mark.spec("ops", 25)
 def test_scopes_nest_and_restore():
     assert attributes.current.get() == {}
     with Attribute(__outline={"layer": "embedding", "part": "1"}):

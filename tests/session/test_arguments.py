@@ -135,6 +135,32 @@ def test_custom_containers() -> None:
         wrapped([Pair(X[:1], X)])
 
 
+class Labelled(Pair):
+    """Has no parser of its own."""
+
+
+class Swapping(PairParser):
+    def reconstruct(self, original_structure, tensor_iterator):
+        left, right = next(tensor_iterator), next(tensor_iterator)
+        return type(original_structure)(right, left)
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.spec("ops", 28)
+def test_a_parser_serves_subclasses_until_it_is_replaced_or_removed() -> None:
+    def call(forward):
+        return inference(forward)(Labelled(X, X + 1))
+
+    assert torch.equal(call(lambda pair: pair.left - pair.right), torch.full_like(X, -1))
+    poptorch.registerCustomArgParser(Pair, Swapping())
+    assert torch.equal(call(lambda pair: pair.left - pair.right), torch.full_like(X, 1))
+    assert isinstance(call(lambda pair: pair), Labelled)
+    poptorch.registerCustomArgParser(Pair, None)
+    with pytest.warns(UserWarning, match="Output expected to be on the IPU"):
+        got = call(lambda pair: pair.left)  # a constant, like any other object
+    assert torch.equal(got, X)
+
+
 def test_constants_of_any_type() -> None:
     wrapped = inference(lambda x, how: x * how["by"] if how["kind"] == "times" else x)
     assert torch.equal(wrapped(X, {"by": 3, "kind": "times"}), 3 * X)

@@ -40,6 +40,26 @@ def test_replicas_train_as_the_flat_run_does(reduction) -> None:
     torch.testing.assert_close(model.layer.weight, flat.layer.weight, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.spec("parallel", 31)
+def test_more_replicas_for_the_same_data_change_nothing() -> None:
+    x, y = torch.randn(16, 3), torch.randn(16, 2)
+    model, weights = Net(), []
+    for replicas in (1, 2, 4):
+        own = copy.deepcopy(model)
+        optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
+        training = poptorch.trainingModel(
+            own, options(accumulation=2, replicas=replicas), optimizer
+        )
+        training(x, y)
+        weights.append(own.layer.weight)
+    eager = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(x, y).backward()
+    eager.step()
+    for weight in weights:
+        torch.testing.assert_close(weight, model.layer.weight, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.spec("parallel", 35)
 @pytest.mark.parametrize(
     ("kind", "groups"), [("Consecutive", [0, 0, 1, 1]), ("Orthogonal", [0, 1, 0, 1])]
 )

@@ -1,17 +1,22 @@
 """Sweep torch's operators and modules, and models of transformers, through wrapped models.
 
 ``python -m sweep operators|modules|models [--samples N] [names ...]``, run in ``tests``. Without
-names it tries everything and writes the rate into ``tests/sweep/RESULTS.md``.
+names it tries everything and writes the rate into ``tests/sweep/RESULTS.md``. With
+``--record FILE`` what was tried is kept there and not tried again, so that a long sweep can be made
+in pieces, of ``--seconds`` each.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import json
+import math
 import re
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import torch
@@ -37,36 +42,75 @@ def names_of(what: str) -> list[str]:
     return sorted(getattr(importlib.import_module(f"sweep.{module}"), function)())
 
 
+@dataclass(frozen=True)
+class Tally:
+    """What became of one name: how often it was tried and failed, and the first failure."""
+
+    tried: int = 0
+    failed: int = 0
+    problem: str | None = None
+
+
+def tally(what: str, name: str, most: int) -> Tally:
+    """Try a name in every way."""
+    tried, problems = 0, []
+    for way, problem in outcomes(what, name, most):
+        tried += 1
+        if problem:
+            problems.append(f"{way}: {problem}")
+    return Tally(tried, len(problems), problems[0] if problems else None)
+
+
 def main() -> int:
     """Sweep; the exit status tells whether something unknown failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=sorted(DATABASES))
     parser.add_argument("--samples", type=int, default=6, help="at most so many of each")
+    parser.add_argument("--record", type=Path, help="go on from this file, and keep it")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin none after so long")
     parser.add_argument("names", nargs="*")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    tried = failed = 0
-    failing: dict[str, str] = {}
-    start = time.time()
-    for name in arguments.names or names_of(arguments.what):
-        for way, problem in outcomes(arguments.what, name, arguments.samples):
-            tried += 1
-            if problem:
-                failed += 1
-                failing.setdefault(name, f"{way}: {problem}")
-        if name in failing:
-            mark = "known" if name in KNOWN[arguments.what] else "NEW"
-            print(f"{mark:5} {name}: {failing[name]}", flush=True)
-    rate = 100 * (1 - failed / max(tried, 1))
-    print(f"{tried - failed} of {tried} samples pass: {rate:.2f} % in {time.time() - start:.0f} s")
-    if not arguments.names:
-        _write(arguments.what, f"{tried - failed} of {tried} ({rate:.2f} %)", failing)
-        for name in sorted(set(KNOWN[arguments.what]) - set(failing)):
+    known_ones, start = KNOWN[arguments.what], time.time()
+    done = _recorded(arguments.record, arguments.what)
+    names = arguments.names or names_of(arguments.what)
+    for name in (name for name in names if name not in done):
+        if time.time() - start > arguments.seconds:
+            print(f"{len(done)} of {len(names)} names tried; the same command goes on", flush=True)
+            return 0
+        found = done[name] = tally(arguments.what, name, arguments.samples)
+        if found.problem:
+            mark = "known" if name in known_ones else "NEW"
+            print(f"{mark:5} {name}: {found.problem}", flush=True)
+        if arguments.record:
+            with arguments.record.open("a") as file:
+                file.write(json.dumps([arguments.what, name, *astuple(found)]) + "\n")
+    failing = _summed(arguments.what, {name: done[name] for name in names}, not arguments.names)
+    return 1 if failing - set(known_ones) else 0
+
+
+def _recorded(file: Path | None, what: str) -> dict[str, Tally]:
+    if file is None or not file.exists():
+        return {}
+    lines = map(json.loads, file.read_text().splitlines())
+    return {name: Tally(*rest) for kind, name, *rest in lines if kind == what}
+
+
+def _summed(what: str, done: dict[str, Tally], whole: bool) -> set[str]:
+    """Print the rate, write that of a whole sweep, and return what failed."""
+    tried = sum(found.tried for found in done.values())
+    passed = tried - sum(found.failed for found in done.values())
+    failing = {name for name, found in done.items() if found.problem}
+    rate = f"{passed} of {tried} ({100 * passed / max(tried, 1):.2f} %)"
+    print(f"Samples that pass: {rate}")
+    if whole:
+        _write(what, rate, failing)
+        for name in sorted(set(KNOWN[what]) - failing):
             print(f"can go from known.py: {name}")
-    return 1 if set(failing) - set(KNOWN[arguments.what]) else 0
+    return failing
 
 
-def _write(what: str, rate: str, failing: dict[str, str]) -> None:
+def _write(what: str, rate: str, failing: set[str]) -> None:
     """Replace one section of the results."""
     reasons = KNOWN[what]
     lines = [f"## {what.capitalize()}", "", f"Samples that pass: {rate}.", ""]

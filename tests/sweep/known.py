@@ -29,11 +29,7 @@ OPERATORS = {
     "unique_consecutive": _SHAPE,
 }
 
-MODULES = {
-    "nn.BatchNorm1d": "momentum=None computes its average with a Python number read from a buffer",
-    "nn.BatchNorm2d": "as nn.BatchNorm1d",
-    "nn.BatchNorm3d": "as nn.BatchNorm1d",
-}
+MODULES: dict[str, str] = {}
 
 MODELS = {
     "wav2vec2": "its CTC loss takes the labels that a mask selects, so many as its values say",

@@ -1,9 +1,9 @@
 """module + example -> micro Graph: trace, loss, backward, buffer updates."""
 
-from .explain import Explanation, explain
+from .explain import Explanation, capture, explain, search
 from .forward import Call, Lanes, Request
 from .lanes import NotVectorisable, batch_norm_statistics
-from .micro import Micro, capture, narrowed
+from .micro import Micro, narrowed
 from .swap import Tied, tensors_of
 from .trace import untraced
 
@@ -19,6 +19,7 @@ __all__ = [
     "capture",
     "explain",
     "narrowed",
+    "search",
     "tensors_of",
     "untraced",
 ]

@@ -18,14 +18,15 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
+from torch import nn
 
 from .._base import source
 from .._base.errors import Error
+from . import micro
 from .forward import Request, run_forward
 from .listening import Capturing
-from .micro import real_inputs
 from .trace import run_recorded
-from .values import Values
+from .values import Uncapturable, Values
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,10 @@ class Explanation(list[Finding]):
     def __str__(self) -> str:
         if not self:
             return "Nothing stands in the way of capturing this model."
+        certain = any(finding.certain for finding in self)
         head = f"{len(self.fatal)} of {len(self)} findings prevent compiling this model:"
+        if not certain:
+            head = f"{len(self)} findings, which matter if their lines run:"
         return "\n".join([head, *map(str, self)])
 
 
@@ -73,6 +77,25 @@ _BRANCH_FIX = (
 )
 _SHAPE_FIX = "give results a fixed size: torch.where, masked_fill, x[mask] = value, topk"
 _PRINT_FIX = "poptorch.ipu_print_tensor prints values each time the program runs"
+
+
+def capture(request: Request) -> micro.Micro:
+    """As ``micro.capture``; the error about one construct names all the others, too."""
+    try:
+        return micro.capture(request)
+    except Uncapturable as error:
+        if request.examples is not None:
+            error.message += _further(explain(request), error.message)
+        raise
+
+
+def _further(found: Explanation, said: str) -> str:
+    others = [finding for finding in found.fatal if (finding.line or "") not in said]
+    if not others:
+        return ""
+    lines = [f"{finding.what}\n      {finding.line}" for finding in others]
+    count = f"{len(others)} more construct{'s' * (len(others) > 1)}"
+    return "\n    ".join([f"\n  {count} of this model cannot be captured:", *lines])
 
 
 def explain(request: Request) -> Explanation:
@@ -99,7 +122,7 @@ def explain(request: Request) -> Explanation:
     error: Exception | None = None
     try:
         with torch.random.fork_rng(devices=[]):
-            run_recorded(run, real_inputs(request))
+            run_recorded(run, micro.real_inputs(request))
     except Exception as failure:
         error = failure
     found += _noticed(values)
@@ -107,6 +130,22 @@ def explain(request: Request) -> Explanation:
         found.append(_raised(error))
     found += _on_other_paths(executed, {finding.line for finding in found})
     return found
+
+
+def search(module: nn.Module) -> Explanation:
+    """List what the source of a module's own methods has of such constructs; runs nothing."""
+    codes: dict[CodeType, None] = {}
+    for part in module.modules():
+        for cls in type(part).__mro__:
+            functions = filter(inspect.isfunction, vars(cls).values())
+            codes |= {f.__code__: None for f in functions}
+    found = (
+        Finding(what, source.describe(code.co_filename, line), True, False, fix)
+        for code in codes
+        if code.co_name != "__init__" and source.is_user_file(code.co_filename)
+        for line, what, fix in _suspects(code)
+    )
+    return Explanation(dict.fromkeys(found))
 
 
 def _noticed(values: Values) -> Iterator[Finding]:

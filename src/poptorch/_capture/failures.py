@@ -10,7 +10,7 @@ from torch import nn
 from .._base import source
 from .._base.errors import Error
 from .trace import has_dynamic_shape, needs_value
-from .values import dynamic_shape
+from .values import Uncapturable, dynamic_shape
 
 
 @contextlib.contextmanager
@@ -32,7 +32,7 @@ def explained(module: nn.Module) -> Iterator[None]:
 
 
 def _value_needed(error: Exception, module: nn.Module) -> Error:
-    return Error(
+    return Uncapturable(
         "A tensor's value is needed while the model is being captured",
         got=f"{error} in forward of {type(module).__name__}",
         where=source.raising_line(error),

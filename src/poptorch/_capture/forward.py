@@ -20,6 +20,7 @@ from .casting import Casting
 from .failures import explained
 from .listening import Capturing
 from .names import Names
+from .norms import cumulative_averages
 from .substitutes import unvalidated_distributions
 from .swap import Tied, swapped
 from .trace import is_traced
@@ -137,6 +138,7 @@ def run_forward(
         Casting(request.precision, request.lanes is not None),
         finder if request.training else contextlib.nullcontext(),
         unvalidated_distributions(),
+        cumulative_averages(request.module),
         annotate.in_forward(),
         names.listening(),
     ):

@@ -36,9 +36,15 @@ _NUMBERS: dict[Any, str] = {
 _TEXTS = {_T.__repr__, _T.__format__}
 
 
-def dynamic_shape(operator: str, line: str | None) -> Error:
+class Uncapturable(Error):  # noqa: N818 (as for every Error here)
+    """One construct that cannot be part of a program; there may be more."""
+
+    __module__ = "poptorch"
+
+
+def dynamic_shape(operator: str, line: str | None) -> Uncapturable:
     """What is said of an operator whose result has a shape that depends on values."""
-    return Error(
+    return Uncapturable(
         "Operators with dynamic output shapes cannot be captured",
         got=f"{operator}: the shape of its result depends on values",
         where=line,
@@ -107,7 +113,7 @@ class Values:
         if self.collect:
             self.forbidden.append(Read(what, source.calling_line()))
             return _really(read, tensor)
-        raise Error(
+        raise Uncapturable(
             "A tensor's value is needed while the model is being captured",
             got=f"{what} of a tensor whose values are known only when the program runs",
             where=source.calling_line(),

@@ -1,13 +1,13 @@
-"""The command ``poptorch``: options, cache."""
+"""The command ``poptorch``: options, cache, doctor."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
 
-from . import cache, options
+from . import cache, doctor, options
 
-COMMANDS = (options, cache)
+COMMANDS = (options, cache, doctor)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -23,10 +23,12 @@ from .._base import archive, log, trees
 from .._base.version import VERSION
 from .._ir.plan import Plan
 from .._ir.slot import Kind
-from ..backends import Backend, Executable, Progress
+from ..backends import Backend, Executable
 from . import serial
+from .code import Store, default_store
 
 SUFFIX = ".popef"
+CODE = "code"  # the folder of compiled graphs beside them
 NEAREST_OF = 50  # entries that a miss is compared with, the latest ones
 Facts = dict[str, str]
 
@@ -74,19 +76,20 @@ def compile_or_find(
     plan: Plan,
     arguments: Mapping[str, trees.Structure],
     directory: str | None,
-    progress: Progress,
+    build: Callable[[Store], Executable],
 ) -> Executable:
     """Compile a plan, or take the executable of an equal one from the cache.
 
     Args:
-        backend: compiles.
+        backend: what compiles.
         plan: what is compiled.
         arguments: their structures by parameter, to say which constant differs.
         directory: of the cache; None for none.
-        progress: told the share done.
+        build: compiles, with the graphs of a store.
     """
+    store = store_of(directory)
     if directory is None:
-        return backend.compile(plan, progress)
+        return build(store)
     folder = Path(directory)
     if not folder.is_dir():
         log.engine.warning("Specified directory not found. Creating %s", folder)
@@ -94,11 +97,11 @@ def compile_or_find(
     facts = facts_of(plan, backend.name, arguments)
     path = folder / f"{key_of(plan, backend.name)}{SUFFIX}"
     with FileLock(path.with_suffix(".lock")):
-        found = _find(path, backend, plan, progress)
+        found = _find(path, backend, plan, lambda: build(store))
         if found is not None:
             return found
         log.engine.info("Executable cache: miss, %s: %s", path.name, _miss(folder, facts))
-        executable = backend.compile(plan, progress)
+        executable = build(store)
         pack: Callable[[Executable], bytes | None] | None = getattr(backend, "pack", None)
         code = pack(executable) if pack is not None else None
         parts = {"facts.json": json.dumps(facts).encode()}
@@ -106,7 +109,9 @@ def compile_or_find(
     return executable
 
 
-def _find(path: Path, backend: Backend, plan: Plan, progress: Progress) -> Executable | None:
+def _find(
+    path: Path, backend: Backend, plan: Plan, build: Callable[[], Executable]
+) -> Executable | None:
     try:
         parts = archive.read(path)
     except FileNotFoundError:
@@ -123,8 +128,13 @@ def _find(path: Path, backend: Backend, plan: Plan, progress: Progress) -> Execu
             return None
     log.engine.info("Executable cache: hit, %s", path)
     os.utime(path)
-    # Without code of its own the backend builds from the graphs, which is what it would load.
-    return executable if executable is not None else backend.compile(plan, progress)
+    # Without code of its own the backend builds from the graphs: from their code, where it is kept.
+    return executable if executable is not None else build()
+
+
+def store_of(directory: str | None) -> Store:
+    """Return where the compiled graphs of a cache are, or of none."""
+    return default_store() if directory is None else Store(Path(directory) / CODE)
 
 
 def key_of(plan: Plan, backend: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from .._base import log, trees
 from ..enums import SharingStrategy
-from . import worker
+from . import segments, worker
 from .parcel import Parcel
 from .protocol import Channel, Kind
 
@@ -114,6 +114,7 @@ class Process:
     def stop(self) -> None:
         """Ask the process to end, after 10 s interrupt it, after another 10 s kill it."""
         process, group = self._process, self._process.pid
+        members = segments.members(group)
         with contextlib.suppress(OSError):
             self.channel.send(Kind.STOP)
         self.channel.close()
@@ -128,6 +129,7 @@ class Process:
             process.kill()
             process.join()
         process.close()
+        segments.remove(members)
         self._parcel.discard()
 
 

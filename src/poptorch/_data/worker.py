@@ -22,6 +22,7 @@ import torch
 
 from .._base import trees
 from .._base.errors import Error
+from . import segments
 from .element import Form, TensorSpec
 from .filling import common_rows, packed, whole
 from .protocol import MAX_TEXT, Channel, Failed, Kind, Ready
@@ -154,7 +155,9 @@ class _Worker:
                 self._started = True
                 self._channel.send(Kind.RESTARTED)
             # Only when the old iterator is gone can a loader's persistent workers be used again.
+            workers = [child.pid for child in multiprocessing.active_children() if child.pid]
             self._iterator = iter(())
+            segments.remove(workers)
             elements = self._elements()
 
     def _begin(self) -> list[torch.Tensor]:

@@ -84,7 +84,7 @@ def compose(name: str, parts: Sequence[Graph], keep: Iterable[Kind] = ()) -> Gra
     outputs: dict[str, Slot] = {}
     attributes: dict[str, object] = {}
     for slot in _free_inputs(parts):
-        node = graph.placeholder(_identifier(slot.key, inputs))
+        node = graph.placeholder(identifier(slot.key, inputs))
         inputs[slot.key] = slot
         values[slot.key] = node
     for part in parts:
@@ -113,7 +113,7 @@ def compose(name: str, parts: Sequence[Graph], keep: Iterable[Kind] = ()) -> Gra
     return Graph(name, module, tuple(inputs.values()), tuple(result))
 
 
-def _identifier(key: str, taken: Collection[str]) -> str:
+def identifier(key: str, taken: Collection[str]) -> str:
     """Return a name for Python code; keys that differ in punctuation only get different ones."""
     same = sum(re.sub(r"\W", "_", other) == re.sub(r"\W", "_", key) for other in taken)
     return re.sub(r"\W", "_", key) + (f"__{same}" if same else "")

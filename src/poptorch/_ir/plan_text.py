@@ -94,7 +94,7 @@ def _weights_by_stage(layout: Layout) -> Counter[int]:
     for node, slot in zip(layout.graph.placeholders, layout.graph.inputs, strict=True):
         stages = [layout.spots[user].stage for user in node.users if user in layout.spots]
         if slot.kind is Kind.PARAM and stages:
-            found[min(stages)] += _bytes(slot)
+            found[min(stages)] += slot.bytes
     return found
 
 
@@ -108,7 +108,7 @@ def _kept(staged: Staged) -> dict[int, int]:
         if slot.kind in (Kind.VALUE, Kind.BATCH)
     }
     return {
-        part.index: sum(_bytes(s) for s in segment.graph.inputs if s.key in forward)
+        part.index: sum(s.bytes for s in segment.graph.inputs if s.key in forward)
         for part, segment in staged.segments.items()
         if part.do is Do.BACKWARD
     }
@@ -145,7 +145,7 @@ def _sent(staged: Staged) -> list[str]:
         return ["nothing"]
     lines = [["after", "from", "to", "tensors", "bytes", "per"]]
     for (part, chip, to), values in rows.items():
-        size = size_text(sum(map(_bytes, values)))
+        size = size_text(sum(slot.bytes for slot in values))
         per = _flush(staged) if part.do is Do.UPDATE else "micro-batch"
         lines.append([str(part), f"ipu {chip}", f"ipu {to}", str(len(values)), size, per])
     return table(lines)
@@ -167,7 +167,7 @@ def _moved_bytes(
     lists: Mapping[Part, Sequence[str]], slots: Mapping[str, Slot], staged: Staged
 ) -> int:
     return sum(
-        _bytes(slots[key]) * (1 if part.do is Do.UPDATE else staged.work.micros)
+        slots[key].bytes * (1 if part.do is Do.UPDATE else staged.work.micros)
         for part, keys in lists.items()
         for key in keys
     )
@@ -196,7 +196,3 @@ def _grid(schedule: Schedule) -> list[str]:
     shown = Schedule({chip: row[:_WIDEST] for chip, row in schedule.rows.items()})
     width = max(map(len, str(shown).splitlines()))
     return [f"{line:<{width}} ..." for line in str(shown).splitlines()]
-
-
-def _bytes(slot: Slot) -> int:
-    return slot.numel * slot.dtype.itemsize

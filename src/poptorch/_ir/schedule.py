@@ -139,6 +139,22 @@ class Schedule:
     def __str__(self) -> str:
         return self.grid()
 
+    def to_svg(self) -> str:
+        """Return the grid as an SVG picture: a row for each chip, a column for each step."""
+        from .schedule_pictures import to_svg
+
+        return to_svg(self)
+
+    def to_trace(self, microseconds: float = 1000.0) -> str:
+        """Return JSON that a browser's trace viewer opens, a thread for each chip.
+
+        Args:
+            microseconds: shown length of a column; the schedule itself knows no times.
+        """
+        from .schedule_pictures import to_trace
+
+        return to_trace(self, microseconds)
+
     @staticmethod
     def parse(text: str) -> Schedule:
         """Return the schedule that a text stands for.

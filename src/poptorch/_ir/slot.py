@@ -60,6 +60,11 @@ class Slot:
         return math.prod(self.shape)
 
     @property
+    def bytes(self) -> int:
+        """Bytes of its elements."""
+        return self.numel * self.dtype.itemsize
+
+    @property
     def is_state(self) -> bool:
         """Whether the value lives on the device from call to call."""
         return self.kind in STATE_KINDS

@@ -18,17 +18,17 @@ def peak_bytes(graph: Graph) -> int:
     a view costs nothing but keeps what it views alive.
     """
     order = list(graph.module.graph.nodes)
-    owner = {node: _owner(node) for node in order}
+    owners = {node: owner(node) for node in order}
     last_use: dict[fx.Node, int] = {}
     for place, node in enumerate(order):
         for source in (node, *node.all_input_nodes):
-            last_use[owner[source]] = place
+            last_use[owners[source]] = place
     dying: dict[int, list[fx.Node]] = {}
     for node, place in last_use.items():
         dying.setdefault(place, []).append(node)
     alive = peak = 0
     for place, node in enumerate(order):
-        if owner[node] is node and node.op != "placeholder":
+        if owners[node] is node and node.op != "placeholder":
             alive += _bytes(node.meta.get("val"))
         peak = max(peak, alive)
         alive -= sum(
@@ -37,8 +37,8 @@ def peak_bytes(graph: Graph) -> int:
     return peak
 
 
-def _owner(node: fx.Node) -> fx.Node:
-    """The node whose memory a node's value lies in."""
+def owner(node: fx.Node) -> fx.Node:
+    """Return the node whose memory a node's value lies in."""
     while node.op == "call_function" and node.args and isinstance(node.args[0], fx.Node):
         is_item = getattr(node.target, "__name__", "") == "getitem"
         if not (is_item or may_view(node)):

@@ -1,13 +1,18 @@
 """Blocks to stages and chips; where tensors live; cutting the graph into one piece per stage."""
 
+from .balance import Share, balance
 from .log_lines import log_layout, operator_names
 from .moves import find_moves
 from .place import place
 from .split import split
 from .split_update import split_update, update_homes
+from .units import find_units
 
 __all__ = [
+    "Share",
+    "balance",
     "find_moves",
+    "find_units",
     "log_layout",
     "operator_names",
     "place",

@@ -1,7 +1,6 @@
-"""Strategies to schedules: making them, proving them, drawing them."""
+"""Strategies to schedules: making them and proving them."""
 
 from .check import ScheduleError, check
-from .draw import to_svg, to_trace
 from .make import make
 
-__all__ = ["ScheduleError", "check", "make", "to_svg", "to_trace"]
+__all__ = ["ScheduleError", "check", "make"]

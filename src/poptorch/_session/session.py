@@ -100,8 +100,14 @@ class Session:
             raise not_compiled()
         return self._spec
 
-    def compile(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Compile for arguments of this kind. A failure leaves everything as it was."""
+    def compile(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], background: bool = False
+    ) -> None:
+        """Compile for arguments of this kind. A failure leaves everything as it was.
+
+        Args:
+            background: optimised code may come later.
+        """
         bound = self._signature.bind(args, kwargs)
         self.sync.fetch()
         spec = self._settings()
@@ -116,7 +122,12 @@ class Session:
         try:
             with self._progress() as progress, hooks.around():
                 compiled = _compile.compile(
-                    request, spec, optim, progress, lambda count: self._placed(spec, count)
+                    request,
+                    spec,
+                    optim,
+                    progress,
+                    lambda count: self._placed(spec, count),
+                    background,
                 )
         except BaseException:
             self._connection.detach()
@@ -142,6 +153,14 @@ class Session:
         self.sync.fetch()
         return _capture.explain(self._request(bound, self._settings())[0])
 
+    def shares(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], chips: int, limit: int | None
+    ) -> list[_compile.Share]:
+        """Divide the module over chips, for arguments of this kind."""
+        spec = self._settings()
+        request, _, optim, _ = self._request(self._signature.bind(args, kwargs), spec)
+        return _compile.shares(request, spec, optim, chips, limit)
+
     def _request(
         self, bound: Bound, spec: Spec
     ) -> tuple[_capture.Request, Inputs, OptimSpec | None, dict[str, float]]:
@@ -165,7 +184,7 @@ class Session:
         if self.seat is not None and optim is not None:
             self.seat.compiled(optim, values)
         self._random = Randomness(spec.target.seed, spec.target.process_id)
-        self._changed_inputs = _changed_inputs(compiled)
+        self._changed_inputs = compiled.changed_inputs()
         self._spec, self.compiled, self.inputs = spec, compiled, inputs
         self.outputs = Outputs(compiled.outputs, compiled.host_outputs)
         self._synthetic = inputs.synthetic() if spec.target.synthetic_data else None
@@ -302,7 +321,7 @@ class Session:
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Do one call on the device and return what ``forward`` returns."""
         if self.compiled is None:
-            self.compile(args, kwargs)
+            self.compile(args, kwargs, background=True)
         assert self.compiled is not None
         assert self.inputs is not None
         assert self.outputs is not None
@@ -379,9 +398,3 @@ class Session:
         if self.seat is None:
             raise AssertionFailure("setOptimizer needs a model that is wrapped for training")
         self.seat.take(optimizer, self._paths, self._spec, relaxed)
-
-
-def _changed_inputs(compiled: _compile.Compiled) -> list[int]:
-    """Positions of the inputs that forward changes in place."""
-    graphs = compiled.plan.program.graphs.values()
-    return [int(s.path) for graph in graphs for s in graph.outputs if s.kind is Kind.BATCH]

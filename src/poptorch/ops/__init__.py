@@ -21,6 +21,7 @@ from .hints import (
 )
 from .host import CPU
 from .losses import identity_loss
+from .matmul import serializedMatMul
 from .multi_conv import MultiConv
 from .points import fps, nearest
 from .running import isRunningOnIpu
@@ -52,6 +53,7 @@ __all__ = [
     "recomputationCheckpoint",
     "register_custom_op",
     "removeBlocks",
+    "serializedMatMul",
     "set_available_memory",
     "set_overlap_for_input",
     "set_overlap_for_output",

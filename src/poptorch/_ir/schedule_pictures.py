@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from xml.sax.saxutils import escape
 
-from .._ir.schedule import Action, Do, Schedule
+from .schedule import Action, Do, Schedule
 
 _CELL = 44, 26
 _MARGIN = 64, 8

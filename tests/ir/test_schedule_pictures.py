@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 from poptorch._ir.placement import Placement
 from poptorch._ir.schedule import Schedule
-from poptorch._schedule import make, to_svg, to_trace
+from poptorch._schedule import make
 from works import chain
 
 SCHEDULE = make(chain([0, 1], 3), Placement())
@@ -16,7 +16,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def test_svg_shows_every_action_in_its_row_and_column() -> None:
-    root = ElementTree.fromstring(to_svg(SCHEDULE))
+    root = ElementTree.fromstring(SCHEDULE.to_svg())
     texts = root.findall(f"{SVG}text")
     assert [text.text for text in texts] == ["chip 0", "chip 1", *ACTIONS]
     boxes = root.findall(f"{SVG}rect")
@@ -30,7 +30,7 @@ def test_svg_shows_every_action_in_its_row_and_column() -> None:
 
 
 def test_the_trace_has_a_thread_for_each_chip() -> None:
-    events = json.loads(to_trace(SCHEDULE, microseconds=10))["traceEvents"]
+    events = json.loads(SCHEDULE.to_trace(microseconds=10))["traceEvents"]
     names = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M"}
     assert names == {0: "chip 0", 1: "chip 1"}
     spans = [event for event in events if event["ph"] == "X"]
@@ -44,6 +44,6 @@ def test_the_trace_has_a_thread_for_each_chip() -> None:
 
 def test_moves_are_drawn_as_such() -> None:
     schedule = Schedule.parse("chip 3: L0F0 0F0 S0F0")
-    events = json.loads(to_trace(schedule))["traceEvents"]
+    events = json.loads(schedule.to_trace())["traceEvents"]
     assert [e["cat"] for e in events if e["ph"] == "X"] == ["load", "forward", "store"]
-    assert "load for forward of stage 0, micro-batch 0" in to_svg(schedule)
+    assert "load for forward of stage 0, micro-batch 0" in schedule.to_svg()

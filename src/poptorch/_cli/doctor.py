@@ -1,0 +1,135 @@
+"""``poptorch doctor``: everything in a script's models that cannot be captured, in one list."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import runpy
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import _capture, wrappers
+from .._base import source
+from ..executor import PoplarExecutor
+from ..options import Options
+from .watching import Enough, Watch
+
+CALLS = 20
+_DESCRIPTION = """
+With a script: runs it, explains every model that it wraps before that is compiled, and says at last
+whether the host or the device limited the run. With FILE.py:NAME, a module, a class or a function
+that makes one: explains that module, for inputs of the shapes that follow, such as 8,3 or 8:int64;
+without shapes its source is searched and nothing is run."""
+
+
+def add_parser(commands: Any) -> None:
+    """Add this command."""
+    parser = commands.add_parser(
+        "doctor",
+        help="list what cannot be captured, and what limits a run",
+        description=_DESCRIPTION,
+    )
+    parser.add_argument("target", help="a script, or FILE.py:NAME")
+    parser.add_argument("--training", action="store_true", help="a module is to be trained")
+    parser.add_argument(
+        "--calls",
+        type=int,
+        default=CALLS,
+        help=f"end a script after so many (default {CALLS}; 0: all)",
+    )
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, help="the script's arguments, or shapes"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Print the findings; the status is 1 if something prevents compiling or running."""
+    path, _, name = chosen.target.partition(":")
+    if not Path(path).is_file():
+        sys.exit(f"There is no file {path}")
+    if name:
+        return _module(Path(path), name, chosen.arguments, chosen.training)
+    return _script(path, chosen.arguments, chosen.calls or None)
+
+
+def _script(path: str, arguments: list[str], most: int | None) -> int:
+    watch = Watch(_tell, most)
+    before = sys.argv[:], sys.path[:]
+    sys.argv, sys.path[0:0] = [path, *arguments], [str(Path(path).parent)]
+    broken = False
+    try:
+        with watch.watching():
+            runpy.run_path(path, run_name="__main__")
+    except Enough:
+        pass
+    except SystemExit as end:
+        broken = end.code not in (None, 0)
+    except Exception:
+        broken = True
+        print(f"The script failed:\n{traceback.format_exc()}")
+    finally:
+        sys.argv, sys.path[:] = before
+    if not watch.fatal:
+        print(watch.summary())
+    return 1 if broken or watch.fatal else 0
+
+
+def _tell(executor: PoplarExecutor, found: _capture.Explanation) -> None:
+    kind = "inference" if executor._session.seat is None else "training"
+    name = type(executor.model).__name__.removeprefix("Poptorch")  # the class while it is trained
+    print(f"{name}, {kind}, called at {source.calling_line()}\n{found}\n")
+
+
+def _module(path: Path, name: str, shapes: list[str], training: bool) -> int:
+    module = _made(path, name)
+    if not shapes:
+        found = _capture.search(module)
+    else:
+        options = Options().backend("reference")
+        inputs = [_input(text) for text in shapes]
+        if training:
+            optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
+            found = wrappers.trainingModel(module, options, optimizer).explain(*inputs)
+        else:
+            found = wrappers.inferenceModel(module, options).explain(*inputs)
+    print(found)
+    return 1 if found.fatal else 0
+
+
+def _made(path: Path, name: str) -> nn.Module:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    file = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = file
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(file)
+        value: Any = getattr(file, name, None)
+        made = value if isinstance(value, nn.Module) or not callable(value) else value()
+    finally:
+        sys.path.remove(str(path.parent))
+    if not isinstance(made, nn.Module):
+        sys.exit(f"{name} in {path} is no torch.nn.Module, and makes none when called: {made!r}")
+    return made
+
+
+def _input(text: str) -> torch.Tensor:
+    """An input from its shape and dtype: ``8,3``, ``8:int64``."""
+    sizes, _, kind = text.partition(":")
+    dtype = getattr(torch, kind or "float32", None)
+    try:
+        shape = [int(size) for size in sizes.split(",") if size]
+    except ValueError:
+        shape = None
+    if shape is None or not isinstance(dtype, torch.dtype):
+        sys.exit(f"{text} is no shape: write 8,3 or 8:int64")
+    return (
+        torch.randn(shape).to(dtype) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)
+    )

@@ -1,0 +1,43 @@
+"""Shared memory that torch's workers leave behind when they end at the wrong moment.
+
+A worker gives the memory of a tensor a name, opens it, and takes the name away again. One that is
+ended in between, which torch does to workers that are slow to stop, leaves the name and with it
+the memory until the machine is restarted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+_FOLDER = Path("/dev/shm")
+_GROUP = 2  # field of /proc/<pid>/stat after the name: state, parent, group
+
+
+def members(group: int) -> set[int]:
+    """Return the processes of a process group, as far as this system tells."""
+    processes = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
+    return {pid for pid in processes if (found := _stat(pid)) and int(found[_GROUP]) == group}
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Return state, parent, group and so on of a process; None when there is none any more."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else fields
+
+
+def remove(processes: Collection[int]) -> None:
+    """Remove what those of the processes that have ended left behind."""
+    gone = {str(pid) for pid in processes if _stat(pid) is None}
+    if not gone or not _FOLDER.is_dir():
+        return
+    for name in os.listdir(_FOLDER):
+        kind, _, rest = name.partition("_")
+        if kind == "torch" and rest.partition("_")[0] in gone:
+            with contextlib.suppress(OSError):
+                (_FOLDER / name).unlink()

@@ -1,0 +1,135 @@
+"""A captured graph as a row of units: the stretches between places where a block may begin.
+
+A block begins where a module's ``forward`` does, so those places are modules that are entered
+once. Each unit knows its cost, backward pass included, and what crosses its beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import fx
+
+from .._ir.blocks import Label, label_of, relabel
+from .._ir.graph import Graph
+from .._ir.layout import Spot
+from .._ir.slot import Kind
+from .._machine.cycles import node_cycles, value_bytes
+from .._machine.liveness import owner
+from .._machine.systems import ChipKind
+from .spots import find_spots
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A stretch of a model that stays on one chip.
+
+    Attributes:
+        begins: path of the module whose ``forward`` begins it; None for what comes before any.
+        cycles: of one micro-batch, forward and backward.
+        weight_bytes: parameters, their gradients and optimizer state, and buffers.
+        saved_bytes: what its forward pass keeps of one micro-batch for the backward pass.
+        entering_bytes: what crosses its beginning in the forward pass.
+        joined: whether it has to be on the chip of the unit before it.
+    """
+
+    begins: str | None
+    cycles: float
+    weight_bytes: int
+    saved_bytes: int
+    entering_bytes: int
+    joined: bool
+
+
+def find_units(
+    graph: Graph, state_bytes: Mapping[str, int], modules: Sequence[str], kind: ChipKind
+) -> list[Unit]:
+    """Cut a micro graph at every place where a block may begin.
+
+    Args:
+        graph: one micro-batch, forward and backward.
+        state_bytes: of every parameter and buffer by path, with all that training keeps for it.
+        modules: paths of the modules that ``forward`` may enter.
+        kind: of the chips.
+    """
+    graph = graph.copy()
+    forward = [node for node in graph.module.graph.nodes if _is_forward(node)]
+    entries = _entries(forward, modules)
+    starts = sorted({0, *entries})
+    for number, start in enumerate(starts):
+        end = starts[number + 1] if number + 1 < len(starts) else len(forward)
+        for node in forward[start:end]:
+            relabel(node, Label(number, False, label_of(node).module))
+    _label_backward(graph, forward)
+    spots = find_spots(graph, {number: number for number in range(len(starts))}, len(starts))
+    return _measured(graph, spots, [entries.get(start) for start in starts], state_bytes, kind)
+
+
+def _is_forward(node: fx.Node) -> bool:
+    label = label_of(node)
+    return node.op == "call_function" and label.visit is not None and not label.backward
+
+
+def _entries(forward: Sequence[fx.Node], modules: Sequence[str]) -> dict[int, str]:
+    """Position of the first operator -> the outermost module that is entered there, once."""
+    stretches: dict[str, list[int]] = {path: [] for path in modules}
+    before: set[str] = set()
+    for at, node in enumerate(forward):
+        parts = label_of(node).module.split(".")
+        inside = {"", *(".".join(parts[: n + 1]) for n in range(len(parts)))}
+        for path in inside - before:
+            stretches.setdefault(path, []).append(at)
+        before = inside
+    entries: dict[int, str] = {}
+    for path in sorted(modules, key=lambda p: (p.count(".") + bool(p), p)):
+        starts = stretches[path]
+        if len(starts) == 1:
+            entries.setdefault(starts[0], path)
+    return entries
+
+
+def _label_backward(graph: Graph, forward: Sequence[fx.Node]) -> None:
+    """Backward nodes belong to the unit of the module that they differentiate."""
+    last_of = {label_of(node).module: label_of(node).visit for node in forward}
+    for node in graph.module.graph.nodes:
+        label = label_of(node)
+        if label.backward:
+            relabel(node, Label(last_of.get(label.module), True, label.module))
+
+
+def _measured(
+    graph: Graph,
+    spots: Mapping[fx.Node, Spot],
+    begins: Sequence[str | None],
+    state_bytes: Mapping[str, int],
+    kind: ChipKind,
+) -> list[Unit]:
+    count = len(begins)
+    cycles, weights, saved, entering = [0.0] * count, [0] * count, [0] * count, [0] * count
+    joined = [False] * count
+    kept = set[fx.Node]()
+    for node, spot in spots.items():
+        cycles[spot.stage] += node_cycles(node, kind)
+        if spot.backward:
+            continue
+        readers = [spots[user] for user in node.users if user in spots]
+        if any(reader.backward for reader in readers):
+            kept.add(owner(node))
+        last = max((r.stage for r in readers if not r.backward), default=spot.stage)
+        for crossed in range(spot.stage + 1, last + 1):
+            entering[crossed] += value_bytes(node)
+    for node in kept & spots.keys():
+        saved[spots[node].stage] += value_bytes(node)
+    for node, slot in zip(graph.placeholders, graph.inputs, strict=True):
+        if slot.kind not in (Kind.PARAM, Kind.BUFFER):
+            continue
+        stages = [spots[user].stage for user in node.users if user in spots]
+        first, last = (min(stages), max(stages)) if stages else (0, 0)
+        weights[first] += state_bytes[slot.path]
+        for unit in range(first + 1, last + 1):  # one weight lives on one chip
+            joined[unit] = True
+    return [
+        Unit(*values)
+        for values in zip(begins, cycles, weights, saved, entering, joined, strict=True)
+    ]

@@ -1,0 +1,149 @@
+"""``autoplace``: block boundaries chosen from the captured graph. An addition to PopTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ._base import source
+from ._base.errors import InvalidValue
+from ._ir.plan_text import size_text, table
+from .ops import BeginBlock, removeBlocks
+from .options import Options
+from .wrappers import inferenceModel, trainingModel
+
+
+@dataclass(frozen=True)
+class PlacedBlock:
+    """One line of the table: what one chip gets, by estimate.
+
+    Attributes:
+        ipu: index of the chip, and id of the block.
+        begins: path of the module that begins the block; the model's own is empty.
+        cycles: of one micro-batch, forward and backward, by a rough rule per operator.
+        share: of all chips' cycles, from 0 to 1.
+        weight_bytes: parameters, gradients, optimizer state and buffers.
+        saved_bytes: what is kept for the backward pass, of all micro-batches under way.
+        entering_bytes: of one micro-batch, from the chips before.
+    """
+
+    ipu: int
+    begins: str
+    cycles: float
+    share: float
+    weight_bytes: int
+    saved_bytes: int
+    entering_bytes: int
+
+
+class PlacementTable(tuple[PlacedBlock, ...]):
+    """Why blocks begin where they do; printing it shows a table."""
+
+    def __str__(self) -> str:
+        head = ["ipu", "begins at", "cycles", "share", "weights and state", "kept", "enters"]
+        rows = [
+            [
+                str(block.ipu),
+                block.begins or "(the model)",
+                f"{block.cycles:,.0f}",
+                f"{block.share:.0%}",
+                *map(size_text, (block.weight_bytes, block.saved_bytes, block.entering_bytes)),
+            ]
+            for block in self
+        ]
+        slowest = max(block.share for block in self)
+        lines = table([head, *rows])
+        lines.append(f"balance: {1 / (len(self) * slowest):.0%} of an even division (estimated)")
+        return "\n".join(lines)
+
+
+class Placement(NamedTuple):
+    """What ``autoplace`` returns."""
+
+    model: nn.Module
+    table: PlacementTable
+
+
+def autoplace(
+    model: nn.Module,
+    example: Any,
+    options: Options | None = None,
+    *,
+    num_ipus: int,
+    optimizer: torch.optim.Optimizer | None = None,
+    memory_per_ipu: int | None = None,
+) -> Placement:
+    """Divide a model over chips: annotate it with one ``BeginBlock`` per chip.
+
+    The model is captured once for inputs like the example; nothing runs. Blocks begin where the
+    ``forward`` of a module does, such that the slowest chip is as fast as possible, every chip's
+    part fits its memory, and then as few bytes as possible cross between chips. A model in
+    training mode is placed for training, one in evaluation mode for inference.
+
+    Args:
+        model: annotated in place; blocks that it had are removed. ``removeBlocks`` takes it back.
+        example: arguments of one call: a combined batch, as a tuple, or a dict by name, or a
+            single tensor.
+        options: those that the model will be wrapped with; not frozen, not changed.
+        num_ipus: how many chips, at least 1.
+        optimizer: the one it will be trained with, whose state takes memory.
+        memory_per_ipu: bytes; None for that of the chips that ``POPTORCH_POD`` names.
+
+    Returns:
+        The annotated model, and the table of what each chip gets.
+
+    Raises:
+        ValueError: ``num_ipus`` is no positive integer.
+        poptorch.Error: the model cannot be captured, has too few places to cut, or does not fit.
+            The model is as it was.
+    """
+    if not isinstance(num_ipus, int) or num_ipus < 1:
+        raise InvalidValue(
+            "num_ipus must be a positive integer", got=repr(num_ipus), where=source.calling_line()
+        )
+    chosen = Options() if options is None else options.clone()
+    args, kwargs = _arguments(example)
+    shares = _shares(model, chosen, optimizer, args, kwargs, num_ipus, memory_per_ipu)
+    removeBlocks(model)
+    for share in shares:
+        if share.begins is not None:
+            part = model.get_submodule(share.begins)
+            BeginBlock(part, user_id=str(share.ipu), ipu_id=share.ipu)
+    whole = sum(share.cycles for share in shares) or 1.0
+    rows = [
+        PlacedBlock(
+            share.ipu, share.begins or "", share.cycles, share.cycles / whole,
+            share.weight_bytes, share.saved_bytes, share.entering_bytes,
+        )
+        for share in shares
+    ]  # fmt: skip
+    return Placement(model, PlacementTable(rows))
+
+
+def _arguments(example: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    if isinstance(example, Mapping):
+        return (), example
+    return (example if isinstance(example, tuple | list) else (example,)), {}
+
+
+def _shares(
+    model: nn.Module,
+    options: Options,
+    optimizer: torch.optim.Optimizer | None,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    chips: int,
+    limit: int | None,
+) -> list[Any]:
+    if not model.training:
+        executor = inferenceModel(model, options)
+    else:
+        executor = trainingModel(model, options, optimizer)
+    try:
+        return executor._session.shares(tuple(args), kwargs, chips, limit)
+    finally:
+        executor.destroy()

@@ -1,0 +1,98 @@
+"""Trace channels: named stretches of a program in torch's own profiler.
+
+Source: spec/runtime.md section 8.2, spec/ops.md section 1.7.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from ._base import env, log
+
+T = TypeVar("T")
+
+
+def _enabled() -> bool:
+    text = env.get("PVTI_OPTIONS")
+    try:
+        found = json.loads(text) if text else {}
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        log.python.warning('PVTI_OPTIONS is ignored: it is no JSON object like {"enable":"true"}')
+        return False
+    return str(found.get("enable", "false")).lower() == "true"
+
+
+_ENABLED = _enabled()  # read once, at import, as it was
+
+
+class Channel:
+    """A group of events under one name; equal names share one channel.
+
+    Events are recorded while ``torch.profiler`` runs, as ``channel.event``. Without
+    ``PVTI_OPTIONS='{"enable":"true"}'`` in the environment at import nothing is traced.
+
+    Args:
+        name: of the channel.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def instrument(self, obj: T, *methods: str) -> T:
+        """Trace the calls of an object's methods, special ones like ``__getitem__`` too.
+
+        Args:
+            obj: keeps its type as far as ``isinstance`` tells, and can still be pickled.
+            methods: their names.
+
+        Returns:
+            The same object. Objects of built-in types are left as they are.
+        """
+        if _ENABLED:
+            with contextlib.suppress(TypeError):  # lists and the like cannot change
+                cls: Any = type(obj)
+                obj.__class__ = _traced(cls, self._name, methods)
+        return obj
+
+    def tracepoint(self, name: str) -> contextlib.AbstractContextManager[Any]:
+        """Return a context manager: what runs inside is one event."""
+        if not _ENABLED:
+            return contextlib.nullcontext()
+        return torch.profiler.record_function(f"{self._name}.{name}")
+
+
+@functools.cache
+def _traced(cls: Any, channel: str, methods: tuple[str, ...]) -> Any:
+    """Return a subclass whose methods are events; objects of it travel as those of ``cls``."""
+
+    def reduce(self: Any, protocol: Any) -> Any:
+        make, args, *state = cls.__reduce_ex__(self, max(protocol, 2))
+        own = tuple(cls if arg is type(self) else arg for arg in args)
+        return _remade, (channel, methods, make, own), *state
+
+    members: dict[str, Any] = {name: _event(getattr(cls, name), channel, name) for name in methods}
+    names = {"__module__": cls.__module__, "__doc__": cls.__doc__, "__reduce_ex__": reduce}
+    return type(cls.__name__, (cls,), {**names, **members})
+
+
+def _event(method: Callable[..., Any], channel: str, name: str) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def traced(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with torch.profiler.record_function(f"{channel}.{name}"):
+            return method(self, *args, **kwargs)
+
+    return traced
+
+
+def _remade(
+    channel: str, methods: tuple[str, ...], make: Callable[..., Any], args: tuple[Any, ...]
+) -> Any:
+    return Channel(channel).instrument(make(*args), *methods)

@@ -1,0 +1,162 @@
+"""What is decided once, when a program is compiled."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from wrapped import normal
+from wrapping import Calling, Scaled, graph_of, infer, options, training
+
+
+class Backbone(nn.Module):
+    """A frozen part in evaluation mode below a trained one with dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+        self.head = nn.Linear(4, 2)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x):
+        features = self.body(x)
+        out = self.head(features)
+        return features, self.drop(out), poptorch.identity_loss(out.square(), "mean")
+
+
+@pytest.mark.spec("supported_ops", 7)
+def test_each_part_has_its_own_mode() -> None:
+    model = Backbone()
+    model.body.eval()
+    statistics = copy.deepcopy(model.body[1].state_dict())
+    x = normal(64, 4)
+    expected = model.body(x).detach()
+    executor = training(model)
+    features, dropped, _ = executor(x)
+    torch.testing.assert_close(features, expected)
+    assert (dropped == 0).any()
+    torch.testing.assert_close(model.body[1].state_dict()["running_mean"],
+                               statistics["running_mean"])  # fmt: skip
+    assert model.body[1].num_batches_tracked == 0
+
+
+@pytest.mark.spec("supported_ops", 7)
+def test_dropout_is_active_in_inference_where_the_part_is_in_training_mode() -> None:
+    assert (poptorch.inferenceModel(nn.Dropout(0.5).train(), options())(torch.ones(99)) == 0).any()
+    assert poptorch.inferenceModel(nn.Dropout(0.5).eval(), options())(torch.ones(99)).all()
+
+
+@pytest.mark.spec("supported_ops", 8)
+def test_changing_the_mode_later_changes_nothing() -> None:
+    model = Backbone()
+    model.drop.p, model.body[2].p = 0.0, 0.0
+    executor = training(model, lr=0.0)
+    x = normal(8, 4)
+    before = executor(x)
+    model.eval()
+    model.scale = 3
+    after = executor(x)
+    for a, b in zip(before, after, strict=True):
+        torch.testing.assert_close(a, b)
+    assert model.body[1].num_batches_tracked == 2  # still in training mode on the device
+
+
+@pytest.mark.spec("supported_ops", 18)
+def test_new_tensors_need_no_device_and_those_from_outside_are_frozen() -> None:
+    outside = torch.ones(3)
+
+    def forward(x):
+        new = torch.arange(3.0) + torch.zeros(3) + torch.full((3,), 2.0) + torch.tensor([1.0, 2, 3])
+        assert new.device == x.device
+        return x + new + torch.linspace(0, 1, 3), x * outside
+
+    model = poptorch.inferenceModel(Calling(forward), options())
+    x = normal(3)
+    first = model(x)
+    torch.testing.assert_close(first, forward(x))
+    outside.fill_(5.0)
+    torch.testing.assert_close(model(x), first)
+
+
+@pytest.mark.spec("supported_ops", 19)
+def test_loops_over_layers_are_unrolled() -> None:
+    class Deep(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = [nn.Linear(3, 3) for _ in range(5)]
+            self.held = nn.ModuleList(self.layers)
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    model, x = Deep(), normal(2, 3)
+    executor = poptorch.inferenceModel(model, options())
+    torch.testing.assert_close(executor(x), model(x).detach())
+    targets = [node.target for node in graph_of(executor).nodes]
+    assert targets.count(torch.ops.aten.addmm.default) == 5
+
+
+@pytest.mark.spec("supported_ops", 20)
+def test_python_in_forward_and_hooks_runs_at_capture_only() -> None:
+    ran = []
+    layer = nn.Linear(2, 2)
+    layer.register_forward_hook(lambda module, args, out: (ran.append("hook"), out * 2)[1])
+
+    def forward(x):
+        ran.append("forward")
+        return layer(x)
+
+    class Holding(Calling):
+        def __init__(self) -> None:
+            super().__init__(forward)
+            self.layer = layer
+
+    model = poptorch.inferenceModel(Holding(), options(iterations=3))
+    x = normal(6, 2)
+    once = model(x)
+    count = len(ran)
+    torch.testing.assert_close(model(x), once)  # the hook's doubling is in the program
+    torch.testing.assert_close(once, layer.forward(x).detach() * 2)
+    assert len(ran) == count
+    assert {"forward", "hook"} == set(ran)
+
+
+def test_numbers_given_to_forward_are_compiled_in() -> None:
+    model = poptorch.inferenceModel(Calling(lambda x, n: x * n), options())
+    assert model(torch.ones(1), 2) == 2
+    with pytest.raises(poptorch.Error, match="Value mismatch"):
+        model(torch.ones(1), 3)
+
+
+@pytest.mark.spec("supported_ops", 28)
+def test_a_second_wrapper_shares_the_parameters() -> None:
+    module = Scaled(lambda x: x)
+    trainer = training(module)
+    tester = poptorch.inferenceModel(module, options())
+    x = torch.tensor([1.0, 2.0])
+    before = tester(x)[0]
+    for _ in range(2):
+        trainer(x)
+    after = tester(x)[0]
+    torch.testing.assert_close(before, 2 * x)
+    torch.testing.assert_close(after, module.weight.detach() * x)
+    assert not torch.equal(before, after)
+
+
+@pytest.mark.spec("supported_ops", 29)
+def test_random_numbers_repeat_with_the_seed_in_a_fresh_wrapper() -> None:
+    def draw(seed: int) -> torch.Tensor:
+        def forward(x):
+            return torch.rand(4) + x, nn.functional.dropout(torch.ones(64)), torch.randperm(9)
+
+        return torch.cat([t.flatten().float() for t in infer(
+            forward, torch.zeros(4), opts=options().randomSeed(seed))])  # fmt: skip
+
+    assert torch.equal(draw(3), draw(3))
+    assert not torch.equal(draw(3), draw(4))

@@ -1,0 +1,135 @@
+"""Models at the edge: no inputs, no outputs, no parameters, single numbers, unused arguments."""
+
+from __future__ import annotations
+
+import collections
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import poptorch
+from wrapped import normal
+from wrapping import Calling, infer, options, training
+
+
+@pytest.mark.spec("supported_ops", 16)
+def test_single_numbers_get_a_dimension_where_several_are_returned() -> None:
+    def call(mode=poptorch.OutputMode.Final, **counts) -> torch.Tensor:
+        opts = options(**counts).outputMode(mode)
+        return poptorch.inferenceModel(Calling(torch.sum), opts)(torch.ones(6))
+
+    assert call().shape == ()
+    assert call(iterations=3).shape == ()
+    assert call(poptorch.OutputMode.All, iterations=3).tolist() == [2, 2, 2]
+    assert call(replicas=2).tolist() == [3, 3]
+
+
+Point = collections.namedtuple("Point", "x y")
+
+
+@pytest.mark.spec("supported_ops", 17)
+def test_structures_keep_their_kinds_and_plain_values() -> None:
+    def forward(x):
+        return [Point(x, None), (1, "text", [2.5]), {"a": {"b": x * 2}, "none": None}]
+
+    got = infer(forward, torch.ones(2))
+    assert type(got) is list
+    assert type(got[0]) is Point
+    assert got[0].y is None
+    assert got[1] == (1, "text", [2.5])
+    assert got[2]["a"]["b"].tolist() == [2, 2]
+    assert got[2]["none"] is None
+
+
+@pytest.mark.spec("supported_ops", 22)
+def test_gelu_is_torchs_whichever_form_is_asked_for() -> None:
+    x = torch.linspace(-4, 4, 99)
+    for form in ("none", "tanh"):
+        assert torch.equal(infer(lambda x, f=form: F.gelu(x, approximate=f), x),
+                           F.gelu(x, approximate=form))  # fmt: skip
+    apart = (F.gelu(x) - F.gelu(x, approximate="tanh")).abs().max()
+    assert 1e-5 < apart < 1e-3
+
+
+@pytest.mark.spec("supported_ops", 23)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_softmax_of_large_numbers_is_finite(dtype: torch.dtype) -> None:
+    large = torch.finfo(dtype).max / 2
+    x = torch.tensor([[large, -large, large], [-large, -large, -large]], dtype=dtype)
+    for dim in (0, -1):
+        got = infer(lambda x, d=dim: F.softmax(x, d), x)
+        assert torch.isfinite(got).all()
+        torch.testing.assert_close(got, F.softmax(x, dim))
+
+
+class Recurrent(nn.Module):
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.lstm = nn.LSTM(3, 4, num_layers=2, batch_first=True, dtype=dtype)
+
+    def forward(self, x):
+        out, (h, c) = self.lstm(x)
+        return out, (h, c)
+
+
+@pytest.mark.spec("supported_ops", 24)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_lstm_returns_what_torch_does(dtype: torch.dtype) -> None:
+    model, x = Recurrent(dtype), normal(2, 5, 3).to(dtype)
+    got, expected = infer(model, x), model(x)
+    assert type(got) is type(expected) is tuple
+    assert type(got[1]) is tuple
+    assert got[1][1].dtype == dtype
+    torch.testing.assert_close(got, torch.utils._pytree.tree_map(torch.Tensor.detach, expected))
+
+
+@pytest.mark.spec("supported_ops", 25)
+def test_models_without_inputs_outputs_or_parameters() -> None:
+    class Alone(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(1))
+
+        def forward(self):
+            self.count.add_(2)
+            return self.count * 1
+
+    model = poptorch.inferenceModel(Alone(), options())
+    assert [model().item() for _ in range(3)] == [2, 4, 6]
+    assert infer(lambda x: None, torch.ones(1)) is None
+    assert infer(lambda x: x + 1, torch.ones(1)) == 2
+
+    class Lonely(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.tensor(3.0))
+
+        def forward(self):
+            return poptorch.identity_loss(self.weight.square(), "none")
+
+    trainer = training(Lonely())
+    assert trainer() == 9
+    assert trainer.model.weight == 3 - 0.1 * 6
+
+
+@pytest.mark.spec("supported_ops", 26)
+def test_a_layer_itself_is_wrapped_and_called_by_position_or_name() -> None:
+    layer, x = nn.Linear(3, 2), normal(4, 3)
+    model = poptorch.inferenceModel(layer, options())
+    expected = layer(x).detach()
+    torch.testing.assert_close(model(x), expected)
+    torch.testing.assert_close(model(input=x), expected)
+    torch.testing.assert_close(poptorch.inferenceModel(layer, options())(input=x), expected)
+
+
+@pytest.mark.spec("supported_ops", 27)
+def test_unused_inputs_are_allowed_and_still_checked() -> None:
+    model = poptorch.inferenceModel(Calling(lambda x, unused: x * 2), options())
+    assert model(torch.ones(2), torch.ones(2, 3)).tolist() == [2, 2]
+    with pytest.raises(poptorch.Error, match="Shape mismatch"):
+        model(torch.ones(2), torch.ones(2, 4))
+    with pytest.raises(poptorch.Error, match="type mismatch"):
+        model(torch.ones(2), torch.ones(2, 3, dtype=torch.int32))

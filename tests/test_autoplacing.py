@@ -1,0 +1,127 @@
+"""``autoplace``: the annotated model runs as placed, and the table says why."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from wrapped import options
+
+
+class Net(nn.Module):
+    """Six equal layers, a skip connection over all of them, and a loss."""
+
+    def __init__(self, layers: int = 6) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(layers))
+        self.loss = nn.MSELoss()
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor | None = None):
+        out = x
+        for layer in self.layers:
+            out = layer(out).tanh()
+        out = out + x
+        return out if y is None else (out, self.loss(out, y))
+
+
+class Tied(nn.Module):
+    """The first and the last layer share their weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = (nn.Linear(8, 8) for _ in range(3))
+        self.last.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.middle(self.first(x)))
+
+
+def batch(size: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(size, 32), torch.randn(size, 32)
+
+
+@pytest.mark.parametrize("chips", [1, 2, 3])
+def test_equal_layers_are_divided_evenly(chips: int) -> None:
+    _, table = poptorch.autoplace(Net(layers=12), batch(), num_ipus=chips)
+    assert table[0].begins == ""
+    assert all(block.begins.startswith("layers.") for block in table[1:])
+    assert sum(block.share for block in table) == pytest.approx(1)
+    assert max(block.share for block in table) < 1.15 / chips
+    assert str(table).count("\n") == chips + 1
+
+
+def test_a_placed_model_trains_as_the_flat_one_and_as_the_table_says() -> None:
+    flat = Net()
+    model, table = poptorch.autoplace(copy.deepcopy(flat), batch(), num_ipus=2)
+    x, y = batch(16)
+    losses = []
+    for each, backend in ((flat, "reference"), (model, "staged")):
+        opts = options(accumulation=4).backend(backend)
+        trainer = poptorch.trainingModel(each, opts, torch.optim.SGD(each.parameters(), lr=0.1))
+        losses.append([trainer(x, y)[1] for _ in range(3)])
+    torch.testing.assert_close(losses[1], losses[0])
+    plan = trainer.plan()
+    assert plan.chips == 2
+    sent = [t.value.bytes for t in plan.staged.transfers if str(t.source) == "0F"]
+    assert sum(sent) == table[1].entering_bytes
+
+
+def test_optimizer_state_counts() -> None:
+    model = Net()
+    parameters = sum(p.numel() * 4 for p in model.parameters())
+    for optimizer, times in ((torch.optim.SGD, 2), (torch.optim.Adam, 4)):
+        made = optimizer(model.parameters(), lr=0.1)
+        _, table = poptorch.autoplace(model, batch(), num_ipus=2, optimizer=made)
+        assert sum(block.weight_bytes for block in table) == times * parameters
+
+
+def test_evaluation_mode_places_for_inference() -> None:
+    model, table = poptorch.autoplace(Net().eval(), torch.randn(4, 32), num_ipus=2)
+    assert all(block.saved_bytes == 0 for block in table)
+    assert not model.training
+
+
+def test_shared_weights_stay_together() -> None:
+    with pytest.raises(poptorch.Error, match="cannot be cut into 2 parts"):
+        poptorch.autoplace(Tied().eval(), torch.randn(2, 8), num_ipus=2)
+
+
+def test_placing_again_replaces_the_blocks() -> None:
+    model, _ = poptorch.autoplace(Net(), batch(), num_ipus=3)
+    model, table = poptorch.autoplace(model, batch(), num_ipus=2)
+    annotated = [n for n, m in model.named_modules() if m._forward_pre_hooks]
+    assert annotated == ["", table[1].begins]
+    poptorch.removeBlocks(model)
+    assert not any(m._forward_pre_hooks for m in model.modules())
+
+
+def test_memory_is_a_limit() -> None:
+    small = 5 * 32 * 33 * 4  # not even three of six layers with their gradients
+    with pytest.raises(poptorch.Error, match="No placement on 2 IPUs fits") as caught:
+        poptorch.autoplace(Net(), batch(), num_ipus=2, memory_per_ipu=small)
+    assert "use more IPUs" in str(caught.value)
+    _, table = poptorch.autoplace(Net(), batch(), num_ipus=6, memory_per_ipu=small)
+    assert all(block.weight_bytes + block.saved_bytes <= small for block in table)
+
+
+@pytest.mark.parametrize("number", [0, -1, 1.5, "2"])
+def test_wrong_numbers(number: object) -> None:
+    with pytest.raises(ValueError, match="positive integer"):
+        poptorch.autoplace(Net(), batch(), num_ipus=number)
+
+
+def test_failures_leave_the_model_alone() -> None:
+    model = Net()
+    poptorch.BeginBlock(model.layers[2], ipu_id=0)
+    kind = type(model)
+    with pytest.raises(poptorch.Error, match="cannot be cut"):
+        poptorch.autoplace(model, batch(), num_ipus=50)
+    with pytest.raises(RuntimeError):
+        poptorch.autoplace(model, (torch.randn(4, 3), torch.randn(4, 3)), num_ipus=2)
+    assert type(model) is kind
+    assert [n for n, m in model.named_modules() if m._forward_pre_hooks] == ["layers.2"]
+    assert torch.isfinite(model(*batch())[1])

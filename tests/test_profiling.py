@@ -1,0 +1,106 @@
+"""Trace channels: nothing without the variable, events of torch's profiler with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import poptorch
+from source_tree import ROOT
+
+
+class Data:
+    """A data set that defines ``__getitem__`` on the class only."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@pytest.mark.spec("runtime", 23)
+def test_without_the_variable_nothing_happens() -> None:
+    channel = poptorch.profiling.Channel("mine")
+    data = Data()
+    assert channel.instrument(data, "__getitem__") is data
+    assert type(data) is Data
+    with channel.tracepoint("step") as nothing:
+        assert nothing is None
+
+
+PROGRAM = """
+import json, pickle, sys, torch
+from torch import nn
+import poptorch
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 4
+    def __getitem__(self, index): return torch.full((3,), float(index)), torch.tensor(index % 2)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+    def forward(self, x, y=None):
+        out = self.layer(x)
+        return out if y is None else (out, nn.functional.cross_entropy(out, y))
+
+options = poptorch.Options().backend("reference").showCompilationProgressBar(False)
+channel = poptorch.profiling.Channel("mine")
+numbers = channel.instrument([1, 2], "append")
+other = pickle.loads(pickle.dumps(channel.instrument(Data(), "__len__")))
+with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    loader = poptorch.DataLoader(options, Data(), 2)
+    assert isinstance(loader.dataset, Data)
+    training = poptorch.trainingModel(Net(), options)
+    for x, y in loader:
+        training(x, y)
+    training.copyWeightsToHost()
+    training.setOptimizer(torch.optim.SGD(training.model.parameters(), lr=0.1))
+    training.destroy()
+    with channel.tracepoint("step"):
+        len(other), len(numbers)
+names = {event.key: event.count for event in profile.key_averages()}
+json.dump({name: count for name, count in names.items() if "aten" not in name}, sys.stdout)
+"""
+
+
+def run(tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    return subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+
+@pytest.mark.spec("runtime", 14)
+def test_channels_record_events(tmp_path: Path) -> None:
+    events = json.loads(run(tmp_path, PVTI_OPTIONS='{"enable":"true"}').stdout)
+    ours = {name: n for name, n in events.items() if name.startswith(("poptorch.", "dataset", "m"))}
+    assert ours == {
+        "dataset.__getitem__": 4,
+        "mine.step": 1,
+        "mine.__len__": 1,
+        "poptorch.trainingModel.modelCompilation": 1,
+        "poptorch.trainingModel.modelExecution": 2,
+        "poptorch.trainingModel.copyWeightsToHost": 1,
+        "poptorch.trainingModel.setOptimizer": 1,
+        "poptorch.trainingModel.destroy": 1,
+    }
+
+
+def test_options_that_say_no_and_options_that_say_nothing(tmp_path: Path) -> None:
+    for text, warned in (('{"enable":"false"}', False), ("yes", True), ("[]", True)):
+        result = run(tmp_path, PVTI_OPTIONS=text)
+        assert not any("poptorch." in name for name in json.loads(result.stdout))
+        assert ("PVTI_OPTIONS is ignored" in result.stderr) is warned
