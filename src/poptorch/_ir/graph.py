@@ -72,11 +72,14 @@ class Graph:
         return {slot.key: value for slot, value in zip(self.outputs, results, strict=True)}
 
 
-def compose(name: str, parts: Sequence[Graph], keep: Iterable[Kind] = ()) -> Graph:
+def compose(
+    name: str, parts: Sequence[Graph], keep: Iterable[Kind] = (), drop: Collection[str] = ()
+) -> Graph:
     """Join graphs into one: what one part writes, the next parts read.
 
     Inputs that no earlier part writes become inputs of the whole. Gradients are handed over and
-    disappear unless ``keep`` names their kind; every other output stays, the latest writer winning.
+    disappear unless ``keep`` names their kind, and so do the outputs whose keys ``drop`` names;
+    every other output stays, the latest writer winning.
     """
     graph = fx.Graph()
     values: dict[str, fx.Node] = {}
@@ -105,7 +108,9 @@ def compose(name: str, parts: Sequence[Graph], keep: Iterable[Kind] = ()) -> Gra
             values[slot.key] = mapping[node]
             outputs[slot.key] = slot
     handed_over = {Kind.GRADIENT} - set(keep)
-    result = [slot for slot in outputs.values() if slot.kind not in handed_over]
+    result = [
+        slot for slot in outputs.values() if slot.kind not in handed_over and slot.key not in drop
+    ]
     graph.output(tuple(values[slot.key] for slot in result))
     graph.eliminate_dead_code()
     graph.lint()
