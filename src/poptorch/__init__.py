@@ -12,7 +12,6 @@ from .argparsers import (
     registerCustomArgParser,
     registerGeometricCustomArgParsers,
 )
-from .autocasting import autocast
 from .autoplacing import autoplace
 from .dataloader import AsynchronousDataAccessor, DataLoader
 from .enums import *  # noqa: F403 (every enum is public at top level)

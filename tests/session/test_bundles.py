@@ -1,4 +1,4 @@
-"""Models with many small weights, whose updates are done on flat bundles: nothing can be noticed."""
+"""Models with many small weights: that their updates are done on flat bundles goes unnoticed."""
 
 import copy
 
