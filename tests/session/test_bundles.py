@@ -1,6 +1,7 @@
-"""Models with many small weights: that their updates are done on flat bundles goes unnoticed."""
+"""Models with many small weights, updated as flat bundles: nothing of it can be noticed."""
 
 import copy
+import shutil
 
 import pytest
 import torch
@@ -58,9 +59,15 @@ def singly(monkeypatch):
     monkeypatch.setattr(bundle, "FEWEST", 10**9)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("counts", [{}, {"accumulation": 4}, {"accumulation": 2, "replicas": 2}])
-@pytest.mark.parametrize("name", MAKERS)
+LOOPS = ({}, {"accumulation": 4}, {"accumulation": 2, "replicas": 2})
+CASES = [
+    *((name, {}, torch.float32) for name in MAKERS),
+    *((name, counts, torch.float32) for name in ("Adam", "combined") for counts in LOOPS[1:]),
+    *((name, counts, torch.float16) for name, counts in zip(("SGD", "AdamW"), LOOPS, strict=False)),
+]
+
+
+@pytest.mark.parametrize("name, counts, dtype", CASES)
 def test_everything_is_as_without_bundles(name, counts, dtype, monkeypatch):
     model, optimizer, wrapped, _, losses = run(name, dtype, **counts)
     used = wrapped._session.compiled.plan.program.bundles
@@ -153,6 +160,18 @@ def test_stochastic_rounding_and_anchors_work_beside_them():
     wrapped = poptorch.trainingModel(model, anchored, MAKERS["SGD"](groups(model)))
     wrapped(torch.randn(8, 5), torch.arange(8) % 3)
     assert wrapped.getAnchoredTensor("g").shape == (5, 5)
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiled_code_reads_and_writes_bundles():
+    _, optimizer, wrapped, _, losses = run("Adam", backend="inductor")
+    assert wrapped._session.compiled.plan.program.bundles
+    _, reference, _, _, wanted = run("Adam")
+    torch.testing.assert_close(losses, wanted, rtol=1e-5, atol=1e-6)
+    expected = reference.state_dict()["ipu_state"]
+    for key, value in optimizer.state_dict()["ipu_state"].items():
+        torch.testing.assert_close(value, expected[key], rtol=1e-3, atol=1e-6)
 
 
 def test_the_plan_can_still_be_cut_into_stages():
