@@ -47,15 +47,20 @@ sweep: $(STAMP)
 		PYTHONPATH=. ../$(BIN)/python -m sweep $$what || exit 1; done
 
 bench: $(STAMP)
-	$(BIN)/python benchmarks/spine.py
+	mkdir -p benchmarks/results
+	$(BIN)/python benchmarks/speed.py --out benchmarks/results/$$(date +%F).json
+	$(BIN)/python benchmarks/growth.py
+	$(BIN)/python benchmarks/interference.py
 	$(BIN)/python benchmarks/data.py
 
 bench-quick: $(STAMP)
-	$(BIN)/python benchmarks/spine.py --quick
+	$(BIN)/python benchmarks/speed.py --quick
 	$(BIN)/python benchmarks/data.py --quick
 
-# Makes, uses and drops a thousand loaders, and fails if anything of them is left.
+# Makes, uses and drops a thousand loaders, runs ten thousand calls, makes hundreds of executors,
+# and fails if anything of them is left.
 soak: $(STAMP)
+	$(BIN)/python benchmarks/executor_soak.py
 	$(BIN)/python benchmarks/data.py --cycles 1000
 
 # The full FashionMNIST set is a Debian package. Where it can be had it is installed; where it

@@ -1,4 +1,4 @@
-"""The autocast policy of releases 2.1 to 3.0, kept so that old scripts can build one."""
+"""Automatic casting of releases 2.1 to 3.0: a context manager, and the policy that it follows."""
 
 from __future__ import annotations
 
@@ -6,16 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ._ops.autocast import autocast
+
+__all__ = ["Policy", "autocast"]
+
 
 @dataclass(frozen=True)
 class Policy:
-    """Lists of operators per casting rule. Without effect: see ``Precision.autocastPolicy``.
+    """Which functions ``autocast`` casts the operands of; see ``Precision.autocastPolicy``.
+
+    Each entry is a function of torch (``torch.matmul``), a layer (``torch.nn.Conv2d``) or a name.
 
     Attributes:
-        fp16: operators that ran in half.
-        fp32: operators that ran in float.
-        promote: operators that upcast mixed operands.
-        demote: operators that downcast mixed operands.
+        fp16: run in half.
+        fp32: run in float.
+        promote: mixed operands become float.
+        demote: mixed operands become half.
     """
 
     fp16: Sequence[Any] = ()

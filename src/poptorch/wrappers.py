@@ -91,7 +91,7 @@ def load(
     edit_opts_fn: Callable[[Options], object] | None = None,
     trusted: bool = False,
 ) -> PoplarExecutor:
-    """Rebuild model, options, optimizer and executor from one file, without compiling.
+    """Rebuild model, options, optimizer and executor from one file, without capturing the model.
 
     Optimizer and random state continue where they were saved; a file that was compiled for no
     device runs here. The model of a training executor is ``executor.model``.
@@ -102,7 +102,8 @@ def load(
             stays.
         trusted: rebuild whatever objects the file names. By default only tensors, containers,
             modules that can be imported, and this library's own values are: a file can then do
-            nothing but what the model's own classes do.
+            nothing but what the model's own classes do. Compiled code in the file is used only
+            when it is trusted; otherwise it is taken from this machine's own, or compiled again.
 
     Raises:
         AssertionError: no such file of this version ("Invalid file"), something in it that is not

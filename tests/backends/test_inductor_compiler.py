@@ -42,7 +42,7 @@ def check(step: Callable[..., tuple[Tensors, Tensors]], examples: Tensors) -> No
     """Compile, run twice beside the traced graph, compare everything that can be seen."""
     module = graph(step, examples)
     text = module.print_readable(print_output=False)
-    compiled = compile_graph(module, examples)
+    compiled = compile_graph(module, examples).run
     assert module.print_readable(print_output=False) == text
     want_state, got_state = [[t.clone() for t in examples] for _ in range(2)]
     for seed in range(2):
@@ -80,5 +80,5 @@ def test_factors_of_additions_survive_next_to_matrix_products() -> None:
         return [torch.add(x, first, alpha=0.5), torch.add(second, x, alpha=0.25)], []
 
     examples = [torch.randn(2, 3), torch.randn(2, 4), torch.randn(4, 3)]
-    got = compile_graph(graph(step, examples), examples)(examples)
+    got = compile_graph(graph(step, examples), examples).run(examples)
     torch.testing.assert_close(list(got), step(*examples)[0])

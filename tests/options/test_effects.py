@@ -29,14 +29,17 @@ def test_changed_hints_are_listed():
         "TensorLocations.setWeightLocation",
         "Training.setConvolutionDithering",
         '_Popart.set("outlineThreshold")',
+        "enableStableNorm",
         "setAvailableMemoryProportion",
         "syncPattern",
     ]
     options.syncPattern(SyncPattern.Full).setAvailableMemoryProportion({})
     options.Precision.setPartialsType(torch.half)
     assert options.withoutEffect() == [
+        "Precision.setPartialsType",
         "TensorLocations.setWeightLocation",
         '_Popart.set("outlineThreshold")',
+        "enableStableNorm",
     ]
 
 

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -19,7 +20,9 @@ import poptorch
 from models_to_save import Net
 from poptorch import ConnectionType
 from poptorch._base import archive
+from poptorch._compile import code
 from poptorch._session import pickles
+from poptorch.backends.inductor import Inductor
 from wrapped import normal, options
 
 X, Y = normal(8, 4), normal(8, 4, seed=1)
@@ -352,3 +355,25 @@ def test_a_file_runs_in_another_process(tmp_path: Path) -> None:
         cwd=Path(__file__).parents[2],
     )  # fmt: skip
     assert json.loads(done.stdout) == pytest.approx(first(X, Y)[1].tolist(), rel=1e-6)
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
+def test_compiled_code_travels_but_is_used_from_trusted_files_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "here"))
+    first = training(opts=options().backend("inductor").randomSeed(3))
+    first(X, Y)
+    path = tmp_path / "model.poptorch"
+    first.save(path)
+    expected = first(X, Y)
+    built = []
+    build = Inductor.build
+    monkeypatch.setattr(Inductor, "build", lambda *args: built.append(1) or build(*args))
+    monkeypatch.setattr(code, "_loaded", {})
+    for folder, trusted, compiled in (("there", True, 0), ("elsewhere", False, 1)):
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / folder))
+        code._loaded.clear()
+        second = poptorch.load(path, trusted=trusted)
+        assert len(built) == compiled
+        assert all(map(torch.equal, second(X, Y), expected))

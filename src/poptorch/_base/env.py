@@ -33,7 +33,10 @@ _ROWS = (
     Variable("POPTORCH_LOG_LEVEL", str, "WARN", "verbosity of the log, read at import"),
     Variable("POPTORCH_LOG_DEST", str, "stderr", "stderr, stdout or a file for the engine's log"),
     Variable(
-        "POPTORCH_BACKEND", str, None, "backend that runs the programs, unless an option does"
+        "POPTORCH_BACKEND",
+        str,
+        None,
+        "backend that runs the programs, unless an option does: auto, optimise, reference, ...",
     ),
     Variable("POPTORCH_IPU_MODEL", _flag, None, "use the simulated device"),
     Variable("POPTORCH_SMALL_IPU_MODEL", _flag, None, "simulated device with 4 tiles"),
@@ -71,6 +74,9 @@ _ROWS = (
     Variable(
         "PVTI_OPTIONS", str, "", 'JSON, read at import: {"enable":"true"} turns trace channels on'
     ),
+    Variable(
+        "TORCHINDUCTOR_CACHE_DIR", str, "", "directory of torch's compiler cache, and of our code"
+    ),
     Variable("CXX", str, "", "the C++ compiler of the inductor backend"),
 )
 TABLE = {row.name: row for row in _ROWS}
@@ -90,6 +96,11 @@ def get(name: str) -> Any:
 def set_if_absent(name: str, value: str) -> None:
     """Set a variable for this process and those it starts, unless the user did."""
     os.environ.setdefault(name, value)
+
+
+def put(name: str, value: str) -> None:
+    """Set a variable for this process, whatever it was."""
+    os.environ[name] = value
 
 
 def raw(name: str, default: str) -> str:

@@ -317,3 +317,17 @@ def same_constant(expected: Any, got: Any) -> bool:
         return not differs
     except (ValueError, RuntimeError):  # an array of answers, which has no truth value
         return expected.shape == got.shape and not bool(differs.any())
+
+
+def with_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
+    """Return nested tuples, lists and dicts with every tensor replaced by what a function returns.
+
+    For the arguments of operators; other containers are left as they are.
+    """
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if type(value) in (tuple, list):
+        return type(value)(with_tensors(function, item) for item in value)
+    if type(value) is dict:
+        return {key: with_tensors(function, item) for key, item in value.items()}
+    return value

@@ -12,8 +12,11 @@ from torch import nn
 
 from .._base import trees
 from .._ir.slot import Kind, Slot
+from .._ir.spec import Precision
 from .._ops import annotate
+from .._ops.autocast import autocasting
 from .._ops.context import listening
+from .casting import Casting
 from .failures import explained
 from .listening import Capturing
 from .names import Names
@@ -59,7 +62,7 @@ class Request:
         trained: paths of the parameters that get a gradient; empty in inference.
         training: whether a loss is looked for.
         loss_scaling: the factors on the gradient's seed: numbers, or slots of inputs.
-        narrow_64bit: whether 64-bit results become 32-bit ones.
+        precision: number formats and rounding.
         examples: makes the tensors of the first micro-batch, for a forward that branches on them.
         lanes: how many micro-batches run side by side; their slots then have a leading lane
             dimension, and each ``gradient.*`` is the sum over the lanes. None for one micro-batch.
@@ -80,7 +83,7 @@ class Request:
     trained: frozenset[str] = frozenset()
     training: bool = False
     loss_scaling: tuple[float | Slot, ...] = ()
-    narrow_64bit: bool = True
+    precision: Precision = field(default_factory=Precision)
     examples: Callable[[], list[torch.Tensor]] | None = None
     lanes: Lanes | None = None
     anchors: tuple[tuple[str, str], ...] = ()
@@ -132,6 +135,8 @@ def run_forward(
         listening(capturing),
         explained(request.module),
         answering(capturing.values),
+        autocasting(request.precision.autocast, request.precision.autocast_policy),
+        Casting(request.precision, request.lanes is not None),
         finder if request.training else contextlib.nullcontext(),
         unvalidated_distributions(),
         cumulative_averages(request.module),

@@ -27,6 +27,7 @@ class Capturing:
     Attributes:
         training: whether the captured program computes gradients.
         lanes: whether several micro-batches run side by side.
+        stochastic: whether the program rounds to float16 at random.
         losses: finds the loss.
         values: answers questions for values.
         groups: the groups of convolutions, by number.
@@ -34,6 +35,7 @@ class Capturing:
 
     training: bool
     lanes: bool = False
+    stochastic: bool = False
     losses: LossFinder = field(default_factory=LossFinder)
     values: Values = field(default_factory=Values)
     groups: dict[int, marks.Group] = field(default_factory=dict)
@@ -87,7 +89,9 @@ class Capturing:
             raise NotImplementedError("loops and branches run one micro-batch at a time")
         outer, self.groups = self.groups, {}
         try:
-            return trace.trace_part(lambda flat: function(*flat), inputs, self._settle)
+            return trace.trace_part(
+                lambda flat: function(*flat), inputs, self._settle, self.stochastic
+            )
         finally:
             self.groups = outer
 

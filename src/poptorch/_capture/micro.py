@@ -68,7 +68,12 @@ class _Recording:
         self.structure: trees.Structure | None = None
         self.hosts: dict[int, torch.Tensor] = {}
         self.names: tuple[str, ...] = ()
-        self.capturing = Capturing(request.training, request.lanes is not None, values=values)
+        self.capturing = Capturing(
+            request.training,
+            request.lanes is not None,
+            request.precision.stochastic_rounding,
+            values=values,
+        )
         self.overlaps: dict[str, str] = {}
         self.visits: tuple[Visit, ...] = ()
 
@@ -139,7 +144,7 @@ class _Recording:
                 )
                 continue
             result = tensor.detach()
-            if self.request.narrow_64bit and result.dtype in _NARROW:
+            if self.request.precision.narrow_64bit and result.dtype in _NARROW:
                 result = result.to(_NARROW[result.dtype])
             kind = Kind.LOSS if tensor is done.loss else Kind.OUTPUT
             self.slots.append(Slot.like(kind, str(index), result))
@@ -224,7 +229,10 @@ def real_inputs(request: Request) -> list[torch.Tensor]:
 
 def _capture(request: Request, inputs: list[torch.Tensor], values: Values) -> Micro:
     recording = _Recording(request, values)
-    module, constants = trace.trace(recording, inputs, recording.settle, values.real)
+    stochastic = request.precision.stochastic_rounding
+    module, constants = trace.trace(
+        recording, inputs, recording.settle, values.real, stochastic=stochastic
+    )
     constant_slots = tuple(
         Slot.like(Kind.CONSTANT, str(index), value) for index, value in enumerate(constants)
     )

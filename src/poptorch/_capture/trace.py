@@ -25,6 +25,7 @@ from .._ir.operators import draws, writes
 from .._ops import annotate, effects
 from .._ops.control import is_control_flow
 from .._ops.lstm import lstm
+from . import half
 from .recorders import recorders, within
 
 if TYPE_CHECKING:
@@ -140,6 +141,7 @@ def trace(
     inputs: Tensors,
     settle: Callable[[fx.Graph], None] | None = None,
     real: bool = False,
+    stochastic: bool = False,
 ) -> tuple[fx.GraphModule, list[torch.Tensor]]:
     """Trace a flat function into a pure graph.
 
@@ -149,6 +151,7 @@ def trace(
         inputs: fake tensors of one mode.
         settle: reads the recorded graph, before mutation is removed from it, and may edit it.
         real: the inputs have values, and the function is run on them.
+        stochastic: the graph rounds to float16 at random.
 
     Returns:
         The graph, whose placeholders are the inputs followed by the lifted constants, and the
@@ -179,7 +182,7 @@ def trace(
     annotate.copy_to_backward(recorded.graph)
     constants = _lift_constants(recorded, len(inputs))
     fakes = [mode.from_tensor(tensor) for tensor in (*inputs, *constants)]
-    pure = _functionalize(recorded, fakes, mode)
+    pure = _functionalize(recorded, fakes, mode, stochastic)
     clean(pure.graph)
     effects.chain(pure.graph)
     pure.recompile()
@@ -190,6 +193,7 @@ def trace_part(
     function: Callable[[list[torch.Tensor]], list[torch.Tensor]],
     inputs: Tensors,
     settle: Callable[[fx.Graph], None],
+    stochastic: bool,
 ) -> tuple[fx.GraphModule, list[torch.Tensor]]:
     """Trace a part of a function that is being traced; as ``trace``.
 
@@ -201,7 +205,7 @@ def trace_part(
         mode = _mode_of(inputs)
         with mode:
             examples = [torch.empty_like(tensor) for tensor in inputs]
-        return trace(function, examples, settle)
+        return trace(function, examples, settle, stochastic=stochastic)
 
 
 def outermost(tensor: torch.Tensor) -> torch.Tensor:
@@ -387,7 +391,7 @@ def _at_start(graph: fx.Graph) -> Iterator[None]:
 
 
 def _functionalize(
-    recorded: fx.GraphModule, inputs: Tensors, mode: FakeTensorMode
+    recorded: fx.GraphModule, inputs: Tensors, mode: FakeTensorMode, stochastic: bool
 ) -> fx.GraphModule:
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -398,6 +402,7 @@ def _functionalize(
     with fx_traceback.preserve_node_meta(), mode, without_autocast():
         return make_fx(
             torch.func.functionalize(replay, remove="mutations"),
+            decomposition_table=dict(half.rules(stochastic)),
             tracing_mode="real",
             _allow_non_fake_inputs=True,
         )(*inputs)

@@ -23,10 +23,13 @@ from .._base import archive, log, trees
 from .._base.version import VERSION
 from .._ir.plan import Plan
 from .._ir.slot import Kind
-from ..backends import Backend, Executable, Progress
+from ..backends import Backend, Executable
 from . import serial
+from .code import SUFFIX as CODE_SUFFIX
+from .code import Store, default_store
 
 SUFFIX = ".popef"
+CODE = "code"  # the folder of compiled graphs beside them
 NEAREST_OF = 50  # entries that a miss is compared with, the latest ones
 Facts = dict[str, str]
 
@@ -74,19 +77,20 @@ def compile_or_find(
     plan: Plan,
     arguments: Mapping[str, trees.Structure],
     directory: str | None,
-    progress: Progress,
+    build: Callable[[Store], Executable],
 ) -> Executable:
     """Compile a plan, or take the executable of an equal one from the cache.
 
     Args:
-        backend: compiles.
+        backend: what compiles.
         plan: what is compiled.
         arguments: their structures by parameter, to say which constant differs.
         directory: of the cache; None for none.
-        progress: told the share done.
+        build: compiles, with the graphs of a store.
     """
+    store = store_of(directory)
     if directory is None:
-        return backend.compile(plan, progress)
+        return build(store)
     folder = Path(directory)
     if not folder.is_dir():
         log.engine.warning("Specified directory not found. Creating %s", folder)
@@ -94,11 +98,11 @@ def compile_or_find(
     facts = facts_of(plan, backend.name, arguments)
     path = folder / f"{key_of(plan, backend.name)}{SUFFIX}"
     with FileLock(path.with_suffix(".lock")):
-        found = _find(path, backend, plan, progress)
+        found = _find(path, backend, plan, lambda: build(store))
         if found is not None:
             return found
         log.engine.info("Executable cache: miss, %s: %s", path.name, _miss(folder, facts))
-        executable = backend.compile(plan, progress)
+        executable = build(store)
         pack: Callable[[Executable], bytes | None] | None = getattr(backend, "pack", None)
         code = pack(executable) if pack is not None else None
         parts = {"facts.json": json.dumps(facts).encode()}
@@ -106,7 +110,9 @@ def compile_or_find(
     return executable
 
 
-def _find(path: Path, backend: Backend, plan: Plan, progress: Progress) -> Executable | None:
+def _find(
+    path: Path, backend: Backend, plan: Plan, build: Callable[[], Executable]
+) -> Executable | None:
     try:
         parts = archive.read(path)
     except FileNotFoundError:
@@ -123,8 +129,13 @@ def _find(path: Path, backend: Backend, plan: Plan, progress: Progress) -> Execu
             return None
     log.engine.info("Executable cache: hit, %s", path)
     os.utime(path)
-    # Without code of its own the backend builds from the graphs, which is what it would load.
-    return executable if executable is not None else backend.compile(plan, progress)
+    # Without code of its own the backend builds from the graphs: from their code, where it is kept.
+    return executable if executable is not None else build()
+
+
+def store_of(directory: str | None) -> Store:
+    """Return where the compiled graphs of a cache are, or of none."""
+    return default_store() if directory is None else Store(Path(directory) / CODE)
 
 
 def key_of(plan: Plan, backend: str) -> str:
@@ -236,7 +247,7 @@ def _miss(folder: Path, facts: Facts) -> str:
 def trim(
     folder: Path, keep_bytes: int | None = None, newer_than: float | None = None
 ) -> list[Path]:
-    """Remove entries: damaged ones, those used before a moment, the oldest beyond a size.
+    """Remove entries and code: what is damaged, was used before a moment, the oldest beyond a size.
 
     Args:
         folder: the cache.
@@ -253,7 +264,18 @@ def trim(
         if fresh and (keep_bytes is None or total <= keep_bytes):
             kept.add(entry.path)
     removed = [path for path in sorted(folder.glob(f"*{SUFFIX}")) if path not in kept]
+    for used, size, path in sorted(_code_files(folder / CODE), reverse=True):
+        total += size
+        too_much = keep_bytes is not None and total > keep_bytes
+        if too_much or (newer_than is not None and used < newer_than):
+            removed.append(path)
     for path in removed:
         path.unlink(missing_ok=True)
         path.with_suffix(".lock").unlink(missing_ok=True)
     return removed
+
+
+def _code_files(folder: Path) -> list[tuple[float, int, Path]]:
+    """When each compiled graph was last used, its size, and its file."""
+    found = ((path.stat(), path) for path in folder.glob(f"*{CODE_SUFFIX}"))
+    return [(status.st_mtime, status.st_size, path) for status, path in found]

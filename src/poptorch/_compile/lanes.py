@@ -22,6 +22,8 @@ def capture(request: _capture.Request, spec: Spec) -> tuple[_capture.Micro, Lane
     Returns:
         What was captured, and what its lanes are.
     """
+    if spec.precision.floating_point_exceptions:  # they name the micro-batch
+        return _capture.capture(request), None
     axis = Axis.ACCUMULATION if spec.training else Axis.ITERATIONS
     length = spec.loops.accumulation if spec.training else spec.loops.iterations
     steps = _first_choice(length, request, spec)
@@ -56,8 +58,16 @@ def _divisor(length: int, most: int) -> int:
 
 
 def _default_budget() -> int:
+    """Bytes: the most, halved until it fits into a quarter of what is free.
+
+    In halves, because lanes are part of what compiled code is kept under: what is free at the
+    moment, to the byte, must not be.
+    """
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(MOST_MEMORY, free // 4)
+    budget = MOST_MEMORY
+    while budget > free // 4 and budget > 1:
+        budget //= 2
+    return budget
 
 
 def _with_lanes(request: _capture.Request, lanes: _capture.Lanes) -> _capture.Request:

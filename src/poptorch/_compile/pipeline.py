@@ -22,6 +22,7 @@ from .build import inference_program, training_program
 from .export import export
 from .overlap import check_overlap
 from .staged import stage, step_graphs
+from .tiers import compile_plan
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +45,11 @@ class Compiled:
     host_outputs: Mapping[int, torch.Tensor]
     names: tuple[str, ...]
 
+    def changed_inputs(self) -> list[int]:
+        """Return the positions of the inputs that forward changes in place."""
+        graphs = self.plan.program.graphs.values()
+        return [int(s.path) for graph in graphs for s in graph.outputs if s.kind is Kind.BATCH]
+
 
 def compile(
     request: _capture.Request,
@@ -51,6 +57,7 @@ def compile(
     optim: OptimSpec | None,
     progress: Callable[[float], None],
     placed: Callable[[int], None] = lambda count: None,
+    background: bool = False,
 ) -> Compiled:
     """Capture, build, place and compile one wrapped model.
 
@@ -60,9 +67,12 @@ def compile(
         optim: the optimizer's structure; None in inference.
         progress: told the share of the work done, from 0 to 1.
         placed: told how many chips all replicas reserve before the backend starts.
+        background: return before optimised code is there, if the backend is left to the library.
     """
     verify.verify_spec(spec)
     backend = backends.choose(spec.target.backend)
+    if spec.precision.floating_point_exceptions:
+        backend = backends.checking(backend)
     progress(0.02)
     apart = backends.works_by_stages(backend)
     if (
@@ -78,7 +88,7 @@ def compile(
     if optim is None:
         program = inference_program(micro.graph, spec, lane_axis)
     else:
-        program = training_program(micro.graph, spec, optim, lane_axis)
+        program = training_program(micro.graph, spec, optim, lane_axis, apart)
     per_replica = _per_replica(request, micro, program)
     staged = None
     if apart:
@@ -95,7 +105,13 @@ def compile(
         plan,
         request.arguments,
         spec.runtime.cache_dir,
-        lambda share: progress(0.3 + 0.7 * share),
+        lambda store: compile_plan(
+            backend,
+            plan,
+            store,
+            background and spec.target.backend == backends.AUTO,
+            lambda share: progress(0.3 + 0.7 * share),
+        ),
     )
     return Compiled(
         plan, executable, micro.constants, micro.outputs, micro.host_outputs, micro.names

@@ -56,10 +56,11 @@ def step_graphs(
         step = micro
     else:
         piece = _update.finish(optim, gradients, spec.reduction, tally)
-        accumulate = lower(_update.accumulate(optim, gradients, spec.reduction, tally))
+        piece_in = _update.accumulate(optim, gradients, spec.reduction, tally)
+        accumulate = lower(piece_in, spec.precision.stochastic_rounding)
         step = compose("micro", [micro, accumulate])
     before = [lower(piece)] if piece is not None else []
-    update, _ = update_graph(optim, params, before[0] if before else micro)
+    update, _ = update_graph(optim, params, before[0] if before else micro, spec)
     return Step(step, compose("update", [*before, update]))
 
 
@@ -161,6 +162,6 @@ def with_stages(plan: Plan, request: _capture.Request, optim: OptimSpec | None) 
         program = None
     else:
         graph, visits = layout.graph, tuple(item.visit for item in layout.assigned)
-        program = plan.program
+        program = plan.program if not plan.program.bundles else None
     staged = stage(step_graphs(graph, spec, optim, program), visits, spec)
     return replace(plan, layout=layout, staged=staged)

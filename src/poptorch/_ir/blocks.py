@@ -12,10 +12,14 @@ from typing import Any
 
 from torch import fx
 
+from .._base import source
+
 META = "poptorch"
 """The key of the label in the ``custom`` entry of a node's meta."""
 KEEP = "poptorch_keep"
 """The key of the mark on values that the backward pass shall not compute again."""
+LINE = "poptorch_line"
+"""The key of the user's line that a node of the backward pass goes back to."""
 
 OUTSIDE = -1
 """Stands for the visit of nodes that ran after a block had ended and before the next began."""
@@ -60,6 +64,18 @@ def label_of(node: fx.Node) -> Label:
 def relabel(node: fx.Node, label: Label) -> None:
     """Write a label."""
     node.meta["custom"] = {**_custom(node), META: label}
+
+
+def keep_line(node: fx.Node, line: tuple[str, int] | None) -> None:
+    """Note the (file, line) that a node of the backward pass goes back to."""
+    if line is not None:
+        node.meta["custom"] = {**_custom(node), LINE: line}
+
+
+def line_of(node: fx.Node) -> tuple[str, int] | None:
+    """Return the user's (file, line) that a node comes from, or None."""
+    noted: tuple[str, int] | None = _custom(node).get(LINE)
+    return noted or source.innermost_user_line(node.meta.get("stack_trace"))
 
 
 def is_kept(node: fx.Node) -> bool:

@@ -81,6 +81,10 @@ class Precision:
 
     Attributes:
         narrow_64bit: results of 64-bit types come back as 32-bit.
+        half_float_downcast: mixed half and float operands are computed in half, not in float.
+        autocast: whether ``poptorch.autocast`` has an effect.
+        autocast_policy: names of functions: in half, in float, promoted and demoted when mixed;
+            empty for torch's own choice.
         floating_point_exceptions: a run that divides by zero, overflows, ... fails.
         stochastic_rounding: float16 results are rounded at random.
         partials_dtype, conv_partials_dtype: in what matrix products and convolutions accumulate.
@@ -89,6 +93,9 @@ class Precision:
     """
 
     narrow_64bit: bool = True
+    half_float_downcast: bool = False
+    autocast: bool = True
+    autocast_policy: tuple[tuple[str, ...], ...] = ()
     floating_point_exceptions: bool = False
     stochastic_rounding: bool = False
     partials_dtype: torch.dtype = torch.float32

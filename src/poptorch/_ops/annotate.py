@@ -21,7 +21,7 @@ from torch.nn.modules.module import (
 )
 
 from .._base import source
-from .._ir.blocks import META, OUTSIDE, Label, Visit, label_of, relabel
+from .._ir.blocks import META, OUTSIDE, Label, Visit, keep_line, label_of, relabel
 
 _recorder: ContextVar[Recorder | None] = ContextVar("poptorch_blocks", default=None)
 
@@ -143,22 +143,24 @@ def _following_modules(root: nn.Module, mine: Recorder) -> Iterator[None]:
 
 
 def copy_to_backward(graph: fx.Graph) -> None:
-    """Give nodes of the backward pass the visit of the forward node that they differentiate.
+    """Give nodes of the backward pass visit and line of the forward node that they differentiate.
 
     Both carry the sequence number of the same autograd function. An operator that makes several
     of those is labelled by the last. Additions of gradients have no number: theirs stays open.
     """
-    forward: dict[int, Label] = {}
+    forward: dict[int, fx.Node] = {}
     for node in graph.nodes:  # later nodes with the same number made no function of their own
         if "seq_nr" in node.meta and not label_of(node).backward:
-            forward.setdefault(node.meta["seq_nr"], label_of(node))
+            forward.setdefault(node.meta["seq_nr"], node)
     numbers = sorted(forward)
     for node in graph.nodes:
         if not label_of(node).backward or not _differentiates(node):
             continue
         at = bisect.bisect_left(numbers, node.meta["seq_nr"])
         if at < len(numbers):
-            relabel(node, replace(forward[numbers[at]], backward=True))
+            origin = forward[numbers[at]]
+            relabel(node, replace(label_of(origin), backward=True))
+            keep_line(node, source.innermost_user_line(origin.meta.get("stack_trace")))
 
 
 def _differentiates(node: fx.Node) -> bool:

@@ -6,7 +6,7 @@ Source: spec/executor.md section 2.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -191,7 +191,10 @@ class Inputs:
             for path, (_, structure) in zip(bound.paths, bound.parts, strict=False)
         ) and len(bound.paths) == len(bound.parts)
         for path, tensor in zip(bound.paths, bound.tensors, strict=True):
+            _check_kind(path, tensor)
             _check_batch(path, tensor, loops)
+        if narrow_64bit:
+            warn_of_narrowing(self._dtypes)
         if any(structure.has_dicts for _, structure in bound.parts):
             log.python.warning(
                 "Dictionaries are only partially supported as inputs: their keys are fixed by the "
@@ -299,6 +302,32 @@ def _micro_shape(tensor: torch.Tensor, loops: Loops) -> tuple[int, ...]:
     if tensor.dim() == 0:
         return ()
     return (tensor.shape[0] // loops.slices, *tensor.shape[1:])
+
+
+_narrowed_before: set[torch.dtype] = set()
+
+
+def warn_of_narrowing(dtypes: Iterable[torch.dtype]) -> None:
+    """Say once for each 64-bit type that its values come back in 32 bits."""
+    for dtype in dtypes:
+        if narrowed(dtype) is not dtype and dtype not in _narrowed_before:
+            _narrowed_before.add(dtype)
+            log.python.warning(
+                "%s is not supported natively: results of this type come back as %s "
+                "(options.Precision.narrow64Bit(False) keeps them)",
+                dtype,
+                narrowed(dtype),
+            )
+
+
+def _check_kind(path: str, tensor: torch.Tensor) -> None:
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise Error(
+            "Unsupported tensor input type",
+            got=f'input "{path}" is {tensor.dtype} with layout {tensor.layout}',
+            where=source.calling_line(),
+            fix="pass a dense tensor: tensor.to_dense(), tensor.dequantize()",
+        )
 
 
 def _check_batch(path: str, tensor: torch.Tensor, loops: Loops) -> None:

@@ -63,7 +63,7 @@ class Capturing:
             trained=trained,
             training=optim is not None,
             loss_scaling=scaling,
-            narrow_64bit=narrow,
+            precision=spec.precision,
             anchors=tuple((short, long) for short, long, *_ in spec.anchors),
             module_scopes=spec.module_scopes,
             grouped={path: found.of_replica for path, found in self.groups.items()},

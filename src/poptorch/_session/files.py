@@ -1,7 +1,8 @@
 """Executables in files: saving one, reading one, putting it into a session (spec/executor.md 8).
 
-A file holds the plan as JSON, tensors as safetensors, and the user's objects as a restricted pickle
-(see ``pickles``): nothing in it runs when it is read.
+A file holds the plan as JSON, tensors as safetensors, the user's objects as a restricted pickle
+(see ``pickles``), and compiled code as the backend keeps it. Nothing in it runs when it is read;
+the code, which would, is only taken from files that the user trusts.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from .arguments import Bound, Inputs
 from .session import Session
 
 DEFAULT_NAME = "model.poptorch"
+_CODE = "code/"
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +52,7 @@ class Saved:
         random: the random state, None if it was not saved.
         objects: the user's: ``options`` and, if the model was exported, ``model``, ``optimizer``
             and ``loss``.
+        code: of the program's graphs, by key; empty unless the file is trusted.
     """
 
     plan: Plan
@@ -62,6 +65,7 @@ class Saved:
     device: Mapping[str, torch.Tensor]
     random: list[int] | None
     objects: Mapping[str, Any]
+    code: Mapping[str, bytes]
 
 
 def destination(filename: str | os.PathLike[str]) -> Path:
@@ -129,8 +133,16 @@ def save(
             "facts.json": json.dumps(facts).encode(),
             "tensors.safetensors": _tensor_bytes(stored),
             "objects.pickle": pickled,
+            **{f"{_CODE}{key}": code for key, code in _code_of(compiled.plan).items()},
         },
     )
+
+
+def _code_of(plan: Plan) -> dict[str, bytes]:
+    backend = backends.choose(plan.spec.target.backend)
+    if not isinstance(backend, backends.Builder):
+        return {}
+    return _compile.Code(plan, backend, _compile.store_of(plan.spec.runtime.cache_dir)).kept()
 
 
 def _tensor_bytes(tensors: Mapping[str, torch.Tensor]) -> bytes:
@@ -174,6 +186,7 @@ def read(filename: str | os.PathLike[str], trusted: bool = False) -> Saved:
         groups["device"],
         facts["random"],
         content["objects"],
+        {k.removeprefix(_CODE): v for k, v in parts.items() if trusted and k.startswith(_CODE)},
     )
 
 
@@ -198,7 +211,18 @@ def install(session: Session, saved: Saved, spec: Spec, whole: bool) -> None:
     if optim is not None and saved.optim is not None:
         check_replacement(saved.optim, optim)
     backend = backends.choose(plan.spec.target.backend)
-    executable = backend.compile(plan, lambda share: None)
+    if plan.spec.precision.floating_point_exceptions:
+        backend = backends.checking(backend)
+    store = _compile.store_of(plan.spec.runtime.cache_dir)
+    for key, code in saved.code.items():
+        store.keep(key, code)
+    executable = _compile.compile_plan(
+        backend,
+        plan,
+        store,
+        background=plan.spec.target.backend == backends.AUTO,
+        progress=lambda share: None,
+    )
     shapes, structures = saved.inputs
     examples = [torch.zeros((), dtype=dtype).expand(shape) for shape, dtype in shapes]
     narrow = plan.spec.precision.narrow_64bit
@@ -216,7 +240,7 @@ def install(session: Session, saved: Saved, spec: Spec, whole: bool) -> None:
 
 def _check_model(session: Session, plan: Plan) -> None:
     shapes = session.state_shapes()
-    for slot in plan.program.state_slots().values():
+    for slot in plan.program.visible_slots().values():
         if slot.kind not in (Kind.PARAM, Kind.BUFFER):
             continue
         stacked = plan.program.lanes is not None and slot.key in plan.per_replica

@@ -14,6 +14,9 @@ import torch
 from .._base.errors import InvalidValue
 from .._ir.state import State
 
+ROUNDING = "rng.rounding"
+"""The counter that rounding at random in updates depends on."""
+
 
 def first_state(seed: int, process: int = 0) -> torch.Tensor:
     """Return the state that torch's generator has on a device with this seed before its first run.
@@ -40,9 +43,16 @@ class Randomness:
         self._saved: torch.Tensor | None = None
         self._ran = False
 
-    def start(self, state: State) -> None:
-        """Give a device its generator: a new sequence, or the one that was left off."""
+    def start(self, state: State, restored: bool) -> None:
+        """Give a device its generator: a new sequence, or the one that was left off.
+
+        Args:
+            state: the device's.
+            restored: whether its rounding continues where it was left off too.
+        """
         state.rng = self._first() if self._saved is None else self._saved.clone()
+        if ROUNDING in state.tensors and not restored:
+            state.tensors[ROUNDING].fill_(self._seed)  # alike in all processes, as weights are
 
     def leave(self, state: State) -> None:
         """Keep the state of a device that goes away."""

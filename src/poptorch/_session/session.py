@@ -25,7 +25,7 @@ from ..enums import ConnectionType
 from . import faults, grouping, hooks
 from .arguments import Bound, Inputs, Signature
 from .capturing import Capturing, state_slot
-from .connection import Connection
+from .connection import Connection, refuse_offline
 from .counters import Stamped
 from .device import Device
 from .outputs import Outputs
@@ -100,8 +100,14 @@ class Session:
             raise not_compiled()
         return self._spec
 
-    def compile(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Compile for arguments of this kind. A failure leaves everything as it was."""
+    def compile(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], background: bool = False
+    ) -> None:
+        """Compile for arguments of this kind. A failure leaves everything as it was.
+
+        Args:
+            background: optimised code may come later.
+        """
         bound = self._signature.bind(args, kwargs)
         self.sync.fetch()
         spec = self._settings()
@@ -116,7 +122,12 @@ class Session:
         try:
             with self._progress() as progress, hooks.around():
                 compiled = _compile.compile(
-                    request, spec, optim, progress, lambda count: self._placed(spec, count)
+                    request,
+                    spec,
+                    optim,
+                    progress,
+                    lambda count: self._placed(spec, count),
+                    background,
                 )
         except BaseException:
             self._connection.detach()
@@ -173,7 +184,7 @@ class Session:
         if self.seat is not None and optim is not None:
             self.seat.compiled(optim, values)
         self._random = Randomness(spec.target.seed, spec.target.process_id)
-        self._changed_inputs = _changed_inputs(compiled)
+        self._changed_inputs = compiled.changed_inputs()
         self._spec, self.compiled, self.inputs = spec, compiled, inputs
         self.outputs = Outputs(compiled.outputs, compiled.host_outputs)
         self._synthetic = inputs.synthetic() if spec.target.synthetic_data else None
@@ -236,7 +247,7 @@ class Session:
             device.restore(self._saved)
         if self.seat is not None:
             self.seat.attach(device, restored=self._saved is not None)
-        self._random.start(device.state)
+        self._random.start(device.state, restored=self._saved is not None)
         self.sync.device, self._saved = device, None
 
     def detach(self) -> None:
@@ -310,12 +321,12 @@ class Session:
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Do one call on the device and return what ``forward`` returns."""
         if self.compiled is None:
-            self.compile(args, kwargs)
+            self.compile(args, kwargs, background=True)
         assert self.compiled is not None
         assert self.inputs is not None
         assert self.outputs is not None
         if self.sync.device is None:
-            self._refuse_offline()
+            refuse_offline(self.spec)
             self.attach()
         started = time.perf_counter()
         given = self.inputs.quick(args, kwargs)
@@ -359,15 +370,6 @@ class Session:
                 self.seat.after_run()
         return results
 
-    def _refuse_offline(self) -> None:
-        if self.spec.runtime.connection == ConnectionType.Never:
-            raise AssertionFailure(
-                "Trying to run a model on an offline device",
-                got="ConnectionType.Never",
-                fix="save it with compileAndExport(path) and run poptorch.load(path) elsewhere, "
-                "or use ConnectionType.Always",
-            )
-
     def _return_inputs(self, given: list[torch.Tensor], batch: list[torch.Tensor]) -> None:
         """Give changes that forward made in place back where the device used a copy."""
         for at in self._changed_inputs:
@@ -388,9 +390,3 @@ class Session:
         if self.seat is None:
             raise AssertionFailure("setOptimizer needs a model that is wrapped for training")
         self.seat.take(optimizer, self._paths, self._spec, relaxed)
-
-
-def _changed_inputs(compiled: _compile.Compiled) -> list[int]:
-    """Positions of the inputs that forward changes in place."""
-    graphs = compiled.plan.program.graphs.values()
-    return [int(s.path) for graph in graphs for s in graph.outputs if s.kind is Kind.BATCH]

@@ -1,4 +1,4 @@
-"""Rounding to a narrower type at random, so that the expectation is the exact value.
+"""Storing what an update computed in the type that it is kept in, rounded at random if asked for.
 
 Source: spec/precision.md 6. The random bits are a hash of a counter and of the element's place:
 every backend, and every replica and process with the same counter, draws the same ones.
@@ -9,13 +9,11 @@ from __future__ import annotations
 import torch
 
 from .._ir.slot import Kind, Slot
+from .._ops.rounding import DROPPED_BITS, rounded
 
 COUNTER = Slot(Kind.RNG, "rounding", (), torch.int64)
 """Starts at the random seed; one more after every update."""
 
-_DROPPED_BITS = {torch.float16: 13, torch.bfloat16: 16}
-_LARGEST_SUBNORMAL = 2.0**-14
-_SUBNORMALS_PER_ONE = 2.0**24
 _WORD = 2**32 - 1
 
 
@@ -32,9 +30,9 @@ class Stores:
 
     def __call__(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Return the value in the given type."""
-        if self._counter is None or value.dtype != torch.float32 or dtype not in _DROPPED_BITS:
+        if self._counter is None or value.dtype != torch.float32 or dtype not in DROPPED_BITS:
             return value.to(dtype)
-        bits = self._random(value.numel(), _DROPPED_BITS[dtype]).view(value.shape)
+        bits = self._random(value.numel(), DROPPED_BITS[dtype]).view(value.shape)
         return rounded(value, dtype, bits)
 
     def _random(self, count: int, width: int) -> torch.Tensor:
@@ -51,22 +49,3 @@ def _mixed(word: torch.Tensor) -> torch.Tensor:
     word = ((word ^ (word >> 16)) * 0x21F0AAAD) & _WORD
     word = ((word ^ (word >> 15)) * 0x35A2D97B) & _WORD
     return word ^ (word >> 15)
-
-
-def rounded(value: torch.Tensor, dtype: torch.dtype, bits: torch.Tensor) -> torch.Tensor:
-    """Return float32 values in a half type, up or down as random integers say.
-
-    Args:
-        value: what is rounded.
-        dtype: float16 or bfloat16.
-        bits: integers from 0 to 2**13 - 1 for float16, to 2**16 - 1 for bfloat16.
-    """
-    width = _DROPPED_BITS[dtype]
-    cut = (value.view(torch.int32) + bits.to(torch.int32)) & -(1 << width)
-    result = cut.view(torch.float32)
-    if dtype == torch.float16:
-        # Below the normal numbers the steps no longer shrink with the exponent.
-        steps = torch.floor(value * _SUBNORMALS_PER_ONE + bits * 2.0**-width)
-        small = value.abs() < _LARGEST_SUBNORMAL
-        result = torch.where(small, steps / _SUBNORMALS_PER_ONE, result)
-    return torch.where(torch.isfinite(value), result, value).to(dtype)

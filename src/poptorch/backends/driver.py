@@ -6,7 +6,7 @@ put together, follows spec/executor.md section 3.2.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -17,9 +17,10 @@ from .._ir.report import Report
 from .._ir.slot import Kind, Slot
 from .._ir.state import State
 from ..enums import OutputMode
-from .prepare import Prepared
+from .prepare import Border
+from .protocol import Compiled
+from .threads import Threads
 
-Compiled = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 Index = dict[Axis, int]
 Mode = tuple[OutputMode, int]  # with the period of EveryN
 
@@ -29,12 +30,12 @@ class LoopExecutable:
 
     Args:
         plan: what is run.
-        functions: by graph name, the prepared graph and its compiled form.
+        functions: by graph name, what the prepared graph takes and returns, and its compiled form.
         report: what the program costs.
     """
 
     def __init__(
-        self, plan: Plan, functions: Mapping[str, tuple[Prepared, Compiled]], report: Report
+        self, plan: Plan, functions: Mapping[str, tuple[Border, Compiled]], report: Report
     ) -> None:
         self._program = plan.program
         self._functions = functions
@@ -43,6 +44,7 @@ class LoopExecutable:
         emit = plan.program.emit
         self._modes = {slot.key: emit.mode_of(slot.key) for slot in emit.slots}
         self._bound: tuple[State, dict[str, _BoundRun]] | None = None
+        self._threads = Threads()
 
     def report(self) -> Report:
         """Return what the program costs."""
@@ -55,7 +57,7 @@ class LoopExecutable:
         slices = [cut(value, self._program) for value in batch]
         index: Index = dict.fromkeys(Axis, 0)
         random = device_generator(state, self._random)
-        with interrupts.deferred(), torch.no_grad(), random:
+        with interrupts.deferred(), torch.no_grad(), random, self._threads:
             for node in self._program.body[:-1]:
                 self._walk(node, runs, slices, index, collector)
         return collector.results()
@@ -64,8 +66,8 @@ class LoopExecutable:
         # State tensors keep their identity, so the argument lists are made once per State.
         if self._bound is None or self._bound[0] is not state:
             runs = {
-                name: _BoundRun(prepared, function, state, self._program)
-                for name, (prepared, function) in self._functions.items()
+                name: _BoundRun(border, function, state, self._program)
+                for name, (border, function) in self._functions.items()
             }
             self._bound = state, runs
         return self._bound[1]
@@ -94,13 +96,11 @@ class LoopExecutable:
 class _BoundRun:
     """One graph with its state arguments in place, waiting for batch slices."""
 
-    def __init__(
-        self, prepared: Prepared, function: Compiled, state: State, program: Program
-    ) -> None:
+    def __init__(self, border: Border, function: Compiled, state: State, program: Program) -> None:
         self._function = function
         self._loops = program.loops
         self._lanes = program.lanes
-        inputs = list(enumerate(prepared.inputs))
+        inputs = list(enumerate(border.inputs))
         self._batch = [(at, int(s.path)) for at, s in inputs if s.kind is Kind.BATCH]
         self._counters = [(at, s.path) for at, s in inputs if s.kind is Kind.COUNTER]
         stacked = program.lanes is not None  # such a program reads all replicas at once
@@ -108,7 +108,7 @@ class _BoundRun:
             [_state_argument(state, slot, None if stacked else replica) for _, slot in inputs]
             for replica in range(1 if stacked else program.loops.replicas)
         ]
-        self.emitted = [slot.key for slot in prepared.outputs]
+        self.emitted = [slot.key for slot in border.outputs]
 
     def __call__(
         self, slices: Sequence[Sequence[torch.Tensor]], index: Index

@@ -20,33 +20,57 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True, eq=False)
-class Prepared:
+class Border:
+    """What a prepared graph takes and returns.
+
+    Attributes:
+        inputs: the slots of the arguments.
+        outputs: the slots of what is returned; what else the graph computes it writes in place.
+    """
+
+    inputs: tuple[Slot, ...]
+    outputs: tuple[Slot, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared(Border):
     """A graph ready for code.
 
     Attributes:
         module: takes the inputs of the graph, writes state in place, returns the other outputs.
-        inputs: the slots of the arguments.
-        outputs: the slots of what is returned.
     """
 
     module: fx.GraphModule
-    inputs: tuple[Slot, ...]
-    outputs: tuple[Slot, ...]
+
+
+def written(graph: Graph) -> list[int | None]:
+    """For each output the input that it replaces in place, None for what is returned."""
+    places = {slot.key: at for at, slot in enumerate(graph.inputs)}
+    replacing = (slot.is_state or slot.kind is Kind.BATCH for slot in graph.outputs)
+    return [
+        places.get(slot.key) if yes else None
+        for slot, yes in zip(graph.outputs, replacing, strict=True)
+    ]
+
+
+def border(graph: Graph) -> Border:
+    """Return what a graph takes and returns once it is prepared."""
+    targets = zip(graph.outputs, written(graph), strict=True)
+    return Border(graph.inputs, tuple(slot for slot, target in targets if target is None))
 
 
 def prepare(graph: Graph) -> Prepared:
     """Return the graph with state updated in place; outputs have storage of their own."""
     graph = graph.copy()
     fxgraph = graph.module.graph
-    inputs = dict(zip((slot.key for slot in graph.inputs), graph.placeholders, strict=True))
+    inputs = graph.placeholders
     output = next(node for node in fxgraph.nodes if node.op == "output")
-    writes, returned, kept = [], [], []
+    writes, returned = [], []
     roots: set[fx.Node] = set()  # what is returned already
-    for slot, node in zip(graph.outputs, graph.returned, strict=True):
-        if slot.key in inputs and (slot.is_state or slot.kind is Kind.BATCH):
-            writes.append((inputs[slot.key], node))
+    for target, node in zip(written(graph), graph.returned, strict=True):
+        if target is not None:
+            writes.append((inputs[target], node))
             continue
-        kept.append(slot)
         root = _root(node)
         shared = root.op == "placeholder" or root in roots
         roots.add(root)
@@ -54,12 +78,12 @@ def prepare(graph: Graph) -> Prepared:
     with fxgraph.inserting_before(output):
         # A new value that is itself an input (or a view of one) must be read before any write.
         values = [_own(fxgraph, n, output) if _views_input(n) else n for _, n in writes]
-        for (target, _), value in zip(writes, values, strict=True):
-            fxgraph.call_function(aten.copy_.default, (target, value))
+        for (place, _), value in zip(writes, values, strict=True):
+            fxgraph.call_function(aten.copy_.default, (place, value))
     output.args = (tuple(returned),)
     fxgraph.lint()
     graph.module.recompile()
-    return Prepared(graph.module, graph.inputs, tuple(kept))
+    return Prepared(graph.inputs, border(graph).outputs, graph.module)
 
 
 def _own(graph: fx.Graph, node: fx.Node, before: fx.Node) -> fx.Node:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
 
+from .._ir.graph import Graph
 from .._ir.plan import Plan
 from .._ir.report import Report
 from .._ir.state import State
 
 Progress = Callable[[float], None]
+Compiled = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
 
 @runtime_checkable
@@ -49,4 +51,45 @@ class Backend(Protocol):
 
     def compile(self, plan: Plan, progress: Progress) -> Executable:
         """Compile every graph of a plan, reporting the share done as a number from 0 to 1."""
+        ...
+
+
+class Code(Protocol):
+    """A compiled graph: its function, and what can be kept of it."""
+
+    @property
+    def run(self) -> Compiled:
+        """From the prepared graph's arguments to what it returns."""
+        ...
+
+    @property
+    def kept(self) -> bytes | None:
+        """What ``Builder.load`` makes the function from, or None if nothing can be kept."""
+        ...
+
+
+@runtime_checkable
+class Builder(Protocol):
+    """A backend that compiles graph by graph; its graphs are kept and used again by any plan."""
+
+    name: str
+
+    def build(self, graph: Graph) -> Code:
+        """Compile one graph, in any process."""
+        ...
+
+    def load(self, code: bytes) -> Compiled:
+        """Return the function of a graph that was built before, in little time.
+
+        Raises:
+            Exception: it does not work here; the graph is built again then.
+        """
+        ...
+
+    def assemble(self, plan: Plan, functions: Mapping[str, Compiled], seconds: float) -> Executable:
+        """Return the executable of a plan from the functions of its graphs."""
+        ...
+
+    def conditions(self) -> Mapping[str, str]:
+        """Return what code depends on besides its graph and the versions of both libraries."""
         ...

@@ -10,7 +10,8 @@ from .._base.errors import Error
 from .protocol import Backend
 
 GROUP = "poptorch.backends"
-AUTO = "auto"
+AUTO, OPTIMISE = "auto", "optimise"
+BEST = "inductor"  # what both mean
 
 
 @functools.cache
@@ -28,7 +29,9 @@ def available() -> dict[str, Backend]:
 
 
 def choose(name: str) -> Backend:
-    """Return the backend of a name; ``"auto"`` means inductor where it works.
+    """Return the backend of a name.
+
+    ``"auto"`` and ``"optimise"`` mean inductor where it works; they differ in when it compiles.
 
     A backend that cannot work here gives way to the reference backend, with a warning.
 
@@ -36,12 +39,12 @@ def choose(name: str) -> Backend:
         Error: no backend has that name.
     """
     backends = available()
-    wanted = "inductor" if name == AUTO else name
+    wanted = BEST if name in (AUTO, OPTIMISE) else name
     if wanted not in backends:
         raise Error(
             "Unknown backend",
             got=repr(name),
-            fix=f"use one of {', '.join(sorted([AUTO, *backends]))}",
+            fix=f"use one of {', '.join(sorted([AUTO, OPTIMISE, *backends]))}",
         )
     backend = backends[wanted]
     reason = backend.unavailable()
@@ -51,6 +54,16 @@ def choose(name: str) -> Backend:
         "The %s backend cannot work here (%s): running on the reference backend.", wanted, reason
     )
     return backends["reference"]
+
+
+def checking(backend: Backend) -> Backend:
+    """Return the backend that raises floating-point exceptions in the place of another."""
+    from .checked import Checked
+
+    if not works_by_stages(backend):
+        return Checked()
+    log.python.warning("The %s backend raises no floating-point exceptions.", backend.name)
+    return backend
 
 
 def works_by_stages(backend: Backend) -> bool:

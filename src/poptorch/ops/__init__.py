@@ -1,6 +1,6 @@
 """PopTorch's own operators."""
 
-from .autocasting import autocast
+from .._ops.autocast import autocast
 from .blocks import (
     IPU,
     BeginBlock,

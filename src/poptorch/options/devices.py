@@ -28,8 +28,11 @@ class DeviceOptions(Container):
         Not a PopTorch option.
 
         Args:
-            name: a registered backend, or ``"auto"`` (the default): the environment's choice,
-                else the library's. Unknown names fail at compile.
+            name: ``"auto"`` (the default): the environment's choice; without one the reference
+                backend at once, and optimised code as soon as a run has lasted long enough to
+                repay compiling it in the background. ``"optimise"``: optimised code from the
+                first call on. ``"reference"``: operators one by one, always. Or another
+                registered backend. Unknown names fail at compile.
 
         Raises:
             AssertionFailure: not a str (an ``AssertionError``).

@@ -64,7 +64,7 @@ backend | N | backend | what runs the programs
 lanes | N | lanes | micro-batches that run side by side
 laneMemory | N | lane_memory | memory that they may use
 randomSeed | N | random_seed | seed of device and host generators
-enableStableNorm | N | _Popart[enableStableNorm] | variance of norms in two passes
+enableStableNorm | H | _Popart[enableStableNorm] | variance of norms in two passes, as always
 enableSyntheticData | N | _Popart[syntheticDataMode] | no host input and output
 modelName | L | model_name | directory of the profile report
 logDir | L | log_dir | where log files go
@@ -90,7 +90,10 @@ Training.setConvolutionDithering | H | _Popart[convolutionOptions][enableConvDit
 Precision.enableFloatingPointExceptions | N | _Popart[enableFloatingPointChecks] \
 | fail on invalid floating-point operations
 Precision.enableStochasticRounding | N | _Popart[enableStochasticRounding] | random rounding
-Precision.setPartialsType | N | _Popart[partialsTypeMatMuls] | type of intermediate sums
+Precision.setPartialsType | H | _Popart[partialsTypeMatMuls] | type of intermediate sums
+Precision.halfFloatCasting | N | Precision.half_float_downcast | type of mixed half and float
+Precision.autocastEnabled | N | Precision.autocast_enabled | whether autocast has an effect
+Precision.autocastPolicy | N | Precision.autocast_policy | functions that autocast casts for
 Precision.narrow64Bit | N | Precision.narrow_64bit | 64-bit results come back as 32-bit
 Distributed.configureProcessId | N | Distributed.num_distributed_processes | processes together
 TensorLocations.numIOTiles | V | TensorLocations.numIOTiles | tiles kept for I/O

@@ -30,6 +30,7 @@ from .device_choice import choose_device
 from .options import Options
 from .placement import freeze_locations, freeze_strategy
 from .popart_keys import validate_popart
+from .precision import AUTOCAST_RULES
 from .show import show
 
 RESOLVED_KEYS = frozenset(
@@ -187,6 +188,13 @@ def _precision(options: Options) -> Precision:
     convolution = popart.get("convolutionOptions", {})
     return Precision(
         narrow_64bit=options.Precision.narrow_64bit,
+        half_float_downcast=options.Precision.half_float_downcast,
+        autocast=options.Precision.autocast_enabled,
+        autocast_policy=tuple(
+            tuple(options.Precision.autocast_policy[rule])
+            for rule in AUTOCAST_RULES
+            if options.Precision.autocast_policy
+        ),
         floating_point_exceptions=popart.get("enableFloatingPointChecks", False),
         stochastic_rounding=popart.get("enableStochasticRounding", False),
         partials_dtype=_partials(popart.get("partialsTypeMatMuls", "float")),

@@ -34,7 +34,7 @@ class NumericsOptions(Container):
         return self.createOrSet(random_seed=random_seed)
 
     def enableStableNorm(self, enabled: bool) -> Self:
-        """Compute the variance of normalisation layers in two passes; default off."""
+        """Compute the variance of normalisation layers in two passes; here that is always so."""
         self._popart.set("enableStableNorm", enabled)
         return self
 

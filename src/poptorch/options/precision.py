@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
 
+from .._base import log
 from .._base.errors import InvalidValue
+from ..enums import HalfFloatCastingBehavior
 from .check import expect, refuse
 from .container import Container
-from .legacy_names import deprecated_without_effect
+from .legacy_names import deprecated, deprecated_without_effect
 from .popart import _PopartOptions
 
+AUTOCAST_RULES = ("fp16", "fp32", "promote", "demote")
 _PARTIALS = {torch.float32: "float", torch.float16: "half"}
 
 
@@ -20,14 +24,25 @@ class _PrecisionOptions(Container):
 
     Attributes:
         narrow_64bit: whether 64-bit results come back as 32-bit.
+        half_float_downcast: whether mixed half and float operands are computed in half.
+        autocast_enabled: whether ``poptorch.autocast`` has an effect.
+        autocast_policy: names of functions by rule, empty for torch's own choice.
     """
 
     narrow_64bit: bool
+    half_float_downcast: bool
+    autocast_enabled: bool
+    autocast_policy: dict[str, list[str]]
     _popart_options: _PopartOptions
 
     def __init__(self, popart_options: _PopartOptions) -> None:
         self._popart_options = popart_options
-        super().__init__(narrow_64bit=True)
+        super().__init__(
+            narrow_64bit=True,
+            half_float_downcast=False,
+            autocast_enabled=True,
+            autocast_policy={},
+        )
 
     def enableFloatingPointExceptions(self, enabled: bool) -> Self:
         """Fail a run that divides by zero, leaves a function's domain, compares NaN or overflows.
@@ -46,6 +61,8 @@ class _PrecisionOptions(Container):
 
     def setPartialsType(self, dtype: torch.dtype) -> Self:
         """Choose the type in which matrix products and convolutions accumulate.
+
+        A hint: on a CPU they always accumulate in float32.
 
         Shares the ``convolutionOptions`` key with ``Training.setConvolutionDithering``: the last
         call wins.
@@ -74,11 +91,25 @@ class _PrecisionOptions(Container):
         return self.set(narrow_64bit=enabled)
 
     def halfFloatCasting(self, half_float_casting: Any) -> Self:
-        """Do nothing but warn: mixed half and float operands upcast as in torch. Deprecated."""
+        """Choose what mixed half and float operands become. Deprecated: it warns.
+
+        Args:
+            half_float_casting: ``HalfFloatCastingBehavior.FloatDowncastToHalf`` computes them in
+                half, as releases 1 and 2 did by default. Everything else changes nothing: they
+                are computed in float, as in torch and in release 3.
+        """
+        downcast = half_float_casting is HalfFloatCastingBehavior.FloatDowncastToHalf
         self._check_writable("halfFloatCasting")
-        deprecated_without_effect(
-            "Precision.halfFloatCasting", "mixed half and float operands upcast, as in torch"
-        )
+        self.set(half_float_downcast=downcast)
+        if downcast:
+            log.python.warning(
+                "[Deprecated] Precision.halfFloatCasting is deprecated: mixed half and float "
+                "operands of this model are computed in half, as in releases 1 and 2"
+            )
+        else:
+            deprecated_without_effect(
+                "Precision.halfFloatCasting", "mixed half and float operands upcast, as in torch"
+            )
         return self
 
     def runningStatisticsAlwaysFloat(self, value: bool) -> Self:
@@ -103,16 +134,31 @@ class _PrecisionOptions(Container):
         return self
 
     def autocastEnabled(self, enabled: bool) -> Self:
-        """Do nothing but warn; an option of releases 2.1 to 3.0. Deprecated."""
-        return self._autocast("autocastEnabled")
+        """Let ``poptorch.autocast`` take effect (the default), or not. Deprecated: it warns.
+
+        Raises:
+            AssertionFailure: not a bool (an ``AssertionError``).
+        """
+        self.set(autocast_enabled=enabled)
+        deprecated("Precision.autocastEnabled", "torch.autocast(..., enabled=)")
+        return self
 
     def autocastPolicy(self, policy: Any) -> Self:
-        """Do nothing but warn; an option of releases 2.1 to 3.0. Deprecated."""
-        return self._autocast("autocastPolicy")
+        """Choose which functions ``poptorch.autocast`` casts for. Deprecated: it warns.
 
-    def _autocast(self, name: str) -> Self:
-        self._check_writable(name)
-        deprecated_without_effect(
-            f"Precision.{name}", "convert the model with .half() or use torch's own casts"
-        )
+        Args:
+            policy: a ``poptorch.autocasting.Policy``.
+        """
+        rules = {rule: _names(getattr(policy, rule)) for rule in AUTOCAST_RULES}
+        self.set(autocast_policy=rules)
+        deprecated("Precision.autocastPolicy", "casts in forward: tensor.half(), tensor.float()")
         return self
+
+
+def _names(functions: Sequence[Any]) -> list[str]:
+    """Functions by name; a layer by that of the function that it calls."""
+    return [f if isinstance(f, str) else _name(f) for f in functions]
+
+
+def _name(function: Any) -> str:
+    return function.__name__.lower() if isinstance(function, type) else function.__name__

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import platform
 import shutil
 import time
 import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
 
 from ..._base import env
+from ..._ir.graph import Graph
 from ..._ir.plan import Plan
 from ..driver import LoopExecutable, program_report
-from ..prepare import prepare
-from ..protocol import Executable, Progress
+from ..prepare import border, prepare
+from ..protocol import Compiled, Executable, Progress
+from .library import load
+
+if TYPE_CHECKING:
+    from .compiler import Code
 
 
 class Inductor:
@@ -27,16 +40,59 @@ class Inductor:
 
     def compile(self, plan: Plan, progress: Progress) -> Executable:
         """Compile every graph."""
-        start = time.perf_counter()
-        functions = {}
+        start, functions = time.perf_counter(), {}
+        for done, (name, graph) in enumerate(plan.program.graphs.items(), 1):
+            functions[name] = self.build(graph).run
+            progress(done / len(plan.program.graphs))
+        return self.assemble(plan, functions, time.perf_counter() - start)
+
+    # For those who keep compiled graphs: see ``backends.Builder``.
+
+    def build(self, graph: Graph) -> Code:
+        """Compile one graph."""
         with warnings.catch_warnings():
             # Torch's own deprecations, met while its compiler is imported and runs.
             warnings.simplefilter("ignore", DeprecationWarning)
             from .compiler import compile_graph
 
-            for done, (name, graph) in enumerate(plan.program.graphs.items(), 1):
-                prepared = prepare(graph)
-                functions[name] = prepared, compile_graph(prepared.module, graph.zero_inputs())
-                progress(done / len(plan.program.graphs))
-        report = program_report(self.name, plan.program, time.perf_counter() - start)
-        return LoopExecutable(plan, functions, report)
+            return compile_graph(prepare(graph).module, graph.zero_inputs())
+
+    def load(self, code: bytes) -> Compiled:
+        """Return the function of a graph that was built before."""
+        return load(code)
+
+    def assemble(self, plan: Plan, functions: Mapping[str, Compiled], seconds: float) -> Executable:
+        """Return the executable of a plan whose graphs are there."""
+        parts = {
+            name: (border(graph), functions[name]) for name, graph in plan.program.graphs.items()
+        }
+        return LoopExecutable(plan, parts, program_report(self.name, plan.program, seconds))
+
+    def conditions(self) -> Mapping[str, str]:
+        """Return what code depends on besides its graph."""
+        return {
+            "generator": _generator(),
+            "processor": _processor(),
+            "threads": str(torch.get_num_threads()),
+        }
+
+
+@functools.cache
+def _generator() -> str:
+    """A digest of this package: code that it would no longer generate is not used again."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+@functools.cache
+def _processor() -> str:
+    """The instructions that there are: code is generated for all of them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    capability = torch.backends.cpu.get_cpu_capability()
+    return f"{platform.machine()} {capability} {hashlib.sha256(flags.encode()).hexdigest()[:16]}"

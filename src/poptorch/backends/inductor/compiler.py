@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from ..._base import log
 from ..._ir.operators import Operator
 from .addition import add
 from .convolution import Convolutions
+from .library import code_of
 from .lowering import Decompositions, fakes, lower
 from .pooling import max_pool, max_pool_backward
 
@@ -25,6 +27,19 @@ Compiled = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 SETTINGS: Mapping[str, Any] = {"fallback_random": True, "layout_optimization": False}
 
 
+@dataclass(frozen=True)
+class Code:
+    """A compiled graph.
+
+    Attributes:
+        run: from the list of tensors to the list of outputs.
+        kept: what ``library.load`` makes the same function from; None where that is not possible.
+    """
+
+    run: Compiled
+    kept: bytes | None
+
+
 def rules(graph: fx.Graph) -> Decompositions:
     """Return the faster ways to compute operators of a graph."""
     return {
@@ -34,7 +49,7 @@ def rules(graph: fx.Graph) -> Decompositions:
     }
 
 
-def compile_graph(module: fx.GraphModule, examples: list[torch.Tensor]) -> Compiled:
+def compile_graph(module: fx.GraphModule, examples: list[torch.Tensor]) -> Code:
     """Compile a graph of ATen operators with trailing writes into its inputs.
 
     Args:
@@ -43,27 +58,37 @@ def compile_graph(module: fx.GraphModule, examples: list[torch.Tensor]) -> Compi
 
     Returns:
         A function from the list of tensors to the list of outputs, whose strides are those of the
-        traced outputs. It leaves the list as it is.
+        traced outputs, and what it can be loaded from again. It leaves the list as it is.
     """
-    compiled = None
-    if _all_of_torch(module):
+    compiled, kept = None, None
+    if _callable_from_cpp(module):
         try:
             compiled = _compile(module, examples, cpp_wrapper=True)
+            kept = code_of(compiled)
         except Exception as error:  # whatever it is, the other wrapper tells whether it is ours
             log.engine.debug("No C++ wrapper: %s", str(error).partition("\n")[0])
     if compiled is None:
         compiled = _compile(module, examples, cpp_wrapper=False)
-    return lambda arguments: compiled(list(arguments))  # the generated code empties its list
+    # the generated code empties its list
+    return Code(lambda arguments: compiled(list(arguments)), kept)
 
 
-def _all_of_torch(module: fx.GraphModule) -> bool:
-    """Tell whether all operators are torch's own.
+def _callable_from_cpp(module: fx.GraphModule) -> bool:
+    """Tell whether all operators are torch's own, or ours that return single tensors.
 
     The wrapper in C++ calls others through Python, and takes a list of tensors that one returns
     for a tensor, which ends the process.
     """
     targets = (node.target for node in module.graph.nodes if isinstance(node.target, Operator))
-    return all(target.namespace in ("aten", "prims") for target in targets)
+    return all(
+        target.namespace in ("aten", "prims")
+        or (target.namespace == "poptorch" and not _returns_list(target))
+        for target in targets
+    )
+
+
+def _returns_list(target: Any) -> bool:
+    return any(isinstance(value.type, torch.ListType) for value in target._schema.returns)
 
 
 def _compile(module: fx.GraphModule, examples: list[torch.Tensor], cpp_wrapper: bool) -> Any:

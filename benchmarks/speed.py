@@ -1,0 +1,234 @@
+"""The table of record: ten workloads against the eager loop and against ``torch.compile``.
+
+Every workload runs in processes of its own with an empty compiler cache (precompiled headers apart,
+which a machine makes once). First each contestant alone: seconds from wrapping to the first result
+and to full speed, peak memory. A second process then starts with the first one's cache. At last all
+contestants take turns in one process.
+
+Usage: python benchmarks/speed.py [--quick] [--only NAME ...] [--threads 2] [--out FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from workloads import QUICK, WORKLOADS, Workload
+
+Figures = dict[str, Any]
+NAMES = {"eager": "eager", "compile": "torch.compile", "ours": "poptorch"}
+
+
+def main() -> None:
+    """Run the table, or one of the processes that it is made of."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="four workloads, fewer rounds")
+    parser.add_argument("--only", nargs="+", choices=WORKLOADS, metavar="NAME")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--out", type=Path, help="JSON that the rows are added to, and a .md")
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.child:
+        print("FIGURES " + json.dumps(child(*chosen.child, chosen.threads, chosen.quick)))
+        return
+    rows = json.loads(chosen.out.read_text()) if chosen.out and chosen.out.exists() else {}
+    with tempfile.TemporaryDirectory() as folder:
+        headers = Path(folder) / "headers"
+        start("cnn", "headers", headers, chosen)
+        for name in chosen.only or (QUICK if chosen.quick else WORKLOADS):
+            rows[name] = measure(name, headers, Path(folder) / name, chosen)
+            print(line(WORKLOADS[name], rows[name]), flush=True)
+            if chosen.out:
+                chosen.out.write_text(json.dumps(rows, indent=1))
+    if chosen.out:
+        chosen.out.with_suffix(".md").write_text(document(rows, chosen.threads))
+
+
+def measure(name: str, headers: Path, cache: Path, chosen: argparse.Namespace) -> Figures:
+    """Return everything about one workload."""
+    shutil.copytree(headers, cache)
+    found = {
+        f"{part}-alone": start(name, part, cache, chosen) for part in ("eager", "compile", "ours")
+    }
+    found["ours-again"] = start(name, "ours", cache, chosen)
+    return {**found, **start(name, "turns", cache, chosen)}
+
+
+def start(name: str, part: str, cache: Path, chosen: argparse.Namespace) -> Figures:
+    """Run one process and return what it measured."""
+    command = [sys.executable, __file__, "--child", name, part, "--threads", str(chosen.threads)]
+    if chosen.quick:
+        command.append("--quick")
+    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(cache)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    for text in done.stdout.splitlines():
+        if text.startswith("FIGURES "):
+            figures: Figures = json.loads(text.removeprefix("FIGURES "))
+            return figures
+    raise SystemExit(f"{name}, {part}: failed\n{done.stderr[-3000:]}")
+
+
+def child(name: str, part: str, threads: int, quick: bool) -> Figures:
+    """Measure one part in this process."""
+    import torch
+
+    torch.set_num_threads(threads)
+    work = WORKLOADS[name]
+    if part == "turns":
+        return turns(work, quick)
+    if part == "headers":
+        torch.compile(lambda x: x.sin() + 1)(torch.ones(64))
+        return {}
+    return alone(work, part)
+
+
+def alone(work: Workload, part: str) -> Figures:
+    """Seconds to the first result and to full speed, megabytes at the fullest moment."""
+    import contestants
+
+    before = _peak()
+    begin = time.perf_counter()
+    if part == "ours":
+        step, wrapped = contestants.ours(work, "auto")
+    else:
+        step = contestants.eager(work) if part == "eager" else contestants.compiled(work)
+    step()
+    first = time.perf_counter() - begin
+    if part == "ours":
+        while getattr(wrapped._executable, "waiting", False):
+            step()
+    full = time.perf_counter() - begin
+    for _ in range(5):
+        step()
+    return {"first": first, "full": full, "megabytes": _peak() - before}
+
+
+def _peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def turns(work: Workload, quick: bool) -> Figures:
+    """Medians of alternating runs, and the share of the machine's matmul peak."""
+    import contestants
+    from harness import alternate, medians
+
+    steps: dict[str, Callable[[], object]] = {"eager": contestants.eager(work)}
+    if work.optimizer is not None:
+        steps["foreach"] = contestants.eager(work, "foreach")
+    steps["compile"] = contestants.compiled(work)
+    steps["ours"] = contestants.ours(work, "inductor")[0]
+    once = medians(alternate(steps, 3, warmup=3))
+    seconds = 4.0 if quick else 15.0
+    rounds = max(11, min(1000, int(seconds / sum(once.values()))))
+    middle = medians(alternate(steps, rounds, warmup=3))
+    eager = min(middle["eager"], middle.get("foreach", float("inf")))
+    found = {"eager": eager, "compile": middle["compile"], "ours": middle["ours"]}
+    flops = _flops(steps["eager"])
+    rates = {part: flops / seconds / _matmul_peak() for part, seconds in found.items()}
+    return {"seconds": found, "rounds": rounds, "flops": flops, "shares": rates}
+
+
+def _flops(step: Callable[[], object]) -> float:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter:
+        step()
+    return float(counter.get_total_flops())
+
+
+def _matmul_peak(size: int = 1024) -> float:
+    import torch
+
+    a, b = torch.randn(size, size), torch.randn(size, size)
+    best = float("inf")
+    for _ in range(10):
+        begin = time.perf_counter()
+        a @ b
+        best = min(best, time.perf_counter() - begin)
+    return 2 * size**3 / best
+
+
+def line(work: Workload, row: Figures) -> str:
+    """One row of the table in words."""
+    seconds = row["seconds"]
+    eager, other = (seconds[part] / seconds["ours"] for part in ("eager", "compile"))
+    marks = ["" if got >= wanted else "!" for got, wanted in zip((eager, other), work.floors)]  # noqa: B905
+    return (
+        f"{work.title:36s} {seconds['ours'] * 1e3:8.2f} ms  eager {eager:5.2f}{marks[0]:1s}"
+        f" ({work.floors[0]})  compile {other:5.2f}{marks[1]:1s} ({work.floors[1]})"
+        f"  first {row['ours-alone']['first']:.2f} s, full {row['ours-alone']['full']:.1f} s,"
+        f" again {row['ours-again']['full']:.2f} s;"
+        f" torch.compile {row['compile-alone']['full']:.1f} s"
+    )
+
+
+def document(rows: dict[str, Figures], threads: int) -> str:
+    """The table as a page, with the machine's description."""
+    import torch
+
+    today = datetime.date.today().isoformat()
+    lines = [
+        f"# Speed, {today}",
+        "",
+        f"{_processor()}, {os.cpu_count()} cores, {threads} threads, "
+        f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB; "
+        f"{platform.system()} {platform.release()}, Python {platform.python_version()}, torch "
+        f"{torch.__version__}, float32.",
+        "",
+        "Milliseconds of one call, medians of runs in turn; ratios are the other's time over ours, "
+        "in brackets what is wanted, **bold** where it is missed. Share: model FLOP/s over the "
+        "measured rate of a 1024 x 1024 x 1024 matmul.",
+        "",
+        "| workload | eager | torch.compile | poptorch | vs eager | vs torch.compile | share |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, row in rows.items():
+        work, seconds = WORKLOADS[name], row["seconds"]
+        cells = [f"{seconds[part] * 1e3:.2f}" for part in ("eager", "compile", "ours")]
+        for part, floor in zip(("eager", "compile"), work.floors, strict=True):
+            ratio = seconds[part] / seconds["ours"]
+            text = f"{ratio:.2f}" if ratio >= floor else f"**{ratio:.2f}**"
+            cells.append(f"{text} ({floor})")
+        cells.append(f"{row['shares']['ours']:.0%}")
+        lines.append(f"| {work.title} | " + " | ".join(cells) + " |")
+    lines += [
+        "",
+        "Seconds from wrapping (imports done) to the first result and to full speed, in a process "
+        "that finds nothing compiled and in a second one; megabytes of peak memory beyond what "
+        "the process had before, the compiler's own included.",
+        "",
+        "| workload | first | full | second process: first | full | torch.compile: first "
+        "| MB eager | MB torch.compile | MB poptorch, second process |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, row in rows.items():
+        alone, again = row["ours-alone"], row["ours-again"]
+        cells = [f"{alone['first']:.2f}", f"{alone['full']:.1f}", f"{again['first']:.2f}"]
+        cells += [f"{again['full']:.2f}", f"{row['compile-alone']['first']:.1f}"]
+        parts = ("eager-alone", "compile-alone", "ours-again")
+        cells += [f"{row[part]['megabytes']:.0f}" for part in parts]
+        lines.append(f"| {WORKLOADS[name].title} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _processor() -> str:
+    for text in Path("/proc/cpuinfo").read_text().splitlines():
+        if text.startswith("model name"):
+            return text.partition(":")[2].strip()
+    return platform.machine()
+
+
+if __name__ == "__main__":
+    main()

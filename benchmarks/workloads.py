@@ -1,0 +1,202 @@
+"""The workloads of the table of record: a model, an optimizer, counts, and what must hold.
+
+Floors are ratios, the other contestant's time over ours, on two quiet cores in float32.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples" / "fashion_mnist"))
+from poptorch_ipu import ClassificationModel, ModelWithLoss
+
+
+class Block(nn.Module):
+    """Two convolutions around a shortcut, as in ResNet-18."""
+
+    def __init__(self, before: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(before, width, 3, stride, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(width)
+        self.shortcut = nn.Sequential()
+        if stride != 1 or before != width:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(before, width, 1, stride, bias=False), nn.BatchNorm2d(width)
+            )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
+        return F.relu(inner + self.shortcut(x))
+
+
+class ResNet(nn.Module):
+    """ResNet-18's shape for images of 32 x 32, 16 channels wide, with its loss."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()
+        )
+        blocks, before = [], width
+        for level in range(4):
+            for at in range(2):
+                wide = width << level
+                blocks.append(Block(before, wide, 2 if level and at == 0 else 1))
+                before = wide
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.Linear(before, 10)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        out = self.head(self.blocks(self.stem(x)).mean((2, 3)))
+        return out, F.cross_entropy(out, y)
+
+
+class Bert(nn.Module):
+    """A BERT of 4 layers, hidden size 256, that predicts every token, with its loss."""
+
+    def __init__(self, vocabulary: int = 1000, hidden: int = 256, length: int = 64) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, hidden)
+        self.positions = nn.Parameter(torch.randn(length, hidden) * 0.02)
+        layer = nn.TransformerEncoderLayer(
+            hidden, 4, 4 * hidden, dropout=0.0, activation="gelu", batch_first=True
+        )
+        self.encoder = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+        self.head = nn.Linear(hidden, vocabulary)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        out = self.head(self.encoder(self.tokens(x) + self.positions))
+        return out, F.cross_entropy(out.flatten(0, 1), y.flatten())
+
+
+class Lstm(nn.Module):
+    """Two LSTM layers of 128 and a classifier, with its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.LSTM(64, 128, num_layers=2, batch_first=True)
+        self.head = nn.Linear(128, 10)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        out = self.head(self.rnn(x)[0][:, -1])
+        return out, F.cross_entropy(out, y)
+
+
+class Mlp(nn.Module):
+    """Three linear layers, with their loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+        )
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        out = self.layers(x)
+        return out, F.cross_entropy(out, y)
+
+
+def cnn() -> nn.Module:
+    """The tutorial's network with its loss."""
+    return ModelWithLoss(ClassificationModel(), nn.NLLLoss())
+
+
+def images(shape: tuple[int, ...]) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
+    """Return what makes so many inputs of a shape, with labels of ten classes."""
+    return lambda rows: (torch.randn(rows, *shape), torch.randint(0, 10, (rows,)))
+
+
+def tokens(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return sequences and what they should have been."""
+    return torch.randint(0, 1000, (rows, 64)), torch.randint(0, 1000, (rows, 64))
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One row of the table.
+
+    Attributes:
+        title: the row's name.
+        model: makes the module, with its loss as the last result.
+        data: makes the inputs of so many rows.
+        micro: rows of a micro-batch.
+        optimizer: "SGD" with momentum or "Adam"; None for inference.
+        accumulation, replicas, iterations: of one call.
+        floors: what must hold against eager and against ``torch.compile``.
+        first, full: seconds that must suffice for the first training result, and for full speed
+            in a second process; None where nothing is said.
+    """
+
+    title: str
+    model: Callable[[], nn.Module]
+    data: Callable[[int], tuple[torch.Tensor, torch.Tensor]]
+    micro: int
+    optimizer: str | None
+    accumulation: int = 1
+    replicas: int = 1
+    iterations: int = 1
+    floors: tuple[float, float] = (1.0, 1.0)
+    first: float | None = None
+    full: float | None = None
+
+    def module(self) -> nn.Module:
+        """Return the model, the same weights every time."""
+        torch.manual_seed(0)
+        return self.model()
+
+    def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the combined batch of one call."""
+        torch.manual_seed(1)
+        return self.data(self.micro * self.steps)
+
+    @property
+    def steps(self) -> int:
+        """Micro-batches of one call."""
+        return self.accumulation * self.replicas * self.iterations
+
+    def settings(self) -> dict[str, Any]:
+        """Return the optimizer's arguments."""
+        return {"lr": 1e-3} | ({"momentum": 0.9} if self.optimizer == "SGD" else {})
+
+
+_MNIST = images((1, 28, 28))
+WORKLOADS = {
+    "cnn": Workload(
+        "tutorial CNN, 16", cnn, _MNIST, 16, "SGD", floors=(1.2, 1.5), first=1.5, full=2.0
+    ),
+    "cnn-1x16": Workload(
+        "tutorial CNN, 1 x 16 accumulations", cnn, _MNIST, 1, "SGD", 16, floors=(7, 8)
+    ),
+    "cnn-16x8": Workload(
+        "tutorial CNN, 16 x 8 accumulations", cnn, _MNIST, 16, "SGD", 8, floors=(1.7, 2.2)
+    ),
+    "cnn-replicas": Workload(
+        "tutorial CNN, 4, 4 replicas", cnn, _MNIST, 4, "SGD", replicas=4, floors=(1.6, 2.0)
+    ),
+    "resnet": Workload(
+        "ResNet-18 shape, 8 x 4", ResNet, images((3, 32, 32)), 8, "SGD", 4, floors=(1.3, 1.0)
+    ),
+    "bert": Workload(
+        "BERT, 8, Adam", Bert, tokens, 8, "Adam", floors=(1.5, 1.2), first=4.0, full=4.0
+    ),
+    "bert-1x8": Workload("BERT, 1 x 8, Adam", Bert, tokens, 1, "Adam", 8, floors=(1.6, 1.4)),
+    "lstm": Workload(
+        "LSTM, 2 layers of 128, 4 x 4", Lstm, images((32, 64)), 4, "SGD", 4, floors=(1.2, 1.1)
+    ),
+    "mlp": Workload("MLP 784-512-512-10, 32, Adam", Mlp, images((784,)), 32, "Adam",
+                    floors=(2.0, 1.5)),
+    "cnn-inference": Workload(
+        "CNN inference, 8 iterations of 4", cnn, _MNIST, 4, None, iterations=8, floors=(2, 2)
+    ),
+}  # fmt: skip
+QUICK = ("cnn", "cnn-1x16", "mlp", "cnn-inference")

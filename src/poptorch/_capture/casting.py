@@ -1,0 +1,175 @@
+"""Where operators get tensors of different number formats: what is cast to what.
+
+Torch promotes most mixtures and refuses the rest. In PopTorch the weights of a layer follow its
+activations, so that a float32 model computes in half when it is fed half.
+Source: spec/precision.md 2.1, 3 and 4.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+from .._base.trees import with_tensors
+from .._ir.spec import Precision
+
+Call = Callable[..., Any]
+
+# The weights of each layer, by position and by name; the activations are the first argument.
+_WEIGHTS: dict[Any, tuple[int, ...]] = {
+    **dict.fromkeys((F.linear, F.conv1d, F.conv2d, F.conv3d), (1, 2)),
+    **dict.fromkeys((F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d), (1, 2)),
+    **dict.fromkeys((F.layer_norm, F.group_norm, torch.layer_norm, torch.group_norm), (2, 3)),
+    F.bilinear: (2, 3),
+    F.rms_norm: (2,),
+    F.prelu: (1,),
+}
+_NAMES = ("weight", "bias")
+_LABELS = frozenset({F.cross_entropy, F.nll_loss, F.one_hot, torch.gather, torch.Tensor.gather})
+# The operators whose mixed operands releases 1 and 2 computed in half.
+_MIXING = frozenset((
+    "add", "radd", "sub", "rsub", "subtract", "mul", "rmul", "multiply", "div", "rdiv", "divide",
+    "truediv", "rtruediv", "true_divide", "floordiv", "floor_divide", "fmod", "mod", "remainder",
+    "pow", "rpow", "maximum", "minimum", "max", "min", "fmax", "fmin", "atan2", "hypot", "lerp",
+    "addcmul", "addcdiv", "matmul", "rmatmul", "mm", "bmm", "mv", "dot", "addmm", "addbmm",
+    "baddbmm", "addmv", "einsum", "tensordot", "where", "cat", "concat", "concatenate", "stack",
+    "hstack", "vstack", "eq", "ne", "lt", "le", "gt", "ge", "mse_loss", "l1_loss",
+    "smooth_l1_loss", "linear", "bilinear", "conv1d", "conv2d", "conv3d", "conv_transpose1d",
+    "conv_transpose2d", "conv_transpose3d",
+))  # fmt: skip
+_HEADS = inspect.signature(F.multi_head_attention_forward)
+_HEAD_WEIGHTS = (
+    "in_proj_weight", "in_proj_bias", "bias_k", "bias_v", "out_proj_weight", "out_proj_bias",
+    "q_proj_weight", "k_proj_weight", "v_proj_weight",
+)  # fmt: skip
+
+
+class Casting(TorchFunctionMode):
+    """Within it the tensors of mixed calls are cast as PopTorch does.
+
+    Args:
+        precision: the settings.
+        lanes: whether micro-batches run side by side, which torch's autocast does not see.
+    """
+
+    def __init__(self, precision: Precision, lanes: bool) -> None:
+        super().__init__()
+        self._lanes = lanes
+        self._downcast = precision.half_float_downcast
+        self._strided = precision.strided_group_norm
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self._lanes and torch.is_autocast_enabled("cpu"):
+            raise NotImplementedError("autocast works on one micro-batch at a time")
+        if self._downcast and _name(func) in _MIXING:
+            args, kwargs = _all_half(args, kwargs)
+        if func in _WEIGHTS:
+            args, kwargs = _following(_WEIGHTS[func], args, kwargs)
+            if self._strided and func in (F.group_norm, torch.group_norm):
+                return _strided_group_norm(*args, **kwargs)
+        elif func in (F.batch_norm, F.instance_norm):
+            return _with_statistics(func, *args, **kwargs)
+        elif func is F.multi_head_attention_forward:
+            args, kwargs = _heads(args, kwargs)
+        elif func in _LABELS:
+            args, kwargs = with_tensors(_as_index, (args, kwargs))
+        return func(*args, **kwargs)
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__name__", "").removeprefix("__").removesuffix("__")
+
+
+def _like(value: Any, activation: torch.Tensor) -> Any:
+    """A weight in the type of the activations."""
+    if not isinstance(value, torch.Tensor) or not activation.is_floating_point():
+        return value
+    return value.to(activation.dtype) if value.is_floating_point() else value
+
+
+def _following(
+    weights: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    activation = args[0] if args else kwargs["input"]
+    cast = tuple(_like(v, activation) if at in weights else v for at, v in enumerate(args))
+    return cast, {n: _like(v, activation) if n in _NAMES else v for n, v in kwargs.items()}
+
+
+def _heads(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    bound = _HEADS.bind(*args, **kwargs)
+    for name in _HEAD_WEIGHTS:
+        if name in bound.arguments:
+            bound.arguments[name] = _like(bound.arguments[name], bound.arguments["query"])
+    return bound.args, bound.kwargs
+
+
+def _all_half(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Operands in half, where one of them is."""
+    dtypes = set()
+    with_tensors(lambda value: dtypes.add(value.dtype), (args, kwargs))
+    if not dtypes >= {torch.float16, torch.float32}:
+        return args, kwargs
+
+    def narrowed(value: torch.Tensor) -> torch.Tensor:
+        return value.to(torch.float16) if value.dtype == torch.float32 else value
+
+    return with_tensors(narrowed, args), with_tensors(narrowed, kwargs)
+
+
+def _with_statistics(
+    function: Call,
+    input: torch.Tensor,
+    running_mean: torch.Tensor | None = None,
+    running_var: torch.Tensor | None = None,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    *rest: Any,
+    **named: Any,
+) -> torch.Tensor:
+    """Normalise with running statistics of a type of their own, which they keep."""
+    weight, bias = _like(weight, input), _like(bias, input)
+    found = [t for t in (running_mean, running_var, weight, bias) if t is not None]
+    result: torch.Tensor
+    if all(tensor.dtype == input.dtype for tensor in found):
+        result = function(input, running_mean, running_var, weight, bias, *rest, **named)
+        return result
+    wide = [None if t is None else t.float() for t in (running_mean, running_var, weight, bias)]
+    result = function(input.float(), *wide, *rest, **named)
+    for kept, updated in zip((running_mean, running_var), wide, strict=False):
+        if kept is not None and updated is not None and kept is not updated:
+            kept.copy_(updated)
+    return result.to(input.dtype)
+
+
+def _strided_group_norm(
+    input: torch.Tensor,
+    num_groups: int,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    *rest: Any,
+    **named: Any,
+) -> torch.Tensor:
+    """Group every ``num_groups``-th channel, rather than neighbours, as older releases did."""
+    size = input.shape[1]
+    if size % num_groups:
+        return F.group_norm(input, num_groups, weight, bias, *rest, **named)  # it explains
+    order = torch.arange(size).view(-1, num_groups).t().reshape(-1)
+    back = torch.arange(size).view(num_groups, -1).t().reshape(-1)
+    weight, bias = (None if t is None else t.index_select(0, order) for t in (weight, bias))
+    grouped = input.index_select(1, order)
+    return F.group_norm(grouped, num_groups, weight, bias, *rest, **named).index_select(1, back)
+
+
+def _as_index(value: torch.Tensor) -> torch.Tensor:
+    """Labels and indices in the one type that torch takes."""
+    return value.long() if value.dtype == torch.int32 else value

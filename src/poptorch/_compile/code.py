@@ -1,0 +1,156 @@
+"""Compiled graphs, kept by what they were compiled from: in this process and on disk.
+
+A plan is a loop around a few graphs. Counts of iterations, output modes and learning rates are not
+in the graphs, so plans that differ in those only share them. One file per graph, whole or absent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock
+
+from .._base import archive, env, log
+from .._base.version import VERSION
+from .._ir.graph import Graph
+from ..backends import Builder, Code, Compiled
+from ..backends.prepare import written
+from . import serial
+
+SUFFIX = ".code"
+_PART = "code"
+_loaded: dict[str, Compiled] = {}  # a library stays in the process anyway once it is loaded
+
+
+def key_of(graph: Graph, builder: Builder) -> str:
+    """Return the digest of all that a graph's code depends on: no names, no lines, no values.
+
+    Raises:
+        TypeError: the graph holds something that has no text form.
+    """
+    nodes = serial.encode(graph)["nodes"]
+    for node in _all(nodes):
+        node.pop("name", None)
+        node.pop("at", None)
+    content = {
+        "nodes": nodes,
+        "inputs": serial.encode([(slot.shape, slot.dtype) for slot in graph.inputs]),
+        "written": written(graph),
+        "backend": builder.name,
+        "conditions": dict(builder.conditions()),
+        "versions": [VERSION, torch.__version__],
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _all(nodes: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for node in nodes:
+        yield node
+        yield from _all(node.get("module", []))
+
+
+class Store:
+    """A folder of compiled graphs that several processes may share.
+
+    Args:
+        folder: made when something is added; None keeps nothing on disk.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+
+    def path(self, key: str) -> Path | None:
+        """Return the file of a graph."""
+        return None if self.folder is None else self.folder / f"{key}{SUFFIX}"
+
+    def read(self, key: str) -> bytes | None:
+        """Return a graph's code, or None; a damaged file counts as none, with a warning."""
+        path = self.path(key)
+        if path is None:
+            return None
+        try:
+            code = archive.read(path)[_PART]
+        except FileNotFoundError:
+            return None
+        except (archive.InvalidFile, KeyError) as error:
+            log.engine.warning("Compiled code %s is made again: %s", path, error)
+            return None
+        with contextlib.suppress(OSError):  # another process may just have removed it
+            os.utime(path)
+        return code
+
+    def keep(self, key: str, code: bytes) -> None:
+        """Take a graph's code over from elsewhere."""
+        path = self.path(key)
+        if path is not None and not path.exists():
+            archive.write(path, {_PART: code})
+
+    def find(self, key: str, builder: Builder) -> Compiled | None:
+        """Return a graph's function, from this process or the disk."""
+        if key in _loaded:
+            return _loaded[key]
+        code = self.read(key)
+        if code is None:
+            return None
+        try:
+            _loaded[key] = builder.load(code)
+        except Exception as error:  # whatever it is: the graph can be compiled again
+            log.engine.warning("Compiled code %s is made again: %s", self.path(key), error)
+            return None
+        return _loaded[key]
+
+    def build(self, key: str, graph: Graph, builder: Builder) -> Code | None:
+        """Compile a graph unless another process has done it meanwhile; None if one has."""
+        with self._alone(key):
+            if self.read(key) is not None:
+                return None
+            code = builder.build(graph)
+            path = self.path(key)
+            if path is not None and code.kept is not None:
+                archive.write(path, {_PART: code.kept})
+        return code
+
+    def function(self, key: str, graph: Graph, builder: Builder) -> Compiled:
+        """Return a graph's function, compiling it if need be."""
+        found = self.find(key, builder)
+        if found is None:
+            code = self.build(key, graph, builder)
+            found = code.run if code is not None else self.find(key, builder)
+        if found is None:  # on disk, whole, and still of no use here
+            found = builder.build(graph).run
+        _loaded[key] = found
+        return found
+
+    @contextlib.contextmanager
+    def _alone(self, key: str) -> Iterator[None]:
+        if self.folder is None:
+            yield
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(self.folder / f"{key}.lock"):
+            yield
+
+
+def default_store() -> Store:
+    """Return the user's own store, beside torch's compiler cache.
+
+    Code that is found there is run, so a folder that others can write to is not used.
+    """
+    root = env.get("TORCHINDUCTOR_CACHE_DIR")
+    folder = Path(root) if root else Path(tempfile.gettempdir()) / f"poptorch-code-{os.getuid()}"
+    folder /= "poptorch"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.stat()
+    if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        log.engine.warning("Compiled code is not kept: others can write to %s", folder)
+        return Store(None)
+    return Store(folder)

@@ -1,0 +1,146 @@
+"""Two tiers: the reference backend answers at once, compiled code takes over when it is there.
+
+When to compile is the classic question of renting or buying: nobody knows how many calls will come,
+so compiling starts when the slow tier has cost about what compiling will. What takes over works on
+the same State, between two calls, so that nothing is lost.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+
+from .. import backends
+from .._base import log
+from .._ir.graph import Graph
+from .._ir.plan import Plan
+from .._ir.report import Report
+from .._ir.state import State
+from ..backends import Backend, Builder, Compiled, Executable, Progress
+from . import worker
+from .code import Store, key_of
+from .job import Job
+
+# Seconds that a compilation takes: what starting takes, and so much per node (measured with 2
+# cores: 12 s for 170 nodes, 38 s for 1200). Half of it is time that the other cores have to spare.
+STARTING, PER_NODE, SHARE = 5.0, 0.03, 0.5
+
+
+class Code:
+    """The graphs of a plan as one builder compiles them."""
+
+    def __init__(self, plan: Plan, builder: Builder, store: Store) -> None:
+        self.plan, self.builder, self.store = plan, builder, store
+        self.graphs = plan.program.graphs
+        self.keys = {name: key_of(graph, builder) for name, graph in self.graphs.items()}
+
+    def missing(self) -> dict[str, Graph]:
+        """Return the graphs that would have to be compiled, by key."""
+        keys = self.keys.items()
+        return {k: self.graphs[n] for n, k in keys if self.store.find(k, self.builder) is None}
+
+    def kept(self) -> dict[str, bytes]:
+        """Return the code of the graphs that the store has, by key."""
+        found = ((key, self.store.read(key)) for key in self.keys.values())
+        return {key: code for key, code in found if code is not None}
+
+    def compile(self, progress: Progress) -> Executable:
+        """Return the executable, compiling what is missing in this process."""
+        start, functions = time.perf_counter(), dict[str, Compiled]()
+        for done, (name, key) in enumerate(self.keys.items(), 1):
+            functions[name] = self.store.function(key, self.graphs[name], self.builder)
+            progress(done / len(self.keys))
+        return self.builder.assemble(self.plan, functions, time.perf_counter() - start)
+
+
+def compile_plan(
+    backend: Backend, plan: Plan, store: Store, background: bool, progress: Progress
+) -> Executable:
+    """Compile a plan, or let its compilation begin once it pays.
+
+    Args:
+        backend: what runs the plan in the end.
+        plan: what is compiled.
+        store: of compiled graphs.
+        background: results are wanted before the compilation is done.
+        progress: told the share done.
+    """
+    if not isinstance(backend, Builder):
+        return backend.compile(plan, progress)
+    code = Code(plan, backend, store)
+    if not background or not code.missing():
+        return code.compile(progress)
+    return Tiered(backends.available()["reference"].compile(plan, progress), code)
+
+
+class Tiered:
+    """Runs a plan on the slow tier until the fast one is ready.
+
+    Args:
+        slow: what runs it now.
+        code: what will.
+
+    Attributes:
+        waiting: whether the fast tier may still come.
+    """
+
+    def __init__(self, slow: Executable, code: Code) -> None:
+        self._current = slow
+        self._code = code
+        self._job: Job | None = None
+        self._spent = 0.0
+        nodes = sum(len(graph.module.graph.nodes) for graph in code.graphs.values())
+        self._worth = SHARE * (STARTING + PER_NODE * nodes)
+        self.waiting = True
+
+    def run(self, state: State, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Do one call; see ``Executable.run``."""
+        if not self.waiting:
+            return self._current.run(state, batch)
+        self._look()
+        start = time.perf_counter()
+        results = self._current.run(state, batch)
+        self._spent += time.perf_counter() - start
+        return results
+
+    def report(self) -> Report:
+        """Return what the program costs on the tier that runs it now."""
+        return self._current.report()
+
+    def _look(self) -> None:
+        """Start compiling when it is worth it; take over what is ready."""
+        try:
+            if self._job is None:
+                if self._spent < self._worth:
+                    return
+                missing = self._code.missing()
+                self._job = Job(missing, self._code.builder.name, self._code.store)
+                log.engine.info("Compiling %d graphs beside the run", len(missing))
+            elif self._job.finished():
+                self._take_over(self._job)
+        except Exception as error:  # whatever it is, the slow tier's results are right
+            self._give_up(f"{type(error).__name__}: {error}")
+
+    def _take_over(self, job: Job) -> None:
+        failures = [why for outcome, why in job.outcomes.values() if outcome == worker.FAILED]
+        if failures:
+            self._give_up(failures[0])
+            return
+        for outcome, why in job.outcomes.values():
+            if outcome == worker.HERE:
+                log.engine.info("Compiling in this process: %s", why)
+        self._current = self._code.compile(lambda share: None)
+        self._finish()
+        log.engine.info("The optimised program takes over")
+
+    def _give_up(self, why: str) -> None:
+        self._finish()
+        log.engine.warning("Compiling failed, the run goes on without optimised code: %s", why)
+
+    def _finish(self) -> None:
+        self.waiting = False
+        if self._job is not None:
+            self._job.end()
+            self._job = None

@@ -1,0 +1,117 @@
+"""``poptorch.autocast``: torch's own, which a capture may switch off or give other rules.
+
+Source: spec/ops.md section 11.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from .._base.log import python as log
+from .._base.trees import with_tensors
+
+Rules = tuple[tuple[str, ...], ...]
+"""Names of functions: computed in half, in float, with mixed operands in float and in half."""
+
+_settings: ContextVar[tuple[bool, Rules]] = ContextVar("poptorch_autocast", default=(True, ()))
+
+
+@contextlib.contextmanager
+def autocasting(enabled: bool, rules: Rules) -> Iterator[None]:
+    """Within the block ``autocast`` follows the settings of a model.
+
+    Args:
+        enabled: whether it does anything.
+        rules: empty for torch's own choice of functions.
+    """
+    token = _settings.set((enabled, rules))
+    try:
+        yield
+    finally:
+        _settings.reset(token)
+
+
+class autocast(contextlib.ContextDecorator):  # noqa: N801 (PopTorch's name)
+    """Compute matrix products and convolutions in half, within a block or a decorated function.
+
+    A context manager and a decorator of releases 2.1 to 3.0; today a thin layer over
+    ``torch.autocast``, which can be used instead. ``options.Precision.autocastEnabled(False)``
+    takes its effect away, ``options.Precision.autocastPolicy`` chooses the functions.
+
+    Args:
+        enabled: False switches an outer one off within the block.
+        dtype: the half type, ``torch.float16`` or ``torch.bfloat16``.
+    """
+
+    def __init__(self, enabled: bool = True, dtype: torch.dtype = torch.float16) -> None:
+        _warn()
+        self._enabled = enabled
+        self._dtype = dtype
+        self._blocks: list[contextlib.ExitStack] = []
+
+    def __enter__(self) -> autocast:
+        active, rules = _settings.get()
+        with contextlib.ExitStack() as stack:
+            # Casts are recorded, so that remembering them from call to call has no point.
+            stack.enter_context(
+                torch.autocast(
+                    "cpu", self._dtype, enabled=self._enabled and active, cache_enabled=False
+                )
+            )
+            if self._enabled and active and any(rules):
+                stack.enter_context(_ByRules(rules, self._dtype))
+            self._blocks.append(stack.pop_all())
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        self._blocks.pop().__exit__(*failure)
+
+
+@functools.cache
+def _warn() -> None:
+    log.warning("poptorch.autocast is deprecated: use torch.autocast('cpu', torch.float16)")
+
+
+class _ByRules(TorchFunctionMode):
+    def __init__(self, rules: Rules, dtype: torch.dtype) -> None:
+        super().__init__()
+        half, single, promote, demote = (frozenset(names) for names in rules)
+        self._dtype = dtype
+        self._rules: list[tuple[frozenset[str], Callable[[set[torch.dtype]], torch.dtype]]] = [
+            (half, lambda _: dtype),
+            (single, lambda _: torch.float32),
+            (promote, lambda found: torch.float32 if torch.float32 in found else dtype),
+            (demote, lambda found: dtype if dtype in found else torch.float32),
+        ]
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        for names, choose in self._rules:
+            if name in names:
+                args, kwargs = _in_type(choose, args, kwargs)
+                with torch.autocast("cpu", enabled=False):
+                    return func(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _in_type(
+    choose: Callable[[set[torch.dtype]], torch.dtype], args: tuple[Any, ...], kwargs: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    found: set[torch.dtype] = set()
+    with_tensors(lambda tensor: found.add(tensor.dtype), (args, kwargs))
+    chosen = choose(found)
+
+    def cast(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(chosen) if tensor.is_floating_point() else tensor
+
+    return with_tensors(cast, args), with_tensors(cast, kwargs)

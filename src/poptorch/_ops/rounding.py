@@ -1,0 +1,43 @@
+"""Rounding to a narrower type at random, so that the expectation is the exact value.
+
+Source: spec/precision.md 6.
+"""
+
+from __future__ import annotations
+
+import torch
+
+DROPPED_BITS = {torch.float16: 13, torch.bfloat16: 16}
+"""By type, how many bits of a float32 mantissa it has no room for."""
+
+_LARGEST_SUBNORMAL = 2.0**-14
+_SUBNORMALS_PER_ONE = 2.0**24
+
+
+def rounded(value: torch.Tensor, dtype: torch.dtype, bits: torch.Tensor) -> torch.Tensor:
+    """Return float32 values in a half type, up or down as random integers say.
+
+    Args:
+        value: what is rounded.
+        dtype: float16 or bfloat16.
+        bits: integers from 0 to 2**13 - 1 for float16, to 2**16 - 1 for bfloat16.
+    """
+    width = DROPPED_BITS[dtype]
+    cut = (value.view(torch.int32) + bits.to(torch.int32)) & -(1 << width)
+    result = cut.view(torch.float32)
+    if dtype == torch.float16:
+        # Below the normal numbers the steps no longer shrink with the exponent.
+        steps = torch.floor(value * _SUBNORMALS_PER_ONE + bits * 2.0**-width)
+        small = value.abs() < _LARGEST_SUBNORMAL
+        result = torch.where(small, steps / _SUBNORMALS_PER_ONE, result)
+    exact = torch.where(torch.isfinite(value), result, value)
+    # Not ``to``, which programs that round at random take for a conversion that needs rounding.
+    return torch.ops.prims.convert_element_type.default(exact, dtype)  # type: ignore[no-any-return]
+
+
+def rounded_at_random(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return float32 values in a half type, up or down as torch's generator says."""
+    bits = torch.randint(
+        0, 1 << DROPPED_BITS[dtype], value.shape, dtype=torch.int32, device=value.device
+    )
+    return rounded(value, dtype, bits)

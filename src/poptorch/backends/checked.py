@@ -1,0 +1,175 @@
+"""Floating-point exceptions: every operator's result is looked at, and the first bad one named.
+
+The graphs are interpreted operator by operator, whatever backend was asked for: this is for finding
+faults, and slower than any backend. Infinities and NaNs that come in are no fault; what counts is
+the operator that makes one out of others. A run that fails leaves the device's tensors as they
+were. Source: spec/precision.md 5.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._pytree import tree_leaves
+
+from .._base import source
+from .._base.errors import Error
+from .._ir.blocks import label_of, line_of
+from .._ir.plan import Plan
+from .._ir.program import Axis, Node, Run
+from .._ir.state import State
+from .driver import Collector, Index, LoopExecutable, program_report
+from .prepare import prepare
+from .protocol import Executable, Progress
+
+_COMPARISONS = frozenset({"lt", "le", "gt", "ge"})
+_POLES = frozenset({"div", "reciprocal", "log", "log2", "log10", "log1p", "rsqrt", "pow"})
+_UNINITIALISED = frozenset({"empty", "empty_like", "empty_strided", "new_empty"})
+
+
+class Checked:
+    """A backend that runs the reference's operators and checks each of them."""
+
+    name = "reference"
+
+    def unavailable(self) -> str | None:
+        """It always works."""
+        return None
+
+    def compile(self, plan: Plan, progress: Progress) -> Executable:
+        """There is nothing to compile."""
+        start = time.perf_counter()
+        prepared = {name: prepare(graph) for name, graph in plan.program.graphs.items()}
+        functions = {name: (p, _Interpreter(p.module).call) for name, p in prepared.items()}
+        progress(1.0)
+        report = program_report(self.name, plan.program, time.perf_counter() - start)
+        return _CheckedExecutable(plan, functions, report)
+
+
+@dataclass
+class _Found(Exception):  # noqa: N818 (it is on its way to becoming an Error)
+    """A fault, and the node that made it."""
+
+    node: fx.Node
+    cause: str
+
+
+class _CheckedExecutable(LoopExecutable):
+    def run(self, state: State, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Do one call; a fault in it leaves the state as it was.
+
+        Raises:
+            Error: an operator made an infinity or NaN, or compared with NaN.
+        """
+        before = {key: tensor.clone() for key, tensor in state.tensors.items()}
+        rng = state.rng
+        try:
+            return super().run(state, batch)
+        except BaseException:
+            for key, tensor in before.items():
+                state.tensors[key].copy_(tensor)
+            state.rng = rng
+            raise
+
+    def _walk(self, node: Node, runs: Any, slices: Any, index: Index, collector: Collector) -> None:
+        try:
+            super()._walk(node, runs, slices, index, collector)
+        except _Found as found:
+            if not isinstance(node, Run):
+                raise
+            raise self._error(found, index) from None
+
+    def _error(self, found: _Found, index: Index) -> Error:
+        node, label = found.node, label_of(found.node)
+        line = line_of(node)
+        module = f"module {label.module}" if label.module else "the model itself"
+        where = f"operator {_name(node)}"
+        if label.backward:
+            where += f" in the backward pass of {module}"
+        elif label.visit is None:
+            where += " in the update of the weights"
+        else:
+            where += f" of {module}"
+        loops = self._program.loops
+        step = index[Axis.ITERATIONS] * loops.accumulation + index[Axis.ACCUMULATION]
+        return Error(
+            f"Floating-point exception: {found.cause}",
+            got=f"{where}\n"
+            f"micro-batch {step * loops.replicas + index[Axis.REPLICAS]} of the call: iteration "
+            f"{index[Axis.ITERATIONS]}, accumulation step {index[Axis.ACCUMULATION]}, "
+            f"replica {index[Axis.REPLICAS]}",
+            where=source.describe(*line) if line is not None else None,
+            fix=(
+                "look at the operands there: poptorch.ipu_print_tensor; clamp them, add an epsilon",
+                "options.Precision.enableFloatingPointExceptions(False) lets the values flow",
+            ),
+        )
+
+
+class _Interpreter(fx.Interpreter):
+    def call(self, arguments: Sequence[torch.Tensor]) -> Any:
+        return self.run(*arguments, enable_io_processing=False)
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        if n.op == "call_function":
+            args, kwargs = self.fetch_args_kwargs_from_env(n)
+            cause = fault(_name(n), tree_leaves((args, kwargs)), tree_leaves(result))
+            if cause is not None:
+                raise _Found(n, cause)
+        return result
+
+
+def _name(node: fx.Node) -> str:
+    """``aten.div.Tensor`` is ``div``."""
+    packet = getattr(node.target, "overloadpacket", node.target)
+    return str(getattr(packet, "__name__", packet))
+
+
+def fault(name: str, operands: Iterable[Any], results: Iterable[Any]) -> str | None:
+    """Return what is wrong with the results of an operator, or None.
+
+    Args:
+        name: of the operator.
+        operands: tensors, numbers and anything else that it got.
+        results: what it returned.
+    """
+    if name in _UNINITIALISED:
+        return None
+    operands = list(operands)
+    if name in _COMPARISONS and any(map(_has_nan, operands)):
+        return "comparison with NaN"
+    bad = [result for result in results if not _is_finite(result)]
+    if not bad or any(map(_has_nan, operands)):
+        return None
+    if any(map(_has_nan, bad)):
+        return "invalid operation, NaN is the result of numbers"
+    if not all(map(_is_finite, operands)):
+        return None
+    return "division by zero" if name in _POLES and _has_zero(operands) else "overflow"
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return not _is_floating(value) or bool(torch.isfinite(value).all())
+
+
+def _has_nan(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isnan(value)
+    return _is_floating(value) and bool(torch.isnan(value).any())
+
+
+def _has_zero(values: Sequence[Any]) -> bool:
+    return any(bool((v == 0).any()) if isinstance(v, torch.Tensor) else v == 0 for v in values)
+
+
+def _is_floating(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())

@@ -1,0 +1,117 @@
+"""On how many threads an executable runs: measured, and measured again when steps become slow.
+
+Small graphs run best on one thread, whose barriers cost nothing; with a busy neighbour on the cores
+so do large ones, because every barrier then waits for the thread that the neighbour has displaced.
+Each executable tries the process's number and one thread in turn and keeps the faster.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+PAIRS = 3  # trials of each number, unless the first ones are far apart
+CLEAR = 1.25  # so much slower settles it at once
+SLOW = 1.6  # steps that take so many times their usual time ask for another trial
+PATIENCE = 2  # so many of them in a row
+REST = 50  # a trial is repeated after so many times what it cost
+
+
+class Threads:
+    """A context for each call of one executable; outside of it the process's setting is as it was.
+
+    It does nothing where the process has one thread, or where deterministic results are asked for:
+    sums are split over the threads, so their number shows in the last bits.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._user = 0  # the process's number that everything below was found for
+        self._trial: dict[int, list[float]] | None = None
+        self._slow, self._spent = 0, 0.0  # slow steps in a row, seconds since the last trial
+        self._usual, self._rest = 0.0, 0.0  # seconds of a step, and until the next trial
+        self._chosen = 0
+
+    def __enter__(self) -> None:
+        user = torch.get_num_threads()
+        self._active = user > 1 and not torch.are_deterministic_algorithms_enabled()
+        if not self._active:
+            return
+        if user != self._user:
+            self._user, self._trial = user, None
+            self._settle(user, {})
+        self._now = self._next()
+        if self._now == 1:
+            self._levels = _limit(1)
+        self._start = self._clock()
+
+    def __exit__(self, *_: object) -> None:
+        if not self._active:
+            return
+        seconds = self._clock() - self._start
+        if self._now == 1:
+            _limit(self._user, self._levels)
+        if self._trial is not None:
+            self._trial[self._now].append(seconds)
+            self._judge(self._trial)
+        else:  # the first call of all pays for caches and says nothing; a trial follows it
+            self._watch(seconds)
+
+    @property
+    def chosen(self) -> int:
+        """The number in use, 0 before the first call."""
+        return self._chosen
+
+    def _next(self) -> int:
+        if self._trial is None:
+            return self._chosen
+        tried = self._trial[self._user], self._trial[1]
+        return self._user if len(tried[0]) <= len(tried[1]) else 1
+
+    def _watch(self, seconds: float) -> None:
+        self._spent += seconds
+        self._slow = self._slow + 1 if seconds > SLOW * self._usual else 0
+        if self._slow >= PATIENCE or self._spent >= self._rest:
+            self._trial = {self._user: [], 1: []}
+
+    def _judge(self, trial: dict[int, list[float]]) -> None:
+        """End a trial when it is clear, or long enough."""
+        if len(trial[1]) < len(trial[self._user]):
+            return
+        middle = {number: statistics.median(found) for number, found in trial.items()}
+        best = min(middle, key=lambda number: (middle[number], number))
+        if len(trial[1]) >= PAIRS or max(middle.values()) > CLEAR * middle[best]:
+            self._settle(best, trial)
+            self._trial = None
+
+    def _settle(self, number: int, trial: dict[int, list[float]]) -> None:
+        self._chosen, self._slow, self._spent = number, 0, 0.0
+        self._usual = statistics.median(trial[number]) if trial else 0.0
+        self._rest = REST * sum(map(sum, trial.values()))
+
+
+def _limit(number: int, levels: int | None = None) -> int | None:
+    """Set how many threads run operators; return the nesting that compiled code was allowed.
+
+    Compiled code has the number of threads written into it. A parallel region that may not nest at
+    all runs on its caller alone, whatever number it asks for.
+    """
+    torch.set_num_threads(number)
+    openmp = _openmp()
+    if openmp is None:
+        return None
+    before: int = openmp.omp_get_max_active_levels()
+    openmp.omp_set_max_active_levels(0 if levels is None else levels)
+    return before
+
+
+@functools.cache
+def _openmp() -> ctypes.CDLL | None:
+    """The OpenMP library that torch runs on, if it is one that can be asked."""
+    library = ctypes.CDLL(None)
+    return library if hasattr(library, "omp_set_max_active_levels") else None

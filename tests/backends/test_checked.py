@@ -1,0 +1,156 @@
+"""Floating-point exceptions: what raises them, what does not, and what the error names."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import poptorch
+from poptorch.backends.checked import fault
+from wrapping import infer, options
+
+INF, NAN = float("inf"), float("nan")
+
+
+def checking(backend="reference", **counts):
+    opts = options(backend, **counts)
+    opts.Precision.enableFloatingPointExceptions(True)
+    return opts
+
+
+CAUSES = {
+    "division by zero": [
+        (lambda x, y: x / y, [1.0], [0.0]),
+        (lambda x, y: (x * y).reciprocal(), [1.0], [0.0]),
+    ],
+    "invalid operation": [
+        (lambda x, y: x * y, [0.0], [INF]),
+        (lambda x, y: x - y, [INF], [INF]),
+        (lambda x, y: x.sqrt(), [-1.0], [0.0]),
+        (lambda x, y: x.log(), [-1.0], [0.0]),
+    ],
+    "comparison with NaN": [(lambda x, y: x > y, [1.0], [NAN])],
+    "overflow": [
+        (lambda x, y: x.exp(), [200.0], [0.0]),
+        (lambda x, y: x.half(), [1e6], [0.0]),
+    ],
+}
+CASES = [(cause, *case) for cause, cases in CAUSES.items() for case in cases]
+
+
+@pytest.mark.spec("precision", 10)
+@pytest.mark.parametrize("cause, function, x, y", CASES)
+def test_causes(cause, function, x, y):
+    x, y = torch.tensor(x), torch.tensor(y)
+    got, want = infer(function, x, y), function(x, y)
+    torch.testing.assert_close(got, want, equal_nan=True)  # off by default
+    with pytest.raises(poptorch.Error, match=f"Floating-point exception: {cause}"):
+        infer(function, x, y, opts=checking())
+
+
+@pytest.mark.spec("precision", 10)
+def test_infinities_that_come_in_are_no_fault():
+    x = torch.tensor([INF, 1.0, -INF])
+    assert torch.equal(infer(lambda x: x.abs() + 1, x, opts=checking()), x.abs() + 1)
+    masked = infer(
+        lambda x: F.softmax(x.masked_fill(x > 0, -INF), 0), torch.tensor([1.0, -1]), opts=checking()
+    )
+    assert masked.tolist() == [0.0, 1.0]
+
+
+FINITE = (
+    "relu", "softmax", "sigmoid", "tanh", "gelu", "silu", "softplus", "leaky_relu", "hardtanh",
+    "relu6", "logsigmoid", "mish", "hardswish", "softsign", "hardsigmoid", "log_softmax",
+    "tanhshrink",
+)  # fmt: skip
+
+
+@pytest.mark.spec("precision", 11)
+@pytest.mark.parametrize("name", [*FINITE, "elu", "selu", "celu"])
+def test_activations_of_large_inputs(name):
+    function = getattr(F, name)
+    settings = {"dim": -1} if "softmax" in name else {}
+    x = torch.tensor([[500.0, -500.0, 300.0, 0.0]])
+    opts = checking() if name in FINITE else None  # the ELU family may raise
+    got = infer(lambda x: function(x, **settings), x, opts=opts)
+    assert torch.isfinite(got).all()
+    torch.testing.assert_close(got, function(x, **settings))
+
+
+class Rooted(nn.Module):
+    """The root of a sum of squares: where all of them are zero it has no gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(3, 3), Root())
+
+    def forward(self, x):
+        return poptorch.identity_loss(self.body(x), "none")
+
+
+class Root(nn.Module):
+    def forward(self, y):
+        return y.square().sum().sqrt()
+
+
+def rooted(**counts):
+    model = Rooted()
+    with torch.no_grad():
+        model.body[0].bias.zero_()
+    optimizer = poptorch.optim.Adam(model.parameters(), lr=0.1)
+    return model, optimizer, poptorch.trainingModel(model, checking(**counts), optimizer)
+
+
+@pytest.mark.parametrize("backend", ["reference", "auto"])
+def test_the_error_names_operator_module_line_and_micro_batch(backend):
+    model, _, wrapped = rooted(backend=backend, accumulation=4, iterations=2)
+    x = torch.randn(16, 3)
+    wrapped(x)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = {k: v.clone() for k, v in wrapped._session.sync.device.state.tensors.items()}
+    faulty = x.clone()
+    faulty[10:12] = 1e30
+    with pytest.raises(poptorch.Error, match="overflow") as caught:
+        wrapped(faulty)
+    text = str(caught.value)
+    assert "operator pow of module body.1" in text
+    assert "micro-batch 5 of the call: iteration 1, accumulation step 1, replica 0" in text
+    assert "test_checked.py" in text
+    assert "y.square().sum().sqrt()" in text
+    # The first iteration had updated the weights by then.
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    now = wrapped._session.sync.device.state.tensors
+    assert all(torch.equal(value, state[key]) for key, value in now.items())
+    wrapped(x)  # it can go on
+
+
+def test_the_backward_pass_and_the_update_are_named():
+    model, _, wrapped = rooted()
+    wrapped(torch.randn(2, 3))
+    with torch.no_grad():
+        model.body[0].weight.zero_()
+        model.body[0].bias.zero_()
+    wrapped.copyWeightsToDevice()
+    with pytest.raises(poptorch.Error, match="division by zero") as caught:
+        wrapped(torch.randn(2, 3))
+    assert "in the backward pass of module body.1" in str(caught.value)
+    assert "y.square().sum().sqrt()" in str(caught.value)
+
+    model = Rooted()
+    optimizer = torch.optim.SGD(model.parameters(), lr=3e38)
+    wrapped = poptorch.trainingModel(model, checking(), optimizer)
+    with pytest.raises(poptorch.Error, match="in the update of the weights"):
+        wrapped(torch.full((2, 3), 100.0))
+
+
+def test_only_what_is_new_is_a_fault():
+    """Operands decide: the same result is a fault only where it is new."""
+    one, nan, inf = (torch.tensor([v]) for v in (1.0, NAN, INF))
+    assert fault("add", [nan], [nan]) is None
+    assert fault("add", [inf], [inf]) is None
+    assert fault("mul", [one, 2.0], [inf]) == "overflow"
+    assert fault("full", [[1], INF], [inf]) is None
+    assert fault("empty", [[1]], [nan]) is None
+    assert fault("div", [one, 0], [inf]) == "division by zero"
+    assert fault("gt", [nan, one], [torch.tensor([False])]) == "comparison with NaN"
+    assert fault("add", [torch.tensor([1])], [torch.tensor([2])]) is None

@@ -1,0 +1,209 @@
+"""The two tiers: what runs when, what a takeover keeps, what happens when compiling fails."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from poptorch._compile import cache, code, job, tiers
+from wrapped import normal
+
+X, Y = normal(8, 4), normal(8, 2, seed=1)
+
+
+class Net(nn.Module):
+    """With everything that a takeover could lose: statistics, a counter, random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2, bias=False)  # before a norm it would follow rounding errors
+        self.norm = nn.BatchNorm1d(2)
+        self.dropout = nn.Dropout(0.25)
+
+    def forward(self, x, y):
+        out = self.dropout(self.norm(self.layer(x)))
+        return out, nn.functional.mse_loss(out, y)
+
+
+def training(
+    backend: str = "auto", lr: float = 0.05, iterations: int = 1
+) -> poptorch.PoplarExecutor:
+    torch.manual_seed(0)
+    net = Net()
+    options = poptorch.Options().backend(backend).showCompilationProgressBar(False).randomSeed(5)
+    options.deviceIterations(iterations).outputMode(poptorch.OutputMode.All)
+    return poptorch.trainingModel(net, options, torch.optim.Adam(net.parameters(), lr=lr))
+
+
+def losses_of(model: poptorch.PoplarExecutor, calls: int) -> list[float]:
+    return [model(X, Y)[1].item() for _ in range(calls)]
+
+
+def until_settled(model: poptorch.PoplarExecutor) -> list[float]:
+    """Call until the slow tier's time is over; return the losses."""
+    losses, end = losses_of(model, 1), time.monotonic() + 120
+    while model._executable.waiting:
+        assert time.monotonic() < end, "the fast tier never came"
+        time.sleep(0.3)  # few steps: differences in the last bits grow with their number
+        losses += losses_of(model, 1)
+    return losses
+
+
+@pytest.fixture
+def eager_to_compile(monkeypatch, tmp_path: Path) -> Path:
+    """Let compiling begin with the second call, into an empty store."""
+    monkeypatch.setattr(tiers, "SHARE", 0.0)
+    monkeypatch.setattr(cache, "default_store", lambda: code.Store(tmp_path))
+    monkeypatch.setattr(code, "_loaded", {})
+    return tmp_path
+
+
+def test_a_takeover_keeps_weights_moments_statistics_and_random_numbers(
+    eager_to_compile, monkeypatch
+) -> None:
+    model = training()
+    losses = until_settled(model)
+    assert model._executable.report().backend == "inductor"
+    losses += losses_of(model, 3)
+    reference = training("reference")
+    wanted = losses_of(reference, len(losses))
+    torch.testing.assert_close(losses, wanted, rtol=1e-4, atol=1e-5)
+    for key, value in reference.model.state_dict().items():
+        torch.testing.assert_close(model.model.state_dict()[key], value, rtol=1e-4, atol=1e-5)
+    # Programs with the same graphs have them at once, in this process and in the next.
+    for loaded in (code._loaded, {}):
+        monkeypatch.setattr(code, "_loaded", loaded)
+        again = training(lr=0.01, iterations=4)
+        again(X.repeat(4, 1), Y.repeat(4, 1))
+        assert again._executable.report().backend == "inductor"
+
+
+def test_short_runs_never_compile(monkeypatch) -> None:
+    monkeypatch.setattr(tiers, "Job", lambda *a: pytest.fail("started to compile"))
+    monkeypatch.setattr(code, "_loaded", {})
+    monkeypatch.setattr(tiers.Code, "missing", lambda self: dict.fromkeys(self.keys.values()))
+    model = training()
+    losses_of(model, 5)
+    assert model._executable.waiting
+    assert model._executable.report().backend == "reference"
+
+
+FAILING = "import sys; sys.exit('g++ is on strike')"
+
+
+def test_a_failure_is_reported_once_and_the_run_goes_on(
+    eager_to_compile, monkeypatch, caplog
+) -> None:
+    monkeypatch.setattr(job, "_CODE", FAILING)
+    model = training()
+    losses = until_settled(model) + losses_of(model, 3)
+    warnings = [r.message for r in caplog.records if r.levelno == logging.WARNING]
+    assert len([text for text in warnings if "g++ is on strike" in text]) == 1
+    torch.testing.assert_close(losses, losses_of(training("reference"), len(losses)))
+
+
+def test_no_process_can_be_started(eager_to_compile, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    model = training()
+    losses_of(model, 3)
+    assert not model._executable.waiting
+    assert "/nowhere/python" in caplog.text
+
+
+SLEEPING = "import time; time.sleep(600)"
+
+
+def compiling(monkeypatch) -> poptorch.PoplarExecutor:
+    """Return a model whose compilation has begun and will not end."""
+    monkeypatch.setattr(job, "_CODE", SLEEPING)
+    model = training()
+    losses_of(model, 3)
+    assert model._executable._job is not None
+    return model
+
+
+@pytest.mark.parametrize("way", ["destroy", "dropped"])
+def test_letting_go_ends_the_compilation(way: str, eager_to_compile, monkeypatch) -> None:
+    model = compiling(monkeypatch)
+    (worker,) = model._executable._job._workers
+    pid = worker.process.pid
+    assert Path(f"/proc/{pid}").exists()
+    if way == "destroy":
+        model.destroy()
+    else:
+        del model
+    del worker
+    gc.collect()
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_saving_and_copying_while_compiling(eager_to_compile, monkeypatch, tmp_path) -> None:
+    model = compiling(monkeypatch)
+    model.save(tmp_path / "saved.poptorch", export_model=False)
+    twin = copy.deepcopy(model.model)
+    torch.testing.assert_close(twin.layer.weight, model.model.layer.weight)
+    again = training()
+    again.loadExecutable(tmp_path / "saved.poptorch")
+    losses_of(again, 2)
+
+
+SCRIPT = """
+import sys, time
+import torch, poptorch
+from poptorch._compile import job, tiers
+tiers.SHARE = 0.0
+job._CODE = "import time; time.sleep(600)"
+net = torch.nn.Linear(4, 2)
+options = poptorch.Options().showCompilationProgressBar(False)
+model = poptorch.inferenceModel(net, options)
+for _ in range(3):
+    model(torch.ones(2, 4))
+print(model._executable._job._workers[0].process.pid, flush=True)
+if sys.argv[1] == "wait":
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("way", ["exit", "wait"])
+def test_the_end_of_the_process_ends_the_compilation(way: str, tmp_path) -> None:
+    """Its normal end, and Ctrl-C."""
+    script = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, way],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)},
+    )  # fmt: skip
+    pid = int(script.stdout.readline())
+    if way == "wait":
+        os.killpg(script.pid, signal.SIGINT)
+    _, errors = script.communicate(timeout=60)
+    assert "KeyboardInterrupt" in errors if way == "wait" else errors == ""
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_compiler_process_ends_with_the_one_that_started_it(tmp_path) -> None:
+    """However that one ended: nobody holds the other end of the standard input any more."""
+    request = "import threading, time\n" + (
+        "from poptorch._compile.worker import _live_as_long_as_stdin as live\n"
+        "threading.Thread(target=live, daemon=True).start()\nprint('ready', flush=True)\n"
+        "time.sleep(600)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", request],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout.readline() == b"ready\n"
+    process.stdin.close()
+    assert process.wait(timeout=60) == -signal.SIGKILL
+    process.stdout.close()

@@ -1,0 +1,87 @@
+"""``poptorch.autocast`` and its options, beside torch's own."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import poptorch
+from poptorch.autocasting import Policy
+from wrapping import infer, options, training
+
+HALF, FLOAT = torch.float16, torch.float32
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x, labels):
+        with poptorch.autocast():
+            out = self.layer(x)
+        return out, F.cross_entropy(out.float(), labels)
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_products_run_in_half(accumulation):
+    torch.manual_seed(0)
+    model, x, labels = Model(), torch.randn(8, 3), torch.arange(8) % 2
+    with torch.autocast("cpu", HALF):
+        want = model.layer(x).detach()
+    opts = options(accumulation=accumulation).outputMode(poptorch.OutputMode.All)
+    out, loss = training(model, opts)(x, labels)
+    assert (out.dtype, loss.dtype) == (HALF, FLOAT)
+    torch.testing.assert_close(out, want, rtol=1e-3, atol=1e-3)
+    assert model.layer.weight.dtype == FLOAT
+
+
+def test_torchs_own_works_in_forward_too():
+    def forward(x, w):
+        with torch.autocast("cpu", torch.bfloat16):
+            return F.linear(x, w), F.softmax(x, -1)
+
+    x, w = torch.randn(4, 3), torch.randn(2, 3)
+    got = infer(forward, x, w)
+    assert [t.dtype for t in got] == [torch.bfloat16, FLOAT]
+    torch.testing.assert_close(got[0], forward(x, w)[0], rtol=1e-2, atol=1e-2)
+
+
+def test_it_can_be_switched_off():
+    opts = options()
+    assert opts.Precision.autocastEnabled(False) is opts.Precision
+    out, _ = training(Model(), opts)(torch.randn(4, 3), torch.arange(4) % 2)
+    assert out.dtype == FLOAT
+
+    @poptorch.autocast()
+    def inner(x, w):
+        first = F.linear(x, w)
+        with poptorch.autocast(enabled=False):
+            return first, F.linear(x, w)
+
+    got = infer(inner, torch.randn(4, 3), torch.randn(2, 3))
+    assert [t.dtype for t in got] == [HALF, FLOAT]
+    with pytest.raises(AssertionError):
+        options().Precision.autocastEnabled("yes")
+
+
+def test_a_policy_chooses_the_functions():
+    opts = options()
+    policy = Policy(fp16=[torch.add], fp32=[nn.Linear], promote=[torch.mul], demote=["sub"])
+    assert opts.Precision.autocastPolicy(policy) is opts.Precision
+
+    @poptorch.autocast()
+    def forward(x, h, w):
+        products = F.linear(h, w), torch.mul(x, h), torch.mul(h, h)
+        return torch.add(x, x), *products, torch.sub(x, h), torch.sub(x, x), torch.matmul(x, w.t())
+
+    x, w = torch.randn(4, 3), torch.randn(2, 3)
+    got = infer(forward, x, x.half(), w, opts=opts)
+    assert [t.dtype for t in got] == [HALF, FLOAT, FLOAT, HALF, HALF, FLOAT, HALF]
+    torch.testing.assert_close(got[0], (x + x).half())
+
+
+def test_outside_a_wrapped_model_it_is_torchs():
+    with poptorch.autocast():
+        assert torch.mm(torch.eye(2), torch.eye(2)).dtype == HALF
+    assert torch.mm(torch.eye(2), torch.eye(2)).dtype == FLOAT

@@ -1,0 +1,121 @@
+"""Stochastic rounding through the executor: casts, products, updates, accumulators."""
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from wrapping import infer, options
+
+COUNT = 20_000
+
+
+class Weights(nn.Module):
+    def __init__(self, dtype=torch.float16):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(COUNT, dtype=dtype))
+
+    def forward(self, x):
+        return poptorch.identity_loss((self.weight * x).float().sum(), "none")
+
+
+def rounding(seed=1, enabled=True, **counts):
+    opts = options(**counts).randomSeed(seed)
+    opts.Precision.enableStochasticRounding(enabled)
+    return opts
+
+
+def trained(opts, optimizer=None, calls=4, rows=1):
+    model = Weights()
+    if optimizer is None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=2.0**-13)
+    else:
+        optimizer = optimizer(model.parameters())
+    wrapped = poptorch.trainingModel(model, opts, optimizer)
+    for _ in range(calls):
+        wrapped(torch.ones(rows, 1).half())
+    return model.weight.detach().double(), wrapped
+
+
+def test_updates_too_small_for_half_arrive_on_average():
+    """Each update is a quarter of the distance to the next half number below 1."""
+    weights, _ = trained(rounding())
+    want = 1 - 4 * 2.0**-13
+    deviation = (4 * 2.0**-22 * 0.25 * 0.75 / COUNT) ** 0.5
+    assert abs(float(weights.mean()) - want) < 5 * deviation
+    nearest, _ = trained(rounding(enabled=False))
+    assert torch.equal(nearest, torch.ones_like(nearest))
+
+
+def test_one_seed_one_sequence():
+    first, _ = trained(rounding(seed=1))
+    assert torch.equal(first, trained(rounding(seed=1))[0])
+    assert not torch.equal(first, trained(rounding(seed=2))[0])
+
+
+def test_the_sequence_continues_after_detaching():
+    want, _ = trained(rounding())
+    _, wrapped = trained(rounding(), calls=2)
+    wrapped.detachFromDevice()
+    wrapped.attachToDevice()
+    for _ in range(2):
+        wrapped(torch.ones(1, 1).half())
+    assert torch.equal(wrapped.model.weight.detach().double(), want)
+
+
+def test_half_accumulators_are_unbiased():
+    """Gradients of 1 + 2**-12 cannot be added up in half; on average they are."""
+    opts = rounding(accumulation=4)
+    opts.lanes(1)
+    model = Weights(torch.float32)
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=1.0, accum_type=torch.float16)
+    wrapped = poptorch.trainingModel(model, opts, optimizer)
+    wrapped(torch.full((4, 1), 1 + 2.0**-12))
+    moved = 1 - model.weight.detach().double()
+    assert abs(float(moved.mean()) - (1 + 2.0**-12)) < 5 * 2.0**-10 / COUNT**0.5
+    assert float(moved.std()) > 0
+
+
+def test_exact_values_and_float_results_stay():
+    x = torch.randn(1000).half()
+    got = infer(lambda x: (x.float().half(), x.float() * 3.1), x, opts=rounding())
+    assert torch.equal(got[0], x)
+    assert torch.equal(got[1], x.float() * 3.1)
+    weights, _ = trained(rounding(), lambda p: torch.optim.SGD(p, lr=2.0**-11))
+    assert weights.unique().tolist() == [1 - 4 * 2.0**-11]
+
+
+@pytest.mark.spec("precision", 12)
+def test_it_acts_in_inference_until_it_is_switched_off():
+    between = 1 + 2.0**-12
+    x = torch.full((COUNT,), between)
+    products = torch.tensor([[1.0, 2.0**-12]]).half(), torch.ones(2, COUNT).half()
+    for function, inputs in ((torch.Tensor.half, (x,)), (torch.matmul, products)):
+        rounded = infer(function, *inputs, opts=rounding()).double()
+        assert sorted(rounded.unique().tolist()) == [1.0, 1 + 2.0**-10]
+        deviation = 2.0**-10 * (0.25 * 0.75 / COUNT) ** 0.5
+        assert abs(float(rounded.mean()) - between) < 5 * deviation
+        evaluated = infer(function, *inputs, opts=rounding(enabled=False))
+        assert evaluated.unique().tolist() == [1.0]
+    twice = poptorch.inferenceModel(nn.Identity(), rounding())
+    assert torch.equal(twice(x), x)
+
+
+def test_calls_draw_anew():
+    class Half(nn.Module):
+        def forward(self, x):
+            return x.half()
+
+    wrapped = poptorch.inferenceModel(Half(), rounding())
+    x = torch.full((COUNT,), 1 + 2.0**-12)
+    first, second = wrapped(x), wrapped(x)
+    assert not torch.equal(first, second)
+    again = poptorch.inferenceModel(Half(), rounding())
+    assert torch.equal(again(x), first)
+
+
+def test_replicas_stay_alike():
+    weights, wrapped = trained(rounding(replicas=2), rows=2)
+    want, _ = trained(rounding())
+    assert torch.equal(weights, want)  # the same mean gradient, the same stream
+    assert "rng.rounding" in wrapped._session.sync.device.state.tensors
