@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import fx
 
 from poptorch._compile.lower import lower
 from poptorch._ir.graph import Graph, compose
@@ -81,3 +82,16 @@ def test_text_names_slots_and_operators() -> None:
         "  sub = sub.Tensor(param.w, mul)\n"
         "  out param.w: float32[3] = sub"
     )
+
+
+def test_inputs_whose_keys_differ_in_punctuation_only_stay_apart():
+    paths = ["a.b", "a_b", "a/b", "~a.b"]
+    slots = [Slot(Kind.PARAM, path, (), torch.float32) for path in paths]
+    fxgraph = fx.Graph()
+    nodes = [fxgraph.placeholder(f"x{i}") for i in range(len(slots))]
+    fxgraph.output(tuple(reversed(nodes)))
+    outputs = tuple(Slot(Kind.OUTPUT, str(i), (), torch.float32) for i in range(len(slots)))
+    part = Graph("part", fx.GraphModule({}, fxgraph), tuple(slots), outputs)
+    joined = compose("joined", [part])
+    values = {slot.key: torch.tensor(float(i)) for i, slot in enumerate(slots)}
+    assert [float(v) for v in joined(values).values()] == [3.0, 2.0, 1.0, 0.0]

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .. import _update
+from .._ir.bundle import Bundle
 from .._ir.graph import Graph, compose
 from .._ir.optim_spec import OptimSpec
 from .._ir.program import Axis, Emit, LaneAxis, Node, Program, Repeat, Run
 from .._ir.slot import Kind, Slot
 from .._ir.spec import Loops, Spec
 from .anchors import emitted_anchors, with_updated_weights
+from .bundle import bundled
 from .lower import lower
 
 
@@ -22,13 +24,22 @@ def inference_program(micro: Graph, spec: Spec, lanes: LaneAxis | None) -> Progr
     return Program((*body, _emit(micro, graphs, spec)), graphs, spec.loops, {}, lanes)
 
 
-def training_program(micro: Graph, spec: Spec, optim: OptimSpec, lanes: LaneAxis | None) -> Program:
+def training_program(
+    micro: Graph, spec: Spec, optim: OptimSpec, lanes: LaneAxis | None, apart: bool = False
+) -> Program:
     """Return the training step.
 
     With one run per update forward, backward and update are one graph; otherwise the micro step
     adds its gradients to accumulators that the update empties.
+
+    Args:
+        micro, spec, optim, lanes: what is built of.
+        apart: every weight keeps a storage of its own.
     """
     loops = spec.loops
+    bundles: tuple[Bundle, ...] = ()
+    if not apart:
+        micro, optim, bundles = bundled(micro, spec, optim)
     gradients = [slot for slot in micro.outputs if slot.kind is Kind.GRADIENT]
     trained = {slot.path for slot in gradients}
     updated = [s for s in micro.inputs if s.kind is Kind.PARAM and s.path in trained]
@@ -45,7 +56,7 @@ def training_program(micro: Graph, spec: Spec, optim: OptimSpec, lanes: LaneAxis
         body = (*window, Run("update"))
     body = _repeat(Axis.ITERATIONS, loops.iterations, body)
     graphs = {name: with_updated_weights(graph, spec) for name, graph in graphs.items()}
-    return Program((*body, _emit(micro, graphs, spec)), graphs, loops, initial, lanes)
+    return Program((*body, _emit(micro, graphs, spec)), graphs, loops, initial, lanes, bundles)
 
 
 def _window(

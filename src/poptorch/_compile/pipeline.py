@@ -88,7 +88,7 @@ def compile(
     if optim is None:
         program = inference_program(micro.graph, spec, lane_axis)
     else:
-        program = training_program(micro.graph, spec, optim, lane_axis)
+        program = training_program(micro.graph, spec, optim, lane_axis, apart)
     per_replica = _per_replica(request, micro, program)
     staged = None
     if apart:

@@ -162,6 +162,6 @@ def with_stages(plan: Plan, request: _capture.Request, optim: OptimSpec | None) 
         program = None
     else:
         graph, visits = layout.graph, tuple(item.visit for item in layout.assigned)
-        program = plan.program
+        program = plan.program if not plan.program.bundles else None
     staged = stage(step_graphs(graph, spec, optim, program), visits, spec)
     return replace(plan, layout=layout, staged=staged)

@@ -6,7 +6,8 @@ one is an input slot of the next, so composition needs no positions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -71,11 +72,14 @@ class Graph:
         return {slot.key: value for slot, value in zip(self.outputs, results, strict=True)}
 
 
-def compose(name: str, parts: Sequence[Graph], keep: Iterable[Kind] = ()) -> Graph:
+def compose(
+    name: str, parts: Sequence[Graph], keep: Iterable[Kind] = (), drop: Collection[str] = ()
+) -> Graph:
     """Join graphs into one: what one part writes, the next parts read.
 
     Inputs that no earlier part writes become inputs of the whole. Gradients are handed over and
-    disappear unless ``keep`` names their kind; every other output stays, the latest writer winning.
+    disappear unless ``keep`` names their kind, and so do the outputs whose keys ``drop`` names;
+    every other output stays, the latest writer winning.
     """
     graph = fx.Graph()
     values: dict[str, fx.Node] = {}
@@ -83,7 +87,7 @@ def compose(name: str, parts: Sequence[Graph], keep: Iterable[Kind] = ()) -> Gra
     outputs: dict[str, Slot] = {}
     attributes: dict[str, object] = {}
     for slot in _free_inputs(parts):
-        node = graph.placeholder(slot.key.replace(".", "_").replace("/", "_"))
+        node = graph.placeholder(identifier(slot.key, inputs))
         inputs[slot.key] = slot
         values[slot.key] = node
     for part in parts:
@@ -104,12 +108,20 @@ def compose(name: str, parts: Sequence[Graph], keep: Iterable[Kind] = ()) -> Gra
             values[slot.key] = mapping[node]
             outputs[slot.key] = slot
     handed_over = {Kind.GRADIENT} - set(keep)
-    result = [slot for slot in outputs.values() if slot.kind not in handed_over]
+    result = [
+        slot for slot in outputs.values() if slot.kind not in handed_over and slot.key not in drop
+    ]
     graph.output(tuple(values[slot.key] for slot in result))
     graph.eliminate_dead_code()
     graph.lint()
     module = fx.GraphModule(attributes, graph)
     return Graph(name, module, tuple(inputs.values()), tuple(result))
+
+
+def identifier(key: str, taken: Collection[str]) -> str:
+    """Return a name for Python code; keys that differ in punctuation only get different ones."""
+    same = sum(re.sub(r"\W", "_", other) == re.sub(r"\W", "_", key) for other in taken)
+    return re.sub(r"\W", "_", key) + (f"__{same}" if same else "")
 
 
 def _free_inputs(parts: Sequence[Graph]) -> list[Slot]:

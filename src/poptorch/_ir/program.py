@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ..enums import OutputMode
+from .bundle import Bundle, View
 from .graph import Graph
 from .slot import Slot
 from .spec import Loops
@@ -105,6 +106,7 @@ class Program:
         initial: first values of state that the update introduces, by slot key.
         lanes: what runs side by side, or None. Slots of batches and results then have a leading
             lane dimension, and slots of state that every replica evolves by itself a replica one.
+        bundles: weights that share a storage; what the graphs read and write is that.
     """
 
     body: tuple[Node, ...]
@@ -112,6 +114,7 @@ class Program:
     loops: Loops
     initial: Mapping[str, float]
     lanes: LaneAxis | None = None
+    bundles: tuple[Bundle, ...] = ()
 
     @property
     def emit(self) -> Emit:
@@ -133,6 +136,26 @@ class Program:
             for slot in (*graph.inputs, *graph.outputs)
             if slot.is_state
         }
+
+    def views(self) -> list[View]:
+        """Weights, moments and accumulators that are parts of a bundle."""
+        found = []
+        for key, slot in self.state_slots().items():
+            for bundle in self.bundles:
+                if not f".{key}".endswith(f".{bundle.slot.path}"):
+                    continue
+                prefix = slot.path.removesuffix(bundle.slot.path)
+                for member in bundle.members:
+                    own = Slot(slot.kind, prefix + member.slot.path, member.slot.shape, slot.dtype)
+                    found.append(View(own, key, member.offset))
+        return found
+
+    def visible_slots(self) -> dict[str, Slot]:
+        """Every tensor that lives on the device, by key: members in the place of bundles."""
+        views = self.views()
+        flat = {view.flat for view in views}
+        slots = {key: slot for key, slot in self.state_slots().items() if key not in flat}
+        return {**slots, **{view.slot.key: view.slot for view in views}}
 
     def walk(self) -> Iterator[Node]:
         """Every node, parents before children."""

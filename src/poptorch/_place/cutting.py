@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import torch
 from torch import fx
 
-from .._ir.graph import Graph
+from .._ir.graph import Graph, identifier
 from .._ir.slot import Kind, Slot
 
 Inline = Callable[[fx.Node, int], bool]
@@ -109,9 +109,11 @@ class Cutter:
         reads = [(n, s) for n, s in self._inputs.items() if n in used and n not in values]
         reads += [(node, self._value(node)) for node in values]
         made = fx.Graph()
+        seen: list[str] = []
         mapping: dict[fx.Node, fx.Node] = {}
         for node, slot in reads:
-            mapping[node] = made.placeholder(slot.key.replace(".", "_").replace("/", "_"))
+            mapping[node] = made.placeholder(identifier(slot.key, seen))
+            seen.append(slot.key)
             mapping[node].meta = {"val": node.meta.get("val")}
         for node in nodes:
             mapping[node] = made.node_copy(node, mapping.__getitem__)

@@ -34,20 +34,24 @@ class Device:
         self, compiled: Compiled, tensors: Mapping[str, Tied], grouping: Mapping[str, Grouping]
     ) -> None:
         program = compiled.plan.program
-        slots = program.state_slots()
+        slots, views = program.state_slots(), program.views()
         self._program = program
         self._grouping = grouping
         self._mirrored = {
             key: tensors[slot.path].tensor
-            for key, slot in slots.items()
+            for key, slot in program.visible_slots().items()
             if slot.kind in (Kind.PARAM, Kind.BUFFER)
         }
         changed = {key for graph in program.graphs.values() for key in graph.updates}
+        changed |= {view.slot.key for view in views if view.flat in changed}
         self._downloaded = [key for key in self._mirrored if key in changed]
         self.state = State(per_replica=compiled.plan.per_replica)
         for key, slot in slots.items():
             first = program.initial.get(key, 0.0)
             self.state.tensors[key] = _allocate(slot, first, self._replicas(key, compiled))
+        for view in views:
+            part = self.state.tensors[view.flat][view.offset :][: view.slot.numel]
+            self.state.tensors[view.slot.key] = part.view(view.slot.shape)
         for key, value in compiled.constants.items():
             if key in slots:
                 self.state.write(key, value)

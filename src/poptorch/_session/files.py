@@ -240,7 +240,7 @@ def install(session: Session, saved: Saved, spec: Spec, whole: bool) -> None:
 
 def _check_model(session: Session, plan: Plan) -> None:
     shapes = session.state_shapes()
-    for slot in plan.program.state_slots().values():
+    for slot in plan.program.visible_slots().values():
         if slot.kind not in (Kind.PARAM, Kind.BUFFER):
             continue
         stacked = plan.program.lanes is not None and slot.key in plan.per_replica

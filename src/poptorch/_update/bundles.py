@@ -7,41 +7,17 @@ faster than one kernel per weight, and compiled in a second instead of half a mi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+import torch
+
+from .._ir.bundle import ALIGNMENT, Bundle, Member, blocks_of
 from .._ir.optim_spec import OptimGroup, OptimSpec
+from .._ir.piece import Piece
 from .._ir.slot import Kind, Slot
 
-ALIGNMENT = 64
-"""Members start at multiples of this many elements: 128 bytes in half, 256 in float."""
-
-
-@dataclass(frozen=True)
-class Member:
-    """One weight in a bundle: elements ``offset`` to ``offset + slot.numel`` are its values."""
-
-    slot: Slot
-    offset: int
-
-
-@dataclass(frozen=True)
-class Bundle:
-    """Weights that lie behind one another.
-
-    Attributes:
-        slot: the flat parameter, 1-d. Padding between members is zero and stays so.
-        members: the weights; a tensor of any role with the path of ``slot`` has those of the
-            members as its views, ``flat[offset:][:numel].view(shape)``.
-    """
-
-    slot: Slot
-    members: tuple[Member, ...]
-
-    @property
-    def blocks(self) -> tuple[int, ...]:
-        """How many stretches of ALIGNMENT elements each member takes, padding included."""
-        return tuple(_blocks(member.slot) for member in self.members)
+_Tensors = Mapping[str, torch.Tensor]
 
 
 def flatten(spec: OptimSpec, params: Sequence[Slot]) -> tuple[OptimSpec, tuple[Bundle, ...]]:
@@ -49,10 +25,11 @@ def flatten(spec: OptimSpec, params: Sequence[Slot]) -> tuple[OptimSpec, tuple[B
 
     Args:
         spec: the optimizer.
-        params: the ``param`` slots that have a gradient.
+        params: the ``param`` slots to bundle, which have a gradient. Others stay as they are.
 
     Returns:
-        A spec whose groups name the bundles, and the bundles, both for ``lower``.
+        A spec whose groups name the bundles in the place of their members, and the bundles, both
+        for ``lower``.
     """
     slots = {slot.path: slot for slot in params}
     bundles: list[Bundle] = []
@@ -66,7 +43,9 @@ def flatten(spec: OptimSpec, params: Sequence[Slot]) -> tuple[OptimSpec, tuple[B
             if (same := [slot for slot in members if slot.dtype == dtype])
         ]
         bundles += made
-        groups.append(replace(group, params=tuple(bundle.slot.path for bundle in made)))
+        others = [path for path in group.params if path not in slots]
+        paths = (*(bundle.slot.path for bundle in made), *others)
+        groups.append(replace(group, params=paths))
     return replace(spec, groups=tuple(groups)), tuple(bundles)
 
 
@@ -74,9 +53,54 @@ def _bundle(path: str, slots: Sequence[Slot]) -> Bundle:
     members, end = [], 0
     for slot in slots:
         members.append(Member(slot, end))
-        end += _blocks(slot) * ALIGNMENT
+        end += blocks_of(slot) * ALIGNMENT
     return Bundle(Slot(Kind.PARAM, path, (end,), slots[0].dtype), tuple(members))
 
 
-def _blocks(slot: Slot) -> int:
-    return -(-slot.numel // ALIGNMENT)
+def spread(bundles: Sequence[Bundle]) -> Piece:
+    """Return the piece from bundles to the weights in them, which are views."""
+
+    def function(tensors: _Tensors) -> dict[str, torch.Tensor]:
+        return {
+            member.slot.key: tensors[bundle.slot.key].as_strided(
+                member.slot.shape, _strides(member.slot.shape), member.offset
+            )
+            for bundle in bundles
+            for member in bundle.members
+        }
+
+    weights = tuple(member.slot for bundle in bundles for member in bundle.members)
+    return Piece("spread", function, tuple(bundle.slot for bundle in bundles), weights)
+
+
+def gather(bundles: Sequence[Bundle]) -> Piece:
+    """Return the piece from the gradients of weights to those of their bundles."""
+
+    def function(tensors: _Tensors) -> dict[str, torch.Tensor]:
+        return {_gradient(b.slot).key: _joined(b, tensors) for b in bundles}
+
+    gradients = tuple(_gradient(m.slot) for bundle in bundles for m in bundle.members)
+    return Piece("gather", function, gradients, tuple(_gradient(b.slot) for b in bundles))
+
+
+def _joined(bundle: Bundle, tensors: _Tensors) -> torch.Tensor:
+    padding = torch.zeros(ALIGNMENT, dtype=bundle.slot.dtype)
+    parts = []
+    for member in bundle.members:
+        parts.append(tensors[_gradient(member.slot).key].reshape(-1))
+        rest = -member.slot.numel % ALIGNMENT
+        if rest:
+            parts.append(padding[:rest])
+    return torch.cat(parts)
+
+
+def _gradient(slot: Slot) -> Slot:
+    return replace(slot, kind=Kind.GRADIENT)
+
+
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides, size = [], 1
+    for extent in reversed(shape):
+        strides.append(size)
+        size *= extent
+    return tuple(reversed(strides))

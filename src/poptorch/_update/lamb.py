@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from .._ir.bundle import ALIGNMENT
 from .._ir.optim_spec import OptimGroup, OptimSpec
 from . import adam
 from .algorithm import Algorithm, Tensors, Value, Values, is_constant, plus_scaled
-from .bundles import ALIGNMENT
 
 
 def _prepare(

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import torch
 
+from .._ir.bundle import Bundle
 from .._ir.optim_spec import OptimGroup, OptimSpec
 from .._ir.piece import Piece
 from .._ir.slot import Kind, Slot
 from . import adam, lamb, rmsprop, rounding, sgd, sgd_combined
 from .algorithm import Algorithm, Moment, Value, Values, is_constant, materialised
-from .bundles import Bundle
 
 ALGORITHMS = {
     "sgd": sgd.SGD,

@@ -1,0 +1,55 @@
+"""Small weights put together for the update, where there are enough of them to be worth it."""
+
+from __future__ import annotations
+
+from .. import _update
+from .._ir.bundle import Bundle
+from .._ir.graph import Graph, compose
+from .._ir.optim_spec import OptimSpec
+from .._ir.slot import Kind, Slot
+from .._ir.spec import Spec
+from .lower import lower
+
+FEWEST = 16
+LARGEST = 1 << 15
+"""Elements. Gathering a gradient is one more pass over it, which large weights do not repay."""
+
+Bundled = tuple[Graph, OptimSpec, tuple[Bundle, ...]]
+
+
+def bundled(micro: Graph, spec: Spec, optim: OptimSpec) -> Bundled:
+    """Return the micro step and the optimizer over bundles of small weights, and the bundles.
+
+    All are returned as they are where bundles would not pay, or where something looks at single
+    weights: LAMB's norms, anchored tensors, the shares that automatic loss scaling counts, checks
+    for floating-point exceptions.
+    """
+    members = _members(micro, optim)
+    alone = (
+        optim.algorithm == "lamb"
+        or bool(spec.anchors)
+        or spec.reduction.automatic_loss_scaling
+        or spec.precision.floating_point_exceptions
+    )
+    if alone or len(members) < FEWEST:
+        return micro, optim, ()
+    flat, bundles = _update.flatten(optim, members)
+    hidden = {f"{kind}.{m.path}" for m in members for kind in (Kind.PARAM, Kind.GRADIENT)}
+    parts = [lower(_update.spread(bundles)), micro, lower(_update.gather(bundles))]
+    return compose("micro", parts, keep=(Kind.GRADIENT,), drop=hidden), flat, bundles
+
+
+def _members(micro: Graph, optim: OptimSpec) -> list[Slot]:
+    """The weights that are small, trained, and changed by nothing but the optimizer."""
+    gradients = {s.path: s for s in micro.outputs if s.kind is Kind.GRADIENT}
+    changed = {slot.path for slot in micro.outputs if slot.kind is Kind.PARAM}
+    trained = {path for group in optim.groups for path in group.params} - changed
+    return [
+        slot
+        for slot in micro.inputs
+        if slot.kind is Kind.PARAM
+        and slot.path in trained
+        and slot.path in gradients
+        and gradients[slot.path].dtype == slot.dtype
+        and slot.numel <= LARGEST
+    ]

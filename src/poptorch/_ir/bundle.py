@@ -1,0 +1,57 @@
+"""Tensors that share one flat storage: what the update of many small weights works on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .slot import Slot
+
+ALIGNMENT = 64
+"""Members start at multiples of this many elements: 128 bytes in half, 256 in float."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One weight in a bundle: elements ``offset`` to ``offset + slot.numel`` are its values."""
+
+    slot: Slot
+    offset: int
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Weights that lie behind one another.
+
+    Attributes:
+        slot: the flat parameter, 1-d. Padding between members starts at zero.
+        members: the weights; a tensor of any role with the path of ``slot`` has those of the
+            members as its views, ``flat[offset:][:numel].view(shape)``.
+    """
+
+    slot: Slot
+    members: tuple[Member, ...]
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """How many stretches of ALIGNMENT elements each member takes, padding included."""
+        return tuple(blocks_of(member.slot) for member in self.members)
+
+
+@dataclass(frozen=True)
+class View:
+    """A tensor of the device's state that is a part of another.
+
+    Attributes:
+        slot: what it is.
+        flat: the key of the tensor that it is a part of.
+        offset: where in it its first element is.
+    """
+
+    slot: Slot
+    flat: str
+    offset: int
+
+
+def blocks_of(slot: Slot) -> int:
+    """Return how many stretches of ALIGNMENT elements a tensor takes in a bundle."""
+    return -(-slot.numel // ALIGNMENT)

@@ -1,0 +1,85 @@
+"""Training in half and under autocast: how far from float64, beside torch's own loop.
+
+Distances are those of the trained models' predictions, computed in float64, over several seeds:
+weights that have no effect, a bias before a batch norm for instance, move by noise alone.
+"""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import poptorch
+from updating import MODELS
+from wrapping import options
+
+SEEDS, STEPS = range(4), 20
+HALF = torch.float16
+
+
+class Net(nn.Module):
+    def __init__(self, model, autocast):
+        super().__init__()
+        self.model = model
+        self.autocast = autocast
+
+    def forward(self, x, labels):
+        with torch.autocast("cpu", HALF, enabled=self.autocast):
+            out = self.model(x)
+        return F.cross_entropy(out.to(torch.promote_types(out.dtype, torch.float32)), labels)
+
+
+def cast(x, dtype):
+    return x.to(dtype) if x.is_floating_point() else x
+
+
+def natively(net, x, labels, optimizer):
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        net(x, labels).backward()
+        optimizer.step()
+
+
+def distances(name, autocast, kind, settings, seed):
+    """Squared distances of the predictions of our run and of torch's from those of float64."""
+    torch.manual_seed(seed)
+    model, x = MODELS[name]()
+    labels = torch.randint(0, 3, (32,))
+    if not autocast:
+        model, x = model.half(), cast(x, HALF)
+    wide = cast(x, torch.float64)
+    exact = Net(copy.deepcopy(model).double(), False)
+    theirs, ours = (Net(copy.deepcopy(model), autocast) for _ in range(2))
+    make = getattr(torch.optim, kind)
+    natively(exact, wide, labels, make(exact.parameters(), **settings))
+    natively(theirs, x, labels, make(theirs.parameters(), **settings))
+    wrapped = poptorch.trainingModel(ours, options(), make(ours.parameters(), **settings))
+    for _ in range(STEPS):
+        wrapped(x, labels)
+    with torch.no_grad():
+        want = exact.model(wide)
+        return [float((net.model.double()(wide) - want).square().sum()) for net in (ours, theirs)]
+
+
+def root_mean_squares(*case):
+    found = torch.tensor([distances(*case, seed) for seed in SEEDS]).double()
+    return found.mean(0).sqrt().tolist()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_half_models_are_no_further_from_float64_than_torchs(name):
+    """Moments are kept in float32; torch keeps them in half, where the second ones vanish."""
+    for kind, rate in (("Adam", 2.0**-7), ("RMSprop", 2.0**-9)):
+        ours, theirs = root_mean_squares(name, False, kind, {"lr": rate, "eps": 1e-3})
+        assert 0 < ours <= theirs, (kind, ours, theirs)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("settings", [{"lr": 0.1}, {"lr": 0.1, "momentum": 0.9}])
+def test_where_the_roundings_are_torchs_so_are_the_distances(name, autocast, settings):
+    """The same values are rounded, of sums in another order: what differs is noise."""
+    ours, theirs = root_mean_squares(name, autocast, "SGD", settings)
+    assert 0 < ours <= 1.05 * theirs
