@@ -1,17 +1,17 @@
 """The PopTorch API on today's torch: a wrapped model is one compiled program."""
 
-from . import enums, optim, options, profiling
+from . import autocasting, enums, optim, options, profiling
 from ._base import env as _env
 from ._base import log as _log
 from ._base import uncaught as _uncaught
 from ._base.errors import Error, RecoverableError, UnrecoverableError
 from ._base.version import VERSION as _VERSION
+from ._capture import OverwriteContextManager as _OverwriteContextManager
 from .argparsers import (
     ICustomArgParser,
     registerCustomArgParser,
     registerGeometricCustomArgParsers,
 )
-from .autocasting import autocast
 from .autoplacing import autoplace
 from .dataloader import AsynchronousDataAccessor, DataLoader
 from .enums import *  # noqa: F403 (every enum is public at top level)

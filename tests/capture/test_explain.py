@@ -124,3 +124,14 @@ def test_a_training_model_compiles_after_it_was_explained() -> None:
     assert not model.isCompiled()
     model(torch.ones(2))
     assert model.model.weight != 2.0
+
+
+def test_indexing_with_numbers_is_no_trouble_behind_a_branch_either() -> None:
+    def forward(x, places):
+        return x[places] * 2 if x.sum() > 0 else x
+
+    x, places = torch.arange(4.0), torch.tensor([0, 3])
+    findings = explained(Calling(forward), x, places)
+    assert [finding.fatal for finding in findings] == [False]
+    got = poptorch.inferenceModel(Calling(forward), options())(x, places)
+    assert got.tolist() == [0, 6]

@@ -194,3 +194,28 @@ def test_batch_norms_and_copies_into_buffers_are_fine() -> None:
     model.copyWeightsToHost()
     assert model.model.state == 1
     assert model.model.norm.num_batches_tracked == 2
+
+
+class Remembering(nn.Module):
+    """Keeps something of its last input in a buffer that it never reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(1.0))
+        self.register_buffer("last", torch.zeros(2))
+
+    def forward(self, x):
+        self.last.copy_(x[-1])
+        return poptorch.identity_loss(x * self.weight, "sum")
+
+
+@pytest.mark.parametrize("backend", ["reference", "inductor"])
+def test_buffers_that_are_only_written_reach_the_host(backend: str) -> None:
+    x = normal(6, 2)
+    model = training(Remembering(), options(backend, iterations=2, accumulation=3))
+    model(x)
+    assert torch.equal(model.model.last, x[-1])
+    tester = poptorch.inferenceModel(Remembering(), options(backend, iterations=3))
+    tester(x)
+    tester.copyWeightsToHost()
+    assert torch.equal(tester.model.last, x[-1])

@@ -192,6 +192,7 @@ def scaled(x):
 def test_other_callables_are_wrapped(tmp_path: Path) -> None:
     wrapped = poptorch.BeginBlock(scaled, "S", 2)
     assert wrapped(2) == 6
+    assert isinstance(wrapped, poptorch.LegacyBeginBlockFn)
     assert (wrapped._user_id, wrapped._ipu_id) == ("S", 2)
     torch.save(wrapped, tmp_path / "wrapped.pt")
     loaded = torch.load(tmp_path / "wrapped.pt", weights_only=False)

@@ -232,3 +232,19 @@ def test_registering_wants_functions_and_tensors() -> None:
     poptorch.register_custom_op("Again", DOMAIN, 1, lambda inputs, attributes: [inputs[0] * 0])
     poptorch.register_custom_op("Again", DOMAIN, 1, lambda inputs, attributes: [inputs[0] * 3])
     assert call("Again", X)[0].tolist() == [3.0, -6.0]
+
+
+def test_attributes_are_found_by_what_an_operator_carries() -> None:
+    attributes = {"numbers": [1, 2], "alpha": 0.5, "name": "n"}
+    model = poptorch.inferenceModel(
+        Calling(lambda x: call("Remember", x, attributes=attributes)), options()
+    )
+    model(X)
+    (node,) = (n for n in graph_of(model).nodes if "custom_op" in str(n.target))
+    assert poptorch.accessAttributes(node.args[2]) == attributes
+    assert poptorch.accessAttributes("attr:0x0") == {}
+    with pytest.raises(ValueError, match="Wrong type"):
+        poptorch.accessAttributes(3)
+    for wrong in ("", "attr:0x7f", "3", "[1]"):
+        with pytest.raises(ValueError, match="Invalid attribute_id_str"):
+            poptorch.accessAttributes(wrong)

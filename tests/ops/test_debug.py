@@ -163,3 +163,23 @@ def test_number_formats(layout: dict, expected: str) -> None:
 def test_auto_takes_the_exponent_where_points_would_not_do() -> None:
     assert lines(torch.tensor([1.5, 3e9])) == ["t: (1.5000e+00, 3.0000e+09)"]
     assert lines(torch.tensor([float("nan"), float("-inf")])) == ["t: ( nan, -inf)"]
+
+
+def test_tensors_of_a_capture_have_numbers_of_their_own() -> None:
+    seen = []
+
+    def forward(x, y):
+        z = x * y
+        seen.append([poptorch.getIpuTensorId(t) for t in (x, y, z, z + 1, z)])
+        return z
+
+    for _ in range(2):
+        infer(forward, torch.ones(2), torch.ones(2))
+    first, second = seen
+    assert first == second
+    assert len(set(first)) == 4
+    assert first[2] == first[4]
+    assert all(type(number) is int for number in first)
+    for outside in (torch.ones(1), 3):
+        with pytest.raises(poptorch.Error, match="getIpuTensorId"):
+            poptorch.getIpuTensorId(outside)

@@ -65,7 +65,7 @@ def main() -> int:
     """Sweep; the exit status tells whether something unknown failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=sorted(DATABASES))
-    parser.add_argument("--samples", type=int, default=6, help="at most so many of each")
+    parser.add_argument("--samples", type=int, default=12, help="at most so many of each")
     parser.add_argument("--record", type=Path, help="go on from this file, and keep it")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin none after so long")
     parser.add_argument("names", nargs="*")
@@ -85,7 +85,8 @@ def main() -> int:
         if arguments.record:
             with arguments.record.open("a") as file:
                 file.write(json.dumps([arguments.what, name, *astuple(found)]) + "\n")
-    failing = _summed(arguments.what, {name: done[name] for name in names}, not arguments.names)
+    done = {name: done[name] for name in names}
+    failing = _summed(arguments.what, done, arguments.samples, not arguments.names)
     return 1 if failing - set(known_ones) else 0
 
 
@@ -96,12 +97,12 @@ def _recorded(file: Path | None, what: str) -> dict[str, Tally]:
     return {name: Tally(*rest) for kind, name, *rest in lines if kind == what}
 
 
-def _summed(what: str, done: dict[str, Tally], whole: bool) -> set[str]:
+def _summed(what: str, done: dict[str, Tally], most: int, whole: bool) -> set[str]:
     """Print the rate, write that of a whole sweep, and return what failed."""
     tried = sum(found.tried for found in done.values())
     passed = tried - sum(found.failed for found in done.values())
     failing = {name for name, found in done.items() if found.problem}
-    rate = f"{passed} of {tried} ({100 * passed / max(tried, 1):.2f} %)"
+    rate = f"{passed} of {tried} ({100 * passed / max(tried, 1):.2f} %), at most {most} of each"
     print(f"Samples that pass: {rate}")
     if whole:
         _write(what, rate, failing)

@@ -4,8 +4,9 @@ from .explain import Explanation, capture, explain, search
 from .forward import Call, Lanes, Request
 from .lanes import NotVectorisable, batch_norm_statistics
 from .micro import Micro, narrowed
+from .overwrite import OverwriteContextManager
 from .swap import Tied, tensors_of
-from .trace import untraced
+from .trace import untraced, without_autocast
 
 __all__ = [
     "Call",
@@ -13,6 +14,7 @@ __all__ = [
     "Lanes",
     "Micro",
     "NotVectorisable",
+    "OverwriteContextManager",
     "Request",
     "Tied",
     "batch_norm_statistics",
@@ -22,4 +24,5 @@ __all__ = [
     "search",
     "tensors_of",
     "untraced",
+    "without_autocast",
 ]

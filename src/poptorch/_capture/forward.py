@@ -21,6 +21,7 @@ from .failures import explained
 from .listening import Capturing
 from .names import Names
 from .norms import cumulative_averages
+from .overwrite import OverwriteContextManager
 from .substitutes import unvalidated_distributions
 from .swap import Tied, swapped
 from .trace import is_traced
@@ -139,6 +140,7 @@ def run_forward(
         finder if request.training else contextlib.nullcontext(),
         unvalidated_distributions(),
         cumulative_averages(request.module),
+        OverwriteContextManager.active(),
         annotate.in_forward(),
         names.listening(),
     ):

@@ -16,6 +16,7 @@ from .._ops import scopes
 from .._ops.context import listening
 from . import marks, trace
 from .losses import LossFinder
+from .recorders import recorded
 from .values import Values
 
 
@@ -48,6 +49,11 @@ class Capturing:
     def number(self) -> int:
         """Count the operators that need a name."""
         return next(self._numbers)
+
+    def identify(self, tensor: torch.Tensor) -> int | None:
+        """Return the place of a tensor among all that were recorded."""
+        found = recorded(trace.outermost(tensor))
+        return None if found is None else list(found[0].graph.nodes).index(found[0])
 
     @contextlib.contextmanager
     def group(self, options: Mapping[str, tuple[Any, ...]], where: str | None) -> Iterator[None]:

@@ -262,7 +262,10 @@ def _check_folded(request: Request, graph: Graph) -> None:
 
 
 def _without_unchanged(graph: Graph) -> Graph:
-    """Drop the returned inputs that forward did not change, and inputs that nothing reads."""
+    """Drop the returned inputs that forward did not change, and inputs that nothing reads.
+
+    State that is written without being read stays: a graph changes what it takes and returns.
+    """
     placeholders = dict(zip((s.key for s in graph.inputs), graph.placeholders, strict=True))
     kept = [
         (slot, node)
@@ -273,9 +276,9 @@ def _without_unchanged(graph: Graph) -> Graph:
     output = next(node for node in fxgraph.nodes if node.op == "output")
     output.args = (tuple(node for _, node in kept),)
     fxgraph.eliminate_dead_code()
-    inputs = []
+    inputs, written = [], {slot.key for slot, _ in kept}
     for slot, node in zip(graph.inputs, graph.placeholders, strict=True):
-        if node.users or slot.kind is Kind.BATCH:
+        if node.users or slot.kind is Kind.BATCH or slot.key in written:
             inputs.append(slot)
         else:
             fxgraph.erase_node(node)

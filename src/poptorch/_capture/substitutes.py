@@ -18,7 +18,7 @@ from torch.distributions import Distribution
 from .._base import source
 from .._base.errors import Error
 from .._ops.ctc_loss import ctc_losses
-from . import windows
+from . import packing, windows
 from .constants import constant_value
 from .trace import untraced
 
@@ -139,4 +139,5 @@ _SUBSTITUTES: dict[Any, Callable[..., Any]] = {
     torch.Tensor.bincount: _bincount,
     torch.Tensor.__getitem__: windows.getitem,
     torch.Tensor.__setitem__: windows.setitem,
+    **packing.SUBSTITUTES,
 }

@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 Tensors = Sequence[torch.Tensor]
 
+# What nn.utils.rnn packs and pads sequences with.
+PACK = torch._C._VariableFunctions._pack_padded_sequence
+PAD = torch._C._VariableFunctions._pad_packed_sequence
+
 
 def fake_mode() -> FakeTensorMode:
     """Return a mode in which tensors have shapes but no data; one per capture.
@@ -99,6 +103,19 @@ def _in_steps() -> dict[Any, Callable[..., Any]]:
         torch.rnn_tanh: decompositions.rnn_tanh_input,
         torch.rnn_relu: decompositions.rnn_relu_input,
     }
+
+
+def over_packed(function: Any, data: torch.Tensor, sizes: list[int], *rest: Any) -> Any:
+    """Run a recurrent layer of torch over a packed sequence, whose batch sizes are numbers."""
+    from torch._decomp import decompositions
+
+    layers = {
+        torch.lstm: decompositions.lstm_data_impl,
+        torch.gru: decompositions.gru_impl_data,
+        torch.rnn_tanh: decompositions.rnn_tanh_data,
+        torch.rnn_relu: decompositions.rnn_relu_data,
+    }
+    return layers[function](data, sizes, *rest)
 
 
 @contextlib.contextmanager
@@ -232,6 +249,13 @@ def untraced() -> contextlib.AbstractContextManager[None]:
     return _disable_current_modes()
 
 
+def without_autocast() -> contextlib.AbstractContextManager[None]:
+    """Within the block operators take the types that they are given: casts are recorded once."""
+    if not torch.is_autocast_enabled("cpu"):
+        return contextlib.nullcontext()
+    return torch.autocast("cpu", enabled=False)
+
+
 class ScalarReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Within it a function answers where torch's own code asks for the value of a tensor."""
 
@@ -264,9 +288,15 @@ class DynamicShapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if torch.Tag.dynamic_output_shape in getattr(func, "tags", ()):
+        # Indexing is of that kind only where a mask selects.
+        integers = func is aten.index.Tensor and not any(map(_is_mask, args[1]))
+        if torch.Tag.dynamic_output_shape in getattr(func, "tags", ()) and not integers:
             self._hear(str(func).removesuffix(".default"))
         return func(*args, **(kwargs or {}))
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
 
 
 def run_recorded(
@@ -369,7 +399,7 @@ def _functionalize(
         # Inputs that the function modifies must not be: work on copies, dropped where unneeded.
         return fx.Interpreter(recorded).run(*(a.clone() for a in args))
 
-    with fx_traceback.preserve_node_meta(), mode:
+    with fx_traceback.preserve_node_meta(), mode, without_autocast():
         return make_fx(
             torch.func.functionalize(replay, remove="mutations"),
             decomposition_table=dict(half.rules(stochastic)),

@@ -26,6 +26,10 @@ class Listener(Protocol):
         """Return 0, 1, 2, ...: every capture of the same program counts alike."""
         ...
 
+    def identify(self, tensor: torch.Tensor) -> int | None:
+        """Return the number of a tensor in the captured program; None if it is not part of it."""
+        ...
+
     def group(
         self, options: Mapping[str, tuple[Any, ...]], where: str | None
     ) -> contextlib.AbstractContextManager[None]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from .._base import env, log
+from .._base.errors import AssertionFailure
 from .._ir.spec import Spec
 from .._machine import pod, systems
+from ..enums import ConnectionType
 
 TILES = {kind.generation: kind.tiles for kind in systems.KINDS.values()}
 
@@ -45,3 +47,18 @@ class Connection:
         if self.attached:
             self.attached = False
             log.engine.debug("Detached from device")
+
+
+def refuse_offline(spec: Spec) -> None:
+    """Refuse to run where no device is.
+
+    Raises:
+        AssertionFailure: the connection is ``ConnectionType.Never``.
+    """
+    if spec.runtime.connection == ConnectionType.Never:
+        raise AssertionFailure(
+            "Trying to run a model on an offline device",
+            got="ConnectionType.Never",
+            fix="save it with compileAndExport(path) and run poptorch.load(path) elsewhere, "
+            "or use ConnectionType.Always",
+        )

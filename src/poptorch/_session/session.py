@@ -25,7 +25,7 @@ from ..enums import ConnectionType
 from . import faults, grouping, hooks
 from .arguments import Bound, Inputs, Signature
 from .capturing import Capturing, state_slot
-from .connection import Connection
+from .connection import Connection, refuse_offline
 from .counters import Stamped
 from .device import Device
 from .outputs import Outputs
@@ -326,7 +326,7 @@ class Session:
         assert self.inputs is not None
         assert self.outputs is not None
         if self.sync.device is None:
-            self._refuse_offline()
+            refuse_offline(self.spec)
             self.attach()
         started = time.perf_counter()
         given = self.inputs.quick(args, kwargs)
@@ -359,7 +359,8 @@ class Session:
             self.sync.dirty = True
         try:
             faults.check("run")
-            results = self.compiled.executable.run(device.state, batch)
+            with _capture.without_autocast():
+                results = self.compiled.executable.run(device.state, batch)
         except BaseException:
             device.clear_accumulators()
             raise
@@ -368,15 +369,6 @@ class Session:
             if self.seat is not None:
                 self.seat.after_run()
         return results
-
-    def _refuse_offline(self) -> None:
-        if self.spec.runtime.connection == ConnectionType.Never:
-            raise AssertionFailure(
-                "Trying to run a model on an offline device",
-                got="ConnectionType.Never",
-                fix="save it with compileAndExport(path) and run poptorch.load(path) elsewhere, "
-                "or use ConnectionType.Always",
-            )
 
     def _return_inputs(self, given: list[torch.Tensor], batch: list[torch.Tensor]) -> None:
         """Give changes that forward made in place back where the device used a copy."""

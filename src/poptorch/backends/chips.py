@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import fx
 
 from .._ir.schedule import Action, Do, Move, Part
 from .._ir.slot import Kind, Slot
 from .._ir.staged import Staged
 from .._ir.state import State
+from .places import Place, meet
 
 _RESULTS = (Kind.LOSS, Kind.OUTPUT, Kind.ANCHOR, Kind.BATCH)
 _PER_MICRO_BATCH = (Kind.VALUE, Kind.BATCH)
@@ -31,6 +33,7 @@ class Chip:
     """The tensors of one chip, and those of it that rest in streaming memory."""
 
     number: int
+    place: Place
     memory: dict[Name, torch.Tensor] = field(default_factory=dict)
     streaming: dict[Name, torch.Tensor] = field(default_factory=dict)
 
@@ -66,16 +69,29 @@ class Chip:
 class Replica:
     """One copy of all chips of a model.
 
+    Args:
+        staged: what is run.
+        modules: the graph of each part, for the device of its chip.
+        places: of the chips.
+        number: which replica it is.
+
     Attributes:
         number: which replica it is.
         results: what goes back to the host, by slot key and step.
     """
 
-    def __init__(self, staged: Staged, number: int) -> None:
+    def __init__(
+        self,
+        staged: Staged,
+        modules: Mapping[Part, fx.GraphModule],
+        places: Mapping[int, Place],
+        number: int,
+    ) -> None:
         self.number = number
+        self._modules = modules
         self.results: dict[Name, torch.Tensor] = {}
         self._staged = staged
-        self._chips = {chip: Chip(chip) for chip in staged.work.all_chips}
+        self._chips = {chip: Chip(chip, places[chip]) for chip in staged.work.all_chips}
         self._sent: list[tuple[int, Name, torch.Tensor]] = []
         last = _last_readers(staged)
         self._read_on = set(last)
@@ -95,8 +111,8 @@ class Replica:
                 if slot.kind is Kind.ACCUM:  # empty between calls; the fused program may have none
                     value = torch.zeros(slot.shape, dtype=slot.dtype)
                 else:
-                    value = state.read(slot.key, self.number).clone()
-                self._place(self._chips[chip], slot.key)[slot.key, 0] = value
+                    value = state.read(slot.key, self.number)
+                self._set(chip, slot.key, value)
 
     def give_back(self, state: State, per_replica: frozenset[str]) -> None:
         """Copy what has changed to the device's state; all replicas agree on what they share."""
@@ -113,12 +129,16 @@ class Replica:
     def read(self, key: str) -> torch.Tensor:
         """Return a state tensor from its (first) chip, for the host."""
         chip = self._chips[self._staged.homes[key][0]]
-        return self._place(chip, key)[key, 0]
+        return self._rests(chip, key)[key, 0]
 
     def write(self, key: str, value: torch.Tensor) -> None:
         """Set a state tensor on all its chips."""
         for chip in self._staged.homes[key]:
-            self._place(self._chips[chip], key)[key, 0] = value.clone()
+            self._set(chip, key, value)
+
+    def _set(self, chip: int, key: str, value: torch.Tensor) -> None:
+        found = self._chips[chip]
+        self._rests(found, key)[key, 0] = found.place.take(value)
 
     def gradients(self) -> list[str]:
         """Keys of what is added up over replicas before the update."""
@@ -128,7 +148,7 @@ class Replica:
         }  # fmt: skip
         return sorted(inputs)
 
-    def _place(self, chip: Chip, key: str) -> dict[Name, torch.Tensor]:
+    def _rests(self, chip: Chip, key: str) -> dict[Name, torch.Tensor]:
         """Where a state tensor rests between actions."""
         return chip.streaming if key in self._off_chip else chip.memory
 
@@ -147,7 +167,8 @@ class Replica:
             for key in moves.stores[part]:
                 chip.store(_name(key, step), action)
         else:
-            self._compute(action, step, chip, batch)
+            with chip.place.working():
+                self._compute(action, step, chip, batch)
             for key in moves.drops.get(part, ()):
                 chip.memory.pop(_name(key, step), None)
 
@@ -159,12 +180,12 @@ class Replica:
         for slot in segment.graph.inputs:
             name = _name(slot.key, step)
             if slot.kind is Kind.BATCH and name not in chip.memory:
-                chip.memory[name] = batch[int(slot.path)].clone()
+                chip.memory[name] = chip.place.take(batch[int(slot.path)])
             if slot.kind is Kind.COUNTER:
-                arguments.append(torch.tensor(float(action.micro)))
+                arguments.append(chip.place.take(torch.tensor(float(action.micro))))
             else:
                 arguments.append(chip.read(name, action))
-        values = segment.graph.module(*arguments)
+        values = self._modules[action.part](*arguments)
         for slot, value in zip(segment.graph.outputs, values, strict=True):
             if slot.kind in _RESULTS:
                 self.results[slot.key, step] = value.clone()
@@ -183,8 +204,13 @@ class Replica:
 
     def exchange(self) -> None:
         """Deliver what was sent since the last exchange."""
+        everywhere = [chip.place for chip in self._chips.values()]
+        meet(everywhere)
         for target, name, value in self._sent:
-            self._chips[target].memory[name] = value.clone()
+            chip = self._chips[target]
+            with chip.place.working():
+                chip.memory[name] = chip.place.take(value)
+        meet(everywhere)  # memory that is freed now may be used again anywhere
         self._sent.clear()
 
     def waiting(self) -> dict[int, int]:

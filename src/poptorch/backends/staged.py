@@ -1,8 +1,9 @@
 """The staged backend: does a schedule's actions one by one, each on a chip with its own tensors.
 
-It proves plans rather than saving time. A part that reads a tensor which is not on its chip fails,
-whether it was never sent, not loaded, already stored or already forgotten. Random numbers are drawn
-in the order of the schedule, so that models with dropout differ from the fused run by their draws.
+It proves plans rather than saving time; with CUDA devices, chips work side by side. A part that
+reads a tensor which is not on its chip fails, whether it was never sent, not loaded, already stored
+or already forgotten. Random numbers are drawn in the order of the schedule, so that models with
+dropout differ from the fused run by their draws.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from .._ir.staged import Staged
 from .._ir.state import State
 from .chips import Replica
 from .driver import Collector, cut, device_generator, program_report
+from .places import at_home, places
 from .protocol import Executable, Progress
 
 
@@ -56,6 +58,12 @@ class StagedExecutable:
         self._plan = plan
         self._staged = staged
         self._report = report
+        chips = list(staged.work.all_chips)
+        self._places = dict(zip(chips, places(len(chips)), strict=True))
+        self._modules = {
+            part: at_home(segment.graph.module, self._places[segment.chip].device)
+            for part, segment in staged.segments.items()
+        }
         self._random = any(segment.graph.random for segment in staged.segments.values())
         self.most_values: dict[int, int] = {}
 
@@ -67,7 +75,10 @@ class StagedExecutable:
         """Do one call; see ``Executable.run``."""
         program, loops = self._plan.program, self._plan.program.loops
         slices = [cut(value, program) for value in batch]
-        replicas = [Replica(self._staged, number) for number in range(loops.replicas)]
+        replicas = [
+            Replica(self._staged, self._modules, self._places, number)
+            for number in range(loops.replicas)
+        ]
         flushes = loops.iterations if self._plan.spec.training else 1
         with interrupts.deferred(), torch.no_grad(), device_generator(state, self._random):
             for replica in replicas:
@@ -136,7 +147,8 @@ class StagedExecutable:
                     index[Axis.ACCUMULATION] = micro
                     index[Axis.REPLICAS] = replica.number
                     step = iteration * program.loops.accumulation + micro
-                    collector.take(keys, [replica.results[key, step] for key in keys], index)
+                    results = [replica.results[key, step].cpu() for key in keys]
+                    collector.take(keys, results, index)
         return collector.results()
 
 

@@ -1,17 +1,19 @@
 """PopTorch's own operators."""
 
+from .._ops.autocast import autocast
 from .blocks import (
     IPU,
     BeginBlock,
     Block,
     BlockFunction,
+    LegacyBeginBlockFn,
     module_repr,
     print,
     removeBlocks,
 )
 from .control import cond, for_loop
-from .custom import custom_op, register_custom_op
-from .debug import ipu_print_tensor, nop
+from .custom import accessAttributes, custom_op, register_custom_op
+from .debug import getIpuTensorId, ipu_print_tensor, nop
 from .decoder import ctc_beam_search_decoder
 from .hints import (
     recomputationCheckpoint,
@@ -34,8 +36,11 @@ __all__ = [
     "BeginBlock",
     "Block",
     "BlockFunction",
+    "LegacyBeginBlockFn",
     "MultiConv",
     "NameScope",
+    "accessAttributes",
+    "autocast",
     "cond",
     "ctc_beam_search_decoder",
     "custom_op",
@@ -43,6 +48,7 @@ __all__ = [
     "dynamic_update",
     "for_loop",
     "fps",
+    "getIpuTensorId",
     "identity_loss",
     "ipu_print_tensor",
     "isRunningOnIpu",

@@ -88,11 +88,16 @@ class _BeginBlockHook:
         return f"BeginBlock(user_id={self._user_id}, ipu_id={self._ipu_id})"
 
 
-class _BeginBlockCall:
-    """A callable that starts a block and then calls what it wraps."""
+class LegacyBeginBlockFn:
+    """A callable that starts a block and then calls what it wraps; see ``BeginBlock``."""
 
-    def __init__(self, function: Callable[..., Any], user_id: object, ipu_id: int | None) -> None:
-        self._function = function
+    def __init__(
+        self,
+        layer_to_call: Callable[..., Any],
+        user_id: object | None = None,
+        ipu_id: int | None = None,
+    ) -> None:
+        self._function = layer_to_call
         self._user_id = user_id
         self._ipu_id = ipu_id
 
@@ -119,7 +124,7 @@ def BeginBlock(layer_to_call: Any, user_id: object | None = None, ipu_id: int | 
     """
     if not isinstance(layer_to_call, nn.Module):
         if callable(layer_to_call):
-            return _BeginBlockCall(layer_to_call, user_id, ipu_id)
+            return LegacyBeginBlockFn(layer_to_call, user_id, ipu_id)
         raise Error(
             "The annotated object is not callable: module is not an instance of torch.nn.Module",
             got=f"an object of type {type(layer_to_call).__name__}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -16,6 +16,6 @@ def tensor(value: Any, title: str, fix: str = "pass a torch.Tensor") -> None:
         refuse(Error, title, got=f"{type(value).__name__} {value!r}", fix=fix)
 
 
-def refuse(cls: type[Error], title: str, *, got: str, fix: str) -> None:
+def refuse(cls: type[Error], title: str, *, got: str, fix: str) -> NoReturn:
     """Raise an error that names the user's line."""
     raise cls(title, got=got, where=source.calling_line(), fix=fix)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -220,3 +222,37 @@ def _check_ascii(text: str, where: str) -> None:
 
 def _invalid(title: str, got: str) -> None:
     check.refuse(InvalidValue, title, got=got, fix="see the table of attributes in the guide")
+
+
+def accessAttributes(attribute_id_str: str) -> dict[str, Any]:
+    """Return the attributes behind the text by which a captured custom operator refers to them.
+
+    Source: spec/ops.md section 1.3.
+
+    Args:
+        attribute_id_str: a JSON object, or ``"attr:0x0"`` for none.
+
+    Raises:
+        ValueError: not a string, or neither of these.
+    """
+    if not isinstance(attribute_id_str, str):
+        check.refuse(
+            InvalidValue,
+            "Wrong type for attribute_id_str",
+            got=f"{type(attribute_id_str).__name__} {attribute_id_str!r}",
+            fix="pass the string that the operator carries",
+        )
+    if re.fullmatch("attr:0x0+", attribute_id_str):
+        return {}
+    try:
+        found = json.loads(attribute_id_str)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        check.refuse(
+            InvalidValue,
+            "Invalid attribute_id_str",
+            got=repr(attribute_id_str),
+            fix="pass the string that the operator carries: a JSON object",
+        )
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .._base.errors import InvalidKey
+from .._base.errors import Error, InvalidKey
 from .._ops import marks
 from .._ops.context import listener
 from .._ops.formatting import FLOAT_FORMATS, Layout
@@ -75,3 +75,25 @@ def nop(tensor: torch.Tensor) -> torch.Tensor:
     """
     check.tensor(tensor, "nop must take a torch.tensor argument")
     return tensor if listener() is None else marks.nop(tensor)
+
+
+def getIpuTensorId(tensor: torch.Tensor) -> int:
+    """Return a number that names a tensor of the model that is being captured.
+
+    Other tensors have other numbers, and every capture of the same program gives the same.
+    Source: spec/ops.md section 1.3.
+
+    Raises:
+        poptorch.Error: no tensor of a model that is being captured.
+    """
+    check.tensor(tensor, "getIpuTensorId must take a torch.tensor argument")
+    capture = listener()
+    number = None if capture is None else capture.identify(tensor)
+    if number is None:
+        check.refuse(
+            Error,
+            "getIpuTensorId needs a tensor of the model that is being captured",
+            got="a tensor of the host",
+            fix="call it in forward, on an input or on what was computed from one",
+        )
+    return number

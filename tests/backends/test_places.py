@@ -1,0 +1,107 @@
+"""Chips on devices: nothing that a chip computes with is anywhere else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from poptorch._ir.schedule import Do
+from poptorch.backends import chips as chips_module
+from poptorch.backends import staged as staged_module
+from poptorch.backends.places import Place, at_home, meet, places
+from wrapped import options
+
+
+class Net(nn.Module):
+    """Two blocks on two chips; makes tensors of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 2)
+        self.register_buffer("scale", torch.full((4,), 2.0))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor):
+        with poptorch.Block("A", ipu_id=0):
+            x = self.first(x) * self.scale + torch.ones(4)
+        with poptorch.Block("B", ipu_id=1):
+            out = self.second(x.relu()) + torch.arange(2.0)
+            return out, nn.functional.mse_loss(out, y)
+
+
+def trainer(model: nn.Module) -> poptorch.PoplarExecutor:
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    return poptorch.trainingModel(model, options(accumulation=4).backend("staged"), optimizer)
+
+
+def test_without_devices_chips_are_the_hosts_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert places(3) == [Place(torch.device("cpu"))] * 3
+    meet(places(3))
+    module = torch.fx.symbolic_trace(nn.Linear(2, 2))
+    assert at_home(module, torch.device("cpu")) is module
+
+
+class _Computed(torch.utils._python_dispatch.TorchDispatchMode):
+    """Notes the devices of what operators get and make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.devices: set[str] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for leaf in torch.utils._pytree.tree_leaves((args, kwargs, result)):
+            if isinstance(leaf, torch.Tensor):
+                self.devices.add(leaf.device.type)
+        return result
+
+
+def test_parts_compute_on_the_device_of_their_chip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device without data takes part of the work; no operator may see two devices."""
+    meta = torch.device("meta")
+    monkeypatch.setattr(staged_module, "places", lambda n: [Place(meta)] * n)
+    monkeypatch.setattr(
+        chips_module.Replica, "give_back", lambda self, state, per_replica: None
+    )  # there is no data to give
+    seen: dict[Do, set[str]] = {}
+    compute = chips_module.Replica._compute
+
+    def watched(self, action, step, chip, batch):
+        moved = self._modules[action.part]
+
+        def run(*arguments):
+            with _Computed() as computed:
+                results = moved(*arguments)
+            seen.setdefault(action.part.do, set()).update(computed.devices)
+            return results
+
+        self._modules = {**self._modules, action.part: run}
+        compute(self, action, step, chip, batch)
+        self._modules = {**self._modules, action.part: moved}
+
+    monkeypatch.setattr(chips_module.Replica, "_compute", watched)
+    monkeypatch.setattr(staged_module.StagedExecutable, "_collected", lambda self, replicas: [])
+    training = trainer(Net())
+    training.compile(torch.randn(8, 4), torch.randn(8, 2))
+    executable = training._session.compiled.executable
+    state = training._session.sync.device.state
+    executable.run(state, [torch.randn(8, 4), torch.randn(8, 2)])
+    assert seen == {Do.FORWARD: {"meta"}, Do.BACKWARD: {"meta"}, Do.UPDATE: {"meta"}}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_streams_give_the_fused_result() -> None:
+    torch.manual_seed(0)
+    model, flat = Net(), Net()
+    flat.load_state_dict(model.state_dict())
+    x, y = torch.randn(16, 4), torch.randn(16, 2)
+    fused = poptorch.trainingModel(
+        flat, options(accumulation=4), torch.optim.Adam(flat.parameters(), lr=0.01)
+    )
+    for mine, other in ((trainer(model), fused),):
+        for _ in range(3):
+            for a, b in zip(mine(x, y), other(x, y), strict=True):
+                torch.testing.assert_close(a, b)
+    torch.testing.assert_close(model.first.weight, flat.first.weight)
