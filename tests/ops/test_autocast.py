@@ -7,7 +7,7 @@ from torch import nn
 
 import poptorch
 from poptorch.autocasting import Policy
-from wrapping import infer, options, training
+from wrapping import Calling, infer, options, training
 
 HALF, FLOAT = torch.float16, torch.float32
 
@@ -85,3 +85,19 @@ def test_outside_a_wrapped_model_it_is_torchs():
     with poptorch.autocast():
         assert torch.mm(torch.eye(2), torch.eye(2)).dtype == HALF
     assert torch.mm(torch.eye(2), torch.eye(2)).dtype == FLOAT
+
+
+def test_surroundings_that_cast_are_recorded_once_and_do_not_reach_the_program() -> None:
+    def forward(a, b):
+        with torch.autocast("cpu", enabled=False):
+            whole = a @ b
+        return whole, a @ b
+
+    a, b = torch.eye(3), torch.full((3, 3), 1 + 2**-20)
+    executor = poptorch.inferenceModel(Calling(forward), options())
+    with torch.autocast("cpu", torch.float16):
+        first = executor(a, b)
+    second = executor(a, b)
+    for whole, half in (first, second):
+        assert (whole.dtype, half.dtype) == (torch.float32, torch.float16)
+        assert torch.equal(whole, b)
