@@ -49,6 +49,8 @@ sweep: $(STAMP)
 bench: $(STAMP)
 	mkdir -p benchmarks/results
 	$(BIN)/python benchmarks/speed.py --out benchmarks/results/$$(date +%F).json
+	$(BIN)/python benchmarks/growth.py
+	$(BIN)/python benchmarks/interference.py
 	$(BIN)/python benchmarks/data.py
 
 bench-quick: $(STAMP)

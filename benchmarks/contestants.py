@@ -7,6 +7,8 @@ stock form of the optimizer, accumulation as a loop over micro-batches, replicas
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,49 +16,69 @@ from torch import nn
 import poptorch
 from workloads import Workload
 
-Step = Callable[[], object]
+Step = Callable[..., Any]
 
 
-def ours(work: Workload, backend: str) -> tuple[Step, poptorch.PoplarExecutor]:
+@dataclass(frozen=True)
+class Ingredients:
+    """What a user has before choosing how to run it: a model, an optimizer, a batch."""
+
+    net: nn.Module
+    optimizer: torch.optim.Optimizer | None
+    batch: tuple[torch.Tensor, torch.Tensor]
+
+
+def ingredients(work: Workload, **form: bool) -> Ingredients:
+    """Make them; ``form`` is the optimizer's, "fused" or "foreach"."""
+    net, batch = work.module(), work.batch()
+    if work.optimizer is None:
+        return Ingredients(net.eval(), None, batch)
+    kind = getattr(torch.optim, work.optimizer)
+    return Ingredients(net, kind(net.parameters(), **work.settings(), **form), batch)
+
+
+def ours(
+    work: Workload, backend: str, given: Ingredients | None = None
+) -> tuple[Step, poptorch.PoplarExecutor]:
     """Return a call of the wrapped model, and the wrapper."""
-    net = work.module()
+    given = given or ingredients(work)
     options = poptorch.Options().backend(backend).showCompilationProgressBar(False)
     options.deviceIterations(work.iterations).replicationFactor(work.replicas)
-    if work.optimizer is None:
-        wrapped = poptorch.inferenceModel(net.eval(), options)
-        x, _ = work.batch()
-        return lambda: wrapped(x), wrapped
+    x, y = given.batch
+    if given.optimizer is None:
+        inference = poptorch.inferenceModel(given.net, options)
+        return lambda: inference(x), inference
     options.Training.gradientAccumulation(work.accumulation)
-    kind = getattr(torch.optim, work.optimizer)
-    wrapped = poptorch.trainingModel(net, options, kind(net.parameters(), **work.settings()))
-    x, y = work.batch()
+    wrapped = poptorch.trainingModel(given.net, options, given.optimizer)
     return lambda: wrapped(x, y), wrapped
 
 
-def eager(work: Workload, form: str = "fused") -> Step:
-    """Return the native loop; ``form`` of the optimizer is "fused" or "foreach"."""
-    net = work.module()
-    if work.optimizer is None:
-        return _inference(net.eval(), work)
-    kind = getattr(torch.optim, work.optimizer)
-    optimizer = kind(net.parameters(), **work.settings(), **{form: True})
-    return _training(net, optimizer, optimizer.step, work)
+def eager(work: Workload, given: Ingredients | None = None) -> Step:
+    """Return the native loop, with the optimizer's fused form unless one is given."""
+    given = given or ingredients(work, fused=True)
+    if given.optimizer is None:
+        return _inference(given.net, work, given.batch)
+    return _training(given.net, given.optimizer, given.optimizer.step, work, given.batch)
 
 
-def compiled(work: Workload) -> Step:
+def compiled(work: Workload, given: Ingredients | None = None) -> Step:
     """Return the same loop with the model and the optimizer's step through ``torch.compile``."""
-    net = work.module()
-    if work.optimizer is None:
-        return _inference(torch.compile(net.eval()), work)
-    kind = getattr(torch.optim, work.optimizer)
-    optimizer = kind(net.parameters(), **work.settings(), foreach=True)
-    return _training(torch.compile(net), optimizer, torch.compile(optimizer.step), work)
+    given = given or ingredients(work, foreach=True)
+    net = torch.compile(given.net)
+    if given.optimizer is None:
+        return _inference(net, work, given.batch)
+    update = torch.compile(given.optimizer.step)
+    return _training(net, given.optimizer, update, work, given.batch)
 
 
 def _training(
-    net: nn.Module, optimizer: torch.optim.Optimizer, update: Step, work: Workload
+    net: Step,
+    optimizer: torch.optim.Optimizer,
+    update: Step,
+    work: Workload,
+    batch: tuple[torch.Tensor, torch.Tensor],
 ) -> Step:
-    pieces = [tensor.split(work.micro) for tensor in work.batch()]
+    pieces = [tensor.split(work.micro) for tensor in batch]
 
     def step() -> torch.Tensor:
         optimizer.zero_grad(set_to_none=True)
@@ -69,8 +91,8 @@ def _training(
     return step
 
 
-def _inference(net: nn.Module, work: Workload) -> Step:
-    pieces = work.batch()[0].split(work.micro)
+def _inference(net: Step, work: Workload, batch: tuple[torch.Tensor, torch.Tensor]) -> Step:
+    pieces = batch[0].split(work.micro)
 
     def step() -> torch.Tensor:
         with torch.inference_mode():

@@ -98,12 +98,14 @@ def alone(work: Workload, part: str) -> Figures:
     """Seconds to the first result and to full speed, megabytes at the fullest moment."""
     import contestants
 
+    form = {"eager": {"fused": True}, "compile": {"foreach": True}, "ours": {}}[part]
+    given = contestants.ingredients(work, **form)
     before = _peak()
     begin = time.perf_counter()
     if part == "ours":
-        step, wrapped = contestants.ours(work, "auto")
+        step, wrapped = contestants.ours(work, "auto", given)
     else:
-        step = contestants.eager(work) if part == "eager" else contestants.compiled(work)
+        step = (contestants.eager if part == "eager" else contestants.compiled)(work, given)
     step()
     first = time.perf_counter() - begin
     if part == "ours":
@@ -126,7 +128,8 @@ def turns(work: Workload, quick: bool) -> Figures:
 
     steps: dict[str, Callable[[], object]] = {"eager": contestants.eager(work)}
     if work.optimizer is not None:
-        steps["foreach"] = contestants.eager(work, "foreach")
+        foreach = contestants.ingredients(work, foreach=True)
+        steps["foreach"] = contestants.eager(work, foreach)
     steps["compile"] = contestants.compiled(work)
     steps["ours"] = contestants.ours(work, "inductor")[0]
     once = medians(alternate(steps, 3, warmup=3))

@@ -47,7 +47,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
-    sources = {path.relative_to(PACKAGE.parent).as_posix() for path in PACKAGE.rglob("*.py")}
+    folder = PACKAGE.parent
+    sources = {path.relative_to(folder).as_posix() for path in folder.rglob("*.py")}
     code = {name for name in names if ".dist-info/" not in name}
     assert code == sources | {"poptorch/py.typed"}
     assert any(name.endswith("LICENSE") for name in names)

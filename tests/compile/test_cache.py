@@ -231,3 +231,19 @@ def test_trimming_keeps_the_latest(folder: Path) -> None:
     found = cache.entries(folder)
     removed = cache.trim(folder, keep_bytes=found[0].size + found[1].size)
     assert removed == [found[2].path]
+
+
+def test_trimming_takes_compiled_graphs_too(folder: Path) -> None:
+    trained(folder)
+    (entry,) = cache.entries(folder)
+    store = cache.store_of(str(folder))
+    store.folder.mkdir()
+    for at, key in enumerate(("old", "new")):
+        store.keep(key, b"x" * 1000)
+        os.utime(store.path(key), (at, at))
+    size = store.path("new").stat().st_size
+    assert cache.trim(folder, keep_bytes=entry.size + size) == [store.path("old")]
+    assert store.read("new") == b"x" * 1000
+    assert cache.trim(folder, newer_than=entry.used) == []  # it has just been read
+    os.utime(store.path("new"), (1, 1))
+    assert cache.trim(folder, newer_than=entry.used) == [store.path("new")]

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import poptorch
+from poptorch._compile import lanes as choosing
 from zoo import ROWS, ZOO
 
 ACCUMULATION = 6
@@ -91,6 +92,36 @@ def test_what_cannot_be_vectorised_falls_back_and_says_why(caplog) -> None:
     assert training.plan().program.lanes is None
     assert "one after another: buffer steps is changed in place" in caplog.text
     assert model.steps == ACCUMULATION
+
+
+class Gathers(nn.Module):
+    """Adds its rows into a tensor that all micro-batches would share."""
+
+    def forward(self, x):
+        total = torch.zeros(3)
+        total += x.sum(0)
+        return poptorch.identity_loss(total, "sum")
+
+
+def test_the_line_that_cannot_be_vectorised_is_named(caplog) -> None:
+    training = poptorch.trainingModel(nn.Sequential(nn.Linear(4, 3), Gathers()), options(0))
+    with caplog.at_level(logging.DEBUG, logger="poptorch:cpp"):
+        training(torch.randn(ROWS * ACCUMULATION, 4))
+    assert training.plan().program.lanes is None
+    (line,) = [r.message for r in caplog.records if "one after another" in r.message]
+    assert "test_lanes.py" in line
+    assert "total += x.sum(0)" in line
+
+
+@pytest.mark.parametrize("pages", [1 << 30, 1 << 18, 300_000, 1])
+def test_the_budget_falls_in_halves(pages: int, monkeypatch) -> None:
+    """What is free at the moment must not show in what compiled code is kept under."""
+    facts = {"SC_AVPHYS_PAGES": pages, "SC_PAGE_SIZE": 4096}
+    monkeypatch.setattr(choosing.os, "sysconf", facts.__getitem__)
+    budget = choosing._default_budget()
+    assert budget.bit_count() == 1
+    assert budget <= min(choosing.MOST_MEMORY, pages * 4096 // 4)
+    assert budget == choosing.MOST_MEMORY or 2 * budget > pages * 4096 // 4
 
 
 def test_a_small_memory_budget_means_more_chunks_and_the_same_result() -> None:

@@ -123,7 +123,8 @@ def _write(what: str, rate: str, failing: set[str]) -> None:
         lines.append("")
     text = RESULTS.read_text() if RESULTS.exists() else "# What the sweeps found\n\n"
     text = re.sub(rf"## {what.capitalize()}\n.*?(?=\n## |\Z)", "", text, flags=re.S).rstrip()
-    RESULTS.write_text(f"{text}\n\n" + "\n".join(lines).rstrip() + "\n")
+    text = re.sub(r"\n{3,}", "\n\n", f"{text}\n\n" + "\n".join(lines))
+    RESULTS.write_text(text.rstrip() + "\n")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .._base import trees
+from .._base import source, trees
 from .._base.errors import Error
 from .forward import Forward, Lanes, Request, run_forward
 from .listening import Capturing
@@ -169,5 +169,8 @@ def _counting(calls: dict[nn.Module, int]) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    text = str(error.__cause__ or error) if isinstance(error, Error) else str(error)
-    return text.splitlines()[0] if text else type(error).__name__
+    """What could not be vectorised, and where the user wrote it."""
+    cause = (error.__cause__ or error) if isinstance(error, Error) else error
+    text = next(iter(str(cause).splitlines()), type(error).__name__)
+    where = source.raising_line(cause) or source.raising_line(error)
+    return f"{text} ({where})" if where else text

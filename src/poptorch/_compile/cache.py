@@ -25,6 +25,7 @@ from .._ir.plan import Plan
 from .._ir.slot import Kind
 from ..backends import Backend, Executable
 from . import serial
+from .code import SUFFIX as CODE_SUFFIX
 from .code import Store, default_store
 
 SUFFIX = ".popef"
@@ -246,7 +247,7 @@ def _miss(folder: Path, facts: Facts) -> str:
 def trim(
     folder: Path, keep_bytes: int | None = None, newer_than: float | None = None
 ) -> list[Path]:
-    """Remove entries: damaged ones, those used before a moment, the oldest beyond a size.
+    """Remove entries and code: what is damaged, was used before a moment, the oldest beyond a size.
 
     Args:
         folder: the cache.
@@ -263,7 +264,18 @@ def trim(
         if fresh and (keep_bytes is None or total <= keep_bytes):
             kept.add(entry.path)
     removed = [path for path in sorted(folder.glob(f"*{SUFFIX}")) if path not in kept]
+    for used, size, path in sorted(_code_files(folder / CODE), reverse=True):
+        total += size
+        too_much = keep_bytes is not None and total > keep_bytes
+        if too_much or (newer_than is not None and used < newer_than):
+            removed.append(path)
     for path in removed:
         path.unlink(missing_ok=True)
         path.with_suffix(".lock").unlink(missing_ok=True)
     return removed
+
+
+def _code_files(folder: Path) -> list[tuple[float, int, Path]]:
+    """When each compiled graph was last used, its size, and its file."""
+    found = ((path.stat(), path) for path in folder.glob(f"*{CODE_SUFFIX}"))
+    return [(status.st_mtime, status.st_size, path) for status, path in found]

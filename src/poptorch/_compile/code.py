@@ -6,7 +6,9 @@ in the graphs, so plans that differ in those only share them. One file per graph
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -31,13 +33,16 @@ _PART = "code"
 _loaded: dict[str, Compiled] = {}  # a library stays in the process anyway once it is loaded
 
 
-def key_of(graph: Graph, builder: Builder) -> str:
+def key_of(graph: Graph, builder: Builder) -> str | None:
     """Return the digest of all that a graph's code depends on: no names, no lines, no values.
 
-    Raises:
-        TypeError: the graph holds something that has no text form.
+    None if the graph holds something that has no text form.
     """
-    nodes = serial.encode(graph)["nodes"]
+    try:
+        nodes = serial.encode(graph)["nodes"]
+    except TypeError as error:
+        log.engine.debug("The code of graph %s cannot be kept: %s", graph.name, error)
+        return None
     for node in _all(nodes):
         node.pop("name", None)
         node.pop("at", None)
@@ -62,21 +67,19 @@ class Store:
     """A folder of compiled graphs that several processes may share.
 
     Args:
-        folder: made when something is added; None keeps nothing on disk.
+        folder: made when something is added.
     """
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def path(self, key: str) -> Path | None:
+    def path(self, key: str) -> Path:
         """Return the file of a graph."""
-        return None if self.folder is None else self.folder / f"{key}{SUFFIX}"
+        return self.folder / f"{key}{SUFFIX}"
 
     def read(self, key: str) -> bytes | None:
         """Return a graph's code, or None; a damaged file counts as none, with a warning."""
         path = self.path(key)
-        if path is None:
-            return None
         try:
             code = archive.read(path)[_PART]
         except FileNotFoundError:
@@ -91,8 +94,13 @@ class Store:
     def keep(self, key: str, code: bytes) -> None:
         """Take a graph's code over from elsewhere."""
         path = self.path(key)
-        if path is not None and not path.exists():
+        if path.exists():
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
             archive.write(path, {_PART: code})
+        except OSError as error:  # a full disk, for one: this process has the code anyway
+            log.engine.warning("Compiled code %s is not kept: %s", path, error)
 
     def find(self, key: str, builder: Builder) -> Compiled | None:
         """Return a graph's function, from this process or the disk."""
@@ -114,9 +122,8 @@ class Store:
             if self.read(key) is not None:
                 return None
             code = builder.build(graph)
-            path = self.path(key)
-            if path is not None and code.kept is not None:
-                archive.write(path, {_PART: code.kept})
+            if code.kept is not None:
+                self.keep(key, code.kept)
         return code
 
     def function(self, key: str, graph: Graph, builder: Builder) -> Compiled:
@@ -132,9 +139,6 @@ class Store:
 
     @contextlib.contextmanager
     def _alone(self, key: str) -> Iterator[None]:
-        if self.folder is None:
-            yield
-            return
         self.folder.mkdir(parents=True, exist_ok=True)
         with FileLock(self.folder / f"{key}.lock"):
             yield
@@ -143,14 +147,28 @@ class Store:
 def default_store() -> Store:
     """Return the user's own store, beside torch's compiler cache.
 
-    Code that is found there is run, so a folder that others can write to is not used.
+    Code that is found there is run, so a folder that others can write to is not used; the process
+    then keeps its code to itself.
     """
     root = env.get("TORCHINDUCTOR_CACHE_DIR")
     folder = Path(root) if root else Path(tempfile.gettempdir()) / f"poptorch-code-{os.getuid()}"
     folder /= "poptorch"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.stat()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+    except OSError as error:
+        return _own_store(str(error))
     if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        log.engine.warning("Compiled code is not kept: others can write to %s", folder)
-        return Store(None)
+        return _own_store(f"others can write to {folder}")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return _own_store(f"{folder} cannot be written to")
     return Store(folder)
+
+
+@functools.cache
+def _own_store(why: str) -> Store:
+    """A store that ends with the process."""
+    log.engine.warning("Compiled code is not kept for later processes: %s", why)
+    folder = tempfile.TemporaryDirectory(prefix="poptorch-code-")
+    atexit.register(folder.cleanup)
+    return Store(Path(folder.name))

@@ -55,19 +55,13 @@ class Job:
             self._end()
             raise
 
-    def _request(self, graphs: Mapping[str, Graph], backend: str, store: Store) -> dict[str, Any]:
-        encoded = {}
-        for key, graph in graphs.items():
-            try:
-                encoded[key] = serial.encode(graph)
-            except TypeError as error:  # the user's own functions
-                self.outcomes[key] = worker.HERE, str(error)
-        threads = torch.get_num_threads()
+    @staticmethod
+    def _request(graphs: Mapping[str, Graph], backend: str, store: Store) -> dict[str, Any]:
         return {
             "backend": backend,
             "store": str(store.folder),
-            "threads": threads,
-            "graphs": encoded,
+            "threads": torch.get_num_threads(),
+            "graphs": {key: serial.encode(graph) for key, graph in graphs.items()},
         }
 
     def finished(self) -> bool:

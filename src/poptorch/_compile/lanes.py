@@ -58,8 +58,16 @@ def _divisor(length: int, most: int) -> int:
 
 
 def _default_budget() -> int:
+    """Bytes: the most, halved until it fits into a quarter of what is free.
+
+    In halves, because lanes are part of what compiled code is kept under: what is free at the
+    moment, to the byte, must not be.
+    """
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(MOST_MEMORY, free // 4)
+    budget = MOST_MEMORY
+    while budget > free // 4 and budget > 1:
+        budget //= 2
+    return budget
 
 
 def _with_lanes(request: _capture.Request, lanes: _capture.Lanes) -> _capture.Request:

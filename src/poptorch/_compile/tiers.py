@@ -38,19 +38,23 @@ class Code:
 
     def missing(self) -> dict[str, Graph]:
         """Return the graphs that would have to be compiled, by key."""
-        keys = self.keys.items()
+        keys = ((name, key) for name, key in self.keys.items() if key is not None)
         return {k: self.graphs[n] for n, k in keys if self.store.find(k, self.builder) is None}
 
     def kept(self) -> dict[str, bytes]:
         """Return the code of the graphs that the store has, by key."""
-        found = ((key, self.store.read(key)) for key in self.keys.values())
+        found = ((key, self.store.read(key)) for key in self.keys.values() if key is not None)
         return {key: code for key, code in found if code is not None}
 
     def compile(self, progress: Progress) -> Executable:
         """Return the executable, compiling what is missing in this process."""
         start, functions = time.perf_counter(), dict[str, Compiled]()
         for done, (name, key) in enumerate(self.keys.items(), 1):
-            functions[name] = self.store.function(key, self.graphs[name], self.builder)
+            graph = self.graphs[name]
+            if key is None:
+                functions[name] = self.builder.build(graph).run
+            else:
+                functions[name] = self.store.function(key, graph, self.builder)
             progress(done / len(self.keys))
         return self.builder.assemble(self.plan, functions, time.perf_counter() - start)
 
@@ -70,7 +74,7 @@ def compile_plan(
     if not isinstance(backend, Builder):
         return backend.compile(plan, progress)
     code = Code(plan, backend, store)
-    if not background or not code.missing():
+    if not background or None in code.keys.values() or not code.missing():
         return code.compile(progress)
     return Tiered(backends.available()["reference"].compile(plan, progress), code)
 

@@ -40,7 +40,8 @@ class BatchingOptions(Container):
         """Limit the bytes of intermediate values of lanes; not a PopTorch option.
 
         Args:
-            lane_memory: 0 (the default) means a quarter of the free memory, at most 1 GiB.
+            lane_memory: 0 (the default) means 1 GiB, halved until a quarter of the free memory
+                holds it.
 
         Raises:
             AssertionFailure: not an int (an ``AssertionError``).

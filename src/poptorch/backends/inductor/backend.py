@@ -79,9 +79,9 @@ class Inductor:
 
 @functools.cache
 def _generator() -> str:
-    """A digest of this package: code that it would no longer generate is not used again."""
-    digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    """A digest of what makes code: code that it would no longer make is not used again."""
+    digest, here = hashlib.sha256(), Path(__file__).parent
+    for path in (here.parent / "prepare.py", *sorted(here.glob("*.py"))):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

@@ -1,0 +1,135 @@
+"""Compiled graphs on disk: what their keys cover, damage, folders that cannot be used."""
+
+from __future__ import annotations
+
+import operator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import fx, nn
+
+import poptorch
+from poptorch._compile import code, serial, tiers
+from poptorch._ir.graph import Graph
+from poptorch._ir.slot import Kind, Slot
+from poptorch.backends.inductor import Inductor
+from wrapped import normal, options
+
+BUILDER = Inductor()
+
+
+class Net(nn.Module):
+    def __init__(self, inner: str, factor: float) -> None:
+        super().__init__()
+        self.add_module(inner, nn.Linear(4, 2))
+        self.inner, self.factor = inner, factor
+
+    def forward(self, x, y):
+        out = self.get_submodule(self.inner)(x) * self.factor
+        return out, nn.functional.mse_loss(out, y)
+
+
+def keys(inner="layer", factor=2.0, rows=8, lr=0.1, iterations=1, momentum=0.0) -> list[str | None]:
+    """Return the keys of a program's graphs."""
+    torch.manual_seed(int(lr * 100))  # weights differ too
+    net = Net(inner, factor)
+    opts = options().deviceIterations(iterations)
+    opts.outputMode(poptorch.OutputMode.All if iterations > 1 else poptorch.OutputMode.Final)
+    optimizer = torch.optim.SGD(net.parameters(), lr=lr, momentum=momentum)
+    training = poptorch.trainingModel(net, opts, optimizer)
+    training.compile(normal(rows * iterations, 4), normal(rows * iterations, 2))
+    graphs = training.plan().program.graphs.values()
+    return [code.key_of(graph, BUILDER) for graph in graphs]
+
+
+@pytest.mark.parametrize(
+    "change", [{"lr": 0.5}, {"iterations": 3}, {"inner": "renamed"}], ids=lambda c: next(iter(c))
+)
+def test_what_does_not_matter_is_not_in_the_key(change) -> None:
+    assert keys(**change) == keys()
+
+
+@pytest.mark.parametrize(
+    "change", [{"rows": 4}, {"factor": 3.0}, {"momentum": 0.9}], ids=lambda c: next(iter(c))
+)
+def test_what_matters_is_in_the_key(change) -> None:
+    assert keys(**change) != keys()
+
+
+def test_the_number_of_threads_is_in_the_key() -> None:
+    before = keys()
+    torch.set_num_threads(2)
+    try:
+        assert keys() != before
+    finally:
+        torch.set_num_threads(1)
+
+
+class Builder:
+    """Builds what says how often it built."""
+
+    name, built = "counting", 0
+
+    def build(self, graph):
+        type(self).built += 1
+        return type("Code", (), {"run": staticmethod(lambda tensors: [1]), "kept": b"code"})()
+
+    def load(self, kept: bytes):
+        assert kept == b"code"
+        return lambda tensors: [2]
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch) -> code.Store:
+    monkeypatch.setattr(code, "_loaded", {})
+    monkeypatch.setattr(Builder, "built", 0)
+    return code.Store(tmp_path / "store")
+
+
+def test_damaged_code_is_made_again(store, monkeypatch, caplog) -> None:
+    assert store.function("key", None, Builder())([]) == [1]
+    monkeypatch.setattr(code, "_loaded", {})
+    assert store.function("key", None, Builder())([]) == [2]
+    data = bytearray(store.path("key").read_bytes())
+    data[data.index(b"code", 200)] ^= 1
+    store.path("key").write_bytes(data)
+    monkeypatch.setattr(code, "_loaded", {})
+    assert store.function("key", None, Builder())([]) == [1]
+    assert Builder.built == 2
+    assert "is made again" in caplog.text
+
+
+def test_a_full_disk_is_a_warning(store, monkeypatch, caplog) -> None:
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(code.archive, "write", full)
+    assert store.function("key", None, Builder())([]) == [1]
+    assert "No space left on device" in caplog.text
+
+
+def test_a_folder_of_others_is_not_used(tmp_path, monkeypatch, caplog) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    assert code.default_store().folder == tmp_path / "poptorch"
+    assert (tmp_path / "poptorch").stat().st_mode & 0o777 == 0o700
+    (tmp_path / "poptorch").chmod(0o777)
+    own = code.default_store()
+    assert own.folder != tmp_path / "poptorch"
+    assert own.folder == code.default_store().folder
+    assert caplog.text.count("others can write to") == 1
+
+
+def test_a_graph_without_a_text_form_is_compiled_and_not_kept(store) -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    graph.output((graph.call_function(operator.matmul, (x, x)),))
+    slot = Slot(Kind.BATCH, "0", (2, 2), torch.float32)
+    part = Graph("odd", fx.GraphModule({}, graph), (slot,), ())
+    with pytest.raises(TypeError):
+        serial.encode(part)
+    assert code.key_of(part, BUILDER) is None
+    odd = tiers.Code.__new__(tiers.Code)
+    odd.keys, odd.graphs, odd.store = {"odd": None}, {"odd": part}, store
+    assert odd.missing() == {}
+    assert odd.kept() == {}
