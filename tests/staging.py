@@ -66,7 +66,7 @@ class Captured:
             if self.optim is None:
                 program = inference_program(self.micro.graph, spec, None)
             else:
-                program = training_program(self.micro.graph, spec, self.optim, None)
+                program = training_program(self.micro.graph, spec, self.optim, None, apart=True)
             step = step_graphs(self.micro.graph, spec, self.optim, program)
             self._made[spec.loops] = program, step
         return self._made[spec.loops]

@@ -45,6 +45,8 @@ def step_graphs(
     if optim is None:
         return Step(micro, None)
     loops = spec.loops
+    if program is not None and program.bundles:
+        program = None  # on their chips weights rest apart
     if program is not None and "micro" in program.graphs and loops.replicas == 1:
         return Step(program.graphs["micro"], program.graphs["update"])
     tally = _update.Tally(chunks=loops.accumulation, summed=loops.replicas, replicas=loops.replicas)
@@ -162,6 +164,6 @@ def with_stages(plan: Plan, request: _capture.Request, optim: OptimSpec | None) 
         program = None
     else:
         graph, visits = layout.graph, tuple(item.visit for item in layout.assigned)
-        program = plan.program if not plan.program.bundles else None
+        program = plan.program
     staged = stage(step_graphs(graph, spec, optim, program), visits, spec)
     return replace(plan, layout=layout, staged=staged)
