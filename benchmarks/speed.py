@@ -34,7 +34,7 @@ NAMES = {"eager": "eager", "compile": "torch.compile", "ours": "poptorch"}
 def main() -> None:
     """Run the table, or one of the processes that it is made of."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="four workloads, fewer rounds")
+    parser.add_argument("--quick", action="store_true", help="three workloads, fewer rounds")
     parser.add_argument("--only", nargs="+", choices=WORKLOADS, metavar="NAME")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--out", type=Path, help="JSON that the rows are added to, and a .md")

@@ -199,4 +199,4 @@ WORKLOADS = {
         "CNN inference, 8 iterations of 4", cnn, _MNIST, 4, None, iterations=8, floors=(2, 2)
     ),
 }  # fmt: skip
-QUICK = ("cnn", "cnn-1x16", "mlp", "cnn-inference")
+QUICK = ("cnn", "cnn-1x16", "mlp")
