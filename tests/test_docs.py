@@ -7,6 +7,7 @@ to run is fenced as something else.
 
 from __future__ import annotations
 
+import gc
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,6 +110,8 @@ def test_python_in_the_pages_runs(
             continue
         # Blank lines in front, so that a traceback tells the page's own line.
         exec(compile("\n" * block.line + block.text, str(ROOT / block.page), "exec"), names)
+    names.clear()
+    gc.collect()  # executors hold devices as long as they live
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())

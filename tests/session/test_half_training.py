@@ -83,3 +83,11 @@ def test_where_the_roundings_are_torchs_so_are_the_distances(name, autocast, set
     """The same values are rounded, of sums in another order: what differs is noise."""
     ours, theirs = root_mean_squares(name, autocast, "SGD", settings)
     assert 0 < ours <= 1.05 * theirs
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("kind", "rate"), [("Adam", 2.0**-7), ("RMSprop", 2.0**-9)])
+def test_adaptive_steps_under_autocast_are_as_far_as_torchs(name, kind, rate):
+    """Such steps amplify the noise: of single runs the ratio was 0.78 to 1.39, of 24 seeds 1.02."""
+    ours, theirs = root_mean_squares(name, True, kind, {"lr": rate, "eps": 1e-3})
+    assert 0 < ours <= 1.1 * theirs
