@@ -2,6 +2,7 @@
 
 from .explain import Explanation, capture, explain, search
 from .forward import Call, Lanes, Request
+from .generated import forgetting_sources
 from .lanes import NotVectorisable, batch_norm_statistics
 from .micro import Micro, narrowed
 from .overwrite import OverwriteContextManager
@@ -20,6 +21,7 @@ __all__ = [
     "batch_norm_statistics",
     "capture",
     "explain",
+    "forgetting_sources",
     "narrowed",
     "search",
     "tensors_of",

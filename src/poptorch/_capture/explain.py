@@ -24,6 +24,7 @@ from .._base import source
 from .._base.errors import Error
 from . import micro
 from .forward import Request, run_forward
+from .generated import forgetting_sources
 from .listening import Capturing
 from .trace import run_recorded
 from .values import Uncapturable, Values
@@ -98,6 +99,7 @@ def _further(found: Explanation, said: str) -> str:
     return "\n    ".join([f"\n  {count} of this model cannot be captured:", *lines])
 
 
+@forgetting_sources()
 def explain(request: Request) -> Explanation:
     """List what a capture of this module would refuse, freeze or leave out.
 

@@ -51,6 +51,7 @@ class Compiled:
         return [int(s.path) for graph in graphs for s in graph.outputs if s.kind is Kind.BATCH]
 
 
+@_capture.forgetting_sources()
 def compile(
     request: _capture.Request,
     spec: Spec,

@@ -14,6 +14,7 @@ from .._machine import systems
 from .staged import step_graphs
 
 
+@_capture.forgetting_sources()
 def shares(
     request: _capture.Request, spec: Spec, optim: OptimSpec | None, chips: int, limit: int | None
 ) -> list[_place.Share]:

@@ -151,6 +151,7 @@ def _transfers(segments: Segments) -> list[Transfer]:
     return found
 
 
+@_capture.forgetting_sources()
 def with_stages(plan: Plan, request: _capture.Request, optim: OptimSpec | None) -> Plan:
     """Return a plan that also holds its staged form, for one micro-batch at a time.
 
