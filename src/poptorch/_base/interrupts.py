@@ -13,6 +13,10 @@ from types import FrameType
 
 _noted = False
 
+# The module's own functions look every handler up in an enum, in vain, which costs a call 10 us.
+_get = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
+_set = getattr(signal.signal, "__wrapped__", signal.signal)
+
 
 def _note(signum: int, frame: FrameType | None) -> None:
     global _noted
@@ -27,16 +31,16 @@ def deferred() -> Iterator[None]:
     """
     mine = (
         threading.current_thread() is threading.main_thread()
-        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        and _get(signal.SIGINT) is signal.default_int_handler
     )
     if not mine:
         yield
         return
-    signal.signal(signal.SIGINT, _note)
+    _set(signal.SIGINT, _note)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        _set(signal.SIGINT, signal.default_int_handler)
         check()
 
 
