@@ -5,6 +5,7 @@ Within ``deferred`` an interrupt is only noted; ``check`` raises it where the st
 
 from __future__ import annotations
 
+import _signal  # signal's functions look every handler up in an enum: 10 us of every call
 import contextlib
 import signal
 import threading
@@ -12,10 +13,6 @@ from collections.abc import Iterator
 from types import FrameType
 
 _noted = False
-
-# The module's own functions look every handler up in an enum, in vain, which costs a call 10 us.
-_get = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
-_set = getattr(signal.signal, "__wrapped__", signal.signal)
 
 
 def _note(signum: int, frame: FrameType | None) -> None:
@@ -31,16 +28,16 @@ def deferred() -> Iterator[None]:
     """
     mine = (
         threading.current_thread() is threading.main_thread()
-        and _get(signal.SIGINT) is signal.default_int_handler
+        and _signal.getsignal(signal.SIGINT) is signal.default_int_handler
     )
     if not mine:
         yield
         return
-    _set(signal.SIGINT, _note)
+    _signal.signal(signal.SIGINT, _note)
     try:
         yield
     finally:
-        _set(signal.SIGINT, signal.default_int_handler)
+        _signal.signal(signal.SIGINT, signal.default_int_handler)
         check()
 
 
