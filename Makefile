@@ -51,6 +51,8 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/speed.py --out benchmarks/results/$$(date +%F).json
 	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/interference.py
+	$(BIN)/python benchmarks/call_overhead.py
+	$(BIN)/python benchmarks/fused_update.py
 	$(BIN)/python benchmarks/data.py
 
 bench-quick: $(STAMP)

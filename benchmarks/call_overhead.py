@@ -77,8 +77,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backend", default="reference")
     parser.add_argument("--rounds", type=int, default=2000)
+    parser.add_argument("--threads", type=int, default=1, help="more: their number is chosen, too")
     chosen = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(chosen.threads)
     status = 0
     for training in (False, True):
         beyond = compare(training, chosen.backend, chosen.rounds)

@@ -6,11 +6,12 @@ import os
 import resource
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
 from data_sets import Broken, Fatal, Numbers, Slow, Unpicklable, Unreadable
-from leaks import descendants, nothing_left, still_there
+from leaks import descendants, nothing_left, segments, still_there
 from loaders import ASYNC_MODES, loader, values
 from poptorch._base.errors import Error
 from poptorch._data import process
@@ -114,9 +115,17 @@ def test_a_killed_process_is_noticed_after_the_loaded_data(strategy):
         del caught
 
 
+def leave_a_segment(worker: int) -> None:
+    """What a worker leaves that is ended between naming memory and taking the name away."""
+    Path(f"/dev/shm/torch_{os.getpid()}_{worker}_{os.getppid()}").touch()  # found by the parent
+
+
 def test_a_killed_process_does_not_leave_its_workers():
     with nothing_left(2.0) as known:
-        made = loader(Numbers(100), 2, mode=DataLoaderMode.Async, num_workers=2)
+        made = loader(
+            Numbers(100), 2, mode=DataLoaderMode.Async, num_workers=2,
+            worker_init_fn=leave_a_segment if Path("/dev/shm").is_dir() else None,
+        )  # fmt: skip
         iterator = iter(made)
         next(iterator)
         known.update(descendants())
@@ -301,3 +310,22 @@ def test_what_is_found_left_behind():
     with pytest.raises(AssertionError, match="left behind"), nothing_left(0.1):
         file = open(os.devnull)  # noqa: SIM115
     file.close()
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this system has no /dev/shm")
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_workers_left_in_shared_memory_is_removed(whole):
+    with nothing_left() as known:
+        made = loader(
+            Numbers(12), 1, mode=DataLoaderMode.Async, num_workers=2,
+            persistent_workers=False, worker_init_fn=leave_a_segment,
+        )  # fmt: skip
+        left = set()
+        for _ in range(2 if whole else 1):  # a new iteration has new workers
+            for batch in made:
+                known.update(descendants())
+                left |= segments(set(known))
+                if not whole and batch.item() == 3:
+                    break
+        assert left
+        del made, batch

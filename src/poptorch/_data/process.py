@@ -125,11 +125,12 @@ class Process:
             process.join(PATIENCE)
         if process.exitcode != 0:
             # Its own workers too: they are of its group, and nobody else would end them at once.
+            members |= segments.members(group)
             _signal(os.killpg, group, signal.SIGKILL)
             process.kill()
             process.join()
         process.close()
-        segments.remove(members)
+        segments.remove(members, seconds=1.0)  # a killed process is not gone at once
         self._parcel.discard()
 
 

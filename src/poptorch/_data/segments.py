@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Collection
 from pathlib import Path
 
@@ -31,8 +32,11 @@ def _stat(pid: int) -> list[str] | None:
     return None if fields[0] == "Z" else fields
 
 
-def remove(processes: Collection[int]) -> None:
-    """Remove what those of the processes that have ended left behind."""
+def remove(processes: Collection[int], seconds: float = 0.0) -> None:
+    """Remove what those of the processes left behind that end within some seconds."""
+    end = time.monotonic() + seconds
+    while any(_stat(pid) for pid in processes) and time.monotonic() < end:
+        time.sleep(0.001)
     gone = {str(pid) for pid in processes if _stat(pid) is None}
     if not gone or not _FOLDER.is_dir():
         return

@@ -82,12 +82,15 @@ def main(
         settings: how to load.
     """
     _set_up_process(inherited, settings.seed)
+    worker: _Worker | None = None
     try:
         worker = _Worker(Channel(end), memory.detach(), settings)
         worker.run(parcel)
     except (_Stop, KeyboardInterrupt, EOFError, ConnectionError):
         # Nobody waits for us, or somebody pressed Ctrl-C: the consumer's process tells about it.
         pass
+    if worker is not None:
+        worker.end()
 
 
 def _set_up_process(inherited: socket.socket | None, seed: int) -> None:
@@ -131,6 +134,7 @@ class _Worker:
         self._freed = 0
         self._source: Any = None
         self._iterator: Iterator[Any] = iter(())
+        self._workers: list[int] = []  # torch's own, of this iteration
         self._form: Form
         self._ring: Ring
 
@@ -154,15 +158,18 @@ class _Worker:
                 self._published = self._freed = 0
                 self._started = True
                 self._channel.send(Kind.RESTARTED)
-            # Only when the old iterator is gone can a loader's persistent workers be used again.
-            workers = [child.pid for child in multiprocessing.active_children() if child.pid]
-            self._iterator = iter(())
-            segments.remove(workers)
+            self.end()
             elements = self._elements()
+
+    def end(self) -> None:
+        """End the iteration and its workers."""
+        # Only when the old iterator is gone can a loader's persistent workers be used again.
+        self._iterator = iter(())
+        segments.remove(self._workers)
 
     def _begin(self) -> list[torch.Tensor]:
         """Load one element, lay out the ring after it, and announce both."""
-        self._iterator = iterate(self._source)
+        self._start()
         first = next(self._iterator, _NOTHING)
         if first is _NOTHING:
             raise Error("The Dataset is empty", fix="give it at least one element")
@@ -178,6 +185,10 @@ class _Worker:
         self._channel.send(Kind.READY, content=Ready(self._form, specs))
         return tensors
 
+    def _start(self) -> None:
+        self._iterator = iterate(self._source)
+        self._workers = [child.pid for child in multiprocessing.active_children() if child.pid]
+
     def _first_elements(self, first: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
         yield first
         while not self._started:
@@ -185,7 +196,7 @@ class _Worker:
         yield from self._rest()
 
     def _elements(self) -> Iterator[list[torch.Tensor]]:
-        self._iterator = iterate(self._source)
+        self._start()
         yield from self._rest()
 
     def _rest(self) -> Iterator[list[torch.Tensor]]:
@@ -208,6 +219,7 @@ class _Worker:
         except Exception as error:
             self._channel.send(Kind.ERROR, content=_failed(error))
         else:
+            self.end()
             # An iteration without elements is not repeated: it could go round for ever.
             goes_on = self._settings.goes_on and self._published > before
             self._channel.send(Kind.END, rows=goes_on)

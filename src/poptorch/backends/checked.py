@@ -9,7 +9,6 @@ were. Source: spec/precision.md 5.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,35 +20,15 @@ from torch.utils._pytree import tree_leaves
 from .._base import source
 from .._base.errors import Error
 from .._ir.blocks import label_of, line_of
-from .._ir.plan import Plan
 from .._ir.program import Axis, Node, Run
 from .._ir.state import State
-from .driver import Collector, Index, LoopExecutable, program_report
-from .prepare import prepare
-from .protocol import Executable, Progress
+from .driver import Collector, Index, LoopExecutable
+from .protocol import Compiled
+from .reference import Reference
 
 _COMPARISONS = frozenset({"lt", "le", "gt", "ge"})
 _POLES = frozenset({"div", "reciprocal", "log", "log2", "log10", "log1p", "rsqrt", "pow"})
 _UNINITIALISED = frozenset({"empty", "empty_like", "empty_strided", "new_empty"})
-
-
-class Checked:
-    """A backend that runs the reference's operators and checks each of them."""
-
-    name = "reference"
-
-    def unavailable(self) -> str | None:
-        """It always works."""
-        return None
-
-    def compile(self, plan: Plan, progress: Progress) -> Executable:
-        """There is nothing to compile."""
-        start = time.perf_counter()
-        prepared = {name: prepare(graph) for name, graph in plan.program.graphs.items()}
-        functions = {name: (p, _Interpreter(p.module).call) for name, p in prepared.items()}
-        progress(1.0)
-        report = program_report(self.name, plan.program, time.perf_counter() - start)
-        return _CheckedExecutable(plan, functions, report)
 
 
 @dataclass
@@ -124,6 +103,17 @@ class _Interpreter(fx.Interpreter):
             if cause is not None:
                 raise _Found(n, cause)
         return result
+
+
+class Checked(Reference):
+    """A backend that runs the reference's operators and checks each of them."""
+
+    executable = _CheckedExecutable
+
+    @staticmethod
+    def function(module: fx.GraphModule) -> Compiled:
+        """Return what runs and checks one graph."""
+        return _Interpreter(module).call
 
 
 def _name(node: fx.Node) -> str:

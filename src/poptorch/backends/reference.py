@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import fx
@@ -11,13 +11,14 @@ from torch import fx
 from .._ir.plan import Plan
 from .driver import LoopExecutable, program_report
 from .prepare import prepare
-from .protocol import Executable, Progress
+from .protocol import Compiled, Executable, Progress
 
 
 class Reference:
     """Compiles in no time and needs nothing but torch."""
 
     name = "reference"
+    executable = LoopExecutable
 
     def unavailable(self) -> str | None:
         """It always works."""
@@ -27,18 +28,17 @@ class Reference:
         """Turn each graph into plain Python calls of ATen operators."""
         start = time.perf_counter()
         prepared = {name: prepare(graph) for name, graph in plan.program.graphs.items()}
-        functions = {name: (p, _callable(p.module)) for name, p in prepared.items()}
+        functions = {name: (p, self.function(p.module)) for name, p in prepared.items()}
         progress(1.0)
         report = program_report(self.name, plan.program, time.perf_counter() - start)
-        return LoopExecutable(plan, functions, report)
+        return self.executable(plan, functions, report)
 
+    @staticmethod
+    def function(module: fx.GraphModule) -> Compiled:
+        """Return what runs one graph."""
+        forward = module.forward  # not module(...): no hooks to look for
 
-def _callable(
-    module: fx.GraphModule,
-) -> Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]:
-    forward = module.forward  # not module(...): no hooks to look for
+        def run(arguments: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+            return forward(*arguments)  # type: ignore[no-any-return]
 
-    def run(arguments: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        return forward(*arguments)  # type: ignore[no-any-return]
-
-    return run
+        return run
