@@ -24,7 +24,7 @@ def test_only_what_the_ended_processes_left_is_removed(folder: Path) -> None:
     gone, other, alive = f"torch_{ended.pid}_1_2", "torch_12_3", f"torch_{os.getpid()}_5_6"
     for name in (gone, other, alive, f"mine_{ended.pid}_1", "torch"):
         (folder / name).touch()
-    segments.remove([ended.pid, os.getpid()])
+    assert segments.remove([ended.pid, os.getpid()]) == {os.getpid()}
     assert not (folder / gone).exists()
     assert len(list(folder.iterdir())) == 4
 

@@ -123,9 +123,9 @@ class Process:
             log.python.warning("The loading process does not stop; interrupting it")
             _signal(os.kill, group, signal.SIGINT)
             process.join(PATIENCE)
+        members |= segments.members(group)
         if process.exitcode != 0:
             # Its own workers too: they are of its group, and nobody else would end them at once.
-            members |= segments.members(group)
             _signal(os.killpg, group, signal.SIGKILL)
             process.kill()
             process.join()

@@ -32,16 +32,20 @@ def _stat(pid: int) -> list[str] | None:
     return None if fields[0] == "Z" else fields
 
 
-def remove(processes: Collection[int], seconds: float = 0.0) -> None:
-    """Remove what those of the processes left behind that end within some seconds."""
-    end = time.monotonic() + seconds
-    while any(_stat(pid) for pid in processes) and time.monotonic() < end:
+def remove(processes: Collection[int], seconds: float = 0.0) -> set[int]:
+    """Remove what those of the processes left that end within some seconds; return the others."""
+    end, running = time.monotonic() + seconds, _running(processes)
+    while running and time.monotonic() < end:
         time.sleep(0.001)
-    gone = {str(pid) for pid in processes if _stat(pid) is None}
-    if not gone or not _FOLDER.is_dir():
-        return
-    for name in os.listdir(_FOLDER):
+        running = _running(running)
+    gone = {str(pid) for pid in processes if pid not in running}
+    for name in os.listdir(_FOLDER) if gone and _FOLDER.is_dir() else ():
         kind, _, rest = name.partition("_")
         if kind == "torch" and rest.partition("_")[0] in gone:
             with contextlib.suppress(OSError):
                 (_FOLDER / name).unlink()
+    return running
+
+
+def _running(processes: Collection[int]) -> set[int]:
+    return {pid for pid in processes if _stat(pid)}

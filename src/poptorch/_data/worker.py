@@ -134,7 +134,7 @@ class _Worker:
         self._freed = 0
         self._source: Any = None
         self._iterator: Iterator[Any] = iter(())
-        self._workers: list[int] = []  # torch's own, of this iteration
+        self._workers: set[int] = set()  # torch's own
         self._form: Form
         self._ring: Ring
 
@@ -165,7 +165,7 @@ class _Worker:
         """End the iteration and its workers."""
         # Only when the old iterator is gone can a loader's persistent workers be used again.
         self._iterator = iter(())
-        segments.remove(self._workers)
+        self._workers = segments.remove(self._workers)
 
     def _begin(self) -> list[torch.Tensor]:
         """Load one element, lay out the ring after it, and announce both."""
@@ -187,7 +187,7 @@ class _Worker:
 
     def _start(self) -> None:
         self._iterator = iterate(self._source)
-        self._workers = [child.pid for child in multiprocessing.active_children() if child.pid]
+        self._workers |= {child.pid for child in multiprocessing.active_children() if child.pid}
 
     def _first_elements(self, first: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
         yield first
