@@ -6,8 +6,10 @@ import itertools
 
 import pytest
 import torch
+from torch._functorch.compile_utils import fx_graph_cse
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from poptorch.backends.inductor.attention import attention, attention_backward
 from poptorch.backends.inductor.broadcast import store_before_spreading
 from poptorch.backends.inductor.convolution import Convolutions
 from poptorch.backends.inductor.order import OrderedReplay, memory_order
@@ -96,6 +98,43 @@ def test_max_pool_left_alone_where_a_window_reaches_over_the_end() -> None:
     x = torch.randn(BATCH, 1, 5, 5)
     assert max_pool(x, [2, 2], [2, 2], [0, 0], [1, 1], True) is NotImplemented
     assert max_pool(x[:, :, :4, :4], [2, 2], [2, 2], [0, 0], [1, 1], True) is not NotImplemented
+
+
+FLASH = aten._scaled_dot_product_flash_attention_for_cpu.default
+FLASH_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+
+@pytest.mark.parametrize("queries,keys", [(12, 12), (5, 20), (20, 5), (1, 1)])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_attention(queries: int, keys: int, causal: bool, scale: float | None) -> None:
+    q, k, v = (torch.randn(3, 2, n, 16) for n in (queries, keys, keys))
+    theirs = FLASH(q, k, v, 0.0, causal, scale=scale)
+    same(attention(q, k, v, 0.0, causal, scale=scale), tuple(theirs))
+    backward = (torch.randn_like(q), q, k, v, *theirs, 0.0, causal)
+    want = FLASH_BACKWARD(*backward, scale=scale)
+    same(attention_backward(*backward, scale=scale), tuple(want))
+
+
+def test_scores_are_computed_once() -> None:
+    def step(g: torch.Tensor, *qkv: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        out, sums = attention(*qkv)
+        return out, *attention_backward(g, *qkv, out, sums, 0.0, False)
+
+    module = make_fx(step, tracing_mode="fake")(*(torch.randn(2, 3, 4, 8) for _ in range(4)))
+    shared = fx_graph_cse(module.graph)
+    assert len(shared.find_nodes(op="call_function", target=aten.bmm.default)) == 6
+
+
+def test_attention_left_to_the_library() -> None:
+    q = torch.randn(1, 2, 40, 16)  # more scores than queries and keys
+    assert attention(q, q, q) is NotImplemented
+    q = q[:, :, :8]
+    assert attention(q, q, q, 0.1) is NotImplemented
+    assert attention(q, q, q, attn_mask=torch.zeros(8, 8)) is NotImplemented
+    assert attention(*[q.to(torch.bfloat16)] * 3) is NotImplemented
+    assert attention_backward(q, *[q.double()] * 3, q, q[..., 0], 0.0, False) is NotImplemented
+    assert attention(q, q, q) is not NotImplemented
 
 
 def test_memory_order() -> None:

@@ -20,7 +20,7 @@ from ..._ir.plan import Plan
 from ..driver import LoopExecutable, program_report
 from ..prepare import border, prepare
 from ..protocol import Compiled, Executable, Progress
-from .library import load
+from .library import generator, load
 
 if TYPE_CHECKING:
     from .compiler import Code
@@ -71,19 +71,10 @@ class Inductor:
     def conditions(self) -> Mapping[str, str]:
         """Return what code depends on besides its graph."""
         return {
-            "generator": _generator(),
+            "generator": generator(),
             "processor": _processor(),
             "threads": str(torch.get_num_threads()),
         }
-
-
-@functools.cache
-def _generator() -> str:
-    """A digest of what makes code: code that it would no longer make is not used again."""
-    digest, here = hashlib.sha256(), Path(__file__).parent
-    for path in (here.parent / "prepare.py", *sorted(here.glob("*.py"))):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
 
 
 @functools.cache

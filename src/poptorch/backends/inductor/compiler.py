@@ -12,10 +12,13 @@ from torch import fx
 from ..._base import log
 from ..._ir.operators import Operator
 from .addition import add
+from .attention import attention, attention_backward
 from .convolution import Convolutions
-from .library import code_of
+from .library import code_of, generator
 from .lowering import Decompositions, fakes, lower
 from .pooling import max_pool, max_pool_backward
+from .products import faster_library
+from .updates import place_writes
 
 aten = torch.ops.aten
 
@@ -23,8 +26,12 @@ Compiled = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
 # Random numbers equal the reference backend's. Layouts stay as traced: the generator's switch to
 # channels-last leaves few channels as the innermost axis, which cannot be vectorised (the tutorial
-# CNN: 0.97 times eager with it, 1.29 without).
-SETTINGS: Mapping[str, Any] = {"fallback_random": True, "layout_optimization": False}
+# CNN: 0.97 times eager with it, 1.29 without). So does the order, which ``updates`` has chosen.
+SETTINGS: Mapping[str, Any] = {
+    "fallback_random": True,
+    "layout_optimization": False,
+    "reorder_for_peak_memory": False,
+}
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,8 @@ def rules(graph: fx.Graph) -> Decompositions:
         **Convolutions(graph).rules,
         aten.max_pool2d_with_indices.default: max_pool,
         aten.max_pool2d_with_indices_backward.default: max_pool_backward,
+        aten._scaled_dot_product_flash_attention_for_cpu.default: attention,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention_backward,
     }
 
 
@@ -102,9 +111,11 @@ def _compile(module: fx.GraphModule, examples: list[torch.Tensor], cpp_wrapper: 
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 
     mode, inputs = fakes(examples)
-    with config.patch({**SETTINGS, "cpp_wrapper": cpp_wrapper}):
+    passes = {"post_grad_custom_post_pass": _place_writes()}
+    with config.patch({**SETTINGS, **passes, "cpp_wrapper": cpp_wrapper}):
         lowered = lower(module, inputs, rules(module.graph), _decompositions())
-        with torch._guards.tracing(torch._guards.TracingContext(mode)), torch.no_grad():
+        tracing = torch._guards.tracing(torch._guards.TracingContext(mode))
+        with tracing, torch.no_grad(), faster_library():
             joint_graph_passes(lowered)
             _keep_output_strides(lowered, _output_strides(module))
             return compile_fx.compile_fx_inner(
@@ -114,6 +125,24 @@ def _compile(module: fx.GraphModule, examples: list[torch.Tensor], cpp_wrapper: 
                 static_input_idxs=range(len(inputs)),
                 cpp_wrapper=cpp_wrapper,
             )
+
+
+def _place_writes() -> Any:
+    """Return the last of torch's passes over a graph, ours.
+
+    It has a version, which torch's cache of graphs asks for: nothing is used again that another
+    version of this package has compiled.
+    """
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    class PlaceWrites(CustomGraphPass):
+        def __call__(self, graph: fx.Graph) -> None:
+            place_writes(graph)
+
+        def uuid(self) -> str:
+            return generator()
+
+    return PlaceWrites()
 
 
 def _decompositions() -> Decompositions:

@@ -7,6 +7,8 @@ none of torch's compiler has to be imported for it.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import importlib.util
 import tempfile
 from collections.abc import Callable, Sequence
@@ -31,6 +33,15 @@ _PARTICULARITIES = (
     *("constants", "frozen_param_names", "torchbind_constants", "partition_maps"),
     "inputs_to_check",
 )
+
+
+@functools.cache
+def generator() -> str:
+    """Return a digest of what makes code: code that it would no longer make is not used again."""
+    digest, here = hashlib.sha256(), Path(__file__).parent
+    for path in (here.parent / "prepare.py", *sorted(here.glob("*.py"))):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def code_of(compiled: Any) -> bytes | None:

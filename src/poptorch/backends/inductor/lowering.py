@@ -49,7 +49,8 @@ def lower(
             Functions of both tables may return ``NotImplemented`` to leave an operator as it is.
 
     Returns:
-        A new graph of the same contract whose writes all stand at the end.
+        A new graph of the same contract whose writes all stand at the end, where each is meant to
+        write what its value was before any of them.
     """
     pure, returned, targets = _without_writes(module)
     replay = OrderedReplay(pure, rules)
