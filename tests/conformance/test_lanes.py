@@ -17,8 +17,8 @@ ACCUMULATION = 6
 CASES = sorted(set(ZOO) - {"dropout"})  # draws its random numbers in another order
 
 
-def options(lanes: int, replicas: int = 1) -> poptorch.Options:
-    opts = poptorch.Options().backend("reference").showCompilationProgressBar(False).lanes(lanes)
+def options(lanes: int, replicas: int = 1, backend: str = "reference") -> poptorch.Options:
+    opts = poptorch.Options().backend(backend).showCompilationProgressBar(False).lanes(lanes)
     opts.replicationFactor(replicas).broadcastBuffers(False).randomSeed(1)
     opts.Training.gradientAccumulation(ACCUMULATION)
     return opts.outputMode(poptorch.OutputMode.All)
@@ -48,6 +48,20 @@ def test_lanes_equal_the_loop(name: str, lanes: int, replicas: int) -> None:
         assert side_by_side is None
     else:
         assert side_by_side.count == (lanes or ACCUMULATION) * replicas
+    torch.testing.assert_close(losses, expected, rtol=1e-4, atol=1e-5)
+    for key in state:
+        torch.testing.assert_close(ours[key], state[key], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("lanes", [1, 0])
+@pytest.mark.parametrize("name", ZOO)
+def test_compiled_programs_equal_the_interpreted_ones(name: str, lanes: int) -> None:
+    torch.manual_seed(0)
+    model = ZOO[name].build()
+    batches = [ZOO[name].inputs(ROWS * ACCUMULATION) for _ in range(3)]
+    expected, state = train(copy.deepcopy(model), options(lanes), batches)
+    losses, ours = train(model, options(lanes, backend="inductor"), batches)
+    assert ours.pop("lanes") == state.pop("lanes")
     torch.testing.assert_close(losses, expected, rtol=1e-4, atol=1e-5)
     for key in state:
         torch.testing.assert_close(ours[key], state[key], rtol=1e-4, atol=1e-5)
