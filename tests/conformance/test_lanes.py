@@ -138,6 +138,46 @@ def test_the_budget_falls_in_halves(pages: int, monkeypatch) -> None:
     assert budget == choosing.MOST_MEMORY or 2 * budget > pages * 4096 // 4
 
 
+@pytest.mark.parametrize("rows,cached,lanes", [(2, 0, 2), (2, 1 << 30, 6), (1, 0, 1), (9, 0, 6)])
+def test_many_rows_only_while_they_stay_in_the_caches(rows, cached, lanes, monkeypatch) -> None:
+    monkeypatch.setattr(choosing, "MOST_ROWS", ROWS * rows + 1)
+    monkeypatch.setattr(choosing, "CACHED", cached)
+    torch.manual_seed(0)
+    model = ZOO["transformer"].build()
+    batch = ZOO["transformer"].inputs(ROWS * ACCUMULATION)
+    expected, state = train(copy.deepcopy(model), options(1), [batch])
+    losses, ours = train(model, options(0), [batch])
+    assert state.pop("lanes") is None
+    found = ours.pop("lanes")
+    assert (1 if found is None else found.count) == lanes
+    torch.testing.assert_close(losses, expected)
+    for key in state:
+        torch.testing.assert_close(ours[key], state[key])
+
+
+def test_gradients_do_not_count_as_what_every_lane_needs() -> None:
+    """They are there once, however many lanes there are."""
+    torch.manual_seed(0)
+    wide = nn.Sequential(nn.Linear(400, 500), nn.ReLU(), nn.Linear(500, 3))
+    model = WithLoss(wide)
+    opts = options(0)
+    opts.Training.gradientAccumulation(32)
+    training = poptorch.trainingModel(model, opts)
+    training(torch.randn(32 * 32, 400), torch.randint(0, 3, (32 * 32,)))
+    assert training.plan().program.lanes.count == 32
+
+
+class WithLoss(nn.Module):
+    """A model and its loss."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x, y):
+        return nn.functional.cross_entropy(self.model(x), y)
+
+
 def test_a_small_memory_budget_means_more_chunks_and_the_same_result() -> None:
     torch.manual_seed(0)
     model = ZOO["transformer"].build()

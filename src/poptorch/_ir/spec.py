@@ -182,7 +182,7 @@ class Spec:
         broadcast_buffers: whether replicas share one value of each buffer.
         updatable_buffers: names of buffers that ``copyNamedBuffersToDevice`` may update.
         anchors: ``(short name, tensor name, mode, period)`` of anchored tensors.
-        lanes: micro-batches that run side by side; 0 for as many as ``lane_memory`` allows.
+        lanes: micro-batches that run side by side; 0 for the library's choice.
         lane_memory: bytes for the intermediate values of lanes; 0 for the library's choice.
         hints: everything stored that only the machine model or reports read, as sorted pairs.
     """

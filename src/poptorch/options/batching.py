@@ -27,8 +27,8 @@ class BatchingOptions(Container):
         """Fix how many micro-batches of a call run side by side; not a PopTorch option.
 
         Args:
-            count: 0 (the default) lets the library choose as many as ``laneMemory`` allows; 1 runs
-                one micro-batch after another; another number is rounded down to one that divides
+            count: 0 (the default) lets the library choose: those of 64 rows, more where their
+                intermediate values stay in the caches, within ``laneMemory``; 1 runs one micro-batch after another; another number is rounded down to one that divides
                 the accumulation steps (in inference, the iterations) times the replicas.
 
         Raises:
