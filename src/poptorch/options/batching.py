@@ -28,8 +28,9 @@ class BatchingOptions(Container):
 
         Args:
             count: 0 (the default) lets the library choose: those of 64 rows, more where their
-                intermediate values stay in the caches, within ``laneMemory``; 1 runs one micro-batch after another; another number is rounded down to one that divides
-                the accumulation steps (in inference, the iterations) times the replicas.
+                intermediate values stay in the caches, within ``laneMemory``; 1 runs one
+                micro-batch after another; another number is rounded down to one that divides the
+                accumulation steps (in inference, the iterations) times the replicas.
 
         Raises:
             AssertionFailure: not an int (an ``AssertionError``).
