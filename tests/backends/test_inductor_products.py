@@ -1,16 +1,13 @@
-"""Products by either library: the same numbers, and the choice follows what was measured."""
+"""Products by either library: the same numbers, and a rule for which."""
 
 from __future__ import annotations
-
-import time
 
 import pytest
 import torch
 
 from inductor_graphs import Tensors, check, graph
-from poptorch.backends.inductor import products
+from poptorch.backends.inductor import processor, products
 from poptorch.backends.inductor.compiler import compile_graph
-from poptorch.backends.inductor.products import onednn_is_faster
 
 
 @pytest.fixture(autouse=True)
@@ -20,9 +17,6 @@ def _nothing_kept():
 
     with config.patch(fx_graph_cache=False):
         yield
-
-
-LARGE = ((64, 128), (128, 1)), ((128, 96), (96, 1))
 
 
 def step(
@@ -51,15 +45,14 @@ def examples() -> Tensors:
 def test_both_libraries_compute_the_same(monkeypatch: pytest.MonkeyPatch, chosen: bool) -> None:
     asked = []
 
-    def choose(a: products.Matrix, b: products.Matrix, bias: bool) -> bool:
-        asked.append((a, b, bias))
-        return chosen and products._is_dense(a) and products._is_dense(b) and a[0][0] > 0
+    def choose(a: products.Matrix, b: products.Matrix) -> bool:
+        asked.append((a, b))
+        return chosen and products._is_dense(a) and products._is_dense(b) and all(a[0])
 
     monkeypatch.setattr(products, "onednn_is_faster", choose)
     check(step, examples())
-    assert {bias for _, _, bias in asked} == {False, True}
-    assert any(a[1][0] == 1 for a, _, _ in asked)
-    assert any(b[1][0] == 1 for _, b, _ in asked)
+    assert any(a[1][0] == 1 for a, _ in asked)
+    assert any(b[1][0] == 1 for _, b in asked)
 
 
 @pytest.mark.parametrize("chosen", [False, True])
@@ -82,37 +75,39 @@ def test_the_choice_is_undone_for_torchs_own_users() -> None:
     assert lowerings == before
 
 
-def test_the_shorter_time_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    for times, expected in [((1.0, 0.9), True), ((1.0, 0.99), False), ((1.0, 2.0), False)]:
-        onednn_is_faster.cache_clear()
-        monkeypatch.setattr(products, "_shortest", lambda ways, times=times: times)
-        assert onednn_is_faster(*LARGE, False) is expected
-    onednn_is_faster.cache_clear()
-
-
-def test_both_are_tried_in_turn() -> None:
-    calls = []
-    ways = [lambda: (calls.append("slow"), time.sleep(0.01)), lambda: calls.append("fast")]
-    slow, fast = products._shortest(ways)
-    assert calls == ["slow", "fast"] * (len(calls) // 2)
-    assert len(calls) >= 4
-    assert slow >= 0.01 > fast
-
-
 @pytest.mark.parametrize(
-    "a,b",
+    "a,b,expected",
     [
-        (((4, 5), (5, 1)), ((5, 6), (6, 1))),  # small
-        (((64, 128), (0, 1)), LARGE[1]),  # rows that lie on each other
-        (((64, 128), (256, 2)), LARGE[1]),  # with gaps
+        (((512, 256), (256, 1)), ((256, 1024), (1, 256)), True),  # a forward pass
+        (((512, 1024), (1024, 1)), ((1024, 256), (256, 1)), True),  # an input's gradient
+        (((1024, 512), (1, 1024)), ((512, 256), (256, 1)), False),  # a weight's gradient
+        (((32, 512), (512, 1)), ((512, 512), (1, 512)), True),
+        (((32, 256), (256, 1)), ((256, 256), (1, 256)), False),  # small
+        (((2, 1024), (1024, 1)), ((1024, 1024), (1, 1024)), False),  # few rows
+        (((512, 256), (0, 1)), ((256, 1024), (1, 256)), False),  # rows that lie on each other
+        (((512, 256), (512, 2)), ((256, 1024), (1, 256)), False),  # with gaps
+        (((512, 256), (256, 1)), ((256, 1024), (1, 0)), False),
     ],
 )
-def test_what_is_not_worth_trying(monkeypatch: pytest.MonkeyPatch, a, b) -> None:
-    monkeypatch.setattr(products, "_shortest", lambda ways: pytest.fail("was tried"))
-    assert not onednn_is_faster(a, b, False)
+def test_sizes_and_layouts_decide(monkeypatch: pytest.MonkeyPatch, a, b, expected: bool) -> None:
+    monkeypatch.setattr(products, "_suits_processor", lambda: True)
+    assert products.onednn_is_faster(a, b) is expected
+    monkeypatch.setattr(products, "_suits_processor", lambda: False)
+    assert not products.onednn_is_faster(a, b)
 
 
-def test_a_real_trial_answers() -> None:
-    onednn_is_faster.cache_clear()
-    assert onednn_is_faster(*LARGE, True) in (False, True)
-    assert onednn_is_faster.cache_info().misses == 1
+@pytest.mark.parametrize("vendor,expected", [("AuthenticAMD", True), ("GenuineIntel", False)])
+def test_the_processor_decides(monkeypatch: pytest.MonkeyPatch, vendor, expected) -> None:
+    monkeypatch.setattr(products, "maker", lambda: vendor)
+    found = products._suits_processor.__wrapped__()
+    assert found is (expected and torch.backends.mkldnn.is_available())
+
+
+def test_code_for_one_processor_is_not_used_on_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = set()
+    for vendor, flags in [("A", "fma avx2"), ("B", "fma avx2"), ("A", "fma"), ("", "")]:
+        monkeypatch.setattr(
+            processor, "_facts", lambda v=vendor, f=flags: {"vendor_id": v, "flags": f}
+        )
+        names.add(processor.instructions())
+    assert len(names) == 4

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import platform
 import shutil
 import time
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,6 +17,7 @@ from ..driver import LoopExecutable, program_report
 from ..prepare import border, prepare
 from ..protocol import Compiled, Executable, Progress
 from .library import generator, load
+from .processor import instructions
 
 if TYPE_CHECKING:
     from .compiler import Code
@@ -72,18 +69,6 @@ class Inductor:
         """Return what code depends on besides its graph."""
         return {
             "generator": generator(),
-            "processor": _processor(),
+            "processor": instructions(),
             "threads": str(torch.get_num_threads()),
         }
-
-
-@functools.cache
-def _processor() -> str:
-    """The instructions that there are: code is generated for all of them."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    capability = torch.backends.cpu.get_cpu_capability()
-    return f"{platform.machine()} {capability} {hashlib.sha256(flags.encode()).hexdigest()[:16]}"

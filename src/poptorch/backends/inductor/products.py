@@ -1,29 +1,30 @@
-"""Which library computes a matrix product: measured for every size and layout that a graph has.
+"""Which library computes a matrix product, by its sizes and layout.
 
-ATen asks MKL for products in float32; oneDNN is in torch as well. Which is faster depends on the
-processor, the sizes and the layouts. Measured on two cores of an AMD EPYC: oneDNN needs a tenth to
-a quarter less time for the forward pass and the inputs' gradients, and more for the weights'
-gradients; steps of a BERT of 4 layers fall from 81.8 to 76.4 ms.
+ATen asks MKL for products in float32; oneDNN is in torch as well. MKL is made for its maker's
+processors. Measured on two cores of an AMD EPYC, operands not in the caches: oneDNN takes 0.4 to
+0.95 of MKL's time for the forward pass and the inputs' gradients once the weights are large or the
+rows many, and more for small products and for the weights' gradients. Steps of a BERT of 4 layers
+fall from 81.8 to 76.4 ms. This is a rule, not a trial at compile time: other processes would spoil
+the trial, and code compiled again would compute other bits.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
+from .processor import maker
+
 aten = torch.ops.aten
 
 Matrix = tuple[tuple[int, ...], tuple[int, ...]]  # sizes and strides
 
-_LEAST = 1 << 18  # multiplications; the call itself is what smaller products cost
-_GAIN = 0.97  # of the usual library's time: less of a gain is not worth leaving it
-_ROUNDS, _SECONDS = 5, 0.2
-_CACHES = 16 << 20  # bytes
+_MANY_ROWS, _FEWEST_ROWS = 128, 4
+_LARGE_PRODUCT, _LARGE_WEIGHT = 1 << 24, 1 << 18  # multiplications, elements
 
 
 @contextlib.contextmanager
@@ -60,7 +61,7 @@ def _by_onednn(a: Any, b: Any, bias: Any) -> Any:
     if a.get_dtype() != torch.float32 or a.get_device().type != "cpu":
         return None
     a, b = (ir.ExternKernel.realize_input(operand) for operand in (a, b))
-    if not onednn_is_faster(_matrix(a), _matrix(b), bias is not None):
+    if not onednn_is_faster(_matrix(a), _matrix(b)):
         return None
     inputs = [a, ir.ExternKernel.realize_input(ir.PermuteView.create(b, [1, 0]))]
     constants: list[Any] = ["none", [-1], ""]  # nothing is applied to the result
@@ -79,35 +80,19 @@ def _matrix(operand: Any) -> Matrix:
     return tuple(map(int, operand.get_size())), tuple(map(int, operand.get_stride()))
 
 
-@functools.cache
-def onednn_is_faster(a: Matrix, b: Matrix, bias: bool) -> bool:
-    """Tell whether oneDNN computes ``a @ b`` in less time than ATen does, by trying both.
+def onednn_is_faster(a: Matrix, b: Matrix) -> bool:
+    """Tell whether oneDNN is expected to compute ``a @ b`` in less time than ATen does.
 
     Args:
         a, b: sizes and strides of the operands.
-        bias: whether a row is added to the result.
     """
-    (m, k), n = a[0], b[0][1]
-    if m * k * n < _LEAST or not (_is_dense(a) and _is_dense(b)):
+    (rows, inner), (down, right) = a
+    columns = b[0][1]
+    if not (right == 1 and down >= inner and _is_dense(b) and _suits_processor()):
         return False
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return False
-    row, out = torch.zeros(n), torch.empty(m, n)
-
-    def usual(left: torch.Tensor, right: torch.Tensor) -> object:
-        if bias:
-            return torch.addmm(row, left, right, out=out)
-        return torch.mm(left, right, out=out)
-
-    def other(left: torch.Tensor, right: torch.Tensor) -> object:
-        added = row if bias else None
-        return torch.ops.mkldnn._linear_pointwise(left, right.t(), added, "none", [], "")
-
-    # Within a step operands seldom are in the caches, so several take turns.
-    count = max(1, min(64, _CACHES // (4 * (m * k + k * n))))
-    operands = [[torch.empty_strided(*x).fill_(1.0) for x in (a, b)] for _ in range(count)]
-    best = _shortest([functools.partial(_each, way, operands) for way in (usual, other)])
-    return best[1] < _GAIN * best[0]
+    if rows >= _MANY_ROWS and rows * inner * columns >= _LARGE_PRODUCT:
+        return True
+    return rows >= _FEWEST_ROWS and inner * columns >= _LARGE_WEIGHT
 
 
 def _is_dense(matrix: Matrix) -> bool:
@@ -115,19 +100,8 @@ def _is_dense(matrix: Matrix) -> bool:
     return (right == 1 and down >= columns) or (down == 1 and right >= rows)
 
 
-def _each(way: Callable[..., object], operands: list[list[torch.Tensor]]) -> None:
-    for left, right in operands:
-        way(left, right)
-
-
-def _shortest(ways: list[Callable[[], object]]) -> list[float]:
-    """Return the least seconds of each, taken in turn."""
-    best, begin = [float("inf")] * len(ways), time.perf_counter()
-    for turn in range(_ROUNDS):
-        for at, way in enumerate(ways):
-            start = time.perf_counter()
-            way()
-            best[at] = min(best[at], time.perf_counter() - start)
-        if turn and time.perf_counter() - begin > _SECONDS:
-            break
-    return best
+@functools.cache
+def _suits_processor() -> bool:
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    return maker() == "AuthenticAMD"
