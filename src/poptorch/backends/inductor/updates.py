@@ -9,11 +9,12 @@ its gradient.
 from __future__ import annotations
 
 import itertools
-import operator
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import fx
+
+from ..._ir.operators import may_view
 
 aten = torch.ops.aten
 _COPIES = (aten.copy_.default, aten.clone.default)
@@ -37,7 +38,7 @@ def _keep_old_values(graph: fx.Graph) -> None:
     targets = {write.args[0] for write in writes}
     for write in writes:
         value = root = write.args[1]
-        while root.op == "call_function" and _is_view(root):
+        while root.op == "call_function" and may_view(root):
             root = root.args[0]
         if root in targets and root is not write.args[0]:
             with graph.inserting_before(writes[0]):
@@ -68,7 +69,7 @@ def _is_heavy(node: fx.Node) -> bool:
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return False
     light = node.target in _COPIES or torch.Tag.pointwise in node.target.tags
-    return not light and not _is_view(node)
+    return not light and not may_view(node)
 
 
 def _only_for_writes(nodes: Sequence[fx.Node]) -> set[fx.Node]:
@@ -91,12 +92,5 @@ def _readers(write: fx.Node) -> Iterator[fx.Node]:
         for user in views.pop().users:
             if user is not write:
                 yield user
-                if _is_view(user):
+                if may_view(user):
                     views.append(user)
-
-
-def _is_view(node: fx.Node) -> bool:
-    if node.target is operator.getitem:
-        return True
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and any(a.alias_info is not None for a in schema.arguments)
