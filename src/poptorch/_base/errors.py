@@ -52,6 +52,11 @@ class Error(Exception):
         return _rebuild, (name, self.__dict__.copy(), self.args)
 
 
+def described(error: Exception) -> str:
+    """Return what a log line says of an error: the message of ours, type and text of others."""
+    return error.message if isinstance(error, Error) else f"{type(error).__name__}: {error}"
+
+
 def _rebuild(name: str, attributes: dict[str, Any], args: tuple[Any, ...]) -> Error:
     cls: type[Error] = globals().get(name, Error)
     error = cls.__new__(cls)

@@ -14,6 +14,7 @@ import torch
 
 from .. import backends
 from .._base import log
+from .._base.errors import described
 from .._ir.graph import Graph
 from .._ir.plan import Plan
 from .._ir.report import Report
@@ -125,7 +126,7 @@ class Tiered:
             elif self._job.finished():
                 self._take_over(self._job)
         except Exception as error:  # whatever it is, the slow tier's results are right
-            self._give_up(f"{type(error).__name__}: {error}")
+            self._give_up(described(error))
 
     def _take_over(self, job: Job) -> None:
         failures = [why for outcome, why in job.outcomes.values() if outcome == worker.FAILED]

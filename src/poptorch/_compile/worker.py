@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from .. import backends
+from .._base.errors import described
 from . import serial
 from .code import Store
 
@@ -46,7 +47,7 @@ def _compile(key: str, graph: Any, builder: backends.Builder, store: Store) -> t
     except serial.Unreadable as error:  # the user's process has operators that this one has not
         return HERE, str(error)
     except Exception as error:
-        return FAILED, f"{type(error).__name__}: {error}"
+        return FAILED, described(error)
     kept = code is None or code.kept is not None
     return (STORED, "") if kept else (HERE, "its code cannot be kept")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 import warnings
 from collections.abc import Mapping
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..._base import env
 from ..._ir.graph import Graph
 from ..._ir.plan import Plan
 from ..driver import LoopExecutable, program_report
@@ -18,6 +16,7 @@ from ..prepare import border, prepare
 from ..protocol import Compiled, Executable, Progress
 from .library import generator, load
 from .processor import instructions
+from .toolchain import obstacle
 
 if TYPE_CHECKING:
     from .compiler import Code
@@ -29,11 +28,8 @@ class Inductor:
     name = "inductor"
 
     def unavailable(self) -> str | None:
-        """It needs a C++ compiler."""
-        compilers = (env.get("CXX"), "g++", "clang++", "c++")
-        if any(name and shutil.which(name) for name in compilers):
-            return None
-        return "no C++ compiler was found"
+        """It needs a C++ compiler, and paths that torch can give to it."""
+        return obstacle()
 
     def compile(self, plan: Plan, progress: Progress) -> Executable:
         """Compile every graph."""

@@ -18,6 +18,7 @@ from .library import code_of, generator
 from .lowering import Decompositions, fakes, lower
 from .pooling import max_pool, max_pool_backward
 from .products import faster_library
+from .toolchain import explained
 from .updates import place_writes
 
 aten = torch.ops.aten
@@ -68,6 +69,9 @@ def compile_graph(module: fx.GraphModule, examples: list[torch.Tensor]) -> Code:
     Returns:
         A function from the list of tensors to the list of outputs, whose strides are those of the
         traced outputs, and what it can be loaded from again. It leaves the list as it is.
+
+    Raises:
+        Error: the C++ compiler failed.
     """
     compiled, kept = None, None
     if _callable_from_cpp(module):
@@ -77,7 +81,13 @@ def compile_graph(module: fx.GraphModule, examples: list[torch.Tensor]) -> Code:
         except Exception as error:  # whatever it is, the other wrapper tells whether it is ours
             log.engine.debug("No C++ wrapper: %s", str(error).partition("\n")[0])
     if compiled is None:
-        compiled = _compile(module, examples, cpp_wrapper=False)
+        try:
+            compiled = _compile(module, examples, cpp_wrapper=False)
+        except Exception as error:
+            complaint = explained(error)
+            if complaint is None:
+                raise
+            raise complaint from None
     # the generated code empties its list
     return Code(lambda arguments: compiled(list(arguments)), kept)
 

@@ -1,0 +1,75 @@
+"""What is missing on a machine, or fails there, is said in the user's words."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch._inductor.exc import CppCompileError
+
+import poptorch
+from inductor_graphs import graph
+from poptorch.backends.inductor import compiler, toolchain
+
+
+def inference() -> poptorch.PoplarExecutor:
+    options = poptorch.Options().backend("optimise").showCompilationProgressBar(False)
+    return poptorch.inferenceModel(torch.nn.Linear(4, 2), options)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("CXX", "/nowhere/c++", "there is no C++ compiler '/nowhere/c++'"),
+        ("TORCHINDUCTOR_CACHE_DIR", "/tmp/my cache", "paths with spaces, as in '/tmp/my cache'"),
+    ],
+)
+def test_obstacles(variable: str, value: str, said: str, monkeypatch, caplog) -> None:
+    """The reference backend runs the model, and the warning names what is in the way."""
+    monkeypatch.setenv(variable, value)
+    model, x = inference(), torch.ones(3, 4)
+    torch.testing.assert_close(model(x), model.model(x))
+    (warning,) = [r.message for r in caplog.records if r.levelno == logging.WARNING]
+    assert said in warning
+
+
+def test_a_torch_in_a_folder_with_spaces(monkeypatch) -> None:
+    monkeypatch.setattr(torch, "__file__", "/home/me/my projects/torch/__init__.py")
+    assert "'/home/me/my projects/torch'" in toolchain.obstacle()
+
+
+def test_no_obstacle(monkeypatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(toolchain.shutil, "which", lambda name: "/usr/bin/" + name)
+    monkeypatch.setattr(toolchain, "_folders", lambda: ("/tmp", "/usr/lib"))
+    assert toolchain.obstacle() is None
+
+
+def test_a_complaint_of_the_compiler(monkeypatch) -> None:
+    def full_disk(*arguments: object, **options: object) -> None:
+        said = "a.cpp: In function 'kernel':\na.cpp:3:7: fatal error: No space left on device\n"
+        raise CppCompileError(["g++", "a.cpp", "-O3"], said)
+
+    monkeypatch.setattr(compiler, "_compile", full_disk)
+    x = torch.ones(3)
+    with pytest.raises(poptorch.Error) as caught:
+        compiler.compile_graph(graph(lambda x: ([x + 1], []), [x]), [x])
+    assert caught.value.message.splitlines() == [
+        "The C++ compiler failed",
+        "  Got:    a.cpp:3:7: fatal error: No space left on device",
+        "  Where:  code that torch generated, compiled by g++",
+        "  Fix:    see whether the compiler, its disk space and its memory are in order",
+        '  Fix:    options.backend("reference") runs the model without compiled code',
+    ]
+    assert caught.value.__suppress_context__
+
+
+def test_other_errors_stay_as_they_are(monkeypatch) -> None:
+    def broken(*arguments: object, **options: object) -> None:
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr(compiler, "_compile", broken)
+    x = torch.ones(3)
+    with pytest.raises(ZeroDivisionError, match="ours"):
+        compiler.compile_graph(graph(lambda x: ([x + 1], []), [x]), [x])
