@@ -161,7 +161,7 @@ class _Recording:
         trained = [path for path in leaves if leaves[path].requires_grad]
         if not trained or not loss.requires_grad:
             return []
-        trace.backward_keeps_origin(loss)
+        annotate.follow_backward(loss)
         seed = torch.ones_like(loss)
         for scaling in self.request.loss_scaling:
             factor = values[scaling.key].to(loss.dtype) if isinstance(scaling, Slot) else scaling

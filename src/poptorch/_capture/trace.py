@@ -61,14 +61,6 @@ def fake_tensor(mode: FakeTensorMode, shape: Sequence[int], dtype: torch.dtype) 
         return torch.empty(tuple(shape), dtype=dtype)
 
 
-def backward_keeps_origin(loss: torch.Tensor) -> None:
-    """Let the nodes of the backward pass carry the sequence number of their forward node."""
-    from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preservation_hooks
-
-    if loss.grad_fn is not None:
-        setup_stacktrace_preservation_hooks([loss.grad_fn])
-
-
 def gradient_origin(tensor: torch.Tensor) -> Any:
     """Return the node of the autograd graph that a tensor came from, lanes or not."""
     return outermost(tensor).grad_fn

@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
+import torch
 import torch.fx.traceback as fx_traceback
 from torch import fx, nn
 from torch.nn.modules.module import (
@@ -22,6 +23,8 @@ from torch.nn.modules.module import (
 
 from .._base import source
 from .._ir.blocks import META, OUTSIDE, Label, Visit, keep_line, label_of, relabel
+
+_DEPTH = "poptorch_backward"  # the note of how many of autograd's functions are being called
 
 _recorder: ContextVar[Recorder | None] = ContextVar("poptorch_blocks", default=None)
 
@@ -142,6 +145,31 @@ def _following_modules(root: nn.Module, mine: Recorder) -> Iterator[None]:
             handle.remove()
 
 
+def follow_backward(loss: torch.Tensor) -> None:
+    """Let the nodes of the backward pass say which forward node they differentiate.
+
+    Torch's hooks give them its sequence number. That what is made between the calls of autograd's
+    functions differentiates nothing, they do not tell in every version; the hooks here do.
+    """
+    from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preservation_hooks
+
+    if loss.grad_fn is None:
+        return
+    setup_stacktrace_preservation_hooks([loss.grad_fn])
+    waiting, seen = [loss.grad_fn], {loss.grad_fn}
+    while waiting:
+        function = waiting.pop()
+        function.register_prehook(lambda _: _enter(1))
+        function.register_hook(lambda _inputs, _outputs: _enter(-1))
+        following = {found for found, _ in function.next_functions if found is not None}
+        waiting.extend(following - seen)
+        seen |= following
+
+
+def _enter(functions: int) -> None:
+    note(**{_DEPTH: _notes().get(_DEPTH, 0) + functions})
+
+
 def copy_to_backward(graph: fx.Graph) -> None:
     """Give nodes of the backward pass visit and line of the forward node that they differentiate.
 
@@ -164,5 +192,4 @@ def copy_to_backward(graph: fx.Graph) -> None:
 
 
 def _differentiates(node: fx.Node) -> bool:
-    meta = node.meta
-    return bool(meta.get("autograd_backward")) and not meta.get("is_gradient_acc")
+    return bool(node.meta.get("custom", {}).get(_DEPTH, 0))
