@@ -14,6 +14,7 @@ from ..._ir.operators import Operator
 from .addition import add
 from .attention import attention, attention_backward
 from .convolution import Convolutions
+from .dependencies import kept_dependencies
 from .library import code_of, generator
 from .lowering import Decompositions, fakes, lower
 from .pooling import max_pool, max_pool_backward
@@ -125,7 +126,7 @@ def _compile(module: fx.GraphModule, examples: list[torch.Tensor], cpp_wrapper: 
     with config.patch({**SETTINGS, **passes, "cpp_wrapper": cpp_wrapper}):
         lowered = lower(module, inputs, rules(module.graph), _decompositions())
         tracing = torch._guards.tracing(torch._guards.TracingContext(mode))
-        with tracing, torch.no_grad(), faster_library():
+        with tracing, torch.no_grad(), faster_library(), kept_dependencies():
             joint_graph_passes(lowered)
             _keep_output_strides(lowered, _output_strides(module))
             return compile_fx.compile_fx_inner(
