@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import poptorch
+from poptorch._ops import custom
 from source_tree import ROOT
 from wrapping import options, training
 
@@ -33,11 +34,18 @@ def example(name: str) -> ModuleType:
 
 
 @pytest.fixture(scope="session")
-def cpp(tmp_path_factory) -> ModuleType:
+def built(tmp_path_factory) -> ModuleType:
     """The C++ operators, built and loaded."""
     module = example("cpp_operators")
     module.load(module.build(tmp_path_factory.mktemp("build")))
     return module
+
+
+@pytest.fixture
+def cpp(built: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The C++ operators alone: a page of the guide registers one of their names in Python."""
+    monkeypatch.setattr(custom, "_registered", {})
+    return built
 
 
 def cubed(x: torch.Tensor) -> torch.Tensor:

@@ -98,7 +98,7 @@ def test_a_factor_that_does_not_divide_is_an_error_at_compilation(mode: Mode) ->
 def allocated(model, *args: torch.Tensor) -> int:
     """The most bytes that torch's allocator held at once for one call."""
     model(*args)
-    with torch.profiler.profile(profile_memory=True) as profile:
+    with torch.profiler.profile(profile_memory=True, acc_events=True) as profile:
         model(*args)
     held = peak = 0
     events = profile.profiler.kineto_results.events()

@@ -120,6 +120,7 @@ def _compile(module: fx.GraphModule, examples: list[torch.Tensor], cpp_wrapper: 
     """
     from torch._inductor import compile_fx, config
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+    from torch._inductor.virtualized import V
 
     mode, inputs = fakes(examples)
     passes = {"post_grad_custom_post_pass": _place_writes()}
@@ -127,7 +128,8 @@ def _compile(module: fx.GraphModule, examples: list[torch.Tensor], cpp_wrapper: 
         lowered = lower(module, inputs, rules(module.graph), _decompositions())
         tracing = torch._guards.tracing(torch._guards.TracingContext(mode))
         with tracing, torch.no_grad(), faster_library(), kept_dependencies():
-            joint_graph_passes(lowered)
+            with V.set_fake_mode(mode):
+                joint_graph_passes(lowered)
             _keep_output_strides(lowered, _output_strides(module))
             return compile_fx.compile_fx_inner(
                 lowered,
