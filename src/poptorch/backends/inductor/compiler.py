@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,7 +129,7 @@ def _compile(module: fx.GraphModule, examples: list[torch.Tensor], cpp_wrapper: 
     with config.patch({**SETTINGS, **passes, "cpp_wrapper": cpp_wrapper}):
         lowered = lower(module, inputs, rules(module.graph), _decompositions())
         tracing = torch._guards.tracing(torch._guards.TracingContext(mode))
-        with tracing, torch.no_grad(), faster_library(), kept_dependencies():
+        with tracing, torch.no_grad(), faster_library(), kept_dependencies(), _quiet():
             with V.set_fake_mode(mode):
                 joint_graph_passes(lowered)
             _keep_output_strides(lowered, _output_strides(module))
@@ -138,6 +140,14 @@ def _compile(module: fx.GraphModule, examples: list[torch.Tensor], cpp_wrapper: 
                 static_input_idxs=range(len(inputs)),
                 cpp_wrapper=cpp_wrapper,
             )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Torch 2.12 warns, of every product, about kernels for GPUs that it cannot use here."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "CUTLASS backend is not supported")
+        yield
 
 
 def _place_writes() -> Any:
