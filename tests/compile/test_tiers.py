@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import poptorch
-from poptorch._compile import cache, code, job, tiers
+from poptorch._compile import cache, code, job, serial, tiers, worker
 from wrapped import normal
 
 X, Y = normal(8, 4), normal(8, 2, seed=1)
@@ -112,6 +112,18 @@ def test_a_failure_is_reported_once_and_the_run_goes_on(
     warnings = [r.message for r in caplog.records if r.levelno == logging.WARNING]
     assert len([text for text in warnings if "g++ is on strike" in text]) == 1
     torch.testing.assert_close(losses, losses_of(training("reference"), len(losses)))
+
+
+def test_what_fails_in_a_worker_is_said_in_its_words(tmp_path) -> None:
+    class Failing:
+        def build(self, graph: object) -> None:
+            raise poptorch.Error("The C++ compiler failed", got="No space left on device")
+
+    model = training("reference")
+    model.compile(X, Y)
+    graph = next(iter(model.plan().program.graphs.values()))
+    found = worker._compile("key", serial.encode(graph), Failing(), code.Store(tmp_path))
+    assert found == (worker.FAILED, "The C++ compiler failed\n  Got:    No space left on device")
 
 
 def test_no_process_can_be_started(eager_to_compile, monkeypatch, caplog) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .._base.errors import Error
@@ -35,7 +36,8 @@ class Share:
         return self.weight_bytes + self.saved_bytes
 
 
-Score = tuple[float, int]  # cycles of the slowest chip, bytes that cross
+# By where a group ends: what is minimised, of all groups so far, and where the group begins.
+Row = dict[int, tuple[float, int]]
 
 
 def balance(units: Sequence[Unit], chips: int, limit: int, pipelined: bool) -> list[Share]:
@@ -61,19 +63,26 @@ def balance(units: Sequence[Unit], chips: int, limit: int, pipelined: bool) -> l
             fix=("use fewer IPUs", "put parts of forward into modules of their own"),
         )
     ends = [*places, len(units)]
-    rows: list[dict[int, tuple[Score, int]]] = [{0: ((0.0, 0), 0)}]
-    for chip in range(chips):
-        rows.append(_row(units, rows[-1], ends, _kept(chip, chips, pipelined), limit))
+    kept = [_kept(chip, chips, pipelined) for chip in range(chips)]
+
+    def slower(slowest: float, share: Share) -> float:
+        return max(slowest, share.cycles)
+
+    def crossing(crossed: float, share: Share) -> float:
+        return crossed + share.entering_bytes
+
+    rows = _rows(units, ends, kept, slower, limit, math.inf)
     if len(units) not in rows[-1]:
         raise _does_not_fit(units, chips, limit)
+    # Not in one pass: the fastest first part may cross more than one that is fast enough.
+    rows = _rows(units, ends, kept, crossing, limit, rows[-1][len(units)][0])
     starts, end = [], len(units)
-    for row in reversed(rows[1:]):
+    for row in reversed(rows):
         end = row[end][1]
         starts.append(end)
     bounds = [*reversed(starts), len(units)]
     return [
-        _share(units, chip, bounds[chip], bounds[chip + 1], _kept(chip, chips, pipelined))
-        for chip in range(chips)
+        _share(units, chip, bounds[chip], bounds[chip + 1], kept[chip]) for chip in range(chips)
     ]
 
 
@@ -81,26 +90,30 @@ def _kept(chip: int, chips: int, pipelined: bool) -> int:
     return 2 * (chips - 1 - chip) + 1 if pipelined else 1
 
 
-def _row(
+def _rows(
     units: Sequence[Unit],
-    before: dict[int, tuple[Score, int]],
     ends: Sequence[int],
-    kept: int,
-    limit: int,
-) -> dict[int, tuple[Score, int]]:
-    """Best way to end one more chip's group at each place, and where that group begins."""
-    best: dict[int, tuple[Score, int]] = {}
-    for start, ((slowest, crossed), _) in before.items():
-        for end in ends:
-            if end <= start:
-                continue
-            share = _share(units, 0, start, end, kept)
-            if share.bytes > limit:
-                break
-            score = (max(slowest, share.cycles), crossed + share.entering_bytes)
-            if end not in best or score < best[end][0]:
-                best[end] = (score, start)
-    return best
+    kept: Sequence[int],
+    joined: Callable[[float, Share], float],
+    most_bytes: int,
+    most_cycles: float,
+) -> list[Row]:
+    """For every chip the best way to end its group at each place, among groups that are allowed."""
+    rows: list[Row] = []
+    before: Row = {0: (0.0, 0)}
+    for micro_batches in kept:
+        best: Row = {}
+        for start, (score, _) in before.items():
+            for end in (place for place in ends if place > start):
+                share = _share(units, 0, start, end, micro_batches)
+                if share.bytes > most_bytes or share.cycles > most_cycles:
+                    break
+                found = joined(score, share)
+                if end not in best or found < best[end][0]:
+                    best[end] = (found, start)
+        rows.append(best)
+        before = best
+    return rows
 
 
 def _share(units: Sequence[Unit], ipu: int, start: int, end: int, kept: int) -> Share:
