@@ -1,6 +1,6 @@
 """Custom container types as arguments, results and elements of data sets.
 
-Source: spec/executor.md section 2.4 and spec/ops.md section 10.
+Source: PopTorch user guide, "Features" and PopTorch user guide, "PopTorch ops".
 """
 
 from __future__ import annotations

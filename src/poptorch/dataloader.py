@@ -1,6 +1,6 @@
 """``poptorch.DataLoader`` and ``poptorch.AsynchronousDataAccessor``.
 
-Source: spec/data.md; what they need beneath is in ``_data``.
+Source: PopTorch user guide, "Efficient data batching"; what they need beneath is in ``_data``.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         poptorch.Error: ``batch_sampler`` excludes another argument, or the loading process failed
             to start.
 
-    Source: spec/data.md section 2.
+    Source: PopTorch user guide, "Efficient data batching".
     """
 
     dataset: Any
@@ -144,7 +144,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             self.terminate()
 
     def __len__(self) -> int:
-        """Return the number of combined batches; spec/data.md section 2.6 tells when it is exact.
+        """Return the number of combined batches.
 
         Raises:
             TypeError: the data set has no length.
@@ -274,7 +274,7 @@ class AsynchronousDataAccessor:
             asynchronous already.
         AssertionError: an argument that makes no sense.
 
-    Source: spec/data.md section 3.
+    Source: PopTorch user guide, "Efficient data batching".
     """
 
     def __init__(

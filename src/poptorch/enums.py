@@ -1,4 +1,4 @@
-"""Every enum of PopTorch (spec/options.md section 6); the integers are part of the interface."""
+"""Every enum of PopTorch; the integers are part of the interface."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``PoplarExecutor``: the face of a wrapped model. Source: spec/executor.md.
+"""``PoplarExecutor``: the face of a wrapped model. Source: PopTorch user guide, "Features".
 
 Longer than usual because it is one class of PopTorch's; every method is a few lines that forward.
 """
@@ -420,7 +420,7 @@ class PoplarExecutor:
         return freeze(self._options, training=self._session.seat is not None)
 
     def _adopt_strategy(self) -> None:
-        """Half accumulators keep a running mean (spec/options.md section 5.1)."""
+        """Half accumulators keep a running mean (PopTorch user guide, "Options")."""
         seat = self._session.seat
         if not self.isCompiled() and seat is not None and seat.needs_running_mean:
             use_running_mean(self._options)

@@ -1,4 +1,4 @@
-"""Questions about the system's devices (spec/runtime.md section 4.1)."""
+"""Questions about the system's devices (PopTorch user guide, "Environment variables")."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Trace channels: named stretches of a program in torch's own profiler.
 
-Source: spec/runtime.md section 8.2, spec/ops.md section 1.7.
+Source: PopTorch user guide, "Environment variables" and "PopTorch ops".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Help for tests: comparing nested results, and the conformance suite of backends.
 
-Source of ``allclose``: spec/runtime.md section 1.
+Source of ``allclose``: PopTorch user guide, "Environment variables".
 """
 
 from __future__ import annotations

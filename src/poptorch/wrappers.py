@@ -1,4 +1,4 @@
-"""``trainingModel`` and ``inferenceModel``. Source: spec/executor.md section 1."""
+"""``trainingModel`` and ``inferenceModel``. Source: PopTorch user guide, "Features"."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Graph networks with fixed shapes: padded batches of graphs for wrapped models.
 
-Needs the package torch_geometric. Source: spec/ops.md section 13.
+Needs the package torch_geometric. Source: PopTorch user guide, "PopTorch ops".
 """
 
 from .collate import make_exclude_keys

@@ -1,4 +1,4 @@
-"""Graphs put together and padded to fixed sizes. Source: spec/ops.md section 13.4."""
+"""Graphs put together and padded to fixed sizes. Source: PopTorch user guide, "PopTorch ops"."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loaders of graphs. Source: spec/ops.md section 13.3."""
+"""Loaders of graphs. Source: PopTorch user guide, "PopTorch ops"."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""To what sizes batches of graphs are padded. Source: spec/ops.md sections 13.1 and 13.2."""
+"""To what sizes batches of graphs are padded. Source: PopTorch user guide, "PopTorch ops"."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs as arguments and results of wrapped models. Source: spec/ops.md sections 10 and 13."""
+"""Graphs as arguments and results of wrapped models."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The one table of environment variables. Nothing else in the library reads ``os.environ``.
 
 Each entry names a variable, how its text becomes a value, its default and what it does; the guide's
-table of variables is generated from here. Source: spec/runtime.md section 2.
+table of variables is generated from here. Source: PopTorch user guide, "Environment variables".
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Where PopTorch raised a builtin class, the class here derives from that builtin too, so that both
 ``except poptorch.Error`` and the documented ``except AssertionError`` (and so on) catch it.
-Source: spec/executor.md section 13.
+Source: PopTorch user guide, "Features".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The two loggers that users know, their levels and destination (spec/runtime.md section 3)."""
+"""The two loggers that users know, their levels and destination."""
 
 from __future__ import annotations
 

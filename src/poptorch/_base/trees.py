@@ -2,7 +2,7 @@
 
 Lists, tuples, namedtuples, dicts, their subclasses and registered types are traversed; tensors are
 the leaves that may change, all other objects are constants. A described value can be rebuilt around
-other tensors, and two descriptions can be compared. Source: spec/executor.md sections 2.2 to 2.4.
+other tensors, and two descriptions can be compared. Source: PopTorch user guide, "Features".
 """
 
 from __future__ import annotations

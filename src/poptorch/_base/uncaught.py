@@ -1,6 +1,6 @@
 """Exceptions that nobody caught, through the logger: what happened first, then the traceback.
 
-Source: spec/runtime.md section 1 and behaviour 35.
+Source: PopTorch user guide, "Environment variables".
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Torch promotes most mixtures and refuses the rest. In PopTorch the weights of a layer follow its
 activations, so that a float32 model computes in half when it is fed half.
-Source: spec/precision.md 2.1, 3 and 4.
+Source: PopTorch user guide, "Half / float 16 support".
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 ``forward`` runs on the values of the first micro-batch, with every forbidden question answered and
 noted; then the source of the methods that ran is searched for the same things on paths that were
-not taken. Source: spec/supported_ops.md section 10 (30).
+not taken. Source: PopTorch user guide, "IPU supported operations".
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Torch's own kernels for them are 5 to 80 times slower than float32's on processors without half
 arithmetic; the conversions cost next to nothing, and the sums are as precise. Other operators keep
 torch's half kernels, which load and store half and compute in float32 as well.
-Source: spec/precision.md 4 and 6.
+Source: PopTorch user guide, "Half / float 16 support".
 """
 
 from __future__ import annotations

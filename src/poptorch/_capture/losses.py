@@ -1,6 +1,6 @@
 """Finding the loss: torch's own losses by what they are, ``identity_loss`` by its mark.
 
-Source: spec/ops.md section 4.4, spec/executor.md section 4.
+Source: PopTorch user guide, "PopTorch ops" and "Features".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reading the hints that operators left in a recorded graph, and taking them away.
 
-Sources: spec/ops.md sections 4.5, 4.6 and 7, spec/executor.md section 12.
+Sources: PopTorch user guide, "PopTorch ops" and "Features".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One micro-batch of the user's module as a Graph: forward, loss, backward, buffer updates.
 
-Source: spec/executor.md sections 3 to 5.
+Source: PopTorch user guide, "Features".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The names by which users know the tensors of a model (spec/executor.md section 11)."""
+"""The names by which users know the tensors of a model (PopTorch user guide, "Features")."""
 
 from __future__ import annotations
 

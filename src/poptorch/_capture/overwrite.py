@@ -1,7 +1,7 @@
 """Context managers of other packages, entered while ``forward`` is captured.
 
 Packages for graph networks swap functions whose shapes depend on values in them.
-Source: spec/ops.md section 10.
+Source: PopTorch user guide, "PopTorch ops".
 """
 
 from __future__ import annotations

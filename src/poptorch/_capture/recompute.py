@@ -3,7 +3,7 @@
 What stays in memory from the forward pass is inputs, what is returned, random draws, effects, and
 what ``recomputationCheckpoint`` marked. Everything else that a backward node reads is computed
 again from these, just before its first use; so with one checkpoint per layer only one layer's
-activations are alive at a time. Values do not change. Source: spec/ops.md section 4.7.
+activations are alive at a time. Values do not change. Source: PopTorch user guide, "PopTorch ops".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Functions of torch that mean something else, or need more, in a program of fixed shapes.
 
-Source: spec/supported_ops.md section 2, spec/ops.md sections 2 and 5.3.
+Source: PopTorch user guide, "IPU supported operations" and "PopTorch ops".
 """
 
 from __future__ import annotations

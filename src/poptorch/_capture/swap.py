@@ -1,7 +1,7 @@
 """Traced tensors in the place of a module's parameters and buffers; reassignment noticed.
 
 Batch normalisation counts its batches by reassigning a buffer; it is exempt from the check, as in
-PopTorch (spec/executor.md section 4).
+PopTorch (PopTorch user guide, "Features").
 """
 
 from __future__ import annotations

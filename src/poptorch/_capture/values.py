@@ -3,7 +3,7 @@
 Constants answer. A Python branch on anything else is decided by the first inputs, for good: the
 capture starts again on their real values, and says so. Numbers, lists and arrays cannot be had,
 because a program that has them compiled in would be wrong for other inputs.
-Source: spec/ops.md section 2, spec/executor.md section 4.
+Source: PopTorch user guide, "PopTorch ops" and "Features".
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The length is found by following additions and subtractions of integers back from both bounds to
 one tensor. A window that reaches beyond the end goes on at the beginning.
-Source: spec/ops.md section 5.3, spec/supported_ops.md section 2.
+Source: PopTorch user guide, "PopTorch ops" and "IPU supported operations".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tensors inside the program that come back to the host (spec/executor.md section 11).
+"""Tensors inside the program that come back to the host (PopTorch user guide, "Features").
 
 Those of the forward and backward pass are outputs of the micro graph already; the weights after
 their update are added here.

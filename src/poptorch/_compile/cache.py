@@ -2,7 +2,7 @@
 
 One file per executable, ``<key>.popef``; the key is a digest of the plan without what may change
 from run to run, and of the versions that made it. Several processes may share a directory: the
-first compiles under a lock, the others wait for its file. Source: spec/runtime.md section 6.
+first compiles under a lock, the others wait for its file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writing compiled programs to a file that the environment names (spec/runtime.md section 2)."""
+"""Writing compiled programs to a file that the environment names."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Whether the settings let marked inputs and outputs move while the program computes.
 
-Source: spec/executor.md section 12.
+Source: PopTorch user guide, "Features".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Who cuts which batches: the loader's arguments turned into one frozen decision.
 
-Source: spec/data.md sections 1, 2.1, 2.3 and 2.4.
+Source: PopTorch user guide, "Efficient data batching".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How many samples one call takes, and how micro-batches become one combined batch.
 
-Source: spec/data.md sections 1 and 2.4.
+Source: PopTorch user guide, "Efficient data batching".
 """
 
 from __future__ import annotations

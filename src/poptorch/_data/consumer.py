@@ -1,6 +1,6 @@
 """The consumer's end of asynchronous loading: elements in order out of the ring, or an error.
 
-Source: spec/data.md sections 3.4, 3.5 and 3.8.
+Source: PopTorch user guide, "Efficient data batching".
 """
 
 from __future__ import annotations

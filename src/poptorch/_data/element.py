@@ -1,6 +1,6 @@
 """What one element of a data set is: a flat container of tensors, taken apart and put together.
 
-Source: spec/data.md section 3.3.
+Source: PopTorch user guide, "Efficient data batching".
 """
 
 from __future__ import annotations

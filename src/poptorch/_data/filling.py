@@ -2,7 +2,7 @@
 
 Both are generators. They claim a buffer before they ask for the element that goes into it, so that
 nothing is loaded ahead of the ring, and yield when a buffer may be published: the number of its
-valid rows, or ``ALL_ROWS``. Source: spec/data.md sections 3.3 and 3.7.
+valid rows, or ``ALL_ROWS``. Source: PopTorch user guide, "Efficient data batching".
 """
 
 from __future__ import annotations

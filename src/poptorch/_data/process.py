@@ -1,6 +1,6 @@
 """Starting and ending the loading process: the four ways it can come into being, and one way out.
 
-Source: spec/data.md sections 3.2 and 3.5.
+Source: PopTorch user guide, "Efficient data batching".
 """
 
 from __future__ import annotations

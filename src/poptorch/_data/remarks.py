@@ -1,6 +1,6 @@
 """What to tell about a data set that does not divide into combined batches.
 
-Source: spec/data.md sections 2.4 and 2.7.
+Source: PopTorch user guide, "Efficient data batching".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which samples a process reads: contiguous shards, and one permutation shared by all processes.
 
-Source: spec/data.md section 2.5.
+Source: PopTorch user guide, "Efficient data batching".
 """
 
 from __future__ import annotations

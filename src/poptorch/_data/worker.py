@@ -1,6 +1,6 @@
 """The loading process: iterates the data set and keeps the ring of buffers full.
 
-Source: spec/data.md sections 3.5 to 3.8.
+Source: PopTorch user guide, "Efficient data batching".
 """
 
 from __future__ import annotations

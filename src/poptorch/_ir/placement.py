@@ -1,7 +1,7 @@
 """How the user spread a model's blocks over devices and time: a frozen execution strategy.
 
-Source: spec/parallel.md section 3. Which stage a block of a traced model really gets is decided by
-the placement room; these are only the user's words.
+Source: PopTorch user guide, "Parallel execution". Which stage a block of a
+traced model really gets is decided by the placement room; these are only the user's words.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Home:
-    """Where one kind of tensor rests (spec/options.md section 5.4).
+    """Where one kind of tensor rests (PopTorch user guide, "Options").
 
     Attributes:
         on_chip: on chip rather than in streaming memory.

@@ -25,7 +25,7 @@ Hint = bool | int | float | str | None | tuple["Hint", ...]
 
 @dataclass(frozen=True)
 class Loops:
-    """The counts of the device loop (spec/executor.md section 3).
+    """The counts of the device loop (PopTorch user guide, "Features").
 
     Attributes:
         iterations: device iterations per call; one optimizer update each in training.
@@ -77,7 +77,7 @@ class Reduction:
 
 @dataclass(frozen=True)
 class Precision:
-    """Number formats and rounding (spec/precision.md).
+    """Number formats and rounding (PopTorch user guide, "Half / float 16 support").
 
     Attributes:
         narrow_64bit: results of 64-bit types come back as 32-bit.

@@ -1,8 +1,8 @@
 """What an operator costs on one chip: a rough estimate from shapes alone.
 
 Products count their multiplications at the rate of the matrix unit; everything else counts the
-bytes that it moves through the tiles' memory. Rates are per tile: spec/ipu_hardware.md sections
-C.1 to C.4. Estimates of one chip are for weighing operators against one another.
+bytes that it moves through the tiles' memory. Rates are per tile: IPU Programmer's
+Guide. Estimates of one chip are for weighing operators against one another.
 """
 
 from __future__ import annotations

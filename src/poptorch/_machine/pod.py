@@ -2,7 +2,7 @@
 
 Holders are written down in one file per system, behind a lock that is held for a moment only. An
 entry counts as long as its process lives, so whatever happens to a holder, its chips are free then.
-Source: spec/runtime.md section 4.
+Source: PopTorch user guide, "Environment variables".
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The system that chips come from: which kind, how many, and the device ids that they have.
 
 Ids are those of the machine's list: single chips first, then aligned groups of 2, 4, 8, ...
-Sources: spec/runtime.md sections 4 and 9, spec/ipu_hardware.md section C.1.
+Sources: PopTorch user guide, "Environment variables", IPU Programmer's Guide.
 """
 
 from __future__ import annotations

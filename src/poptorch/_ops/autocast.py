@@ -1,6 +1,6 @@
 """``poptorch.autocast``: torch's own, which a capture may switch off or give other rules.
 
-Source: spec/ops.md section 11.
+Source: PopTorch user guide, "PopTorch ops".
 """
 
 from __future__ import annotations

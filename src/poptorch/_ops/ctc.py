@@ -1,4 +1,4 @@
-"""Beam search over CTC label prefixes, as an operator. Source: spec/ops.md section 5.5."""
+"""Beam search over CTC label prefixes, as an operator."""
 
 from __future__ import annotations
 

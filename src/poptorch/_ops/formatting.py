@@ -1,4 +1,4 @@
-"""Text of a tensor as ``ipu_print_tensor`` prints it. Source: spec/ops.md section 4.1."""
+"""Text of a tensor as ``ipu_print_tensor`` prints it."""
 
 from __future__ import annotations
 

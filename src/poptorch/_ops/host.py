@@ -1,4 +1,4 @@
-"""Calling a Python function of the host from inside a program. Source: spec/ops.md section 5.6."""
+"""Calling a Python function of the host from inside a program."""
 
 from __future__ import annotations
 

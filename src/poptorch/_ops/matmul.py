@@ -1,4 +1,4 @@
-"""A matrix product that is computed piece by piece. Source: spec/ops.md section 4.8.
+"""A matrix product that is computed piece by piece. Source: PopTorch user guide, "PopTorch ops".
 
 Pieces are written into one result, so that temporaries are those of a single piece: the copies of
 operands that are broadcast over a batch, and those in float32 where half precision is kept.

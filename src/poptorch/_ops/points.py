@@ -1,4 +1,4 @@
-"""Farthest point sampling, one pick after another. Source: spec/ops.md section 5.7."""
+"""Farthest point sampling, one pick after another. Source: PopTorch user guide, "PopTorch ops"."""
 
 from __future__ import annotations
 

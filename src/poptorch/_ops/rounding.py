@@ -1,6 +1,6 @@
 """Rounding to a narrower type at random, so that the expectation is the exact value.
 
-Source: spec/precision.md 6.
+Source: PopTorch user guide, "Half / float 16 support".
 """
 
 from __future__ import annotations

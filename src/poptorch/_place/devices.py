@@ -1,6 +1,6 @@
 """How many devices a placed model needs, and the rules about that number and about batches.
 
-Source: spec/parallel.md sections 4 and 5.
+Source: PopTorch user guide, "Parallel execution".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a placement tells the log (spec/parallel.md sections 2 to 5)."""
+"""What a placement tells the log (PopTorch user guide, "Parallel execution")."""
 
 from __future__ import annotations
 

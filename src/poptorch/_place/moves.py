@@ -1,7 +1,7 @@
 """What phased execution moves between chips and streaming memory, and when.
 
 Weights, optimizer state and accumulators that rest off chip are loaded by the parts that use them.
-Activations leave the chip when the strategy's liveness says so. Source: spec/parallel.md 3.3.
+Activations leave the chip when the strategy's liveness says so.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def place(graph: Graph, visits: Sequence[Visit], spec: Spec) -> Layout:
         spec: for the strategy, the loop counts and the target.
 
     Raises:
-        Error: the annotations break a rule of spec/parallel.md.
+        Error: the annotations break a rule of PopTorch user guide, "Parallel execution".
     """
     placement = spec.placement
     assigned = resolve(visits, placement)

@@ -1,4 +1,4 @@
-"""Visit of a block + the user's strategy -> stage, phase, device (spec/parallel.md section 2)."""
+"""Visit of a block + the user's strategy -> stage, phase, device."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Strategies that take one micro-batch after another: sharded and phased.
 
-Source: spec/parallel.md sections 3.2 and 3.3.
+Source: PopTorch user guide, "Parallel execution".
 """
 
 from __future__ import annotations

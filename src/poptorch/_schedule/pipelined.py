@@ -3,7 +3,7 @@
 *Grouped*: in one cycle every chip does forward parts, then every chip backward parts.
 *Interleaved*: a chip does a backward part as soon as it can, so that fewer activations wait at any
 time, while forward and backward parts of different lengths then wait for one another.
-Source: spec/parallel.md section 4.
+Source: PopTorch user guide, "Parallel execution".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Arguments of a call: matched with the signature, flattened, compared with the compiled ones.
 
-Source: spec/executor.md section 2.
+Source: PopTorch user guide, "Features".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The hold of a session on its chips: acquired from the system, given back (spec/runtime.md 4)."""
+"""The hold of a session on its chips: acquired from the system, given back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time stamps of the last call and the latencies between them (spec/executor.md section 10)."""
+"""Time stamps of the last call and the latencies between them (PopTorch user guide, "Features")."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The device's copy of a model's tensors, and the transfers between host and device.
 
-Source: spec/executor.md section 5.
+Source: PopTorch user guide, "Features".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What users ask about a compiled model and its last call (spec/executor.md sections 10 and 11)."""
+"""What users ask about a compiled model and its last call (PopTorch user guide, "Features")."""
 
 from __future__ import annotations
 

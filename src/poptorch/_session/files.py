@@ -1,4 +1,4 @@
-"""Executables in files: saving one, reading one, putting it into a session (spec/executor.md 8).
+"""Executables in files: saving one, reading one, putting it into a session.
 
 A file holds the plan as JSON, tensors as safetensors, the user's objects as a restricted pickle
 (see ``pickles``), and compiled code as the backend keeps it. Nothing in it runs when it is read;

@@ -1,4 +1,4 @@
-"""Parameters with one value per group of replicas (spec/parallel.md section 6.3)."""
+"""Parameters with one value per group of replicas (PopTorch user guide, "Parallel execution")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions that the user wants called around every compilation (spec/executor.md section 7.1)."""
+"""Functions that the user wants called around every compilation."""
 
 from __future__ import annotations
 

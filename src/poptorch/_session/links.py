@@ -1,7 +1,7 @@
 """Which training session holds newer values of which host tensors.
 
 Inference sessions look here at every call, so that validating after training needs no copy by hand,
-whichever wrapper was made first (spec/executor.md section 5.3).
+whichever wrapper was made first (PopTorch user guide, "Features").
 """
 
 from __future__ import annotations

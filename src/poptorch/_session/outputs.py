@@ -1,4 +1,4 @@
-"""From the device's flat results to what ``forward`` returned (spec/executor.md section 3)."""
+"""From the device's flat results to what ``forward`` returned (PopTorch user guide, "Features")."""
 
 from __future__ import annotations
 

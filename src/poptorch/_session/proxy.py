@@ -1,6 +1,6 @@
 """What ``executor.weight`` is: the parameter, and a way to give replicas values of their own.
 
-Source: spec/parallel.md section 6.3.
+Source: PopTorch user guide, "Parallel execution".
 """
 
 from __future__ import annotations

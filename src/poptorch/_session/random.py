@@ -1,6 +1,6 @@
 """The device's random sequence: its seed and state, in the form that users save and restore.
 
-Source: spec/executor.md section 9.
+Source: PopTorch user guide, "Features".
 """
 
 from __future__ import annotations

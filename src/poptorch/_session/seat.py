@@ -1,7 +1,7 @@
 """The seat of a session's optimizer: what it compiled to, and its state on the device and off it.
 
 Hyper-parameters are read when an optimizer takes the seat and at no other time, so that changing
-them needs ``setOptimizer``. Source: spec/executor.md section 6, spec/optimizers.md section 7.
+them needs ``setOptimizer``. Source: PopTorch user guide, "Features" and "Optimizers".
 """
 
 from __future__ import annotations

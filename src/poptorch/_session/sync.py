@@ -1,4 +1,4 @@
-"""Who has the newer weights, host or device, and when they travel (spec/executor.md section 5)."""
+"""Who has the newer weights, host or device, and when they travel."""
 
 from __future__ import annotations
 

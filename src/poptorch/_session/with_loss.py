@@ -1,4 +1,4 @@
-"""The form of 1.0: a loss appended to the model (spec/options.md section 7.1)."""
+"""The form of 1.0: a loss appended to the model (PopTorch user guide, "Options")."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What wrapping for training does to the user's module, and undoing it.
 
 The object stays the same; its class becomes a subclass named ``Poptorch<Name>`` with two more
-methods. Copies and pickles of it are ordinary modules. Source: spec/executor.md section 1.1.
+methods. Copies and pickles of it are ordinary modules. Source: PopTorch user guide, "Features".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Adam with L2 decay, AdamW with decoupled decay (spec/optimizers.md 5.4)."""
+"""Adam with L2 decay, AdamW with decoupled decay (PopTorch user guide, "Optimizers")."""
 
 from __future__ import annotations
 

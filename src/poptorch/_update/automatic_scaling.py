@@ -1,8 +1,8 @@
 """Automatic loss scaling: a factor that follows how close half gradients come to overflow.
 
-Source: spec/optimizers.md 6.6. The backward pass is seeded with ``loss_scaling`` times the factor.
-After every update the share of half gradient elements beyond an eighth of the largest half number
-decides whether the factor is halved or doubled.
+Source: PopTorch user guide, "Optimizers". The backward pass is seeded with ``loss_scaling`` times
+the factor. After every update the share of half gradient elements beyond an eighth of the largest
+half number decides whether the factor is halved or doubled.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""LAMB: AdamW's direction, as long per tensor as the weight allows (spec/optimizers.md 5.6)."""
+"""LAMB: AdamW's direction, as long per tensor as the weight allows."""
 
 from __future__ import annotations
 

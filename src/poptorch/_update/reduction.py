@@ -1,4 +1,4 @@
-"""Gradients of micro-batches -> the descaled gradient of one update (spec/optimizers.md 5.8 and 6).
+"""Gradients of micro-batches -> the descaled gradient of one update.
 
 Between ``accumulate`` and ``finish`` the program sums ``accum.*`` over the replicas and processes
 that hold accumulators of their own; every division is written here.

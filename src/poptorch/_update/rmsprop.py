@@ -1,4 +1,4 @@
-"""RMSprop, plain or centred, in torch's variant or TensorFlow's (spec/optimizers.md 5.5)."""
+"""RMSprop, plain or centred, in torch's variant or TensorFlow's."""
 
 from __future__ import annotations
 

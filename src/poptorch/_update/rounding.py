@@ -1,7 +1,8 @@
 """Storing what an update computed in the type that it is kept in, rounded at random if asked for.
 
-Source: spec/precision.md 6. The random bits are a hash of a counter and of the element's place:
-every backend, and every replica and process with the same counter, draws the same ones.
+Source: PopTorch user guide, "Half / float 16 support". The random bits are a hash of a
+counter and of the element's place: every backend, and every replica and
+process with the same counter, draws the same ones.
 """
 
 from __future__ import annotations

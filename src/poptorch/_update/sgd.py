@@ -1,4 +1,4 @@
-"""Stochastic gradient descent with momentum in its own tensor (spec/optimizers.md 5.1 and 5.2).
+"""Stochastic gradient descent with momentum in its own tensor (PopTorch user guide, "Optimizers").
 
 As in torch, and unlike the original, the first gradient enters the velocity undamped.
 """

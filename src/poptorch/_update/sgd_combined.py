@@ -1,4 +1,4 @@
-"""SGD whose velocity also sums the gradients: one tensor per weight (spec/optimizers.md 5.3).
+"""SGD whose velocity also sums the gradients: one tensor per weight.
 
 Between updates the velocity already holds the momentum and decay part of the next update, computed
 with the hyper-parameters of the last one: this is why a change acts one step late on that part.

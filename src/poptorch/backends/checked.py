@@ -3,7 +3,7 @@
 The graphs are interpreted operator by operator, whatever backend was asked for: this is for finding
 faults, and slower than any backend. Infinities and NaNs that come in are no fault; what counts is
 the operator that makes one out of others. A run that fails leaves the device's tensors as they
-were. Source: spec/precision.md 5.
+were. Source: PopTorch user guide, "Half / float 16 support".
 """
 
 from __future__ import annotations

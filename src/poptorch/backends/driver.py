@@ -1,7 +1,7 @@
 """The device loop: walks a Program, calling one compiled function per Run.
 
 Every backend that compiles graph by graph shares it. Which results a call returns, and how they are
-put together, follows spec/executor.md section 3.2.
+put together, follows PopTorch user guide, "Features".
 """
 
 from __future__ import annotations

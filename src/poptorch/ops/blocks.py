@@ -1,4 +1,4 @@
-"""Blocks: which part of a model runs on which device (spec/parallel.md section 1).
+"""Blocks: which part of a model runs on which device (PopTorch user guide, "Parallel execution").
 
 Annotations mean something only while an executor captures ``forward``; on the host they do nothing.
 """
@@ -36,7 +36,7 @@ class Block(nn.Module):
     """What runs inside the scope belongs to the block; what runs after it needs a block of its own.
 
     Blocks may be entered inside one another, but leaving the inner one does not bring the outer
-    one back. Source: spec/parallel.md section 1.1.
+    one back. Source: PopTorch user guide, "Parallel execution".
 
     Args:
         user_id: the id that stages name; blocks with one id are one block. None for a new
@@ -109,7 +109,7 @@ class LegacyBeginBlockFn:
 def BeginBlock(layer_to_call: Any, user_id: object | None = None, ipu_id: int | None = None) -> Any:
     """Let a block begin where a module's ``forward`` begins; it lasts until another one begins.
 
-    Source: spec/parallel.md section 1.2.
+    Source: PopTorch user guide, "Parallel execution".
 
     Args:
         layer_to_call: a module, which is annotated in place; or another callable.
@@ -171,7 +171,7 @@ def BlockFunction(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorate a function so that it runs inside a ``Block``: no block is active after it.
 
-    Source: spec/parallel.md section 1.3; arguments as for ``Block``.
+    Source: PopTorch user guide, "Parallel execution"; arguments as for ``Block``.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -189,7 +189,7 @@ class IPU:
     """Deprecated since 1.0: ``IPU(1, layer)`` is ``BeginBlock(layer, ipu_id=1)``.
 
     As a context, ``with IPU(1):`` is ``Block.start(ipu_id=1)``: later layers stay on the device.
-    Source: spec/parallel.md section 1.4.
+    Source: PopTorch user guide, "Parallel execution".
 
     Args:
         ipu_id: the device.

@@ -1,4 +1,4 @@
-"""``for_loop`` and ``cond``: control flow that runs in the program. Source: spec/ops.md 5.1, 5.2.
+"""``for_loop`` and ``cond``: control flow that runs in the program.
 
 The body is captured once; what it reads of its surroundings becomes an input of the loop.
 """
@@ -23,7 +23,7 @@ def for_loop(count: int, body: Body, inputs: list[torch.Tensor]) -> list[torch.T
 
     The body is captured once, also when it runs often, so side effects on Python objects happen
     once. It may use tensors of its surroundings. Inputs are passed by value. Outside a wrapped
-    model the body is called ``count`` times. Source: spec/ops.md section 5.1.
+    model the body is called ``count`` times. Source: PopTorch user guide, "PopTorch ops".
 
     Args:
         count: number of iterations.
@@ -66,7 +66,7 @@ def cond(
 ) -> list[torch.Tensor]:
     """Run one of two bodies, as a tensor decides when the program runs.
 
-    Both are captured. Inputs are passed by value. Source: spec/ops.md section 5.2.
+    Both are captured. Inputs are passed by value. Source: PopTorch user guide, "PopTorch ops".
 
     Args:
         condition: boolean, one element.

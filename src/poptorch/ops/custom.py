@@ -1,4 +1,4 @@
-"""``custom_op``: operators of the user's own. Source: spec/ops.md section 6."""
+"""``custom_op``: operators of the user's own. Source: PopTorch user guide, "PopTorch ops"."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def register_custom_op(
     """Register an operator for ``custom_op``; registering it again replaces it.
 
     The functions may do anything, NumPy and other libraries included; a program calls them as they
-    are. Source: spec/ops.md section 6.4.
+    are. Source: PopTorch user guide, "PopTorch ops".
 
     Args:
         name, domain, version: what ``custom_op`` calls it.
@@ -62,7 +62,7 @@ def custom_op(
 
     It is looked for among those of ``register_custom_op``, by name, domain and version, and then
     among torch's libraries: ``torch.ops.<domain>.<name>`` with dots in the domain replaced by
-    underscores, attributes being passed by keyword. Source: spec/ops.md section 6.
+    underscores, attributes being passed by keyword. Source: PopTorch user guide, "PopTorch ops".
 
     Args:
         inputs: a tuple or list of tensors.
@@ -227,7 +227,7 @@ def _invalid(title: str, got: str) -> None:
 def accessAttributes(attribute_id_str: str) -> dict[str, Any]:
     """Return the attributes behind the text by which a captured custom operator refers to them.
 
-    Source: spec/ops.md section 1.3.
+    Source: PopTorch user guide, "PopTorch ops".
 
     Args:
         attribute_id_str: a JSON object, or ``"attr:0x0"`` for none.

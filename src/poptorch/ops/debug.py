@@ -1,4 +1,4 @@
-"""Looking into a program as it runs: ``ipu_print_tensor`` and ``nop``. Source: spec/ops.md 4."""
+"""Looking into a program as it runs: ``ipu_print_tensor`` and ``nop``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ipu_print_tensor(
 
     It prints once per micro-batch and replica, in the order of the program. Use the result in the
     place of the tensor: a print whose result feeds neither an output nor the loss is dropped.
-    Outside a wrapped model nothing is printed. Source: spec/ops.md section 4.1.
+    Outside a wrapped model nothing is printed. Source: PopTorch user guide, "PopTorch ops".
 
     Args:
         tensor: of any shape and dtype.
@@ -68,7 +68,7 @@ def ipu_print_tensor(
 def nop(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor unchanged through an operator that is never optimised away.
 
-    Source: spec/ops.md section 4.2.
+    Source: PopTorch user guide, "PopTorch ops".
 
     Raises:
         poptorch.Error: not a tensor.
@@ -81,7 +81,7 @@ def getIpuTensorId(tensor: torch.Tensor) -> int:
     """Return a number that names a tensor of the model that is being captured.
 
     Other tensors have other numbers, and every capture of the same program gives the same.
-    Source: spec/ops.md section 1.3.
+    Source: PopTorch user guide, "PopTorch ops".
 
     Raises:
         poptorch.Error: no tensor of a model that is being captured.

@@ -1,4 +1,4 @@
-"""``ctc_beam_search_decoder``. Source: spec/ops.md section 5.5."""
+"""``ctc_beam_search_decoder``. Source: PopTorch user guide, "PopTorch ops"."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def ctc_beam_search_decoder(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Find the most likely label sequences of a CTC network's output.
 
-    No gradient flows through it. Source: spec/ops.md section 5.5.
+    No gradient flows through it. Source: PopTorch user guide, "PopTorch ops".
 
     Args:
         probs: log-probabilities, of shape ``[steps, samples, classes]``.

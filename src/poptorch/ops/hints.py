@@ -1,4 +1,4 @@
-"""Hints on tensors; none of them changes a value. Source: spec/ops.md sections 4.5 to 4.7."""
+"""Hints on tensors; none of them changes a value. Source: PopTorch user guide, "PopTorch ops"."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def set_available_memory(tensor: torch.Tensor, available_memory_proportion: floa
     """Say how much memory the operator that made a tensor may use for temporaries.
 
     Only convolutions, matrix products, embedding lookups and indexing heed it; a view that torch
-    puts behind them is seen through. Source: spec/ops.md section 4.5.
+    puts behind them is seen through. Source: PopTorch user guide, "PopTorch ops".
 
     Args:
         tensor: result of the operator.
@@ -46,7 +46,7 @@ def set_available_memory(tensor: torch.Tensor, available_memory_proportion: floa
 def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
     """Let inputs of the model arrive while it computes.
 
-    Source: spec/ops.md section 4.6, spec/executor.md section 12.
+    Source: PopTorch user guide, "PopTorch ops" and "Features".
 
     Args:
         input_tensors: a tensor, or any nesting of tuples, lists, dicts and registered types; other
@@ -80,7 +80,7 @@ def recomputationCheckpoint(*tensors: Any) -> Any:
     """Mark values that recomputation keeps rather than computes again in the backward pass.
 
     It matters where recomputation is on: ``autoRecomputation`` of the PopART options.
-    Source: spec/ops.md section 4.7.
+    Source: PopTorch user guide, "PopTorch ops".
 
     Args:
         tensors: tensors one by one, or one list or tuple of them.

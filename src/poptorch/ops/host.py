@@ -1,4 +1,4 @@
-"""``CPU``: a function of the host inside an inference program. Source: spec/ops.md section 5.6."""
+"""``CPU``: a function of the host inside an inference program."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CPU:
     Called in ``forward``, it hands tensors to the function each time the program gets there, in
     the program's order. The function is called once with zeros when the model is captured, to
     learn the shapes of its results, which must stay the same. Its own poptorch operators act as
-    outside a model. Source: spec/ops.md section 5.6.
+    outside a model. Source: PopTorch user guide, "PopTorch ops".
 
     Args:
         layer_to_call: the function; a module stops requiring gradients. Keep a module out of the

@@ -20,7 +20,7 @@ _REDUCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def identity_loss(x: torch.Tensor, reduction: str) -> torch.Tensor:
     """Mark a value as the loss from which training starts.
 
-    Outside a wrapped model it only reduces. Source: spec/ops.md, spec/executor.md section 4.
+    Outside a wrapped model it only reduces.
 
     Args:
         x: the value, of any shape.

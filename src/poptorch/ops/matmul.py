@@ -1,4 +1,4 @@
-"""The matrix product in pieces. Source: spec/ops.md section 4.8."""
+"""The matrix product in pieces. Source: PopTorch user guide, "PopTorch ops"."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def serializedMatMul(
     """``torch.matmul`` in so many pieces, one after another, for less temporary memory.
 
     In a wrapped model the product and those of its gradients are computed piece by piece; outside
-    one this is ``torch.matmul``. Source: spec/ops.md section 4.8.
+    one this is ``torch.matmul``. Source: PopTorch user guide, "PopTorch ops".
 
     Args:
         lhs: m x n, or a batch of such matrices, as for ``torch.matmul``.

@@ -1,4 +1,4 @@
-"""``MultiConv``: convolutions that are planned together. Source: spec/ops.md section 7."""
+"""``MultiConv``: convolutions that are planned together."""
 
 from __future__ import annotations
 

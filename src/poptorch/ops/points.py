@@ -1,4 +1,4 @@
-"""``fps`` and ``nearest``: choosing points of a cloud. Source: spec/ops.md sections 5.7 and 5.8."""
+"""``fps`` and ``nearest``: choosing points of a cloud."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def fps(
     """Choose points far from each other, segment by segment.
 
     Each pick is the point whose nearest point among those already picked is farthest; of equals
-    the first. No gradient flows to ``src``. Source: spec/ops.md section 5.7.
+    the first. No gradient flows to ``src``. Source: PopTorch user guide, "PopTorch ops".
 
     Args:
         src: points, of shape ``[points, features]``.
@@ -71,7 +71,7 @@ def nearest(
 ) -> torch.Tensor:
     """Find the nearest row of ``y`` for each row of ``x``, among those of the same batch.
 
-    Source: spec/ops.md section 5.8.
+    Source: PopTorch user guide, "PopTorch ops".
 
     Args:
         x, y: points, of shape ``[points, features]``, or ``[points]`` for one feature.

@@ -8,6 +8,6 @@ from .._ops.context import listener
 def isRunningOnIpu() -> bool:
     """Return True while an executor captures ``forward``, False everywhere else.
 
-    Source: spec/executor.md section 4.
+    Source: PopTorch user guide, "Features".
     """
     return listener() is not None

@@ -1,4 +1,4 @@
-"""``NameScope``: a prefix for the names of operators. Source: spec/ops.md section 9."""
+"""``NameScope``: a prefix for the names of operators."""
 
 from __future__ import annotations
 

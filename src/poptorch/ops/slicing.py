@@ -1,4 +1,4 @@
-"""Windows whose place is known only when the program runs. Source: spec/ops.md sections 5.3, 5.4.
+"""Windows whose place is known only when the program runs.
 
 A window that reaches beyond the end of the dimension goes on at its beginning, so that shapes stay
 fixed.
@@ -20,7 +20,7 @@ def dynamic_slice(
     """Return a window of a tensor that begins where another tensor says.
 
     The place is read when the program runs; the size is compiled in. Gradients flow.
-    Source: spec/ops.md section 5.3.
+    Source: PopTorch user guide, "PopTorch ops".
 
     Args:
         tensor: what is sliced.
@@ -50,7 +50,7 @@ def dynamic_update(
 ) -> torch.Tensor:
     """Return a copy of a tensor with a window replaced, which begins where another tensor says.
 
-    Gradients flow to both. Source: spec/ops.md section 5.4.
+    Gradients flow to both. Source: PopTorch user guide, "PopTorch ops".
 
     Args:
         input: what is copied; it stays as it is.

@@ -1,6 +1,6 @@
 """An optimizer object -> frozen OptimSpec and a snapshot of its hyper-parameters.
 
-Source: spec/optimizers.md 1, 3 and 4.
+Source: PopTorch user guide, "Optimizers".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""LAMB: layer-wise adaptive moments for large batches (spec/optimizers.md 2 and 5.6)."""
+"""LAMB: layer-wise adaptive moments for large batches (PopTorch user guide, "Optimizers")."""
 
 from __future__ import annotations
 

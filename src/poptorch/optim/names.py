@@ -1,7 +1,7 @@
 """The names and values by which users see device state: ``ipu_state`` and ``ipu_param``.
 
 Pure translations between these dictionaries and the program's keys (``optstate.<what>.<weight>``,
-``hyper.<group>.<name>``), in both directions. Source: spec/optimizers.md 7.1, executor.md 6.3.
+``hyper.<group>.<name>``), in both directions. Source: PopTorch user guide, "Optimizers".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the optimizers of this package add to torch's: device state, constness, extra attributes.
 
-Source: spec/optimizers.md 2 and 7, spec/executor.md 6.3.
+Source: PopTorch user guide, "Optimizers" and "Features".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""May an optimizer take the place of the one that was compiled in? (spec/optimizers.md 4)"""
+"""May an optimizer take the place of the one that was compiled in?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RMSprop, in torch's variant or TensorFlow's (spec/optimizers.md 2 and 5.5)."""
+"""RMSprop, in torch's variant or TensorFlow's (PopTorch user guide, "Optimizers")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stochastic gradient descent (spec/optimizers.md 2 and 5.1 to 5.3)."""
+"""Stochastic gradient descent (PopTorch user guide, "Optimizers")."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Attributes that appear on an optimizer after it was first set: ignored, with one warning each.
 
-Source: spec/optimizers.md 3.1.
+Source: PopTorch user guide, "Optimizers".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which attributes of an optimizer may change after compilation (spec/optimizers.md 4)."""
+"""Which attributes of an optimizer may change after compilation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of a wrapped model and their groups. Source: spec/options.md.
+"""Options of a wrapped model and their groups. Source: PopTorch user guide, "Options".
 
 ``__all__`` is what PopTorch has at top level; the groups' classes can be imported from here.
 """

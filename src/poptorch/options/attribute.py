@@ -1,4 +1,4 @@
-"""``poptorch.Attribute``: hints on the operators created in a scope (spec/options.md 11)."""
+"""``poptorch.Attribute``: hints on the operators created in a scope."""
 
 from __future__ import annotations
 

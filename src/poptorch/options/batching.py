@@ -1,4 +1,4 @@
-"""Options about loops, replicas and results (spec/options.md section 4.1)."""
+"""Options about loops, replicas and results (PopTorch user guide, "Options")."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ def check(options: Options) -> None:
     """Check the counts, the periods, the input groups and the process id.
 
     Raises:
-        Error: a condition of spec/options.md sections 2, 4.1 or 12 is broken.
+        Error: a condition of PopTorch user guide, "Options" is broken.
     """
     for setter, value in (
         ("deviceIterations", options.device_iterations),

@@ -1,4 +1,4 @@
-"""The protocol of every option group, on which outside code relies (spec/options.md section 2)."""
+"""The protocol of every option group, on which outside code relies."""
 
 from __future__ import annotations
 

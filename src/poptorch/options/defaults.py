@@ -1,4 +1,4 @@
-"""Default values of ``Options`` (spec/options.md section 3); the groups declare their own."""
+"""Default values of ``Options`` (PopTorch user guide, "Options"); the groups declare their own."""
 
 from __future__ import annotations
 

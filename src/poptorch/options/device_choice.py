@@ -1,4 +1,4 @@
-"""Which kind of device runs a model: the options, then the environment (spec/runtime.md 4.2)."""
+"""Which kind of device runs a model: the options, then the environment."""
 
 from __future__ import annotations
 

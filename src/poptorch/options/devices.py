@@ -1,4 +1,4 @@
-"""Options about devices and placement (spec/options.md section 4.2)."""
+"""Options about devices and placement (PopTorch user guide, "Options")."""
 
 from __future__ import annotations
 

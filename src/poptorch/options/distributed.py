@@ -1,4 +1,4 @@
-"""``opts.Distributed``: this process among those that train together (options.md 5.3)."""
+"""``opts.Distributed``: this process among those that train together."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What every option does here: one table, read by ``withoutEffect`` and by the printed overview.
 
-Tags (spec/options.md): N changes the values or shapes that users see; V is stored, validated and
+Tags: N changes the values or shapes that users see; V is stored, validated and
 raises the documented errors; H is a hint to hardware that is not here, kept for the machine model;
 L changes logs, progress bars, report files or caching.
 """

@@ -1,4 +1,4 @@
-"""Configuration files and JSON: option calls as data, never executed (options.md 8 and 9)."""
+"""Configuration files and JSON: option calls as data, never executed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What can be frozen: one flag, carried over nested groups, and deep copies that are unfrozen.
 
-Source: spec/options.md section 2.
+Source: PopTorch user guide, "Options".
 """
 
 from __future__ import annotations

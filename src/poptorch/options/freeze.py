@@ -78,7 +78,7 @@ def prepare(options: Options, training: bool) -> Options:
 def use_running_mean(own: Options) -> None:
     """Make the executor's own options keep a running mean of gradients.
 
-    Done for optimisers that accumulate in float16 (spec/options.md section 5.1).
+    Done for optimisers that accumulate in float16 (PopTorch user guide, "Options").
     """
     own._unfreeze()
     own.Training.setMeanAccumulationAndReplicationReductionStrategy(MeanReductionStrategy.Running)
@@ -89,7 +89,7 @@ def reopen(options: Options) -> None:
     """Make options that were read from a saved file usable here, in place.
 
     They are unfrozen; an offline target is forgotten, so that files compiled without a device run
-    (spec/executor.md section 8).
+    (PopTorch user guide, "Features").
     """
     options._unfreeze()
     options.deleteIfExists("ipu_version")

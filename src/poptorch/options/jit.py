@@ -1,4 +1,4 @@
-"""``opts.Jit``: the tracer switch of the 1.x releases, kept for old scripts (options.md 5.5)."""
+"""``opts.Jit``: the tracer switch of the 1.x releases, kept for old scripts."""
 
 from __future__ import annotations
 

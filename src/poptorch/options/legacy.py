@@ -1,4 +1,4 @@
-"""Spellings of earlier releases on ``Options`` (spec/options.md section 7.2); each warns once."""
+"""Spellings of earlier releases on ``Options``; each warns once."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Reading the arguments of ``trainingModel`` and ``inferenceModel`` in every form that ever was.
 
-Source: spec/options.md section 7.1.
+Source: PopTorch user guide, "Options".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The one warning that every spelling of an earlier release gives (spec/options.md section 7)."""
+"""The one warning that every spelling of an earlier release gives."""
 
 from __future__ import annotations
 

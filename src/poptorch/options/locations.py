@@ -1,4 +1,4 @@
-"""``opts.TensorLocations``: where tensors rest, and the tiles kept for I/O (options.md 5.4).
+"""``opts.TensorLocations``: where tensors rest, and the tiles kept for I/O.
 
 Nothing here changes a result; the machine model reads it.
 """

@@ -1,4 +1,4 @@
-"""The DEBUG lines in which users look for their settings (spec/options.md section 13)."""
+"""The DEBUG lines in which users look for their settings (PopTorch user guide, "Options")."""
 
 from __future__ import annotations
 

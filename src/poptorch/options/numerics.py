@@ -1,4 +1,4 @@
-"""Options about random numbers, numerics and kept tensors (spec/options.md 4.3 and 4.5)."""
+"""Options about random numbers, numerics and kept tensors (PopTorch user guide, "Options")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``poptorch.Options``: every setting of a wrapped model (spec/options.md sections 1 to 4)."""
+"""``poptorch.Options``: every setting of a wrapped model (PopTorch user guide, "Options")."""
 
 from __future__ import annotations
 

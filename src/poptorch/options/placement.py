@@ -25,7 +25,7 @@ def freeze_strategy(strategy: _IExecutionStrategy) -> Placement:
 
     Raises:
         Error: parallel phases on devices of the wrong parity, or a liveness that only serial
-            phases have (spec/parallel.md section 3.3).
+            phases have (PopTorch user guide, "Parallel execution").
     """
     if isinstance(strategy, _IPhasedExecution):
         return _freeze_phases(strategy)
@@ -76,7 +76,7 @@ def freeze_locations(locations: _TensorLocationOptions, *, phased: bool, replica
     """Return where tensors rest.
 
     Phased strategies rest everything off chip by default; sharding over replicas is ignored when
-    there is one replica (spec/parallel.md section 7).
+    there is one replica (PopTorch user guide, "Parallel execution").
     """
     values: Mapping[str, Any] = locations._values
 

@@ -1,4 +1,4 @@
-"""``opts._Popart``: settings of the backend compiler, passed through untyped (options.md 5.6)."""
+"""``opts._Popart``: settings of the backend compiler, passed through untyped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The keys of ``_Popart`` and their values, checked at compile (spec/options.md section 5.6)."""
+"""The keys of ``_Popart`` and their values, checked at compile (PopTorch user guide, "Options")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``opts.Precision``: number formats, rounding, floating-point exceptions (options.md 5.2)."""
+"""``opts.Precision``: number formats, rounding, floating-point exceptions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The "Graph compilation" progress bar that users and tools know (spec/runtime.md section 5)."""
+"""The "Graph compilation" progress bar that users and tools know."""
 
 from __future__ import annotations
 

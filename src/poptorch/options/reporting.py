@@ -1,4 +1,4 @@
-"""Options about names, logs, profiles and caching (spec/options.md sections 4.4 and 4.5)."""
+"""Options about names, logs, profiles and caching (PopTorch user guide, "Options")."""
 
 from __future__ import annotations
 

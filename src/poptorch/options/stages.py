@@ -1,4 +1,4 @@
-"""Stage and Phase: the user's names for what runs together (spec/parallel.md section 2)."""
+"""Stage and Phase: the user's names for what runs together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The four execution strategies, as users build them (spec/parallel.md section 3)."""
+"""The four execution strategies, as users build them."""
 
 from __future__ import annotations
 

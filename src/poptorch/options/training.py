@@ -1,4 +1,4 @@
-"""``opts.Training``: gradient accumulation and reduction (spec/options.md section 5.1)."""
+"""``opts.Training``: gradient accumulation and reduction (PopTorch user guide, "Options")."""
 
 from __future__ import annotations
 
