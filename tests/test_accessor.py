@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from data_sets import (
+from helpers.data_sets import (
     Counted,
     Endless,
     Graph,
@@ -27,7 +27,7 @@ from data_sets import (
     with_number,
     with_text,
 )
-from loaders import ASYNC_MODES, FORK, loader, options, values
+from helpers.loaders import ASYNC_MODES, FORK, loader, options, values
 from poptorch._base.errors import Error
 from poptorch.argparsers import registerCustomArgParser
 from poptorch.dataloader import AsynchronousDataAccessor

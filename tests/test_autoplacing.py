@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import poptorch
-from wrapped import options
+from helpers.wrapped import options
 
 
 class Net(nn.Module):

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import TensorDataset
 from tqdm import tqdm
 
-from data_sets import (
+from helpers.data_sets import (
     Numbers,
     Pair,
     Random,
@@ -27,7 +27,7 @@ from data_sets import (
     with_number,
     with_text,
 )
-from loaders import ALL_MODES, ASYNC_MODES, FORK, loader, options, values
+from helpers.loaders import ALL_MODES, ASYNC_MODES, FORK, loader, options, values
 from poptorch._base.errors import Error
 from poptorch.dataloader import DataLoader
 from poptorch.enums import DataLoaderMode
@@ -237,7 +237,7 @@ def test_a_generator_gives_the_same_order_in_every_mode():
 @pytest.mark.spec("data", 29)
 @pytest.mark.parametrize("mode", ALL_MODES)
 def test_torch_s_workers_have_their_usual_ids(mode):
-    from data_sets import Workers, note_worker
+    from helpers.data_sets import Workers, note_worker
 
     made = loader(Workers(6), 1, mode=mode, num_workers=2, worker_init_fn=note_worker)
     got = [batch[0].tolist() for batch in made]
@@ -407,7 +407,7 @@ def test_a_tensor_data_set_gives_lists_as_in_torch():
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_errors_of_the_data_set_pass_as_they_are_and_the_loader_goes_on(workers):
-    from data_sets import Broken
+    from helpers.data_sets import Broken
 
     data = Broken(6, 3)
     made = loader(data, 2, num_workers=workers)

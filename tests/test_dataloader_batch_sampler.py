@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, Sampler, SequentialSampler
 
-from data_sets import Graph, GraphParser, Numbers, Structured, as_tuple, collate_graph
-from loaders import ALL_MODES, loader, options, values
+from helpers.data_sets import Graph, GraphParser, Numbers, Structured, as_tuple, collate_graph
+from helpers.loaders import ALL_MODES, loader, options, values
 from poptorch._base.errors import Error
 from poptorch.argparsers import registerCustomArgParser
 from poptorch.enums import DataLoaderMode

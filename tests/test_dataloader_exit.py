@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from leaks import descendants, still_there
+from helpers.leaks import descendants, still_there
 
 SECONDS = 8.0  # an interrupted or finished program is gone by then, on a busy machine too
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -18,8 +18,8 @@ WATCHDOG = 5.0 + SECONDS  # workers of torch look every 5 seconds whether their 
 
 QUIET = """
 import os, signal, sys, time
-from data_sets import Numbers, Slow
-from loaders import loader
+from helpers.data_sets import Numbers, Slow
+from helpers.loaders import loader
 from poptorch.enums import DataLoaderMode, SharingStrategy
 
 def iterate(strategy, workers):
@@ -134,8 +134,8 @@ def _can_mount():
 
 
 SMALL_SHM = """
-from data_sets import Numbers
-from loaders import loader
+from helpers.data_sets import Numbers
+from helpers.loaders import loader
 from poptorch.enums import DataLoaderMode
 
 if __name__ == "__main__":

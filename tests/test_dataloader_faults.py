@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from data_sets import Broken, Fatal, Numbers, Slow, Unpicklable, Unreadable
-from leaks import descendants, nothing_left, segments, still_there
-from loaders import ASYNC_MODES, loader, values
+from helpers.data_sets import Broken, Fatal, Numbers, Slow, Unpicklable, Unreadable
+from helpers.leaks import descendants, nothing_left, segments, still_there
+from helpers.loaders import ASYNC_MODES, loader, values
 from poptorch._base.errors import Error
 from poptorch._data import process
 from poptorch.dataloader import AsynchronousDataAccessor

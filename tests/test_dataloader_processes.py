@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from data_sets import Numbers, Stream
-from loaders import ALL_MODES, ASYNC_MODES, loader, options, values
+from helpers.data_sets import Numbers, Stream
+from helpers.loaders import ALL_MODES, ASYNC_MODES, loader, options, values
 from poptorch.enums import DataLoaderMode
 
 

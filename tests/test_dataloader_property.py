@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from data_sets import Numbers, Stream
-from loaders import loader, options
+from helpers.data_sets import Numbers, Stream
+from helpers.loaders import loader, options
 from poptorch._base.errors import Error
 from poptorch.enums import DataLoaderMode
 

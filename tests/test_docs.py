@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import environment_table
-from source_tree import ROOT
+from helpers.source_tree import ROOT
 
 PAGES = sorted(
     path for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")] if path.is_file()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from source_tree import ROOT
+from helpers.source_tree import ROOT
 
 PROBE = """
 import faulthandler, json, logging, os, signal, sys, threading, time, warnings

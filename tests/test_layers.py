@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from source_tree import PACKAGE, dotted_names, imports, module_name, parse, top_level
+from helpers.source_tree import PACKAGE, dotted_names, imports, module_name, parse, top_level
 
 # From the top down. Modules in one tuple are one storey: they are the front door's parts and may
 # use one another where ROOMS says nothing; rooms may not.

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import poptorch
-from source_tree import ROOT
+from helpers.source_tree import ROOT
 
 
 class Data:

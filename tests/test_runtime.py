@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers.wrapped import inference, options
 from poptorch._base import log
 from poptorch._compile import serial
-from wrapped import inference, options
 
 ROOT = Path(__file__).parents[1]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from source_tree import ROOT, parse
+from helpers.source_tree import ROOT, parse
 
 MAX_FILE = 400
 MAX_FUNCTION = 60

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from source_tree import PACKAGE, ROOT
+from helpers.source_tree import PACKAGE, ROOT
 
 PARTS = ("src", "pyproject.toml", "README.md", "LICENSE")
 

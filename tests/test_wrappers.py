@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers.wrapped import normal, options
 from poptorch import poptorch_core
 from poptorch._impl import rewrapModelIfNecessary, unwrapModelIfNecessary
 from poptorch._poplar_executor import PoplarExecutor
-from wrapped import normal, options
 
 X, Y = normal(4, 3), torch.tensor([0, 1, 1, 0])
 

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import poptorch
+from helpers.wrapping import infer, options
 from poptorch.backends.checked import fault
-from wrapping import infer, options
 
 INF, NAN = float("inf"), float("nan")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from inductor_graphs import Tensors, check, graph
+from helpers.inductor_graphs import Tensors, check, graph
 from poptorch.backends.inductor.compiler import compile_graph
 
 

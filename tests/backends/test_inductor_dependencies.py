@@ -9,7 +9,7 @@ import torch
 import torch._inductor.config
 import torch.nn.functional as F
 
-from inductor_graphs import Tensors, check, graph
+from helpers.inductor_graphs import Tensors, check, graph
 from poptorch.backends.inductor import compiler
 
 

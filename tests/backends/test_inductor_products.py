@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from inductor_graphs import Tensors, check, graph
+from helpers.inductor_graphs import Tensors, check, graph
 from poptorch.backends.inductor import processor, products
 from poptorch.backends.inductor.compiler import compile_graph
 

@@ -9,7 +9,7 @@ import torch
 from torch._inductor.exc import CppCompileError
 
 import poptorch
-from inductor_graphs import graph
+from helpers.inductor_graphs import graph
 from poptorch.backends.inductor import compiler, toolchain
 
 

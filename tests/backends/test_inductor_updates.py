@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import fx
 
 import poptorch
-from inductor_graphs import Tensors, check, graph
+from helpers.inductor_graphs import Tensors, check, graph
 from poptorch.backends.inductor.lowering import fakes, lower
 from poptorch.backends.inductor.updates import place_writes
 

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers.wrapped import options
 from poptorch._ir.schedule import Do
 from poptorch.backends import chips as chips_module
 from poptorch.backends import staged as staged_module
 from poptorch.backends.places import Place, at_home, meet, places
-from wrapped import options
 
 
 class Net(nn.Module):

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import poptorch
+from helpers.stage_zoo import ROWS, STAGE_ZOO
+from helpers.staging import Captured, assert_same_states
 from poptorch import (
     Liveness,
     OutputMode,
@@ -25,8 +27,6 @@ from poptorch import (
 from poptorch._ir.plan import Plan
 from poptorch._ir.schedule import Do, Part
 from poptorch.backends.chips import NotOnChip
-from stage_zoo import ROWS, STAGE_ZOO
-from staging import Captured, assert_same_states
 
 WIDTH = 3
 

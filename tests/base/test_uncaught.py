@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from source_tree import ROOT
+from helpers.source_tree import ROOT
 
 
 def run(code: str, **environment: str) -> str:

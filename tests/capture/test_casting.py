@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import poptorch
-from wrapping import graph_of, infer, options, training
+from helpers.wrapping import graph_of, infer, options, training
 
 HALF, FLOAT = torch.float16, torch.float32
 

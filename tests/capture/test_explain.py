@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import poptorch
-from wrapping import Calling, Scaled, options, training
+from helpers.wrapping import Calling, Scaled, options, training
 
 
 class Inner(nn.Module):

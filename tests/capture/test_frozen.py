@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import poptorch
-from wrapped import normal
-from wrapping import Calling, Scaled, graph_of, infer, options, training
+from helpers.wrapped import normal
+from helpers.wrapping import Calling, Scaled, graph_of, infer, options, training
 
 
 class Backbone(nn.Module):

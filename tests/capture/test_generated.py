@@ -9,8 +9,8 @@ from torch import fx, nn
 from torch.fx import graph_module
 
 import poptorch
+from helpers.wrapped import options
 from poptorch._capture.generated import forgetting_sources
-from wrapped import options
 
 
 def test_only_what_is_new_is_forgotten() -> None:

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import poptorch
-from wrapped import normal
-from wrapping import Calling, options, training
+from helpers.wrapped import normal
+from helpers.wrapping import Calling, options, training
 
 
 def compared(function, *inputs, **counts):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import poptorch
-from wrapping import options, training
+from helpers.wrapping import options, training
 
 
 class Model(nn.Module):

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import poptorch
-from wrapped import normal
-from wrapping import options, training
+from helpers.wrapped import normal
+from helpers.wrapping import options, training
 
 
 class Normed(nn.Module):

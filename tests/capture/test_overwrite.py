@@ -7,8 +7,8 @@ import contextlib
 import torch
 
 import poptorch
+from helpers.wrapping import Calling, options
 from poptorch._capture import OverwriteContextManager
-from wrapping import Calling, options
 
 
 def test_functions_are_swapped_while_a_model_is_captured(monkeypatch) -> None:

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import poptorch
-from memory import peak_of_call
-from wrapping import graph_of, options, training
+from helpers.memory import peak_of_call
+from helpers.wrapping import graph_of, options, training
 
 LAYERS, WIDTH, ROWS = 12, 16, 512
 counted: list[int] = []

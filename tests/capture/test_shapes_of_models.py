@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import poptorch
-from wrapped import normal
-from wrapping import Calling, infer, options, training
+from helpers.wrapped import normal
+from helpers.wrapping import Calling, infer, options, training
 
 
 @pytest.mark.spec("supported_ops", 16)

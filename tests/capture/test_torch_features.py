@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.utils import rnn
 
 import poptorch
-from wrapped import normal
-from wrapping import infer, options
+from helpers.wrapped import normal
+from helpers.wrapping import infer, options
 
 
 def trains_as_eager(model: nn.Module, *inputs: torch.Tensor, steps: int = 2) -> None:

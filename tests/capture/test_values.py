@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import poptorch
-from wrapping import Calling, Scaled, infer, options, training
+from helpers.wrapping import Calling, Scaled, infer, options, training
 
 CLOSED_OVER = torch.tensor([10.0, 20.0])
 

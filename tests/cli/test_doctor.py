@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import poptorch
+from helpers.source_tree import ROOT
 from poptorch._cli.main import main
-from source_tree import ROOT
 
 EXAMPLES = ROOT / "examples" / "doctor"
 UNDECIDED, WAITING = str(EXAMPLES / "undecided.py"), str(EXAMPLES / "waiting.py")

@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers.wrapped import normal, options
 from poptorch._cli.main import main
 from poptorch._compile import cache
 from poptorch.backends.reference import Reference
-from wrapped import normal, options
 
 X, Y = normal(8, 4), normal(8, 2, seed=1)
 

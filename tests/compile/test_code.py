@@ -10,11 +10,11 @@ import torch
 from torch import fx, nn
 
 import poptorch
+from helpers.wrapped import normal, options
 from poptorch._compile import code, serial, tiers
 from poptorch._ir.graph import Graph
 from poptorch._ir.slot import Kind, Slot
 from poptorch.backends.inductor import Inductor
-from wrapped import normal, options
 
 BUILDER = Inductor()
 

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers.wrapped import normal, options
+from helpers.zoo import ZOO
 from poptorch._compile import serial
 from poptorch._ir import verify
 from poptorch.backends.reference import Reference
-from wrapped import normal, options
-from zoo import ZOO
 
 
 @pytest.mark.parametrize("name", ZOO)

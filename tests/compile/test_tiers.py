@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers.wrapped import normal
 from poptorch._compile import cache, code, job, serial, tiers, worker
-from wrapped import normal
 
 X, Y = normal(8, 4), normal(8, 2, seed=1)
 

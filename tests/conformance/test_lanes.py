@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers.zoo import ROWS, ZOO
 from poptorch._compile import lanes as choosing
-from zoo import ROWS, ZOO
 
 ACCUMULATION = 6
 CASES = sorted(set(ZOO) - {"dropout"})  # draws its random numbers in another order

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 import poptorch
+from helpers.stage_zoo import ROWS, STAGE_ZOO
+from helpers.staging import Captured, assert_same_states
 from poptorch import (
     Liveness,
     ParallelPhasedExecution,
@@ -15,8 +17,6 @@ from poptorch import (
     ShardedExecution,
     Stage,
 )
-from stage_zoo import ROWS, STAGE_ZOO
-from staging import Captured, assert_same_states
 
 UPDATES = 5
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import poptorch
+from helpers.zoo import ROWS, ZOO
 from poptorch._session.random import first_state
-from zoo import ROWS, ZOO
 
 STEPS = 20
 SEED = 5

@@ -5,7 +5,7 @@ import collections
 import pytest
 import torch
 
-from data_sets import Graph, GraphParser, Pair
+from helpers.data_sets import Graph, GraphParser, Pair
 from poptorch._data.combining import Grouped, Steps, join
 from poptorch.argparsers import registerCustomArgParser
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from leaks import nothing_left
+from helpers.leaks import nothing_left
 from poptorch._data.parcel import Parcel
 
 

@@ -7,7 +7,7 @@ import resource
 import pytest
 import torch
 
-from leaks import mappings
+from helpers.leaks import mappings
 from poptorch._data.element import TensorSpec
 from poptorch._data.ring import Ring, nameless_file, poison, reserve, size_of
 

@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from data_sets import Numbers
+from helpers.data_sets import Numbers
 from poptorch._data.sharding import Permutations, Range, Shard, shard_range
 
 

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from data_sets import Slow
-from loaders import FORK
+from helpers.data_sets import Slow
+from helpers.loaders import FORK
 from poptorch._data.waiting import Waiting, verdict
 from poptorch.dataloader import AsynchronousDataAccessor
 

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers.source_tree import ROOT
+from helpers.wrapping import options, training
 from poptorch._ops import custom
-from source_tree import ROOT
-from wrapping import options, training
 
 EXAMPLES = ROOT / "examples" / "custom_op"
 

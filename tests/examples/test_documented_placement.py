@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import poptorch
+from helpers.wrapped import options
 from poptorch import AutoStage, ParallelPhasedExecution, Phase, SerialPhasedExecution, Stage
-from wrapped import options
 
 X, Y = torch.randn(24, 8), torch.randint(0, 4, (24,))
 ACCUMULATION = 6

@@ -18,7 +18,7 @@ import common
 import native
 import poptorch_ipu
 from data import SUBSET, FashionMNIST, load
-from source_tree import ROOT
+from helpers.source_tree import ROOT
 
 EXAMPLE = ROOT / "examples" / "fashion_mnist"
 

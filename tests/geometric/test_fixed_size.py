@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import poptorch
-from wrapping import options
+from helpers.wrapping import options
 
 pytest.importorskip("torch_geometric")
 

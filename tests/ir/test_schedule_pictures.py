@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from xml.etree import ElementTree
 
+from helpers.works import chain
 from poptorch._ir.placement import Placement
 from poptorch._ir.schedule import Schedule
 from poptorch._schedule import make
-from works import chain
 
 SCHEDULE = make(chain([0, 1], 3), Placement())
 ACTIONS = [str(action) for _, _, action in SCHEDULE.cells()]

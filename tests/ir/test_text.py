@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import poptorch
-from zoo import ROWS, ZOO
+from helpers.zoo import ROWS, ZOO
 
 ONE = """\
 run step(param.*, batch.*, optstate.*, hyper.*) -> param.*, loss, output.*, optstate.*

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import poptorch
-from podding import start
+from helpers.podding import start
 from poptorch._machine import pod, systems
 from poptorch._machine.processes import Process
 

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import poptorch
+from helpers.wrapping import Calling, infer, options, training
 from poptorch.autocasting import Policy
-from wrapping import Calling, infer, options, training
 
 HALF, FLOAT = torch.float16, torch.float32
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import poptorch
-from captures import capture, labels
+from helpers.captures import capture, labels
 from poptorch._ir.blocks import OUTSIDE, Visit, label_of
 
 X = torch.randn(3, 4)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import poptorch
-from wrapping import Calling, Scaled, graph_of, infer, options, training
+from helpers.wrapping import Calling, Scaled, graph_of, infer, options, training
 
 DOMAIN = "test.ops"
 seen: list[dict] = []

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import poptorch
+from helpers.wrapping import Scaled, graph_of, infer, options, training
 from poptorch._ops.formatting import Layout, tensor_text
-from wrapping import Scaled, graph_of, infer, options, training
 
 
 def titles(captured: str) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import poptorch
-from wrapping import Calling, options
+from helpers.wrapping import Calling, options
 
 
 def every_path(log_probs: torch.Tensor, blank: int) -> list[tuple[float, tuple[int, ...]]]:

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers.wrapping import Calling, Scaled, graph_of, infer, options, training
 from poptorch import OverlapMode
-from wrapping import Calling, Scaled, graph_of, infer, options, training
 
 aten = torch.ops.aten
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import poptorch
-from wrapping import Calling, Scaled, infer, options, training
+from helpers.wrapping import Calling, Scaled, infer, options, training
 
 BACKENDS = ["reference", "inductor"]
 

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers.wrapped import normal
+from helpers.wrapping import Calling, graph_of, infer, options, training
 from poptorch import MatMulSerializationMode as Mode
-from wrapped import normal
-from wrapping import Calling, graph_of, infer, options, training
 
 CUT = [Mode.InputChannels, Mode.ReducingDim, Mode.OutputChannels]
 SHAPES = [

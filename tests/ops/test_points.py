@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import poptorch
-from wrapping import Calling, infer, options
+from helpers.wrapping import Calling, infer, options
 
 
 def plain_fps(points: torch.Tensor, count: int, first: int) -> list[int]:

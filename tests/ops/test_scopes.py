@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers.wrapping import Calling, graph_of, infer, options
 from poptorch import MultiConvPlanType
-from wrapping import Calling, graph_of, infer, options
 
 aten = torch.ops.aten
 OPTIONS = "poptorch_multi_conv_options"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import poptorch
-from wrapping import Calling, Scaled, options, training
+from helpers.wrapping import Calling, Scaled, options, training
 
 
 def executor(forward):

@@ -8,8 +8,8 @@ import pickle
 import pytest
 import torch
 
-import plain_optimizers as plain
 import poptorch
+from helpers import plain_optimizers as plain
 from poptorch import optim
 
 CLASSES = [optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop, optim.LAMB]

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from helpers.updating import Training
 from poptorch import optim
 from poptorch.optim.freeze import freeze
 from poptorch.optim.names import (
@@ -12,7 +13,6 @@ from poptorch.optim.names import (
     to_ipu_param,
     to_ipu_state,
 )
-from updating import Training
 
 PATH = "lin.weight"
 

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 import poptorch
-from placing import Chain, X, chain, options, place
+from helpers.placing import Chain, X, chain, options, place
 from poptorch import AutoStage, PipelinedExecution, SerialPhasedExecution, ShardedExecution
 
 FOUR = (("A", 0), ("B", 1), ("C", 2), ("D", 3))

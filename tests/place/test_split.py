@@ -7,14 +7,14 @@ import torch
 from torch import nn
 
 import poptorch
-from placing import X, options
+from helpers.placing import X, options
+from helpers.stage_zoo import ROWS, STAGE_ZOO
+from helpers.staging import Captured
 from poptorch import AutoStage, PipelinedExecution, ShardedExecution
 from poptorch._ir import verify
 from poptorch._ir.schedule import Do, Part
 from poptorch._ir.slot import Kind
 from poptorch._ir.staged import Staged
-from stage_zoo import ROWS, STAGE_ZOO
-from staging import Captured
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:

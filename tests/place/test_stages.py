@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import poptorch
-from placing import X, chain, options, place, stages
+from helpers.placing import X, chain, options, place, stages
 from poptorch import (
     AutoStage,
     ParallelPhasedExecution,

@@ -6,11 +6,11 @@ import re
 
 import pytest
 
+from helpers.works import chain
 from poptorch._ir.placement import Placement, Strategy
 from poptorch._ir.schedule import Schedule, Work
 from poptorch._schedule import ScheduleError, check, make
 from poptorch.enums import Liveness
-from works import chain
 
 PIPE = chain([0, 1], 3, rounds=2)
 PHASED = chain([0, 1], 2, phased=True)

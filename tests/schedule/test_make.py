@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.works import chain
 from poptorch._ir.placement import Placement, Strategy
 from poptorch._ir.schedule import Action, Do, Schedule, Work
 from poptorch._schedule import check, make
 from poptorch.enums import Liveness
-from works import chain
 
 GROUPED = """
 chip 0: 0F0 0F1 .   0F2 0B0 0F3 0B1 .   0B2 0B3 0U0

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import poptorch
-from wrapped import Function, inference, options
+from helpers.wrapped import Function, inference, options
 
 X = torch.arange(4.0).reshape(2, 2)
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers.wrapping import options
 from poptorch._compile import bundle
-from wrapping import options
 
 
 class Deep(nn.Module):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import poptorch
-from wrapped import options
+from helpers.wrapped import options
 
 
 class Annotated(nn.Module):

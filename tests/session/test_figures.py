@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers.wrapped import inference, options
 from poptorch import OutputMode
-from wrapped import inference, options
 
 
 class Net(nn.Module):

@@ -17,13 +17,13 @@ import torch
 from torch import nn
 
 import poptorch
-from models_to_save import Net
+from helpers.models_to_save import Net
+from helpers.wrapped import normal, options
 from poptorch import ConnectionType
 from poptorch._base import archive
 from poptorch._compile import code
 from poptorch._session import pickles
 from poptorch.backends.inductor import Inductor
-from wrapped import normal, options
 
 X, Y = normal(8, 4), normal(8, 4, seed=1)
 OPTIMIZERS = {

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import poptorch
-from updating import MODELS
-from wrapping import options
+from helpers.updating import MODELS
+from helpers.wrapping import options
 
 SEEDS, STEPS = range(4), 20
 HALF = torch.float16

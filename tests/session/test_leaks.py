@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import poptorch
-from wrapped import normal, options
+from helpers.wrapped import normal, options
 
 X, Y = normal(8, 64), normal(8, 64, seed=1)
 PAGE = resource.getpagesize()

@@ -11,8 +11,8 @@ from torch import nn
 
 import poptorch
 import poptorch.testing
+from helpers.wrapped import inference, normal, options
 from poptorch import ConnectionType
-from wrapped import inference, normal, options
 
 X, Y = normal(4, 4), normal(4, 2, seed=1)
 

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers.wrapping import options
 from poptorch import MeanReductionStrategy, ReductionType
-from wrapping import options
 
 HALF = torch.float16
 TINY = 2.0**-26  # half of the smallest half number

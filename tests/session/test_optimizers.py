@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import poptorch
-from wrapped import normal
+from helpers.wrapped import normal
 
 X, Y = normal(4, 4), normal(4, 2, seed=1)
 

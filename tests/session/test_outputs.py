@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers.wrapped import inference, options
 from poptorch import OutputMode
-from wrapped import inference, options
 
 
 class Loss(nn.Module):

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers.wrapped import inference, options
 from poptorch import CommGroupType, OutputMode, VariableRetrievalMode
-from wrapped import inference, options
 
 
 class Net(nn.Module):

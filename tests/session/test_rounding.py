@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import poptorch
-from wrapping import infer, options
+from helpers.wrapping import infer, options
 
 COUNT = 20_000
 

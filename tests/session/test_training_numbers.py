@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-import plain_optimizers as plain
 import poptorch
+from helpers import plain_optimizers as plain
+from helpers.updating import MODELS
+from helpers.wrapping import options
 from poptorch import MeanReductionStrategy, ReductionType
-from updating import MODELS
-from wrapping import options
 
 STEPS = 50
 # State here -> key of the plain implementation's state.

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import poptorch
-from wrapping import options
+from helpers.wrapping import options
 
 
 class Net(nn.Module):

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-import plain_optimizers as plain
 import poptorch.optim
-from updating import MODELS, Training, Workload
+from helpers import plain_optimizers as plain
+from helpers.updating import MODELS, Training, Workload
 
 STEPS = 50
 # name of the state here: key of the plain implementation's state

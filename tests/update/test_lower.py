@@ -5,9 +5,9 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import poptorch.optim
+from helpers.updating import Training, Workload
 from poptorch._ir.slot import Kind, Slot
 from poptorch._update import flatten, lower
-from updating import Training, Workload
 
 NAMES = ["SGD", "Adam", "AdamW", "RMSprop", "LAMB"]
 

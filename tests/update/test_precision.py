@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import poptorch.optim
-from updating import Training, Workload
+from helpers.updating import Training, Workload
 
 
 def test_half_weights_are_updated_in_single_precision_and_rounded_once():

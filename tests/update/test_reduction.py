@@ -4,12 +4,12 @@ import pytest
 import torch
 
 import poptorch.optim
+from helpers.updating import Training, Workload, frozen, zeros
 from poptorch._ir.slot import Kind, Slot
 from poptorch._ir.spec import Reduction
 from poptorch._update import Tally, accumulate, finish, scale
 from poptorch._update.automatic_scaling import BEYOND, FACTOR
 from poptorch.enums import MeanReductionStrategy, ReductionType
-from updating import Training, Workload, frozen, zeros
 
 HALF_MAX = torch.finfo(torch.float16).max
 OPTIMIZERS = {

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import poptorch.optim
+from helpers.updating import Training
 from poptorch._update import lower
 from poptorch._update.rounding import COUNTER, Stores
-from updating import Training
 
 COUNT = 1 << 16
 VALUES = [1.0 + 2.0**-12, -3.3, 1000.1, 2.0**-15 * 1.0001, -(2.0**-25), 6.0e-8, 0.1]

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from source_tree import ROOT
+from helpers.source_tree import ROOT
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import poptorch
-from captures import capture
+from helpers.captures import capture
 from poptorch import _place
 from poptorch._ir.layout import Layout
 from poptorch.options.freeze import freeze

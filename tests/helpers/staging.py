@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import poptorch
-from captures import capture
+from helpers.captures import capture
 from poptorch import _place
 from poptorch._capture import Micro
 from poptorch._compile.build import inference_program, training_program

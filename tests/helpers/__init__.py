@@ -1,0 +1,1 @@
+"""What tests share: models, ways to run them, plain references to compare with."""
