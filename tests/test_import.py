@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import inspect
 import json
 import os
 import subprocess
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import poptorch
 from helpers.source_tree import ROOT
 
 PROBE = """
@@ -73,3 +76,16 @@ def test_import_is_light(probe: dict) -> None:
 
 def test_typed_marker_is_there() -> None:
     assert (Path(ROOT) / "src" / "poptorch" / "py.typed").is_file()
+
+
+def test_all_of_it_is_imported_without_hiding_anything_of_python_or_torch() -> None:
+    names: dict[str, object] = {}
+    exec("from poptorch import *", names)
+    del names["__builtins__"]
+    assert not names.keys() & vars(builtins).keys()
+    assert not [name for name, value in names.items() if inspect.ismodule(value)]
+    assert names.keys() == set(poptorch.__all__)
+    assert len(poptorch.__all__) == len(names)
+    public = {name for name in vars(poptorch) if not name.startswith("_")}
+    modules = {name for name in public if inspect.ismodule(getattr(poptorch, name))}
+    assert public - modules - names.keys() == {"print"}

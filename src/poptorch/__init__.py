@@ -1,6 +1,6 @@
 """The PopTorch API on today's torch: a wrapped model is one compiled program."""
 
-from . import autocasting, enums, optim, options, profiling
+from . import autocasting, enums, ops, optim, options, profiling
 from ._base import env as _env
 from ._base import log as _log
 from ._base import uncaught as _uncaught
@@ -14,10 +14,11 @@ from .argparsers import (
 )
 from .autoplacing import autoplace
 from .dataloader import AsynchronousDataAccessor, DataLoader
-from .enums import *  # noqa: F403 (every enum is public at top level)
+from .enums import *  # noqa: F403 (its __all__ is every enum)
 from .executor import PoplarExecutor
 from .hardware import ipuHardwareIsAvailable, ipuHardwareVersion
 from .ops import *  # noqa: F403 (its __all__ is PopTorch's contract)
+from .ops import print as print
 from .options import *  # noqa: F403 (its __all__ is PopTorch's contract)
 from .poptorch_core import createPoptorchError
 from .wrappers import (
@@ -27,6 +28,34 @@ from .wrappers import (
     registerPreCompileHook,
     trainingModel,
 )
+
+# What `from poptorch import *` brings: no module (a script may have its own `options` and torch's
+# `optim`), and not `poptorch.print`, which would take the place of Python's.
+__all__ = [
+    "AsynchronousDataAccessor",
+    "DataLoader",
+    "Error",
+    "ICustomArgParser",
+    "PoplarExecutor",
+    "RecoverableError",
+    "UnrecoverableError",
+    "autoplace",
+    "createPoptorchError",
+    "inferenceModel",
+    "ipuHardwareIsAvailable",
+    "ipuHardwareVersion",
+    "load",
+    "registerCustomArgParser",
+    "registerGeometricCustomArgParsers",
+    "registerPostCompileHook",
+    "registerPreCompileHook",
+    "setLogLevel",
+    "trainingModel",
+]
+__all__ += enums.__all__
+__all__ += ops.__all__
+__all__ += options.__all__
+__all__.remove("print")
 
 __version__ = _VERSION
 

@@ -444,13 +444,13 @@ class PoplarExecutor:
         finally:
             bar.close()
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> torch.Tensor | nn.Module:
         if name.startswith("__") or "_user_model" not in self.__dict__:
             raise AttributeError(name)
-        value = getattr(self._user_model, name)
+        value: Any = getattr(self._user_model, name)
         if isinstance(value, nn.Parameter):
-            return ParameterProxy(value, name, self._session)
-        return value
+            value = ParameterProxy(value, name, self._session)
+        return value  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
         return module_repr(self._user_model)

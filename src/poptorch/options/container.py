@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from .._base.errors import AssertionFailure, InvalidAttribute
 from .check import refuse
@@ -97,24 +97,26 @@ class Container(Freezable):
     def __call__(self, name: str) -> Any:
         return getattr(self, name)
 
-    def __getattr__(self, name: str) -> Any:
-        values = vars(self).get("_values", {})
-        if name in values:
-            return values[name]
-        if name.startswith("_"):  # copy and pickle ask for hooks before there is any state
-            raise AttributeError(f"{type(self).__name__} has no attribute {name}")
-        refuse(InvalidAttribute, f"Invalid attribute {name}", fix=self._suggest(name))
+    if not TYPE_CHECKING:  # to a checker every misspelt name would be a stored value
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        built = "_values" in vars(self)
-        exists = name in vars(self) or hasattr(type(self), name)
-        if built and not name.startswith("_") and name not in vars(self):
-            self.set(**{name: value})
-            return
-        self._check_writable(name)
-        if built and not exists:
+        def __getattr__(self, name: str) -> Any:
+            values = vars(self).get("_values", {})
+            if name in values:
+                return values[name]
+            if name.startswith("_"):  # copy and pickle ask for hooks before there is any state
+                raise AttributeError(f"{type(self).__name__} has no attribute {name}")
             refuse(InvalidAttribute, f"Invalid attribute {name}", fix=self._suggest(name))
-        object.__setattr__(self, name, value)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            built = "_values" in vars(self)
+            exists = name in vars(self) or hasattr(type(self), name)
+            if built and not name.startswith("_") and name not in vars(self):
+                self.set(**{name: value})
+                return
+            self._check_writable(name)
+            if built and not exists:
+                refuse(InvalidAttribute, f"Invalid attribute {name}", fix=self._suggest(name))
+            object.__setattr__(self, name, value)
 
     def _nested(self) -> list[Freezable]:
         stored = vars(self).get("_values", {}).values()

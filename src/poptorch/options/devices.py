@@ -18,6 +18,9 @@ class DeviceOptions(Container):
 
     auto_round_num_ipus: bool
     connection_type: int
+    ipu_id: int
+    ipu_version: int
+    use_model: bool
     sync_pattern: int
     available_memory_proportion: dict[int, float]
     _execution_strategy: _IExecutionStrategy

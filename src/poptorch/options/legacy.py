@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from ..enums import OutputMode
 from .batching import BatchingOptions
@@ -74,11 +74,13 @@ class LegacyOptions(BatchingOptions, DeviceOptions, NumericsOptions, ReportingOp
         deprecated("profile", "enableProfiling")
         return self.enableProfiling() if enabled else self
 
-    def __getattr__(self, name: str) -> Any:
-        return super().__getattr__(_current_name(name))
+    if not TYPE_CHECKING:
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(_current_name(name), value)
+        def __getattr__(self, name: str) -> Any:
+            return super().__getattr__(_current_name(name))
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(_current_name(name), value)
 
 
 def _current_name(name: str) -> str:

@@ -20,6 +20,7 @@ class NumericsOptions(Container):
     """What the device computes with, and what it keeps for the host."""
 
     anchored_tensors: dict[str, list[Any]]
+    random_seed: int
     _popart: _PopartOptions
 
     def randomSeed(self, random_seed: int) -> Self:

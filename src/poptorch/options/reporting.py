@@ -21,6 +21,7 @@ class ReportingOptions(Container):
 
     log_dir: str
     max_repeat_logs: int
+    model_name: str
     _popart: _PopartOptions
     _progress_bar: CompilationProgressBar
     _show_compilation_progress_bar: bool
