@@ -101,7 +101,10 @@ def test_what_stops_forward_is_the_last_of_the_list() -> None:
         return x @ torch.ones(7, 7)
 
     findings = explained(Calling(forward), torch.ones(2, 2))
-    assert [f.what.split(" ")[0] for f in findings] == [".tolist()", "forward"]
+    assert [f.what.split(" ")[0] for f in findings] == [".tolist()", "RuntimeError:"]
+    with pytest.raises(RuntimeError) as raised:
+        forward(torch.ones(2, 2))
+    assert findings[-1].what == f"RuntimeError: {raised.value}"
     assert "x @ torch.ones(7, 7)" in findings[-1].line
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import poptorch
 from helpers.source_tree import ROOT
@@ -32,13 +36,13 @@ def test_a_script_is_explained_to_the_last_construct(capsys) -> None:
     troubles = ("x = x - x.mean()", "if x.mean()", 'print("after', "active = x[", "return active")
     for line in lines_of(UNDECIDED, *troubles):
         assert out.count(line) == 1
-    assert "calls" not in out  # it was stopped before the first
+    assert "After the first" not in out  # it was stopped before the first call
 
 
 def test_a_script_that_trains_is_told_what_limits_it(capsys) -> None:
     assert main(["doctor", "--calls", "6", WAITING]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("Classifier, training, called at waiting.py:")
+    assert "\nClassifier, training, called at waiting.py:" in out
     assert "Nothing stands in the way of capturing this model." in out
     verdict = re.search(r"first of 6 calls: (\S+) s of (\S+) s .* the host limits the run", out)
     assert verdict is not None
@@ -100,7 +104,122 @@ def test_without_shapes_the_source_is_searched(capsys) -> None:
     assert main(["doctor", f"{UNDECIDED}:Undecided"]) == 0
     out = capsys.readouterr().out
     (line,) = lines_of(UNDECIDED, "x = x - x.mean()")
-    assert f"1 findings, which matter if their lines run:\n{line}" in out
+    assert f"1 finding, which matters if its line runs:\n{line}" in out
+
+
+def test_what_is_run_is_said_before_it_runs(script, capsys) -> None:
+    file = script("print('at the top')\nmade = torch.nn.Linear(2, 1)\n")
+    main(["doctor", "--calls", "3", file, "--epochs", "1"])
+    said = f"Running {file} --epochs 1, until 3 calls of wrapped models\nat the top\n"
+    assert capsys.readouterr().out.startswith(said)
+    main(["doctor", f"{file}:made"])
+    out = capsys.readouterr().out
+    assert out.startswith(f"Importing {file}, to make made and search its source\nat the top\n")
+    assert "With shapes forward is tried" in out
+    main(["doctor", f"{file}:made", "3,2"])
+    assert f"Importing {file}, to make made and run its forward once\n" in capsys.readouterr().out
+
+
+RAISING = """
+class Product(torch.nn.Module):
+    def forward(self, x):
+        return x @ torch.ones(5, 2)
+class Refusing(torch.nn.Module):
+    def forward(self, x):
+        raise ValueError("rows of three only")
+"""
+
+
+def test_what_forward_raises_is_shown_with_its_text(script, capsys) -> None:
+    file = script(RAISING)
+    assert main(["doctor", f"{file}:Product", "2,3"]) == 1
+    with pytest.raises(RuntimeError) as raised:
+        torch.ones(2, 3) @ torch.ones(5, 2)
+    assert f"RuntimeError: {raised.value}" in capsys.readouterr().out
+    assert main(["doctor", f"{file}:Refusing", "2,3"]) == 1
+    assert "ValueError: rows of three only" in capsys.readouterr().out
+
+
+def test_a_file_that_fails_is_shown_without_our_own_frames(script) -> None:
+    file = script("def fail():\n    1 / 0\nfail()\n")
+    with pytest.raises(SystemExit, match="ZeroDivisionError") as end:
+        main(["doctor", f"{file}:model"])
+    assert str(end.value).count(", line ") == 2
+
+
+PACKAGE = """
+import torch
+class Branching(torch.nn.Module):
+    def forward(self, x):
+        if x.dim() > 5:
+            x = x[x > 0]
+        return x * x.sum().item()
+"""
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch) -> None:
+    """A package that is installed beside torch."""
+    folder = tmp_path / "lib" / "python3.11" / "site-packages"
+    (folder / "acme").mkdir(parents=True)
+    (folder / "acme" / "layers.py").write_text(PACKAGE)
+    monkeypatch.syspath_prepend(folder)
+    yield
+    for name in ("acme", "acme.layers"):
+        sys.modules.pop(name, None)
+
+
+def test_lines_inside_other_packages_are_named(package, script, capsys) -> None:
+    text = """
+from acme.layers import Branching
+class Outer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Branching()
+    def forward(self, x):
+        return self.inner(x)
+"""
+    file = script(text)
+    assert main(["doctor", f"{file}:Outer", "4,3"]) == 1
+    out = capsys.readouterr().out
+    inside = "acme/layers.py:7, return x * x.sum().item()"
+    assert f"script.py:9, return self.inner(x) (in {inside})\n    error: .item()" in out
+    main(["doctor", f"{file}:Outer"])
+    out = capsys.readouterr().out
+    assert f"{inside}\n    error, if this line runs: .item() needs a tensor's value" in out
+
+
+def test_each_command_has_a_help_page_with_an_example(capsys) -> None:
+    pages = [["doctor"], ["cache"], ["cache", "list"], ["cache", "explain"], ["cache", "trim"]]
+    for words in pages:
+        with pytest.raises(SystemExit):
+            main([*words, "--help"])
+        page = capsys.readouterr().out
+        assert "example:\n  poptorch " + words[0] in page
+
+
+@pytest.mark.parametrize("command", [
+    ["poptorch._cli.main", "doctor", "--help"], ["poptorch._cli.main", "doctor", "SCRIPT"],
+    ["poptorch._cli.main", "options", "--all"], ["poptorch._cli.monitor"],
+    ["poptorch._cli.info", "--list-devices"],
+], ids=" ".join)  # fmt: skip
+def test_nobody_who_reads_on_is_no_error(command: list[str], script) -> None:
+    file = script("for number in range(100000): print(number)")
+    arguments = [file if word == "SCRIPT" else word for word in command]
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", *arguments],
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    finally:
+        os.close(writing)
+    assert done.stderr == ""
+    assert done.returncode == (0 if "--help" in command else 141)  # argparse prints help pages
 
 
 @pytest.mark.parametrize("arguments, phrase", [

@@ -1,4 +1,7 @@
-"""Finding the user's own line: the first frame that is neither ours nor torch's."""
+"""Finding the user's own line: the first frame that is neither ours nor torch's.
+
+Where another package stands in between, the innermost line of it is named, too.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,13 @@ import linecache
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 OURS = str(Path(__file__).resolve().parent.parent)
+_PACKAGES = ("/site-packages/", "/dist-packages/")
 DEFAULT_EXCLUDES = (OURS, "site-packages/torch", "site-packages/poptorch", "lib/python3")
 
 
@@ -20,29 +25,54 @@ def is_user_file(filename: str, excludes: Iterable[str] = DEFAULT_EXCLUDES) -> b
     return not filename.startswith("<") and not any(part in filename for part in excludes)
 
 
+def is_model_file(filename: str) -> bool:
+    """Tell whether a file may hold a model: the user's, or one of another package than torch."""
+    return is_user_file(filename) or _in_package(filename) is not None
+
+
+def _in_package(filename: str) -> str | None:
+    """Return the path of a file within the folder of packages, or None for any other file."""
+    for folder in _PACKAGES:
+        _, there, inside = filename.rpartition(folder)
+        if there and not filename.startswith(OURS):
+            return None if inside.startswith(("torch/", "poptorch/")) else inside
+    return None
+
+
 def describe(filename: str, line: int | None) -> str:
-    """Return ``file.py:41, the code of that line``."""
+    """Return ``file.py:41, the code of that line``; ``package/file.py:41`` in a package."""
     code = textwrap.shorten(linecache.getline(filename, line or 0), 100, placeholder=" ...")
-    place = f"{Path(filename).name}:{line}"
+    place = f"{_in_package(filename) or Path(filename).name}:{line}"
     return f"{place}, {code}" if code else place
 
 
 def calling_line() -> str | None:
     """Return the innermost user line on the present call stack, described, or None."""
-    frame = sys._getframe(1)
+    return _innermost(_callers(sys._getframe(1)))
+
+
+def _callers(frame: FrameType | None) -> Iterator[tuple[str, int]]:
     while frame is not None:
-        if is_user_file(frame.f_code.co_filename):
-            return describe(frame.f_code.co_filename, frame.f_lineno)
-        frame = frame.f_back  # type: ignore[assignment]
-    return None
+        yield frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+
+
+def _innermost(places: Iterable[tuple[str, int | None]]) -> str | None:
+    """Describe the user's line among places, the innermost first, and another package's in it."""
+    inside = None
+    for filename, line in places:
+        if is_user_file(filename):
+            place = describe(filename, line)
+            return f"{place} (in {inside})" if inside else place
+        if inside is None and _in_package(filename) is not None:
+            inside = describe(filename, line)
+    return inside
 
 
 def raising_line(error: BaseException) -> str | None:
     """Return the innermost user line of an exception's traceback, described, or None."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if is_user_file(frame.filename):
-            return describe(frame.filename, frame.lineno)
-    return None
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    return _innermost((frame.filename, frame.lineno) for frame in frames)
 
 
 def definition_line(function: Callable[..., Any]) -> str | None:

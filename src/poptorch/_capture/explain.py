@@ -68,7 +68,8 @@ class Explanation(list[Finding]):
         certain = any(finding.certain for finding in self)
         head = f"{len(self.fatal)} of {len(self)} findings prevent compiling this model:"
         if not certain:
-            head = f"{len(self)} findings, which matter if their lines run:"
+            one, few = "1 finding, which matters if its line runs:", "findings, which matter if"
+            head = one if len(self) == 1 else f"{len(self)} {few} their lines run:"
         return "\n".join([head, *map(str, self)])
 
 
@@ -144,7 +145,7 @@ def search(module: nn.Module) -> Explanation:
     found = (
         Finding(what, source.describe(code.co_filename, line), True, False, fix)
         for code in codes
-        if code.co_name != "__init__" and source.is_user_file(code.co_filename)
+        if code.co_name != "__init__" and source.is_model_file(code.co_filename)
         for line, what, fix in _suspects(code)
     )
     return Explanation(dict.fromkeys(found))
@@ -164,10 +165,11 @@ def _noticed(values: Values) -> Iterator[Finding]:
 
 
 def _raised(error: Exception) -> Finding:
-    title = error.args[0] if isinstance(error, Error) else f"{type(error).__name__}: {error}"
+    raised = error.__cause__ or error
+    own = isinstance(raised, Error)
+    what = str(raised.args[0]) if own else f"{type(raised).__name__}: {raised}"
     fix = "mend this first; what comes after it was not looked at"
-    line = source.raising_line(error.__cause__ or error)
-    return Finding(str(title), line, True, True, fix)
+    return Finding(what, source.raising_line(raised), True, True, fix)
 
 
 class _Executed:
@@ -186,7 +188,7 @@ class _Executed:
 
     def _call(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
         code = frame.f_code
-        if not source.is_user_file(code.co_filename):
+        if not source.is_model_file(code.co_filename):
             return None
         self.codes[code] = None
         return self._line

@@ -10,6 +10,7 @@ from typing import Any
 
 from .._base import env
 from .._compile.cache import Entry, differences, entries, trim
+from .commands import add
 
 MEGABYTE = 1_000_000
 DAY = 86400
@@ -17,20 +18,30 @@ DAY = 86400
 
 def add_parser(commands: Any) -> None:
     """Add this command."""
-    parser = commands.add_parser("cache", help="list, explain and trim cached executables")
+    parser = add(
+        commands,
+        "cache",
+        "list, explain and trim cached executables",
+        "poptorch cache --dir ./cache list\npoptorch cache explain 3f2a",
+    )
     parser.add_argument(
         "--dir", help="the cache; default POPTORCH_CACHE_DIR, then POPART_CACHE_DIR"
     )
     actions = parser.add_subparsers(required=True, metavar="action")
-    listing = actions.add_parser("list", help="one line per entry, the latest first")
+    example = "poptorch cache --dir ./cache list"
+    listing = add(actions, "list", "one line per entry, the latest first", example)
     listing.set_defaults(run=_list)
-    explain = actions.add_parser(
-        "explain", help="what an entry was compiled from, or two differ in"
+    explain = add(
+        actions,
+        "explain",
+        "what an entry was compiled from, or two differ in",
+        "poptorch cache explain 3f2a\npoptorch cache explain 3f2a 81b0",
     )
     explain.add_argument("key", help="the first characters of a key")
     explain.add_argument("other", nargs="?", help="another key; default: show all of the first")
     explain.set_defaults(run=_explain)
-    trimming = actions.add_parser("trim", help="remove damaged entries and others")
+    example = "poptorch cache trim --max-mb 500 --days 30"
+    trimming = add(actions, "trim", "remove damaged entries and others", example)
     trimming.add_argument("--max-mb", type=float, help="keep the latest, up to so many megabytes")
     trimming.add_argument("--days", type=float, help="remove what was not used for so many days")
     trimming.set_defaults(run=_trim)

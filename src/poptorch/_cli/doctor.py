@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import runpy
 import sys
 import traceback
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -17,23 +19,29 @@ from .. import _capture, wrappers
 from .._base import source
 from ..executor import PoplarExecutor
 from ..options import Options
+from .commands import add
 from .watching import Enough, Watch
 
 CALLS = 20
 _DESCRIPTION = """
-With a script: runs it, explains every model that it wraps before that is compiled, and says at last
-whether the host or the device limited the run. With FILE.py:NAME, a module, a class or a function
-that makes one: explains that module, for inputs of the shapes that follow, such as 8,3 or 8:int64;
-without shapes its source is searched and nothing is run."""
+With a script: runs it, as python would; explains every model that it wraps before that is compiled,
+ends it after some calls, and says at last whether the host or the device limited the run.
+
+With FILE.py:NAME, a module, a class or a function that makes one: imports that file, which runs all
+of it but what stands under if __name__ == "__main__", then explains that module. With shapes of its
+inputs, such as 8,3 or 8:int64, its forward runs once; without shapes its source is searched.
+
+The first line of the output says what is run. The exit status is 1 if something prevents compiling
+or running."""
+_EXAMPLE = """
+poptorch doctor --calls 5 train.py --epochs 1
+poptorch doctor --training model.py:Classifier 16,1,28,28 16:int64"""
 
 
 def add_parser(commands: Any) -> None:
     """Add this command."""
-    parser = commands.add_parser(
-        "doctor",
-        help="list what cannot be captured, and what limits a run",
-        description=_DESCRIPTION,
-    )
+    does = "list what cannot be captured, and what limits a run"
+    parser = add(commands, "doctor", does, _EXAMPLE, _DESCRIPTION)
     parser.add_argument("target", help="a script, or FILE.py:NAME")
     parser.add_argument("--training", action="store_true", help="a module is to be trained")
     parser.add_argument(
@@ -63,6 +71,8 @@ def _script(path: str, arguments: list[str], most: int | None) -> int:
     before = sys.argv[:], sys.path[:]
     sys.argv, sys.path[0:0] = [path, *arguments], [str(Path(path).parent)]
     broken = False
+    limit = f", until {most} calls of wrapped models" if most else ""
+    print(f"Running {' '.join([path, *arguments])}{limit}", flush=True)
     try:
         with watch.watching():
             runpy.run_path(path, run_name="__main__")
@@ -70,12 +80,14 @@ def _script(path: str, arguments: list[str], most: int | None) -> int:
         pass
     except SystemExit as end:
         broken = end.code not in (None, 0)
-    except Exception:
+    except BrokenPipeError:
+        raise  # nobody reads what is printed
+    except Exception as error:
         broken = True
-        print(f"The script failed:\n{traceback.format_exc()}")
+        print(f"The script failed:\n{_told(error, path)}")
     finally:
         sys.argv, sys.path[:] = before
-    if not watch.fatal:
+    if not watch.fatal and not (broken and not watch.calls):
         print(watch.summary())
     return 1 if broken or watch.fatal else 0
 
@@ -87,6 +99,8 @@ def _tell(executor: PoplarExecutor, found: _capture.Explanation) -> None:
 
 
 def _module(path: Path, name: str, shapes: list[str], training: bool) -> int:
+    does = "run its forward once" if shapes else "search its source"
+    print(f"Importing {path}, to make {name} and {does}", flush=True)
     module = _made(path, name)
     if not shapes:
         found = _capture.search(module)
@@ -98,7 +112,10 @@ def _module(path: Path, name: str, shapes: list[str], training: bool) -> int:
             found = wrappers.trainingModel(module, options, optimizer).explain(*inputs)
         else:
             found = wrappers.inferenceModel(module, options).explain(*inputs)
-    print(found)
+    if shapes or found:
+        print(found)
+    else:
+        print("The source shows nothing that prevents a capture. With shapes forward is tried.")
     return 1 if found.fatal else 0
 
 
@@ -113,11 +130,28 @@ def _made(path: Path, name: str) -> nn.Module:
         spec.loader.exec_module(file)
         value: Any = getattr(file, name, None)
         made = value if isinstance(value, nn.Module) or not callable(value) else value()
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        sys.exit(f"{path} failed:\n{_told(error, str(path))}")
     finally:
         sys.path.remove(str(path.parent))
     if not isinstance(made, nn.Module):
         sys.exit(f"{name} in {path} is no torch.nn.Module, and makes none when called: {made!r}")
     return made
+
+
+def _told(error: Exception, path: str) -> str:
+    """The traceback of an error, from the script's first frame on."""
+    trace = error.__traceback__
+    while trace is not None and not os.path.samefile(_file(trace), path):
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace))
+
+
+def _file(trace: TracebackType) -> str:
+    name = trace.tb_frame.f_code.co_filename
+    return name if os.path.exists(name) else os.devnull  # code that was never in a file
 
 
 def _input(text: str) -> torch.Tensor:

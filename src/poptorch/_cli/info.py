@@ -11,11 +11,18 @@ from typing import Any
 from .._base.errors import Error
 from .._machine import pod, systems
 from .._machine.systems import System
+from .commands import quiet_when_closed, shown
 
 
+@quiet_when_closed
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print what is asked for; return the exit status."""
-    parser = argparse.ArgumentParser(prog="gc-info", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="gc-info",
+        description=__doc__,
+        epilog=shown("gc-info --list-devices\ngc-info --device-id 0 --json"),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("-l", "--list-devices", action="store_true", help="list every device id")
     parser.add_argument("-d", "--device-id", type=int, metavar="N", help="tell about one device")
     parser.add_argument("-j", "--json", action="store_true", help="print JSON")

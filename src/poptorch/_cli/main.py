@@ -6,13 +6,20 @@ import argparse
 from collections.abc import Sequence
 
 from . import cache, doctor, options
+from .commands import quiet_when_closed, shown
 
 COMMANDS = (options, cache, doctor)
 
 
+@quiet_when_closed
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status."""
-    parser = argparse.ArgumentParser(prog="poptorch", description="Tools beside the library.")
+    parser = argparse.ArgumentParser(
+        prog="poptorch",
+        description="Tools beside the library. Each command has a help page of its own.",
+        epilog=shown("poptorch doctor --help"),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     commands = parser.add_subparsers(required=True, metavar="command")
     for command in COMMANDS:
         command.add_parser(commands)

@@ -15,6 +15,7 @@ from .._machine import pod, systems
 from .._machine.pod import Holder
 from .._machine.systems import System
 from .boxes import box
+from .commands import quiet_when_closed, shown
 
 _CARD_HEAD = (
     "IPU-M", "Serial", "IPU-M SW", "Server version", "ICU FW", "Type", "ID", "IPU#", "Routing",
@@ -25,9 +26,15 @@ _PROCESS_WIDTHS = (8, 82, 8, 12, 4, 10, 8, 8, 8)
 _UNKNOWN = "N/A"
 
 
+@quiet_when_closed
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables; return the exit status."""
-    parser = argparse.ArgumentParser(prog="gc-monitor", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="gc-monitor",
+        description=__doc__,
+        epilog=shown("gc-monitor\ngc-monitor --json --no-card-info"),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--no-card-info", action="store_true", help="leave the devices out")
     parser.add_argument("-j", "--json", action="store_true", help="print JSON")
     chosen = parser.parse_args(arguments)
