@@ -65,7 +65,7 @@ def test_a_placed_model_trains_as_the_flat_one_and_as_the_table_says() -> None:
         losses.append([trainer(x, y)[1] for _ in range(3)])
     torch.testing.assert_close(losses[1], losses[0])
     plan = trainer.plan()
-    assert plan.chips == 2
+    assert plan.layout.chips == 2
     sent = [t.value.bytes for t in plan.staged.transfers if str(t.source) == "0F"]
     assert sum(sent) == table[1].entering_bytes
 

@@ -25,7 +25,7 @@ from poptorch import (
     Stage,
 )
 from poptorch._ir.plan import Plan
-from poptorch._ir.schedule import Do, Part
+from poptorch._ir.stage_pass import StagePass
 from poptorch.backends.chips import NotOnChip
 
 WIDTH = 3
@@ -159,21 +159,22 @@ def test_another_chips_weight_cannot_be_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "field, part, message",
+    "field, stage_pass, message",
     [
-        ("loads", Part(Do.FORWARD, 1), "1F0 reads param"),
-        ("stores", Part(Do.FORWARD, 0), "L0B0 loads value.* not in chip 0's streaming"),
+        ("loads", StagePass(1), "1F0 reads param"),
+        ("stores", StagePass(0), "L0B0 loads value.* not in chip 0's streaming"),
     ],
 )
-def test_what_was_not_moved_is_missed(field: str, part: Part, message: str) -> None:
+def test_what_was_not_moved_is_missed(field: str, stage_pass: StagePass, message: str) -> None:
     strategy = SerialPhasedExecution("b0", "b1")
     strategy.setTensorsLiveness(Liveness.OffChipAfterEachPhase)
     captured, plan, batches = small_plan(strategy)
-    moves = plan.staged.moves
-    kept = {p: keys for p, keys in getattr(moves, field).items() if p != part}
-    wrong = dataclasses.replace(moves, **{field: {**kept, part: ()}})
+    workload = plan.staged.workload
+    kept = {**getattr(workload.streaming, field), stage_pass: ()}
+    streaming = dataclasses.replace(workload.streaming, **{field: kept})
+    wrong = dataclasses.replace(workload, streaming=streaming)
     with pytest.raises(NotOnChip, match=message):
-        captured.run_staged(damaged(plan, moves=wrong), batches)
+        captured.run_staged(damaged(plan, workload=wrong), batches)
 
 
 def test_interleaving_really_keeps_fewer_values() -> None:

@@ -193,7 +193,7 @@ def test_names_made_while_forward_runs() -> None:
             Phase(Stage(f"phase{2 * n + 1}_ipu0").ipu(1), Stage(f"phase{2 * n + 1}_ipu1").ipu(3)),
         ]
     executor = trained(Halves(), X, Y, ParallelPhasedExecution(*phases))
-    assert executor.plan().chips == 4
+    assert executor.plan().layout.chips == 4
     assert {phase for phase, _, _ in chips(executor)} == set(range(6))
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 import poptorch
 from helpers.captures import capture
 from poptorch import _place
+from poptorch._ir.blocks import pass_of
 from poptorch._ir.layout import Layout
+from poptorch._ir.stage_pass import StagePass
 from poptorch.options.freeze import freeze
 
 X = torch.randn(2, 4)
@@ -47,8 +49,9 @@ def place(
 ) -> Layout:
     """Capture and place a model."""
     micro = capture(model, *inputs, training=training)
-    layout = _place.place(micro.graph, micro.visits, freeze(opts, training))
-    _place.log_layout(layout)
+    spec = freeze(opts, training)
+    layout = _place.place(micro.graph, micro.visits, spec)
+    _place.log_layout(layout, spec)
     return layout
 
 
@@ -56,6 +59,12 @@ def chain(*steps, strategy=None, training: bool = True, **counts: int) -> Layout
     """Place a ``Chain``."""
     opts = options(strategy, training=training, **counts)
     return place(Chain(*steps), X, opts=opts, training=training)
+
+
+def passes(layout: Layout) -> dict[fx.Node, StagePass]:
+    """Return where every operator of a placed graph runs."""
+    nodes = layout.graph.module.graph.nodes
+    return {node: pass_of(node) for node in nodes if node.op == "call_function"}
 
 
 def stages(layout: Layout) -> list[tuple[int, tuple[str, ...]]]:

@@ -15,10 +15,11 @@ from poptorch._capture import Micro
 from poptorch._compile.build import inference_program, training_program
 from poptorch._compile.staged import Step, stage, step_graphs
 from poptorch._ir import verify
+from poptorch._ir.layout import Layout
 from poptorch._ir.plan import Plan
 from poptorch._ir.program import Program
 from poptorch._ir.slot import Kind
-from poptorch._ir.spec import Loops, Spec
+from poptorch._ir.spec import Spec
 from poptorch._ir.state import State
 from poptorch.backends.reference import Reference
 from poptorch.backends.staged import ByStages, StagedExecutable
@@ -44,7 +45,6 @@ class Captured:
         self.module = copy.deepcopy(module)
         self.training = optimizer is not None
         self.micro: Micro = capture(self.module, *inputs, training=self.training)
-        self._made: dict[Loops, tuple[Program, Step]] = {}
         self.optim, self.hypers = None, {}
         if optimizer is not None:
             paths = {p.data_ptr(): name for name, p in self.module.named_parameters()}
@@ -53,23 +53,19 @@ class Captured:
     def plan(self, opts: poptorch.Options) -> Plan:
         """Return the plan for some options, staged form included."""
         spec = freeze(opts, self.training)
-        program, step = self._graphs(spec)
         layout = _place.place(self.micro.graph, self.micro.visits, spec)
+        program, step = self._graphs(spec, layout)
         changed = (s.key for s in self.micro.graph.outputs if s.kind is Kind.BUFFER)
         own = frozenset(changed) if spec.loops.replicas > 1 else frozenset()
-        staged = stage(step, self.micro.visits, spec)
-        return Plan(program, spec, own, layout.chips, layout.reserved, layout, staged)
+        return Plan(program, spec, layout, own, stage(step, layout, spec))
 
-    def _graphs(self, spec: Spec) -> tuple[Program, Step]:
-        """The fused program and what is cut: they depend on the counts only."""
-        if spec.loops not in self._made:
-            if self.optim is None:
-                program = inference_program(self.micro.graph, spec, None)
-            else:
-                program = training_program(self.micro.graph, spec, self.optim, None, apart=True)
-            step = step_graphs(self.micro.graph, spec, self.optim, program)
-            self._made[spec.loops] = program, step
-        return self._made[spec.loops]
+    def _graphs(self, spec: Spec, layout: Layout) -> tuple[Program, Step]:
+        """The fused program and what is cut of it."""
+        if self.optim is None:
+            program = inference_program(layout.graph, spec, None)
+        else:
+            program = training_program(layout.graph, spec, self.optim, None, bundles=False)
+        return program, step_graphs(layout.graph, spec, self.optim, program)
 
     def state(self, plan: Plan) -> State:
         """Return the device's tensors as they are before the first call."""

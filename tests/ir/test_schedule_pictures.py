@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from xml.etree import ElementTree
 
-from helpers.works import chain
+from helpers.workloads import chain
 from poptorch._ir.placement import Placement
 from poptorch._ir.schedule import Schedule
 from poptorch._schedule import make

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from poptorch._base.errors import Error
-from poptorch._ir.placement import Home
+from poptorch._ir.placement import Location
 from poptorch._ir.spec import Spec
 from poptorch.enums import (
     CommGroupType,
@@ -106,7 +106,7 @@ def test_every_setting_reaches_a_hashable_spec_with_a_stable_repr():
     assert spec.hint("dotChecks") == ("x", "y", "z")
     assert spec.hint("gclOptions") == (("a", "2"), ("b", 1))
     assert spec.hint("missing", 3) == 3
-    assert spec.homes.io_tiles == 64
+    assert spec.locations.io_tiles == 64
     assert (spec.runtime.cache_dir, spec.runtime.model_name) == ("cache", "m")
     assert spec.target.seed == 5
 
@@ -251,16 +251,16 @@ def test_the_environments_engine_options_win(monkeypatch, caplog):
 
 
 def test_locations_default_to_off_chip_with_phases():
-    assert freeze(Options(), training=True).homes.weight == Home(on_chip=True)
+    assert freeze(Options(), training=True).locations.weight == Location(on_chip=True)
     options = Options().setExecutionStrategy(SerialPhasedExecution("A"))
     settings = TensorLocationSettings().useReplicatedTensorSharding().minElementsForOffChip(5)
     options.TensorLocations.setOptimizerLocation(settings)
     options.TensorLocations.setWeightLocation(TensorLocationSettings().useOnChipStorage())
-    homes = freeze(options, training=True).homes
-    assert homes.activation == homes.accumulator == Home(on_chip=False)
-    assert homes.weight == Home(on_chip=True)
-    assert homes.optimizer == Home(on_chip=False, min_off_chip=5)  # one replica: not sharded
-    assert freeze(options.replicationFactor(2), training=True).homes.optimizer.sharded
+    homes = freeze(options, training=True).locations
+    assert homes.activation == homes.accumulator == Location(on_chip=False)
+    assert homes.weight == Location(on_chip=True)
+    assert homes.optimizer == Location(on_chip=False, min_off_chip=5)  # one replica: not sharded
+    assert freeze(options.replicationFactor(2), training=True).locations.optimizer.sharded
 
 
 @pytest.mark.spec("options", 32)

@@ -10,11 +10,12 @@ import poptorch
 from helpers.placing import X, options
 from helpers.stage_zoo import ROWS, STAGE_ZOO
 from helpers.staging import Captured
+from helpers.workloads import backward, forward
 from poptorch import AutoStage, PipelinedExecution, ShardedExecution
 from poptorch._ir import verify
-from poptorch._ir.schedule import Do, Part
 from poptorch._ir.slot import Kind
-from poptorch._ir.staged import Staged
+from poptorch._ir.stage_pass import Direction, StagePass
+from poptorch._ir.staged import Staged, values_read, values_written
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -29,12 +30,8 @@ def keys(slots) -> set[str]:
     return {slot.key for slot in slots}
 
 
-def forward(stage: int) -> Part:
-    return Part(Do.FORWARD, stage)
-
-
-def backward(stage: int) -> Part:
-    return Part(Do.BACKWARD, stage)
+def update(chip: int, rounds: int = 0) -> StagePass:
+    return StagePass(chip, Direction.UPDATE, rounds)
 
 
 @pytest.mark.parametrize("name", STAGE_ZOO)
@@ -45,20 +42,21 @@ def test_parts_read_only_what_is_on_their_chip_or_sent_to_it(name: str) -> None:
     )
     found = staged(example.build(3), *example.inputs(ROWS), opts=options(strategy))
     made: dict[str, int] = {}
-    for part, segment in found.segments.items():
-        verify.verify_graph(segment.graph)
-        assert str(part) == segment.graph.name
-        for slot in segment.graph.inputs:
+    for stage_pass, graph in found.graphs.items():
+        verify.verify_graph(graph)
+        assert str(stage_pass) == graph.name
+        chip = found.workload.chip_of(stage_pass)
+        for slot in graph.inputs:
             if slot.kind is Kind.VALUE:
                 sent = {t.target for t in found.transfers if t.value == slot}
-                assert segment.chip in {made[slot.key], *sent}
+                assert chip in {made[slot.key], *sent}
             elif slot.is_state:
-                assert segment.chip in found.homes[slot.key]
-        for slot in segment.graph.outputs:
+                assert chip in found.homes[slot.key]
+        for slot in graph.outputs:
             if slot.kind is Kind.VALUE:
                 assert slot.key not in made
-                made[slot.key] = segment.chip
-    read = set().union(*(segment.reads for segment in found.segments.values()))
+                made[slot.key] = chip
+    read = set().union(*map(values_read, found.graphs.values()))
     assert read == set(made)
     for transfer in found.transfers:
         assert made[transfer.value.key] != transfer.target
@@ -70,15 +68,15 @@ def test_a_stage_hands_its_result_to_the_next_and_its_gradient_back() -> None:
     crossing = [(str(t.source), t.target, t.value.shape) for t in found.transfers]
     assert crossing == [("0F", 1, (ROWS, 4)), ("1B", 0, (ROWS, 4))]
     assert (
-        keys(found.segments[forward(0)].graph.outputs) - found.segments[forward(0)].writes == set()
+        keys(found.graphs[forward(0)].outputs) - values_written(found.graphs[forward(0)]) == set()
     )
-    results = found.segments[forward(1)].graph.outputs
+    results = found.graphs[forward(1)].outputs
     assert {"output.0", "loss.1"} <= keys(results)
-    assert keys(found.segments[backward(0)].graph.outputs) == {
+    assert keys(found.graphs[backward(0)].outputs) == {
         "accum.layers.0.0.weight", "accum.layers.0.0.bias",
     }  # fmt: skip
-    assert found.segments[Part(Do.UPDATE, 1)].chip == 1
-    assert keys(found.segments[Part(Do.UPDATE, 1)].graph.outputs) == {
+    assert found.workload.chip_of(update(1)) == 1
+    assert keys(found.graphs[update(1)].outputs) == {
         "accum.layers.1.0.weight", "accum.layers.1.0.bias",
         "param.layers.1.0.weight", "param.layers.1.0.bias",
     }  # fmt: skip
@@ -89,7 +87,7 @@ def test_skipped_over_stages_neither_see_nor_pass_on_a_value() -> None:
     found = staged(example.build(4), *example.inputs(ROWS), opts=options())
     to = {t.target for t in found.transfers if t.source == forward(0)}
     assert to == {1, 2, 3}
-    assert found.work.needs[forward(3)] == {forward(0), forward(2)}
+    assert found.workload.needs[forward(3)] == {forward(0), forward(2)}
 
 
 def test_gradients_of_a_shared_weight_are_added_up_on_its_chip() -> None:
@@ -99,12 +97,12 @@ def test_gradients_of_a_shared_weight_are_added_up_on_its_chip() -> None:
     )
     found = staged(example.build(3), *example.inputs(ROWS), opts=options(strategy))
     writers = [
-        str(part)
-        for part, segment in found.segments.items()
-        if "accum.table.weight" in keys(segment.graph.outputs) and part.do is not Do.UPDATE
+        str(stage_pass)
+        for stage_pass, graph in found.graphs.items()
+        if "accum.table.weight" in keys(graph.outputs) and not stage_pass.is_update
     ]
     assert writers == ["0B"]
-    assert backward(2) in found.work.needs[backward(0)]
+    assert backward(2) in found.workload.needs[backward(0)]
 
 
 class Wide(nn.Module):
@@ -127,15 +125,17 @@ class Wide(nn.Module):
 
 
 def kept(found: Staged, stage: int) -> int:
-    """Return how many elements wait on a stage's chip between its two parts."""
-    slots = {slot.key: slot for s in found.segments.values() for slot in s.graph.inputs}
-    return sum(slots[key].numel for key in found.segments[backward(stage)].reads - later(found))
+    """Return how many elements wait on a stage's chip between its two passes."""
+    slots = {slot.key: slot for graph in found.graphs.values() for slot in graph.inputs}
+    return sum(
+        slots[key].numel for key in values_read(found.graphs[backward(stage)]) - later(found)
+    )
 
 
 def later(found: Staged) -> set[str]:
     """Keys of values that backward parts make."""
-    parts = [segment for part, segment in found.segments.items() if part.do is Do.BACKWARD]
-    return set().union(*(segment.writes for segment in parts))
+    graphs = [graph for stage_pass, graph in found.graphs.items() if stage_pass.backward]
+    return set().union(*map(values_written, graphs))
 
 
 def test_pipelined_training_computes_activations_again() -> None:
@@ -150,7 +150,7 @@ def test_pipelined_training_computes_activations_again() -> None:
 
 def test_what_was_drawn_is_kept() -> None:
     found = staged(Wide(drop=True), X, opts=options())
-    drawing = [part for part, segment in found.segments.items() if segment.graph.random]
+    drawing = [stage_pass for stage_pass, graph in found.graphs.items() if graph.random]
     assert drawing == [forward(1)]
     assert X.numel() < kept(found, 1) <= X.numel() + 2 * 64
 
@@ -163,13 +163,13 @@ def test_the_norm_of_all_gradients_is_one_exchange_there_and_one_back() -> None:
 
     captured = Captured(example.build(3), example.inputs(ROWS), clipped)
     found = captured.plan(options()).staged
-    assert found.work.updates == ((0, 1, 2), (0,), (1, 2))
-    crossing = [t for t in found.transfers if t.source.do is Do.UPDATE]
+    assert " ".join(map(str, found.workload.updates)) == "0U0 1U0 2U0 0U1 1U2 2U2"
+    crossing = [t for t in found.transfers if t.source.is_update]
     assert {t.target for t in crossing if t.source.round == 0} == {0}
     assert {t.target for t in crossing if t.source.round == 1} == {1, 2}
     assert all(t.value.numel == 1 for t in crossing)
     assert found.homes["optstate.step"] == (0, 1, 2)
-    assert "optstate.step" in keys(found.segments[Part(Do.UPDATE, 2, 2)].graph.outputs)
+    assert "optstate.step" in keys(found.graphs[update(2, 2)].outputs)
 
 
 def test_a_model_on_chips_0_1_0() -> None:
@@ -178,7 +178,7 @@ def test_a_model_on_chips_0_1_0() -> None:
     model = example.build(3)
     model.chips = [0, 1, 0]
     found = staged(model, *example.inputs(ROWS), opts=options(strategy))
-    assert found.work.chips == (0, 1, 0)
+    assert [stage.chip for stage in found.workload.stages] == [0, 1, 0]
     assert [(str(t.source), t.target) for t in found.transfers] == [
         ("0F", 1), ("1F", 0), ("2B", 1), ("1B", 0),
     ]  # fmt: skip

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers.placing import X, chain, options, place, stages
+from helpers.placing import X, chain, options, passes, place, stages
 from poptorch import (
     AutoStage,
     ParallelPhasedExecution,
@@ -115,10 +115,13 @@ def test_devices_of_a_phase_exchange_data_in_rounds(training: bool) -> None:
     assert layout.chips == 4
     assert [stage.phase for stage in layout.stages] == sorted(s.phase for s in layout.stages)
     assert len(layout.stages) == 2 + 2 * 2 + 2 + 2 * 2 + 2 + 2 * 2 + 1
-    for node in layout.spots:
-        for before in node.all_input_nodes:
-            if before in layout.spots:
-                assert layout.rank(before) <= layout.rank(node)
+    placed = passes(layout)
+    assert all(
+        placed[i] <= where
+        for node, where in placed.items()
+        for i in node.all_input_nodes
+        if i in placed
+    )
 
 
 @pytest.mark.spec("parallel", 1)
@@ -138,14 +141,14 @@ def test_an_operator_in_no_block_is_refused() -> None:
 @pytest.mark.spec("parallel", 44)
 def test_the_loss_belongs_to_the_last_block_and_gradients_to_their_forward_stage() -> None:
     layout = chain(("A", 0), ("B", 1), ("C", 2))
-    by_name = {node.name: layout.spots[node] for node in layout.spots}
-    assert (by_name["mean"].stage, by_name["mean"].backward) == (2, False)
-    for node, spot in layout.spots.items():
+    placed = passes(layout)
+    assert [str(where) for node, where in placed.items() if node.name == "mean"] == ["2F"]
+    for node, where in placed.items():
         label = label_of(node)
-        assert spot.backward == label.backward
+        assert where.backward == label.backward
         if label.visit is not None:
-            assert spot.stage == label.visit - 1
-    assert {spot.stage for spot in layout.spots.values() if spot.backward} == {0, 1, 2}
+            assert where.stage == label.visit - 1
+    assert {where.stage for where in placed.values() if where.backward} == {0, 1, 2}
 
 
 @pytest.mark.spec("parallel", 48)
@@ -155,6 +158,6 @@ def test_annotating_again_gives_the_same_placement() -> None:
     for _ in range(2):
         poptorch.BeginBlock(model[1], "B", ipu_id=1)
         layout = place(model, X, opts=options(training=False), training=False)
-        found.append((stages(layout), [spot.stage for spot in layout.spots.values()]))
+        found.append((stages(layout), [where.stage for where in passes(layout).values()]))
         poptorch.removeBlocks(model)
     assert found[0] == found[1]

@@ -6,9 +6,11 @@ import re
 
 import pytest
 
-from helpers.works import chain
+from helpers.workloads import chain
+from poptorch._ir.layout import Stage
 from poptorch._ir.placement import Placement, Strategy
-from poptorch._ir.schedule import Schedule, Work
+from poptorch._ir.schedule import Schedule
+from poptorch._ir.workload import Workload
 from poptorch._schedule import ScheduleError, check, make
 from poptorch.enums import Liveness
 
@@ -157,8 +159,8 @@ def test_there_are_twenty_kinds_of_damage() -> None:
     assert len(DAMAGE) >= 20
 
 
-def test_a_work_without_stages_on_a_chip_is_checked_too() -> None:
-    work = Work(chips=(0,), micros=1, training=False, needs={})
+def test_a_workload_of_one_stage_is_checked_too() -> None:
+    work = Workload((Stage(0),), micro_batches=1, training=False)
     check(Schedule.parse("chip 0: 0F0"), work)
     with pytest.raises(ScheduleError, match="0F0 is missing"):
         check(Schedule.parse("chip 0: ."), work)

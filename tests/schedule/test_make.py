@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.works import chain
+from helpers.workloads import backward, chain, forward
 from poptorch._ir.placement import Placement, Strategy
-from poptorch._ir.schedule import Action, Do, Schedule, Work
+from poptorch._ir.schedule import Action, Schedule
+from poptorch._ir.workload import Workload
 from poptorch._schedule import check, make
 from poptorch.enums import Liveness
 
@@ -73,7 +74,7 @@ EACH = Liveness.OffChipAfterEachPhase
     ],
     ids=["grouped", "interleaved", "sharded", "serial", "late", "parallel", "inference"],
 )
-def test_grids(work: Work, how: Placement, expected: str) -> None:
+def test_grids(work: Workload, how: Placement, expected: str) -> None:
     schedule = make(work, how)
     assert str(schedule) == expected.strip()
     check(schedule, work)
@@ -104,8 +105,8 @@ def waiting(schedule: Schedule, stage: int) -> int:
     """Return how many micro-batches wait at most between a stage's two parts."""
     balance, most = 0, 0
     for _, _, action in schedule.cells():
-        if action.move is None and action.part.index == stage and action.part.do is not Do.UPDATE:
-            balance += 1 if action.part.do is Do.FORWARD else -1
+        if action.traffic is None and action.stage_pass in (forward(stage), backward(stage)):
+            balance += -1 if action.stage_pass.backward else 1
             most = max(most, balance)
     return most
 
@@ -134,7 +135,7 @@ def test_parallel_phases_hide_loads_that_serial_phases_wait_for() -> None:
     parallel = make(work, placement(Strategy.PARALLEL_PHASED, liveness=EACH))
     assert parallel.columns < serial.columns
     computing = Counter(
-        column for column, _, action in serial.cells() if action.part.do is not Do.UPDATE
+        column for column, _, action in serial.cells() if not action.stage_pass.is_update
     )
     assert set(computing.values()) == {1}
 

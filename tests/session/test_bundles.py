@@ -177,6 +177,6 @@ def test_compiled_code_reads_and_writes_bundles():
 def test_the_plan_can_still_be_cut_into_stages():
     _, _, wrapped, _, _ = run("Adam", stop=1)
     staged = wrapped.plan().staged
-    keys = {slot.key for segment in staged.segments.values() for slot in segment.graph.inputs}
+    keys = {slot.key for graph in staged.graphs.values() for slot in graph.inputs}
     assert {f"param.{path}" for path, _ in wrapped.model.named_parameters()} <= keys
     assert not any("~" in key for key in keys)

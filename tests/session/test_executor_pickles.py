@@ -42,6 +42,6 @@ def test_saved_before_it_is_compiled(tmp_path: Path) -> None:
     _, loss = loaded(x, y)
     chunks = [eager(*part)[1] for part in zip(x.chunk(4), y.chunk(4), strict=True)]
     torch.testing.assert_close(loss, chunks[-1])
-    visits = [(v.visit.block, v.chip) for v in loaded.plan().layout.assigned]
-    assert visits[-2:] == [("A", 0), ("B", 1)]
+    stages = [(stage.blocks, stage.chip) for stage in loaded.plan().layout.stages]
+    assert stages == [(("A",), 0), (("B",), 1)]
     assert not training.isCompiled()

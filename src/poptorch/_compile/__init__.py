@@ -2,9 +2,8 @@
 
 from .._place import Share
 from .cache import store_of
-from .pipeline import Compiled, compile
+from .pipeline import Compiled, compile, with_stages
 from .shares import shares
-from .staged import with_stages
 from .tiers import Code, compile_plan
 
 __all__ = [

@@ -25,7 +25,7 @@ def inference_program(micro: Graph, spec: Spec, lanes: LaneAxis | None) -> Progr
 
 
 def training_program(
-    micro: Graph, spec: Spec, optim: OptimSpec, lanes: LaneAxis | None, apart: bool = False
+    micro: Graph, spec: Spec, optim: OptimSpec, lanes: LaneAxis | None, bundles: bool = True
 ) -> Program:
     """Return the training step.
 
@@ -34,12 +34,12 @@ def training_program(
 
     Args:
         micro, spec, optim, lanes: what is built of.
-        apart: every weight keeps a storage of its own.
+        bundles: whether small weights may share a storage.
     """
     loops = spec.loops
-    bundles: tuple[Bundle, ...] = ()
-    if not apart:
-        micro, optim, bundles = bundled(micro, spec, optim)
+    shared: tuple[Bundle, ...] = ()
+    if bundles:
+        micro, optim, shared = bundled(micro, spec, optim)
     gradients = [slot for slot in micro.outputs if slot.kind is Kind.GRADIENT]
     trained = {slot.path for slot in gradients}
     updated = [s for s in micro.inputs if s.kind is Kind.PARAM and s.path in trained]
@@ -56,7 +56,7 @@ def training_program(
         body = (*window, Run("update"))
     body = _repeat(Axis.ITERATIONS, loops.iterations, body)
     graphs = {name: with_updated_weights(graph, spec) for name, graph in graphs.items()}
-    return Program((*body, _emit(micro, graphs, spec)), graphs, loops, initial, lanes, bundles)
+    return Program((*body, _emit(micro, graphs, spec)), graphs, loops, initial, lanes, shared)
 
 
 def _window(

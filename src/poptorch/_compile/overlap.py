@@ -23,7 +23,7 @@ def check_overlap(spec: Spec) -> None:
             got="the default execution strategy, also with one device",
             fix="options.setExecutionStrategy(poptorch.ShardedExecution())",
         )
-    if not spec.homes.io_tiles:
+    if not spec.locations.io_tiles:
         raise Error(
             "No IO tiles allocated",
             got="overlapped inputs and outputs travel through tiles of their own",

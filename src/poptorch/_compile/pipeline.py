@@ -12,9 +12,11 @@ from .. import _capture, _place, backends
 from .._base import log, trees
 from .._base.errors import Error
 from .._ir import verify
+from .._ir.graph import Graph
+from .._ir.layout import Layout
 from .._ir.optim_spec import OptimSpec
 from .._ir.plan import Plan
-from .._ir.program import Program
+from .._ir.program import LaneAxis, Program
 from .._ir.slot import Kind
 from .._ir.spec import Spec
 from . import cache, lanes
@@ -75,29 +77,22 @@ def compile(
     if spec.precision.floating_point_exceptions:
         backend = backends.checking(backend)
     progress(0.02)
-    apart = backends.works_by_stages(backend)
-    if (
-        spec.training and spec.hint("autoRecomputation") and not apart
-    ):  # stages see to it themselves
-        request = dataclasses.replace(request, recompute=True)
-    micro, lane_axis = (_capture.capture(request), None) if apart else lanes.capture(request, spec)
+    by_stages = backends.works_by_stages(backend)
+    micro, lane_axis, layout = _captured(request, spec, by_stages)
     if micro.overlaps:
         check_overlap(spec)
-    layout = _place.place(micro.graph, micro.visits, spec)
-    _place.log_layout(layout)
+    _place.log_layout(layout, spec)
     progress(0.2)
     if optim is None:
         program = inference_program(micro.graph, spec, lane_axis)
     else:
-        program = training_program(micro.graph, spec, optim, lane_axis, apart)
-    per_replica = _per_replica(request, micro, program)
-    staged = None
-    if apart:
-        staged = stage(step_graphs(micro.graph, spec, optim, program), micro.visits, spec)
-    plan = Plan(program, spec, per_replica, layout.chips, layout.reserved, layout, staged)
+        program = training_program(micro.graph, spec, optim, lane_axis, bundles=not by_stages)
+    plan = Plan(program, spec, layout, _per_replica(request, micro, program))
+    if by_stages:
+        plan = _cut(plan, micro.graph, layout, optim)
     verify.verify_plan(plan)
     _check_broadcast(request, program, spec)
-    placed(plan.reserved)
+    placed(layout.reserved)
     progress(0.3)
     log.engine.debug("Program:\n%s", program)
     export(plan)
@@ -117,6 +112,41 @@ def compile(
     return Compiled(
         plan, executable, micro.constants, micro.outputs, micro.host_outputs, micro.names
     )
+
+
+def _captured(
+    request: _capture.Request, spec: Spec, single: bool
+) -> tuple[_capture.Micro, LaneAxis | None, Layout]:
+    """Capture and place: micro-batches side by side, or a single one.
+
+    Returns:
+        What was captured, the labelled graph in it; what its lanes are; and where it runs.
+    """
+    if spec.training and spec.hint("autoRecomputation") and not single:
+        request = dataclasses.replace(request, recompute=True)  # stages see to it themselves
+    micro, axis = (_capture.capture(request), None) if single else lanes.capture(request, spec)
+    layout = _place.place(micro.graph, micro.visits, spec)
+    assert layout.graph is not None
+    return dataclasses.replace(micro, graph=layout.graph), axis, layout
+
+
+def _cut(plan: Plan, graph: Graph, layout: Layout, optim: OptimSpec | None) -> Plan:
+    step = step_graphs(graph, plan.spec, optim, plan.program)
+    return dataclasses.replace(plan, layout=layout, staged=stage(step, layout, plan.spec))
+
+
+@_capture.forgetting_sources()
+def with_stages(plan: Plan, request: _capture.Request, optim: OptimSpec | None) -> Plan:
+    """Return a plan that also holds its staged form, for one micro-batch at a time.
+
+    Stages are cut from the graph of one micro-batch. If the plan's runs several side by side, or
+    was read from a file, that is captured and placed now, as a compilation does it.
+    """
+    layout = plan.layout
+    if layout.graph is None or plan.program.lanes is not None:
+        micro, _, layout = _captured(request, plan.spec, single=True)
+        return _cut(plan, micro.graph, layout, optim)
+    return _cut(plan, layout.graph, layout, optim)
 
 
 def _check_broadcast(request: _capture.Request, program: Program, spec: Spec) -> None:

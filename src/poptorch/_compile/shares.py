@@ -40,13 +40,13 @@ def shares(
 
 def _state_bytes(micro: Graph, spec: Spec, optim: OptimSpec | None) -> dict[str, int]:
     """Bytes of each parameter and buffer, with its gradient and the optimizer's state for it."""
-    found = collections.Counter[str]()
+    total = collections.Counter[str]()
     for slot in (*micro.inputs, *(s for s in micro.outputs if s.kind is Kind.GRADIENT)):
         if slot.kind in (Kind.PARAM, Kind.BUFFER, Kind.GRADIENT):
-            found[slot.path] += slot.bytes
+            total[slot.path] += slot.bytes
     update = step_graphs(micro, spec, optim).update
     if update is not None:
         for slot in update.inputs:
             if slot.kind is Kind.OPTSTATE:  # optstate.<which>.<path of the parameter>
-                found[slot.path.partition(".")[2]] += slot.bytes
-    return found
+                total[slot.path.partition(".")[2]] += slot.bytes
+    return total

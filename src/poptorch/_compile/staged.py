@@ -1,26 +1,25 @@
-"""Micro graph + optimizer -> Staged: the program cut into one graph per part, and its schedule."""
+"""Placed micro graph + optimizer -> Staged: one graph per stage pass, and their schedule."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from .. import _capture, _place, _schedule, _update
-from .._ir.blocks import Visit
+from .. import _place, _schedule, _update
 from .._ir.graph import Graph, compose
 from .._ir.layout import Layout
 from .._ir.optim_spec import OptimSpec
 from .._ir.placement import Strategy
-from .._ir.plan import Plan
 from .._ir.program import Program
-from .._ir.schedule import Do, Part, Work
 from .._ir.slot import Kind
 from .._ir.spec import Spec
-from .._ir.staged import Moves, Segment, Staged, Transfer
+from .._ir.stage_pass import StagePass
+from .._ir.staged import Staged, Transfer, values_read, values_written
+from .._ir.workload import Workload
 from .build import update_graph
 from .lower import lower
 
-Segments = Mapping[Part, Segment]
+Graphs = Mapping[StagePass, Graph]
 Homes = Mapping[str, tuple[int, ...]]
 
 
@@ -45,9 +44,9 @@ def step_graphs(
     if optim is None:
         return Step(micro, None)
     loops = spec.loops
-    if program is not None and program.bundles:
-        program = None  # on their chips weights rest apart
-    if program is not None and "micro" in program.graphs and loops.replicas == 1:
+    single = program is not None and program.lanes is None and loops.replicas == 1
+    # With bundles several weights share a storage; on their chips they have their own.
+    if program is not None and single and not program.bundles and "micro" in program.graphs:
         return Step(program.graphs["micro"], program.graphs["update"])
     tally = _update.Tally(chunks=loops.accumulation, summed=loops.replicas, replicas=loops.replicas)
     gradients = [slot for slot in micro.outputs if slot.kind is Kind.GRADIENT]
@@ -66,23 +65,32 @@ def step_graphs(
     return Step(step, compose("update", [*before, update]))
 
 
-def stage(step: Step, visits: Sequence[Visit], spec: Spec) -> Staged:
-    """Cut a step into parts that run one by one, each on its chip, and schedule them.
+def stage(step: Step, layout: Layout, spec: Spec) -> Staged:
+    """Cut a step into passes that run one by one, each on its chip, and schedule them.
 
     Accumulators and gradients are added up over the replicas before the update.
+
+    Args:
+        step: made of the layout's graph, or of a copy of it.
+        layout: which stages there are.
+        spec: the settings.
     """
-    layout = _place.place(step.micro, visits, spec)
-    segments = _place.split(layout, _recomputes(layout, spec))
-    homes = dict(layout.homes)
+    graphs, homes = _place.split(step.micro, layout, spec.training, _recomputes(layout, spec))
     if step.update is not None:
         update_homes = _place.update_homes(step.update, homes)
-        segments |= _place.split_update(step.update, update_homes)
+        graphs |= _place.split_update(step.update, update_homes)
         homes = _united(homes, update_homes)
-    moves = _place.find_moves(segments, layout, spec.homes)
-    work = _work(segments, layout, spec, moves)
-    schedule = _schedule.make(work, layout.placement)
-    _schedule.check(schedule, work)
-    return Staged(segments, homes, tuple(_transfers(segments)), moves, work, schedule)
+    workload = Workload(
+        stages=layout.stages,
+        micro_batches=spec.loops.accumulation if spec.training else spec.loops.iterations,
+        training=spec.training,
+        needs=_needs(graphs),
+        updates=tuple(stage_pass for stage_pass in graphs if stage_pass.is_update),
+        streaming=_place.find_streaming(graphs, layout, spec),
+    )
+    schedule = _schedule.make(workload, spec.placement)
+    _schedule.check(schedule, workload)
+    return Staged(graphs, homes, tuple(_transfers(graphs, workload)), workload, schedule)
 
 
 def _recomputes(layout: Layout, spec: Spec) -> bool:
@@ -90,7 +98,7 @@ def _recomputes(layout: Layout, spec: Spec) -> bool:
     chosen = spec.hint("autoRecomputation")
     if chosen is not None:
         return bool(chosen)
-    return layout.placement.strategy is Strategy.PIPELINED and len(layout.stages) > 1
+    return spec.placement.strategy is Strategy.PIPELINED and len(layout.stages) > 1
 
 
 def _united(first: Homes, second: Homes) -> dict[str, tuple[int, ...]]:
@@ -98,73 +106,24 @@ def _united(first: Homes, second: Homes) -> dict[str, tuple[int, ...]]:
     return {key: tuple(sorted({*first.get(key, ()), *second.get(key, ())})) for key in keys}
 
 
-def _work(segments: Segments, layout: Layout, spec: Spec, moves: Moves) -> Work:
-    loops = spec.loops
-    return Work(
-        chips=tuple(stage.chip for stage in layout.stages),
-        micros=loops.accumulation if layout.training else loops.iterations,
-        training=layout.training,
-        needs=_needs(segments),
-        updates=_rounds([part for part in segments if part.do is Do.UPDATE]),
-        loads=frozenset(moves.loads),
-        stores=frozenset(moves.stores),
-        fetches={part: _fetches(part, segments, moves) for part in moves.loads},
-        phases=tuple(stage.phase for stage in layout.stages),
-    )
-
-
-def _needs(segments: Segments) -> dict[Part, frozenset[Part]]:
-    makers = {key: part for part, segment in segments.items() for key in segment.writes}
+def _needs(graphs: Graphs) -> dict[StagePass, frozenset[StagePass]]:
+    makers = {key: each for each, graph in graphs.items() for key in values_written(graph)}
     needs = {}
-    for part, segment in segments.items():
-        own = {Part(Do.FORWARD, part.index)} if part.do is Do.BACKWARD else set()
-        if part.do is not Do.UPDATE:
-            needs[part] = frozenset({makers[key] for key in segment.reads} | own)
+    for stage_pass, graph in graphs.items():
+        own = {StagePass(stage_pass.stage)} if stage_pass.backward else set()
+        if not stage_pass.is_update:
+            needs[stage_pass] = frozenset({makers[key] for key in values_read(graph)} | own)
     return needs
 
 
-def _fetches(part: Part, segments: Segments, moves: Moves) -> frozenset[Part]:
-    wanted = set(moves.loads[part])
-    return frozenset(
-        other
-        for other, keys in moves.stores.items()
-        if wanted & set(keys)
-        and segments[other].chip == segments[part].chip
-        # What the update stores is for the next time around; but rounds follow one another.
-        and (other.do is not Do.UPDATE or (part.do is Do.UPDATE and other.round < part.round))
-    )
-
-
-def _rounds(parts: Sequence[Part]) -> tuple[tuple[int, ...], ...]:
-    count = max((part.round + 1 for part in parts), default=0)
-    return tuple(tuple(p.index for p in parts if p.round == number) for number in range(count))
-
-
-def _transfers(segments: Segments) -> list[Transfer]:
-    found = []
-    for part, segment in segments.items():
-        for slot in segment.graph.outputs:
+def _transfers(graphs: Graphs, workload: Workload) -> list[Transfer]:
+    reads = {stage_pass: values_read(graph) for stage_pass, graph in graphs.items()}
+    transfers = []
+    for stage_pass, graph in graphs.items():
+        for slot in graph.outputs:
             if slot.kind is not Kind.VALUE:
                 continue
-            readers = {s.chip for s in segments.values() if slot.key in s.reads}
-            found += [Transfer(slot, part, chip) for chip in sorted(readers - {segment.chip})]
-    return found
-
-
-@_capture.forgetting_sources()
-def with_stages(plan: Plan, request: _capture.Request, optim: OptimSpec | None) -> Plan:
-    """Return a plan that also holds its staged form, for one micro-batch at a time.
-
-    The model is captured again if the plan runs several micro-batches side by side.
-    """
-    spec, layout = plan.spec, plan.layout
-    if layout is None or plan.program.lanes is not None:
-        micro = _capture.capture(request)
-        graph, visits = micro.graph, micro.visits
-        layout = _place.place(graph, visits, spec)
-        program = None
-    else:
-        graph, visits = layout.graph, tuple(item.visit for item in layout.assigned)
-        program = plan.program
-    staged = stage(step_graphs(graph, spec, optim, program), visits, spec)
-    return replace(plan, layout=layout, staged=staged)
+            readers = {workload.chip_of(each) for each, keys in reads.items() if slot.key in keys}
+            others = sorted(readers - {workload.chip_of(stage_pass)})
+            transfers += [Transfer(slot, stage_pass, chip) for chip in others]
+    return transfers

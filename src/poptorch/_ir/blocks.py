@@ -2,6 +2,7 @@
 
 A block may be entered several times; each entry is a visit. A node of the forward pass carries the
 visit that was active when it ran, a node of the backward pass that of the node it differentiates.
+Placement adds the stage and the direction in which the node runs.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 from torch import fx
 
 from .._base import source
+from .stage_pass import StagePass
 
 META = "poptorch"
 """The key of the label in the ``custom`` entry of a node's meta."""
@@ -48,11 +50,13 @@ class Label:
         visit: index of the visit, ``OUTSIDE``, or None where only the neighbours can tell.
         backward: whether it belongs to the backward pass.
         module: path of the innermost module whose ``forward`` made it, or that it differentiates.
+        stage_pass: where it runs; None before placement, and for what placement does not see.
     """
 
     visit: int | None = None
     backward: bool = False
     module: str = ""
+    stage_pass: StagePass | None = None
 
 
 def label_of(node: fx.Node) -> Label:
@@ -64,6 +68,11 @@ def label_of(node: fx.Node) -> Label:
 def relabel(node: fx.Node, label: Label) -> None:
     """Write a label."""
     node.meta["custom"] = {**_custom(node), META: label}
+
+
+def pass_of(node: fx.Node) -> StagePass | None:
+    """Return where a placed node runs; None for placeholders and the like."""
+    return label_of(node).stage_pass
 
 
 def keep_line(node: fx.Node, line: tuple[str, int] | None) -> None:
@@ -84,5 +93,5 @@ def is_kept(node: fx.Node) -> bool:
 
 
 def _custom(node: fx.Node) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = node.meta.get("custom") or {}
-    return found
+    notes: Mapping[str, Any] = node.meta.get("custom") or {}
+    return notes

@@ -98,7 +98,7 @@ class Placement:
 
 
 @dataclass(frozen=True)
-class Home:
+class Location:
     """Where one kind of tensor rests (PopTorch user guide, "Options").
 
     Attributes:
@@ -118,11 +118,11 @@ class Home:
 
 
 @dataclass(frozen=True)
-class Homes:
+class Locations:
     """Where every kind of tensor rests, and how many tiles per chip are kept for I/O."""
 
-    activation: Home = field(default_factory=Home)
-    weight: Home = field(default_factory=Home)
-    optimizer: Home = field(default_factory=Home)
-    accumulator: Home = field(default_factory=Home)
+    activation: Location = field(default_factory=Location)
+    weight: Location = field(default_factory=Location)
+    optimizer: Location = field(default_factory=Location)
+    accumulator: Location = field(default_factory=Location)
     io_tiles: int | None = None

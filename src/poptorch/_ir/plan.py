@@ -18,19 +18,15 @@ class Plan:
     Attributes:
         program: the static step.
         spec: every resolved setting.
+        layout: the stages and chips of the user's blocks.
         per_replica: keys of state that every replica evolves by itself.
-        chips: devices that one replica needs.
-        reserved: devices that all replicas of this process reserve.
-        layout: the stages and chips of the user's blocks; None in a plan that was read from a file.
-        staged: the same program cut into parts, each on its chip, where that was asked for.
+        staged: the same program cut into the passes of its stages, where that was asked for.
     """
 
     program: Program
     spec: Spec
+    layout: Layout
     per_replica: frozenset[str] = field(default_factory=frozenset)
-    chips: int = 1
-    reserved: int = 1
-    layout: Layout | None = field(default=None, metadata={"saved": False})
     staged: Staged | None = field(default=None, metadata={"saved": False})
 
     def describe(self) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from .layout import Layout, Spot
-from .placement import Home, Strategy
+from .blocks import pass_of
+from .graph import Graph
+from .placement import Location, Strategy
 from .plan import Plan
-from .schedule import Do, Part, Schedule
+from .schedule import Schedule
 from .slot import Kind, Slot
+from .stage_pass import Direction, StagePass, stage_passes
 from .staged import Staged
 
 _WIDEST = 24
@@ -20,10 +22,8 @@ _UNITS = ("B", "KiB", "MiB", "GiB")
 
 def plan_text(plan: Plan) -> str:
     """Return everything about a plan that is worth reading, as lines."""
-    lines = [str(plan.program)]
-    if plan.layout is not None:
-        lines += [_headline(plan, plan.layout), *_indented(_stages(plan, plan.layout))]
-        lines += ["homes", *_indented(_homes(plan))]
+    lines = [str(plan.program), _headline(plan), *_indented(_stages(plan))]
+    lines += ["homes", *_indented(_locations(plan))]
     if plan.staged is not None:
         lines += ["sent between chips", *_indented(_sent(plan.staged))]
         moved = list(_moved(plan.staged))
@@ -55,13 +55,14 @@ def _indented(lines: Iterable[str]) -> list[str]:
     return [f"  {line}" for line in lines]
 
 
-def _headline(plan: Plan, layout: Layout) -> str:
-    strategy = layout.placement.strategy.replace("_", " ")
-    if layout.placement.strategy is Strategy.PIPELINED:
-        strategy += ", interleaved" if layout.placement.interleaved else ", grouped"
+def _headline(plan: Plan) -> str:
+    layout, placement = plan.layout, plan.spec.placement
+    strategy = placement.strategy.replace("_", " ")
+    if placement.strategy is Strategy.PIPELINED:
+        strategy += ", interleaved" if placement.interleaved else ", grouped"
     parts = [
         f"{_count(len(layout.stages), 'stage')} on {_count(layout.chips, 'IPU')}",
-        _count(layout.replicas, "replica"),
+        _count(plan.spec.loops.replicas, "replica"),
         f"{_count(layout.reserved, 'IPU')} reserved",
     ]
     return f"{strategy} {'training' if plan.spec.training else 'inference'}: {', '.join(parts)}"
@@ -71,110 +72,114 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-def _stages(plan: Plan, layout: Layout) -> list[str]:
-    phased = layout.placement.phased
-    operators = Counter(layout.spots.values())
-    weights = _weights_by_stage(layout)
-    head = ["stage", "ipu", *(["phase"] if phased else []), "blocks", "operators", "weights"]
-    kept = _kept(plan.staged) if plan.staged is not None else {}
-    rows = [head + (["kept per micro-batch"] if kept else [])]
-    for index, stage in enumerate(layout.stages):
-        counts = [operators[Spot(index)]]
-        if plan.spec.training:
-            counts.append(operators[Spot(index, backward=True)])
-        row = [str(index), str(stage.chip), *([str(stage.phase)] if phased else []), stage.name]
-        row += [" + ".join(map(str, counts)), size_text(weights[index])]
-        rows.append(row + ([size_text(kept.get(index, 0))] if kept else []))
-    return table(rows)
+def _stages(plan: Plan) -> list[str]:
+    layout, training = plan.layout, plan.spec.training
+    columns = {
+        "stage": [str(index) for index in range(len(layout.stages))],
+        "ipu": [str(stage.chip) for stage in layout.stages],
+    }
+    if plan.spec.placement.phased:
+        columns["phase"] = [str(stage.phase) for stage in layout.stages]
+    columns["blocks"] = [stage.name for stage in layout.stages]
+    if layout.graph is not None:
+        columns["operators"] = _operators(layout.graph, len(layout.stages), training)
+        columns["weights"] = _weights(layout.graph, len(layout.stages))
+    if plan.staged is not None and training:
+        columns["kept per micro-batch"] = _kept(plan.staged)
+    return table([list(columns), *zip(*columns.values(), strict=True)])
 
 
-def _weights_by_stage(layout: Layout) -> Counter[int]:
+def _operators(graph: Graph, stages: int, training: bool) -> list[str]:
+    """For every stage ``forward + backward``."""
+    counts = Counter(map(pass_of, graph.module.graph.nodes))
+    by_stage: list[list[str]] = [[] for _ in range(stages)]
+    for stage_pass in sorted(stage_passes(stages, training)):
+        by_stage[stage_pass.stage].append(str(counts[stage_pass]))
+    return [" + ".join(numbers) for numbers in by_stage]
+
+
+def _weights(graph: Graph, stages: int) -> list[str]:
     """Bytes of parameters by the first stage that reads them."""
-    found: Counter[int] = Counter()
-    for node, slot in zip(layout.graph.placeholders, layout.graph.inputs, strict=True):
-        stages = [layout.spots[user].stage for user in node.users if user in layout.spots]
-        if slot.kind is Kind.PARAM and stages:
-            found[min(stages)] += slot.bytes
-    return found
+    sizes = [0] * stages
+    for node, slot in zip(graph.placeholders, graph.inputs, strict=True):
+        readers = [where.stage for user in node.users if (where := pass_of(user)) is not None]
+        if slot.kind is Kind.PARAM and readers:
+            sizes[min(readers)] += slot.bytes
+    return [size_text(size) for size in sizes]
 
 
-def _kept(staged: Staged) -> dict[int, int]:
-    """Bytes of forward values and inputs that wait for a stage's backward part."""
+def _kept(staged: Staged) -> list[str]:
+    """Bytes of forward values and inputs that wait for each stage's backward pass."""
     forward = {
         slot.key
-        for part, segment in staged.segments.items()
-        if part.do is Do.FORWARD
-        for slot in (*segment.graph.inputs, *segment.graph.outputs)
+        for stage_pass, graph in staged.graphs.items()
+        if stage_pass.direction is Direction.FORWARD
+        for slot in (*graph.inputs, *graph.outputs)
         if slot.kind in (Kind.VALUE, Kind.BATCH)
     }
-    return {
-        part.index: sum(s.bytes for s in segment.graph.inputs if s.key in forward)
-        for part, segment in staged.segments.items()
-        if part.do is Do.BACKWARD
-    }
+    backward = (
+        staged.graphs[StagePass(index, Direction.BACKWARD)]
+        for index in range(len(staged.workload.stages))
+    )
+    return [size_text(sum(s.bytes for s in g.inputs if s.key in forward)) for g in backward]
 
 
-def _homes(plan: Plan) -> list[str]:
-    homes = plan.spec.homes
+def _locations(plan: Plan) -> list[str]:
+    locations = plan.spec.locations
     lines = [
-        f"{name}: {_home(home)}"
-        for name, home in (
-            ("weights", homes.weight),
-            ("activations", homes.activation),
-            ("optimizer state", homes.optimizer),
-            ("accumulators", homes.accumulator),
+        f"{name}: {_location(location)}"
+        for name, location in (
+            ("weights", locations.weight),
+            ("activations", locations.activation),
+            ("optimizer state", locations.optimizer),
+            ("accumulators", locations.accumulator),
         )
     ]
-    return lines + ([f"I/O tiles: {homes.io_tiles}"] if homes.io_tiles else [])
+    return lines + ([f"I/O tiles: {locations.io_tiles}"] if locations.io_tiles else [])
 
 
-def _home(home: Home) -> str:
-    words = ["on chip" if home.on_chip else "in streaming memory"]
-    words += ["sharded over replicas"] if home.sharded else []
-    io_tiles = (("loaded", home.load_by_io_tiles), ("stored", home.store_by_io_tiles))
+def _location(location: Location) -> str:
+    words = ["on chip" if location.on_chip else "in streaming memory"]
+    words += ["sharded over replicas"] if location.sharded else []
+    io_tiles = (("loaded", location.load_by_io_tiles), ("stored", location.store_by_io_tiles))
     words += [f"{verb} by I/O tiles" for verb, used in io_tiles if used]
     return ", ".join(words)
 
 
 def _sent(staged: Staged) -> list[str]:
-    rows: dict[tuple[Part, int, int], list[Slot]] = {}
+    rows: dict[tuple[StagePass, int, int], list[Slot]] = {}
     for transfer in staged.transfers:
-        chip = staged.work.chip_of(transfer.source)
+        chip = staged.workload.chip_of(transfer.source)
         rows.setdefault((transfer.source, chip, transfer.target), []).append(transfer.value)
     if not rows:
         return ["nothing"]
     lines = [["after", "from", "to", "tensors", "bytes", "per"]]
-    for (part, chip, to), values in rows.items():
+    for (source, chip, to), values in rows.items():
         size = size_text(sum(slot.bytes for slot in values))
-        per = _flush(staged) if part.do is Do.UPDATE else "micro-batch"
-        lines.append([str(part), f"ipu {chip}", f"ipu {to}", str(len(values)), size, per])
+        per = _flush(staged) if source.is_update else "micro-batch"
+        lines.append([str(source), f"ipu {chip}", f"ipu {to}", str(len(values)), size, per])
     return table(lines)
 
 
 def _moved(staged: Staged) -> Iterator[str]:
     slots = {
         slot.key: slot
-        for segment in staged.segments.values()
-        for slot in (*segment.graph.inputs, *segment.graph.outputs)
+        for graph in staged.graphs.values()
+        for slot in (*graph.inputs, *graph.outputs)
     }
-    for verb, lists in (("loaded", staged.moves.loads), ("stored", staged.moves.stores)):
-        size = _moved_bytes(lists, slots, staged)
+    streaming = staged.workload.streaming
+    for verb, lists in (("loaded", streaming.loads), ("stored", streaming.stores)):
+        size = sum(
+            slots[key].bytes * (1 if stage_pass.is_update else staged.workload.micro_batches)
+            for stage_pass, keys in lists.items()
+            for key in keys
+        )
         if size:
             yield f"{verb}: {size_text(size)} per {_flush(staged)}"
 
 
-def _moved_bytes(
-    lists: Mapping[Part, Sequence[str]], slots: Mapping[str, Slot], staged: Staged
-) -> int:
-    return sum(
-        slots[key].bytes * (1 if part.do is Do.UPDATE else staged.work.micros)
-        for part, keys in lists.items()
-        for key in keys
-    )
-
-
 def _flush(staged: Staged) -> str:
-    return "update" if staged.work.training else "call"
+    return "update" if staged.workload.training else "call"
 
 
 def _rhythm(staged: Staged) -> str:
@@ -186,7 +191,7 @@ def _rhythm(staged: Staged) -> str:
 
 
 def _micros(staged: Staged) -> str:
-    count = staged.work.micros
+    count = staged.workload.micro_batches
     return "1 micro-batch" if count == 1 else f"{count} micro-batches"
 
 

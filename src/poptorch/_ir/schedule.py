@@ -1,7 +1,7 @@
 """Schedule: which chip does what and when; a grid of actions with a text form that parses back.
 
-An action is a part of the work for one micro-batch: ``1F3`` is the forward part of stage 1 for
-micro-batch 3, ``1B3`` its backward part, ``0U1`` round 1 of the optimizer's update on chip 0.
+An action is a stage's pass for one micro-batch: ``1F3`` is the forward pass of stage 1 for
+micro-batch 3, ``1B3`` its backward pass, ``0U1`` round 1 of the optimizer's update on chip 0.
 ``L1F3`` loads from streaming memory what ``1F3`` needs, ``S1F3`` stores what it leaves. All chips
 go through the columns of the grid in step; what a chip sends arrives between two columns.
 """
@@ -11,59 +11,35 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from .stage_pass import Direction, StagePass
 
 
-class Do(enum.StrEnum):
-    """The kinds of work."""
-
-    FORWARD = "F"
-    BACKWARD = "B"
-    UPDATE = "U"
-
-
-class Move(enum.StrEnum):
+class Traffic(enum.StrEnum):
     """Traffic with streaming memory that belongs to an action."""
 
     LOAD = "L"
     STORE = "S"
 
 
-@dataclass(frozen=True, order=True)
-class Part:
-    """What an action does, whatever the micro-batch.
-
-    Attributes:
-        do: the kind of work.
-        index: the stage; for updates the chip.
-        round: for updates, how often chips exchanged results before; else 0.
-    """
-
-    do: Do
-    index: int
-    round: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.index}{self.do}" + (f"{self.round}" if self.do is Do.UPDATE else "")
-
-
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Action:
     """One cell of the grid.
 
     Attributes:
-        part: the work.
-        micro: the micro-batch; for updates 0.
-        move: None for the work itself, else the traffic before or after it.
+        stage_pass: what is done.
+        micro_batch: for which micro-batch; for updates 0.
+        traffic: None for the computation itself, else the traffic before or after it.
     """
 
-    part: Part
-    micro: int = 0
-    move: Move | None = None
+    stage_pass: StagePass
+    micro_batch: int = 0
+    traffic: Traffic | None = None
 
     def __str__(self) -> str:
-        number = self.part.round if self.part.do is Do.UPDATE else self.micro
-        return f"{self.move or ''}{self.part.index}{self.part.do}{number}"
+        number = "" if self.stage_pass.is_update else self.micro_batch
+        return f"{self.traffic or ''}{self.stage_pass}{number}"
 
     @staticmethod
     def parse(text: str) -> Action:
@@ -75,12 +51,10 @@ class Action:
         match = re.fullmatch(r"([LS]?)(\d+)([FBU])(\d+)", text)
         if match is None:
             raise ValueError(f"{text!r} is no action: write for instance 1F3, 0U0 or L2B0")
-        move, index, do, number = match.groups()
-        if do == Do.UPDATE:
-            part, micro = Part(Do(do), int(index), int(number)), 0
-        else:
-            part, micro = Part(Do(do), int(index)), int(number)
-        return Action(part, micro, Move(move) if move else None)
+        direction, number = Direction(match[3]), int(match[4])
+        rounds, micro_batch = (number, 0) if direction is Direction.UPDATE else (0, number)
+        traffic = Traffic(match[1]) if match[1] else None
+        return Action(StagePass(int(match[2]), direction, rounds), micro_batch, traffic)
 
 
 Row = tuple[Action | None, ...]
@@ -176,74 +150,3 @@ def padded(rows: Mapping[int, Sequence[Action | None]]) -> dict[int, Row]:
     """Return the rows filled up to the same length."""
     columns = max((len(row) for row in rows.values()), default=0)
     return {chip: (*row, *[None] * (columns - len(row))) for chip, row in rows.items()}
-
-
-@dataclass(frozen=True)
-class Work:
-    """What a schedule has to get done: for one update in training, for one call in inference.
-
-    Attributes:
-        chips: the chip of each stage.
-        micros: number of micro-batches.
-        training: whether stages have backward parts.
-        needs: parts whose results a part reads, of the same micro-batch.
-        updates: chips that have an update to do in each round.
-        loads: parts that need something from streaming memory first.
-        stores: parts that leave something to be stored.
-        fetches: parts whose stores a part's load brings back: of the same micro-batch where they
-            come earlier, of the one before where they do not.
-        phases: the forward phase of each stage; None in unphased strategies.
-    """
-
-    chips: tuple[int, ...]
-    micros: int
-    training: bool
-    needs: Mapping[Part, frozenset[Part]] = field(default_factory=dict)
-    updates: tuple[tuple[int, ...], ...] = ()
-    loads: frozenset[Part] = frozenset()
-    stores: frozenset[Part] = frozenset()
-    fetches: Mapping[Part, frozenset[Part]] = field(default_factory=dict)
-    phases: tuple[int | None, ...] = ()
-
-    @property
-    def parts(self) -> list[Part]:
-        """Forward parts in order, then backward parts in theirs."""
-        stages = range(len(self.chips))
-        forward = [Part(Do.FORWARD, stage) for stage in stages]
-        backward = [Part(Do.BACKWARD, stage) for stage in reversed(stages)]
-        return forward + (backward if self.training else [])
-
-    @property
-    def update_parts(self) -> list[Part]:
-        """The parts of the update, in order."""
-        return [
-            Part(Do.UPDATE, chip, number)
-            for number, chips in enumerate(self.updates)
-            for chip in chips
-        ]
-
-    def chip_of(self, part: Part) -> int:
-        """The chip on which a part runs."""
-        return part.index if part.do is Do.UPDATE else self.chips[part.index]
-
-    @property
-    def all_chips(self) -> list[int]:
-        """Every chip that has something to do."""
-        return sorted({*self.chips, *(chip for chips in self.updates for chip in chips)})
-
-    def with_moves(self, part: Part, micro: int = 0) -> list[Action]:
-        """Return a part's actions: loading, the work, storing."""
-        actions = [Action(part, micro)]
-        if part in self.loads:
-            actions.insert(0, Action(part, micro, Move.LOAD))
-        if part in self.stores:
-            actions.append(Action(part, micro, Move.STORE))
-        return actions
-
-    def actions(self) -> Iterator[Action]:
-        """Yield everything that has to be done, once."""
-        for micro in range(self.micros):
-            for part in self.parts:
-                yield from self.with_moves(part, micro)
-        for part in self.update_parts:
-            yield from self.with_moves(part)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 from xml.sax.saxutils import escape
 
-from .schedule import Action, Do, Schedule
+from .schedule import Action, Schedule
+from .stage_pass import Direction
 
 _CELL = 44, 26
 _MARGIN = 64, 8
-_COLOURS = {Do.FORWARD: "#9ecae1", Do.BACKWARD: "#fdae6b", Do.UPDATE: "#a1d99b"}
+_COLOURS = {
+    Direction.FORWARD: "#9ecae1",
+    Direction.BACKWARD: "#fdae6b",
+    Direction.UPDATE: "#a1d99b",
+}
 _MOVED = "#d9d9d9"
-_NAMES = {Do.FORWARD: "forward", Do.BACKWARD: "backward", Do.UPDATE: "update"}
 
 
 def to_svg(schedule: Schedule) -> str:
@@ -61,17 +65,18 @@ def to_trace(schedule: Schedule, microseconds: float = 1000.0) -> str:
 
 
 def _colour(action: Action) -> str:
-    return _MOVED if action.move else _COLOURS[action.part.do]
+    return _MOVED if action.traffic else _COLOURS[action.stage_pass.direction]
 
 
 def _category(action: Action) -> str:
-    return action.move.name.lower() if action.move else _NAMES[action.part.do]
+    return (action.traffic or action.stage_pass.direction).name.lower()
 
 
 def _described(action: Action) -> str:
-    part = action.part
-    if part.do is Do.UPDATE:
-        what = f"update on chip {part.index}, round {part.round}"
+    stage_pass = action.stage_pass
+    if stage_pass.is_update:
+        what = f"update on chip {stage_pass.stage}, round {stage_pass.round}"
     else:
-        what = f"{_NAMES[part.do]} of stage {part.index}, micro-batch {action.micro}"
-    return f"{action.move.name.lower()} for {what}" if action.move else what
+        direction = stage_pass.direction.name.lower()
+        what = f"{direction} of stage {stage_pass.stage}, micro-batch {action.micro_batch}"
+    return f"{action.traffic.name.lower()} for {what}" if action.traffic else what

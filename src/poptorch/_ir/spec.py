@@ -18,7 +18,7 @@ from ..enums import (
     ReductionType,
     SyncPattern,
 )
-from .placement import Homes, Placement
+from .placement import Locations, Placement
 
 Hint = bool | int | float | str | None | tuple["Hint", ...]
 
@@ -177,7 +177,7 @@ class Spec:
     Attributes:
         training: whether the program computes gradients and updates weights.
         placement: the execution strategy.
-        homes: where tensors rest.
+        locations: where tensors rest.
         module_scopes: whether operators' names carry the path of their module.
         broadcast_buffers: whether replicas share one value of each buffer.
         updatable_buffers: names of buffers that ``copyNamedBuffersToDevice`` may update.
@@ -194,7 +194,7 @@ class Spec:
     precision: Precision = field(default_factory=Precision)
     target: Target = field(default_factory=Target)
     placement: Placement = field(default_factory=Placement)
-    homes: Homes = field(default_factory=Homes)
+    locations: Locations = field(default_factory=Locations)
     runtime: Runtime = field(default_factory=Runtime)
     module_scopes: bool = True
     broadcast_buffers: bool = True

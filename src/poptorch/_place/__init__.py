@@ -2,16 +2,16 @@
 
 from .balance import Share, balance
 from .log_lines import log_layout, operator_names
-from .moves import find_moves
 from .place import place
 from .split import split
 from .split_update import split_update, update_homes
+from .streaming import find_streaming
 from .units import find_units
 
 __all__ = [
     "Share",
     "balance",
-    "find_moves",
+    "find_streaming",
     "find_units",
     "log_layout",
     "operator_names",

@@ -108,9 +108,9 @@ def _rows(
                 share = _share(units, 0, start, end, micro_batches)
                 if share.bytes > most_bytes or share.cycles > most_cycles:
                     break
-                found = joined(score, share)
-                if end not in best or found < best[end][0]:
-                    best[end] = (found, start)
+                together = joined(score, share)
+                if end not in best or together < best[end][0]:
+                    best[end] = (together, start)
         rows.append(best)
         before = best
     return rows

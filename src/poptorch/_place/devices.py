@@ -9,17 +9,17 @@ import itertools
 from collections.abc import Sequence
 
 from .._base.errors import Error
-from .._ir.layout import Assigned
 from .._ir.placement import Strategy
 from .._ir.spec import Spec
+from .resolve import PlacedVisit
 
 LIMIT = 64
 """Most devices that one process may use."""
 
 
-def pipeline_depth(assigned: Sequence[Assigned]) -> int:
+def pipeline_depth(placed: Sequence[PlacedVisit]) -> int:
     """Return the number of forward stages: device switches from device 0 on, plus one."""
-    chips = [0, *(item.chip for item in assigned)]
+    chips = [0, *(item.chip for item in placed)]
     return 1 + sum(before != after for before, after in itertools.pairwise(chips))
 
 

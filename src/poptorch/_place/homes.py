@@ -7,17 +7,16 @@ from collections.abc import Mapping, Sequence
 from torch import fx
 
 from .._base.errors import Error
+from .._ir.blocks import pass_of
 from .._ir.graph import Graph
-from .._ir.layout import Spot, Stage
+from .._ir.layout import Stage
 from .._ir.slot import Kind, Slot
 
 _EVERYWHERE = (Kind.HYPER, Kind.RNG)
 
 
-def find_homes(
-    graph: Graph, spots: Mapping[fx.Node, Spot], stages: Sequence[Stage]
-) -> dict[str, tuple[int, ...]]:
-    """Return the chips of every state input, by slot key.
+def find_homes(graph: Graph, stages: Sequence[Stage]) -> dict[str, tuple[int, ...]]:
+    """Return the chips of every state input of a placed graph, by slot key.
 
     Raises:
         Error: a weight that several chips read, or a buffer that one chip changes and another
@@ -32,10 +31,8 @@ def find_homes(
         if slot.kind in _EVERYWHERE:
             homes[slot.key] = chips
             continue
-        readers = _by_chip(node, spots, stages)
-        writer = writers.get(slot.key)
-        if writer is not None and writer in spots:
-            readers.setdefault(stages[spots[writer].stage].chip, stages[spots[writer].stage])
+        touching = [*node.users, *([writers[slot.key]] if slot.key in writers else [])]
+        readers = _by_chip(touching, stages)
         if len(readers) > 1 and (slot.kind is Kind.PARAM or slot.key in writers):
             raise _shared(slot, readers)
         homes[slot.key] = tuple(sorted(readers)) or chips[:1]
@@ -49,15 +46,13 @@ def _writers(graph: Graph) -> dict[str, fx.Node]:
     return {slot.key: node for slot, node in pairs if slot.key in read}
 
 
-def _by_chip(
-    node: fx.Node, spots: Mapping[fx.Node, Spot], stages: Sequence[Stage]
-) -> dict[int, Stage]:
-    found: dict[int, Stage] = {}
-    for user in node.users:
-        if user in spots:
-            stage = stages[spots[user].stage]
-            found.setdefault(stage.chip, stage)
-    return found
+def _by_chip(nodes: Sequence[fx.Node], stages: Sequence[Stage]) -> dict[int, Stage]:
+    """Chips that some nodes run on, with the first stage of each."""
+    passes = filter(None, map(pass_of, nodes))
+    by_chip: dict[int, Stage] = {}
+    for each in passes:
+        by_chip.setdefault(stages[each.stage].chip, stages[each.stage])
+    return by_chip
 
 
 def _shared(slot: Slot, readers: Mapping[int, Stage]) -> Error:

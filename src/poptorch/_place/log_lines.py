@@ -6,9 +6,12 @@ import torch
 from torch import fx
 
 from .._base import log
-from .._ir.blocks import label_of
+from .._ir.blocks import label_of, pass_of
+from .._ir.graph import Graph
 from .._ir.layout import Layout
-from .._ir.placement import Strategy
+from .._ir.placement import Placement, Strategy
+from .._ir.spec import Spec
+from .._ir.stage_pass import StagePass
 
 _MODES = {
     Strategy.PIPELINED: "Pipelined",
@@ -18,14 +21,14 @@ _MODES = {
 }
 
 
-def log_layout(layout: Layout) -> None:
-    """Log the blocks, the settings that follow from them, and every operator's place, at DEBUG.
+def log_layout(layout: Layout, spec: Spec) -> None:
+    """Log the settings that follow from a placement, and every operator's place, at DEBUG.
 
     Devices that idle are a WARNING, a model that needs none is an INFO.
     """
     if not layout.chips:
         log.engine.info("No IPU is used: nothing is left of the model after optimisation")
-    needed = layout.chips * layout.replicas
+    needed = layout.chips * spec.loops.replicas
     if layout.reserved > needed:
         log.engine.warning(
             "Reserving %d IPUs when the model specifies the use of only %d. This is because "
@@ -33,38 +36,27 @@ def log_layout(layout: Layout) -> None:
             "idle.",
             layout.reserved, needed, layout.reserved - needed,
         )  # fmt: skip
-    if log.shows("DEBUG"):
-        _log_blocks(layout)
-        names = operator_names(layout)
-        for node in layout.spots:
-            log.engine.debug("%s:0 [%s]", names[node], _placed(node, layout))
-
-
-def _log_blocks(layout: Layout) -> None:
-    placement = layout.placement
-    for item in layout.assigned[1:]:
-        block = item.visit.block
-        if item.by_default:
-            log.engine.debug(
-                "No IPU specified for block %s: default to stage_id %d", block, item.stage
-            )
-        log.engine.debug(
-            "Starting block id=%s stage=%s phase=%s ipu=%s",
-            block, item.stage, item.phase, item.chip,
-        )  # fmt: skip
+    if not log.shows("DEBUG"):
+        return
+    placement = spec.placement
     pipelined = placement.strategy is Strategy.PIPELINED and layout.chips > 1
     log.engine.debug("enablePipelining set to value %d", pipelined)
     if placement.phased:
         parallel = placement.strategy is Strategy.PARALLEL_PHASED
         log.engine.debug("executionPhaseSettings.phases set to value %d", placement.total_phases)
         log.engine.debug("executionPhaseSettings.stages set to value %d", 2 if parallel else 1)
+    if layout.graph is not None:
+        for node, name in operator_names(layout.graph).items():
+            log.engine.debug("%s:0 [%s]", name, _placed(node, layout, placement))
 
 
-def operator_names(layout: Layout) -> dict[fx.Node, str]:
+def operator_names(graph: Graph) -> dict[fx.Node, str]:
     """Return ``module/path/Operator`` for every operator; repeated names end in /1, /2, ..."""
     seen: dict[str, int] = {}
     names = {}
-    for node in layout.spots:
+    for node in graph.module.graph.nodes:
+        if node.op != "call_function":
+            continue
         operator = getattr(node.target, "__name__", str(node.target)).split(".")[0]
         words = "".join(word.capitalize() for word in operator.split("_"))
         path = label_of(node).module.replace(".", "/")
@@ -74,15 +66,27 @@ def operator_names(layout: Layout) -> dict[fx.Node, str]:
     return names
 
 
-def _placed(node: fx.Node, layout: Layout) -> str:
-    spot = layout.spots[node]
-    stage = layout.stages[spot.stage]
-    number = 2 * len(layout.stages) - 2 - spot.stage if spot.backward else spot.stage
-    where = f"stage({number})"
+def _placed(node: fx.Node, layout: Layout, placement: Placement) -> str:
+    stage_pass = pass_of(node)
+    assert stage_pass is not None, "every operator was placed"
+    stage = layout.stages[stage_pass.stage]
+    where = f"stage({stage_pass.delay(len(layout.stages))})"
     if stage.phase is not None:
-        where = f"phase({layout.phase_number(spot)})"
-    mode = _MODES[layout.placement.strategy]
-    return f"{_type(node)}, mode({mode}), ipu({stage.chip}), {where}"
+        where = f"phase({phase_number(stage_pass, layout, placement)})"
+    return f"{_type(node)}, mode({_MODES[placement.strategy]}), ipu({stage.chip}), {where}"
+
+
+def phase_number(stage_pass: StagePass, layout: Layout, placement: Placement) -> int:
+    """Return the internal number of the phase of a pass.
+
+    Backward phases go on where the forward ones end, in reverse. They share the last one, or
+    leave it and the next free.
+    """
+    phases = [stage.phase or 0 for stage in layout.stages]
+    phase = phases[stage_pass.stage]
+    if stage_pass.backward:
+        phase = 2 * max(phases) - phase + (0 if placement.shares_last_phase else 2)
+    return phase * placement.phase_stride
 
 
 def _type(node: fx.Node) -> str:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-from torch import fx
+from collections.abc import Sequence
 
 from .._ir.blocks import Visit
 from .._ir.graph import Graph
-from .._ir.layout import Layout, Spot, Stage
+from .._ir.layout import Layout
 from .._ir.spec import Spec
 from .devices import check_batches, pipeline_depth, reserve
 from .homes import find_homes
+from .passes import with_passes
 from .resolve import resolve
-from .spots import find_spots
-from .stages import cut
+from .stages import group_visits
 
 
 def place(graph: Graph, visits: Sequence[Visit], spec: Spec) -> Layout:
@@ -28,28 +26,12 @@ def place(graph: Graph, visits: Sequence[Visit], spec: Spec) -> Layout:
     Raises:
         Error: the annotations break a rule of PopTorch user guide, "Parallel execution".
     """
-    placement = spec.placement
-    assigned = resolve(visits, placement)
-    parts = cut(graph, assigned, placement)
-    stages = parts.stages
-    spots = find_spots(graph, parts.of_visit, len(stages))
-    chips = _devices(stages, spots)
-    depth = pipeline_depth(assigned)
+    placed = resolve(visits, spec.placement)
+    stages, of_visit = group_visits(graph, placed, spec.placement)
+    graph = with_passes(graph, of_visit, len(stages))
+    is_empty = all(node.op != "call_function" for node in graph.module.graph.nodes)
+    chips = 0 if is_empty else max(stage.chip for stage in stages) + 1
+    depth = pipeline_depth(placed)
     check_batches(depth, spec)
-    return Layout(
-        graph=graph,
-        placement=placement,
-        assigned=tuple(assigned),
-        stages=stages,
-        spots=spots,
-        homes=find_homes(graph, spots, stages),
-        depth=depth,
-        chips=chips,
-        reserved=reserve(chips, spec),
-        replicas=spec.loops.replicas,
-        training=spec.training,
-    )
-
-
-def _devices(stages: Sequence[Stage], spots: Mapping[fx.Node, Spot]) -> int:
-    return max(stage.chip for stage in stages) + 1 if spots else 0
+    homes = find_homes(graph, stages)
+    return Layout(stages, homes, depth, chips, reserve(chips, spec), graph)

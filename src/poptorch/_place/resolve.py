@@ -3,39 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from .._base import log
 from .._base.errors import AssertionFailure, Error
 from .._ir.blocks import Visit
-from .._ir.layout import Assigned
-from .._ir.placement import NamedStage, Placement, Strategy
+from .._ir.placement import Placement, Strategy
 from ..enums import AutoStage
 
 
-def resolve(visits: Sequence[Visit], placement: Placement) -> list[Assigned]:
-    """Return where each visit runs.
+@dataclass(frozen=True)
+class PlacedVisit:
+    """Where a visit of a block runs.
+
+    Attributes:
+        visit: the visit.
+        stage: the stage id; in phased strategies the stage's number within its phase.
+        phase: the phase that the user named, or None.
+        chip: the device.
+    """
+
+    visit: Visit
+    stage: int
+    phase: int | None
+    chip: int
+
+
+def resolve(visits: Sequence[Visit], placement: Placement) -> list[PlacedVisit]:
+    """Return where each visit runs, and log it.
 
     Raises:
         AssertionFailure: a block without a device under SameAsIpu, or one that no stage names.
         Error: a device of the wrong parity in parallel phases, or a negative one.
     """
     first_phase = 0 if placement.phased else None
-    found = [Assigned(visits[0], 0, first_phase, 0)]
+    placed = [PlacedVisit(visits[0], 0, first_phase, 0)]
     automatic: dict[str, int] = {}
     for visit in visits[1:]:
         assert visit.block is not None
         if placement.auto_stage is None:
-            assigned = _named(visit, placement)
+            here = _named(visit, placement)
         else:
             number = automatic.setdefault(visit.block, len(automatic) + 1)
-            assigned = _automatic(visit, placement.auto_stage, number)
-        _check_device(assigned, placement)
-        found.append(assigned)
-    return found
+            here = _automatic(visit, placement.auto_stage, number)
+        _check_device(here, placement)
+        log.engine.debug(
+            "Starting block id=%s stage=%s phase=%s ipu=%s",
+            visit.block, here.stage, here.phase, here.chip,
+        )  # fmt: skip
+        placed.append(here)
+    return placed
 
 
-def _automatic(visit: Visit, rule: AutoStage, number: int) -> Assigned:
+def _automatic(visit: Visit, rule: AutoStage, number: int) -> PlacedVisit:
     if rule == AutoStage.AutoIncrement:
-        return Assigned(visit, number, None, *_device(visit, None, number))
+        return PlacedVisit(visit, number, None, _device(visit, None, number))
     if visit.ipu is None:
         raise AssertionFailure(
             "poptorch.AutoStage.SameAsIpu was selected but no IPU was specified for block "
@@ -46,10 +68,10 @@ def _automatic(visit: Visit, rule: AutoStage, number: int) -> Assigned:
                 "or choose PipelinedExecution(poptorch.AutoStage.AutoIncrement)",
             ),
         )
-    return Assigned(visit, visit.ipu, None, visit.ipu)
+    return PlacedVisit(visit, visit.ipu, None, visit.ipu)
 
 
-def _named(visit: Visit, placement: Placement) -> Assigned:
+def _named(visit: Visit, placement: Placement) -> PlacedVisit:
     stage = placement.find(visit.block or "")
     if stage is None:
         known = ", ".join(block for named in placement.stages for block in named.blocks)
@@ -59,31 +81,32 @@ def _named(visit: Visit, placement: Placement) -> Assigned:
             where=visit.line,
             fix="add its id to one of the strategy's stages",
         )
-    return Assigned(visit, stage.stage, stage.phase, *_device(visit, stage, stage.stage))
+    return PlacedVisit(visit, stage.stage, stage.phase, _device(visit, stage.ipu, stage.stage))
 
 
-def _device(visit: Visit, stage: NamedStage | None, default: int) -> tuple[int, bool]:
-    """Return the device, and whether it is the default."""
-    if stage is not None and stage.ipu is not None:
-        return stage.ipu, False
+def _device(visit: Visit, fixed: int | None, stage: int) -> int:
+    """The strategy's device goes before the block's, and both before the number of the stage."""
+    if fixed is not None:
+        return fixed
     if visit.ipu is not None:
-        return visit.ipu, False
-    return default, True
+        return visit.ipu
+    log.engine.debug("No IPU specified for block %s: default to stage_id %d", visit.block, stage)
+    return stage
 
 
-def _check_device(assigned: Assigned, placement: Placement) -> None:
-    if assigned.chip < 0:
+def _check_device(placed: PlacedVisit, placement: Placement) -> None:
+    if placed.chip < 0:
         raise Error(
             "An IPU id cannot be negative",
-            got=f"block {assigned.visit.block} on IPU {assigned.chip}",
-            where=assigned.visit.line,
+            got=f"block {placed.visit.block} on IPU {placed.chip}",
+            where=placed.visit.line,
         )
     parallel = placement.strategy is Strategy.PARALLEL_PHASED
-    if parallel and assigned.phase is not None and (assigned.phase - assigned.chip) % 2:
+    if parallel and placed.phase is not None and (placed.phase - placed.chip) % 2:
         raise Error(
             "In parallel phased execution even phases must run on even IPUs and odd phases on odd "
             "IPUs",
-            got=f"block {assigned.visit.block} of phase {assigned.phase} on IPU {assigned.chip}",
-            where=assigned.visit.line,
+            got=f"block {placed.visit.block} of phase {placed.phase} on IPU {placed.chip}",
+            where=placed.visit.line,
             fix="choose the devices with strategy.phase(i).ipus(...) or Stage(...).ipu(n)",
         )

@@ -1,4 +1,4 @@
-"""The optimizer's update -> one segment per chip and round of exchange.
+"""The optimizer's update -> one graph per chip and round of exchange.
 
 Weights, their accumulators and their moments are updated where the weight lives. What depends on
 several chips, such as the norm of all gradients, is computed on one of them and sent to the others.
@@ -13,9 +13,8 @@ import torch
 from torch import fx
 
 from .._ir.graph import Graph
-from .._ir.schedule import Do, Part
 from .._ir.slot import Kind, Slot
-from .._ir.staged import Segment
+from .._ir.stage_pass import Direction, StagePass
 from .cutting import Cutter
 
 Homes = Mapping[str, tuple[int, ...]]
@@ -44,68 +43,63 @@ def _weight_of(slot: Slot, weights: Homes) -> str | None:
     return None
 
 
-def split_update(graph: Graph, homes: Homes) -> dict[Part, Segment]:
-    """Cut the update into its parts, in the order of rounds and chips."""
-    places = _Places(graph, homes)
-    used = sorted({*places.of_node.values(), *places.of_state()})
-    numbers = {place: number for number, place in enumerate(used)}
-    parts = {n: Part(Do.UPDATE, chip, rounds) for (rounds, chip), n in numbers.items()}
-    last = {chip: numbers[rounds, chip] for rounds, chip in used}
-    free = places.everywhere
-    groups = {node: numbers[place] for node, place in places.of_node.items()}
+def split_update(graph: Graph, homes: Homes) -> dict[StagePass, Graph]:
+    """Cut the update into its passes, in the order of rounds and chips."""
+    placed, everywhere = _placed(graph, homes)
+    passes = {*placed.values(), *_of_state_alone(graph, placed, homes)}
+    last = {each.stage: each for each in sorted(passes)}
     copies = {
         slot.key: [last[chip] for chip in homes[slot.key] if chip in last]
         for slot, node in zip(graph.outputs, graph.returned, strict=True)
-        if node in free
+        if node in everywhere
     }
 
-    def fallback(slot: Slot) -> int:
+    def inline(node: fx.Node, _: StagePass) -> bool:
+        return node in everywhere
+
+    def fallback(slot: Slot) -> StagePass:
         return last[homes[slot.key][0]]
 
-    cutter = Cutter(graph, groups, lambda node, _: node in free, copies, fallback)
-    graphs = cutter.cut({number: str(part) for number, part in parts.items()})
-    return {parts[n]: Segment(parts[n], parts[n].index, made) for n, made in graphs.items()}
+    return Cutter(graph, placed, inline, copies, fallback).cut(passes)
 
 
-class _Places:
-    """Where every node of an update runs: (round, chip); or everywhere."""
+def _placed(graph: Graph, homes: Homes) -> tuple[dict[fx.Node, StagePass], set[fx.Node]]:
+    """Where every node runs; and those that every chip computes for itself."""
+    placed: dict[fx.Node, StagePass] = {}
+    everywhere: set[fx.Node] = set()
+    on_one_chip = {
+        node: StagePass(homes[slot.key][0], Direction.UPDATE)
+        for node, slot in zip(graph.placeholders, graph.inputs, strict=True)
+        if len(homes[slot.key]) == 1 and slot.kind is not Kind.HYPER
+    }
+    for node in graph.module.graph.nodes:
+        if node.op != "call_function":
+            continue
+        inputs = {i: on_one_chip[i] for i in node.all_input_nodes if i in on_one_chip}
+        inputs |= {i: placed[i] for i in node.all_input_nodes if i in placed}
+        if not inputs:
+            everywhere.add(node)
+            continue
+        # Next to the largest thing that it reads: small results are sent, not weights.
+        chip = min((-_size(i), where.stage) for i, where in inputs.items())[1]
+        rounds = max(where.round + (where.stage != chip) for where in inputs.values())
+        placed[node] = StagePass(chip, Direction.UPDATE, rounds)
+    return placed, everywhere
 
-    def __init__(self, graph: Graph, homes: Homes) -> None:
-        self._graph = graph
-        self._homes = homes
-        self.of_node: dict[fx.Node, tuple[int, int]] = {}
-        self.everywhere: set[fx.Node] = set()
-        single = {
-            node: homes[slot.key][0]
-            for node, slot in zip(graph.placeholders, graph.inputs, strict=True)
-            if self._weight_bound(slot)
-        }
-        for node in graph.module.graph.nodes:
-            if node.op != "call_function":
-                continue
-            inputs = {i: (0, single[i]) for i in node.all_input_nodes if i in single}
-            inputs |= {i: self.of_node[i] for i in node.all_input_nodes if i in self.of_node}
-            if not inputs:
-                self.everywhere.add(node)
-                continue
-            # Next to the largest thing that it reads: small results are sent, not weights.
-            chip = min((-_size(i), chip) for i, (_, chip) in inputs.items())[1]
-            self.of_node[node] = max(r + (c != chip) for r, c in inputs.values()), chip
 
-    def _weight_bound(self, slot: Slot) -> bool:
-        return len(self._homes[slot.key]) == 1 and slot.kind is not Kind.HYPER
-
-    def of_state(self) -> set[tuple[int, int]]:
-        """Places of updated state that no operator computes: a round on each of its chips."""
-        chips = {chip for _, chip in self.of_node.values()}
-        pairs = zip(self._graph.outputs, self._graph.returned, strict=True)
-        alone = {
-            chip
-            for slot, node in pairs
-            if node not in self.of_node and slot.is_state
-            for chip in self._homes[slot.key][:1]
-        }
-        return {(0, chip) for chip in alone - chips}
+def _of_state_alone(
+    graph: Graph, placed: Mapping[fx.Node, StagePass], homes: Homes
+) -> set[StagePass]:
+    """Passes of updated state that no operator computes: a round on each of its chips."""
+    busy = {each.stage for each in placed.values()}
+    pairs = zip(graph.outputs, graph.returned, strict=True)
+    alone = {
+        chip
+        for slot, node in pairs
+        if node not in placed and slot.is_state
+        for chip in homes[slot.key][:1]
+    }
+    return {StagePass(chip, Direction.UPDATE) for chip in alone - busy}
 
 
 def _size(node: fx.Node) -> int:

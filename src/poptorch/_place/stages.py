@@ -1,9 +1,8 @@
-"""Visits -> stages: what is merged, what is cut apart, and in which order it comes."""
+"""Visits -> stages: which visits are one stage, and the order of the stages."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from torch import fx
 
@@ -11,34 +10,27 @@ from .._base import source
 from .._base.errors import Error
 from .._ir.blocks import OUTSIDE, label_of
 from .._ir.graph import Graph
-from .._ir.layout import Assigned, Stage
+from .._ir.layout import Stage
 from .._ir.placement import Placement, Strategy
+from .resolve import PlacedVisit
 
 Key = tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Cut:
-    """The stages, and the stage of every visit that has nodes.
-
-    Attributes:
-        stages: in forward order.
-        of_visit: index of a visit to index of its stage.
-    """
-
-    stages: tuple[Stage, ...]
-    of_visit: Mapping[int, int]
-
-
-def cut(graph: Graph, assigned: Sequence[Assigned], placement: Placement) -> Cut:
+def group_visits(
+    graph: Graph, placed: Sequence[PlacedVisit], placement: Placement
+) -> tuple[tuple[Stage, ...], dict[int, int]]:
     """Group visits into stages.
+
+    Returns:
+        The stages in forward order, and the stage of every visit that has nodes, by its index.
 
     Raises:
         Error: an operator in no block, a stage on two devices, or data that flows from a later
             stage to an earlier one.
     """
     flow = _Flow(graph)
-    used = {visit: assigned[visit] for visit in sorted(flow.visits)}
+    used = {visit: placed[visit] for visit in sorted(flow.visits)}
     if placement.phased:
         keys = _phase_keys(used, flow)
     elif placement.strategy is Strategy.SHARDED:
@@ -50,7 +42,7 @@ def cut(graph: Graph, assigned: Sequence[Assigned], placement: Placement) -> Cut
     members = [[used[v] for v, at in of_visit.items() if at == i] for i in range(len(order))]
     stages = tuple(map(_stage, members))
     flow.check(of_visit, used)
-    return Cut(stages or (Stage(0, ()),), of_visit)
+    return stages or (Stage(0),), of_visit
 
 
 class _Flow:
@@ -75,7 +67,7 @@ class _Flow:
         """Visits that a visit reads from."""
         return (start for start, end in self.edges if end == visit)
 
-    def check(self, of_visit: Mapping[int, int], used: Mapping[int, Assigned]) -> None:
+    def check(self, of_visit: Mapping[int, int], used: Mapping[int, PlacedVisit]) -> None:
         for (start, end), node in self.edges.items():
             if of_visit[start] > of_visit[end]:
                 raise _against_the_flow(used[start], used[end], node)
@@ -88,9 +80,9 @@ def _forward_visit(node: fx.Node) -> int | None:
     return None if label.backward else label.visit
 
 
-def _stage_keys(used: Mapping[int, Assigned]) -> dict[int, Key]:
+def _stage_keys(used: Mapping[int, PlacedVisit]) -> dict[int, Key]:
     """Pipelined: stage ids; neighbouring ids on one device are one stage."""
-    chips: dict[int, Assigned] = {}
+    chips: dict[int, PlacedVisit] = {}
     for item in used.values():
         first = chips.setdefault(item.stage, item)
         if first.chip != item.chip:
@@ -110,7 +102,7 @@ def _stage_keys(used: Mapping[int, Assigned]) -> dict[int, Key]:
     return {visit: (numbers[item.stage],) for visit, item in used.items()}
 
 
-def _runs(used: Mapping[int, Assigned]) -> dict[int, Key]:
+def _runs(used: Mapping[int, PlacedVisit]) -> dict[int, Key]:
     """Sharded: one stage for each stretch of execution on one device."""
     keys: dict[int, Key] = {}
     number, last = -1, None
@@ -121,7 +113,7 @@ def _runs(used: Mapping[int, Assigned]) -> dict[int, Key]:
     return keys
 
 
-def _phase_keys(used: Mapping[int, Assigned], flow: _Flow) -> dict[int, Key]:
+def _phase_keys(used: Mapping[int, PlacedVisit], flow: _Flow) -> dict[int, Key]:
     """Phased: devices of a phase work side by side, in rounds between which they exchange data."""
     rounds: dict[int, int] = {}
     for visit, item in used.items():
@@ -131,14 +123,14 @@ def _phase_keys(used: Mapping[int, Assigned], flow: _Flow) -> dict[int, Key]:
     return {v: (item.phase or 0, rounds[v], item.chip) for v, item in used.items()}
 
 
-def _stage(members: Sequence[Assigned]) -> Stage:
+def _stage(members: Sequence[PlacedVisit]) -> Stage:
     blocks = dict.fromkeys(m.visit.block for m in members if m.visit.block is not None)
     return Stage(members[0].chip, tuple(blocks), members[0].phase)
 
 
 def _line(node: fx.Node) -> str | None:
-    found = source.innermost_user_line(node.stack_trace)
-    return source.describe(*found) if found else None
+    line = source.innermost_user_line(node.stack_trace)
+    return source.describe(*line) if line else None
 
 
 def _no_block(node: fx.Node) -> Error:
@@ -153,8 +145,8 @@ def _no_block(node: fx.Node) -> Error:
     )
 
 
-def _against_the_flow(start: Assigned, end: Assigned, node: fx.Node) -> Error:
-    def described(item: Assigned) -> str:
+def _against_the_flow(start: PlacedVisit, end: PlacedVisit, node: fx.Node) -> Error:
+    def described(item: PlacedVisit) -> str:
         phase = "" if item.phase is None else f"phase {item.phase}, "
         return f"block {item.visit.block or '(start)'} ({phase}stage {item.stage})"
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from .._ir.blocks import Label, label_of, relabel
+from .._ir.blocks import Label, label_of, pass_of, relabel
 from .._ir.graph import Graph
-from .._ir.layout import Spot
 from .._ir.slot import Kind
+from .._ir.stage_pass import StagePass
 from .._machine.cycles import node_cycles, value_bytes
 from .._machine.liveness import owner
 from .._machine.systems import ChipKind
-from .spots import find_spots
+from .passes import with_passes
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ def find_units(
         for node in forward[start:end]:
             relabel(node, Label(number, False, label_of(node).module))
     _label_backward(graph, forward)
-    spots = find_spots(graph, {number: number for number in range(len(starts))}, len(starts))
-    return _measured(graph, spots, [entries.get(start) for start in starts], state_bytes, kind)
+    graph = with_passes(graph, {number: number for number in range(len(starts))}, len(starts))
+    return _measured(graph, [entries.get(start) for start in starts], state_bytes, kind)
 
 
 def _is_forward(node: fx.Node) -> bool:
@@ -100,7 +100,6 @@ def _label_backward(graph: Graph, forward: Sequence[fx.Node]) -> None:
 
 def _measured(
     graph: Graph,
-    spots: Mapping[fx.Node, Spot],
     begins: Sequence[str | None],
     state_bytes: Mapping[str, int],
     kind: ChipKind,
@@ -109,22 +108,27 @@ def _measured(
     cycles, weights, saved, entering = [0.0] * count, [0] * count, [0] * count, [0] * count
     joined = [False] * count
     kept = set[fx.Node]()
-    for node, spot in spots.items():
-        cycles[spot.stage] += node_cycles(node, kind)
-        if spot.backward:
+    for node in graph.module.graph.nodes:
+        where = pass_of(node)
+        if where is None:
             continue
-        readers = [spots[user] for user in node.users if user in spots]
+        cycles[where.stage] += node_cycles(node, kind)
+        if where.backward:
+            continue
+        readers = _readers(node)
         if any(reader.backward for reader in readers):
             kept.add(owner(node))
-        last = max((r.stage for r in readers if not r.backward), default=spot.stage)
-        for crossed in range(spot.stage + 1, last + 1):
+        last = max((r.stage for r in readers if not r.backward), default=where.stage)
+        for crossed in range(where.stage + 1, last + 1):
             entering[crossed] += value_bytes(node)
-    for node in kept & spots.keys():
-        saved[spots[node].stage] += value_bytes(node)
+    for node in kept:
+        where = pass_of(node)
+        if where is not None:
+            saved[where.stage] += value_bytes(node)
     for node, slot in zip(graph.placeholders, graph.inputs, strict=True):
         if slot.kind not in (Kind.PARAM, Kind.BUFFER):
             continue
-        stages = [spots[user].stage for user in node.users if user in spots]
+        stages = [reader.stage for reader in _readers(node)]
         first, last = (min(stages), max(stages)) if stages else (0, 0)
         weights[first] += state_bytes[slot.path]
         for unit in range(first + 1, last + 1):  # one weight lives on one chip
@@ -133,3 +137,7 @@ def _measured(
         Unit(*values)
         for values in zip(begins, cycles, weights, saved, entering, joined, strict=True)
     ]
+
+
+def _readers(node: fx.Node) -> list[StagePass]:
+    return [where for user in node.users if (where := pass_of(user)) is not None]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
-from .._ir.schedule import Action, Schedule, Work, padded
+from .._ir.schedule import Action, Schedule, padded
+from .._ir.workload import Workload
 
 
 class Grid:
     """Rows that grow to the right."""
 
-    def __init__(self, work: Work) -> None:
-        self._work = work
-        self._rows: dict[int, list[Action | None]] = {chip: [] for chip in work.all_chips}
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+        self._rows: dict[int, list[Action | None]] = {chip: [] for chip in workload.chips}
         self._column: dict[Action, int] = {}
 
     @property
@@ -22,7 +24,7 @@ class Grid:
 
     def put(self, action: Action, earliest: int = 0) -> int:
         """Append an action to its chip's row, not before a column; return the column it got."""
-        row = self._rows[self._work.chip_of(action.part)]
+        row = self._rows[self._workload.chip_of(action.stage_pass)]
         row += [None] * (earliest - len(row))
         row.append(action)
         self._column[action] = len(row) - 1
@@ -34,12 +36,11 @@ class Grid:
 
     def put_update(self) -> None:
         """Append the update, every round after all that was there before it."""
-        for number in range(len(self._work.updates)):
+        for _, members in itertools.groupby(self._workload.updates, lambda each: each.round):
             start = self.columns
-            for part in self._work.update_parts:
-                if part.round == number:
-                    for action in self._work.with_moves(part):
-                        self.put(action, start)
+            for stage_pass in members:
+                for action in self._workload.with_traffic(stage_pass):
+                    self.put(action, start)
 
     def schedule(self) -> Schedule:
         """Return what has been put."""

@@ -9,25 +9,26 @@ import itertools
 from collections.abc import Iterator
 
 from .._ir.placement import Placement, Strategy
-from .._ir.schedule import Action, Do, Move, Schedule, Work
+from .._ir.schedule import Action, Schedule, Traffic
+from .._ir.workload import Workload
 from ..enums import Liveness
 from .grid import Grid
 
 _LATE = (Liveness.OffChipAfterFwd, Liveness.OffChipAfterFwdNoOverlap)
 
 
-def sharded(work: Work) -> Schedule:
+def sharded(workload: Workload) -> Schedule:
     """Return the schedule in which one chip works at a time."""
-    grid = Grid(work)
-    for micro in range(work.micros):
-        for part in work.parts:
-            for action in work.with_moves(part, micro):
+    grid = Grid(workload)
+    for micro_batch in range(workload.micro_batches):
+        for stage_pass in workload.passes:
+            for action in workload.with_traffic(stage_pass, micro_batch):
                 grid.put(action, grid.columns)
     grid.put_update()
     return grid.schedule()
 
 
-def phased(work: Work, placement: Placement) -> Schedule:
+def phased(workload: Workload, placement: Placement) -> Schedule:
     """Return the schedule that goes phase by phase, forward and then back.
 
     Chips of one phase work side by side and wait for what they read of one another. Serial phases
@@ -35,27 +36,27 @@ def phased(work: Work, placement: Placement) -> Schedule:
     stores while the other computes.
     """
     parallel = placement.strategy is Strategy.PARALLEL_PHASED
-    grid = Grid(work)
-    for micro in range(work.micros):
-        for actions in _phases(work, micro, late=placement.liveness in _LATE):
+    grid = Grid(workload)
+    for micro_batch in range(workload.micro_batches):
+        for actions in _phases(workload, micro_batch, late=placement.liveness in _LATE):
             start = 0 if parallel else grid.columns
             for action in actions:
-                needs = () if action.move else work.needs.get(action.part, ())
-                ready = grid.after(Action(part, micro) for part in needs)
+                needs = () if action.traffic else workload.needs.get(action.stage_pass, ())
+                ready = grid.after(Action(needed, micro_batch) for needed in needs)
                 grid.put(action, max(start, ready))
     grid.put_update()
     return grid.schedule()
 
 
-def _phases(work: Work, micro: int, late: bool) -> Iterator[list[Action]]:
+def _phases(workload: Workload, micro_batch: int, late: bool) -> Iterator[list[Action]]:
     """Yield the actions of each phase; late stores are a phase of their own between the passes."""
-    stored = []
-    for do, parts in itertools.groupby(work.parts, lambda part: part.do):
-        for _, members in itertools.groupby(parts, lambda part: work.phases[part.index]):
-            actions = [action for part in members for action in work.with_moves(part, micro)]
-            if late and do is Do.FORWARD:
-                stored += [action for action in actions if action.move is Move.STORE]
-                actions = [action for action in actions if action.move is not Move.STORE]
+    stored, stages = [], workload.stages
+    for backward, passes in itertools.groupby(workload.passes, lambda each: each.backward):
+        for _, members in itertools.groupby(passes, lambda each: stages[each.stage].phase):
+            actions = [a for each in members for a in workload.with_traffic(each, micro_batch)]
+            if late and not backward:
+                stored += [action for action in actions if action.traffic is Traffic.STORE]
+                actions = [action for action in actions if action.traffic is not Traffic.STORE]
             yield actions
         if stored:
             yield stored

@@ -1,17 +1,18 @@
-"""Work + strategy -> Schedule."""
+"""Workload + strategy -> Schedule."""
 
 from __future__ import annotations
 
 from .._ir.placement import Placement, Strategy
-from .._ir.schedule import Schedule, Work
+from .._ir.schedule import Schedule
+from .._ir.workload import Workload
 from .listed import phased, sharded
 from .pipelined import grouped, interleaved
 
 
-def make(work: Work, placement: Placement) -> Schedule:
-    """Return the schedule of a strategy for some work."""
+def make(workload: Workload, placement: Placement) -> Schedule:
+    """Return the schedule of a strategy for a workload."""
     if placement.strategy is Strategy.PIPELINED:
-        return interleaved(work) if placement.interleaved else grouped(work)
+        return interleaved(workload) if placement.interleaved else grouped(workload)
     if placement.strategy is Strategy.SHARDED:
-        return sharded(work)
-    return phased(work, placement)
+        return sharded(workload)
+    return phased(workload, placement)

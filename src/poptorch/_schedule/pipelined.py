@@ -1,8 +1,10 @@
 """Pipelines: stages work on different micro-batches at the same time.
 
-*Grouped*: in one cycle every chip does forward parts, then every chip backward parts.
-*Interleaved*: a chip does a backward part as soon as it can, so that fewer activations wait at any
-time, while forward and backward parts of different lengths then wait for one another.
+*Grouped*: in one cycle every chip does forward passes, then every chip backward passes.
+*Interleaved*: a chip does a backward pass as soon as it can, so that fewer activations wait at any
+time, while forward and backward passes of different lengths then wait for one another. This is the
+schedule known as 1F1B (Narayanan et al., "PipeDream", 2019). Neither is GPipe's, which
+does all forward passes of an update before the first backward one.
 Source: PopTorch user guide, "Parallel execution".
 """
 
@@ -10,49 +12,44 @@ from __future__ import annotations
 
 from collections import Counter
 
-from .._ir.schedule import Do, Part, Schedule, Work
+from .._ir.schedule import Schedule
+from .._ir.stage_pass import Direction, StagePass
+from .._ir.workload import Workload
 from .grid import Grid
 
 
-def grouped(work: Work) -> Schedule:
-    """Return the schedule in which stage s of n handles micro-batch t - s in cycle t.
-
-    Its backward part handles micro-batch t - (2n - 2 - s): the last stage goes back at once.
-    """
-    stages = len(work.chips)
-    halves = [[(part, _delay(part, stages)) for part in work.parts if part.do is do] for do in Do]
-    cycles = work.micros + (2 * stages - 2 if work.training else stages - 1)
-    grid = Grid(work)
-    for cycle in range(cycles):
-        for half in halves:
+def grouped(workload: Workload) -> Schedule:
+    """Return the schedule in which every stage handles micro-batch t - its delay in cycle t."""
+    stages, count = len(workload.stages), workload.micro_batches
+    delays = {each: each.delay(stages) for each in workload.passes}
+    grid = Grid(workload)
+    for cycle in range(count + max(delays.values())):
+        for direction in (Direction.FORWARD, Direction.BACKWARD):
             start = grid.columns
-            for part, delay in half:
-                if 0 <= cycle - delay < work.micros:
-                    for action in work.with_moves(part, cycle - delay):
+            for stage_pass, delay in delays.items():
+                if stage_pass.direction is direction and 0 <= cycle - delay < count:
+                    for action in workload.with_traffic(stage_pass, cycle - delay):
                         grid.put(action, start)
     grid.put_update()
     return grid.schedule()
 
 
-def _delay(part: Part, stages: int) -> int:
-    return part.index if part.do is Do.FORWARD else 2 * stages - 2 - part.index
-
-
-def interleaved(work: Work) -> Schedule:
+def interleaved(workload: Workload) -> Schedule:
     """Return the schedule in which backward goes first; stage s of n runs at most n - s ahead."""
-    grid = Grid(work)
-    done: Counter[Part] = Counter()  # every part handles its micro-batches in order
-    left = len(work.parts) * work.micros
+    grid = Grid(workload)
+    done: Counter[StagePass] = Counter()  # every pass handles its micro-batches in order
+    left = len(workload.passes) * workload.micro_batches
     while left:
         column, chosen = grid.columns, []
-        for chip in work.all_chips:
-            ready = [p for p in work.parts if work.chip_of(p) == chip and _ready(p, work, done)]
-            if ready:
+        ready = [each for each in workload.passes if _ready(each, workload, done)]
+        for chip in workload.chips:
+            here = [each for each in ready if workload.chip_of(each) == chip]
+            if here:
                 # Backward before forward; of several stages on a chip, the furthest micro-batch.
-                chosen.append(min(ready, key=lambda p: (p.do, done[p], -p.index)))
+                chosen.append(min(here, key=lambda p: (not p.backward, done[p], -p.stage)))
         assert chosen, "a pipeline can always go on with its oldest micro-batch"
-        for part in chosen:
-            for action in work.with_moves(part, done[part]):
+        for stage_pass in chosen:
+            for action in workload.with_traffic(stage_pass, done[stage_pass]):
                 grid.put(action, column)
         done.update(chosen)
         left -= len(chosen)
@@ -60,10 +57,12 @@ def interleaved(work: Work) -> Schedule:
     return grid.schedule()
 
 
-def _ready(part: Part, work: Work, done: Counter[Part]) -> bool:
-    micro = done[part]
-    if micro == work.micros or any(done[need] <= micro for need in work.needs.get(part, ())):
+def _ready(stage_pass: StagePass, workload: Workload, done: Counter[StagePass]) -> bool:
+    micro_batch = done[stage_pass]
+    needs = workload.needs.get(stage_pass, ())
+    if micro_batch == workload.micro_batches or any(done[need] <= micro_batch for need in needs):
         return False
-    if part.do is Do.BACKWARD or not work.training:
+    if stage_pass.backward or not workload.training:
         return True
-    return micro - done[Part(Do.BACKWARD, part.index)] < len(work.chips) - part.index
+    ahead = micro_batch - done[StagePass(stage_pass.stage, Direction.BACKWARD)]
+    return ahead < len(workload.stages) - stage_pass.stage

@@ -237,7 +237,7 @@ class Session:
         assert self.compiled is not None
         assert self._random is not None
         faults.check("attach")
-        self._connection.attach(self.spec, self.compiled.plan.reserved)
+        self._connection.attach(self.spec, self.compiled.plan.layout.reserved)
         device = Device(
             self.compiled,
             self._tensors,

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from .._ir.schedule import Action, Do, Move, Part
+from .._ir.schedule import Action, Traffic
 from .._ir.slot import Kind, Slot
+from .._ir.stage_pass import StagePass
 from .._ir.staged import Staged
 from .._ir.state import State
-from .places import Place, meet
+from .devices import Device, synchronise
 
 _RESULTS = (Kind.LOSS, Kind.OUTPUT, Kind.ANCHOR, Kind.BATCH)
 _PER_MICRO_BATCH = (Kind.VALUE, Kind.BATCH)
@@ -25,7 +26,7 @@ Name = tuple[str, int]
 
 
 class NotOnChip(AssertionError):  # noqa: N818 (it says what is the case)
-    """A part reads a tensor that is not on its chip: the plan is wrong."""
+    """A pass reads a tensor that is not on its chip: the plan is wrong."""
 
 
 @dataclass
@@ -33,7 +34,7 @@ class Chip:
     """The tensors of one chip, and those of it that rest in streaming memory."""
 
     number: int
-    place: Place
+    device: Device
     memory: dict[Name, torch.Tensor] = field(default_factory=dict)
     streaming: dict[Name, torch.Tensor] = field(default_factory=dict)
 
@@ -71,8 +72,8 @@ class Replica:
 
     Args:
         staged: what is run.
-        modules: the graph of each part, for the device of its chip.
-        places: of the chips.
+        modules: the graph of each pass, for the device of its chip.
+        devices: of the chips.
         number: which replica it is.
 
     Attributes:
@@ -83,26 +84,26 @@ class Replica:
     def __init__(
         self,
         staged: Staged,
-        modules: Mapping[Part, fx.GraphModule],
-        places: Mapping[int, Place],
+        modules: Mapping[StagePass, fx.GraphModule],
+        devices: Mapping[int, Device],
         number: int,
     ) -> None:
         self.number = number
         self._modules = modules
         self.results: dict[Name, torch.Tensor] = {}
         self._staged = staged
-        self._chips = {chip: Chip(chip, places[chip]) for chip in staged.work.all_chips}
+        self._chips = {chip: Chip(chip, devices[chip]) for chip in staged.workload.chips}
         self._sent: list[tuple[int, Name, torch.Tensor]] = []
         last = _last_readers(staged)
         self._read_on = set(last)
-        self._forget: dict[Part, list[str]] = defaultdict(list)
-        for (_, key), part in last.items():
-            self._forget[part].append(key)
+        self._forget: dict[StagePass, list[str]] = defaultdict(list)
+        for (_, key), stage_pass in last.items():
+            self._forget[stage_pass].append(key)
         self._targets: dict[str, list[int]] = defaultdict(list)
         for transfer in staged.transfers:
             self._targets[transfer.value.key].append(transfer.target)
-        moved = staged.moves.loads.values()
-        self._off_chip = {key for keys in moved for key in keys}
+        loaded = staged.workload.streaming.loads.values()
+        self._off_chip = {key for keys in loaded for key in keys}
 
     def fill(self, state: State) -> None:
         """Copy the device's state to the chips that hold it."""
@@ -117,7 +118,7 @@ class Replica:
     def give_back(self, state: State, per_replica: frozenset[str]) -> None:
         """Copy what has changed to the device's state; all replicas agree on what they share."""
         written = {
-            slot.key for s in self._staged.segments.values() for slot in s.graph.outputs
+            slot.key for graph in self._staged.graphs.values() for slot in graph.outputs
             if slot.is_state and slot.key in state.tensors
         }  # fmt: skip
         for key in sorted(written):
@@ -137,14 +138,14 @@ class Replica:
             self._set(chip, key, value)
 
     def _set(self, chip: int, key: str, value: torch.Tensor) -> None:
-        found = self._chips[chip]
-        self._rests(found, key)[key, 0] = found.place.take(value)
+        held = self._chips[chip]
+        self._rests(held, key)[key, 0] = held.device.take(value)
 
     def gradients(self) -> list[str]:
         """Keys of what is added up over replicas before the update."""
         inputs = {
-            slot.key for part, s in self._staged.segments.items() for slot in s.graph.inputs
-            if part.do is Do.UPDATE and slot.key.startswith(_GRADIENTS)
+            slot.key for each, graph in self._staged.graphs.items() for slot in graph.inputs
+            if each.is_update and slot.key.startswith(_GRADIENTS)
         }  # fmt: skip
         return sorted(inputs)
 
@@ -158,40 +159,40 @@ class Replica:
         Raises:
             NotOnChip: it needs a tensor that its chip does not have.
         """
-        part, moves = action.part, self._staged.moves
-        chip = self._chips[self._staged.segments[part].chip]
-        if action.move is Move.LOAD:
-            for key in moves.loads[part]:
+        stage_pass, workload = action.stage_pass, self._staged.workload
+        chip = self._chips[workload.chip_of(stage_pass)]
+        if action.traffic is Traffic.LOAD:
+            for key in workload.streaming.loads[stage_pass]:
                 chip.load(_name(key, step), action)
-        elif action.move is Move.STORE:
-            for key in moves.stores[part]:
+        elif action.traffic is Traffic.STORE:
+            for key in workload.streaming.stores[stage_pass]:
                 chip.store(_name(key, step), action)
         else:
-            with chip.place.working():
+            with chip.device.working():
                 self._compute(action, step, chip, batch)
-            for key in moves.drops.get(part, ()):
+            for key in workload.streaming.drops.get(stage_pass, ()):
                 chip.memory.pop(_name(key, step), None)
 
     def _compute(
         self, action: Action, step: int, chip: Chip, batch: Sequence[torch.Tensor]
     ) -> None:
-        segment = self._staged.segments[action.part]
+        graph = self._staged.graphs[action.stage_pass]
         arguments = []
-        for slot in segment.graph.inputs:
+        for slot in graph.inputs:
             name = _name(slot.key, step)
             if slot.kind is Kind.BATCH and name not in chip.memory:
-                chip.memory[name] = chip.place.take(batch[int(slot.path)])
+                chip.memory[name] = chip.device.take(batch[int(slot.path)])
             if slot.kind is Kind.COUNTER:
-                arguments.append(chip.place.take(torch.tensor(float(action.micro))))
+                arguments.append(chip.device.take(torch.tensor(float(action.micro_batch))))
             else:
                 arguments.append(chip.read(name, action))
-        values = self._modules[action.part](*arguments)
-        for slot, value in zip(segment.graph.outputs, values, strict=True):
+        values = self._modules[action.stage_pass](*arguments)
+        for slot, value in zip(graph.outputs, values, strict=True):
             if slot.kind in _RESULTS:
                 self.results[slot.key, step] = value.clone()
             else:
                 self._keep(chip, slot, step, value)
-        for key in self._forget[action.part]:
+        for key in self._forget[action.stage_pass]:
             chip.forget(_name(key, step))
 
     def _keep(self, chip: Chip, slot: Slot, step: int, value: torch.Tensor) -> None:
@@ -204,13 +205,13 @@ class Replica:
 
     def exchange(self) -> None:
         """Deliver what was sent since the last exchange."""
-        everywhere = [chip.place for chip in self._chips.values()]
-        meet(everywhere)
+        devices = [chip.device for chip in self._chips.values()]
+        synchronise(devices)
         for target, name, value in self._sent:
             chip = self._chips[target]
-            with chip.place.working():
-                chip.memory[name] = chip.place.take(value)
-        meet(everywhere)  # memory that is freed now may be used again anywhere
+            with chip.device.working():
+                chip.memory[name] = chip.device.take(value)
+        synchronise(devices)  # memory that is freed now may be used again anywhere
         self._sent.clear()
 
     def waiting(self) -> dict[int, int]:
@@ -228,18 +229,18 @@ def _name(key: str, step: int) -> Name:
 def _state_slots(staged: Staged) -> list[Slot]:
     slots = {
         slot.key: slot
-        for segment in staged.segments.values()
-        for slot in (*segment.graph.inputs, *segment.graph.outputs)
+        for graph in staged.graphs.values()
+        for slot in (*graph.inputs, *graph.outputs)
         if slot.is_state
     }
     return list(slots.values())
 
 
-def _last_readers(staged: Staged) -> dict[tuple[int, str], Part]:
-    """(chip, value or batch input) -> the part after which nothing on the chip reads it."""
+def _last_readers(staged: Staged) -> dict[tuple[int, str], StagePass]:
+    """(chip, value or batch input) -> the pass after which nothing on the chip reads it."""
     return {
-        (segment.chip, slot.key): part
-        for part, segment in staged.segments.items()
-        for slot in segment.graph.inputs
+        (staged.workload.chip_of(stage_pass), slot.key): stage_pass
+        for stage_pass, graph in staged.graphs.items()
+        for slot in graph.inputs
         if slot.kind in _PER_MICRO_BATCH
     }

@@ -1,6 +1,6 @@
 """The staged backend: does a schedule's actions one by one, each on a chip with its own tensors.
 
-It proves plans rather than saving time; with CUDA devices, chips work side by side. A part that
+It proves plans rather than saving time; with CUDA devices, chips work side by side. A pass that
 reads a tensor which is not on its chip fails, whether it was never sent, not loaded, already stored
 or already forgotten. Random numbers are drawn in the order of the schedule, so that models with
 dropout differ from the fused run by their draws.
@@ -17,13 +17,12 @@ from .._base import interrupts
 from .._ir.plan import Plan
 from .._ir.program import Axis
 from .._ir.report import Report
-from .._ir.schedule import Do
 from .._ir.slot import Kind
 from .._ir.staged import Staged
 from .._ir.state import State
 from .chips import Replica
+from .devices import at_home, devices
 from .driver import Collector, cut, device_generator, program_report
-from .places import at_home, places
 from .protocol import Executable, Progress
 
 
@@ -58,13 +57,13 @@ class StagedExecutable:
         self._plan = plan
         self._staged = staged
         self._report = report
-        chips = list(staged.work.all_chips)
-        self._places = dict(zip(chips, places(len(chips)), strict=True))
+        chips = staged.workload.chips
+        self._devices = dict(zip(chips, devices(len(chips)), strict=True))
         self._modules = {
-            part: at_home(segment.graph.module, self._places[segment.chip].device)
-            for part, segment in staged.segments.items()
+            each: at_home(graph.module, self._devices[staged.workload.chip_of(each)].torch_device)
+            for each, graph in staged.graphs.items()
         }
-        self._random = any(segment.graph.random for segment in staged.segments.values())
+        self._random = any(graph.random for graph in staged.graphs.values())
         self.most_values: dict[int, int] = {}
 
     def report(self) -> Report:
@@ -76,7 +75,7 @@ class StagedExecutable:
         program, loops = self._plan.program, self._plan.program.loops
         slices = [cut(value, program) for value in batch]
         replicas = [
-            Replica(self._staged, self._modules, self._places, number)
+            Replica(self._staged, self._modules, self._devices, number)
             for number in range(loops.replicas)
         ]
         flushes = loops.iterations if self._plan.spec.training else 1
@@ -97,18 +96,18 @@ class StagedExecutable:
         slices: Sequence[Sequence[torch.Tensor]],
     ) -> None:
         """Do the whole schedule once: an update in training, all iterations in inference."""
-        work, schedule = self._staged.work, self._staged.schedule
+        workload, schedule = self._staged.workload, self._staged.schedule
         reduced = not self._plan.spec.training
         for column in range(schedule.columns):
             interrupts.check()
             actions = [row[column] for row in schedule.rows.values()]
             doing = [action for action in actions if action is not None]
-            if not reduced and any(action.part.do is Do.UPDATE for action in doing):
+            if not reduced and any(action.stage_pass.is_update for action in doing):
                 _add_up(replicas)
                 reduced = True
             for replica in replicas:
                 for action in doing:
-                    step = flush * work.micros + action.micro
+                    step = flush * workload.micro_batches + action.micro_batch
                     replica.do(action, step, self._rows(slices, step, replica.number))
                 replica.exchange()
                 for chip, count in replica.waiting().items():

@@ -141,7 +141,7 @@ def freeze(options: Options, training: bool) -> Spec:
         placement=placement,
         lanes=options._values["lanes"],
         lane_memory=options.lane_memory,
-        homes=freeze_locations(
+        locations=freeze_locations(
             options.TensorLocations,
             phased=placement.phased,
             replicated=options.replication_factor > 1,

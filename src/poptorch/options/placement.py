@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .._base.errors import Error
-from .._ir.placement import Home, Homes, NamedStage, Placement, Strategy
+from .._ir.placement import Location, Locations, NamedStage, Placement, Strategy
 from ..enums import Liveness
 from .check import refuse
 from .locations import _TensorLocationOptions
@@ -72,7 +72,9 @@ def _check_parallel(liveness: Liveness, stages: tuple[NamedStage, ...]) -> None:
             )
 
 
-def freeze_locations(locations: _TensorLocationOptions, *, phased: bool, replicated: bool) -> Homes:
+def freeze_locations(
+    locations: _TensorLocationOptions, *, phased: bool, replicated: bool
+) -> Locations:
     """Return where tensors rest.
 
     Phased strategies rest everything off chip by default; sharding over replicas is ignored when
@@ -80,9 +82,9 @@ def freeze_locations(locations: _TensorLocationOptions, *, phased: bool, replica
     """
     values: Mapping[str, Any] = locations._values
 
-    def home(kind: str) -> Home:
+    def location(kind: str) -> Location:
         stored = values.get(f"location_{kind}", {})
-        return Home(
+        return Location(
             on_chip=bool(stored.get("onChip", not phased)),
             sharded=replicated and bool(stored.get("useReplicatedTensorSharding", 0)),
             load_by_io_tiles=bool(stored.get("useIOTilesToLoad", 0)),
@@ -91,10 +93,10 @@ def freeze_locations(locations: _TensorLocationOptions, *, phased: bool, replica
             min_sharded=stored.get("minElementsForReplicatedTensorSharding"),
         )
 
-    return Homes(
-        home("activation"),
-        home("weight"),
-        home("optimizer"),
-        home("accumulator"),
+    return Locations(
+        location("activation"),
+        location("weight"),
+        location("optimizer"),
+        location("accumulator"),
         values.get("numIOTiles"),
     )

@@ -16,15 +16,15 @@ from torch import fx
 
 
 @dataclass(frozen=True)
-class Place:
+class Device:
     """Where a chip's tensors are and its operators run.
 
     Attributes:
-        device: of the tensors.
+        torch_device: of the tensors.
         stream: the order in which operators run; None where they run at once.
     """
 
-    device: torch.device
+    torch_device: torch.device
     stream: Any = None
 
     def working(self) -> contextlib.AbstractContextManager[Any]:
@@ -33,22 +33,22 @@ class Place:
 
     def take(self, value: torch.Tensor) -> torch.Tensor:
         """Return a copy of a tensor here."""
-        return value.to(self.device, non_blocking=True, copy=True)
+        return value.to(self.torch_device, non_blocking=True, copy=True)
 
 
-def places(chips: int) -> list[Place]:
-    """Return a place for every chip."""
-    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if not devices:
-        return [Place(torch.device("cpu"))] * chips
-    found = [torch.device("cuda", chip % devices) for chip in range(chips)]
+def devices(chips: int) -> list[Device]:
+    """Return a device for every chip."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        return [Device(torch.device("cpu"))] * chips
+    physical = [torch.device("cuda", chip % count) for chip in range(chips)]
     stream: Any = torch.cuda.Stream  # it has no types
-    return [Place(device, stream(device)) for device in found]
+    return [Device(each, stream(each)) for each in physical]
 
 
-def meet(everywhere: Sequence[Place]) -> None:
-    """Let what comes next anywhere wait for what was begun everywhere."""
-    streams = [place.stream for place in everywhere if place.stream is not None]
+def synchronise(devices: Sequence[Device]) -> None:
+    """Let what comes next on any device wait for what was begun on all of them."""
+    streams = [device.stream for device in devices if device.stream is not None]
     events = [stream.record_event() for stream in streams]
     for stream in streams:
         for event in events:

@@ -8,10 +8,10 @@ from torch import nn
 
 import poptorch
 from helpers.wrapped import options
-from poptorch._ir.schedule import Do
+from poptorch._ir.stage_pass import Direction
 from poptorch.backends import chips as chips_module
 from poptorch.backends import staged as staged_module
-from poptorch.backends.places import Place, at_home, meet, places
+from poptorch.backends.devices import Device, at_home, devices, synchronise
 
 
 class Net(nn.Module):
@@ -37,8 +37,8 @@ def trainer(model: nn.Module) -> poptorch.PoplarExecutor:
 
 def test_without_devices_chips_are_the_hosts_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert places(3) == [Place(torch.device("cpu"))] * 3
-    meet(places(3))
+    assert devices(3) == [Device(torch.device("cpu"))] * 3
+    synchronise(devices(3))
     module = torch.fx.symbolic_trace(nn.Linear(2, 2))
     assert at_home(module, torch.device("cpu")) is module
 
@@ -61,25 +61,25 @@ class _Computed(torch.utils._python_dispatch.TorchDispatchMode):
 def test_parts_compute_on_the_device_of_their_chip(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device without data takes part of the work; no operator may see two devices."""
     meta = torch.device("meta")
-    monkeypatch.setattr(staged_module, "places", lambda n: [Place(meta)] * n)
+    monkeypatch.setattr(staged_module, "devices", lambda n: [Device(meta)] * n)
     monkeypatch.setattr(
         chips_module.Replica, "give_back", lambda self, state, per_replica: None
     )  # there is no data to give
-    seen: dict[Do, set[str]] = {}
+    seen: dict[Direction, set[str]] = {}
     compute = chips_module.Replica._compute
 
     def watched(self, action, step, chip, batch):
-        moved = self._modules[action.part]
+        moved = self._modules[action.stage_pass]
 
         def run(*arguments):
             with _Computed() as computed:
                 results = moved(*arguments)
-            seen.setdefault(action.part.do, set()).update(computed.devices)
+            seen.setdefault(action.stage_pass.direction, set()).update(computed.devices)
             return results
 
-        self._modules = {**self._modules, action.part: run}
+        self._modules = {**self._modules, action.stage_pass: run}
         compute(self, action, step, chip, batch)
-        self._modules = {**self._modules, action.part: moved}
+        self._modules = {**self._modules, action.stage_pass: moved}
 
     monkeypatch.setattr(chips_module.Replica, "_compute", watched)
     monkeypatch.setattr(staged_module.StagedExecutable, "_collected", lambda self, replicas: [])
@@ -88,7 +88,11 @@ def test_parts_compute_on_the_device_of_their_chip(monkeypatch: pytest.MonkeyPat
     executable = training._session.compiled.executable
     state = training._session.sync.device.state
     executable.run(state, [torch.randn(8, 4), torch.randn(8, 2)])
-    assert seen == {Do.FORWARD: {"meta"}, Do.BACKWARD: {"meta"}, Do.UPDATE: {"meta"}}
+    assert seen == {
+        Direction.FORWARD: {"meta"},
+        Direction.BACKWARD: {"meta"},
+        Direction.UPDATE: {"meta"},
+    }
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

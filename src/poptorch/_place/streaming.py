@@ -1,0 +1,98 @@
+"""What phased execution moves between chips and streaming memory, and when.
+
+Weights, optimizer state and accumulators that rest off chip are loaded by the parts that use them.
+Activations leave the chip when the strategy's liveness says so.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+from .._ir.graph import Graph
+from .._ir.layout import Layout
+from .._ir.placement import Location, Locations
+from .._ir.slot import Kind, Slot
+from .._ir.spec import Spec
+from .._ir.stage_pass import Direction, StagePass
+from .._ir.staged import values_read
+from .._ir.workload import Streaming
+from ..enums import Liveness
+
+Graphs = Mapping[StagePass, Graph]
+Lists = defaultdict[StagePass, list[str]]
+
+
+def find_streaming(graphs: Graphs, layout: Layout, spec: Spec) -> Streaming:
+    """Return what a phased strategy streams; other strategies keep everything on chip."""
+    placement, locations = spec.placement, spec.locations
+    if not placement.phased:
+        return Streaming()
+    loads, stores, drops = Lists(list), Lists(list), Lists(list)
+    for stage_pass, graph in graphs.items():
+        read = {s.key for s in graph.inputs if _rests_off_chip(s, locations)}
+        written = {s.key for s in graph.outputs if _rests_off_chip(s, locations)}
+        loads[stage_pass] += sorted(read)
+        stores[stage_pass] += sorted(written)
+        drops[stage_pass] += sorted(read - written)
+    if spec.training and placement.shares_last_phase:
+        _share_last_phase(layout, loads, drops)
+    if placement.liveness != Liveness.AlwaysLive and not locations.activation.on_chip:
+        each_phase = placement.liveness == Liveness.OffChipAfterEachPhase
+        for before, after, key, is_first in _gaps(graphs, layout, locations.activation, each_phase):
+            (stores if is_first else drops)[before].append(key)
+            loads[after].append(key)
+    lists = (loads, stores, drops)
+    return Streaming(*({p: tuple(keys) for p, keys in by.items() if keys} for by in lists))
+
+
+def _rests_off_chip(slot: Slot, locations: Locations) -> bool:
+    kinds = {
+        Kind.PARAM: locations.weight,
+        Kind.OPTSTATE: locations.optimizer,
+        Kind.ACCUM: locations.accumulator,
+        Kind.GRADIENT: locations.accumulator,
+    }
+    location = kinds.get(slot.kind)
+    return location is not None and _is_off_chip(slot, location)
+
+
+def _is_off_chip(slot: Slot, location: Location) -> bool:
+    return not location.on_chip and slot.numel >= max(location.min_off_chip or 0, 2)
+
+
+def _share_last_phase(layout: Layout, loads: Lists, drops: Lists) -> None:
+    """Forward and backward of the last phase are one phase: it loads once, at its start."""
+    last = layout.stages[-1].phase
+    for index, stage in enumerate(layout.stages):
+        if stage.phase == last:
+            forward, backward = StagePass(index), StagePass(index, Direction.BACKWARD)
+            loads[forward] = sorted({*loads[forward], *loads.pop(backward, ())})
+            drops[backward] = sorted({*drops.pop(forward, ()), *drops[backward]})
+
+
+def _gaps(
+    graphs: Graphs, layout: Layout, location: Location, each_phase: bool
+) -> Iterator[tuple[StagePass, StagePass, str, bool]]:
+    """Yield (pass, next pass, value, whether for the first time) where a value leaves its chip."""
+
+    def period(stage_pass: StagePass, source: StagePass) -> tuple[Direction, int | None]:
+        """What two passes share if a value stays on the chip from one to the other."""
+        fetched_back = stage_pass.backward and not source.backward
+        phase = layout.stages[stage_pass.stage].phase
+        return stage_pass.direction, phase if each_phase or fetched_back else None
+
+    passes = [stage_pass for stage_pass in graphs if not stage_pass.is_update]
+    chips = {stage_pass: layout.stages[stage_pass.stage].chip for stage_pass in passes}
+    readers = {stage_pass: values_read(graphs[stage_pass]) for stage_pass in passes}
+    for source in passes:
+        for slot in graphs[source].outputs:
+            if slot.kind is not Kind.VALUE or not _is_off_chip(slot, location):
+                continue
+            users = [p for p in passes if p == source or slot.key in readers[p]]
+            for chip in sorted(set(chips.values())):
+                on_chip = itertools.pairwise(p for p in users if chips[p] == chip)
+                gaps = [(a, b) for a, b in on_chip if period(a, source) != period(b, source)]
+                for at, (before, after) in enumerate(gaps):
+                    yield before, after, slot.key, at == 0

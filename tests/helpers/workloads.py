@@ -1,0 +1,57 @@
+"""Workloads for schedules: a chain of stages, without any graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from poptorch._ir.layout import Stage
+from poptorch._ir.stage_pass import Direction, StagePass
+from poptorch._ir.workload import Streaming, Workload
+
+
+def forward(stage: int) -> StagePass:
+    return StagePass(stage)
+
+
+def backward(stage: int) -> StagePass:
+    return StagePass(stage, Direction.BACKWARD)
+
+
+def chain(
+    chips: Sequence[int],
+    micros: int,
+    training: bool = True,
+    phased: bool = False,
+    rounds: int = 1,
+) -> Workload:
+    """Return a workload in which every stage reads the one before it.
+
+    Phased: each stage is a phase of its own, everything is loaded and stored.
+    """
+    stages = range(len(chips))
+    needs = {forward(s): frozenset({forward(s - 1)} if s else ()) for s in stages}
+    if training:
+        for s in stages:
+            later = {backward(s + 1)} if s + 1 < len(chips) else set()
+            needs[backward(s)] = frozenset({forward(s), *later})
+    streaming = Streaming()
+    if phased:
+        loads = {forward(s): (f"param.{s}",) for s in stages}
+        stores = {forward(s): (f"value.{s}",) for s in stages}
+        if training:
+            loads |= {backward(s): (f"value.{s}",) for s in stages}
+            stores |= {backward(s): (f"gradient.{s}",) for s in stages}
+        streaming = Streaming(loads, stores)
+    updates = [
+        StagePass(chip, Direction.UPDATE, number)
+        for number in range(rounds if training else 0)
+        for chip in sorted(set(chips))
+    ]
+    return Workload(
+        tuple(Stage(chip, (), s if phased else None) for s, chip in enumerate(chips)),
+        micro_batches=micros,
+        training=training,
+        needs=needs,
+        updates=tuple(updates),
+        streaming=streaming,
+    )
