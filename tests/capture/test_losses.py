@@ -46,12 +46,66 @@ def mse(out, y):
     return F.mse_loss(out, y)
 
 
+CHANGED = {
+    "plus a penalty": lambda loss, out: loss + 0.1 * out.square().sum(),
+    "times two": lambda loss, out: loss * 2,
+    "in a tuple": lambda loss, out: (out, {"loss": [loss / 4]}),
+    "next to a changed one": lambda loss, out: (loss.exp(), loss * 2),
+}
+
+
 @pytest.mark.spec("ops", 1)
-def test_what_comes_after_the_loss_changes_the_number_only() -> None:
-    got, loss = gradient(lambda out, y: 0.5 * F.mse_loss(out, y) + out.sum())
-    torch.testing.assert_close(got, eager(mse))
+@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("change", CHANGED.values(), ids=CHANGED)
+def test_a_loss_that_is_changed_and_not_marked_is_an_error(change, lanes: int) -> None:
+    """The number that comes back would not be the one that training follows."""
+    for name in ("nll_loss", "identity_loss"):
+
+        def losses(out, y, name=name):
+            loss = {
+                "nll_loss": lambda: F.nll_loss(out, CLASS),
+                "identity_loss": lambda: poptorch.identity_loss(out.sum() ** 2, "none"),
+            }[name]()
+            return change(loss, out)
+
+        with pytest.raises(poptorch.Error, match="not the loss that training would follow") as info:
+            wrong = training(Model(losses), options(accumulation=lanes))
+            wrong(X.repeat(lanes, 1), Y.repeat(lanes, 1))
+        message = str(info.value)
+        assert f"computed from {name} at test_losses.py:" in message
+        assert "identity_loss(value, reduction='none')" in message
+
+
+def test_a_changed_loss_that_is_marked_is_what_training_follows() -> None:
+    def penalised(out, y):
+        return poptorch.identity_loss(F.nll_loss(out, CLASS) + 0.1 * out.square().sum(), "none")
+
+    got, loss = gradient(penalised)
+    torch.testing.assert_close(got, eager(penalised))
     with torch.no_grad():
-        torch.testing.assert_close(loss, Model(lambda o, y: 0.5 * F.mse_loss(o, y) + o.sum())(X, Y))
+        torch.testing.assert_close(loss, Model(penalised)(X, Y))
+
+
+SAME = {
+    "the loss, too": lambda loss, out: (loss * 2, {"loss": loss}),
+    "a mean of one value": lambda loss, out: loss.mean(),
+    "the sum of one value": lambda loss, out: loss.sum(),
+    "another shape": lambda loss, out: loss.reshape(1, 1).squeeze(),
+    "a copy": lambda loss, out: (loss.clone().detach(), 3 * loss),
+    "a number for the log": lambda loss, out: (out, loss.detach() * 100),
+    "a test": lambda loss, out: (out, loss < 3),
+}
+
+
+@pytest.mark.spec("ops", 1)
+@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("change", SAME.values(), ids=SAME)
+def test_what_is_made_of_a_loss_may_be_returned_beside_it(change, lanes: int) -> None:
+    model = Model(lambda out, y: change(mse(out, y), out))
+    step = training(model, options(accumulation=lanes), lr=1.0)
+    step(X.repeat(lanes, 1), Y.repeat(lanes, 1))
+    moved = torch.tensor([1.0, 2.0, 3.0]) - model.weight.detach()
+    torch.testing.assert_close(moved, eager(mse))
 
 
 @pytest.mark.spec("ops", 2)
@@ -82,53 +136,74 @@ def test_a_loss_without_reduction_counts() -> None:
 
 
 KNOWN = {
-    "l1_loss": (F.l1_loss, Y), "mse_loss": (F.mse_loss, Y), "smooth_l1_loss": (F.smooth_l1_loss, Y),
-    "nll_loss": (F.nll_loss, CLASS), "cross_entropy": (F.cross_entropy, CLASS),
-    "nll_loss 2d": (lambda o, y: F.nll_loss(o.view(1, 3, 1), y.view(1, 1)), CLASS),
-    "binary_cross_entropy": (lambda o, y: F.binary_cross_entropy(o.sigmoid(), y.abs()), Y),
-    "bce_with_logits": (F.binary_cross_entropy_with_logits, Y.abs()),
-    "kl_div": (lambda o, y: F.kl_div(o, y.abs(), reduction="batchmean"), Y),
-    "poisson_nll_loss": (F.poisson_nll_loss, Y.abs()),
-    "hinge_embedding_loss": (F.hinge_embedding_loss, Y.sign()),
-    "margin_ranking_loss": (lambda o, y: F.margin_ranking_loss(o, 2 * o, y), Y.sign()),
-    "soft_margin_loss": (F.soft_margin_loss, Y.sign()),
-    "cosine_embedding_loss": (lambda o, y: F.cosine_embedding_loss(o, y, torch.ones(1)), Y),
-    "triplet_margin_loss": (lambda o, y: F.triplet_margin_loss(o, y, y + 1), Y),
-    "ctc_loss": (
-        lambda o, y: F.ctc_loss(o.view(3, 1, 1).expand(3, 1, 2).log_softmax(2) * o.view(3, 1, 1),
-                                torch.ones(1, 1, dtype=torch.long), (3,), (1,)), Y),
+    "L1Loss": ((), lambda f, o, y: f(o, Y)),
+    "MSELoss": ((), lambda f, o, y: f(o, Y)),
+    "SmoothL1Loss": ((), lambda f, o, y: f(o, Y)),
+    "HuberLoss": ((), lambda f, o, y: f(o, Y)),
+    "NLLLoss": ((), lambda f, o, y: f(o, CLASS)),
+    "NLLLoss2d": ((), lambda f, o, y: f(o.view(1, 3, 1, 1), CLASS.view(1, 1, 1))),
+    "CrossEntropyLoss": ((), lambda f, o, y: f(o, CLASS)),
+    "BCELoss": ((), lambda f, o, y: f(o.sigmoid(), Y.abs())),
+    "BCEWithLogitsLoss": ((), lambda f, o, y: f(o, Y.abs())),
+    "KLDivLoss": ((None, None, "sum"), lambda f, o, y: f(o, Y.abs())),
+    "PoissonNLLLoss": ((), lambda f, o, y: f(o, Y.abs())),
+    "GaussianNLLLoss": ((), lambda f, o, y: f(o, Y, o.abs())),
+    "HingeEmbeddingLoss": ((), lambda f, o, y: f(o, Y.sign())),
+    "MarginRankingLoss": ((), lambda f, o, y: f(o, 2 * o, Y.sign())),
+    "SoftMarginLoss": ((), lambda f, o, y: f(o, Y.sign())),
+    "LinearCrossEntropyLoss": ((3, 4), lambda f, o, y: f(o, CLASS)),
+    "MultiMarginLoss": ((), lambda f, o, y: f(o, CLASS)),
+    "MultiLabelMarginLoss": ((), lambda f, o, y: f(o, torch.tensor([[0, -1, 1]]))),
+    "MultiLabelSoftMarginLoss": ((), lambda f, o, y: f(o, Y.abs())),
+    "CosineEmbeddingLoss": ((), lambda f, o, y: f(o, Y, torch.ones(1))),
+    "TripletMarginLoss": ((), lambda f, o, y: f(o, Y, Y + 1)),
+    "TripletMarginWithDistanceLoss": ((), lambda f, o, y: f(o, Y, Y + 1)),
+    "CTCLoss": ((), lambda f, o, y: f(
+        o.view(3, 1, 1).expand(3, 1, 2).log_softmax(2) * o.view(3, 1, 1),
+        torch.ones(1, 1, dtype=torch.long), (3,), (1,))),
+}  # fmt: skip
+TORCHS = {
+    name: cls for name, cls in vars(torch.nn.modules.loss).items()
+    if isinstance(cls, type) and issubclass(cls, nn.Module) and not name.startswith("_")
+    and cls.__module__ == torch.nn.modules.loss.__name__
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", KNOWN)
-def test_torchs_losses_are_known(name: str) -> None:
-    loss, y = KNOWN[name]
-    got, _ = gradient(loss, y)
-    torch.testing.assert_close(got, eager(loss, y))
+@pytest.mark.spec("ops", 4)
+@pytest.mark.parametrize("name", TORCHS)
+@pytest.mark.filterwarnings("ignore:`NLLLoss2d` has been deprecated")
+def test_every_loss_of_torch_is_known(name: str) -> None:
+    arguments, call = KNOWN[name]
+    function = TORCHS[name](*arguments).requires_grad_(False)
+    got, loss = gradient(lambda o, y: call(function, o, y))
+    torch.testing.assert_close(got, eager(lambda o, y: call(function, o, y)))
+    with torch.no_grad():
+        torch.testing.assert_close(loss, Model(lambda o, y: call(function, o, y))(X, Y))
 
 
-UNKNOWN = {
-    "huber_loss": F.huber_loss,
-    "gaussian_nll_loss": lambda o, y: F.gaussian_nll_loss(o, y, 1.0),
-    "multi_margin_loss": lambda o, y: F.multi_margin_loss(o, CLASS),
-    "multilabel_margin_loss": lambda o, y: F.multilabel_margin_loss(o, torch.tensor([[0, -1, 1]])),
-    "multilabel_soft_margin_loss": lambda o, y: F.multilabel_soft_margin_loss(o, y.abs()),
-    "triplet with distance": lambda o, y: F.triplet_margin_with_distance_loss(o, y, y + 1),
-    "by hand": lambda o, y: (o - y).square().mean(),
-}
+def test_losses_under_torch_itself_are_known() -> None:
+    """``torch.poisson_nll_loss`` is another function than the one of ``torch.nn.functional``."""
+
+    def loss(out, y):
+        return torch.poisson_nll_loss(out, y.abs(), True, False, 1e-8, 1)
+
+    got, _ = gradient(loss)
+    torch.testing.assert_close(got, eager(loss))
+
+
+def by_hand(out, y):
+    return (out - y).square().mean()
 
 
 @pytest.mark.spec("ops", 4)
-@pytest.mark.parametrize("name", UNKNOWN)
-def test_others_need_identity_loss_in_training(name: str) -> None:
-    loss = UNKNOWN[name]
+def test_others_need_identity_loss_in_training() -> None:
     with pytest.raises(poptorch.Error, match="Couldn't find a loss in graph"):
-        gradient(loss)
-    value = poptorch.inferenceModel(Model(loss), options())(X, Y)
+        gradient(by_hand)
+    value = poptorch.inferenceModel(Model(by_hand), options())(X, Y)
     with torch.no_grad():
-        torch.testing.assert_close(value, Model(loss)(X, Y))
-    got, _ = gradient(lambda o, y: poptorch.identity_loss(loss(o, y), "mean"))
-    torch.testing.assert_close(got, eager(loss))
+        torch.testing.assert_close(value, Model(by_hand)(X, Y))
+    got, _ = gradient(lambda o, y: poptorch.identity_loss(by_hand(o, y), "mean"))
+    torch.testing.assert_close(got, eager(by_hand))
 
 
 @pytest.mark.spec("ops", 5)
@@ -155,6 +230,13 @@ def test_a_path_without_gradient_demotes_too(cut) -> None:
     torch.testing.assert_close(got, eager(weighted))
 
 
+def test_a_mark_without_a_reduction_keeps_the_shape() -> None:
+    got, loss = gradient(lambda out, y: poptorch.identity_loss(by_hand(out, y)))
+    torch.testing.assert_close(got, eager(by_hand))
+    with torch.no_grad():
+        torch.testing.assert_close(loss, Model(by_hand)(X, Y))
+
+
 def test_losses_that_nothing_is_trained_by() -> None:
     got, loss = gradient(lambda out, y: poptorch.identity_loss(F.mse_loss(y, 2 * y) * 2, "none"))
     assert not got.any()
@@ -176,6 +258,7 @@ def test_identity_loss_outside_a_wrapper_is_a_plain_reduction() -> None:
     assert poptorch.identity_loss(x, "sum") == x.sum()
     assert poptorch.identity_loss(x, reduction="mean") == x.mean()
     assert torch.equal(poptorch.identity_loss(x, reduction="none"), x)
+    assert torch.equal(poptorch.identity_loss(x), x)
     poptorch.identity_loss(x * 2, "mean").backward()
     torch.testing.assert_close(x.grad, torch.full((3,), 2 / 3))
     with pytest.raises(AssertionError, match="Unsupported reduction type!"):

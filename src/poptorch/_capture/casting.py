@@ -1,22 +1,27 @@
 """Where operators get tensors of different number formats: what is cast to what.
 
-Torch promotes most mixtures and refuses the rest. In PopTorch the weights of a layer follow its
-activations, so that a float32 model computes in half when it is fed half.
+Torch promotes most mixtures of half and float to float and refuses the rest. In PopTorch the
+weights of a layer follow its activations, so that a float32 model computes in half when it is fed
+half, and other mixed operands become half, too, unless ``HalfUpcastToFloat`` is chosen.
 Source: PopTorch user guide, "Half / float 16 support".
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from .._base.trees import with_tensors
 from .._ir.spec import Precision
+from .losses import LOSS_FUNCTIONS
 
 Call = Callable[..., Any]
 
@@ -30,18 +35,36 @@ _WEIGHTS: dict[Any, tuple[int, ...]] = {
     F.prelu: (1,),
 }
 _NAMES = ("weight", "bias")
+_MIXTURE = {torch.float16, torch.float32}
 _LABELS = frozenset({F.cross_entropy, F.nll_loss, F.one_hot, torch.gather, torch.Tensor.gather})
-# The operators whose mixed operands releases 1 and 2 computed in half.
-_MIXING = frozenset((
+# These decide in float whatever the operands are: 0.1 in half is not 0.1 in float.
+_DECIDING = frozenset(("isclose", "allclose"))
+# Torch has these promote operands of several types ...
+_PROMOTING = frozenset((
     "add", "radd", "sub", "rsub", "subtract", "mul", "rmul", "multiply", "div", "rdiv", "divide",
-    "truediv", "rtruediv", "true_divide", "floordiv", "floor_divide", "fmod", "mod", "remainder",
-    "pow", "rpow", "maximum", "minimum", "max", "min", "fmax", "fmin", "atan2", "hypot", "lerp",
-    "addcmul", "addcdiv", "matmul", "rmatmul", "mm", "bmm", "mv", "dot", "addmm", "addbmm",
-    "baddbmm", "addmv", "einsum", "tensordot", "where", "cat", "concat", "concatenate", "stack",
-    "hstack", "vstack", "eq", "ne", "lt", "le", "gt", "ge", "mse_loss", "l1_loss",
-    "smooth_l1_loss", "linear", "bilinear", "conv1d", "conv2d", "conv3d", "conv_transpose1d",
-    "conv_transpose2d", "conv_transpose3d",
+    "truediv", "rtruediv", "true_divide", "floordiv", "rfloordiv", "floor_divide", "fmod", "mod",
+    "rmod", "remainder", "pow", "rpow", "maximum", "minimum", "max", "min", "fmax", "fmin",
+    "clamp", "clip", "clamp_max", "clamp_min", "atan2", "arctan2", "hypot", "copysign", "nextafter",
+    "logaddexp", "logaddexp2", "xlogy", "special_xlogy", "special_xlog1py", "ldexp", "addcmul",
+    "addcdiv", "addr", "outer", "ger", "kron", "dist", "cdist", "pairwise_distance",
+    "cosine_similarity", "where", "cat", "concat", "concatenate", "stack", "hstack", "vstack",
+    "dstack", "column_stack", "row_stack", "block_diag", "trapezoid", "trapz",
+    "cumulative_trapezoid",
 ))  # fmt: skip
+# ... and these refuse them.
+_REFUSING = frozenset((
+    "matmul", "rmatmul", "mm", "bmm", "mv", "dot", "vdot", "inner", "addmm", "addbmm", "baddbmm",
+    "addmv", "einsum", "tensordot", "chain_matmul", "linalg_multi_dot", "linalg_matmul",
+    "linalg_vecdot", "linalg_cross", "cross", "lerp", "heaviside", "complex", "polar",
+    "scaled_dot_product_attention", "grid_sample", "grid_sampler", "grid_sampler_2d",
+    "grid_sampler_3d", "embedding_bag", "meshgrid", "cartesian_prod", "index_add", "index_copy",
+    "index_put", "index_reduce", "masked_scatter", "put", "scatter", "scatter_add",
+    "scatter_reduce",
+)) | frozenset(LOSS_FUNCTIONS.values())  # fmt: skip
+_RECURRENT = frozenset(
+    getattr(torch, name + kind)
+    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu") for kind in ("", "_cell")
+)  # fmt: skip
 _HEADS = inspect.signature(F.multi_head_attention_forward)
 _HEAD_WEIGHTS = (
     "in_proj_weight", "in_proj_bias", "bias_k", "bias_v", "out_proj_weight", "out_proj_bias",
@@ -69,9 +92,10 @@ class Casting(TorchFunctionMode):
         kwargs = kwargs or {}
         if self._lanes and torch.is_autocast_enabled("cpu"):
             raise NotImplementedError("autocast works on one micro-batch at a time")
-        if self._downcast and _name(func) in _MIXING:
-            args, kwargs = _all_half(args, kwargs)
-        if func in _WEIGHTS:
+        args, kwargs = self._in_one_type(_name(func), args, kwargs)
+        if func in _RECURRENT:
+            args = with_tensors(functools.partial(_like, activation=args[0]), args)
+        elif func in _WEIGHTS:
             args, kwargs = _following(_WEIGHTS[func], args, kwargs)
             if self._strided and func in (F.group_norm, torch.group_norm):
                 return _strided_group_norm(*args, **kwargs)
@@ -82,6 +106,37 @@ class Casting(TorchFunctionMode):
         elif func in _LABELS:
             args, kwargs = with_tensors(_as_index, (args, kwargs))
         return func(*args, **kwargs)
+
+    def _in_one_type(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Mixed half and float operands in the type that the settings choose."""
+        if name in _DECIDING:
+            return _mixture_in(torch.float32, args, kwargs)
+        if name.removesuffix("_") in _REFUSING and name.endswith("_"):
+            return _mixture_in(args[0].dtype, args, kwargs)  # an operator in place keeps its type
+        if self._downcast and (name in _PROMOTING or name in _REFUSING):
+            return _mixture_in(torch.float16, args, kwargs)
+        return _mixture_in(torch.float32, args, kwargs) if name in _REFUSING else (args, kwargs)
+
+
+@contextlib.contextmanager
+def recurrent_inputs(root: nn.Module) -> Iterator[None]:
+    """Within the block a module's recurrent layers take inputs of another type than their weights.
+
+    Torch's check of the type is in Python, before the operator whose operands are cast.
+    """
+    layers = [part for part in root.modules() if isinstance(part, nn.RNNBase)]
+    changed = [layer for layer in layers if "check_input" not in layer.__dict__]
+    for layer in changed:
+        layer.__dict__["check_input"] = lambda x, sizes, layer=layer: type(layer).check_input(
+            layer, x.new_empty(x.shape, dtype=layer.weight_ih_l0.dtype, device="meta"), sizes
+        )
+    try:
+        yield
+    finally:
+        for layer in changed:
+            del layer.__dict__["check_input"]
 
 
 def _name(function: Any) -> str:
@@ -111,19 +166,21 @@ def _heads(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ..
     return bound.args, bound.kwargs
 
 
-def _all_half(
-    args: tuple[Any, ...], kwargs: dict[str, Any]
+def _mixture_in(
+    dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Operands in half, where one of them is."""
+    """Operands in one type, if half and float are among them; a given result keeps its own."""
+    named = {name: value for name, value in kwargs.items() if name != "out"}
     dtypes = set()
-    with_tensors(lambda value: dtypes.add(value.dtype), (args, kwargs))
-    if not dtypes >= {torch.float16, torch.float32}:
+    with_tensors(lambda value: dtypes.add(value.dtype), (args, named))
+    if not dtypes >= _MIXTURE:
         return args, kwargs
 
-    def narrowed(value: torch.Tensor) -> torch.Tensor:
-        return value.to(torch.float16) if value.dtype == torch.float32 else value
+    def cast(value: torch.Tensor) -> torch.Tensor:
+        return value.to(dtype) if value.dtype in _MIXTURE else value
 
-    return with_tensors(narrowed, args), with_tensors(narrowed, kwargs)
+    args, named = with_tensors(cast, (args, named))
+    return args, kwargs | named
 
 
 def _with_statistics(

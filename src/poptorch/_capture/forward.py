@@ -16,7 +16,7 @@ from .._ir.spec import Precision
 from .._ops import annotate
 from .._ops.autocast import autocasting
 from .._ops.context import listening
-from .casting import Casting
+from .casting import Casting, recurrent_inputs
 from .failures import explained
 from .listening import Capturing
 from .names import Names
@@ -140,12 +140,13 @@ def run_forward(
         finder if request.training else contextlib.nullcontext(),
         unvalidated_distributions(),
         cumulative_averages(request.module),
+        recurrent_inputs(request.module),
         OverwriteContextManager.active(),
         annotate.in_forward(),
         names.listening(),
     ):
         returned = request.call(batch)
     tensors, structure = trees.flatten(returned, "output")
-    loss = finder.final_loss(request.module) if request.training else None
+    loss = finder.final_loss(request.module, tensors) if request.training else None
     hosts = {at: tensor for at, tensor in enumerate(tensors) if not is_traced(tensor)}
     return Forward(tensors, structure, loss, {**leaves, **reassigned}, names, hosts)

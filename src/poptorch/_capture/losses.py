@@ -5,7 +5,7 @@ Source: PopTorch user guide, "PopTorch ops" and "Features".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,19 +16,21 @@ from torch.overrides import TorchFunctionMode
 
 from .._base import source
 from .._base.errors import Error
-from .recorders import leads_to
+from .recorders import leads_to, original
 from .trace import gradient_origin, outermost
 
-# The losses that PopTorch knew. Others, huber_loss for instance, take identity_loss to be one.
+_NAMES = (
+    "binary_cross_entropy", "binary_cross_entropy_with_logits", "cosine_embedding_loss",
+    "cross_entropy", "ctc_loss", "gaussian_nll_loss", "hinge_embedding_loss", "huber_loss",
+    "kl_div", "l1_loss", "linear_cross_entropy", "margin_ranking_loss", "mse_loss",
+    "multi_margin_loss", "multilabel_margin_loss", "multilabel_soft_margin_loss", "nll_loss",
+    "poisson_nll_loss", "smooth_l1_loss", "soft_margin_loss", "triplet_margin_loss",
+    "triplet_margin_with_distance_loss",
+)  # fmt: skip
+# Some of them exist under ``torch`` as well; the functions are others.
 LOSS_FUNCTIONS: dict[Callable[..., Any], str] = {
-    getattr(F, name): name
-    for name in (
-        "binary_cross_entropy", "binary_cross_entropy_with_logits", "cosine_embedding_loss",
-        "cross_entropy", "ctc_loss", "hinge_embedding_loss", "kl_div", "l1_loss",
-        "margin_ranking_loss", "mse_loss", "nll_loss", "poisson_nll_loss", "smooth_l1_loss",
-        "soft_margin_loss", "triplet_margin_loss",
-    )
-}  # fmt: skip
+    getattr(owner, name): name for name in _NAMES for owner in (F, torch) if hasattr(owner, name)
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,11 +63,17 @@ class LossFinder(TorchFunctionMode):
         """Record a candidate."""
         self.candidates.append(Candidate(loss, name, source.calling_line()))
 
-    def final_loss(self, model: nn.Module) -> torch.Tensor:
+    def final_loss(self, model: nn.Module, returned: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the one loss that feeds no other.
 
+        Args:
+            model: for messages.
+            returned: the tensors that ``forward`` returned.
+
         Raises:
-            Error: there is none, or there are several independent ones.
+            Error: there is none, or there are several independent ones; or what is returned was
+                made of it, and it is not returned itself: the user sees one number go down while
+                training follows another.
         """
         if not self.candidates:
             raise Error(
@@ -86,7 +94,24 @@ class LossFinder(TorchFunctionMode):
                 fix="combine them and mark the result: "
                 "poptorch.identity_loss(loss1 + loss2, reduction='sum')",
             )
-        return final[-1].tensor
+        (loss,) = final
+        _check_unchanged(loss, returned)
+        return loss.tensor
+
+
+def _check_unchanged(loss: Candidate, returned: Sequence[torch.Tensor]) -> None:
+    made_of_it = [tensor for tensor in returned if _reaches(tensor, loss.tensor)]
+    same = any(_same_values(loss.tensor, tensor) for tensor in returned)
+    if made_of_it and not same:
+        raise Error(
+            "The returned value is not the loss that training would follow",
+            got=f"a value that was computed from {loss.function} at {loss.line}",
+            where=loss.line,
+            fix=(
+                "mark the final value: poptorch.identity_loss(value, reduction='none')",
+                f"or return the result of {loss.function}, too, if training should follow that",
+            ),
+        )
 
 
 def _feeds_another(candidate: Candidate, candidates: Iterable[Candidate]) -> bool:
@@ -107,6 +132,14 @@ def _feeds_another(candidate: Candidate, candidates: Iterable[Candidate]) -> boo
 def _is_made_of(result: torch.Tensor, part: torch.Tensor) -> bool:
     """Whether a value was computed from another, with a gradient or without."""
     return leads_to(outermost(part), outermost(result))
+
+
+def _same_values(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two values are the same numbers: views, copies, means over a single element."""
+    if first is second:
+        return True
+    one, other = (original(outermost(tensor)) for tensor in (first, second))
+    return one is not None and one is other
 
 
 def _reaches(start: torch.Tensor, goal: torch.Tensor) -> bool:

@@ -14,6 +14,15 @@ from typing import Any
 import torch
 from torch import fx
 
+aten = torch.ops.aten
+# These keep the numbers of a tensor where they keep how many there are.
+_KEEPING = {
+    aten.alias.default, aten.detach.default, aten.clone.default, aten._to_copy.default,
+    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default,
+    aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default,
+    aten.mean.default, aten.mean.dim, aten.sum.default, aten.sum.dim_IntList,
+}  # fmt: skip
+
 _outer: ContextVar[tuple[Any, ...]] = ContextVar("poptorch_recorders", default=())
 
 
@@ -66,3 +75,18 @@ def leads_to(source: torch.Tensor, result: torch.Tensor) -> bool:
             seen.add(node)
             stack.extend(node.all_input_nodes)
     return False
+
+
+def original(tensor: torch.Tensor) -> fx.Node | None:
+    """Return the node that a traced tensor's numbers come from, seen through copies and views."""
+    place = recorded(tensor)
+    if place is None:
+        return None
+    node = place[0]
+    while node.target in _KEEPING and _size(node) == _size(node.all_input_nodes[0]):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _size(node: fx.Node) -> int:
+    return int(node.meta["val"].numel())

@@ -93,7 +93,7 @@ class Precision:
     """
 
     narrow_64bit: bool = True
-    half_float_downcast: bool = False
+    half_float_downcast: bool = True
     autocast: bool = True
     autocast_policy: tuple[tuple[str, ...], ...] = ()
     floating_point_exceptions: bool = False

@@ -17,7 +17,7 @@ _REDUCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def identity_loss(x: torch.Tensor, reduction: str) -> torch.Tensor:
+def identity_loss(x: torch.Tensor, reduction: str = "none") -> torch.Tensor:
     """Mark a value as the loss from which training starts.
 
     Outside a wrapped model it only reduces.
@@ -25,7 +25,7 @@ def identity_loss(x: torch.Tensor, reduction: str) -> torch.Tensor:
     Args:
         x: the value, of any shape.
         reduction: ``"sum"`` or ``"mean"`` for a scalar, ``"none"`` to keep the shape; gradients of
-            one then flow into every element.
+            one then flow into every element. Releases after 1.0 had no default.
 
     Returns:
         The reduced value.

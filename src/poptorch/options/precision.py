@@ -39,7 +39,7 @@ class _PrecisionOptions(Container):
         self._popart_options = popart_options
         super().__init__(
             narrow_64bit=True,
-            half_float_downcast=False,
+            half_float_downcast=True,
             autocast_enabled=True,
             autocast_policy={},
         )
@@ -94,22 +94,17 @@ class _PrecisionOptions(Container):
         """Choose what mixed half and float operands become. Deprecated: it warns.
 
         Args:
-            half_float_casting: ``HalfFloatCastingBehavior.FloatDowncastToHalf`` computes them in
-                half, as releases 1 and 2 did by default. Everything else changes nothing: they
-                are computed in float, as in torch and in release 3.
+            half_float_casting: ``HalfFloatCastingBehavior.HalfUpcastToFloat`` computes them in
+                float, as torch and release 3 do. Everything else leaves them in half.
         """
-        downcast = half_float_casting is HalfFloatCastingBehavior.FloatDowncastToHalf
+        downcast = half_float_casting is not HalfFloatCastingBehavior.HalfUpcastToFloat
         self._check_writable("halfFloatCasting")
         self.set(half_float_downcast=downcast)
-        if downcast:
-            log.python.warning(
-                "[Deprecated] Precision.halfFloatCasting is deprecated: mixed half and float "
-                "operands of this model are computed in half, as in releases 1 and 2"
-            )
-        else:
-            deprecated_without_effect(
-                "Precision.halfFloatCasting", "mixed half and float operands upcast, as in torch"
-            )
+        log.python.warning(
+            "[Deprecated] Precision.halfFloatCasting is deprecated: mixed half and float "
+            "operands of this model are computed in %s",
+            "half" if downcast else "float",
+        )
         return self
 
     def runningStatisticsAlwaysFloat(self, value: bool) -> Self:
