@@ -17,7 +17,8 @@ import torch
 
 import poptorch
 from poptorch._compile.lower import lower as trace
-from poptorch._ir.slot import Kind, Slot
+from poptorch._ir import slots
+from poptorch._ir.slot import Kind
 from poptorch._update import flatten, lower
 from poptorch.backends.inductor.compiler import compile_graph
 from poptorch.backends.prepare import prepare
@@ -50,15 +51,17 @@ def compiled_update(
     optimizer = getattr(poptorch.optim, name)(parameters, **settings)
     paths = {p.data_ptr(): f"w{i}" for i, p in enumerate(parameters)}
     spec, hypers = freeze(optimizer, paths)
-    slots = [Slot.like(Kind.PARAM, f"w{i}", p) for i, p in enumerate(parameters)]
-    if not apart:
-        spec, slots = flatten(spec, slots)
-    piece = lower(spec, slots)
+    params = [slots.param(f"w{i}", tuple(p.shape), p.dtype) for i, p in enumerate(parameters)]
+    if not apart and name != "LAMB":  # whose norms are of single weights
+        spec, bundles = flatten(spec, params)
+        params = [bundle.slot for bundle in bundles]
+    piece = lower(spec, params)
     graph = trace(piece)
-    tensors = {slot.key: torch.randn(slot.shape) for slot in graph.inputs} | {**piece.constants}
+    tensors = {slot.key: torch.randn(slot.shape) for slot in graph.inputs}
+    for slot in graph.inputs:
+        if slot.kind is Kind.OPTSTATE:
+            tensors[slot.key].zero_()
     for key, tensor in tensors.items():
-        if key.startswith("optstate"):
-            tensor.zero_()
         tensor.fill_(hypers[key]) if key in hypers else None
     arguments = [tensors[slot.key] for slot in graph.inputs]
     start = time.perf_counter()

@@ -63,7 +63,7 @@ def test_parts_compute_on_the_device_of_their_chip(monkeypatch: pytest.MonkeyPat
     meta = torch.device("meta")
     monkeypatch.setattr(staged_module, "devices", lambda n: [Device(meta)] * n)
     monkeypatch.setattr(
-        chips_module.Replica, "give_back", lambda self, state, per_replica: None
+        chips_module.Replica, "give_back", lambda self, state: None
     )  # there is no data to give
     seen: dict[Direction, set[str]] = {}
     compute = chips_module.Replica._compute

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 
@@ -14,6 +15,7 @@ from torch import nn
 import poptorch
 from helpers.stage_zoo import ROWS, STAGE_ZOO
 from helpers.staging import Captured, assert_same_states
+from helpers.wrapping import options
 from poptorch import (
     Liveness,
     OutputMode,
@@ -255,3 +257,44 @@ def test_dropout_with_one_stage_draws_as_the_fused_program_does() -> None:
         opts.Training.gradientAccumulation(2)
         losses.append(poptorch.trainingModel(model, opts, sgd(model))(x))
     assert torch.equal(*losses)
+
+
+class Homonyms(nn.Module):
+    """A sub-module with the name of a moment, holding a layer with the name of another's."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.add_module(name, nn.ModuleDict({"fc": nn.Linear(4, 3)}))
+        self.name = name
+
+    def forward(self, x, y):
+        with poptorch.Block("start", ipu_id=0):
+            x = torch.tanh(self.fc(x))
+        with poptorch.Block("end", ipu_id=1):
+            return nn.functional.cross_entropy(self.get_submodule(self.name)["fc"](x), y)
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("velocity", lambda p, module: module.SGD(p, lr=0.1, momentum=0.9)),
+        ("first", lambda p, module: module.AdamW(p, lr=0.01)),
+    ],
+)
+def test_a_module_may_be_called_like_a_moment(name: str, make) -> None:
+    """Whose moment ``optstate.velocity.fc.weight`` is cannot be told from its name."""
+    model = Homonyms(name)
+    eager = copy.deepcopy(model)
+    opts = options("staged", accumulation=4)
+    opts.setExecutionStrategy(ShardedExecution())
+    training = poptorch.trainingModel(model, opts, make(model.parameters(), poptorch.optim))
+    native = make(eager.parameters(), torch.optim)
+    x, y = torch.randn(8, 4), torch.arange(8) % 3
+    for _ in range(4):
+        training(x, y)
+        native.zero_grad()
+        eager(x, y).backward()
+        native.step()
+    for got, want in zip(model.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(got, want)

@@ -12,8 +12,8 @@ from torch import fx, nn
 import poptorch
 from helpers.wrapped import normal, options
 from poptorch._compile import code, serial, tiers
+from poptorch._ir import slots
 from poptorch._ir.graph import Graph
-from poptorch._ir.slot import Kind, Slot
 from poptorch.backends.inductor import Inductor
 
 BUILDER = Inductor()
@@ -124,7 +124,7 @@ def test_a_graph_without_a_text_form_is_compiled_and_not_kept(store) -> None:
     graph = fx.Graph()
     x = graph.placeholder("x")
     graph.output((graph.call_function(operator.matmul, (x, x)),))
-    slot = Slot(Kind.BATCH, "0", (2, 2), torch.float32)
+    slot = slots.batch_input(0, (2, 2), torch.float32)
     part = Graph("odd", fx.GraphModule({}, graph), (slot,), ())
     with pytest.raises(TypeError):
         serial.encode(part)

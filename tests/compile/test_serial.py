@@ -36,7 +36,7 @@ def test_a_plan_comes_back(name: str) -> None:
     results = []
     for each in (plan, again):
         for key, value in before.items():
-            state.write(key, value) if key not in state.per_replica else None
+            state.write(key, value)
         state.rng = rng.clone()
         results.append(Reference().compile(each, lambda share: None).run(state, batch))
     for left, right in zip(*results, strict=True):

@@ -7,18 +7,23 @@ from torch import nn
 
 from poptorch import _capture
 from poptorch._capture import Micro, Request
+from poptorch._ir import slots
 from poptorch._ir.blocks import label_of
-from poptorch._ir.slot import Kind, Slot
+from poptorch._ir.slot import Kind
 
 
-def request(module: nn.Module, *inputs: torch.Tensor, training: bool = False) -> Request:
+def request(
+    module: nn.Module, *inputs: torch.Tensor, training: bool = False, replicas: int = 1
+) -> Request:
     """Return what a session would ask to be captured."""
     tensors = _capture.tensors_of(module)
     state = tuple(
-        Slot.like(Kind.PARAM if tied.is_parameter else Kind.BUFFER, path, tied.tensor)
+        (slots.param if tied.is_parameter else slots.buffer)(
+            path, tied.tensor.shape, tied.tensor.dtype
+        )
         for path, tied in tensors.items()
     )
-    batch = tuple(Slot.like(Kind.BATCH, str(i), tensor) for i, tensor in enumerate(inputs))
+    batch = tuple(slots.batch_input(i, tuple(x.shape), x.dtype) for i, x in enumerate(inputs))
     trained = frozenset(slot.path for slot in state if slot.kind is Kind.PARAM)
     return Request(
         module,
@@ -28,12 +33,15 @@ def request(module: nn.Module, *inputs: torch.Tensor, training: bool = False) ->
         batch,
         trained if training else frozenset(),
         training,
+        replicas=replicas,
     )
 
 
-def capture(module: nn.Module, *inputs: torch.Tensor, training: bool = False) -> Micro:
+def capture(
+    module: nn.Module, *inputs: torch.Tensor, training: bool = False, replicas: int = 1
+) -> Micro:
     """Capture a module."""
-    return _capture.capture(request(module, *inputs, training=training))
+    return _capture.capture(request(module, *inputs, training=training, replicas=replicas))
 
 
 def labels(micro: Micro) -> list[tuple[str, str | None, bool]]:

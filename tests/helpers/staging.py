@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 
 import torch
@@ -44,7 +45,12 @@ class Captured:
     ) -> None:
         self.module = copy.deepcopy(module)
         self.training = optimizer is not None
-        self.micro: Micro = capture(self.module, *inputs, training=self.training)
+        self._captured = functools.cache(
+            lambda replicas: capture(
+                self.module, *inputs, training=self.training, replicas=replicas
+            )
+        )
+        self.micro: Micro = self._captured(1)
         self.optim, self.hypers = None, {}
         if optimizer is not None:
             paths = {p.data_ptr(): name for name, p in self.module.named_parameters()}
@@ -53,11 +59,10 @@ class Captured:
     def plan(self, opts: poptorch.Options) -> Plan:
         """Return the plan for some options, staged form included."""
         spec = freeze(opts, self.training)
-        layout = _place.place(self.micro.graph, self.micro.visits, spec)
+        micro = self._captured(spec.loops.replicas)
+        layout = _place.place(micro.graph, micro.visits, spec)
         program, step = self._graphs(spec, layout)
-        changed = (s.key for s in self.micro.graph.outputs if s.kind is Kind.BUFFER)
-        own = frozenset(changed) if spec.loops.replicas > 1 else frozenset()
-        return Plan(program, spec, layout, own, stage(step, layout, spec))
+        return Plan(program, spec, layout, stage(step, layout, spec))
 
     def _graphs(self, spec: Spec, layout: Layout) -> tuple[Program, Step]:
         """The fused program and what is cut of it."""
@@ -71,11 +76,10 @@ class Captured:
         """Return the device's tensors as they are before the first call."""
         values = self.module.state_dict(keep_vars=True)
         rng = torch.Generator().manual_seed(5).get_state()
-        state = State(per_replica=plan.per_replica, rng=rng)
+        state = State(rng=rng)
         for key, slot in plan.program.state_slots().items():
             first = plan.program.initial.get(key, self.hypers.get(key, 0.0))
-            replicas = (plan.spec.loops.replicas,) if key in plan.per_replica else ()
-            state.tensors[key] = torch.full((*replicas, *slot.shape), first, dtype=slot.dtype)
+            state.tensors[key] = torch.full(slot.device_shape, first, dtype=slot.dtype)
             if slot.kind in (Kind.PARAM, Kind.BUFFER):
                 state.write(key, values[slot.path])
             elif slot.kind is Kind.CONSTANT:

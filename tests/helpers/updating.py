@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from poptorch._ir.slot import Kind, Slot
+from poptorch._ir import slots
+from poptorch._ir.slot import Kind
 from poptorch._update import lower
 from poptorch.optim.freeze import freeze
 
@@ -28,7 +29,7 @@ class Training:
 
     def __init__(self, optimizer, parameters, gradient_dtype=None):
         self.spec, values = frozen(optimizer, parameters)
-        params = [Slot.like(Kind.PARAM, name, p) for name, p in parameters.items()]
+        params = [slots.param(name, tuple(p.shape), p.dtype) for name, p in parameters.items()]
         self.piece = lower(self.spec, params, gradient_dtype)
         self.tensors = zeros(self.piece)
         self.tensors |= {f"param.{n}": p.detach().clone() for n, p in parameters.items()}

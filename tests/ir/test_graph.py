@@ -7,18 +7,17 @@ import torch
 from torch import fx
 
 from poptorch._compile.lower import lower
+from poptorch._ir import slots
 from poptorch._ir.graph import Graph, compose
 from poptorch._ir.piece import Piece
-from poptorch._ir.slot import Kind, Slot
+from poptorch._ir.slot import Kind
 from poptorch._ir.text import graph_text
 from poptorch._ir.verify import verify_graph
 
-
-def slot(kind: Kind, path: str = "w") -> Slot:
-    return Slot(kind, path, (3,), torch.float32)
-
-
-PARAM, GRADIENT, BATCH, OUTPUT = map(slot, (Kind.PARAM, Kind.GRADIENT, Kind.BATCH, Kind.OUTPUT))
+PARAM = slots.param("w", (3,), torch.float32)
+GRADIENT = slots.gradient(PARAM)
+BATCH = slots.batch_input(0, (3,), torch.float32)
+OUTPUT = slots.result(0, torch.zeros(3))
 
 
 def forward() -> Graph:
@@ -86,12 +85,12 @@ def test_text_names_slots_and_operators() -> None:
 
 def test_inputs_whose_keys_differ_in_punctuation_only_stay_apart():
     paths = ["a.b", "a_b", "a/b", "~a.b"]
-    slots = [Slot(Kind.PARAM, path, (), torch.float32) for path in paths]
+    params = [slots.param(path, (), torch.float32) for path in paths]
     fxgraph = fx.Graph()
-    nodes = [fxgraph.placeholder(f"x{i}") for i in range(len(slots))]
+    nodes = [fxgraph.placeholder(f"x{i}") for i in range(len(params))]
     fxgraph.output(tuple(reversed(nodes)))
-    outputs = tuple(Slot(Kind.OUTPUT, str(i), (), torch.float32) for i in range(len(slots)))
-    part = Graph("part", fx.GraphModule({}, fxgraph), tuple(slots), outputs)
+    outputs = tuple(slots.result(i, torch.zeros(())) for i in range(len(params)))
+    part = Graph("part", fx.GraphModule({}, fxgraph), tuple(params), outputs)
     joined = compose("joined", [part])
-    values = {slot.key: torch.tensor(float(i)) for i, slot in enumerate(slots)}
+    values = {slot.key: torch.tensor(float(i)) for i, slot in enumerate(params)}
     assert [float(v) for v in joined(values).values()] == [3.0, 2.0, 1.0, 0.0]

@@ -10,18 +10,17 @@ import torch
 from torch import fx
 
 from poptorch._compile.lower import lower
-from poptorch._ir import verify
+from poptorch._ir import slots, verify
 from poptorch._ir.graph import Graph
 from poptorch._ir.piece import Piece
 from poptorch._ir.program import Axis, Emit, Program, Reduce, Repeat, Run
-from poptorch._ir.slot import Kind, Slot
 from poptorch._ir.spec import Loops, Output, Spec
 from poptorch._ir.state import State
 from poptorch.enums import OutputMode
 
-PARAM = Slot(Kind.PARAM, "w", (3,), torch.float32)
-BATCH = Slot(Kind.BATCH, "0", (3,), torch.float32)
-OUTPUT = Slot(Kind.OUTPUT, "0", (3,), torch.float32)
+PARAM = slots.param("w", (3,), torch.float32)
+BATCH = slots.batch_input(0, (3,), torch.float32)
+OUTPUT = slots.result(0, torch.zeros(3))
 EMIT = Emit((OUTPUT,), OutputMode.Final)
 
 
@@ -103,7 +102,7 @@ def test_program_rules(rule: str, body) -> None:
 
 
 def test_reads_are_state_or_batch() -> None:
-    gradient = Slot(Kind.GRADIENT, "w", (3,), torch.float32)
+    gradient = slots.gradient(PARAM)
     g = lower(Piece("step", lambda t: {OUTPUT.key: -t[gradient.key]}, (gradient,), (OUTPUT,)))
     with expect("P4"):
         verify.verify_program(Program((Run("step"), EMIT), {"step": g}, Loops(), {}))

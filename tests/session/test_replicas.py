@@ -90,12 +90,13 @@ GROUPINGS = [
 
 
 @pytest.mark.spec("parallel", 32, 33, 34)
+@pytest.mark.parametrize("backend", ["reference", "staged"])
 @pytest.mark.parametrize(("kind", "size", "of_replica"), GROUPINGS)
-def test_weights_per_group(kind, size: int, of_replica: list[int]) -> None:
+def test_weights_per_group(kind, size: int, of_replica: list[int], backend: str) -> None:
     groups = max(of_replica) + 1
     model = Grouped(groups)
     eager = copy.deepcopy(model)
-    opts = options(accumulation=2, replicas=4).outputMode(OutputMode.All)
+    opts = options(accumulation=2, replicas=4).outputMode(OutputMode.All).backend(backend)
     optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     training = poptorch.trainingModel(model, opts, optimizer)
     assert torch.equal(training.weight, model.weight)

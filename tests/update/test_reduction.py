@@ -5,12 +5,13 @@ import torch
 
 import poptorch.optim
 from helpers.updating import Training, Workload, frozen, zeros
-from poptorch._ir.slot import Kind, Slot
+from poptorch._ir.slots import BEYOND_EDGE, LOSS_SCALE_FACTOR, param
+from poptorch._ir.slots import gradient as gradient_of
 from poptorch._ir.spec import Reduction
 from poptorch._update import Tally, accumulate, finish, scale
-from poptorch._update.automatic_scaling import BEYOND, FACTOR
 from poptorch.enums import MeanReductionStrategy, ReductionType
 
+FACTOR = LOSS_SCALE_FACTOR.key
 HALF_MAX = torch.finfo(torch.float16).max
 OPTIMIZERS = {
     "SGD": {"lr": 0.1, "momentum": 0.9},
@@ -21,12 +22,16 @@ OPTIMIZERS = {
 }
 
 
+def gradient_slot(name, shape, dtype):
+    return gradient_of(param(name, shape, dtype))
+
+
 def one(dtype=torch.float32, shape=(), **settings):
     """A spec of SGD for one weight, and the slot of its gradient."""
     parameter = torch.nn.Parameter(torch.zeros(shape))
     optimizer = poptorch.optim.SGD([parameter], lr=0.1, **settings)
     spec, values = frozen(optimizer, {"w": parameter})
-    return spec, [Slot(Kind.GRADIENT, "w", shape, dtype)], values
+    return spec, [gradient_slot("w", shape, dtype)], values
 
 
 def run(spec, slots, reduction, tally, gradients, hypers=None):
@@ -60,7 +65,7 @@ def test_eight_micro_batches_of_four_equal_one_batch_of_32(name, strategy, kind,
     parameters = work.single()
     make = getattr(poptorch.optim, name)
     ours = Training(make(parameters.values(), **OPTIMIZERS[name]), parameters, torch.float32)
-    slots = [Slot(Kind.GRADIENT, n, tuple(g.shape), torch.float32) for n, g in whole.items()]
+    slots = [gradient_slot(n, tuple(g.shape), torch.float32) for n, g in whole.items()]
     reduction = Reduction(kind, strategy)
     got = run(ours.spec, slots, reduction, Tally(lanes=lanes, chunks=8 // lanes), chunks)
     factor = 8 if kind is ReductionType.Sum else 1
@@ -156,7 +161,7 @@ def test_descaling_widens_first(constant):
     if constant:
         optimizer.variable_attrs.markAsConstant("loss_scaling")
     spec, values = frozen(optimizer, {"w": parameter})
-    slots = [Slot(Kind.GRADIENT, "w", (), torch.float16)]
+    slots = [gradient_slot("w", (), torch.float16)]
     piece = scale(spec, slots, Reduction(), Tally())
     given = {"gradient.w": torch.tensor(2.0**-6, dtype=torch.float16)}
     given |= {key: torch.tensor(value) for key, value in values.items()}
@@ -172,13 +177,13 @@ class TestAutomaticLossScaling:
         parameter = torch.nn.Parameter(torch.zeros(4))
         optimizer = poptorch.optim.SGD([parameter], lr=0.1)
         spec, _ = frozen(optimizer, {"w": parameter})
-        return scale(spec, [Slot(Kind.GRADIENT, "w", (4,), dtype)], self.reduction, Tally())
+        return scale(spec, [gradient_slot("w", (4,), dtype)], self.reduction, Tally())
 
     def step(self, value, factor=4.0):
         gradient = torch.tensor([value, 0, 0, 0], dtype=torch.float16)
-        got = self.piece().function({"gradient.w": gradient, FACTOR.key: torch.tensor(factor)})
+        got = self.piece().function({"gradient.w": gradient, FACTOR: torch.tensor(factor)})
         assert float(got["gradient.w"][0]) == float(gradient[0]) / factor
-        return float(got[FACTOR.key])
+        return float(got[FACTOR])
 
     def test_the_factor_doubles_and_halves(self):
         assert self.step(1.0) == 8.0
@@ -191,7 +196,7 @@ class TestAutomaticLossScaling:
         assert self.step(HALF_MAX, 2.0**-24) == 2.0**-24
 
     def test_it_starts_at_one_and_needs_half_gradients(self):
-        assert self.piece().initial == {FACTOR.key: 1.0}
+        assert self.piece().initial == {FACTOR: 1.0}
         assert self.piece(torch.float32) is None
 
     def test_one_large_micro_gradient_halves_the_factor(self):
@@ -200,5 +205,8 @@ class TestAutomaticLossScaling:
         large = {"w": torch.tensor(HALF_MAX, dtype=torch.float16)}
         calm = run(spec, slots, self.reduction, Tally(chunks=3), [chunk] * 3)
         wild = run(spec, slots, self.reduction, Tally(chunks=3), [chunk, large, chunk])
-        assert (float(calm[FACTOR.key]), float(wild[FACTOR.key])) == (2.0, 0.5)
-        assert float(wild[BEYOND.key]) == 0.0
+        assert (float(calm[FACTOR]), float(wild[FACTOR])) == (
+            2.0,
+            0.5,
+        )
+        assert float(wild[BEYOND_EDGE.key]) == 0.0

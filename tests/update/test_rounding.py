@@ -5,8 +5,9 @@ import torch
 
 import poptorch.optim
 from helpers.updating import Training
+from poptorch._ir.slots import ROUNDING
 from poptorch._update import lower
-from poptorch._update.rounding import COUNTER, Stores
+from poptorch._update.rounding import Stores
 
 COUNT = 1 << 16
 VALUES = [1.0 + 2.0**-12, -3.3, 1000.1, 2.0**-15 * 1.0001, -(2.0**-25), 6.0e-8, 0.1]
@@ -62,18 +63,18 @@ def test_half_weights_move_although_every_step_is_too_small(stochastic):
     ours = Training(poptorch.optim.SGD([weight], lr=2.0**-15), {"w": weight})
     slots = [slot for slot in ours.piece.outputs if slot.kind == "param"]
     ours.piece = lower(ours.spec, slots, stochastic_rounding=stochastic)
-    assert (COUNTER in ours.piece.outputs) == stochastic
-    ours.tensors[COUNTER.key] = torch.tensor(3)
+    assert (ROUNDING in ours.piece.outputs) == stochastic
+    ours.tensors[ROUNDING.key] = torch.tensor(3)
     for _ in range(64):
         ours.step({"w": torch.ones(4096).half()})
     mean = float(ours.weight("w").double().mean())
     assert mean == pytest.approx(1 - 64 * 2.0**-15, abs=1e-4 if stochastic else 1e-2)
     assert (mean == 1.0) == (not stochastic)
-    assert int(ours.tensors[COUNTER.key]) == (3 + 64 if stochastic else 3)
+    assert int(ours.tensors[ROUNDING.key]) == (3 + 64 if stochastic else 3)
 
 
 def test_single_precision_programs_need_no_counter():
     weight = torch.nn.Parameter(torch.ones(3))
     ours = Training(poptorch.optim.Adam([weight]), {"w": weight})
     slots = [slot for slot in ours.piece.outputs if slot.kind == "param"]
-    assert COUNTER not in lower(ours.spec, slots, stochastic_rounding=True).inputs
+    assert ROUNDING not in lower(ours.spec, slots, stochastic_rounding=True).inputs

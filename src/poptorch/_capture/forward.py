@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from .._base import trees
-from .._ir.slot import Kind, Slot
+from .._ir import slots
+from .._ir.slot import Slot
 from .._ir.spec import Precision
 from .._ops import annotate
 from .._ops.autocast import autocasting
@@ -28,7 +29,6 @@ from .trace import is_traced
 from .values import answering
 
 Call = Callable[[Sequence[torch.Tensor]], Any]
-REPLICA = Slot(Kind.COUNTER, "replica", (), torch.float32)
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ class Request:
         loss_scaling: the factors on the gradient's seed: numbers, or slots of inputs.
         precision: number formats and rounding.
         examples: makes the tensors of the first micro-batch, for a forward that branches on them.
+        replicas: how many there are; each evolves by itself what forward changes.
         lanes: how many micro-batches run side by side; their slots then have a leading lane
             dimension, and each ``gradient.*`` is the sum over the lanes. None for one micro-batch.
         anchors: (short name, tensor name) of tensors that come back beside the outputs; names that
@@ -85,6 +86,7 @@ class Request:
     loss_scaling: tuple[float | Slot, ...] = ()
     precision: Precision = field(default_factory=Precision)
     examples: Callable[[], list[torch.Tensor]] | None = None
+    replicas: int = 1
     lanes: Lanes | None = None
     anchors: tuple[tuple[str, str], ...] = ()
     module_scopes: bool = True
@@ -96,7 +98,7 @@ class Request:
     def inputs(self) -> tuple[Slot, ...]:
         """Every input slot of the traced function."""
         scaling = tuple(factor for factor in self.loss_scaling if isinstance(factor, Slot))
-        replica = (REPLICA,) if self.grouped else ()
+        replica = (slots.REPLICA,) if self.grouped else ()
         return (*self.state, *self.batch, *scaling, *replica)
 
 

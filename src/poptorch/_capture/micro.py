@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
 
 from .._base import trees
 from .._base.errors import Error
+from .._ir import slots
 from .._ir.blocks import Visit
 from .._ir.graph import Graph
 from .._ir.slot import Kind, Slot
 from .._ops import annotate
 from . import marks, trace
 from .failures import explained
-from .forward import REPLICA, Forward, Request, run_forward
+from .forward import Forward, Request, run_forward
 from .lanes import NotVectorisable, folded, run_lanes
 from .listening import Capturing
 from .names import Names
@@ -126,7 +127,7 @@ class _Recording:
         """What forward sees of the state: of a grouped parameter the value of one group."""
         seen = dict(leaves)
         for path, of_replica in self.request.grouped.items():
-            replica = values[REPLICA.key].to(torch.int64).reshape(1)
+            replica = values[slots.REPLICA.key].to(torch.int64).reshape(1)
             group = torch.tensor(of_replica, dtype=torch.int64).index_select(0, replica)
             with torch.enable_grad():
                 seen[path] = leaves[path].index_select(0, group).squeeze(0)
@@ -146,8 +147,8 @@ class _Recording:
             result = tensor.detach()
             if self.request.precision.narrow_64bit and result.dtype in _NARROW:
                 result = result.to(_NARROW[result.dtype])
-            kind = Kind.LOSS if tensor is done.loss else Kind.OUTPUT
-            self.slots.append(Slot.like(kind, str(index), result))
+            side_by_side = self.request.lanes is not None
+            self.slots.append(slots.result(index, result, tensor is done.loss, side_by_side))
             results.append(result)
         return results
 
@@ -178,7 +179,8 @@ class _Recording:
             for path, g in zip(trained, grads, strict=True)
             if g is not None
         ]
-        self.slots += [Slot.like(Kind.GRADIENT, path, g) for path, g in found]
+        params = {slot.path: slot for slot in self.request.state}
+        self.slots += [slots.gradient(params[path], g.dtype) for path, g in found]
         for path, gradient in found:
             names.add(f"Gradient___{path}", gradient)
         return [g for _, g in found]
@@ -189,7 +191,7 @@ class _Recording:
             tensor = names.find(long)
             if tensor is not None:
                 result = tensor.detach()
-                self.slots.append(Slot.like(Kind.ANCHOR, short, result))
+                self.slots.append(slots.anchor(short, tuple(result.shape), result.dtype))
                 results.append(result)
         return results
 
@@ -233,14 +235,14 @@ def _capture(request: Request, inputs: list[torch.Tensor], values: Values) -> Mi
     module, constants = trace.trace(
         recording, inputs, recording.settle, values.real, stochastic=stochastic
     )
-    constant_slots = tuple(
-        Slot.like(Kind.CONSTANT, str(index), value) for index, value in enumerate(constants)
-    )
+    constant_slots = tuple(slots.constant(index, value) for index, value in enumerate(constants))
     graph = Graph("micro", module, (*request.inputs, *constant_slots), tuple(recording.slots))
     assert recording.structure is not None
     graph = _without_unchanged(graph)
     if request.lanes is not None:
         _check_folded(request, graph)
+    elif request.replicas > 1:
+        graph = _evolving(graph, request.replicas)
     if request.recompute:
         graph = recomputed(graph)
     return Micro(
@@ -259,6 +261,20 @@ def _check_folded(request: Request, graph: Graph) -> None:
     for slot in graph.outputs:
         if slot.kind in (Kind.BUFFER, Kind.PARAM) and slot.path not in known:
             raise NotVectorisable(f"{slot.kind} {slot.path} is changed in place")
+
+
+def _evolving(graph: Graph, replicas: int) -> Graph:
+    """Mark what forward changes: every replica has a value of its own."""
+    written = {slot.key for slot in graph.outputs if slot.kind in (Kind.BUFFER, Kind.CONSTANT)}
+
+    def marked(slot: Slot) -> Slot:
+        return replace(slot, replicas=replicas) if slot.key in written else slot
+
+    return replace(
+        graph,
+        inputs=tuple(map(marked, graph.inputs)),
+        outputs=tuple(map(marked, graph.outputs)),
+    )
 
 
 def _without_unchanged(graph: Graph) -> Graph:

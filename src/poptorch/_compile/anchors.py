@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import replace
 
 from torch import fx
 
 from .._base.errors import Error
+from .._ir import slots
 from .._ir.graph import Graph
 from .._ir.slot import Kind, Slot
 from .._ir.spec import Spec
@@ -24,21 +24,22 @@ Exceptions = tuple[tuple[str, OutputMode, int], ...]
 
 def with_updated_weights(graph: Graph, spec: Spec) -> Graph:
     """Return the graph with ``UpdatedVar___<weight>`` among its results where it is anchored."""
-    written = {slot.path: at for at, slot in enumerate(graph.outputs) if slot.kind is Kind.PARAM}
-    wanted = [
-        (short, written[long.removeprefix(UPDATED)])
-        for short, long, *_ in spec.anchors
-        if long.startswith(UPDATED) and long.removeprefix(UPDATED) in written
-    ]
+    written = {
+        f"{UPDATED}{slot.path}": at
+        for at, slot in enumerate(graph.outputs)
+        if slot.kind is Kind.PARAM
+    }
+    wanted = [(short, written[long]) for short, long, *_ in spec.anchors if long in written]
     if not wanted:
         return graph
     copied = graph.copy()
     (output,) = (node for node in copied.module.graph.nodes if node.op == "output")
     returned = copied.returned
     output.args = ((*returned, *(returned[at] for _, at in wanted)),)
-    slots = [replace(graph.outputs[at], kind=Kind.ANCHOR, path=short) for short, at in wanted]
+    weights = ((short, graph.outputs[at]) for short, at in wanted)
+    anchored = [slots.anchor(short, weight.shape, weight.dtype) for short, weight in weights]
     module = fx.GraphModule(copied.module, copied.module.graph)
-    return Graph(graph.name, module, graph.inputs, (*graph.outputs, *slots))
+    return Graph(graph.name, module, graph.inputs, (*graph.outputs, *anchored))
 
 
 def emitted_anchors(graphs: Mapping[str, Graph], spec: Spec) -> tuple[tuple[Slot, ...], Exceptions]:
@@ -63,8 +64,10 @@ def emitted_anchors(graphs: Mapping[str, Graph], spec: Spec) -> tuple[tuple[Slot
                 if close
                 else "getTensorNames() of a compiled model lists the names",
             )
-    slots = tuple(found[short] for short, *_ in spec.anchors)
-    return slots, tuple((found[short].key, mode, period) for short, _, mode, period in spec.anchors)
+    anchored = tuple(found[short] for short, *_ in spec.anchors)
+    return anchored, tuple(
+        (found[short].key, mode, period) for short, _, mode, period in spec.anchors
+    )
 
 
 def _known(graphs: Mapping[str, Graph]) -> list[str]:

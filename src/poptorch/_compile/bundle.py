@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .. import _update
+from .._ir import slots
 from .._ir.bundle import Bundle
 from .._ir.graph import Graph, compose
 from .._ir.optim_spec import OptimSpec
@@ -34,7 +35,7 @@ def bundled(micro: Graph, spec: Spec, optim: OptimSpec) -> Bundled:
     if alone or len(members) < FEWEST:
         return micro, optim, ()
     flat, bundles = _update.flatten(optim, members)
-    hidden = {f"{kind}.{m.path}" for m in members for kind in (Kind.PARAM, Kind.GRADIENT)}
+    hidden = {slot.key for member in members for slot in (member, slots.gradient(member))}
     parts = [lower(_update.spread(bundles)), micro, lower(_update.gather(bundles))]
     return compose("micro", parts, keep=(Kind.GRADIENT,), drop=hidden), flat, bundles
 

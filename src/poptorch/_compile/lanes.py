@@ -104,17 +104,15 @@ def _with_lanes(request: _capture.Request, lanes: _capture.Lanes) -> _capture.Re
     return dataclasses.replace(
         request,
         lanes=lanes,
-        batch=tuple(_leading(slot, lanes.count) for slot in request.batch),
+        batch=tuple(_side_by_side(slot, lanes.count) for slot in request.batch),
         state=tuple(
-            _leading(slot, lanes.replicas) if _evolves(slot, own) else slot
+            dataclasses.replace(_side_by_side(slot, lanes.replicas), replicas=lanes.replicas)
+            if slot.kind is Kind.BUFFER and slot.path in own
+            else slot
             for slot in request.state
         ),
     )
 
 
-def _evolves(slot: Slot, paths: set[str]) -> bool:
-    return slot.kind is Kind.BUFFER and slot.path in paths
-
-
-def _leading(slot: Slot, size: int) -> Slot:
-    return dataclasses.replace(slot, shape=(size, *slot.shape))
+def _side_by_side(slot: Slot, size: int) -> Slot:
+    return dataclasses.replace(slot, shape=(size, *slot.shape), lanes=True)

@@ -50,7 +50,7 @@ class Compiled:
     def changed_inputs(self) -> list[int]:
         """Return the positions of the inputs that forward changes in place."""
         graphs = self.plan.program.graphs.values()
-        return [int(s.path) for graph in graphs for s in graph.outputs if s.kind is Kind.BATCH]
+        return [s.index for graph in graphs for s in graph.outputs if s.kind is Kind.BATCH]
 
 
 @_capture.forgetting_sources()
@@ -87,7 +87,7 @@ def compile(
         program = inference_program(micro.graph, spec, lane_axis)
     else:
         program = training_program(micro.graph, spec, optim, lane_axis, bundles=not by_stages)
-    plan = Plan(program, spec, layout, _per_replica(request, micro, program))
+    plan = Plan(program, spec, layout)
     if by_stages:
         plan = _cut(plan, micro.graph, layout, optim)
     verify.verify_plan(plan)
@@ -157,24 +157,16 @@ def _check_broadcast(request: _capture.Request, program: Program, spec: Spec) ->
     """
     if spec.loops.input_groups == 1 or not spec.broadcast_buffers:
         return
-    changed = {key for graph in program.graphs.values() for key in graph.updates}
+    changed = {
+        slot.path
+        for graph in program.graphs.values()
+        for slot in graph.outputs
+        if slot.kind is Kind.BUFFER and slot.key in graph.updates
+    }
     for path, tied in request.tensors.items():
-        if f"{Kind.BUFFER}.{path}" in changed and not tied.is_statistic:
+        if path in changed and not tied.is_statistic:
             raise Error(
                 "PopTorch does not support broadcasting buffers that the model changes",
                 got=f"buffer '{path}' with {spec.loops.replicas} replicas",
                 fix="options.broadcastBuffers(False): every replica keeps a value of its own",
             )
-
-
-def _per_replica(
-    request: _capture.Request, micro: _capture.Micro, program: Program
-) -> frozenset[str]:
-    """State that forward changes evolves by itself on every replica."""
-    if program.loops.replicas == 1:
-        return frozenset()
-    if program.lanes is not None:  # what else is changed counts batches, alike on all replicas
-        paths = _capture.batch_norm_statistics(request)
-        return frozenset(f"{Kind.BUFFER}.{path}" for path in paths)
-    changed = (s.key for s in micro.graph.outputs if s.kind in (Kind.BUFFER, Kind.CONSTANT))
-    return frozenset(changed)

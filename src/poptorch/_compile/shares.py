@@ -47,6 +47,6 @@ def _state_bytes(micro: Graph, spec: Spec, optim: OptimSpec | None) -> dict[str,
     update = step_graphs(micro, spec, optim).update
     if update is not None:
         for slot in update.inputs:
-            if slot.kind is Kind.OPTSTATE:  # optstate.<which>.<path of the parameter>
-                total[slot.path.partition(".")[2]] += slot.bytes
+            if slot.kind is Kind.OPTSTATE and slot.weight:
+                total[slot.weight] += slot.bytes
     return total

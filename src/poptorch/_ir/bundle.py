@@ -24,17 +24,12 @@ class Bundle:
 
     Attributes:
         slot: the flat parameter, 1-d. Padding between members starts at zero.
-        members: the weights; a tensor of any role with the path of ``slot`` has those of the
+        members: the weights; a tensor of any role that belongs to ``slot`` has those of the
             members as its views, ``flat[offset:][:numel].view(shape)``.
     """
 
     slot: Slot
     members: tuple[Member, ...]
-
-    @property
-    def blocks(self) -> tuple[int, ...]:
-        """How many stretches of ALIGNMENT elements each member takes, padding included."""
-        return tuple(blocks_of(member.slot) for member in self.members)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ class OptimGroup:
     Attributes:
         params: paths of the parameters, as the program names them.
         settings: structural settings and constant hyper-parameters, sorted ``(name, value)``.
-        variables: names of the hyper-parameters that are inputs (``hyper.<group>.<name>`` slots).
+        variables: names of the hyper-parameters that are inputs (``slots.hyper``).
     """
 
     params: tuple[str, ...]
@@ -39,8 +39,8 @@ class OptimSpec:
         groups: the parameter groups.
         settings: settings of the whole optimizer (accumulator dtypes as strings such as
             ``"float16"``, ``max_grad_norm``, ...), sorted ``(name, value)``.
-        variables: whole-optimizer hyper-parameters that are inputs (``hyper.<name>`` slots),
-            for instance ``loss_scaling``.
+        variables: whole-optimizer hyper-parameters that are inputs, for instance
+            ``loss_scaling``.
     """
 
     algorithm: str

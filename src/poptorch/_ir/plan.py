@@ -19,14 +19,12 @@ class Plan:
         program: the static step.
         spec: every resolved setting.
         layout: the stages and chips of the user's blocks.
-        per_replica: keys of state that every replica evolves by itself.
         staged: the same program cut into the passes of its stages, where that was asked for.
     """
 
     program: Program
     spec: Spec
     layout: Layout
-    per_replica: frozenset[str] = field(default_factory=frozenset)
     staged: Staged | None = field(default=None, metadata={"saved": False})
 
     def describe(self) -> str:

@@ -105,7 +105,7 @@ class Program:
         loops: the counts, for cutting batches and numbering replicas.
         initial: first values of state that the update introduces, by slot key.
         lanes: what runs side by side, or None. Slots of batches and results then have a leading
-            lane dimension, and slots of state that every replica evolves by itself a replica one.
+            lane dimension, and those of state with a value for each replica a replica one.
         bundles: weights that share a storage; what the graphs read and write is that.
     """
 
@@ -139,16 +139,12 @@ class Program:
 
     def views(self) -> list[View]:
         """Weights, moments and accumulators that are parts of a bundle."""
-        found = []
-        for key, slot in self.state_slots().items():
-            for bundle in self.bundles:
-                if not f".{key}".endswith(f".{bundle.slot.path}"):
-                    continue
-                prefix = slot.path.removesuffix(bundle.slot.path)
-                for member in bundle.members:
-                    own = Slot(slot.kind, prefix + member.slot.path, member.slot.shape, slot.dtype)
-                    found.append(View(own, key, member.offset))
-        return found
+        members = {bundle.slot.weight: bundle.members for bundle in self.bundles}
+        return [
+            View(slot.of(member.slot), slot.key, member.offset)
+            for slot in self.state_slots().values()
+            for member in members.get(slot.weight, ())
+        ]
 
     def visible_slots(self) -> dict[str, Slot]:
         """Every tensor that lives on the device, by key: members in the place of bundles."""

@@ -1,10 +1,13 @@
-"""What one flat tensor of a graph is: kind, path, shape, dtype. Frozen, hashable, printable."""
+"""What one flat tensor of a graph is, and what it belongs to. Frozen, hashable, printable.
+
+``slots`` makes them; a slot's key names it and is never taken apart to learn something.
+"""
 
 from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -39,19 +42,36 @@ class Slot:
 
     Attributes:
         kind: the role.
-        path: a name unique within the kind, for instance ``fc1.weight`` or ``momentum.fc1.weight``.
-        shape: sizes; for batch inputs, losses and outputs those of one micro-batch.
+        shape: sizes of what a graph reads or writes in one run; for batch inputs, losses and
+            outputs those of one micro-batch, after the lanes if there are any.
         dtype: the element type inside the program.
+        name: its own name, for instance ``velocity`` of a moment or ``lr`` of a hyper-parameter.
+        weight: path of the parameter that it is, or is the gradient, accumulator or moment of;
+            "" for what belongs to no weight.
+        index: which input, output, constant or parameter group; -1 where there is only one.
+        replicas: how many values the device keeps, one for each replica; 1 if all share one.
+        lanes: whether dimension 0 of the shape counts what runs side by side: lanes, and for
+            state the replicas.
     """
 
     kind: Kind
-    path: str
     shape: tuple[int, ...]
     dtype: torch.dtype
+    name: str = ""
+    weight: str = ""
+    index: int = -1
+    replicas: int = 1
+    lanes: bool = False
+
+    @property
+    def path(self) -> str:
+        """A name unique within the kind: ``velocity.fc1.weight``, ``fc1.weight``, ``0.lr``."""
+        index = str(self.index) if self.index >= 0 else ""
+        return ".".join(part for part in (index, self.name, self.weight) if part)
 
     @property
     def key(self) -> str:
-        """``kind.path``: what State, Programs and pieces call this tensor."""
+        """``kind.path``: what State, Programs and update functions call this tensor."""
         return f"{self.kind}.{self.path}"
 
     @property
@@ -69,10 +89,19 @@ class Slot:
         """Whether the value lives on the device from call to call."""
         return self.kind in STATE_KINDS
 
-    @staticmethod
-    def like(kind: Kind, path: str, tensor: torch.Tensor) -> Slot:
-        """Make a slot with the shape and dtype of a tensor."""
-        return Slot(kind, path, tuple(tensor.shape), tensor.dtype)
+    @property
+    def replica_shape(self) -> tuple[int, ...]:
+        """Sizes of one replica's value."""
+        return self.shape[1:] if self.lanes else self.shape
+
+    @property
+    def device_shape(self) -> tuple[int, ...]:
+        """Sizes of the tensor on the device, where the values of replicas form dimension 0."""
+        return (self.replicas, *self.replica_shape) if self.replicas > 1 else self.shape
+
+    def of(self, weight: Slot) -> Slot:
+        """Return the same tensor of another weight: its gradient, this moment of it, ..."""
+        return replace(self, weight=weight.weight, shape=weight.shape)
 
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")

@@ -32,7 +32,7 @@ RULES = {
     "P5": "what is emitted is written by some run",
     "S1": "a spec is resolved: counts of at least 1 and an output mode other than Default",
     "S2": "replicas divide into input groups, and EveryN's period divides the iterations",
-    "T1": "state holds every state slot of its program with the slot's shape and dtype",
+    "T1": "state holds every state slot of its program with its shape on the device and dtype",
 }
 
 
@@ -113,9 +113,7 @@ def verify_state(state: State, program: Program) -> None:
     """Check rule T1."""
     for key, slot in program.state_slots().items():
         tensor = state.tensors.get(key)
-        own = key in state.per_replica and program.lanes is None
-        replicas = (program.loops.replicas,) if own else ()
-        if tensor is None or (*replicas, *slot.shape) != tuple(tensor.shape):
+        if tensor is None or slot.device_shape != tuple(tensor.shape):
             raise _broken("T1", f"{slot} against {None if tensor is None else tuple(tensor.shape)}")
         if tensor.dtype != slot.dtype:
             raise _broken("T1", f"{slot} against {tensor.dtype}")

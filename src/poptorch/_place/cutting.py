@@ -7,8 +7,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import torch
 from torch import fx
 
+from .._ir import slots
 from .._ir.graph import Graph, identifier
-from .._ir.slot import Kind, Slot
+from .._ir.slot import Slot
 from .._ir.stage_pass import StagePass
 
 Inline = Callable[[fx.Node, StagePass], bool]
@@ -127,7 +128,7 @@ class Cutter:
         name = self._graph.name
         if node in self._inputs:
             slot = self._inputs[node]
-            return Slot(Kind.VALUE, f"{name}.old.{slot.key}", slot.shape, slot.dtype)
+            return slots.value(f"{name}.old.{slot.key}", slot.shape, slot.dtype)
         result = node.meta["val"]
         assert isinstance(result, torch.Tensor), f"{node} passes no tensor on"
-        return Slot.like(Kind.VALUE, f"{name}.{node.name}", result)
+        return slots.value(f"{name}.{node.name}", tuple(result.shape), result.dtype)

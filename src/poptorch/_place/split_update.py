@@ -28,19 +28,9 @@ def update_homes(graph: Graph, weights: Homes) -> dict[str, tuple[int, ...]]:
         weights: homes of the parameters, by slot key.
     """
     slots = {slot.key: slot for slot in (*graph.inputs, *graph.outputs)}
-    owners = {key: _weight_of(slot, weights) for key, slot in slots.items()}
-    chips = tuple(sorted({weights[owner][0] for owner in owners.values() if owner}))
-    return {key: weights[owner][:1] if owner else chips for key, owner in owners.items()}
-
-
-def _weight_of(slot: Slot, weights: Homes) -> str | None:
-    """``optstate.momentum.fc.weight`` belongs to ``param.fc.weight``; None: it has no owner."""
-    tail = slot.path
-    while tail:
-        if f"{Kind.PARAM}.{tail}" in weights:
-            return f"{Kind.PARAM}.{tail}"
-        tail = tail.partition(".")[2]
-    return None
+    homes = {s.weight: weights[s.key][:1] for s in slots.values() if s.kind is Kind.PARAM}
+    chips = tuple(sorted({chip for home in homes.values() for chip in home}))
+    return {key: homes.get(slot.weight, chips) for key, slot in slots.items()}
 
 
 def split_update(graph: Graph, homes: Homes) -> dict[StagePass, Graph]:

@@ -15,7 +15,8 @@ import torch
 from .._base import log, source, trees
 from .._base.errors import AssertionFailure, Error
 from .._capture import narrowed
-from .._ir.slot import Kind, Slot
+from .._ir import slots
+from .._ir.slot import Slot
 from .._ir.spec import Loops
 
 _RENEW = (
@@ -204,7 +205,7 @@ class Inputs:
     def slots(self, loops: Loops) -> tuple[Slot, ...]:
         """The slots of one micro-batch."""
         return tuple(
-            Slot(Kind.BATCH, str(i), _micro_shape(t, loops), self._device_dtype(t.dtype))
+            slots.batch_input(i, _micro_shape(t, loops), self._device_dtype(t.dtype))
             for i, t in enumerate(self.bound.tensors)
         )
 

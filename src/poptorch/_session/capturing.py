@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from .. import _capture
+from .._ir import slots
 from .._ir.optim_spec import OptimSpec
-from .._ir.slot import Kind, Slot
+from .._ir.slot import Slot
 from .._ir.spec import Spec
 from .arguments import Bound, Inputs
 from .grouping import Grouping
@@ -52,7 +53,7 @@ class Capturing:
         scaling: tuple[float | Slot, ...] = ()
         if optim is not None:
             trained = frozenset(path for group in optim.groups for path in group.params)
-            half = any(s.dtype == torch.float16 and s.path in trained for s in state)
+            half = any(s.dtype == torch.float16 and s.weight in trained for s in state)
             scaling = _loss_scaling(optim, half and spec.reduction.automatic_loss_scaling)
         return _capture.Request(
             module=self.module,
@@ -64,6 +65,7 @@ class Capturing:
             training=optim is not None,
             loss_scaling=scaling,
             precision=spec.precision,
+            replicas=spec.loops.replicas,
             anchors=tuple((short, long) for short, long, *_ in spec.anchors),
             module_scopes=spec.module_scopes,
             grouped={path: found.of_replica for path, found in self.groups.items()},
@@ -80,13 +82,13 @@ def state_slot(path: str, tied: _capture.Tied, narrow: bool, grouped: Grouping |
     shape = tuple(tied.tensor.shape)
     if grouped is not None:
         shape = (grouped.groups, *shape[1:])
-    return Slot(Kind.PARAM if tied.is_parameter else Kind.BUFFER, path, shape, dtype)
+    return (slots.param if tied.is_parameter else slots.buffer)(path, shape, dtype)
 
 
 def _loss_scaling(optim: OptimSpec, automatic: bool) -> tuple[float | Slot, ...]:
-    factor = (Slot(Kind.OPTSTATE, "loss_scale_factor", (), torch.float32),) if automatic else ()
-    if "loss_scaling" in optim.variables:
-        return (Slot(Kind.HYPER, "loss_scaling", (), torch.float32), *factor)
+    factor = (slots.LOSS_SCALE_FACTOR,) if automatic else ()
+    if slots.LOSS_SCALING.name in optim.variables:
+        return (slots.LOSS_SCALING, *factor)
     value = dict(optim.settings).get("loss_scaling", 1.0)
     assert isinstance(value, float)
     return (value, *factor)

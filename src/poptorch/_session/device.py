@@ -13,7 +13,7 @@ from .._base import log
 from .._capture import Tied, untraced
 from .._compile import Compiled
 from .._ir import verify
-from .._ir.slot import Kind, Slot
+from .._ir.slot import Kind
 from .._ir.state import State
 from .grouping import Grouping
 
@@ -27,7 +27,7 @@ class Device:
     Args:
         compiled: the program.
         tensors: the module's parameters and buffers by path.
-        grouping: which parameters have a value for each group of replicas.
+        grouping: by path, the parameters that have a value for each group of replicas.
     """
 
     def __init__(
@@ -37,18 +37,19 @@ class Device:
         slots, views = program.state_slots(), program.views()
         self._program = program
         self._grouping = grouping
-        self._mirrored = {
-            key: tensors[slot.path].tensor
+        self._slots = {
+            key: slot
             for key, slot in program.visible_slots().items()
             if slot.kind in (Kind.PARAM, Kind.BUFFER)
         }
+        self._mirrored = {key: tensors[slot.path].tensor for key, slot in self._slots.items()}
         changed = {key for graph in program.graphs.values() for key in graph.updates}
         changed |= {view.slot.key for view in views if view.flat in changed}
         self._downloaded = [key for key in self._mirrored if key in changed]
-        self.state = State(per_replica=compiled.plan.per_replica)
+        self.state = State()
         for key, slot in slots.items():
             first = program.initial.get(key, 0.0)
-            self.state.tensors[key] = _allocate(slot, first, self._replicas(key, compiled))
+            self.state.tensors[key] = torch.full(slot.device_shape, first, dtype=slot.dtype)
         for view in views:
             part = self.state.tensors[view.flat][view.offset :][: view.slot.numel]
             self.state.tensors[view.slot.key] = part.view(view.slot.shape)
@@ -58,12 +59,6 @@ class Device:
         self.upload()
         verify.verify_state(self.state, program)
 
-    @staticmethod
-    def _replicas(key: str, compiled: Compiled) -> tuple[int, ...]:
-        plan = compiled.plan
-        own = key in plan.per_replica and plan.program.lanes is None
-        return (plan.spec.loops.replicas,) if own else ()
-
     def upload(self) -> None:
         """Copy host parameters and buffers to the device."""
         log.engine.debug("Writing weights from host to IPU memory")
@@ -72,13 +67,13 @@ class Device:
     def upload_buffers(self, names: tuple[str, ...]) -> None:
         """Copy some buffers to the device; nothing happens to those that forward does not read."""
         log.engine.debug("Writing named buffers from host to IPU memory")
-        keys = {f"{Kind.BUFFER}.{name}" for name in names}
-        self._upload({key: host for key, host in self._mirrored.items() if key in keys})
+        buffers = ((key, slot) for key, slot in self._slots.items() if slot.kind is Kind.BUFFER)
+        self._upload({key: self._mirrored[key] for key, slot in buffers if slot.path in names})
 
     def _upload(self, tensors: Mapping[str, torch.Tensor]) -> None:
         with untraced(), torch.no_grad():
             for key, host in tensors.items():
-                grouping = self._grouping.get(key)
+                grouping = self._grouping.get(self._slots[key].path)
                 self.state.write(key, grouping.from_host(host) if grouping else host)
 
     def download(self) -> None:
@@ -86,11 +81,12 @@ class Device:
         log.engine.debug("Writing weights from IPU to host")
         with untraced(), torch.no_grad():
             for key in self._downloaded:
-                grouping, host = self._grouping.get(key), self._mirrored[key]
+                slot, host = self._slots[key], self._mirrored[key]
+                grouping, value = self._grouping.get(slot.path), self.state.read(slot)
                 if grouping is not None:
-                    grouping.to_host(self.state.read(key), host)
+                    grouping.to_host(value, host)
                 else:
-                    host.copy_(self.state.read(key))
+                    host.copy_(value)
 
     def write_hypers(self, values: Mapping[str, float]) -> None:
         """Set the hyper-parameters that are inputs of the update."""
@@ -119,10 +115,6 @@ class Device:
 
     def clear_accumulators(self) -> None:
         """Forget half an update, after a run that did not reach its end."""
-        for key, tensor in self.state.tensors.items():
-            if key.startswith(f"{Kind.ACCUM}."):
-                tensor.zero_()
-
-
-def _allocate(slot: Slot, first: float, replicas: tuple[int, ...]) -> torch.Tensor:
-    return torch.full((*replicas, *slot.shape), first, dtype=slot.dtype)
+        for key, slot in self._program.state_slots().items():
+            if slot.kind is Kind.ACCUM:
+                self.state.tensors[key].zero_()

@@ -243,8 +243,7 @@ def _check_model(session: Session, plan: Plan) -> None:
     for slot in plan.program.visible_slots().values():
         if slot.kind not in (Kind.PARAM, Kind.BUFFER):
             continue
-        stacked = plan.program.lanes is not None and slot.key in plan.per_replica
-        if shapes.get(slot.path) != (slot.shape[1:] if stacked else slot.shape):
+        if shapes.get(slot.path) != slot.replica_shape:
             raise Error(
                 "Invalid file: it was saved from another model",
                 got=f"{slot.path}: {slot.shape} in the file, {shapes.get(slot.path)} in the model",

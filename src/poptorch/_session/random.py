@@ -12,10 +12,8 @@ from collections.abc import Sequence
 import torch
 
 from .._base.errors import InvalidValue
+from .._ir import slots
 from .._ir.state import State
-
-ROUNDING = "rng.rounding"
-"""The counter that rounding at random in updates depends on."""
 
 
 def first_state(seed: int, process: int = 0) -> torch.Tensor:
@@ -51,8 +49,9 @@ class Randomness:
             restored: whether its rounding continues where it was left off too.
         """
         state.rng = self._first() if self._saved is None else self._saved.clone()
-        if ROUNDING in state.tensors and not restored:
-            state.tensors[ROUNDING].fill_(self._seed)  # alike in all processes, as weights are
+        rounding = slots.ROUNDING.key
+        if rounding in state.tensors and not restored:
+            state.tensors[rounding].fill_(self._seed)  # alike in all processes, as weights are
 
     def leave(self, state: State) -> None:
         """Keep the state of a device that goes away."""

@@ -19,7 +19,6 @@ from .._base import log
 from .._base.errors import AssertionFailure, Error
 from .._ir.optim_spec import OptimSpec
 from .._ir.plan import Plan
-from .._ir.slot import Kind
 from .._ir.spec import Spec
 from ..enums import ConnectionType
 from . import faults, grouping, hooks
@@ -241,7 +240,7 @@ class Session:
         device = Device(
             self.compiled,
             self._tensors,
-            {f"{Kind.PARAM}.{path}": found for path, found in self._groups.items()},
+            self._groups,
         )
         if self._saved is not None:
             device.restore(self._saved)

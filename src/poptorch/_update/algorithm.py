@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from .._ir import slots
 from .._ir.optim_spec import OptimGroup, OptimSpec
 
 Value = float | torch.Tensor
@@ -45,16 +46,12 @@ class Algorithm:
         prepare: scalar work done once per group: from the hyper-parameters and, where counted, the
             number of this update (from 1) to the values that ``step`` reads.
         step: weight, descaled gradient, moments and prepared values to the new weight and moments.
-        elementwise: whether ``step`` works on a flat bundle as it does on one weight. Where it
-            does not, its values have ``blocks`` for a bundle: the stretches of ALIGNMENT elements
-            that each member takes.
     """
 
     moments: Callable[[OptimSpec, OptimGroup, torch.dtype], tuple[Moment, ...]]
     counts: Callable[[OptimSpec, OptimGroup], bool]
     prepare: Callable[[OptimSpec, OptimGroup, Values, torch.Tensor | None], dict[str, Value]]
     step: Callable[[torch.Tensor, torch.Tensor, Tensors, Values], tuple[torch.Tensor, Tensors]]
-    elementwise: bool = True
 
 
 def is_constant(value: Value, number: float) -> bool:
@@ -69,7 +66,8 @@ def constant(group: OptimGroup, name: str) -> float | None:
 
 def complement(hyper: Values, name: str) -> Value:
     """Return ``1 - decay``, which is what float32 inputs carry of a decay rate near 1."""
-    return hyper[f"one_minus_{name}"] if f"one_minus_{name}" in hyper else 1 - hyper[name]
+    variable = slots.hyper(name).name
+    return hyper[variable] if variable in hyper else 1 - hyper[name]
 
 
 def correction(hyper: Values, name: str, count: torch.Tensor) -> torch.Tensor:

@@ -11,15 +11,12 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from .._ir.slot import Kind, Slot
+from .._ir.slot import Slot
 from .._ir.spec import Reduction
 
 EDGE = 0.125 * torch.finfo(torch.float16).max
 THRESHOLD = 1e-7
 LIMITS = (2.0**-24, 2.0**24)
-FACTOR = Slot(Kind.OPTSTATE, "loss_scale_factor", (), torch.float32)
-BEYOND = Slot(Kind.ACCUM, "~beyond_edge", (), torch.float32)
-"""How many elements of this update's gradients lay beyond the edge so far."""
 
 
 def tracked(gradients: Sequence[Slot], reduction: Reduction) -> tuple[Slot, ...]:

@@ -12,10 +12,11 @@ from dataclasses import replace
 
 import torch
 
+from .._ir import slots
 from .._ir.bundle import ALIGNMENT, Bundle, Member, blocks_of
 from .._ir.optim_spec import OptimGroup, OptimSpec
 from .._ir.piece import Piece
-from .._ir.slot import Kind, Slot
+from .._ir.slot import Slot
 
 _Tensors = Mapping[str, torch.Tensor]
 
@@ -31,11 +32,11 @@ def flatten(spec: OptimSpec, params: Sequence[Slot]) -> tuple[OptimSpec, tuple[B
         A spec whose groups name the bundles in the place of their members, and the bundles, both
         for ``lower``.
     """
-    slots = {slot.path: slot for slot in params}
+    by_path = {param.path: param for param in params}
     bundles: list[Bundle] = []
     groups: list[OptimGroup] = []
     for index, group in enumerate(spec.groups):
-        members = [slots[path] for path in group.params if path in slots]
+        members = [by_path[path] for path in group.params if path in by_path]
         dtypes = dict.fromkeys(slot.dtype for slot in members)
         made = [
             _bundle(f"~{index}.{str(dtype).removeprefix('torch.')}", same)
@@ -43,18 +44,18 @@ def flatten(spec: OptimSpec, params: Sequence[Slot]) -> tuple[OptimSpec, tuple[B
             if (same := [slot for slot in members if slot.dtype == dtype])
         ]
         bundles += made
-        others = [path for path in group.params if path not in slots]
+        others = [path for path in group.params if path not in by_path]
         paths = (*(bundle.slot.path for bundle in made), *others)
         groups.append(replace(group, params=paths))
     return replace(spec, groups=tuple(groups)), tuple(bundles)
 
 
-def _bundle(path: str, slots: Sequence[Slot]) -> Bundle:
+def _bundle(path: str, params: Sequence[Slot]) -> Bundle:
     members, end = [], 0
-    for slot in slots:
+    for slot in params:
         members.append(Member(slot, end))
         end += blocks_of(slot) * ALIGNMENT
-    return Bundle(Slot(Kind.PARAM, path, (end,), slots[0].dtype), tuple(members))
+    return Bundle(slots.param(path, (end,), params[0].dtype), tuple(members))
 
 
 def spread(bundles: Sequence[Bundle]) -> Piece:
@@ -77,25 +78,21 @@ def gather(bundles: Sequence[Bundle]) -> Piece:
     """Return the piece from the gradients of weights to those of their bundles."""
 
     def function(tensors: _Tensors) -> dict[str, torch.Tensor]:
-        return {_gradient(b.slot).key: _joined(b, tensors) for b in bundles}
+        return {slots.gradient(b.slot).key: _joined(b, tensors) for b in bundles}
 
-    gradients = tuple(_gradient(m.slot) for bundle in bundles for m in bundle.members)
-    return Piece("gather", function, gradients, tuple(_gradient(b.slot) for b in bundles))
+    gradients = tuple(slots.gradient(m.slot) for bundle in bundles for m in bundle.members)
+    return Piece("gather", function, gradients, tuple(slots.gradient(b.slot) for b in bundles))
 
 
 def _joined(bundle: Bundle, tensors: _Tensors) -> torch.Tensor:
     padding = torch.zeros(ALIGNMENT, dtype=bundle.slot.dtype)
     parts = []
     for member in bundle.members:
-        parts.append(tensors[_gradient(member.slot).key].reshape(-1))
+        parts.append(tensors[slots.gradient(member.slot).key].reshape(-1))
         rest = -member.slot.numel % ALIGNMENT
         if rest:
             parts.append(padding[:rest])
     return torch.cat(parts)
-
-
-def _gradient(slot: Slot) -> Slot:
-    return replace(slot, kind=Kind.GRADIENT)
 
 
 def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 import torch
 
-from .._ir.bundle import Bundle
+from .._ir import slots
 from .._ir.optim_spec import OptimGroup, OptimSpec
 from .._ir.piece import Piece
-from .._ir.slot import Kind, Slot
-from . import adam, lamb, rmsprop, rounding, sgd, sgd_combined
+from .._ir.slot import Slot
+from . import adam, lamb, rmsprop, sgd, sgd_combined
 from .algorithm import Algorithm, Moment, Value, Values, is_constant, materialised
+from .rounding import Stores
 
 ALGORITHMS = {
     "sgd": sgd.SGD,
@@ -24,7 +25,6 @@ ALGORITHMS = {
     "lamb": lamb.LAMB,
 }
 _TINY = torch.finfo(torch.float32).tiny
-COUNT = Slot(Kind.OPTSTATE, "step", (), torch.float32)
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,6 @@ class _Weight:
     slot: Slot
     gradient: Slot
     moments: tuple[tuple[Moment, Slot], ...]
-    blocks: Slot | None
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -45,14 +44,14 @@ class _Group:
     algorithm: Algorithm
     group: OptimGroup
     constants: Values
-    variables: tuple[tuple[str, str], ...]
+    variables: tuple[Slot, ...]
     weights: tuple[_Weight, ...]
     counts: bool
 
 
 def lower(
     spec: OptimSpec,
-    params: Sequence[Slot | Bundle],
+    params: Sequence[Slot],
     gradient_dtype: torch.dtype | None = None,
     stochastic_rounding: bool = False,
 ) -> Piece:
@@ -60,8 +59,8 @@ def lower(
 
     Args:
         spec: the optimizer.
-        params: the ``param`` slots that have a gradient, or bundles of them. Those in no group
-            are left alone, and so are paths of groups that are not among them.
+        params: the parameters that have a gradient. Those in no group are left alone, and so are
+            paths of groups that are not among them.
         gradient_dtype: element type of ``gradient.*``; None for that of each parameter.
         stochastic_rounding: round weights and moments that are stored in half at random; the
             piece then advances ``rng.rounding``, a 0-d int64 that starts at the seed.
@@ -70,11 +69,11 @@ def lower(
         A piece from ``param.*``, ``gradient.*``, ``optstate.*`` and ``hyper.*`` (0-d float32) to
         the new ``param.*`` and ``optstate.*``.
     """
-    found = {p.slot.path if isinstance(p, Bundle) else p.path: p for p in params}
-    groups = [_group(spec, i, g, found, gradient_dtype) for i, g in enumerate(spec.groups)]
+    by_path = {param.path: param for param in params}
+    groups = [_group(spec, i, g, by_path, gradient_dtype) for i, g in enumerate(spec.groups)]
     counts = any(group.counts for group in groups)
     inputs: list[Slot] = []
-    outputs: list[Slot] = [COUNT] if counts else []
+    outputs: list[Slot] = [slots.STEP] if counts else []
     initial: dict[str, float] = {}
     for group in groups:
         for weight in group.weights:
@@ -83,52 +82,32 @@ def lower(
             outputs += [weight.slot, *moments]
             initial |= {s.key: m.initial for m, s in weight.moments if m.initial}
     if stochastic_rounding and any(slot.dtype.itemsize == 2 for slot in outputs):
-        outputs.append(rounding.COUNTER)
-    hypers = sorted({name for g in groups if g.weights for _, name in g.variables})
-    bundles = {p.slot.path: p for p in params if isinstance(p, Bundle)}
-    constants = {w.blocks: bundles[w.slot.path] for g in groups for w in g.weights if w.blocks}
-    inputs = [*outputs, *inputs, *(hyper_slot(name) for name in hypers), *constants]
+        outputs.append(slots.ROUNDING)
+    hypers = {slot.key: slot for g in groups if g.weights for slot in g.variables}
+    inputs = [*outputs, *inputs, *(hypers[key] for key in sorted(hypers))]
     return Piece(
-        "update",
-        _function(spec, groups, tuple(outputs)),
-        tuple(inputs),
-        tuple(outputs),
-        initial,
-        {slot.key: torch.tensor(b.blocks) for slot, b in constants.items()},
+        "update", _function(spec, groups, tuple(outputs)), tuple(inputs), tuple(outputs), initial
     )
-
-
-def hyper_slot(path: str) -> Slot:
-    """Return the input slot of a variable hyper-parameter, a 0-d float32 tensor."""
-    return Slot(Kind.HYPER, path, (), torch.float32)
 
 
 def _group(
     spec: OptimSpec,
     index: int,
     group: OptimGroup,
-    found: Mapping[str, Slot | Bundle],
+    params: Mapping[str, Slot],
     gradient_dtype: torch.dtype | None,
 ) -> _Group:
     algorithm = ALGORITHMS[spec.algorithm]
     weights = []
-    for path in group.params:
-        if path not in found:
-            continue
-        param = found[path]
-        blocks = None
-        if isinstance(param, Bundle) and not algorithm.elementwise:
-            blocks = Slot(Kind.CONSTANT, f"blocks.{path}", (len(param.members),), torch.int64)
-        slot = param.slot if isinstance(param, Bundle) else param
+    for param in (params[path] for path in group.params if path in params):
         moments = tuple(
-            (m, Slot(Kind.OPTSTATE, f"{m.name}.{path}", slot.shape, m.dtype))
-            for m in algorithm.moments(spec, group, slot.dtype)
+            (m, slots.moment(m.name, param, m.dtype))
+            for m in algorithm.moments(spec, group, param.dtype)
         )
-        gradient = Slot(Kind.GRADIENT, path, slot.shape, gradient_dtype or slot.dtype)
-        weights.append(_Weight(slot, gradient, moments, blocks))
+        weights.append(_Weight(param, slots.gradient(param, gradient_dtype), moments))
     constants = {**_numbers(spec.settings), **_numbers(group.settings)}
-    variables = [(name, name) for name in spec.variables]
-    variables += [(name, f"{index}.{name}") for name in group.variables]
+    variables = [slots.hyper(name) for name in spec.variables]
+    variables += [slots.hyper(name, index) for name in group.variables]
     counts = bool(weights) and algorithm.counts(spec, group)
     return _Group(algorithm, group, constants, tuple(variables), tuple(weights), counts)
 
@@ -141,8 +120,9 @@ def _function(
     spec: OptimSpec, groups: Sequence[_Group], outputs: tuple[Slot, ...]
 ) -> Callable[[Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]:
     def update(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        results = {s.key: tensors[s.key] + 1 for s in outputs if s in (COUNT, rounding.COUNTER)}
-        store = rounding.Stores(tensors.get(rounding.COUNTER.key))
+        counters = [slot for slot in outputs if slot in (slots.STEP, slots.ROUNDING)]
+        results = {slot.key: tensors[slot.key] + 1 for slot in counters}
+        store = Stores(tensors.get(slots.ROUNDING.key))
         clip = _clip_factor(spec, groups, tensors)
         for group in groups:
             if group.weights:
@@ -156,13 +136,13 @@ def _update_group(
     spec: OptimSpec,
     group: _Group,
     clip: Value,
-    store: rounding.Stores,
+    store: Stores,
     tensors: Mapping[str, torch.Tensor],
     results: dict[str, torch.Tensor],
 ) -> None:
     hyper: dict[str, Value] = dict(group.constants)
-    hyper |= {name: tensors[f"{Kind.HYPER}.{path}"] for name, path in group.variables}
-    count = results[COUNT.key] if group.counts else None
+    hyper |= {slot.name: tensors[slot.key] for slot in group.variables}
+    count = results[slots.STEP.key] if group.counts else None
     values = materialised(group.algorithm.prepare(spec, group.group, hyper, count))
     factor = -clip if group.group.setting("maximize") else clip
     for weight in group.weights:
@@ -171,8 +151,6 @@ def _update_group(
         if not is_constant(factor, 1):
             gradient = gradient * factor
         state = {m.name: tensors[slot.key].to(dtype) for m, slot in weight.moments}
-        if weight.blocks is not None:
-            values = values | {"blocks": tensors[weight.blocks.key]}
         updated, state = group.algorithm.step(
             tensors[weight.slot.key].to(dtype), gradient, state, values
         )

@@ -11,17 +11,16 @@ from dataclasses import dataclass
 
 import torch
 
+from .._ir import slots
 from .._ir.optim_spec import OptimSpec
 from .._ir.piece import Piece
-from .._ir.slot import Kind, Slot
+from .._ir.slot import Slot
 from .._ir.spec import Reduction
 from ..enums import MeanReductionStrategy, ReductionType
 from .algorithm import Value, is_constant, materialised, plus_scaled, storage_dtype
-from .automatic_scaling import BEYOND, FACTOR, count_beyond, next_factor, tracked
-from .lower import hyper_slot
+from .automatic_scaling import count_beyond, next_factor, tracked
 
-MICRO = Slot(Kind.COUNTER, "micro", (), torch.float32)
-
+_FACTOR, _BEYOND = slots.LOSS_SCALE_FACTOR.key, slots.BEYOND_EDGE.key
 _Tensors = Mapping[str, torch.Tensor]
 
 
@@ -69,11 +68,11 @@ def accumulate(
             result = plus_scaled(_scaled(old, kept), new, share)
             results[accum.key] = result.to(accum.dtype)
         if watched:
-            results[BEYOND.key] = tensors[BEYOND.key] + count_beyond(watched, tensors)
+            results[_BEYOND] = tensors[_BEYOND] + count_beyond(watched, tensors)
         return results
 
-    outputs = (*accums, BEYOND) if watched else accums
-    inputs = (*outputs, *gradients, *((MICRO,) if running else ()))
+    outputs = (*accums, slots.BEYOND_EDGE) if watched else accums
+    inputs = (*outputs, *gradients, *((slots.MICRO,) if running else ()))
     return Piece("accumulate", function, inputs, outputs)
 
 
@@ -94,12 +93,12 @@ def finish(spec: OptimSpec, gradients: Sequence[Slot], reduction: Reduction, tal
             results[gradient.key] = _scaled(tensors[accum.key].to(gradient.dtype), factor)
             results[accum.key] = torch.zeros_like(tensors[accum.key])
         if watched:
-            share = tensors[BEYOND.key] / elements
-            results[FACTOR.key] = next_factor(tensors[FACTOR.key], share)
-            results[BEYOND.key] = torch.zeros_like(tensors[BEYOND.key])
+            share = tensors[_BEYOND] / elements
+            results[_FACTOR] = next_factor(tensors[_FACTOR], share)
+            results[_BEYOND] = torch.zeros_like(tensors[_BEYOND])
         return results
 
-    accums = (*(accum for accum, _ in pairs), *((BEYOND,) if watched else ()))
+    accums = (*(accum for accum, _ in pairs), *((slots.BEYOND_EDGE,) if watched else ()))
     outputs = (*(gradient for _, gradient in pairs), *accums, *scaler.state)
     return Piece("finish", function, (*accums, *scaler.inputs), outputs, scaler.initial)
 
@@ -124,7 +123,7 @@ def scale(
         results = {new.key: _scaled(tensors[old.key].to(new.dtype), factor) for old, new in pairs}
         if watched:
             share = count_beyond(watched, tensors) / elements
-            results[FACTOR.key] = next_factor(tensors[FACTOR.key], share)
+            results[_FACTOR] = next_factor(tensors[_FACTOR], share)
         return results
 
     outputs = (*(new for _, new in pairs), *scaler.state)
@@ -139,10 +138,10 @@ class _Scaler:
         if not self._variable:
             divisor *= float(spec.setting("loss_scaling") or 1.0)
         self._divisor = divisor
-        self.state = (FACTOR,) if automatic else ()
-        hyper = (hyper_slot("loss_scaling"),) if self._variable else ()
+        self.state = (slots.LOSS_SCALE_FACTOR,) if automatic else ()
+        hyper = (slots.LOSS_SCALING,) if self._variable else ()
         self.inputs = (*self.state, *hyper)
-        self.initial = {FACTOR.key: 1.0} if automatic else {}
+        self.initial = {_FACTOR: 1.0} if automatic else {}
 
     @property
     def is_identity(self) -> bool:
@@ -157,7 +156,7 @@ class _Scaler:
 
 def _weights(tensors: _Tensors, share_of_one: float) -> tuple[Value, Value]:
     """What the mean so far and the next gradient weigh in a running mean."""
-    count = tensors[MICRO.key] + 1
+    count = tensors[slots.MICRO.key] + 1
     weights = materialised({"kept": 1 - 1 / count, "share": share_of_one / count})
     return weights["kept"], weights["share"]
 
@@ -167,16 +166,14 @@ def _scaled(tensor: torch.Tensor, factor: Value) -> torch.Tensor:
 
 
 def _wide(slot: Slot) -> Slot:
-    return Slot(
-        Kind.GRADIENT, slot.path, slot.shape, torch.promote_types(slot.dtype, torch.float32)
-    )
+    return slots.gradient(slot, torch.promote_types(slot.dtype, torch.float32))
 
 
 def _accumulator(spec: OptimSpec, gradient: Slot) -> Slot:
     dtype = gradient.dtype
     if spec.algorithm != "sgd_combined" and dtype != torch.float64:
         dtype = storage_dtype(spec, "accum_type")
-    return Slot(Kind.ACCUM, gradient.path, gradient.shape, dtype)
+    return slots.accumulator(gradient, dtype)
 
 
 def _shares(spec: OptimSpec, reduction: Reduction, tally: Tally) -> tuple[float, float]:

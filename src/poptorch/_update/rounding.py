@@ -9,11 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from .._ir.slot import Kind, Slot
 from .._ops.rounding import DROPPED_BITS, rounded
-
-COUNTER = Slot(Kind.RNG, "rounding", (), torch.int64)
-"""Starts at the random seed; one more after every update."""
 
 _WORD = 2**32 - 1
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
+from .._ir import slots
 from .._ir.schedule import Action, Traffic
 from .._ir.slot import Kind, Slot
 from .._ir.stage_pass import StagePass
@@ -18,8 +19,7 @@ from .devices import Device, synchronise
 
 _RESULTS = (Kind.LOSS, Kind.OUTPUT, Kind.ANCHOR, Kind.BATCH)
 _PER_MICRO_BATCH = (Kind.VALUE, Kind.BATCH)
-_PREFIXES = tuple(f"{kind}." for kind in _PER_MICRO_BATCH)
-_GRADIENTS = (f"{Kind.ACCUM}.", f"{Kind.GRADIENT}.")
+_GRADIENTS = (Kind.ACCUM, Kind.GRADIENT)
 
 Name = tuple[str, int]
 """A tensor on a chip: slot key and step; the step is 0 for state."""
@@ -104,6 +104,12 @@ class Replica:
             self._targets[transfer.value.key].append(transfer.target)
         loaded = staged.workload.streaming.loads.values()
         self._off_chip = {key for keys in loaded for key in keys}
+        self._per_micro_batch = {
+            slot.key
+            for graph in staged.graphs.values()
+            for slot in (*graph.inputs, *graph.outputs)
+            if slot.kind in _PER_MICRO_BATCH
+        }
 
     def fill(self, state: State) -> None:
         """Copy the device's state to the chips that hold it."""
@@ -112,20 +118,18 @@ class Replica:
                 if slot.kind is Kind.ACCUM:  # empty between calls; the fused program may have none
                     value = torch.zeros(slot.shape, dtype=slot.dtype)
                 else:
-                    value = state.read(slot.key, self.number)
+                    value = state.read(slot, self.number)
                 self._set(chip, slot.key, value)
 
-    def give_back(self, state: State, per_replica: frozenset[str]) -> None:
+    def give_back(self, state: State) -> None:
         """Copy what has changed to the device's state; all replicas agree on what they share."""
         written = {
-            slot.key for graph in self._staged.graphs.values() for slot in graph.outputs
+            slot.key: slot for graph in self._staged.graphs.values() for slot in graph.outputs
             if slot.is_state and slot.key in state.tensors
         }  # fmt: skip
-        for key in sorted(written):
-            if key in per_replica:
-                state.tensors[key][self.number].copy_(self.read(key))
-            elif self.number == 0:
-                state.tensors[key].copy_(self.read(key))
+        for key, slot in written.items():
+            if slot.replicas > 1 or self.number == 0:
+                state.read(slot, self.number).copy_(self.read(key))
 
     def read(self, key: str) -> torch.Tensor:
         """Return a state tensor from its (first) chip, for the host."""
@@ -145,7 +149,7 @@ class Replica:
         """Keys of what is added up over replicas before the update."""
         inputs = {
             slot.key for each, graph in self._staged.graphs.items() for slot in graph.inputs
-            if each.is_update and slot.key.startswith(_GRADIENTS)
+            if each.is_update and slot.kind in _GRADIENTS
         }  # fmt: skip
         return sorted(inputs)
 
@@ -163,15 +167,15 @@ class Replica:
         chip = self._chips[workload.chip_of(stage_pass)]
         if action.traffic is Traffic.LOAD:
             for key in workload.streaming.loads[stage_pass]:
-                chip.load(_name(key, step), action)
+                chip.load(self._name(key, step), action)
         elif action.traffic is Traffic.STORE:
             for key in workload.streaming.stores[stage_pass]:
-                chip.store(_name(key, step), action)
+                chip.store(self._name(key, step), action)
         else:
             with chip.device.working():
                 self._compute(action, step, chip, batch)
             for key in workload.streaming.drops.get(stage_pass, ()):
-                chip.memory.pop(_name(key, step), None)
+                chip.memory.pop(self._name(key, step), None)
 
     def _compute(
         self, action: Action, step: int, chip: Chip, batch: Sequence[torch.Tensor]
@@ -179,11 +183,12 @@ class Replica:
         graph = self._staged.graphs[action.stage_pass]
         arguments = []
         for slot in graph.inputs:
-            name = _name(slot.key, step)
+            name = self._name(slot.key, step)
             if slot.kind is Kind.BATCH and name not in chip.memory:
-                chip.memory[name] = chip.device.take(batch[int(slot.path)])
+                chip.memory[name] = chip.device.take(batch[slot.index])
             if slot.kind is Kind.COUNTER:
-                arguments.append(chip.device.take(torch.tensor(float(action.micro_batch))))
+                count = self.number if slot == slots.REPLICA else action.micro_batch
+                arguments.append(chip.device.take(torch.tensor(float(count))))
             else:
                 arguments.append(chip.read(name, action))
         values = self._modules[action.stage_pass](*arguments)
@@ -193,10 +198,10 @@ class Replica:
             else:
                 self._keep(chip, slot, step, value)
         for key in self._forget[action.stage_pass]:
-            chip.forget(_name(key, step))
+            chip.forget(self._name(key, step))
 
     def _keep(self, chip: Chip, slot: Slot, step: int, value: torch.Tensor) -> None:
-        name = _name(slot.key, step)
+        name = self._name(slot.key, step)
         if slot.kind is Kind.VALUE:
             self._sent += [(target, name, value) for target in self._targets[slot.key]]
             if (chip.number, slot.key) not in self._read_on:
@@ -214,16 +219,15 @@ class Replica:
         synchronise(devices)  # memory that is freed now may be used again anywhere
         self._sent.clear()
 
+    def _name(self, key: str, step: int) -> Name:
+        return key, step if key in self._per_micro_batch else 0
+
     def waiting(self) -> dict[int, int]:
         """Return by chip how many tensors of micro-batches wait in its memory."""
         return {
-            number: sum(key.startswith(_PREFIXES) for key, _ in chip.memory)
+            number: sum(key in self._per_micro_batch for key, _ in chip.memory)
             for number, chip in self._chips.items()
         }
-
-
-def _name(key: str, step: int) -> Name:
-    return key, step if key.startswith(_PREFIXES) else 0
 
 
 def _state_slots(staged: Staged) -> list[Slot]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from .._base import interrupts
+from .._ir import slots
 from .._ir.plan import Plan
 from .._ir.program import Axis, LaneAxis, Node, Program, Repeat, Run
 from .._ir.report import Report
@@ -103,11 +104,11 @@ class _BoundRun:
         self._loops = program.loops
         self._lanes = program.lanes
         inputs = list(enumerate(border.inputs))
-        self._batch = [(at, int(s.path)) for at, s in inputs if s.kind is Kind.BATCH]
-        self._counters = [(at, s.path) for at, s in inputs if s.kind is Kind.COUNTER]
+        self._batch = [(at, s.index) for at, s in inputs if s.kind is Kind.BATCH]
+        self._counters = [(at, s) for at, s in inputs if s.kind is Kind.COUNTER]
         stacked = program.lanes is not None  # such a program reads all replicas at once
         self._arguments: list[list[torch.Tensor | None]] = [
-            [_state_argument(state, slot, None if stacked else replica) for _, slot in inputs]
+            [_state_argument(state, slot, replica) for _, slot in inputs]
             for replica in range(1 if stacked else program.loops.replicas)
         ]
         self.emitted = [slot.key for slot in border.outputs]
@@ -121,8 +122,8 @@ class _BoundRun:
             arguments[place] = slices[source][piece]
         if self._counters:
             replica = index[Axis.REPLICAS]
-            for place, path in self._counters:
-                arguments[place] = torch.tensor(float(replica if path == "replica" else done))
+            for place, slot in self._counters:
+                arguments[place] = torch.tensor(float(replica if slot == slots.REPLICA else done))
         return self._function(arguments)  # type: ignore[arg-type]
 
     def _position(self, index: Index) -> tuple[int, int]:
@@ -137,10 +138,10 @@ class _BoundRun:
         return piece, index[Axis.ACCUMULATION] * loops.replicas + replica
 
 
-def _state_argument(state: State, slot: Slot, replica: int | None) -> torch.Tensor | None:
+def _state_argument(state: State, slot: Slot, replica: int) -> torch.Tensor | None:
     if not slot.is_state:
         return None
-    return state.tensors[slot.key] if replica is None else state.read(slot.key, replica)
+    return state.tensors[slot.key] if slot.lanes else state.read(slot, replica)
 
 
 def cut(value: torch.Tensor, program: Program) -> Sequence[torch.Tensor]:

@@ -63,6 +63,12 @@ class StagedExecutable:
             each: at_home(graph.module, self._devices[staged.workload.chip_of(each)].torch_device)
             for each, graph in staged.graphs.items()
         }
+        self._changed_inputs = {
+            slot.key: slot.index
+            for graph in staged.graphs.values()
+            for slot in graph.outputs
+            if slot.kind is Kind.BATCH
+        }
         self._random = any(graph.random for graph in staged.graphs.values())
         self.most_values: dict[int, int] = {}
 
@@ -85,7 +91,7 @@ class StagedExecutable:
             for flush in range(flushes):
                 self._flush(flush, replicas, slices)
             for replica in replicas:
-                replica.give_back(state, self._plan.per_replica)
+                replica.give_back(state)
         self._return_inputs(replicas, slices)
         return self._collected(replicas)
 
@@ -129,9 +135,9 @@ class StagedExecutable:
     ) -> None:
         for replica in replicas:
             for (key, step), value in replica.results.items():
-                kind, _, path = key.partition(".")
-                if kind == Kind.BATCH:
-                    slices[int(path)][self._slice(step, replica.number)].copy_(value)
+                if key in self._changed_inputs:
+                    pieces = slices[self._changed_inputs[key]]
+                    pieces[self._slice(step, replica.number)].copy_(value)
 
     def _collected(self, replicas: Sequence[Replica]) -> list[torch.Tensor]:
         program = self._plan.program

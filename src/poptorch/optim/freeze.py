@@ -15,6 +15,7 @@ import torch
 
 from .._base import log
 from .._base.errors import AssertionFailure, InvalidValue
+from .._ir import slots
 from .._ir.optim_spec import OptimGroup, OptimSpec, Setting
 from . import adam, lamb, rmsprop, sgd
 from .optimizer import Optimizer, pair_of_betas
@@ -105,7 +106,7 @@ def freeze(
         automatic_loss_scaling: makes ``loss_scaling`` variable.
 
     Returns:
-        The frozen structure, and ``{"hyper.<group>.<name>" or "hyper.<name>": value}``.
+        The frozen structure, and the values of the inputs by slot key (``slots.hyper``).
 
     Raises:
         AssertionError: unsupported type, or a value of the wrong type.
@@ -122,8 +123,8 @@ def freeze(
     variables: tuple[str, ...] = ()
     scaling = _number("loss_scaling", getattr(optimizer, "loss_scaling", 1.0))
     if automatic_loss_scaling or not _is_constant(optimizer, kind, "loss_scaling", scaling):
-        variables = ("loss_scaling",)
-        values["hyper.loss_scaling"] = scaling
+        variables = (slots.LOSS_SCALING.name,)
+        values[slots.LOSS_SCALING.key] = scaling
     else:
         settings["loss_scaling"] = scaling
     spec = OptimSpec(kind.algorithm, groups, tuple(sorted(settings.items())), variables)
@@ -217,29 +218,22 @@ def _freeze_group(
     variables = []
     for name in kind.hypers:
         value = group[name] if name in group else getattr(optimizer, name)
-        for part, number, (slot, given) in _numbers(name, value):
+        for part, number in _numbers(name, value):
             if _is_constant(optimizer, kind, name, number):
                 settings[part] = number
             else:
-                variables.append(slot)
-                values[f"hyper.{index}.{slot}"] = given
+                variables.append(part)
+                values[slots.hyper(part, index).key] = slots.hyper_value(part, number)
     if group.get("nesterov") and (group["momentum"] == 0 or group["dampening"] != 0):
         raise InvalidValue("Nesterov momentum requires a momentum and zero dampening")
     return OptimGroup(params, tuple(sorted(settings.items())), tuple(variables))
 
 
-def _numbers(name: str, value: Any) -> list[tuple[str, float, tuple[str, float]]]:
-    """Split an attribute into (constant's name, its value, (input's name, its value)).
-
-    A decay rate near 1 is handed over as its complement, which float32 holds precisely.
-    """
+def _numbers(name: str, value: Any) -> list[tuple[str, float]]:
+    """Return the hyper-parameters that an attribute stands for: ``beta1`` and ``beta2``, or one."""
     if name == "betas":
-        betas = pair_of_betas(value)
-        return [(f"beta{i}", b, (f"one_minus_beta{i}", 1 - b)) for i, b in enumerate(betas, 1)]
-    number = _number(name, value)
-    if name == "alpha":
-        return [(name, number, (f"one_minus_{name}", 1 - number))]
-    return [(name, number, (name, number))]
+        return list(zip(("beta1", "beta2"), pair_of_betas(value), strict=True))
+    return [(name, _number(name, value))]
 
 
 def _number(name: str, value: Any) -> float:

@@ -1,7 +1,7 @@
 """The names and values by which users see device state: ``ipu_state`` and ``ipu_param``.
 
-Pure translations between these dictionaries and the program's keys (``optstate.<what>.<weight>``,
-``hyper.<group>.<name>``), in both directions. Source: PopTorch user guide, "Optimizers".
+Pure translations between these dictionaries and the keys of the program's slots, in both
+directions. Source: PopTorch user guide, "Optimizers".
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 
 from .._base import log
 from .._base.errors import StateError
+from .._ir import slots
 from .._ir.optim_spec import OptimGroup, OptimSpec
 
 _Hypers = dict[str, float]
@@ -25,8 +26,6 @@ _PREFIXES = {
     "lamb": {"first": "Accl1", "second": "Accl2"},
     "rmsprop": {"square": "Accl1", "mean": "Accl2", "momentum": "Accl3"},
 }
-STEP = "optstate.step"
-LOSS_SCALE_FACTOR = "optstate.loss_scale_factor"
 
 
 def state_keys(spec: OptimSpec) -> dict[str, str]:
@@ -34,11 +33,12 @@ def state_keys(spec: OptimSpec) -> dict[str, str]:
 
     One counter serves all weights, so that all ``Step___`` names lead to the same key.
     """
-    keys = {"lossScaleUpdateFactor": LOSS_SCALE_FACTOR}
+    keys = {"lossScaleUpdateFactor": slots.LOSS_SCALE_FACTOR.key}
     for path in (path for group in spec.groups for path in group.params):
+        weight = slots.param(path, (), torch.float32)  # neither is a part of keys
         for moment, prefix in _PREFIXES[spec.algorithm].items():
-            keys[f"{prefix}___{path}"] = f"optstate.{moment}.{path}"
-        keys[f"Step___{path}"] = STEP
+            keys[f"{prefix}___{path}"] = slots.moment(moment, weight, weight.dtype).key
+        keys[f"Step___{path}"] = slots.STEP.key
     return keys
 
 
@@ -179,14 +179,12 @@ def _shown(spec: OptimSpec, group: OptimGroup) -> tuple[_Shown, ...]:
 def _hypers(spec: OptimSpec, values: Mapping[str, float], index: int) -> _Hypers:
     """All hyper-parameters of a group as plain numbers, decay rates included."""
     group = spec.groups[index]
-    found = {"loss_scaling": values.get("hyper.loss_scaling", 1.0)}
+    found = {"loss_scaling": values.get(slots.LOSS_SCALING.key, 1.0)}
     for name, value in (*spec.settings, *group.settings):
         if isinstance(value, int | float):
             found[name] = float(value)
     for name in group.variables:
-        value = values[f"hyper.{index}.{name}"]
-        plain = name.removeprefix("one_minus_")
-        found[plain] = value if plain == name else 1 - value
+        found[name] = slots.hyper_value(name, values[slots.hyper(name, index).key])
     return found
 
 
@@ -196,7 +194,7 @@ def to_ipu_param(spec: OptimSpec, values: Mapping[str, float]) -> dict[str, torc
         name: torch.tensor(shown.show(hypers), dtype=torch.float32)
         for name, shown, hypers, _ in _entries(spec, values)
     }
-    scaling = dict(spec.settings).get("loss_scaling", values.get("hyper.loss_scaling"))
+    scaling = dict(spec.settings).get("loss_scaling", values.get(slots.LOSS_SCALING.key))
     found["lossScaling_FLOAT"] = torch.tensor(scaling, dtype=torch.float32)
     return found
 
@@ -212,9 +210,9 @@ def from_ipu_param(
     """
     result = dict(values)
     name = "lossScaling_FLOAT"
-    scaling = values.get("hyper.loss_scaling")
+    scaling = values.get(slots.LOSS_SCALING.key)
     if name in param and scaling is not None and _differs(param[name], scaling):
-        result["hyper.loss_scaling"] = float(param[name])
+        result[slots.LOSS_SCALING.key] = float(param[name])
     settled: set[tuple[int, str]] = set()
     for name, shown, _, index in _entries(spec, values):
         if name not in param or (index, shown.hyper) in settled:
@@ -224,9 +222,9 @@ def from_ipu_param(
         taken = shown.take(float(param[name]), hypers)
         if taken is None or not _differs(param[name], shown.show(hypers)):
             continue
-        for key, value in ((shown.hyper, taken), (f"one_minus_{shown.hyper}", 1 - taken)):
-            if f"hyper.{index}.{key}" in result:
-                result[f"hyper.{index}.{key}"] = value
+        key = slots.hyper(shown.hyper, index).key
+        if key in result:
+            result[key] = slots.hyper_value(shown.hyper, taken)
     return result
 
 

@@ -1,0 +1,98 @@
+"""Slots know what they are and belong to: keys only name them, and are never taken apart."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+import torch
+
+from helpers.source_tree import PACKAGE, parse
+from poptorch._ir import slots
+from poptorch._ir.slot import Kind
+
+WEIGHT = slots.param("fc.weight", (3, 2), torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("slot", "key"),
+    [
+        (WEIGHT, "param.fc.weight"),
+        (slots.buffer("bn.running_mean", (3,), torch.float32), "buffer.bn.running_mean"),
+        (slots.gradient(WEIGHT), "gradient.fc.weight"),
+        (slots.accumulator(WEIGHT, torch.float32), "accum.fc.weight"),
+        (slots.moment("velocity", WEIGHT, torch.float32), "optstate.velocity.fc.weight"),
+        (slots.hyper("lr", 1), "hyper.1.lr"),
+        (slots.hyper("beta1", 0), "hyper.0.one_minus_beta1"),
+        (slots.LOSS_SCALING, "hyper.loss_scaling"),
+        (slots.STEP, "optstate.step"),
+        (slots.batch_input(2, (4,), torch.int32), "batch.2"),
+        (slots.result(0, torch.zeros(()), is_loss=True), "loss.0"),
+        (slots.result(1, torch.zeros(())), "output.1"),
+    ],
+)
+def test_keys_name_what_a_slot_is(slot, key):
+    assert slot.key == key
+
+
+def test_what_belongs_to_a_weight_says_so():
+    assert {WEIGHT.weight, slots.gradient(WEIGHT).weight} == {"fc.weight"}
+    moment = slots.moment("velocity", WEIGHT, torch.float32)
+    assert (moment.weight, moment.name, moment.shape) == ("fc.weight", "velocity", (3, 2))
+    other = slots.param("velocity.fc.weight", (5,), torch.float16)
+    assert moment.of(other) == slots.moment("velocity", other, torch.float32)
+    assert slots.STEP.weight == slots.LOSS_SCALING.weight == ""
+
+
+def test_decay_rates_are_handed_over_as_complements():
+    assert slots.hyper_value("beta1", 0.75) == 0.25
+    assert slots.hyper_value("beta1", slots.hyper_value("beta1", 0.75)) == 0.75
+    assert slots.hyper_value("lr", 0.75) == 0.75
+
+
+SPLITTING = {
+    *("partition", "rpartition", "split", "rsplit", "removeprefix", "removesuffix"),
+    *("startswith", "endswith", "find", "index"),
+}
+ROOMS = (
+    "_ir", "_capture", "_update", "_place", "_schedule", "_compile", "backends", "optim",
+    "_machine", "_session",
+)  # fmt: skip
+FILES = sorted(path for room in ROOMS for path in (PACKAGE / room).rglob("*.py"))
+KINDS = tuple(f"{kind}." for kind in Kind)
+
+
+def splits(tree: ast.AST) -> list[int]:
+    """Lines at which something is learnt from the text of a key or path."""
+    lines = []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        text = ast.unparse(node.func)
+        given = [ast.unparse(argument) for argument in node.args]
+        if isinstance(node.func, ast.Attribute) and node.func.attr in SPLITTING:
+            receiver = ast.unparse(node.func.value)
+            of_key = receiver.split(".")[-1] in ("key", "path")
+            of_kind = any("Kind." in a or a.strip("f'\"").startswith(KINDS) for a in given)
+            lines += [node.lineno] if of_key or of_kind else []
+        elif text == "int" and given and given[0].split(".")[-1] in ("key", "path"):
+            lines.append(node.lineno)
+    return lines
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(PACKAGE)))
+def test_no_key_is_split(file):
+    assert splits(parse(file)) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "slot.path.partition('.')",
+        "key.startswith(f'{Kind.ACCUM}.')",
+        "name.startswith('optstate.')",
+        "int(slot.path)",
+    ],
+)
+def test_splitting_is_noticed(code):
+    assert splits(ast.parse(code)) == [1]
