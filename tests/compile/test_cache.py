@@ -18,7 +18,6 @@ import poptorch
 from helpers.wrapped import normal, options
 from poptorch._cli.main import main
 from poptorch._compile import cache
-from poptorch.backends.reference import Reference
 
 X, Y = normal(8, 4), normal(8, 2, seed=1)
 
@@ -140,42 +139,6 @@ def test_damaged_entries_are_rebuilt(damage: bytes | None, folder: Path, caplog)
     assert cache.entries(folder)[0].path == path
 
 
-class Packing(Reference):
-    """A backend with code to keep."""
-
-    name = "packing"
-
-    def __init__(self) -> None:
-        self.events: list[str] = []
-        self.broken = False
-
-    def compile(self, plan, progress):
-        self.events.append("compile")
-        return super().compile(plan, progress)
-
-    def pack(self, executable) -> bytes:
-        return b"code"
-
-    def unpack(self, plan, code: bytes):
-        assert code == b"code"
-        self.events.append("unpack")
-        if self.broken:
-            raise OSError("another machine's code")
-        return super().compile(plan, lambda share: None)
-
-
-def test_backends_keep_their_code(folder: Path, monkeypatch, caplog) -> None:
-    backend = Packing()
-    monkeypatch.setattr(poptorch._compile.pipeline.backends, "choose", lambda name: backend)
-    trained(folder)
-    trained(folder)
-    assert backend.events == ["compile", "unpack"]
-    backend.broken = True
-    trained(folder)
-    assert backend.events == ["compile", "unpack", "unpack", "compile"]
-    assert "another machine's code" in caplog.text
-
-
 def test_two_processes_at_once(folder: Path) -> None:
     code = (
         "import sys, torch, poptorch\n"
@@ -237,7 +200,6 @@ def test_trimming_takes_compiled_graphs_too(folder: Path) -> None:
     trained(folder)
     (entry,) = cache.entries(folder)
     store = cache.store_of(str(folder))
-    store.folder.mkdir()
     for at, key in enumerate(("old", "new")):
         store.keep(key, b"x" * 1000)
         os.utime(store.path(key), (at, at))

@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import json
 import os
+import stat
 import tempfile
 import zipfile
 from collections.abc import Mapping
@@ -62,6 +63,8 @@ def read(path: str | os.PathLike[str]) -> dict[str, bytes]:
         FileNotFoundError: there is none.
         InvalidFile: it is damaged, or of another format; the message shows both versions.
     """
+    if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would wait for a writer
+        refuse(path, "not a file")
     try:
         with zipfile.ZipFile(path) as archive:
             for info in archive.infolist():

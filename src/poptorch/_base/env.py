@@ -77,6 +77,12 @@ _ROWS = (
     Variable(
         "TORCHINDUCTOR_CACHE_DIR", str, "", "directory of torch's compiler cache, and of our code"
     ),
+    Variable(
+        "POPTORCH_KEEP_FREED_MEMORY",
+        _flag,
+        True,
+        "compiled programs let glibc keep freed memory for the next step, in the whole process",
+    ),
     Variable("CXX", str, "", "the C++ compiler of the inductor backend"),
 )
 TABLE = {row.name: row for row in _ROWS}

@@ -2,10 +2,10 @@
 
 from .explain import Explanation, capture, explain, search
 from .forward import Call, Lanes, Request
-from .generated import forgetting_sources
 from .lanes import NotVectorisable, batch_norm_statistics
 from .micro import Micro, narrowed
 from .overwrite import OverwriteContextManager
+from .sources import forgetting_sources
 from .swap import Tied, tensors_of
 from .trace import untraced, without_autocast
 

@@ -24,8 +24,8 @@ from .._base import source
 from .._base.errors import Error
 from . import micro
 from .forward import Request, run_forward
-from .generated import forgetting_sources
 from .listening import Capturing
+from .sources import forgetting_sources
 from .trace import run_recorded
 from .values import Uncapturable, Values
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .._base import source, trees
+from .._base import private, source, trees
 from .._base.errors import Error
 from .forward import Forward, Lanes, Request, run_forward
 from .listening import Capturing
@@ -77,6 +77,9 @@ def run_lanes(
             outputs, after = torch.func.vmap(one, randomness="different")(list(batch), batched)
     except (NotVectorisable, KeyboardInterrupt):
         raise
+    except private.Gone as gone:
+        private.go_on_without(gone)
+        raise NotVectorisable(gone.args[0]) from gone
     except Exception as error:  # whatever it is, the loop will tell whether it is the user's
         raise NotVectorisable(_reason(error)) from error
     final = dict(leaves)

@@ -11,16 +11,15 @@ from typing import Any
 
 import torch
 
+from .._base import private
 from .constants import constant_value
-from .trace import PACK, PAD, over_packed, untraced
+from .trace import over_packed, untraced
 
 
-def _pack(
-    x: torch.Tensor, lengths: torch.Tensor, batch_first: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _pack(x: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Any:
     known = _numbers(lengths)
     if known is None:
-        return PACK(x, lengths, batch_first)
+        return private.pack_padded_sequence(x, lengths, batch_first)
     rows = x if batch_first else x.transpose(0, 1)
     steps = rows.shape[1]
     sizes = [sum(length > step for length in known) for step in range(max(known))]
@@ -34,10 +33,12 @@ def _pad(
     batch_first: bool,
     padding_value: float,
     total_length: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> Any:
     sizes = _numbers(batch_sizes)
     if sizes is None:
-        return PAD(data, batch_sizes, batch_first, padding_value, total_length)
+        return private.pad_packed_sequence(
+            data, batch_sizes, batch_first, padding_value, total_length
+        )
     steps, rows = max(total_length, len(sizes)), sizes[0]
     places = [[len(data)] * rows for _ in range(steps)]  # the row of padding
     at = 0
@@ -74,8 +75,14 @@ def _numbers(tensor: torch.Tensor) -> list[int] | None:
         return [int(number) for number in known]
 
 
-SUBSTITUTES: dict[Any, Callable[..., Any]] = {
-    PACK: _pack,
-    PAD: _pad,
-    **{f: _recurrent(f) for f in (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)},
-}
+def substitutes() -> dict[Any, Callable[..., Any]]:
+    """Return by function of torch what is called in its place."""
+    functions: dict[Any, Callable[..., Any]] = {
+        f: _recurrent(f) for f in (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+    }
+    try:
+        functions[private.pack_padded_sequence] = _pack
+        functions[private.pad_packed_sequence] = _pad
+    except private.Gone as gone:
+        private.go_on_without(gone)
+    return functions

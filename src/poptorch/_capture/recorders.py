@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from .._base import private
+
 aten = torch.ops.aten
 # These keep the numbers of a tensor where they keep how many there are.
 _KEEPING = {
@@ -28,9 +30,7 @@ _outer: ContextVar[tuple[Any, ...]] = ContextVar("poptorch_recorders", default=(
 
 def recorders() -> tuple[Any, ...]:
     """The recorders at work: those of the surroundings, then the present one."""
-    from torch.fx.experimental.proxy_tensor import get_proxy_mode
-
-    mode = get_proxy_mode()
+    mode = private.get_proxy_mode()
     return _outer.get() if mode is None else (*_outer.get(), mode.tracer)
 
 
@@ -51,10 +51,8 @@ def recorded(tensor: torch.Tensor) -> tuple[fx.Node, torch.nn.Module] | None:
         Its node, and the module that holds what the graph reads from outside; None if it is not
         recorded.
     """
-    from torch.fx.experimental.proxy_tensor import get_proxy_slot
-
     for recorder in recorders():
-        found = get_proxy_slot(tensor, recorder, None)
+        found = private.get_proxy_slot(tensor, recorder, None)
         if found is not None:
             return found.proxy.node, recorder.root
     return None

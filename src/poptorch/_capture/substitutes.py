@@ -6,6 +6,7 @@ Source: PopTorch user guide, "IPU supported operations" and "PopTorch ops".
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import itertools
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ from .trace import untraced
 
 def substitute(function: Any) -> Callable[..., Any] | None:
     """Return what is called in the place of a function of torch, or None."""
-    return _SUBSTITUTES.get(function)
+    return _substitutes().get(function)
 
 
 @contextlib.contextmanager
@@ -139,5 +140,9 @@ _SUBSTITUTES: dict[Any, Callable[..., Any]] = {
     torch.Tensor.bincount: _bincount,
     torch.Tensor.__getitem__: windows.getitem,
     torch.Tensor.__setitem__: windows.setitem,
-    **packing.SUBSTITUTES,
 }
+
+
+@functools.cache
+def _substitutes() -> dict[Any, Callable[..., Any]]:
+    return _SUBSTITUTES | packing.substitutes()

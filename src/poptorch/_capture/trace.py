@@ -3,8 +3,6 @@
 Two passes. The first runs the function once on fake tensors with autograd recording, so hooks,
 ``autograd.Function`` and in-place updates mean what they mean in torch. The second replays the
 recorded operators with mutation removed, which gives a functional graph.
-
-Longer than usual because torch's private tracer names are allowed in this one file.
 """
 
 from __future__ import annotations
@@ -13,14 +11,14 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.fx.traceback as fx_traceback
 from torch import fx
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from .._base import private
 from .._ir.operators import draws, writes
 from .._ops import annotate, effects
 from .._ops.control import is_control_flow
@@ -28,34 +26,21 @@ from .._ops.lstm import lstm
 from . import half
 from .recorders import recorders, within
 
-if TYPE_CHECKING:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-# The tracer's own modules are imported where they are used: together they would double the time
-# that importing this library takes.
-
 aten = torch.ops.aten
 Tensors = Sequence[torch.Tensor]
 
-# What nn.utils.rnn packs and pads sequences with.
-PACK = torch._C._VariableFunctions._pack_padded_sequence
-PAD = torch._C._VariableFunctions._pad_packed_sequence
 
-
-def fake_mode() -> FakeTensorMode:
+def fake_mode() -> Any:
     """Return a mode in which tensors have shapes but no data; one per capture.
 
     Tensors that the user's module holds outside parameters and buffers enter as constants.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
     # Control flow operators want an environment for sizes; every size here is a plain number.
-    sizes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
-    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=sizes, static_shapes=True)
+    sizes = private.ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+    return private.FakeTensorMode(allow_non_fake_inputs=True, shape_env=sizes, static_shapes=True)
 
 
-def fake_tensor(mode: FakeTensorMode, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+def fake_tensor(mode: Any, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Return a fake CPU tensor of the given shape and dtype."""
     with mode:
         return torch.empty(tuple(shape), dtype=dtype)
@@ -87,25 +72,21 @@ class _Recurrent(TorchFunctionMode):
 
 
 def _in_steps() -> dict[Any, Callable[..., Any]]:
-    from torch._decomp import decompositions
-
     return {
-        torch.lstm: decompositions.lstm_impl,
-        torch.gru: decompositions.gru_impl,
-        torch.rnn_tanh: decompositions.rnn_tanh_input,
-        torch.rnn_relu: decompositions.rnn_relu_input,
+        torch.lstm: private.lstm_impl,
+        torch.gru: private.gru_impl,
+        torch.rnn_tanh: private.rnn_tanh_input,
+        torch.rnn_relu: private.rnn_relu_input,
     }
 
 
 def over_packed(function: Any, data: torch.Tensor, sizes: list[int], *rest: Any) -> Any:
     """Run a recurrent layer of torch over a packed sequence, whose batch sizes are numbers."""
-    from torch._decomp import decompositions
-
     layers = {
-        torch.lstm: decompositions.lstm_data_impl,
-        torch.gru: decompositions.gru_impl_data,
-        torch.rnn_tanh: decompositions.rnn_tanh_data,
-        torch.rnn_relu: decompositions.rnn_relu_data,
+        torch.lstm: private.lstm_data_impl,
+        torch.gru: private.gru_impl_data,
+        torch.rnn_tanh: private.rnn_tanh_data,
+        torch.rnn_relu: private.rnn_relu_data,
     }
     return layers[function](data, sizes, *rest)
 
@@ -125,7 +106,7 @@ def vectorising() -> Iterator[None]:
 
 
 def is_lane(tensor: torch.Tensor) -> bool:
-    return torch._C._functorch.is_batchedtensor(tensor)
+    return bool(private.is_batchedtensor(tensor))
 
 
 def trace(
@@ -149,8 +130,6 @@ def trace(
         The graph, whose placeholders are the inputs followed by the lifted constants, and the
         values of those constants.
     """
-    from torch.fx.experimental.proxy_tensor import make_fx
-
     mode = _mode_of(inputs)
     without_values = contextlib.nullcontext() if real else mode
     recurrent = _Recurrent(by_hand=False)
@@ -161,7 +140,7 @@ def trace(
         _quiet(),
         without_values,
     ):
-        recorded = make_fx(
+        recorded = private.make_fx(
             function,
             decomposition_table=_honest(),
             tracing_mode="real",
@@ -191,9 +170,7 @@ def trace_part(
 
     The constants are the very tensors of the surroundings that the part uses.
     """
-    from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
-
-    with within(recorders()), disable_proxy_modes_tracing():
+    with within(recorders()), private.disable_proxy_modes_tracing():
         mode = _mode_of(inputs)
         with mode:
             examples = [torch.empty_like(tensor) for tensor in inputs]
@@ -202,7 +179,8 @@ def trace_part(
 
 def outermost(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor of all lanes that a lane's tensor stands in."""
-    return torch._C._functorch.get_unwrapped(tensor) if is_lane(tensor) else tensor
+    whole: torch.Tensor = private.get_unwrapped(tensor) if is_lane(tensor) else tensor
+    return whole
 
 
 def without_data(tensor: torch.Tensor) -> bool:
@@ -223,13 +201,11 @@ def fill_in_values(
 
 def is_traced(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor was made by the operators that are being traced, or is an input."""
-    from torch.fx.experimental.proxy_tensor import get_proxy_mode, has_proxy_slot
-
-    mode = get_proxy_mode()
+    mode = private.get_proxy_mode()
     assert mode is not None, "nothing is being traced"
-    return torch._C._functorch.is_functorch_wrapped_tensor(tensor) or has_proxy_slot(
-        tensor, mode.tracer
-    )
+    if private.is_functorch_wrapped_tensor(tensor):
+        return True
+    return bool(private.has_proxy_slot(tensor, mode.tracer))
 
 
 def untraced() -> contextlib.AbstractContextManager[None]:
@@ -238,7 +214,12 @@ def untraced() -> contextlib.AbstractContextManager[None]:
     The garbage collector may finish an executor, which copies its weights to the host, at any
     moment, and another trained model may be read inside ``forward``.
     """
-    return _disable_current_modes()
+    try:
+        active: contextlib.AbstractContextManager[None] = private.disable_current_modes()
+    except private.Gone as gone:
+        private.go_on_without(gone)
+        return contextlib.nullcontext()
+    return active
 
 
 def without_autocast() -> contextlib.AbstractContextManager[None]:
@@ -248,57 +229,12 @@ def without_autocast() -> contextlib.AbstractContextManager[None]:
     return torch.autocast("cpu", enabled=False)
 
 
-class ScalarReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within it a function answers where torch's own code asks for the value of a tensor."""
-
-    supports_higher_order_operators = True
-
-    def __init__(self, answer: Callable[[torch.Tensor], Any]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._answer = answer
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if func is aten._local_scalar_dense.default:
-            return self._answer(args[0])
-        if func is aten.equal.default:
-            first, second = args
-            return first.shape == second.shape and self._answer((first == second).all())
-        return func(*args, **(kwargs or {}))
-
-
-class DynamicShapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within it a function hears of operators whose results' shapes depend on values."""
-
-    supports_higher_order_operators = True
-
-    def __init__(self, hear: Callable[[str], None]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._hear = hear
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        # Indexing is of that kind only where a mask selects.
-        integers = func is aten.index.Tensor and not any(map(_is_mask, args[1]))
-        if torch.Tag.dynamic_output_shape in getattr(func, "tags", ()) and not integers:
-            self._hear(str(func).removesuffix(".default"))
-        return func(*args, **(kwargs or {}))
-
-
-def _is_mask(index: Any) -> bool:
-    return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
-
-
 def run_recorded(
     function: Callable[[list[torch.Tensor]], list[torch.Tensor]], inputs: Tensors
 ) -> None:
     """Run a function on real tensors as the first pass of ``trace`` would, and drop the record."""
-    from torch.fx.experimental.proxy_tensor import make_fx
-
     with _without_fused_lstm(), _quiet():
-        make_fx(function, tracing_mode="real", _allow_non_fake_inputs=True)(list(inputs))
+        private.make_fx(function, tracing_mode="real", _allow_non_fake_inputs=True)(list(inputs))
 
 
 @contextlib.contextmanager
@@ -325,32 +261,27 @@ def _without_fused_lstm() -> Iterator[None]:
 
 def _honest() -> dict[Any, Callable[..., Any]]:
     """Operators that change their arguments without saying so in their schema, made honest."""
-    from torch._decomp.decompositions import native_batch_norm_decomposition
 
     def polygamma_(x: torch.Tensor, n: int) -> torch.Tensor:  # torch cannot make it functional
         return x.copy_(aten.polygamma.default(n, x))
 
     return {
-        aten.native_batch_norm.default: native_batch_norm_decomposition,
+        aten.native_batch_norm.default: private.native_batch_norm_decomposition,
         aten.polygamma_.default: polygamma_,
     }
 
 
 def needs_value(error: Exception) -> bool:
     """Tell whether an exception means that a traced tensor's value was asked for."""
-    from torch._subclasses.fake_tensor import DataDependentOutputException
-
-    return isinstance(error, DataDependentOutputException)
+    return isinstance(error, private.DataDependentOutputException)
 
 
 def has_dynamic_shape(error: Exception) -> bool:
     """Tell whether an exception means that the shape of a result depends on values."""
-    from torch._subclasses.fake_tensor import DynamicOutputShapeException
-
-    return isinstance(error, DynamicOutputShapeException)
+    return isinstance(error, private.DynamicOutputShapeException)
 
 
-def _mode_of(inputs: Tensors) -> FakeTensorMode:
+def _mode_of(inputs: Tensors) -> Any:
     return next((t.fake_mode for t in inputs if hasattr(t, "fake_mode")), None) or fake_mode()
 
 
@@ -383,21 +314,20 @@ def _at_start(graph: fx.Graph) -> Iterator[None]:
 
 
 def _functionalize(
-    recorded: fx.GraphModule, inputs: Tensors, mode: FakeTensorMode, stochastic: bool
+    recorded: fx.GraphModule, inputs: Tensors, mode: Any, stochastic: bool
 ) -> fx.GraphModule:
-    from torch.fx.experimental.proxy_tensor import make_fx
-
     def replay(*args: torch.Tensor) -> object:
         # Inputs that the function modifies must not be: work on copies, dropped where unneeded.
         return fx.Interpreter(recorded).run(*(a.clone() for a in args))
 
     with fx_traceback.preserve_node_meta(), mode, without_autocast():
-        return make_fx(
+        pure: fx.GraphModule = private.make_fx(
             torch.func.functionalize(replay, remove="mutations"),
             decomposition_table=dict(half.rules(stochastic)),
             tracing_mode="real",
             _allow_non_fake_inputs=True,
         )(*inputs)
+    return pure
 
 
 _IDENTITIES = {aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default}

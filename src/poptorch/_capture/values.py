@@ -20,7 +20,7 @@ from .._base import log, source
 from .._base.errors import Error
 from .constants import constant_value
 from .substitutes import substitute
-from .trace import DynamicShapes, ScalarReads, untraced
+from .trace import untraced
 
 _T = torch.Tensor
 _BRANCHES: dict[Any, str] = {
@@ -161,6 +161,8 @@ class Values:
 @contextlib.contextmanager
 def answering(values: Values) -> Iterator[None]:
     """Within the block questions for values are answered."""
+    from .dispatch import DynamicShapes, ScalarReads
+
     reads = ScalarReads(lambda t: values.branch(t, "code of torch's own", lambda v: v.item()))
     # Tensors without data refuse such operators by themselves.
     shapes = DynamicShapes(values.shape) if values.real else contextlib.nullcontext()

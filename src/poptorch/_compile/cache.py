@@ -1,8 +1,9 @@
 """Executables on disk: found by what they were compiled from, so that nothing compiles twice.
 
 One file per executable, ``<key>.popef``; the key is a digest of the plan without what may change
-from run to run, and of the versions that made it. Several processes may share a directory: the
-first compiles under a lock, the others wait for its file.
+from run to run, and of the versions that made it. It says what the key depends on; the compiled
+graphs are files of their own beside it. Several processes may share a directory: the first compiles
+under a lock, the others wait.
 """
 
 from __future__ import annotations
@@ -14,40 +15,23 @@ import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from filelock import FileLock
 
 from .._base import archive, log, trees
 from .._base.version import VERSION
 from .._ir.plan import Plan
 from .._ir.slot import Kind
-from ..backends import Backend, Executable
+from ..backends import Executable
 from . import serial
 from .code import SUFFIX as CODE_SUFFIX
-from .code import Store, default_store
+from .code import Store, alone, default_store, own_store, trouble, warn
 
 SUFFIX = ".popef"
 CODE = "code"  # the folder of compiled graphs beside them
 NEAREST_OF = 50  # entries that a miss is compared with, the latest ones
 Facts = dict[str, str]
-
-
-class Packing(Protocol):
-    """What a backend may offer to keep its code in the cache."""
-
-    def pack(self, executable: Executable) -> bytes | None:
-        """Return the compiled code, or None when there is nothing to keep."""
-        ...
-
-    def unpack(self, plan: Plan, code: bytes) -> Executable:
-        """Return an executable from what ``pack`` returned, without compiling.
-
-        Raises:
-            Exception: the code does not work here; the plan is compiled again then.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -73,64 +57,63 @@ class Entry:
 
 
 def compile_or_find(
-    backend: Backend,
+    backend: str,
     plan: Plan,
     arguments: Mapping[str, trees.Structure],
     directory: str | None,
     build: Callable[[Store], Executable],
 ) -> Executable:
-    """Compile a plan, or take the executable of an equal one from the cache.
+    """Compile a plan with the compiled graphs of a cache, and note in it what was compiled.
+
+    Whatever is wrong with the folder or a file in it is a warning, and the program is compiled.
 
     Args:
-        backend: what compiles.
+        backend: name of what compiles.
         plan: what is compiled.
         arguments: their structures by parameter, to say which constant differs.
         directory: of the cache; None for none.
         build: compiles, with the graphs of a store.
     """
-    store = store_of(directory)
     if directory is None:
-        return build(store)
+        return build(default_store())
     folder = Path(directory)
-    if not folder.is_dir():
+    if not folder.exists():
         log.engine.warning("Specified directory not found. Creating %s", folder)
-        folder.mkdir(parents=True, exist_ok=True)
-    facts = facts_of(plan, backend.name, arguments)
-    path = folder / f"{key_of(plan, backend.name)}{SUFFIX}"
-    with FileLock(path.with_suffix(".lock")):
-        found = _find(path, backend, plan, lambda: build(store))
-        if found is not None:
-            return found
-        log.engine.info("Executable cache: miss, %s: %s", path.name, _miss(folder, facts))
-        executable = build(store)
-        pack: Callable[[Executable], bytes | None] | None = getattr(backend, "pack", None)
-        code = pack(executable) if pack is not None else None
-        parts = {"facts.json": json.dumps(facts).encode()}
-        archive.write(path, parts if code is None else {**parts, "code": code})
+    why = trouble(folder) or trouble(folder / CODE)
+    if why is not None:
+        return build(own_store(f"executable cache {folder}: {why}"))
+    path = folder / f"{key_of(plan, backend)}{SUFFIX}"
+    with alone(path.with_suffix(".lock")):
+        is_known = _is_known(path)
+        facts = {} if is_known else facts_of(plan, backend, arguments)
+        if not is_known:
+            log.engine.info("Executable cache: miss, %s: %s", path.name, _miss(folder, facts))
+        executable = build(Store(folder / CODE))
+        if not is_known:
+            _note(path, facts)
     return executable
 
 
-def _find(
-    path: Path, backend: Backend, plan: Plan, build: Callable[[], Executable]
-) -> Executable | None:
+def _is_known(path: Path) -> bool:
+    """Look for the entry of a plan."""
     try:
-        parts = archive.read(path)
+        archive.read(path)
+        os.utime(path)
     except FileNotFoundError:
-        return None
-    except archive.InvalidFile as error:
-        log.engine.warning("Executable cache: %s is rebuilt. %s", path.name, error.message)
-        return None
-    executable = None
-    if "code" in parts:
-        try:
-            executable = backend.unpack(plan, parts["code"])  # type: ignore[attr-defined]
-        except Exception as error:  # whatever it is: the plan can be compiled again
-            log.engine.warning("Executable cache: %s is rebuilt: %s", path.name, error)
-            return None
+        return False
+    except (archive.InvalidFile, OSError) as error:
+        why = error.message if isinstance(error, archive.InvalidFile) else error
+        log.engine.warning("Executable cache: %s is rebuilt. %s", path.name, why)
+        return False
     log.engine.info("Executable cache: hit, %s", path)
-    os.utime(path)
-    # Without code of its own the backend builds from the graphs: from their code, where it is kept.
-    return executable if executable is not None else build()
+    return True
+
+
+def _note(path: Path, facts: Facts) -> None:
+    try:
+        archive.write(path, {"facts.json": json.dumps(facts).encode()})
+    except OSError as error:
+        warn("Executable cache: nothing is noted in %s: %s", path.parent, error)
 
 
 def store_of(directory: str | None) -> Store:
@@ -205,7 +188,7 @@ def entries(folder: Path) -> list[Entry]:
         try:
             facts = json.loads(archive.read(path)["facts.json"])
             status = path.stat()
-        except (archive.InvalidFile, FileNotFoundError, KeyError, ValueError):
+        except (archive.InvalidFile, OSError, KeyError, ValueError):
             continue  # damaged, or just being removed: no entry
         found.append(Entry(path, facts, status.st_size, status.st_mtime))
     return sorted(found, key=lambda entry: entry.used, reverse=True)

@@ -84,7 +84,7 @@ class Store:
             code = archive.read(path)[_PART]
         except FileNotFoundError:
             return None
-        except (archive.InvalidFile, KeyError) as error:
+        except (archive.InvalidFile, KeyError, OSError) as error:
             log.engine.warning("Compiled code %s is made again: %s", path, error)
             return None
         with contextlib.suppress(OSError):  # another process may just have removed it
@@ -97,10 +97,10 @@ class Store:
         if path.exists():
             return
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             archive.write(path, {_PART: code})
         except OSError as error:  # a full disk, for one: this process has the code anyway
-            log.engine.warning("Compiled code %s is not kept: %s", path, error)
+            warn("Compiled code is not kept in %s: %s", self.folder, error)
 
     def find(self, key: str, builder: Builder) -> Compiled | None:
         """Return a graph's function, from this process or the disk."""
@@ -118,7 +118,7 @@ class Store:
 
     def build(self, key: str, graph: Graph, builder: Builder) -> Code | None:
         """Compile a graph unless another process has done it meanwhile; None if one has."""
-        with self._alone(key):
+        with alone(self.folder / f"{key}.lock"):
             if self.read(key) is not None:
                 return None
             code = builder.build(graph)
@@ -137,11 +137,50 @@ class Store:
         _loaded[key] = found
         return found
 
-    @contextlib.contextmanager
-    def _alone(self, key: str) -> Iterator[None]:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(self.folder / f"{key}.lock"):
-            yield
+
+@contextlib.contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Within the block no other process has this lock file, where one can be had at all."""
+    lock = FileLock(path)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock.acquire()
+    except OSError as error:  # then several processes may do the same work
+        warn("Nothing can be locked in %s: %s", path.parent, error)
+        yield
+        return
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def warn(text: str, folder: Path, error: object) -> None:
+    """Say what is wrong with a folder; once for each folder and trouble."""
+    why = error.strerror if isinstance(error, OSError) else None
+    _warn(text, folder, why or str(error))
+
+
+@functools.cache
+def _warn(text: str, folder: Path, why: str) -> None:
+    log.engine.warning(text, folder, why)
+
+
+def trouble(folder: Path) -> str | None:
+    """Make a folder; return why it is of no use for code that will be run, None if it is.
+
+    What is found in it is trusted, so it must belong to the user, and nobody else may write to it.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+    except OSError as error:
+        return error.strerror or str(error)
+    if status.st_uid != os.getuid():
+        return "it belongs to another user"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return "others can write to it (chmod go-w)"
+    return None if os.access(folder, os.W_OK | os.X_OK) else "it cannot be written to"
 
 
 def default_store() -> Store:
@@ -153,21 +192,13 @@ def default_store() -> Store:
     root = env.get("TORCHINDUCTOR_CACHE_DIR")
     folder = Path(root) if root else Path(tempfile.gettempdir()) / f"poptorch-code-{os.getuid()}"
     folder /= "poptorch"
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.stat()
-    except OSError as error:
-        return _own_store(str(error))
-    if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return _own_store(f"others can write to {folder}")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        return _own_store(f"{folder} cannot be written to")
-    return Store(folder)
+    why = trouble(folder)
+    return Store(folder) if why is None else own_store(f"{folder}: {why}")
 
 
 @functools.cache
-def _own_store(why: str) -> Store:
-    """A store that ends with the process."""
+def own_store(why: str) -> Store:
+    """Return a store that ends with the process, and say why."""
     log.engine.warning("Compiled code is not kept for later processes: %s", why)
     folder = tempfile.TemporaryDirectory(prefix="poptorch-code-")
     atexit.register(folder.cleanup)

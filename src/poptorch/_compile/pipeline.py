@@ -97,7 +97,7 @@ def compile(
     log.engine.debug("Program:\n%s", program)
     export(plan)
     executable = cache.compile_or_find(
-        backend,
+        backend.name,
         plan,
         request.arguments,
         spec.runtime.cache_dir,

@@ -71,13 +71,26 @@ def compile_plan(
         store: of compiled graphs.
         background: results are wanted before the compilation is done.
         progress: told the share done.
+
+    Returns:
+        An executable of the backend; one of the reference backend, with a warning, where compiling
+        fails.
     """
     if not isinstance(backend, Builder):
         return backend.compile(plan, progress)
     code = Code(plan, backend, store)
-    if not background or None in code.keys.values() or not code.missing():
+    reference = backends.available()["reference"]
+    if background and None not in code.keys.values() and code.missing():
+        return Tiered(reference.compile(plan, progress), code)
+    try:
         return code.compile(progress)
-    return Tiered(backends.available()["reference"].compile(plan, progress), code)
+    except Exception as error:  # whatever it is, the reference backend's results are right
+        log.engine.warning(
+            "Compiling failed, the program runs on the %s backend: %s",
+            reference.name,
+            described(error),
+        )
+        return reference.compile(plan, progress)
 
 
 class Tiered:

@@ -21,7 +21,7 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
-from .._base import source
+from .._base import private, source
 from .._ir.blocks import META, OUTSIDE, Label, Visit, keep_line, label_of, relabel
 
 _DEPTH = "poptorch_backward"  # the note of how many of autograd's functions are being called
@@ -151,11 +151,13 @@ def follow_backward(loss: torch.Tensor) -> None:
     Torch's hooks give them its sequence number. That what is made between the calls of autograd's
     functions differentiates nothing, they do not tell in every version; the hooks here do.
     """
-    from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preservation_hooks
-
     if loss.grad_fn is None:
         return
-    setup_stacktrace_preservation_hooks([loss.grad_fn])
+    try:
+        private.setup_stacktrace_preservation_hooks([loss.grad_fn])
+    except private.Gone as gone:
+        private.go_on_without(gone)
+        return
     waiting, seen = [loss.grad_fn], {loss.grad_fn}
     while waiting:
         function = waiting.pop()

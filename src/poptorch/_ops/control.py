@@ -1,8 +1,4 @@
-"""Loops and branches as operators of a graph: torch's own higher-order operators.
-
-Torch has no public way to call them on functions that are traced already; this file is the one
-place that does.
-"""
+"""Loops and branches as operators of a graph: torch's own higher-order operators."""
 
 from __future__ import annotations
 
@@ -11,6 +7,8 @@ from typing import Any
 
 import torch
 from torch import fx
+
+from .._base import private
 
 Tensors = Sequence[torch.Tensor]
 Function = Callable[..., list[torch.Tensor]]
@@ -27,7 +25,6 @@ def repeat(
         inputs: the first inputs.
         captured: tensors that stay the same.
     """
-    from torch._higher_order_ops.while_loop import while_loop_op
 
     def more(done: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
         return done < count
@@ -36,7 +33,7 @@ def repeat(
         return (done + 1, *_fresh(body(*values)))
 
     first: Any = (torch.zeros((), dtype=torch.int64), *_fresh(inputs))
-    _, *results = while_loop_op(more, step, first, tuple(_separate(captured)))
+    _, *results = private.while_loop_op(more, step, first, tuple(_separate(captured)))
     return list(results)
 
 
@@ -44,7 +41,6 @@ def branch(
     condition: torch.Tensor, taken: Function, otherwise: Function, operands: Tensors
 ) -> list[torch.Tensor]:
     """Record a choice between two traced functions of the same operands."""
-    from torch._higher_order_ops.cond import cond_op
 
     def first(*values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(_fresh(taken(*values)))
@@ -52,12 +48,12 @@ def branch(
     def second(*values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(_fresh(otherwise(*values)))
 
-    return list(cond_op(condition.reshape(()), first, second, tuple(_separate(operands))))
+    return list(private.cond_op(condition.reshape(()), first, second, tuple(_separate(operands))))
 
 
 def is_control_flow(node: fx.Node) -> bool:
     """Tell whether a node runs graphs of its own."""
-    return isinstance(node.target, torch._ops.HigherOrderOperator)
+    return getattr(node.target, "namespace", None) == "higher_order"
 
 
 def parts(graph: fx.Graph, node: fx.Node) -> list[fx.Graph]:

@@ -1,7 +1,4 @@
-"""Calling operators of other libraries by name, those that never told torch their shapes too.
-
-Torch has no public names for what an operator lacks; this file is the one place that asks.
-"""
+"""Calling operators of other libraries by name, those that never told torch their shapes too."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from typing import Any
 
 import torch
 
+from .._base import private
 from .._base.errors import Error
 from .custom import Kind, kinds_of
 
@@ -33,12 +31,10 @@ def call(
     templates: Sequence[torch.Tensor],
 ) -> Any:
     """Call an operator; one that cannot tell its shapes takes those of the templates."""
-    from torch._subclasses.fake_tensor import UnsupportedOperatorException
-
     if str(operator) not in _taught:
         try:
             return operator(*inputs, **attributes)
-        except UnsupportedOperatorException:
+        except private.UnsupportedOperatorException:
             _teach(operator)
     _seen[_signature(operator, inputs, attributes)] = kinds_of(templates), _is_list(operator)
     return operator(*inputs, **attributes)
@@ -46,8 +42,6 @@ def call(
 
 def has_gradient(operator: Any, inputs: Sequence[torch.Tensor], attributes: dict[str, Any]) -> bool:
     """Try whether gradients flow through an operator, on copies of its inputs without data."""
-    from torch._subclasses.fake_tensor import UnsupportedOperatorException
-
     probes = [
         torch.empty_like(x).requires_grad_(x.is_floating_point() and x.requires_grad)
         for x in inputs
@@ -64,7 +58,7 @@ def has_gradient(operator: Any, inputs: Sequence[torch.Tensor], attributes: dict
                 [torch.zeros_like(out) for out in outputs if out.requires_grad],
                 allow_unused=True,
             )
-    except UnsupportedOperatorException as error:
+    except private.UnsupportedOperatorException as error:
         raise Error(
             f"Operator {error.func} does not say what shapes it returns",
             got=f"it is part of the gradient of {operator}",

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._pytree import tree_leaves
+from torch.fx.node import map_aggregate
 
 from .._base import source
 from .._base.errors import Error
@@ -99,7 +99,7 @@ class _Interpreter(fx.Interpreter):
         result = super().run_node(n)
         if n.op == "call_function":
             args, kwargs = self.fetch_args_kwargs_from_env(n)
-            cause = fault(_name(n), tree_leaves((args, kwargs)), tree_leaves(result))
+            cause = fault(_name(n), _leaves((args, kwargs)), _leaves(result))
             if cause is not None:
                 raise _Found(n, cause)
         return result
@@ -114,6 +114,13 @@ class Checked(Reference):
     def function(module: fx.GraphModule) -> Compiled:
         """Return what runs and checks one graph."""
         return _Interpreter(module).call
+
+
+def _leaves(value: Any) -> list[Any]:
+    """Return what containers hold, tensors and everything else."""
+    leaves: list[Any] = []
+    map_aggregate(value, leaves.append)
+    return leaves
 
 
 def _name(node: fx.Node) -> str:

@@ -18,7 +18,6 @@ from .._ir.report import Report
 from .._ir.slot import Kind, Slot
 from .._ir.state import State
 from ..enums import OutputMode
-from .allocator import keep_freed_memory
 from .prepare import Border
 from .protocol import Compiled
 from .threads import Threads
@@ -47,7 +46,6 @@ class LoopExecutable:
         self._modes = {slot.key: emit.mode_of(slot.key) for slot in emit.slots}
         self._bound: tuple[State, dict[str, _BoundRun]] | None = None
         self._threads = Threads()
-        keep_freed_memory()
 
     def report(self) -> Report:
         """Return what the program costs."""

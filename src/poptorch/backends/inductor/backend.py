@@ -5,21 +5,20 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 
+from ..._base import private
 from ..._ir.graph import Graph
 from ..._ir.plan import Plan
+from ..allocator import keep_freed_memory
 from ..driver import LoopExecutable, program_report
 from ..prepare import border, prepare
 from ..protocol import Compiled, Executable, Progress
+from .compiler import Code, compile_graph
 from .library import generator, load
 from .processor import instructions
 from .toolchain import obstacle
-
-if TYPE_CHECKING:
-    from .compiler import Code
 
 
 class Inductor:
@@ -42,12 +41,16 @@ class Inductor:
     # For those who keep compiled graphs: see ``backends.Builder``.
 
     def build(self, graph: Graph) -> Code:
-        """Compile one graph."""
+        """Compile one graph.
+
+        Raises:
+            Gone: this torch's compiler lacks a name.
+            Error: the C++ compiler failed.
+        """
         with warnings.catch_warnings():
             # Torch's own deprecations, met while its compiler is imported and runs.
             warnings.simplefilter("ignore", DeprecationWarning)
-            from .compiler import compile_graph
-
+            private.demand(private.COMPILER)
             return compile_graph(prepare(graph).module, graph.zero_inputs())
 
     def load(self, code: bytes) -> Compiled:
@@ -56,6 +59,7 @@ class Inductor:
 
     def assemble(self, plan: Plan, functions: Mapping[str, Compiled], seconds: float) -> Executable:
         """Return the executable of a plan whose graphs are there."""
+        keep_freed_memory()
         parts = {
             name: (border(graph), functions[name]) for name, graph in plan.program.graphs.items()
         }

@@ -12,6 +12,8 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from ..._ir.operators import Operator
+
 aten = torch.ops.aten
 _LEAST_SPREAD = 8  # times that a value is used for this to pay
 _VIEWS = {
@@ -50,7 +52,7 @@ def store_before_spreading(graph: fx.Graph) -> None:
 def _is_pointwise(node: fx.Node) -> bool:
     target = node.target
     return (
-        isinstance(target, torch._ops.OpOverload)
+        isinstance(target, Operator)
         and torch.Tag.pointwise in target.tags
         and isinstance(node.meta["val"], torch.Tensor)
     )

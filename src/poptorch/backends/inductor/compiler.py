@@ -1,4 +1,4 @@
-"""One graph through torch's code generator. The only caller of its private functions."""
+"""One graph through torch's code generator."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..._base import log
+from ..._base import log, private
 from ..._ir.operators import Operator
 from .addition import add
 from .attention import attention, attention_backward
 from .convolution import Convolutions
-from .dependencies import kept_dependencies
 from .library import code_of, generator
 from .lowering import Decompositions, fakes, lower
 from .pooling import max_pool, max_pool_backward
-from .products import faster_library
+from .products import choose_library
+from .reads import keep_dependencies
 from .toolchain import explained
 from .updates import place_writes
 
@@ -120,20 +120,19 @@ def _compile(module: fx.GraphModule, examples: list[torch.Tensor], cpp_wrapper: 
     (processor time of the C++ compiler: 4.2 s instead of 9.5 s for the tutorial's CNN, 17 s instead
     of 42 s for a ResNet-18), and a call costs 0.04 ms less. Not every operator can be called so.
     """
-    from torch._inductor import compile_fx, config
-    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
-    from torch._inductor.virtualized import V
-
     mode, inputs = fakes(examples)
-    passes = {"post_grad_custom_post_pass": _place_writes()}
-    with config.patch({**SETTINGS, **passes, "cpp_wrapper": cpp_wrapper}):
+    passes = {
+        "post_grad_custom_post_pass": _of_ours(private.CustomGraphPass, _rewrite),
+        "_pre_fusion_custom_pass": _of_ours(private.CustomSchedulerPass, keep_dependencies),
+    }
+    with private.config.patch({**SETTINGS, **passes, "cpp_wrapper": cpp_wrapper}):
         lowered = lower(module, inputs, rules(module.graph), _decompositions())
-        tracing = torch._guards.tracing(torch._guards.TracingContext(mode))
-        with tracing, torch.no_grad(), faster_library(), kept_dependencies(), _quiet():
-            with V.set_fake_mode(mode):
-                joint_graph_passes(lowered)
+        tracing = private.tracing(private.TracingContext(mode))
+        with tracing, torch.no_grad(), _quiet():
+            with private.V.set_fake_mode(mode):
+                private.joint_graph_passes(lowered)
             _keep_output_strides(lowered, _output_strides(module))
-            return compile_fx.compile_fx_inner(
+            return private.compile_fx_inner(
                 lowered,
                 inputs,
                 is_inference=True,
@@ -150,28 +149,34 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _place_writes() -> Any:
-    """Return the last of torch's passes over a graph, ours.
+def _rewrite(graph: fx.Graph) -> None:
+    choose_library(graph)
+    place_writes(graph)
+
+
+def _of_ours(base: Any, work: Callable[[Any], Any]) -> Any:
+    """Return a pass for one of torch's settings.
 
     It has a version, which torch's cache of graphs asks for: nothing is used again that another
     version of this package has compiled.
-    """
-    from torch._inductor.custom_graph_pass import CustomGraphPass
 
-    class PlaceWrites(CustomGraphPass):
-        def __call__(self, graph: fx.Graph) -> None:
-            place_writes(graph)
+    Args:
+        base: torch's class of such passes.
+        work: what is done.
+    """
+
+    class Pass(base):  # type: ignore[misc]
+        def __call__(self, subject: Any) -> Any:
+            return work(subject)
 
         def uuid(self) -> str:
             return generator()
 
-    return PlaceWrites()
+    return Pass()
 
 
 def _decompositions() -> Decompositions:
-    from torch._inductor.decomposition import select_decomp_table
-
-    return {**select_decomp_table(), aten.add.Tensor: add}
+    return {**private.select_decomp_table(), aten.add.Tensor: add}
 
 
 def _output_strides(module: fx.GraphModule) -> list[tuple[int, ...]]:

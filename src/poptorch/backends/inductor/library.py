@@ -1,8 +1,9 @@
 """Compiled graphs as shared libraries: what is kept of a compilation, and how it is loaded again.
 
-With the C++ wrapper a compiled graph is one library that Python can import; the Python around it is
-the same for every plain graph and stands here once more. Loading one takes milliseconds, because
-none of torch's compiler has to be imported for it.
+With the C++ wrapper a compiled graph is one library that Python can import, and a generated Python
+function that calls it. Where that function is the same, instruction for instruction, as
+``private.calling``, the library is all that has to be kept. Loading it takes milliseconds, because
+nothing of torch's compiler has to be imported.
 """
 
 from __future__ import annotations
@@ -13,26 +14,15 @@ import importlib.util
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import torch
 
-from ..._base import env
+from ..._base import env, private
 
 ENTRY = "inductor_entry_cpp"
-# The generated Python of a graph without constants or other particularities, white space removed.
-_PLAIN = (
-    "def_wrap_func(f):defg(args):input_tensors=[argifisinstance(arg,torch.Tensor)else"
-    "torch.tensor(arg,device='cpu')forarginargs]input_handles=torch._C._aoti."
-    "unsafe_alloc_void_ptrs_from_tensors(input_tensors)args.clear()delinput_tensors"
-    "output_handles=f(input_handles)output_tensors=torch._C._aoti."
-    "alloc_tensors_by_stealing_from_void_ptrs(output_handles)returnoutput_tensorsreturng"
-    "call=_wrap_func(inductor_entry)"
-)
-_PARTICULARITIES = (
-    *("constants", "frozen_param_names", "torchbind_constants", "partition_maps"),
-    "inputs_to_check",
-)
+_MEANING = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_argcount")
 
 
 @functools.cache
@@ -46,13 +36,21 @@ def generator() -> str:
 
 def code_of(compiled: Any) -> bytes | None:
     """Return the library of torch's compiled graph; None if it is more than a library."""
-    source = "".join(str(compiled.source_code).split())
-    entry = getattr(compiled.current_callable, "__globals__", {}).get("inductor_entry")
-    path = getattr(getattr(entry, "__self__", None), "__file__", None)
-    particular = any(getattr(compiled, name, None) for name in _PARTICULARITIES)
-    if path is None or particular or _PLAIN not in source:
+    function = compiled.current_callable
+    if not _same(getattr(function, "__code__", None), private.calling(print).__code__):
         return None
-    return Path(path).read_bytes()
+    (cell,) = function.__closure__
+    path = getattr(getattr(cell.cell_contents, "__self__", None), "__file__", None)
+    return None if path is None else Path(path).read_bytes()
+
+
+def _same(first: object, second: object) -> bool:
+    """Tell whether two pieces of compiled Python do the same, wherever they were written."""
+    if not isinstance(first, CodeType) or not isinstance(second, CodeType):
+        return type(first) is type(second) and first == second
+    alike = all(getattr(first, name) == getattr(second, name) for name in _MEANING)
+    constants = first.co_consts, second.co_consts
+    return alike and len(constants[0]) == len(constants[1]) and all(map(_same, *constants))
 
 
 def load(code: bytes) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]:
@@ -60,10 +58,12 @@ def load(code: bytes) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tenso
 
     Raises:
         ImportError: it does not fit this machine or this torch.
+        Gone: this torch calls libraries in another way.
     """
+    private.demand(private.KEPT_CODE)
     # The library finds torch's accessor of tensors by this variable, as torch's own loader sets it.
-    address = torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr  # type: ignore[attr-defined]
-    env.put("_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR", str(address))
+    address = str(private.torchinductor_pyobject_tensor_data_ptr)
+    env.put("_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR", address)
     with tempfile.TemporaryDirectory(prefix="poptorch-code-") as folder:
         path = Path(folder) / "code.so"  # a loaded library needs no name in the file system
         path.write_bytes(code)
@@ -72,14 +72,5 @@ def load(code: bytes) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tenso
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-    entry = getattr(module, ENTRY)
-    aoti = torch._C._aoti
-
-    def run(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        handles = aoti.unsafe_alloc_void_ptrs_from_tensors(list(tensors))
-        results: Sequence[torch.Tensor] = aoti.alloc_tensors_by_stealing_from_void_ptrs(
-            entry(handles)
-        )
-        return results
-
-    return run
+    call = private.calling(getattr(module, ENTRY))
+    return lambda tensors: call(list(tensors))  # it empties its list

@@ -14,11 +14,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._functorch.compile_utils import fx_graph_cse
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from ..._base import private
 from .broadcast import store_before_spreading
 from .order import OrderedReplay
 
@@ -26,9 +23,9 @@ aten = torch.ops.aten
 Decompositions = Mapping[Any, Callable[..., Any]]
 
 
-def fakes(examples: Sequence[torch.Tensor]) -> tuple[FakeTensorMode, list[torch.Tensor]]:
+def fakes(examples: Sequence[torch.Tensor]) -> tuple[Any, list[torch.Tensor]]:
     """Return a mode and stand-ins of the examples' exact sizes and strides."""
-    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    mode = private.FakeTensorMode(shape_env=private.ShapeEnv(), allow_non_fake_inputs=True)
     return mode, [mode.from_tensor(example, static_shapes=True) for example in examples]
 
 
@@ -55,14 +52,14 @@ def lower(
     pure, returned, targets = _without_writes(module)
     replay = OrderedReplay(pure, rules)
     with torch.no_grad():
-        lowered = make_fx(
+        lowered = private.make_fx(
             torch.func.functionalize(lambda *a: replay.run(*a), remove="mutations"),
             decomposition_table=dict(decompositions),
             tracing_mode="real",
             _allow_non_fake_inputs=True,
         )(*inputs)
     lowered.graph.eliminate_dead_code()
-    lowered = fx.GraphModule(lowered, fx_graph_cse(lowered.graph))
+    lowered = fx.GraphModule(lowered, private.fx_graph_cse(lowered.graph))
     store_before_spreading(lowered.graph)
     _append_writes(lowered.graph, returned, targets)
     lowered.recompile()

@@ -16,7 +16,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
+from torch.fx.node import map_aggregate
+
+from ..._ir.operators import Operator
 
 aten = torch.ops.aten
 
@@ -75,7 +77,7 @@ class OrderedReplay(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one operator in memory order, by rule, or as traced."""
-        if n.op != "call_function" or not isinstance(n.target, torch._ops.OpOverload):
+        if n.op != "call_function" or not isinstance(n.target, Operator):
             return super().run_node(n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         if n.target in self._rules:
@@ -87,8 +89,18 @@ class OrderedReplay(fx.Interpreter):
         if _is_pointwise(n.target, kwargs):
             return _pointwise(n.target, args, kwargs)
         if n.target not in _ANY_LAYOUT:
-            args, kwargs = _as_traced(n, args, kwargs)
+            args, kwargs = fx.map_arg((n.args, n.kwargs), self._as_traced)
         return n.target(*args, **kwargs)
+
+    def _as_traced(self, node: fx.Node) -> Any:
+        """Return an operand, copied if its strides are no longer the traced ones."""
+        value, traced = self.env[node], node.meta.get("val")
+        if not isinstance(traced, torch.Tensor) or traced.stride() == value.stride():
+            return value
+        as_it_was = torch.empty_strided(
+            traced.shape, traced.stride(), dtype=value.dtype, device=value.device
+        )
+        return as_it_was.copy_(value)
 
 
 def _is_pointwise(target: Any, kwargs: Mapping[str, Any]) -> bool:
@@ -100,7 +112,9 @@ def _is_pointwise(target: Any, kwargs: Mapping[str, Any]) -> bool:
 
 
 def _pointwise(target: Any, args: Any, kwargs: Any) -> Any:
-    tensors = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)]
+    leaves: list[Any] = []
+    map_aggregate((args, kwargs), leaves.append)
+    tensors = [leaf for leaf in leaves if _is_tensor(leaf)]
     rank = max((t.dim() for t in tensors), default=0)
     largest = max((t for t in tensors if t.dim() == rank), key=torch.Tensor.numel, default=None)
     order = None if largest is None else memory_order(largest)
@@ -108,27 +122,13 @@ def _pointwise(target: Any, args: Any, kwargs: Any) -> Any:
         return target(*args, **kwargs)
 
     def turn(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or value.dim() == 0:
+        if not _is_tensor(value) or value.dim() == 0:
             return value
         return value.reshape((1,) * (rank - value.dim()) + value.shape).permute(order)
 
-    args, kwargs = pytree.tree_map(turn, (args, kwargs))
+    args, kwargs = map_aggregate((args, kwargs), turn)
     return target(*args, **kwargs).permute(tuple(order.index(d) for d in range(rank)))
 
 
-def _as_traced(node: fx.Node, args: Any, kwargs: Any) -> Any:
-    """Copy the operands whose strides are no longer the traced ones."""
-
-    def restore(source: Any, value: Any) -> Any:
-        traced = source.meta.get("val") if isinstance(source, fx.Node) else None
-        if not isinstance(traced, torch.Tensor) or traced.stride() == value.stride():
-            return value
-        return torch.empty_strided(
-            traced.shape, traced.stride(), dtype=value.dtype, device=value.device
-        ).copy_(value)
-
-    flat, spec = pytree.tree_flatten(
-        (node.args, node.kwargs), is_leaf=lambda x: isinstance(x, fx.Node)
-    )
-    values = spec.flatten_up_to((args, kwargs))
-    return spec.unflatten([restore(s, v) for s, v in zip(flat, values, strict=True)])
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)

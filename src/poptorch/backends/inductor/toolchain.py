@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from ..._base import env, log
+from ..._base import env, log, private
 from ..._base.errors import Error
 
 _SHOWN = 5  # lines of a C++ compiler's complaint
@@ -34,10 +34,8 @@ def _folders() -> tuple[str, ...]:
 
 def explained(error: Exception) -> Error | None:
     """Return what to raise in the place of a C++ compiler's complaint; None for other errors."""
-    from torch._inductor.exc import CppCompileError
-
     cause = getattr(error, "inner_exception", error)
-    if not isinstance(cause, CppCompileError):
+    if not isinstance(cause, private.CppCompileError):
         return None
     log.engine.debug("%s", cause)
     lines = cause.output.strip().splitlines()

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import fx
 
-from ..._ir.operators import may_view
+from ..._ir.operators import Operator, may_view
 
 aten = torch.ops.aten
 _COPIES = (aten.copy_.default, aten.clone.default)
@@ -66,7 +66,7 @@ def _hoist(graph: fx.Graph) -> None:
 
 def _is_heavy(node: fx.Node) -> bool:
     """Tell whether it is computed by a library or in loops over more than its result."""
-    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+    if node.op != "call_function" or not isinstance(node.target, Operator):
         return False
     light = node.target in _COPIES or torch.Tag.pointwise in node.target.tags
     return not light and not may_view(node)

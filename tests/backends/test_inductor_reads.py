@@ -10,7 +10,7 @@ import torch._inductor.config
 import torch.nn.functional as F
 
 from helpers.inductor_graphs import Tensors, check, graph
-from poptorch.backends.inductor import compiler
+from poptorch.backends.inductor import compiler, reads
 
 
 def step(
@@ -50,7 +50,7 @@ def test_reads_are_known_after_fusing(kept: bool, monkeypatch: pytest.MonkeyPatc
         return nodes
 
     if not kept:
-        monkeypatch.setattr(compiler, "kept_dependencies", torch.no_grad)
+        monkeypatch.setattr(compiler, "keep_dependencies", lambda nodes: nodes)
     with torch._inductor.config.patch(_post_fusion_custom_pass=look, fx_graph_cache=False):
         compiler.compile_graph(graph(step, examples()), examples())
     assert any(renamed)
@@ -59,3 +59,20 @@ def test_reads_are_known_after_fusing(kept: bool, monkeypatch: pytest.MonkeyPatc
 
 def test_it_computes_the_same() -> None:
     check(step, examples())
+
+
+def test_torchs_class_is_left_alone() -> None:
+    from torch._inductor.scheduler import SchedulerNode
+
+    before = dict(vars(SchedulerNode))
+
+    class Node:
+        def get_nodes(self) -> list[Any]:
+            return [self]
+
+        def recompute_size_and_body(self) -> None:
+            raise NotImplementedError
+
+    (node,) = reads.keep_dependencies([Node()])
+    assert node.recompute_size_and_body.func is reads._recompute
+    assert vars(SchedulerNode) == before

@@ -1,10 +1,12 @@
-"""The text of generated code, which torch keeps for tracebacks, of every graph, for ever."""
+"""The Python text that torch generates for every graph and keeps, for tracebacks, for ever."""
 
 from __future__ import annotations
 
 import contextlib
 import linecache
 from collections.abc import Iterator
+
+from .._base import private
 
 
 @contextlib.contextmanager
@@ -13,9 +15,11 @@ def forgetting_sources() -> Iterator[None]:
 
     Tracebacks through a graph then name its line without showing it. Usable as a decorator.
     """
-    from torch.fx import graph_module
-
-    kept = graph_module._loader.eval_cache
+    try:
+        kept = private.loader.eval_cache
+    except private.Gone as gone:
+        private.go_on_without(gone)
+        kept = {}
     before = set(kept)
     try:
         yield
