@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from helpers.source_tree import PACKAGE, dotted_names, imports, module_name, parse, top_level
+from poptorch._base import private
 
 # From the top down. Modules in one tuple are one storey: they are the front door's parts and may
 # use one another where ROOMS says nothing; rooms may not.
@@ -35,14 +36,10 @@ ROOMS = frozenset(STOREYS[5] + STOREYS[6])
 LEVEL = {name: level for level, names in enumerate(STOREYS) for name in names}
 
 HEAVY = ("torch._inductor", "torch._dynamo", "torch.distributed", "matplotlib", "plotly")
-# Torch has no public names for the text of generated code (generated), for calling higher-order
-# operators on traced functions (control), nor for what is missing from an operator (library_ops).
-PRIVATE_TORCH_ALLOWED = (
-    "_capture/trace.py", "_capture/generated.py", "_ops/annotate.py", "_ops/control.py",
-    "_ops/library_ops.py", "backends/",
-)  # fmt: skip
+PRIVATE_TORCH = "_base/private.py"
 ENVIRONMENT_ALLOWED = ("_base/env.py",)
 FILES = sorted(PACKAGE.rglob("*.py"))
+OUR_OTHER_PACKAGE = sorted((PACKAGE.parent / "poptorch_geometric").rglob("*.py"))
 
 
 def home(dotted: str) -> str | None:
@@ -90,9 +87,47 @@ def private_torch(tree: ast.AST, module: str, is_package: bool) -> Iterator[str]
     """Yield a sentence for each use of a torch name with a leading underscore."""
     for line, name in {*imports(tree, module, is_package), *dotted_names(tree)}:
         first, *rest = name.split(".")
-        hidden = [part for part in rest if part.startswith("_") and not part.startswith("__")]
+        hidden = [p for p in rest if p == "experimental" or (p[:1] == "_" and p[:2] != "__")]
         if first == "torch" and hidden:
             yield f"{module}:{line} uses {name}"
+
+
+def private_attributes(tree: ast.AST) -> Iterator[str]:
+    """Yield private attributes that are read of anything but ``self``, its class and ``aten``."""
+    operators = {
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute)
+        if isinstance(node.value.value, ast.Name) and node.value.value.id == "aten"
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr[:1] == "_" and node.attr[:2] != "__":
+            owner = node.value.id if isinstance(node.value, ast.Name) else ""
+            if owner not in ("self", "cls") and node not in operators:
+                yield node.attr
+
+
+def defined(tree: ast.AST) -> Iterator[str]:
+    """Yield the names that a file defines: functions, classes, variables, attributes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value  # of ``__slots__`` or ``setattr``
+        elif isinstance(node, ast.ImportFrom | ast.Import):
+            yield from (alias.asname or alias.name for alias in node.names)
+
+
+def lookups(tree: ast.AST) -> Iterator[str]:
+    """Yield what is looked up as ``private.name``."""
+    for node in ast.walk(tree):
+        owner = node.value if isinstance(node, ast.Attribute) else None
+        if isinstance(owner, ast.Name) and owner.id == "private":
+            yield node.attr
 
 
 def environment_reads(tree: ast.AST, module: str, is_package: bool) -> Iterator[str]:
@@ -121,11 +156,65 @@ def test_house_rules(path: Path) -> None:
     broken = [*upward_imports(*_arguments(path))]
     if not _allowed(path, ("backends/",)) or path.name == "__init__.py":
         broken += heavy_imports(*_arguments(path))
-    if not _allowed(path, PRIVATE_TORCH_ALLOWED):
+    if not _allowed(path, (PRIVATE_TORCH,)):
         broken += private_torch(*_arguments(path))
     if not _allowed(path, ENVIRONMENT_ALLOWED):
         broken += environment_reads(*_arguments(path))
     assert not broken, "\n" + "\n".join(sorted(broken))
+
+
+def test_the_other_package_uses_no_private_names_of_torch() -> None:
+    assert OUR_OTHER_PACKAGE
+    assert not [line for p in OUR_OTHER_PACKAGE for line in private_torch(parse(p), p.name, False)]
+
+
+def test_the_table_of_private_names_is_what_is_used() -> None:
+    used = {name for path in FILES for name in lookups(parse(path))}
+    subjects = {name for name in vars(private) if name.isupper()}
+    functions = {"Gone", "calling", "demand", "go_on_without"}
+    assert used - subjects - functions == set(private.ROWS) - {
+        # used by what ``private.calling`` writes out
+        "alloc_tensors_by_stealing_from_void_ptrs",
+        "unsafe_alloc_void_ptrs_from_tensors",
+    }
+
+
+def test_private_names_are_looked_up_when_used() -> None:
+    """Never while a module is imported, but in the one that is imported by who uses it."""
+    early = {
+        path.relative_to(PACKAGE).as_posix(): names
+        for path in FILES
+        if (names := {*lookups(ast.Module(_executed(parse(path)), []))} & set(private.ROWS))
+    }
+    assert early == {"_capture/dispatch.py": {"TorchDispatchMode"}}
+
+
+def _executed(tree: ast.Module) -> list[ast.stmt]:
+    """Return the statements that run at import time, without the bodies of functions."""
+
+    class Outside(ast.NodeTransformer):
+        def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+            return ast.Pass()
+
+        visit_AsyncFunctionDef = visit_Lambda = visit_FunctionDef  # noqa: N815
+
+    return [Outside().visit(statement) for statement in tree.body]
+
+
+def test_private_attributes_of_others_are_listed() -> None:
+    paths = [*FILES, *OUR_OTHER_PACKAGE]
+    ours = {n for p in paths if not _allowed_private(p) for n in defined(parse(p))}
+    read = {name for path in paths for name in private_attributes(parse(path))}
+    pythons = {"_getframe", "_reconstructor", "_Unpickler"}
+    torchs = {
+        part for path, _ in private.ROWS.values() for part in path.replace(":", ".").split(".")
+    }
+    wrapper = {"_C", "_aoti"}  # in what ``private.calling`` writes out
+    assert read - ours - pythons - wrapper - torchs <= set(private.ATTRIBUTES) <= read
+
+
+def _allowed_private(path: Path) -> bool:
+    return path == PACKAGE / PRIVATE_TORCH
 
 
 @pytest.mark.parametrize(
@@ -156,6 +245,7 @@ def test_upward_imports_are_found(module: str, code: str, found: str | None) -> 
         (heavy_imports, "def f():\n    import matplotlib.pyplot", False),
         (private_torch, "import torch\ntorch._C._set()", True),
         (private_torch, "from torch.fx import _symbolic_trace", True),
+        (private_torch, "from torch.fx.experimental.proxy_tensor import make_fx", True),
         (private_torch, "import torch\ntorch.Tensor.__add__", False),
         (private_torch, "import torch\ntorch.fx.Graph()", False),
         (environment_reads, "import os\nos.environ['A']", True),

@@ -17,7 +17,7 @@ from torch import nn
 import poptorch
 from helpers.wrapped import normal, options
 from poptorch._cli.main import main
-from poptorch._compile import cache
+from poptorch._compile import cache, code
 
 X, Y = normal(8, 4), normal(8, 2, seed=1)
 
@@ -137,6 +137,79 @@ def test_damaged_entries_are_rebuilt(damage: bytes | None, folder: Path, caplog)
     assert torch.isfinite(loss)
     assert "is rebuilt" in caplog.text
     assert cache.entries(folder)[0].path == path
+
+
+def a_file(folder: Path) -> None:
+    folder.parent.mkdir(parents=True)
+    folder.write_text("no folder")
+
+
+def below_a_file(folder: Path) -> None:
+    folder.parent.parent.mkdir(parents=True, exist_ok=True)
+    folder.parent.write_text("no folder")
+
+
+def of_everybody(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+
+
+def with_code_of_everybody(folder: Path) -> None:
+    (folder / cache.CODE).mkdir(parents=True)
+    (folder / cache.CODE).chmod(0o770)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (a_file, "File exists"),
+        (below_a_file, "Not a directory"),
+        (of_everybody, "others can write to it (chmod go-w)"),
+        (with_code_of_everybody, "others can write to it (chmod go-w)"),
+    ],
+)
+def test_a_folder_of_no_use_is_a_warning(folder: Path, spoil, said: str, caplog) -> None:
+    spoil(folder)
+    for _ in range(2):
+        assert torch.isfinite(trained(folder)[1])
+    assert caplog.text.count(said) == 1
+    assert not list(folder.parent.rglob("*.popef"))
+
+
+def test_a_folder_of_another_user_is_not_used(folder: Path, monkeypatch, caplog) -> None:
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(code.os, "getuid", lambda: folder.stat().st_uid + 1)
+    assert torch.isfinite(trained(folder)[1])
+    assert "it belongs to another user" in caplog.text
+    assert files(folder) == []
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder"])
+@pytest.mark.parametrize("suffix", [".popef", ".lock"])
+def test_something_else_in_the_place_of_a_file(folder: Path, kind, suffix, caplog) -> None:
+    """A pipe would wait for a writer for ever."""
+    trained(folder)
+    (name,) = files(folder)
+    path = (folder / name).with_suffix(suffix)
+    path.unlink()
+    os.mkfifo(path) if kind == "pipe" else path.mkdir()
+    caplog.clear()
+    assert torch.isfinite(trained(folder)[1])
+    warnings = [r.message for r in caplog.records if r.levelno == logging.WARNING]
+    assert len([text for text in warnings if str(folder) in text or name in text]) <= 2
+    if suffix == ".popef":
+        assert any("is rebuilt" in text for text in warnings)
+
+
+def test_a_full_disk_is_a_warning(folder: Path, monkeypatch, caplog) -> None:
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cache.archive, "write", full)
+    for _ in range(2):
+        assert torch.isfinite(trained(folder)[1])
+    assert caplog.text.count("No space left on device") == 1
+    assert files(folder) == []
 
 
 def test_two_processes_at_once(folder: Path) -> None:
