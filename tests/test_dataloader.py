@@ -29,7 +29,7 @@ from helpers.data_sets import (
 )
 from helpers.loaders import ALL_MODES, ASYNC_MODES, FORK, loader, options, values
 from poptorch._base.errors import Error
-from poptorch.dataloader import DataLoader
+from poptorch.dataloader import AsynchronousDataAccessor, DataLoader
 from poptorch.enums import DataLoaderMode
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -426,3 +426,11 @@ def test_a_newer_iterator_over_one_loading_process_ends_the_older_one():
     with pytest.raises(Error, match="newer iterator"):
         next(first)
     assert values(second) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+def test_a_type_that_is_no_number_is_refused_before_a_process_starts():
+    for name, value in (("buffer_size", 2.5), ("miss_sleep_time_in_ms", "1"), ("buffer_size", "3")):
+        with pytest.raises(AssertionError, match=f"{name} must be at least"):
+            AsynchronousDataAccessor(Numbers(4), **{**FORK, name: value})
+    with pytest.raises(TypeError, match="early_preload must be True or False"):
+        AsynchronousDataAccessor(Numbers(4), **FORK, early_preload="no")

@@ -82,6 +82,12 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         **kwargs: Any,
     ) -> None:
         _check(options, async_options)
+        arrangement.check_switches(
+            shuffle=shuffle,
+            drop_last=drop_last,
+            persistent_workers=persistent_workers,
+            auto_distributed_partitioning=auto_distributed_partitioning,
+        )
         options._freeze()
         self._options = options
         self._accessor: AsynchronousDataAccessor | None = None
@@ -102,6 +108,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             self.rebatched_drop_last = drop_last
         if processes > 1:
             dataset, shuffle = self._shard(dataset, bool(shuffle)), False
+        if persistent_workers is None:
+            persistent_workers = num_workers > 0
         if hasattr(type(dataset), "__getitem__"):
             dataset = Channel("dataset").instrument(dataset, "__getitem__")
         super().__init__(
@@ -110,12 +118,14 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             shuffle=shuffle if has_sampler else bool(shuffle),
             num_workers=num_workers,
             drop_last=self._plan.worker_drop_last,
-            persistent_workers=_persist(persistent_workers, num_workers),
+            persistent_workers=persistent_workers,
             batch_sampler=batch_sampler,
             **kwargs,
         )
         self._profiling = Channel("poptorch.DataLoader")
         remarks.remark(self, self._plan, options.Distributed.processId, processes)
+        pins = kwargs.get("pin_memory")
+        remarks.without_effect(self._plan, async_options, rebatched_worker_size, pins)
         if self._plan.asynchronous:
             self._accessor = AsynchronousDataAccessor(
                 # Not of a subclass, whose own __iter__ would be applied there and here.
@@ -287,13 +297,8 @@ class AsynchronousDataAccessor:
         sharing_strategy: SharingStrategy = SharingStrategy.ForkServer,
         rebatched_size: int | None = None,
     ) -> None:
-        for name, value, least in (
-            ("buffer_size", buffer_size, 1),
-            ("miss_sleep_time_in_ms", miss_sleep_time_in_ms, 0),
-            ("rebatched_size", rebatched_size, 2),
-        ):
-            if value is not None and value < least:
-                raise AssertionFailure(f"{name} must be at least {least}", got=str(value))
+        arrangement.check_accessor(buffer_size, miss_sleep_time_in_ms, rebatched_size)
+        arrangement.check_switches(load_indefinitely=load_indefinitely, early_preload=early_preload)
         if isinstance(dataset, DataLoader):
             dataset = _accessible(dataset, rebatched_size)
         self._dataset = dataset
@@ -380,10 +385,6 @@ def _check(options: Options, async_options: dict[str, Any] | None) -> None:
             "rebatched_size must not be in async_options",
             fix="use mode=DataLoaderMode.AsyncRebatched, which assembles combined batches",
         )
-
-
-def _persist(wanted: bool | None, workers: int) -> bool:
-    return workers > 0 if wanted is None else wanted
 
 
 def _steps(options: Options) -> Steps:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .._base.errors import AssertionFailure, Error, InvalidValue
+from .._base.errors import AssertionFailure, Error, InvalidType, InvalidValue
 from ..enums import DataLoaderMode
 from .combining import Steps
 
@@ -88,6 +88,32 @@ def arrange(
         rebatched=combined if rebatches else None,
         drop_last=drop_last,
     )
+
+
+def check_switches(**switches: Any) -> None:
+    """Refuse what is neither True nor False: a text such as "no" would count as True.
+
+    Raises:
+        InvalidType: it names the argument.
+    """
+    for name, value in switches.items():
+        if value is not None and value not in (False, True):
+            raise InvalidType(f"{name} must be True or False", got=repr(value))
+
+
+def check_accessor(buffer_size: Any, miss_sleep_time_in_ms: Any, rebatched_size: Any) -> None:
+    """Refuse numbers that make no sense, before a process is started with them.
+
+    Raises:
+        AssertionFailure: it names the argument.
+    """
+    for name, value, least, kind in (
+        ("buffer_size", buffer_size, 1, int),
+        ("miss_sleep_time_in_ms", miss_sleep_time_in_ms, 0, int | float),
+        ("rebatched_size", rebatched_size, 2, int),
+    ):
+        if value is not None and (not isinstance(value, kind) or value < least):
+            raise AssertionFailure(f"{name} must be at least {least}", got=repr(value))
 
 
 def check_batch_sampler(batch_size: int | None, shuffle: bool | None, partitions: bool) -> None:

@@ -39,6 +39,21 @@ def remark(loader: Any, plan: Arrangement, process: int, processes: int) -> None
         log.python.log(level, "%s", found.text)
 
 
+def without_effect(
+    plan: Arrangement, async_options: Any, rebatched_worker_size: int | None, pins: Any
+) -> None:
+    """Log the arguments that were given and do nothing in the loader's mode."""
+    ignored = {
+        "async_options": bool(async_options) and not plan.asynchronous,
+        "rebatched_worker_size": rebatched_worker_size is not None and plan.rebatched is None,
+        "pin_memory": bool(pins) and plan.asynchronous,
+    }
+    names = [name for name, is_ignored in ignored.items() if is_ignored]
+    if names:
+        mode = "an asynchronous mode" if plan.asynchronous else "mode Sync"
+        log.python.warning("DataLoader: no effect in %s: %s", mode, ", ".join(names))
+
+
 def _find(loader: Any, plan: Arrangement, process: int, processes: int) -> Remark | None:
     dataset, workers = loader.dataset, loader.num_workers
     if isinstance(dataset, IterableDataset):
