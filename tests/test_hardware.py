@@ -114,3 +114,9 @@ def test_a_machine_without_devices_still_simulates(monkeypatch) -> None:
     opts = poptorch.Options().showCompilationProgressBar(False).useIpuModel(True)
     poptorch.inferenceModel(torch.nn.Linear(2, 2), opts.backend("reference"))(X)
     assert pod.holders() == []
+
+
+@pytest.mark.parametrize("count", ["2", 2.0, True, None])
+def test_a_count_that_is_no_number_is_refused(count) -> None:
+    with pytest.raises(TypeError, match="takes a number of IPUs"):
+        poptorch.ipuHardwareIsAvailable(count)

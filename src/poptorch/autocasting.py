@@ -2,29 +2,72 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
+import torch
+
+from ._base import source
+from ._base.errors import InvalidType, InvalidValue
 from ._ops.autocast import autocast
 
 __all__ = ["Policy", "autocast"]
+
+_HOMES = (torch, torch.nn.functional, torch.Tensor)
 
 
 @dataclass(frozen=True)
 class Policy:
     """Which functions ``autocast`` casts the operands of; see ``Precision.autocastPolicy``.
 
-    Each entry is a function of torch (``torch.matmul``), a layer (``torch.nn.Conv2d``) or a name.
+    Each entry is a function of torch (``torch.matmul``), a layer (``torch.nn.Conv2d``), which
+    stands for the function of torch that it calls, or a name; they are kept as names.
 
     Attributes:
         fp16: run in half.
         fp32: run in float.
         promote: mixed operands become float.
         demote: mixed operands become half.
+
+    Raises:
+        TypeError: a rule is no list; a text would count as a list of its letters.
+        ValueError: torch has no such function.
     """
 
     fp16: Sequence[Any] = ()
     fp32: Sequence[Any] = ()
     promote: Sequence[Any] = ()
     demote: Sequence[Any] = ()
+
+    def __post_init__(self) -> None:
+        """Replace functions and layers by names."""
+        for rule in fields(self):
+            entries = getattr(self, rule.name)
+            if isinstance(entries, str) or not isinstance(entries, Sequence):
+                raise InvalidType(
+                    f"Policy.{rule.name} must be a list",
+                    got=repr(entries),
+                    where=source.calling_line(),
+                    fix=f"Policy({rule.name}=[torch.matmul, torch.nn.Conv2d, 'softmax'])",
+                )
+            object.__setattr__(self, rule.name, [_name(entry) for entry in entries])
+
+
+def _name(entry: Any) -> str:
+    """Return the name of the function of torch that an entry stands for."""
+    own = entry if isinstance(entry, str) else getattr(entry, "__name__", repr(entry))
+    candidates = [own]
+    if isinstance(entry, type):  # Conv2d calls conv2d; BatchNorm2d batch_norm
+        snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", own).lower()
+        candidates = [own.lower(), snake, re.sub(r"\dd$", "", snake), snake.removesuffix("_loss")]
+    for candidate in candidates:
+        if any(hasattr(home, candidate) for home in _HOMES):
+            return candidate
+    raise InvalidValue(
+        "Policy names no function of torch",
+        got=repr(entry),
+        where=source.calling_line(),
+        fix="name the function that is called: 'layer_norm', torch.nn.functional.mse_loss",
+    )

@@ -82,12 +82,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         **kwargs: Any,
     ) -> None:
         _check(options, async_options)
-        arrangement.check_switches(
-            shuffle=shuffle,
-            drop_last=drop_last,
-            persistent_workers=persistent_workers,
-            auto_distributed_partitioning=auto_distributed_partitioning,
-        )
+        arrangement.check_switches(shuffle=shuffle, drop_last=drop_last)
+        arrangement.check_switches(auto_distributed_partitioning=auto_distributed_partitioning)
         options._freeze()
         self._options = options
         self._accessor: AsynchronousDataAccessor | None = None
@@ -95,11 +91,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._turn: weakref.ref[WorkersTurn] | None = None
         processes = options.Distributed.numProcesses if auto_distributed_partitioning else 1
         has_sampler = batch_sampler is not None
-        if has_sampler:
-            arrangement.check_batch_sampler(batch_size, shuffle, processes > 1)
-        elif processes > 1:
-            is_iterable = isinstance(dataset, torch.utils.data.IterableDataset)
-            arrangement.check_partitioning(batch_size, is_iterable)
+        arrangement.check_sources(dataset, batch_sampler, batch_size, shuffle, processes)
         self._plan = arrangement.arrange(
             _steps(options), batch_size, batch_sampler, drop_last, mode, rebatched_worker_size
         )
@@ -108,8 +100,6 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             self.rebatched_drop_last = drop_last
         if processes > 1:
             dataset, shuffle = self._shard(dataset, bool(shuffle)), False
-        if persistent_workers is None:
-            persistent_workers = num_workers > 0
         if hasattr(type(dataset), "__getitem__"):
             dataset = Channel("dataset").instrument(dataset, "__getitem__")
         super().__init__(
@@ -118,14 +108,13 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             shuffle=shuffle if has_sampler else bool(shuffle),
             num_workers=num_workers,
             drop_last=self._plan.worker_drop_last,
-            persistent_workers=persistent_workers,
+            persistent_workers=_persist(persistent_workers, num_workers),
             batch_sampler=batch_sampler,
             **kwargs,
         )
         self._profiling = Channel("poptorch.DataLoader")
         remarks.remark(self, self._plan, options.Distributed.processId, processes)
-        pins = kwargs.get("pin_memory")
-        remarks.without_effect(self._plan, async_options, rebatched_worker_size, pins)
+        remarks.without_effect(self._plan, async_options, rebatched_worker_size, kwargs)
         if self._plan.asynchronous:
             self._accessor = AsynchronousDataAccessor(
                 # Not of a subclass, whose own __iter__ would be applied there and here.
@@ -385,6 +374,10 @@ def _check(options: Options, async_options: dict[str, Any] | None) -> None:
             "rebatched_size must not be in async_options",
             fix="use mode=DataLoaderMode.AsyncRebatched, which assembles combined batches",
         )
+
+
+def _persist(wanted: bool | None, workers: int) -> bool:
+    return workers > 0 if wanted is None else wanted
 
 
 def _steps(options: Options) -> Steps:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ._base.errors import AssertionFailure
+from ._base.errors import AssertionFailure, InvalidType
 from ._machine import systems
 from .options.device_choice import model_from_environment
 
@@ -12,7 +12,12 @@ def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
 
     False where the environment selects the simulated device, and for sizes that no device has.
     The system is a virtual one that ``POPTORCH_POD`` describes.
+
+    Raises:
+        TypeError: ``num_ipus`` is no integer.
     """
+    if not isinstance(num_ipus, int) or isinstance(num_ipus, bool):
+        raise InvalidType("ipuHardwareIsAvailable takes a number of IPUs", got=repr(num_ipus))
     _, is_simulated = model_from_environment()
     if is_simulated:
         return False

@@ -101,3 +101,28 @@ def test_surroundings_that_cast_are_recorded_once_and_do_not_reach_the_program()
     for whole, half in (first, second):
         assert (whole.dtype, half.dtype) == (torch.float32, torch.float16)
         assert torch.equal(whole, b)
+
+
+def test_a_policy_of_layers_reaches_the_functions_that_they_call() -> None:
+    policy = Policy(fp16=[nn.LayerNorm, nn.BatchNorm2d, nn.CrossEntropyLoss, nn.GELU], fp32=["mm"])
+    assert policy.fp16 == ["layer_norm", "batch_norm", "cross_entropy", "gelu"]
+    opts = options()
+    opts.Precision.autocastPolicy(Policy(fp16=[nn.LayerNorm]))
+    norm = nn.LayerNorm(3)
+
+    @poptorch.autocast()
+    def forward(x):
+        return norm(x)
+
+    x = torch.randn(4, 3)
+    got = infer(forward, x, opts=opts)
+    assert got.dtype == HALF
+    assert torch.equal(got, F.layer_norm(x.half(), (3,), norm.weight.half(), norm.bias.half()))
+
+
+def test_a_policy_that_would_do_nothing_is_refused() -> None:
+    with pytest.raises(TypeError, match="fp16 must be a list"):
+        Policy(fp16="matmul")
+    for entry in ("matmull", nn.MultiheadAttention, 3):
+        with pytest.raises(ValueError, match="names no function of torch"):
+            Policy(demote=[entry])

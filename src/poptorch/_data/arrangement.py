@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from torch.utils.data import IterableDataset
+
 from .._base.errors import AssertionFailure, Error, InvalidType, InvalidValue
 from ..enums import DataLoaderMode
 from .combining import Steps
@@ -114,6 +116,16 @@ def check_accessor(buffer_size: Any, miss_sleep_time_in_ms: Any, rebatched_size:
     ):
         if value is not None and (not isinstance(value, kind) or value < least):
             raise AssertionFailure(f"{name} must be at least {least}", got=repr(value))
+
+
+def check_sources(
+    dataset: Any, batch_sampler: Any, batch_size: int | None, shuffle: bool | None, processes: int
+) -> None:
+    """Refuse arguments that say the same twice, or data that cannot be cut for the processes."""
+    if batch_sampler is not None:
+        check_batch_sampler(batch_size, shuffle, processes > 1)
+    elif processes > 1:
+        check_partitioning(batch_size, isinstance(dataset, IterableDataset))
 
 
 def check_batch_sampler(batch_size: int | None, shuffle: bool | None, partitions: bool) -> None:

@@ -6,6 +6,7 @@ Source: PopTorch user guide, "Efficient data batching".
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,13 +41,16 @@ def remark(loader: Any, plan: Arrangement, process: int, processes: int) -> None
 
 
 def without_effect(
-    plan: Arrangement, async_options: Any, rebatched_worker_size: int | None, pins: Any
+    plan: Arrangement,
+    async_options: Any,
+    rebatched_worker_size: int | None,
+    others: Mapping[str, Any],
 ) -> None:
     """Log the arguments that were given and do nothing in the loader's mode."""
     ignored = {
         "async_options": bool(async_options) and not plan.asynchronous,
         "rebatched_worker_size": rebatched_worker_size is not None and plan.rebatched is None,
-        "pin_memory": bool(pins) and plan.asynchronous,
+        "pin_memory": bool(others.get("pin_memory")) and plan.asynchronous,
     }
     names = [name for name, is_ignored in ignored.items() if is_ignored]
     if names:
