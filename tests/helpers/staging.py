@@ -69,7 +69,7 @@ class Captured:
         if self.optim is None:
             program = inference_program(layout.graph, spec, None)
         else:
-            program = training_program(layout.graph, spec, self.optim, None, bundles=False)
+            program = training_program(layout.graph, spec, self.optim, None)
         return program, step_graphs(layout.graph, spec, self.optim, program)
 
     def state(self, plan: Plan) -> State:

@@ -1,14 +1,14 @@
-"""The command ``poptorch``: options, cache, doctor."""
+"""The command ``poptorch``: options, cache, doctor, passes."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
 
-from . import cache, doctor, options
+from . import cache, doctor, options, passes
 from .commands import quiet_when_closed, shown
 
-COMMANDS = (options, cache, doctor)
+COMMANDS = (options, cache, doctor, passes)
 
 
 @quiet_when_closed

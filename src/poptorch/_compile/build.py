@@ -12,7 +12,6 @@ from .._ir.program import Axis, Emit, LaneAxis, Node, Program, Repeat, Run
 from .._ir.slot import Kind, Slot
 from .._ir.spec import Loops, Spec
 from .anchors import emitted_anchors, with_updated_weights
-from .bundle import bundled
 from .lower import lower
 
 
@@ -25,7 +24,11 @@ def inference_program(micro: Graph, spec: Spec, lanes: LaneAxis | None) -> Progr
 
 
 def training_program(
-    micro: Graph, spec: Spec, optim: OptimSpec, lanes: LaneAxis | None, bundles: bool = True
+    micro: Graph,
+    spec: Spec,
+    optim: OptimSpec,
+    lanes: LaneAxis | None,
+    bundles: tuple[Bundle, ...] = (),
 ) -> Program:
     """Return the training step.
 
@@ -34,12 +37,9 @@ def training_program(
 
     Args:
         micro, spec, optim, lanes: what is built of.
-        bundles: whether small weights may share a storage.
+        bundles: the weights that share a storage in it.
     """
     loops = spec.loops
-    shared: tuple[Bundle, ...] = ()
-    if bundles:
-        micro, optim, shared = bundled(micro, spec, optim)
     gradients = [slot for slot in micro.outputs if slot.kind is Kind.GRADIENT]
     trained = {slot.path for slot in gradients}
     updated = [s for s in micro.inputs if s.kind is Kind.PARAM and s.path in trained]
@@ -56,7 +56,7 @@ def training_program(
         body = (*window, Run("update"))
     body = _repeat(Axis.ITERATIONS, loops.iterations, body)
     graphs = {name: with_updated_weights(graph, spec) for name, graph in graphs.items()}
-    return Program((*body, _emit(micro, graphs, spec)), graphs, loops, initial, lanes, shared)
+    return Program((*body, _emit(micro, graphs, spec)), graphs, loops, initial, lanes, bundles)
 
 
 def _window(

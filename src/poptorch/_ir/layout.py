@@ -52,3 +52,9 @@ class Layout:
     chips: int
     reserved: int
     graph: Graph | None = field(default=None, metadata={"saved": False})
+
+    @property
+    def placed_graph(self) -> Graph:
+        """The graph, where there has to be one."""
+        assert self.graph is not None, "this layout was read from a file"
+        return self.graph

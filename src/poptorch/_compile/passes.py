@@ -1,0 +1,202 @@
+"""The passes of a compilation as a flat list, in the order in which they run.
+
+A pass reads the draft and fills in what its line names. Graphs are copied, never edited, so a
+pass can be taken out, put elsewhere or compared with the one before it. To add one: write it in the
+room that it belongs to, and add its line here. ``poptorch passes`` prints the list.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+from .. import _capture, _place
+from .._base import log
+from .._base.errors import Error
+from .._ir import verify
+from .._ir.bundle import Bundle
+from .._ir.graph import Graph
+from .._ir.layout import Layout
+from .._ir.optim_spec import OptimSpec
+from .._ir.plan import Plan
+from .._ir.plan_text import table
+from .._ir.program import LaneAxis, Program
+from .._ir.slot import Kind
+from .._ir.spec import Spec
+from .._ir.staged import Staged
+from . import build, bundle, lanes, overlap, staged
+
+
+@dataclass(eq=False)
+class Draft:
+    """A plan in the making.
+
+    Attributes:
+        request: what is captured.
+        spec: every setting.
+        optim: the optimizer's structure; None in inference.
+        by_stages: whether the backend runs stage by stage, one micro-batch at a time.
+        micro: what was captured.
+        lanes: what runs side by side in it, or None.
+        layout: the stages and chips; its graph is that of ``micro`` with the stages in its labels.
+        graph: what the update is joined to: the layout's, over bundles of small weights if those
+            pay.
+        bundled: the optimizer over these bundles; None in inference.
+        bundles: the weights that share a storage.
+        program: the static step.
+        staged: the program cut into the passes of its stages, for backends that work so.
+    """
+
+    request: _capture.Request
+    spec: Spec
+    optim: OptimSpec | None
+    by_stages: bool
+    micro: _capture.Micro = field(init=False)
+    lanes: LaneAxis | None = None
+    layout: Layout = field(init=False)
+    graph: Graph = field(init=False)
+    bundled: OptimSpec | None = None
+    bundles: tuple[Bundle, ...] = ()
+    program: Program = field(init=False)
+    staged: Staged | None = None
+
+    def plan(self) -> Plan:
+        """Return what the passes made."""
+        return Plan(self.program, self.spec, self.layout, self.staged)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One line of the list.
+
+    Attributes:
+        name: what the log calls it.
+        room: where the work is done.
+        changes: attributes of the draft that it fills in or replaces; none for a check.
+        does: one sentence, for people.
+        run: does it.
+    """
+
+    name: str
+    room: str
+    changes: tuple[str, ...]
+    does: str
+    run: Callable[[Draft], None]
+
+
+def capture(draft: Draft) -> None:
+    """Trace one micro-batch, or as many side by side as are fast and fit."""
+    request, spec = draft.request, draft.spec
+    if spec.training and spec.hint("autoRecomputation") and not draft.by_stages:
+        request = replace(request, recompute=True)  # stages see to it themselves
+    if draft.by_stages:
+        draft.micro = _capture.capture(request)
+    else:
+        draft.micro, draft.lanes = lanes.capture(request, spec)
+
+
+def check_overlap(draft: Draft) -> None:
+    """Overlapped inputs and outputs need settings that allow them."""
+    if draft.micro.overlaps:
+        overlap.check_overlap(draft.spec)
+
+
+def place(draft: Draft) -> None:
+    """Decide on the chip and the stage of everything."""
+    draft.layout = _place.place(draft.micro.graph, draft.micro.visits, draft.spec)
+    _place.log_layout(draft.layout, draft.spec)
+
+
+def bundle_weights(draft: Draft) -> None:
+    """Put small weights together for the update."""
+    draft.graph, draft.bundled = draft.layout.placed_graph, draft.optim
+    if draft.optim is not None and not draft.by_stages:  # on their chips they rest one by one
+        draft.graph, draft.bundled, draft.bundles = bundle.bundled(
+            draft.graph, draft.spec, draft.optim
+        )
+
+
+def build_program(draft: Draft) -> None:
+    """Join forward, backward, accumulation and update; put loops around them."""
+    if draft.bundled is None:
+        draft.program = build.inference_program(draft.graph, draft.spec, draft.lanes)
+    else:
+        draft.program = build.training_program(
+            draft.graph, draft.spec, draft.bundled, draft.lanes, draft.bundles
+        )
+
+
+def check_broadcast(draft: Draft) -> None:
+    """Replicas that read different inputs cannot agree on a buffer that forward changes.
+
+    Raises:
+        Error: one is changed while buffers are broadcast; batch norm's statistics are exempt.
+    """
+    spec = draft.spec
+    if spec.loops.input_groups == 1 or not spec.broadcast_buffers:
+        return
+    changed = {
+        slot.path
+        for graph in draft.program.graphs.values()
+        for slot in graph.outputs
+        if slot.kind is Kind.BUFFER and slot.key in graph.updates
+    }
+    for path, tied in draft.request.tensors.items():
+        if path in changed and not tied.is_statistic:
+            raise Error(
+                "PopTorch does not support broadcasting buffers that the model changes",
+                got=f"buffer '{path}' with {spec.loops.replicas} replicas",
+                fix="options.broadcastBuffers(False): every replica keeps a value of its own",
+            )
+
+
+def stage(draft: Draft) -> None:
+    """Cut the program into the passes of its stages and schedule them."""
+    if draft.by_stages:
+        step = staged.step_graphs(draft.layout.placed_graph, draft.spec, draft.optim, draft.program)
+        draft.staged = staged.stage(step, draft.layout, draft.spec)
+
+
+def check_plan(draft: Draft) -> None:
+    """Check the rules of programs and graphs."""
+    verify.verify_plan(draft.plan())
+
+
+PASSES = (
+    Pass("capture", "_capture", ("micro", "lanes"),
+         "trace forward, loss and backward of one micro-batch or of several side by side", capture),
+    Pass("check overlap", "_compile", (),
+         "overlapped inputs and outputs need settings that allow them", check_overlap),
+    Pass("place", "_place", ("layout",),
+         "blocks to stages and chips; every operator's label says in which pass it runs", place),
+    Pass("bundle", "_update", ("graph", "bundled", "bundles"),
+         "training: small weights that are updated together share a storage", bundle_weights),
+    Pass("build", "_update", ("program",),
+         "join forward, backward, accumulation and update; loops, results", build_program),
+    Pass("check broadcast", "_compile", (),
+         "replicas must agree on the buffers that forward changes", check_broadcast),
+    Pass("stage", "_place, _schedule", ("staged",),
+         "backends that run stage by stage: a graph for each pass, and their schedule", stage),
+    Pass("check plan", "_ir", (), "the rules of programs and graphs", check_plan),
+)  # fmt: skip
+"""All passes, in their order."""
+
+
+def run(draft: Draft) -> Iterator[float]:
+    """Run all passes on a draft; yield the share that is done after each."""
+    for number, each in enumerate(PASSES, 1):
+        start = time.perf_counter()
+        each.run(draft)
+        log.engine.debug("Pass %s: %.3f s", each.name, time.perf_counter() - start)
+        yield number / len(PASSES)
+
+
+def passes_text() -> str:
+    """Return the list for people."""
+    head = ["", "pass", "room", "changes", "what it does"]
+    rows = [
+        [str(number), each.name, each.room, ", ".join(each.changes) or "-", each.does]
+        for number, each in enumerate(PASSES, 1)
+    ]
+    return "\n".join(table([head, *rows]))

@@ -1,0 +1,81 @@
+"""The list of passes is what runs, in that order, and each changes what its line says."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from poptorch import _compile
+from poptorch._cli.main import main
+from poptorch._compile import passes
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(9))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return poptorch.identity_loss(x, "mean")
+
+
+def compiled(backend: str) -> None:
+    opts = poptorch.Options().backend(backend).showCompilationProgressBar(False)
+    opts.Training.gradientAccumulation(2)
+    model = Net()
+    training = poptorch.trainingModel(model, opts, torch.optim.SGD(model.parameters(), lr=0.1))
+    training.compile(torch.randn(4, 2))
+
+
+@pytest.mark.parametrize("backend", ["reference", "staged"])
+def test_a_pass_changes_what_it_says(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [field.name for field in dataclasses.fields(_compile.Draft)]
+    ran = []
+
+    def watched(each: passes.Pass) -> passes.Pass:
+        def run(draft: _compile.Draft) -> None:
+            before = {name: getattr(draft, name, None) for name in names}
+            each.run(draft)
+            changed = {n for n in names if getattr(draft, n, None) is not before[n]}
+            ran.append((each.name, changed))
+
+        return dataclasses.replace(each, run=run)
+
+    monkeypatch.setattr(passes, "PASSES", tuple(map(watched, _compile.PASSES)))
+    compiled(backend)
+    assert [name for name, _ in ran] == [each.name for each in _compile.PASSES]
+    for (name, changed), each in zip(ran, _compile.PASSES, strict=True):
+        assert changed <= set(each.changes), name
+    unbundled = {"bundles", "lanes"} if backend == "staged" else {"staged"}
+    assert (
+        set().union(*(changed for _, changed in ran))
+        == {name for each in _compile.PASSES for name in each.changes} - unbundled
+    )
+
+
+def test_each_is_logged_with_its_time(caplog: pytest.LogCaptureFixture) -> None:
+    poptorch.setLogLevel("DEBUG")
+    try:
+        with caplog.at_level(logging.DEBUG, logger="poptorch:cpp"):
+            compiled("reference")
+    finally:
+        poptorch.setLogLevel("WARN")
+    logged = [m.removeprefix("Pass ").split(":")[0] for m in caplog.messages if m[:5] == "Pass "]
+    assert logged == [each.name for each in _compile.PASSES]
+
+
+def test_the_command_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["passes"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["pass", "room", "changes", "what", "it", "does"]
+    for number, (line, each) in enumerate(zip(lines[1:], _compile.PASSES, strict=True), 1):
+        assert line.startswith(f"{number}")
+        assert f"  {each.name}" in line
+        assert each.does in line
