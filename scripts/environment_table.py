@@ -18,8 +18,7 @@ Everything that the library reads from the environment. What Python code sets ex
 except over `POPLAR_ENGINE_OPTIONS`. An empty variable counts as unset. A flag is on when it is a
 number other than 0, or `true`, `yes` or `on`.
 
-This page is made from `src/poptorch/_base/env.py` by `scripts/environment_table.py`. Variables
-marked *planned* are known by name, but nothing reads them yet.
+This page is made from `src/poptorch/_base/env.py` by `scripts/environment_table.py`.
 
 | variable | default | effect |
 |---|---|---|
@@ -34,13 +33,9 @@ def _shown(default: object) -> str:
 
 def page() -> str:
     """Return the page as it should be."""
-    table = Path(env.__file__)
-    files = sorted(table.parent.parent.rglob("*.py"))
-    sources = "".join(path.read_text() for path in files if path != table)
 
     def row(variable: env.Variable) -> str:
-        planned = "" if f'"{variable.name}"' in sources else "*planned:* "
-        return f"| `{variable.name}` | {_shown(variable.default)} | {planned}{variable.effect} |\n"
+        return f"| `{variable.name}` | {_shown(variable.default)} | {variable.effect} |\n"
 
     return HEAD + "".join(map(row, env.TABLE.values()))
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import environment_table
+import options_table
 from helpers.source_tree import ROOT
 
 PAGES = sorted(
@@ -129,12 +130,19 @@ def test_the_pages_that_must_be_there() -> None:
         "docs/differences.md",
         "docs/guide/from_pytorch.md",
         "docs/guide/environment.md",
+        "docs/guide/options.md",
     }
 
 
 def test_the_table_of_variables_is_current() -> None:
     assert environment_table.PAGE.read_text() == environment_table.page(), (
         "run: python scripts/environment_table.py"
+    )
+
+
+def test_the_table_of_options_is_current() -> None:
+    assert options_table.PAGE.read_text() == options_table.page(), (
+        "run: python scripts/options_table.py"
     )
 
 

@@ -123,7 +123,7 @@ def test_deep_copies_are_unfrozen_and_pickles_stay_frozen():
     duplicate = copy.deepcopy(options)
     duplicate.Training.gradientAccumulation(2)
     duplicate._Popart.set("x", 1)
-    assert duplicate.Training._popart_options is duplicate._Popart
+    assert duplicate.Training._popart is duplicate._Popart
     loaded = pickle.loads(pickle.dumps(options))
     assert repr(loaded) == repr(options)
     with pytest.raises(AttributeError, match="frozen"):

@@ -91,7 +91,7 @@ def test_a_syntax_error_names_the_effective_line_and_applies_nothing(config):
         "__class__.__init__(1)",
         "deviceIterations.__func__(1)",
         "_values.clear()",
-        "Training._popart_options.set('a', 1)",
+        "Training._popart.set('a', 1)",
         "logDir('{0.__class__}'.format(poptorch.OutputMode))",
         "logDir([].copy())",
         "logDir(os.name)",

@@ -34,7 +34,7 @@ def test_training_defaults_and_setters():
     with pytest.raises(AssertionError):
         training.setMeanAccumulationAndReplicationReductionStrategy(1)
     training.setAutomaticLossScaling(True)
-    assert training._popart_options.options["automaticLossScalingSettings.enabled"] is True
+    assert training._popart.options["automaticLossScalingSettings.enabled"] is True
 
 
 @pytest.mark.spec("options", 33)

@@ -73,6 +73,3 @@ def test_advice_on_caching(lines, tmp_path):
     options = Options().enableExecutableCaching(str(tmp_path))
     assert not [line for line in advice(options) if "model" in line]
     assert "doesn't work with the IPU model" in advice(options.clone().useIpuModel(True))[0]
-    several = Options()
-    several.Distributed.configureProcessId(0, 2)
-    assert "use enableExecutableCaching" in advice(several)[0]

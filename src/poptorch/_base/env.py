@@ -53,6 +53,8 @@ _ROWS = (
     Variable("POPTORCH_WAIT_FOR_IPU", _flag, False, "wait for busy devices instead of failing"),
     Variable("OMPI_COMM_WORLD_SIZE", int, 1, "number of processes, in every new Options"),
     Variable("OMPI_COMM_WORLD_RANK", int, 0, "index of this process, in every new Options"),
+    Variable("WORLD_SIZE", int, 1, "the same from torchrun, unless OpenMPI's is set"),
+    Variable("RANK", int, 0, "the same from torchrun, unless OpenMPI's is set"),
     Variable("POPTORCH_CACHE_DIR", str, "", "directory of cached executables"),
     Variable(
         "POPART_CACHE_DIR", str, "", "directory of cached executables, if no option names one"
@@ -70,7 +72,9 @@ _ROWS = (
     Variable(
         "POPTORCH_EXPORT_PROTO_AS_BINARY", _flag, False, "write it for programs, not for people"
     ),
-    Variable("POPLAR_ENGINE_OPTIONS", str, "", "engine options as JSON; they beat Python's"),
+    Variable(
+        "POPLAR_ENGINE_OPTIONS", str, "", "engine options as JSON: checked, without effect here"
+    ),
     Variable(
         "PVTI_OPTIONS", str, "", 'JSON, read at import: {"enable":"true"} turns trace channels on'
     ),
@@ -107,6 +111,15 @@ def set_if_absent(name: str, value: str) -> None:
 def put(name: str, value: str) -> None:
     """Set a variable for this process, whatever it was."""
     os.environ[name] = value
+
+
+def is_set(name: str) -> bool:
+    """Tell whether a variable of the table is set to something.
+
+    Raises:
+        KeyError: the variable is not in the table.
+    """
+    return bool(os.environ.get(TABLE[name].name))
 
 
 def raw(name: str, default: str) -> str:

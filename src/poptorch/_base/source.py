@@ -5,12 +5,14 @@ Where another package stands in between, the innermost line of it is named, too.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import linecache
 import sys
 import textwrap
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,8 +22,22 @@ _PACKAGES = ("/site-packages/", "/dist-packages/")
 DEFAULT_EXCLUDES = (OURS, "site-packages/torch", "site-packages/poptorch", "lib/python3")
 
 
-def is_user_file(filename: str, excludes: Iterable[str] = DEFAULT_EXCLUDES) -> bool:
+_more: ContextVar[tuple[str, ...]] = ContextVar("excluded files", default=())
+
+
+@contextlib.contextmanager
+def excluding(parts: Iterable[str]) -> Iterator[None]:
+    """Take files whose path has one of the parts for others' code, while the context lasts."""
+    token = _more.set(tuple(parts))
+    try:
+        yield
+    finally:
+        _more.reset(token)
+
+
+def is_user_file(filename: str) -> bool:
     """Tell whether a file belongs to the user rather than to this library, torch or Python."""
+    excludes = (*DEFAULT_EXCLUDES, *_more.get())
     return not filename.startswith("<") and not any(part in filename for part in excludes)
 
 

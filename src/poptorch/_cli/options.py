@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from ..options import Options
-from ..options.effects import describe
+from ..options.overview import describe
 
 
 def add_parser(commands: Any) -> None:

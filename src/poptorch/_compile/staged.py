@@ -95,9 +95,8 @@ def stage(step: Step, layout: Layout, spec: Spec) -> Staged:
 
 def _recomputes(layout: Layout, spec: Spec) -> bool:
     """Pipelined training computes activations again unless the user decides otherwise."""
-    chosen = spec.hint("autoRecomputation")
-    if chosen is not None:
-        return bool(chosen)
+    if spec.recompute is not None:
+        return spec.recompute
     return spec.placement.strategy is Strategy.PIPELINED and len(layout.stages) > 1
 
 

@@ -22,7 +22,9 @@ _UNITS = ("B", "KiB", "MiB", "GiB")
 
 def plan_text(plan: Plan) -> str:
     """Return everything about a plan that is worth reading, as lines."""
-    lines = [str(plan.program), _headline(plan), *_indented(_stages(plan))]
+    name = plan.spec.runtime.model_name
+    lines = [f"model {name}"] if name else []
+    lines += [str(plan.program), _headline(plan), *_indented(_stages(plan))]
     lines += ["homes", *_indented(_locations(plan))]
     if plan.staged is not None:
         lines += ["sent between chips", *_indented(_sent(plan.staged))]

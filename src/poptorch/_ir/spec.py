@@ -8,19 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-import torch
-
 from ..enums import (
     CommGroupType,
     ConnectionType,
     MeanReductionStrategy,
     OutputMode,
     ReductionType,
-    SyncPattern,
 )
 from .placement import Locations, Placement
-
-Hint = bool | int | float | str | None | tuple["Hint", ...]
 
 
 @dataclass(frozen=True)
@@ -87,8 +82,6 @@ class Precision:
             empty for torch's own choice.
         floating_point_exceptions: a run that divides by zero, overflows, ... fails.
         stochastic_rounding: float16 results are rounded at random.
-        partials_dtype, conv_partials_dtype: in what matrix products and convolutions accumulate.
-        stable_norm: normalisation layers compute their variance in two passes.
         strided_group_norm: GroupNorm's groups take every n-th channel rather than neighbours.
     """
 
@@ -98,9 +91,6 @@ class Precision:
     autocast_policy: tuple[tuple[str, ...], ...] = ()
     floating_point_exceptions: bool = False
     stochastic_rounding: bool = False
-    partials_dtype: torch.dtype = torch.float32
-    conv_partials_dtype: torch.dtype = torch.float32
-    stable_norm: bool = False
     strided_group_norm: bool = False
 
 
@@ -112,27 +102,22 @@ class Target:
         backend: a registered backend name, or ``"auto"``.
         seed: the random seed, or None for a non-deterministic one.
         synthetic_data: host input and output are skipped (``enableSyntheticData``).
-        processes, process_id: the place of this process among those that train together.
+        process_id: the index of this process among those that work together, for the seed.
         device: ``"ipu"`` (the system's chips), ``"model"`` (the simulated device) or
             ``"offline"`` (compile only).
         generation: of the chips: 1, 2 or 21; None for whatever the system has.
         tiles: per chip of the simulated device; None for the generation's own count.
         auto_round: reserve a power of two of chips when the model needs fewer.
-        memory_proportions: ``(chip, part)`` of its memory that is for temporaries, sorted.
-        sync_pattern: how chips and host synchronise; a hint.
     """
 
     backend: str = "auto"
     seed: int | None = None
     synthetic_data: bool = False
-    processes: int = 1
     process_id: int = 0
     device: str = "ipu"
     generation: int | None = None
     tiles: int | None = None
     auto_round: bool = False
-    memory_proportions: tuple[tuple[int, float], ...] = ()
-    sync_pattern: SyncPattern = SyncPattern.Full
 
 
 @dataclass(frozen=True)
@@ -142,32 +127,20 @@ class Runtime:
     Attributes:
         connection: when the device is acquired.
         ipu_id: the device id to attach to, or None for any.
-        model_name: name of the profile report; None for "training" or "inference".
-        log_dir: where log files go.
+        model_name: what printed plans call the model; None for nothing.
         max_repeat_logs: how often an identical engine log line appears.
-        progress_bar: whether compilation shows one.
         cycle_count: whether cycles are counted for ``executor.cycleCount()``.
         cache_dir: directory of cached executables, or None.
-        engine_options: sorted ``(key, value)``, the environment's already merged over the user's.
-        relaxed_optimizer_checks: unknown optimizer attributes are logged at DEBUG only.
         source_excludes: path fragments that are not the user's code when lines are sought.
     """
 
     connection: ConnectionType = ConnectionType.Always
     ipu_id: int | None = None
     model_name: str | None = None
-    log_dir: str = "."
     max_repeat_logs: int = 4
-    progress_bar: bool = True
     cycle_count: bool = False
     cache_dir: str | None = None
-    engine_options: tuple[tuple[str, str], ...] = ()
-    relaxed_optimizer_checks: bool = False
     source_excludes: tuple[str, ...] = ()
-
-    def engine_option(self, key: str, default: str = "") -> str:
-        """Text of an engine option, or the default."""
-        return dict(self.engine_options).get(key, default)
 
 
 @dataclass(frozen=True)
@@ -184,7 +157,8 @@ class Spec:
         anchors: ``(short name, tensor name, mode, period)`` of anchored tensors.
         lanes: micro-batches that run side by side; 0 for the library's choice.
         lane_memory: bytes for the intermediate values of lanes; 0 for the library's choice.
-        hints: everything stored that only the machine model or reports read, as sorted pairs.
+        recompute: whether the backward pass computes activations again; None where the placement
+            decides.
     """
 
     training: bool = False
@@ -202,16 +176,7 @@ class Spec:
     anchors: tuple[tuple[str, str, OutputMode, int], ...] = ()
     lanes: int = 0
     lane_memory: int = 0
-    hints: tuple[tuple[str, Hint], ...] = ()
-
-    @property
-    def global_replicas(self) -> int:
-        """Replicas of all processes together; a mean gradient divides by it."""
-        return self.loops.replicas * self.target.processes
-
-    def hint(self, key: str, default: Hint = None) -> Hint:
-        """Value of a hint, or the default."""
-        return dict(self.hints).get(key, default)
+    recompute: bool | None = None
 
     def for_cache(self) -> Spec:
         """This Spec without what may change from run to run.

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from .. import _capture, _compile
-from .._base import log
+from .._base import log, source
 from .._base.errors import AssertionFailure, Error
 from .._ir.optim_spec import OptimSpec
 from .._ir.plan import Plan
@@ -111,6 +111,7 @@ class Session:
         self.sync.fetch()
         spec = self._settings()
         log.limit_repeats(spec.runtime.max_repeat_logs)
+        excludes = source.excluding(spec.runtime.source_excludes)
         if spec.runtime.cycle_count and spec.target.device == "model":
             raise Error(
                 "The IPU model has no cycle counts",
@@ -119,7 +120,7 @@ class Session:
             )
         request, inputs, optim, values = self._request(bound, spec)
         try:
-            with self._progress() as progress, hooks.around():
+            with self._progress() as progress, hooks.around(), excludes:
                 compiled = _compile.compile(
                     request,
                     spec,

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from .._base.errors import AssertionFailure, Error
+from .._base.errors import AssertionFailure, Error, InvalidValue
 from .._base.source import calling_line
+from ..enums import CommGroupType, ReductionType
+
+UNLIMITED = 2**64 - 1
+_DEVICE = "IPU"
 
 
 def refuse(
-    cls: type[Error], title: str, *, got: str | None = None, fix: str | None = None
+    cls: type[Error],
+    title: str,
+    *,
+    got: str | None = None,
+    fix: str | tuple[str, ...] | None = None,
 ) -> NoReturn:
     """Raise an error of the given class that names the user's own line."""
     raise cls(title, got=got, where=calling_line(), fix=fix)
@@ -29,3 +37,73 @@ def expect(name: str, value: Any, types: type | tuple[type, ...]) -> None:
             got=f"{value!r}, of type {type(value).__name__}",
             fix=f"pass {' or '.join(kind.__name__ for kind in wanted)}",
         )
+
+
+def texts(values: Any) -> list[str]:
+    """Return a list of strings; anything else is an ``AssertionError``."""
+    expect("excludes", values, (list, tuple))
+    for part in values:
+        expect("excludes", part, str)
+    return list(values)
+
+
+def limit(count: int | None) -> int | None:
+    """Return the number that stands for no limit in the place of None."""
+    return UNLIMITED if count is None else count
+
+
+def check_period(period: object) -> None:
+    """Check the period of ``EveryN``.
+
+    Raises:
+        AssertionFailure: not a positive int (an ``AssertionError``).
+    """
+    if not isinstance(period, int) or period < 1:
+        refuse(
+            AssertionFailure,
+            "OutputMode.EveryN needs a positive output_return_period",
+            got=repr(period),
+            fix="for instance outputMode(OutputMode.EveryN, 2)",
+        )
+
+
+def mean_or_sum(kind: Any) -> ReductionType:
+    """Return a reduction of gradients; anything else is a ``ValueError``."""
+    accepted = (ReductionType.Mean, ReductionType.Sum)
+    if not isinstance(kind, ReductionType) or kind not in accepted:
+        refuse(
+            InvalidValue,
+            "The reduction type must be set to ReductionType.Mean or ReductionType.Sum",
+            got=repr(kind),
+        )
+    return kind
+
+
+def grouping_problem(replicas: int, size: int, kind: CommGroupType) -> str | None:
+    """Return what is wrong with groups of replicas that share their input, or None."""
+    if kind == CommGroupType.All:
+        return "The input group type cannot be All"
+    if replicas < size:
+        return "The input group size cannot be larger than the replication factor"
+    if size < 1 or replicas % size:
+        return "The input group size must be a factor of the replication factor"
+    return None
+
+
+def memory_proportions(values: dict[str, float]) -> dict[int, float]:
+    """Return the proportions by device index: ``{0: 0.5}`` for ``{"IPU0": 0.5}``."""
+    return {_device_index(key): value for key, value in values.items()}
+
+
+def _device_index(key: str) -> int:
+    if not isinstance(key, str) or not key.startswith(_DEVICE):
+        refuse(
+            AssertionFailure,
+            "Keys of the available memory proportion must start with IPU",
+            got=repr(key),
+            fix='for instance setAvailableMemoryProportion({"IPU0": 0.5})',
+        )
+    try:
+        return int(key.removeprefix(_DEVICE))
+    except ValueError:
+        refuse(InvalidValue, "The device index after IPU must be an integer", got=repr(key))

@@ -1,15 +1,17 @@
-"""Compile-time conditions on single settings, which the setters leave unchecked."""
+"""Conditions on options that the setters leave unchecked: at wrapping, and at compile."""
 
 from __future__ import annotations
 
+import enum
 from typing import Any
 
 from .._base.errors import Error
-from ..enums import ConnectionType, OutputMode, SyncPattern
-from .batching import grouping_problem
-from .check import refuse
+from ..enums import OutputMode
+from .check import grouping_problem, refuse
 from .options import Options
+from .overview import settings
 from .strategies import PipelinedExecution, ShardedExecution
+from .table import UNSET, Setting, Value
 
 
 def check(options: Options) -> None:
@@ -18,15 +20,9 @@ def check(options: Options) -> None:
     Raises:
         Error: a condition of PopTorch user guide, "Options" is broken.
     """
-    for setter, value in (
-        ("deviceIterations", options.device_iterations),
-        ("replicationFactor", options.replication_factor),
-        ("Training.gradientAccumulation", options.Training.gradient_accumulation),
-        ("inputReplicaGrouping", options.input_group_size),
-        ("Distributed: the number of processes", options.Distributed.numProcesses),
-    ):
-        if value < 1:
-            refuse(Error, f"{setter} must be at least 1", got=str(value))
+    for setting in settings(options):
+        for value in setting.row.values:
+            _check_stored(setting, value)
     if not 0 <= options.Distributed.processId < options.Distributed.numProcesses:
         refuse(
             Error,
@@ -34,7 +30,18 @@ def check(options: Options) -> None:
             got=f"process {options.Distributed.processId} of {options.Distributed.numProcesses}",
             fix="Distributed.configureProcessId takes the id first, then the count",
         )
-    _check_stored_values(options)
+    popart = options._Popart.options
+    convolutions = popart.get("convolutionOptions", {})
+    for name in (popart.get("partialsTypeMatMuls"), convolutions.get("partialsType")):
+        if name not in (None, "float", "half"):
+            refuse(Error, "The partials type must be float or half", got=repr(name))
+    for device, part in options.available_memory_proportion.items():
+        if not isinstance(part, (int, float)):
+            refuse(
+                Error,
+                "Available memory proportions must be numbers",
+                got=f"IPU{device}: {part!r}",
+            )
     problem = grouping_problem(
         options.replication_factor, options.input_group_size, options.input_cgt
     )
@@ -50,21 +57,16 @@ def check(options: Options) -> None:
         check_return_period(f"anchorTensor({name!r})", mode, period, options)
 
 
-def _check_stored_values(options: Options) -> None:
-    """Check what attribute assignment and untyped dictionaries let through."""
-    for name, members in (
-        ("connection_type", ConnectionType),
-        ("sync_pattern", SyncPattern),
-    ):
-        if options(name) not in list(members):
-            refuse(Error, f"{name} holds no {members.__name__}", got=str(options(name)))
-    for device, part in options.available_memory_proportion.items():
-        if not isinstance(part, (int, float)):
-            refuse(
-                Error,
-                "Available memory proportions must be numbers",
-                got=f"IPU{device}: {part!r}",
-            )
+def _check_stored(setting: Setting, value: Value) -> None:
+    """Check a number's lower bound, and an enum's integer, which assignment lets through."""
+    stored = value.read(setting.group)
+    if value.least is not None and stored < value.least:
+        refuse(Error, f"{setting.option} must be at least {value.least}", got=str(stored))
+    kind = value.kind
+    if kind is None or stored is UNSET or not issubclass(kind, enum.Enum):
+        return
+    if stored not in list(kind):
+        refuse(Error, f"{value.name} holds no {kind.__name__}", got=str(stored))
 
 
 def check_return_period(setter: str, mode: Any, period: int, options: Options) -> None:
@@ -80,6 +82,27 @@ def check_return_period(setter: str, mode: Any, period: int, options: Options) -
             f"The output return period of {setter} must divide deviceIterations",
             got=f"period {period} for {iterations} device iterations",
             fix="choose a divisor of deviceIterations",
+        )
+
+
+def check_processes(options: Options) -> None:
+    """Check that the model is of one process: each of several would train alone.
+
+    Raises:
+        Error: ``Distributed`` holds several processes, whoever set them.
+    """
+    count = options.Distributed.numProcesses
+    if count > 1:
+        refuse(
+            Error,
+            "Several processes cannot share a model yet",
+            got=f"process {options.Distributed.processId} of {count}, from "
+            "Distributed.configureProcessId or a launcher's variables (OMPI_COMM_WORLD_SIZE, "
+            "WORLD_SIZE)",
+            fix=(
+                "use replicas in one process: options.replicationFactor(n)",
+                "options.Distributed.disable() lets each process work alone",
+            ),
         )
 
 

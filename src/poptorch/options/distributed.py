@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from .._base import env
+from .._base import env, log
 from .._base.errors import InvalidValue
 from .check import refuse
 from .container import Container
+from .table import RULES, Value, defaults, row
+
+# Of OpenMPI, which PopTorch read, and of torchrun.
+_LAUNCHERS = (("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("WORLD_SIZE", "RANK"))
 
 
 class _DistributedOptions(Container):
-    """Process index and count; at construction from OpenMPI's variables.
+    """Process index and count; at construction from the variables of OpenMPI or torchrun.
 
     Attributes:
         num_distributed_processes: processes that train together.
@@ -24,14 +28,28 @@ class _DistributedOptions(Container):
     ipuof_configs: dict[Any, Any]
 
     def __init__(self) -> None:
-        super().__init__(num_distributed_processes=1, distributed_process_id=0, ipuof_configs={})
-        self.setEnvVarNames("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")
+        super().__init__(**defaults(type(self)), ipuof_configs={})
+        for count, index in _LAUNCHERS:
+            if env.is_set(count):
+                self.setEnvVarNames(count, index)
+                log.python.info(
+                    "From %s environment variable: process %d of %d",
+                    count,
+                    self.processId,
+                    self.numProcesses,
+                )
+                break
 
+    @row(
+        RULES,
+        Value("num_distributed_processes", 1, least=1, reader="dataloader"),
+        Value("distributed_process_id", 0, field="target.process_id"),
+    )
     def configureProcessId(self, process_id: int, num_processes: int) -> Self:
-        """Set the index of this process and the number of processes; note the order.
+        """Set the index of this process, then the number of processes.
 
-        Raises:
-            AssertionFailure: not ints (an ``AssertionError``).
+        A data loader then gives each process its part of the data. A model of several processes
+        cannot be wrapped yet.
         """
         return self.set(distributed_process_id=process_id, num_distributed_processes=num_processes)
 

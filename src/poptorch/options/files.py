@@ -97,7 +97,8 @@ def _check_tree(node: ast.expr, root: str | None = None) -> None:
             raise _Unsupported("only calls of named setters with plain arguments are understood")
         _check_tree(node.func, root)
     elif isinstance(node, ast.Attribute):
-        if node.attr.startswith("_") and not (root and node.attr in _PRIVATE_GROUPS):
+        of_options = root is not None and isinstance(node.value, ast.Name)
+        if node.attr.startswith("_") and not (of_options and node.attr in _PRIVATE_GROUPS):
             raise _Unsupported(f"private name {node.attr}")
         if not isinstance(node.value, (ast.Name, ast.Attribute, ast.Call)):
             raise _Unsupported(f"an attribute of {ast.unparse(node.value)}")
@@ -175,15 +176,15 @@ def apply_json(options: Any, text: str) -> None:
     calls = json.loads(text)
     if not isinstance(calls, dict):
         refuse(InvalidValue, "Options are a JSON object of setters and arguments", got=text)
-    found = [(_accessor(options, path), value) for path, value in calls.items()]
-    for setter, value in found:
+    setters = [(_accessor(options, path), value) for path, value in calls.items()]
+    for setter, value in setters:
         setter(*(value if isinstance(value, list) else [_enum_member(value)]))
 
 
 def _accessor(options: Any, path: str) -> Callable[..., Any]:
     target = options
-    for name in path.split("."):
-        if name.startswith("_") and name not in _PRIVATE_GROUPS:
+    for depth, name in enumerate(path.split(".")):
+        if name.startswith("_") and (depth or name not in _PRIVATE_GROUPS):
             refuse(InvalidAttribute, f"Invalid attribute {path}", got="a private name")
         target = getattr(target, name)
     return _callable(target, path)

@@ -1,56 +1,30 @@
 """From ``Options`` to the frozen Spec: the door behind which nobody knows ``Options``.
 
 ``prepare`` runs when a model is wrapped and gives the executor its own copy; ``freeze`` runs at
-compile, checks what may only be checked then, and translates.
+compile, checks what may only be checked then, and takes each field of the Spec from the row of the
+option that it belongs to.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Mapping
 from typing import Any
-
-import torch
 
 from .._base import env, log
 from .._base.errors import Error
-from .._ir.spec import (
-    Hint,
-    Loops,
-    Output,
-    Precision,
-    Reduction,
-    Runtime,
-    Spec,
-    Target,
-)
-from ..enums import ConnectionType, MeanReductionStrategy, OutputMode, ReductionType, SyncPattern
+from .._ir.spec import Spec
+from ..enums import ConnectionType, MeanReductionStrategy, OutputMode
 from .check import refuse
-from .conditions import check, check_inference
+from .conditions import check, check_inference, check_processes
 from .device_choice import choose_device
 from .options import Options
-from .placement import freeze_locations, freeze_strategy
+from .overview import report_idle, settings
+from .placement import freeze_locations
 from .popart_keys import validate_popart
-from .precision import AUTOCAST_RULES
 from .show import show
-
-RESOLVED_KEYS = frozenset(
-    {
-        "accumulationAndReplicationReductionType",
-        "automaticLossScalingSettings.enabled",
-        "cachePath",
-        "enableEngineCaching",
-        "enableFloatingPointChecks",
-        "enableStableNorm",
-        "enableStochasticRounding",
-        "engineOptions",
-        "groupNormStridedChannelGrouping",
-        "instrumentWithHardwareCycleCounter",
-        "logDir",
-        "meanAccumulationAndReplicationReductionStrategy",
-        "updatableNamedBuffers",
-    }
-)
-_PARTIALS = {"float": torch.float32, "half": torch.float16}
+from .table import UNSET
 
 
 def prepare(options: Options, training: bool) -> Options:
@@ -60,12 +34,15 @@ def prepare(options: Options, training: bool) -> Options:
     inference), and anchors without a mode take that mode and its period.
 
     Raises:
-        Error: gradient accumulation other than 1 for inference, or no valid output mode.
+        Error: several processes, gradient accumulation other than 1 for inference, or no valid
+            output mode.
     """
+    check_processes(options)
     if not training:
         check_inference(options)
     mode, period = resolved_output(options, training)
     options._freeze()
+    report_idle(options)
     own = options.clone()
     own.set(output_mode=int(mode))
     for entry in own.anchored_tensors.values():
@@ -119,132 +96,63 @@ def freeze(options: Options, training: bool) -> Spec:
     Raises:
         Error: a condition is broken, or a key or value of ``_Popart`` is not accepted.
     """
-    check(options)
     validate_popart(options._Popart.options)
-    popart = options._Popart.options
+    check(options)
+    engine_options(options)
+    fields: dict[str, Any] = {"training": training}
+    for setting in settings(options):
+        for value in setting.row.values:
+            stored = value.read(setting.group)
+            if value.field and stored is not UNSET:
+                _take(fields, value.field, value.frozen(stored), setting.option)
+    return assemble(fields | _decided(options, training, fields["placement"].phased))
+
+
+def _take(fields: dict[str, Any], field: str, value: Any, option: str) -> None:
+    """Keep a field's value; a key of ``_Popart`` beats the option of the same field."""
+    if value != fields.get(field, value):
+        log.engine.warning("%s: forced by the user from %s to %s", option, fields[field], value)
+    fields[field] = value
+
+
+def assemble(fields: Mapping[str, Any]) -> Spec:
+    """Return the Spec of fields by their paths: ``loops.replicas``, ``lanes``."""
+    parts: dict[str, dict[str, Any]] = {}
+    for path, value in fields.items():
+        part, _, name = path.rpartition(".")
+        parts.setdefault(part, {})[name] = value
+    own = parts.pop("")
+    spec = Spec(**own)
+    for part, values in parts.items():
+        spec = dataclasses.replace(
+            spec, **{part: dataclasses.replace(getattr(spec, part), **values)}
+        )
+    return spec
+
+
+def _decided(options: Options, training: bool, phased: bool) -> dict[str, Any]:
+    """Return the fields that several values decide, or the environment too."""
     mode, period = resolved_output(options, training)
-    placement = freeze_strategy(options._execution_strategy)
-    target = _target(options)
-    return Spec(
-        training=training,
-        loops=Loops(
-            iterations=options.device_iterations,
-            accumulation=options.Training.gradient_accumulation if training else 1,
-            replicas=options.replication_factor,
-            input_group_size=options.input_group_size,
-            input_group_type=options.input_cgt,
-        ),
-        output=Output(mode, period),
-        reduction=_reduction(options),
-        precision=_precision(options),
-        target=target,
-        placement=placement,
-        lanes=options._values["lanes"],
-        lane_memory=options.lane_memory,
-        locations=freeze_locations(
-            options.TensorLocations,
-            phased=placement.phased,
-            replicated=options.replication_factor > 1,
-        ),
-        runtime=_runtime(options, target.device),
-        module_scopes=options._module_namescope_enabled,
-        broadcast_buffers=options.broadcast_buffers,
-        updatable_buffers=tuple(popart.get("updatableNamedBuffers", ())),
-        anchors=_anchors(options, mode, period),
-        hints=tuple(
-            (key, freeze_value(value))
-            for key, value in sorted(popart.items())
-            if key not in RESOLVED_KEYS
-        ),
-    )
-
-
-def _reduction(options: Options) -> Reduction:
-    popart, training = options._Popart.options, options.Training
-    kind = training.accumulation_and_replication_reduction_type
-    strategy = training.meanAccumulationAndReplicationReductionStrategy
-    forced = ReductionType(_forced(popart, "accumulationAndReplicationReductionType", kind))
-    if forced == ReductionType.NoReduction:
-        refuse(Error, "The reduction type must be set to ReductionType.Mean or ReductionType.Sum")
-    return Reduction(
-        type=forced,
-        strategy=MeanReductionStrategy(
-            _forced(popart, "meanAccumulationAndReplicationReductionStrategy", strategy)
-        ),
-        automatic_loss_scaling=bool(popart.get("automaticLossScalingSettings.enabled", False)),
-    )
-
-
-def _forced(popart: dict[str, Any], key: str, chosen: int) -> int:
-    """Return the user's explicit backend setting where it overrides the library's choice."""
-    value: int = popart.get(key, chosen)
-    if value != chosen:
-        log.engine.warning("%s forced by the user from %d to %d", key, chosen, value)
-    return value
-
-
-def _precision(options: Options) -> Precision:
-    popart = options._Popart.options
-    convolution = popart.get("convolutionOptions", {})
-    return Precision(
-        narrow_64bit=options.Precision.narrow_64bit,
-        half_float_downcast=options.Precision.half_float_downcast,
-        autocast=options.Precision.autocast_enabled,
-        autocast_policy=tuple(
-            tuple(options.Precision.autocast_policy[rule])
-            for rule in AUTOCAST_RULES
-            if options.Precision.autocast_policy
-        ),
-        floating_point_exceptions=popart.get("enableFloatingPointChecks", False),
-        stochastic_rounding=popart.get("enableStochasticRounding", False),
-        partials_dtype=_partials(popart.get("partialsTypeMatMuls", "float")),
-        conv_partials_dtype=_partials(convolution.get("partialsType", "float")),
-        stable_norm=popart.get("enableStableNorm", False),
-        strided_group_norm=popart.get("groupNormStridedChannelGrouping", False),
-    )
-
-
-def _partials(name: str) -> torch.dtype:
-    if name not in _PARTIALS:
-        refuse(Error, "The partials type must be float or half", got=repr(name))
-    return _PARTIALS[name]
-
-
-def _target(options: Options) -> Target:
     choice = choose_device(options)
     backend = options._values["backend"]
     if backend == "auto":
         backend = env.get("POPTORCH_BACKEND") or "auto"
-    return Target(
-        backend=backend,
-        seed=options.random_seed if options.exists("random_seed") else None,
-        synthetic_data=options._Popart.options.get("syntheticDataMode", 0) != 0,
-        processes=options.Distributed.numProcesses,
-        process_id=options.Distributed.processId,
-        device=choice.device,
-        generation=choice.generation,
-        tiles=choice.tiles,
-        auto_round=options.auto_round_num_ipus,
-        memory_proportions=tuple(sorted(options.available_memory_proportion.items())),
-        sync_pattern=SyncPattern(options.sync_pattern),
+    anchors = tuple(
+        (short, long, mode if inherits else OutputMode(own), period if inherits else own_period)
+        for short, (long, inherits, own, own_period) in options.anchored_tensors.items()
     )
-
-
-def _runtime(options: Options, device: str) -> Runtime:
-    popart = options._Popart.options
-    return Runtime(
-        connection=ConnectionType(options.connection_type),
-        ipu_id=options.ipu_id if options.exists("ipu_id") else None,
-        model_name=options.model_name if options.exists("model_name") else None,
-        log_dir=options.log_dir,
-        max_repeat_logs=options.max_repeat_logs,
-        progress_bar=options._show_compilation_progress_bar,
-        cycle_count=popart.get("instrumentWithHardwareCycleCounter", False),
-        cache_dir=None if device == "model" else cache_directory(options),
-        engine_options=_engine_options(popart.get("engineOptions", {})),
-        relaxed_optimizer_checks=options._relax_optimizer_checks,
-        source_excludes=tuple(options._source_location_excludes),
-    )
+    return {
+        "output.mode": mode,
+        "output.period": period,
+        "loops.accumulation": options.Training.gradient_accumulation if training else 1,
+        "target.backend": backend,
+        "target.device": choice.device,
+        "target.generation": choice.generation,
+        "target.tiles": choice.tiles,
+        "runtime.cache_dir": None if choice.device == "model" else cache_directory(options),
+        "locations": freeze_locations(options, phased),
+        "anchors": anchors,
+    }
 
 
 def cache_directory(options: Options) -> str | None:
@@ -257,8 +165,13 @@ def cache_directory(options: Options) -> str | None:
     return path
 
 
-def _engine_options(chosen: dict[str, str]) -> tuple[tuple[str, str], ...]:
-    """Merge POPLAR_ENGINE_OPTIONS over the engine options set in Python."""
+def engine_options(options: Options) -> dict[str, str]:
+    """Return the engine options of the environment merged over those set in Python.
+
+    Raises:
+        Error: POPLAR_ENGINE_OPTIONS is no JSON object of strings, or other values were set.
+    """
+    chosen = options._Popart.options.get("engineOptions", {})
     text = env.get("POPLAR_ENGINE_OPTIONS") or "{}"
     try:
         forced = json.loads(text)
@@ -268,26 +181,4 @@ def _engine_options(chosen: dict[str, str]) -> tuple[tuple[str, str], ...]:
         refuse(Error, "POPLAR_ENGINE_OPTIONS must be a JSON object of strings", got=text)
     if not all(isinstance(value, str) for value in chosen.values()):
         refuse(Error, "The values of engine options must be strings", got=show(chosen))
-    return tuple(sorted({**chosen, **forced}.items()))
-
-
-def _anchors(
-    options: Options, mode: OutputMode, period: int
-) -> tuple[tuple[str, str, OutputMode, int], ...]:
-    return tuple(
-        (short, long, mode if inherits else OutputMode(own), period if inherits else own_period)
-        for short, (long, inherits, own, own_period) in options.anchored_tensors.items()
-    )
-
-
-def freeze_value(value: Any) -> Hint:
-    """Return a hashable form: dictionaries as sorted pairs, sequences as tuples."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, dict):
-        return tuple((str(key), freeze_value(value[key])) for key in sorted(value, key=str))
-    if isinstance(value, (set, frozenset)):
-        return tuple(sorted((freeze_value(item) for item in value), key=repr))
-    if isinstance(value, (list, tuple)):
-        return tuple(freeze_value(item) for item in value)
-    return show(value)
+    return {**chosen, **forced}

@@ -5,19 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Self
 
 from ..enums import OutputMode
-from .batching import BatchingOptions
-from .devices import DeviceOptions
+from .general import GeneralOptions
 from .legacy_names import deprecated
-from .numerics import NumericsOptions
 from .popart import _PopartOptions
 from .precision import _PrecisionOptions
-from .reporting import ReportingOptions
 from .strategies import PipelinedExecution, ShardedExecution
 
 RENAMED_VALUES = {"anchor_mode": "output_mode", "anchor_return_period": "output_return_period"}
 
 
-class LegacyOptions(BatchingOptions, DeviceOptions, NumericsOptions, ReportingOptions):
+class LegacyOptions(GeneralOptions):
     """The methods, properties and attributes that later releases renamed."""
 
     _popart: _PopartOptions
@@ -50,7 +47,7 @@ class LegacyOptions(BatchingOptions, DeviceOptions, NumericsOptions, ReportingOp
             output_return_period = anchor_return_period
         super().anchorTensor(short_name, long_name, output_mode, output_return_period)
 
-    anchorTensor.__doc__ = NumericsOptions.anchorTensor.__doc__
+    anchorTensor.__doc__ = GeneralOptions.anchorTensor.__doc__
 
     @property
     def Popart(self) -> _PopartOptions:

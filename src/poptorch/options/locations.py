@@ -1,7 +1,10 @@
 """``opts.TensorLocations``: where tensors rest, and the tiles kept for I/O.
 
-Nothing here changes a result; the machine model reads it.
+Nothing here changes a result; plans show it.
 """
+
+# mypy: disable-error-code="empty-body"
+# The decorator writes the setters: their bodies would all be the same.
 
 from __future__ import annotations
 
@@ -10,8 +13,9 @@ from typing import Any, Self
 from .._base.errors import AssertionFailure
 from .check import expect, refuse
 from .container import Container
+from .table import HINT, Value, option
 
-IO_TILES = range(32, 193, 2)
+_IO_TILES = range(32, 193, 2)
 
 
 class TensorLocationSettings(Container):
@@ -57,46 +61,52 @@ class TensorLocationSettings(Container):
         return self.createOrSet(**{key: int(use)})
 
 
-class _TensorLocationOptions(Container):
-    """Where activations, weights, optimiser state and accumulators rest.
+def _io_tiles(count: Any) -> int:
+    if not isinstance(count, int) or count not in _IO_TILES:
+        refuse(
+            AssertionFailure,
+            "numIOTiles must be an even number between 32 and 192",
+            got=repr(count),
+        )
+    return count
 
-    Each setter takes a snapshot of the settings: later changes to them are not seen.
-    """
+
+def _location(kind: str) -> Value:
+    """Where one kind of tensor rests: a snapshot, later changes to the settings are not seen."""
+    return Value(
+        f"location_{kind}",
+        kind=TensorLocationSettings,
+        check=TensorLocationSettings.toDict,
+        decides=f"locations.{kind}",
+    )
+
+
+class _TensorLocationOptions(Container):
+    """Where activations, weights, optimiser state and accumulators rest."""
 
     def __init__(self) -> None:
         super().__init__()
 
+    @option(HINT, Value("numIOTiles", check=_io_tiles, decides="locations.io_tiles"))
     def numIOTiles(self, num_tiles: int) -> Self:
-        """Reserve tiles of each chip for I/O; overlapped I/O needs them.
+        """Reserve tiles of each chip for I/O, which overlapped I/O asks for.
 
         Raises:
             AssertionFailure: not an even int from 32 to 192 (an ``AssertionError``).
         """
-        if not isinstance(num_tiles, int) or num_tiles not in IO_TILES:
-            refuse(
-                AssertionFailure,
-                "numIOTiles must be an even number between 32 and 192",
-                got=repr(num_tiles),
-            )
-        return self.createOrSet(numIOTiles=num_tiles)
 
+    @option(HINT, _location("activation"))
     def setActivationLocation(self, location: TensorLocationSettings) -> Self:
         """Say where activations rest between forward and backward."""
-        return self._place("location_activation", location)
 
+    @option(HINT, _location("weight"))
     def setWeightLocation(self, location: TensorLocationSettings) -> Self:
         """Say where weights rest."""
-        return self._place("location_weight", location)
 
+    @option(HINT, _location("optimizer"))
     def setOptimizerLocation(self, location: TensorLocationSettings) -> Self:
         """Say where optimiser state rests."""
-        return self._place("location_optimizer", location)
 
+    @option(HINT, _location("accumulator"))
     def setAccumulatorLocation(self, location: TensorLocationSettings) -> Self:
         """Say where gradient accumulators rest."""
-        return self._place("location_accumulator", location)
-
-    def _place(self, name: str, location: TensorLocationSettings) -> Self:
-        expect("location", location, TensorLocationSettings)
-        snapshot: dict[str, Any] = location.toDict()
-        return self.createOrSet(**{name: snapshot})

@@ -28,7 +28,8 @@ def log_options(options: Options) -> None:
     choice = choose_device(options)
     if choice.reason:
         log.python.info(choice.reason)
-    _advise_on_caching(choice.device, cache_directory(options), options)
+    if choice.device == "model" and cache_directory(options) is not None:
+        log.python.warning("Executable caching doesn't work with the IPU model: it is switched off")
     if options._values["backend"] == "auto" and env.get("POPTORCH_BACKEND"):
         log.python.info(
             "From POPTORCH_BACKEND environment variable: %s", env.get("POPTORCH_BACKEND")
@@ -38,17 +39,6 @@ def log_options(options: Options) -> None:
     for name, value in values.items():
         for line in _lines(name, value):
             log.engine.debug("poptorch.Options %s", line)
-
-
-def _advise_on_caching(device: str, directory: str | None, options: Options) -> None:
-    if directory is not None and device == "model":
-        log.python.warning("Executable caching doesn't work with the IPU model: it is switched off")
-    if directory is None and options.Distributed.numProcesses > 1:
-        log.python.warning(
-            "Every process compiles for itself: use enableExecutableCaching, so that one of the %d "
-            "processes compiles for all",
-            options.Distributed.numProcesses,
-        )
 
 
 def _lines(name: str, value: Any) -> Iterator[str]:

@@ -9,17 +9,17 @@ from typing import Any, Self
 from .._base import env, log
 from .._base.errors import AssertionFailure
 from .check import refuse
-from .defaults import general_defaults, private_defaults
 from .distributed import _DistributedOptions
-from .effects import without_effect
 from .files import apply_json, load_from_file
 from .jit import _JitOptions
 from .legacy import LegacyOptions
 from .locations import _TensorLocationOptions
+from .overview import idle
 from .popart import _PopartOptions
 from .precision import _PrecisionOptions
 from .progress import CompilationProgressBar
 from .show import show, show_pairs
+from .table import Private, defaults
 from .training import _TrainingOptions
 
 GROUPS = ("Distributed", "Jit", "Precision", "TensorLocations", "Training", "_Popart")
@@ -32,8 +32,8 @@ class Options(LegacyOptions):
     Setters return the object that they belong to, so that calls chain. Giving the options to a
     wrapper or a loader freezes them; :meth:`clone` returns a copy that can be changed.
 
-    At construction the environment applies: OpenMPI's rank and size, POPTORCH_CACHE_DIR, then
-    POPTORCH_DEFAULT_OPTIONS.
+    At construction the environment applies: rank and size of OpenMPI or torchrun,
+    POPTORCH_CACHE_DIR, then POPTORCH_DEFAULT_OPTIONS.
 
     Raises:
         json.JSONDecodeError: POPTORCH_DEFAULT_OPTIONS is malformed.
@@ -48,19 +48,12 @@ class Options(LegacyOptions):
         self._tensor_locations = _TensorLocationOptions()
         self._jit = _JitOptions()
         self._progress_bar = CompilationProgressBar()
-        for name, value in private_defaults().items():
+        for name, value in defaults(type(self), Private).items():
             setattr(self, name, value)
-        super().__init__(**general_defaults())
+        super().__init__(**defaults(type(self)))
         self._apply_environment()
 
     def _apply_environment(self) -> None:
-        place = self._distributed
-        if place.numProcesses != 1:
-            log.python.info(
-                "From OMPI_COMM_WORLD_SIZE environment variable: process %d of %d",
-                place.processId,
-                place.numProcesses,
-            )
         cache = env.get("POPTORCH_CACHE_DIR")
         if cache:
             log.python.info("From POPTORCH_CACHE_DIR environment variable: caching in %s", cache)
@@ -130,11 +123,12 @@ class Options(LegacyOptions):
         return self
 
     def withoutEffect(self) -> list[str]:
-        """List the options that were changed but are only hints here, sorted.
+        """List the options that were changed and have no effect here, sorted.
 
-        Not a PopTorch option. They are kept, shown, and read by the machine model's reports.
+        Not a PopTorch option. They are kept and shown; the log says so of each when a model is
+        wrapped, and ``poptorch options`` says what each stands for.
         """
-        return without_effect(self)
+        return [setting.option for setting in idle(self)]
 
     def toDict(self) -> dict[str, Any]:
         """Return one flat dictionary of every setting, for the backend (section 10).

@@ -9,7 +9,6 @@ from .._base.errors import Error
 from .._ir.placement import Location, Locations, NamedStage, Placement, Strategy
 from ..enums import Liveness
 from .check import refuse
-from .locations import _TensorLocationOptions
 from .strategies import (
     PipelinedExecution,
     ShardedExecution,
@@ -72,25 +71,23 @@ def _check_parallel(liveness: Liveness, stages: tuple[NamedStage, ...]) -> None:
             )
 
 
-def freeze_locations(
-    locations: _TensorLocationOptions, *, phased: bool, replicated: bool
-) -> Locations:
+def freeze_locations(options: Any, phased: bool) -> Locations:
     """Return where tensors rest.
 
     Phased strategies rest everything off chip by default; sharding over replicas is ignored when
     there is one replica (PopTorch user guide, "Parallel execution").
     """
-    values: Mapping[str, Any] = locations._values
+    values: Mapping[str, Any] = options.TensorLocations._values
 
     def location(kind: str) -> Location:
         stored = values.get(f"location_{kind}", {})
         return Location(
             on_chip=bool(stored.get("onChip", not phased)),
-            sharded=replicated and bool(stored.get("useReplicatedTensorSharding", 0)),
+            sharded=options.replication_factor > 1
+            and bool(stored.get("useReplicatedTensorSharding", 0)),
             load_by_io_tiles=bool(stored.get("useIOTilesToLoad", 0)),
             store_by_io_tiles=bool(stored.get("useIOTilesToStore", 0)),
             min_off_chip=stored.get("minElementsForOffChip"),
-            min_sharded=stored.get("minElementsForReplicatedTensorSharding"),
         )
 
     return Locations(

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator
 from typing import Any
 
 from .._base import log
 from .._base.errors import Error
-from .check import refuse
+from ..enums import MeanReductionStrategy, ReductionType
+from .check import mean_or_sum, refuse
+from .popart import INITIAL
+from .table import HINT, MISSING, RESULTS, RULES, UNSET, Backend, Effect, Row
 
 _REPLICATED = "replicatedCollectivesSettings"
 _BATCH = "batchSerializationSettings"
@@ -97,6 +101,42 @@ LAST_MEMBER = {
     "virtualGraphMode": 3,
 }
 LAST_INSTRUMENTATION = 1
+_HINT = "Kept for the backend compiler that is not here."
+# Which keys without a setter of their own do something: effect, what it is, the Spec's field.
+_READ: dict[str, tuple[Effect, str, dict[str, Any]]] = {
+    "accumulationAndReplicationReductionType": (
+        RESULTS,
+        "Force how gradients combine: 0 for the sum, 1 for the mean.",
+        {"field": "reduction.type", "frozen": lambda kind: mean_or_sum(ReductionType(kind))},
+    ),
+    "autoRecomputation": (
+        RULES,
+        "Compute activations again in the backward pass: 0 never, 1 to 4 where it saves memory.",
+        {"field": "recompute", "frozen": bool},
+    ),
+    "groupNormStridedChannelGrouping": (
+        RESULTS,
+        "Let GroupNorm's groups take every n-th channel rather than neighbours.",
+        {"field": "precision.strided_group_norm"},
+    ),
+    "meanAccumulationAndReplicationReductionStrategy": (
+        RESULTS,
+        "Force where the division of a mean takes place.",
+        {"field": "reduction.strategy", "frozen": MeanReductionStrategy},
+    ),
+    "engineOptions": (
+        HINT,
+        _HINT,
+        {"others": frozenset({"autoReport.all", "autoReport.directory", "debug.allowOutOfMemory"})},
+    ),
+    "convolutionOptions": (
+        HINT,
+        _HINT,
+        {"others": frozenset({"enableConvDithering", "partialsType"})},
+    ),
+    "saveInitializersToFile": (MISSING, "Write weights beside an exported model: none is.", {}),
+    "logDir": (MISSING, "Ignored, as ever: Options.logDir.", {}),
+}
 _TABLES = {
     "bool": BOOL_KEYS,
     "int": INT_KEYS,
@@ -105,6 +145,18 @@ _TABLES = {
     "list": LIST_KEYS,
     "dictionary": DICT_KEYS,
 }
+
+
+def key_rows(covered: set[str]) -> Iterator[Row]:
+    """Yield the rows of the keys that no setter stands for.
+
+    Args:
+        covered: keys that are whole values of options with setters.
+    """
+    for key in sorted(set().union(*_TABLES.values()) - covered):
+        effect, sentence, more = _READ.get(key, (HINT, _HINT, {}))
+        value = Backend(key, INITIAL.get(key, UNSET), **more)
+        yield Row(f'_Popart.set("{key}")', effect, (value,), sentence)
 
 
 def validate_popart(options: dict[Any, Any]) -> None:
@@ -154,9 +206,9 @@ def _check_range(key: str, value: Any) -> None:
 
 
 def _fix(key: Any) -> str:
-    homes = [name for name, table in _TABLES.items() if key in table]
-    if homes:
-        return f"{key} takes a value of type {homes[0]}"
+    tables = [name for name, table in _TABLES.items() if key in table]
+    if tables:
+        return f"{key} takes a value of type {tables[0]}"
     every = sorted(set().union(*_TABLES.values()))
     close = difflib.get_close_matches(str(key), every, n=3)
     return f"did you mean {' or '.join(close)}?" if close else "remove it: nothing reads it"

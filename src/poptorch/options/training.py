@@ -1,91 +1,94 @@
 """``opts.Training``: gradient accumulation and reduction (PopTorch user guide, "Options")."""
 
+# mypy: disable-error-code="empty-body"
+# The decorator writes the setters: their bodies would all be the same.
+
 from __future__ import annotations
 
 from typing import Self
 
-from .._base.errors import InvalidValue
 from ..enums import MeanReductionStrategy, ReductionType
-from .check import refuse
+from .check import mean_or_sum
 from .container import Container
 from .legacy_names import deprecated
 from .popart import _PopartOptions
+from .table import HINT, RESULTS, Backend, Value, defaults, option
 
 
 class _TrainingOptions(Container):
-    """How gradients are accumulated and combined.
-
-    Attributes:
-        gradient_accumulation: micro-batches per optimiser step.
-        accumulation_and_replication_reduction_type: how they are combined.
-        meanAccumulationAndReplicationReductionStrategy: where a mean divides.
-    """
+    """How gradients are accumulated and combined."""
 
     gradient_accumulation: int
     accumulation_and_replication_reduction_type: ReductionType
     meanAccumulationAndReplicationReductionStrategy: MeanReductionStrategy
-    _popart_options: _PopartOptions
+    _popart: _PopartOptions
 
-    def __init__(self, popart_options: _PopartOptions) -> None:
-        self._popart_options = popart_options
-        super().__init__(
-            gradient_accumulation=1,
-            accumulation_and_replication_reduction_type=ReductionType.Mean,
-            meanAccumulationAndReplicationReductionStrategy=MeanReductionStrategy.Post,
-        )
+    def __init__(self, popart: _PopartOptions) -> None:
+        self._popart = popart
+        super().__init__(**defaults(type(self)))
 
+    @option(RESULTS, Value("gradient_accumulation", 1, decides="loops.accumulation", least=1))
     def gradientAccumulation(self, gradient_accumulation: int) -> Self:
-        """Set the number of micro-batches per optimiser step (default 1; checked at compile).
+        """Set the number of micro-batches per optimiser step."""
 
-        Raises:
-            AssertionFailure: not an int (an ``AssertionError``).
-        """
-        return self.set(gradient_accumulation=gradient_accumulation)
-
+    @option(
+        RESULTS,
+        Value(
+            "accumulation_and_replication_reduction_type",
+            ReductionType.Mean,
+            check=mean_or_sum,
+            field="reduction.type",
+        ),
+    )
     def accumulationAndReplicationReductionType(self, reduction_type: ReductionType) -> Self:
-        """Combine gradients over accumulation steps, replicas and processes by Mean or Sum.
+        """Combine gradients over accumulation steps and replicas by their mean or sum.
 
-        Independent of the reduction inside the user's loss. Default Mean.
+        Independent of the reduction inside the user's loss.
 
         Raises:
             InvalidValue: neither ``ReductionType.Mean`` nor ``.Sum`` (a ``ValueError``).
         """
-        accepted = (ReductionType.Mean, ReductionType.Sum)
-        if not isinstance(reduction_type, ReductionType) or reduction_type not in accepted:
-            refuse(
-                InvalidValue,
-                "The reduction type must be set to ReductionType.Mean or ReductionType.Sum",
-                got=repr(reduction_type),
-            )
-        return self.set(accumulation_and_replication_reduction_type=reduction_type)
 
+    @option(
+        RESULTS,
+        Value(
+            "meanAccumulationAndReplicationReductionStrategy",
+            MeanReductionStrategy.Post,
+            field="reduction.strategy",
+        ),
+    )
     def setMeanAccumulationAndReplicationReductionStrategy(
         self, mean_reduction_strategy: MeanReductionStrategy
     ) -> Self:
-        """Choose where the division of a mean takes place, for G steps and R replicas.
+        """Choose where the division of a mean takes place.
 
-        ``Running`` keeps a running mean in the accumulator; ``Post`` (the default) sums, then
-        divides by G x R; ``PostAndLoss`` divides the loss gradient by R before the backward pass
-        and the sum by G at the end. They differ in the rounding and overflow of half precision.
-
-        Raises:
-            AssertionFailure: not a ``MeanReductionStrategy`` (an ``AssertionError``).
+        For G steps and R replicas, ``Running`` keeps a running mean in the accumulator; ``Post``
+        sums, then divides by G x R; ``PostAndLoss`` divides the loss gradient by R before the
+        backward pass and the sum by G at the end. They differ in the rounding and overflow of half
+        precision.
         """
-        return self.set(meanAccumulationAndReplicationReductionStrategy=mean_reduction_strategy)
 
+    @option(
+        RESULTS,
+        Backend("automaticLossScalingSettings.enabled", field="reduction.automatic_loss_scaling"),
+    )
     def setAutomaticLossScaling(self, enabled: bool) -> Self:
         """Adapt the loss-scale factor during training; it becomes optimiser state."""
-        self._popart_options.set("automaticLossScalingSettings.enabled", enabled)
-        return self
 
+    @option(
+        HINT,
+        Backend(
+            "convolutionOptions",
+            part="enableConvDithering",
+            check=lambda enabled: {"enableConvDithering": enabled},
+        ),
+    )
     def setConvolutionDithering(self, enabled: bool) -> Self:
-        """Hint: spread convolutions over the tiles from varying start tiles.
+        """Spread convolutions over the tiles from varying start tiles.
 
         Shares the ``convolutionOptions`` key with ``Precision.setPartialsType``: the last call
         wins.
         """
-        self._popart_options.set("convolutionOptions", {"enableConvDithering": enabled})
-        return self
 
     def accumulationReductionType(self, reduction_type: ReductionType) -> Self:
         """Set the reduction as releases 2.0 and 2.1 did.

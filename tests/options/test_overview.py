@@ -1,4 +1,4 @@
-"""The table of effects, ``withoutEffect`` and the printed overview."""
+"""``withoutEffect``, what the log says of it, and the printed overview."""
 
 import inspect
 
@@ -6,13 +6,14 @@ import torch
 
 from poptorch.enums import SyncPattern
 from poptorch.options import Options, TensorLocationSettings
-from poptorch.options.effects import TABLE, describe
+from poptorch.options.overview import describe, settings
 
 NO_SETTERS = {
     "anchorMode", "appendToLocationExcludes", "clone", "createOrSet", "defaultAnchorMode",
     "defaultOutputMode", "deleteIfExists", "enablePipelining", "exists", "from_json",
     "loadFromFile", "profile", "set", "toDict", "update", "withoutEffect",
 }  # fmt: skip
+PRECISION = {"runningStatisticsAlwaysFloat", "runningVarianceAlwaysFloat"}
 
 
 def test_nothing_is_without_effect_at_first(monkeypatch):
@@ -55,13 +56,16 @@ def test_every_setter_is_in_the_table():
         for name, member in inspect.getmembers(Options)
         if not name.startswith("_") and inspect.isfunction(member)
     }
-    assert public - NO_SETTERS == {row.option for row in TABLE if "." not in row.option}
-    for row in TABLE:
-        target = options
-        for name in row.option.split("."):
-            target = getattr(target, name)
-        assert callable(target)
-        assert row.tag in "NVHL"
+    rows = [setting.option for setting in settings(options)]
+    assert public - NO_SETTERS == {name for name in rows if "." not in name}
+    for group, others in (("Training", {"accumulationReductionType"}), ("Precision", PRECISION)):
+        methods = {
+            f"{group}.{name}"
+            for name, member in vars(type(getattr(options, group))).items()
+            if inspect.isfunction(member) and not name.startswith("_") and name not in others
+        }
+        assert methods == {name for name in rows if name.startswith(group)}
+    assert len(rows) == len(set(rows))
 
 
 def test_the_overview_shows_values_and_changes():

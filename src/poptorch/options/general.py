@@ -1,0 +1,391 @@
+"""The options that belong to no group (PopTorch user guide, "Options").
+
+The methods stand in the order in which ``repr`` shows what they store.
+"""
+
+# mypy: disable-error-code="empty-body"
+# The decorator writes the setters: their bodies would all be the same.
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, Self
+
+import torch
+
+from .._base import env, log
+from .._base.errors import InvalidValue
+from .._base.source import OURS
+from ..enums import CommGroupType, ConnectionType, OutputMode, SyncPattern
+from .check import (
+    check_period,
+    expect,
+    grouping_problem,
+    limit,
+    memory_proportions,
+    refuse,
+    texts,
+)
+from .container import Container
+from .placement import freeze_strategy
+from .popart import _PopartOptions
+from .progress import CompilationProgressBar
+from .strategies import PipelinedExecution, _IExecutionStrategy
+from .table import HINT, LOGS, MISSING, RESULTS, RULES, Backend, Private, Value, option, row
+
+_SYNTHETIC_OFF, _SYNTHETIC_NORMAL = 0, 2
+PROFILING_KEYS = ("autoReport.all", "autoReport.directory", "debug.allowOutOfMemory")
+
+
+class GeneralOptions(Container):
+    """Counts, devices, numerics and reports.
+
+    Every setter returns the object itself. A value of another type than the one in the signature is
+    an ``AssertionFailure`` (an ``AssertionError``).
+    """
+
+    replication_factor: int
+    input_group_size: int
+    input_cgt: CommGroupType
+    broadcast_buffers: bool
+    device_iterations: int
+    log_dir: str
+    max_repeat_logs: int
+    auto_round_num_ipus: bool
+    anchored_tensors: dict[str, list[Any]]
+    output_mode: int
+    output_return_period: int
+    connection_type: int
+    sync_pattern: int
+    available_memory_proportion: dict[int, float]
+    lane_memory: int
+    ipu_id: int
+    ipu_version: int
+    model_name: str
+    random_seed: int
+    use_model: bool
+    _popart: _PopartOptions
+    _progress_bar: CompilationProgressBar
+    _execution_strategy: _IExecutionStrategy
+    _relax_optimizer_checks: bool
+    _show_compilation_progress_bar: bool
+    _module_namescope_enabled: bool
+    _source_location_excludes: list[str]
+
+    @option(RESULTS, Value("replication_factor", 1, field="loops.replicas", least=1))
+    def replicationFactor(self, replication_factor: int) -> Self:
+        """Set the number of data-parallel copies in this process."""
+
+    @row(
+        RESULTS,
+        Value("input_group_size", 1, field="loops.input_group_size", least=1),
+        Value("input_cgt", CommGroupType.Consecutive, field="loops.input_group_type"),
+    )
+    def inputReplicaGrouping(
+        self, input_group_size: int, input_group_type: CommGroupType = CommGroupType.Consecutive
+    ) -> Self:
+        """Let replicas of one group receive the same inputs; call after ``replicationFactor``.
+
+        Args:
+            input_group_size: replicas per group; ignored with ``NoGrouping``.
+            input_group_type: ``Consecutive``, ``Orthogonal`` or ``NoGrouping``.
+
+        Raises:
+            InvalidValue: the type is ``All``, or the size is larger than, or no factor of, the
+                replication factor (a ``ValueError``).
+        """
+        expect("input_group_type", input_group_type, CommGroupType)
+        if input_group_type == CommGroupType.NoGrouping:
+            input_group_size, input_group_type = 1, CommGroupType.Consecutive
+        expect("input_group_size", input_group_size, int)
+        problem = grouping_problem(self.replication_factor, input_group_size, input_group_type)
+        if problem:
+            refuse(
+                InvalidValue,
+                problem,
+                got=f"{input_group_size} of {self.replication_factor} replicas",
+                fix="call replicationFactor first, then group by one of its divisors",
+            )
+        return self.set(input_group_size=input_group_size, input_cgt=input_group_type)
+
+    @option(RESULTS, Value("broadcast_buffers", True, field="broadcast_buffers"))
+    def broadcastBuffers(self, broadcast_buffers: bool = True) -> Self:
+        """Say whether all replicas share one value of each buffer."""
+
+    @option(RESULTS, Value("device_iterations", 1, field="loops.iterations", least=1))
+    def deviceIterations(self, device_iterations: int) -> Self:
+        """Set the micro-steps (inference) or optimiser steps (training) per call."""
+
+    @option(MISSING, Value("log_dir", "."))
+    def logDir(self, log_dir: str) -> Self:
+        """Say where log files go: the one log goes where POPTORCH_LOG_DEST says."""
+
+    @option(LOGS, Value("max_repeat_logs", 4, check=limit, field="runtime.max_repeat_logs"))
+    def maxRepeatLogs(self, max_lines: int | None) -> Self:
+        """Limit how often an identical log line is repeated; None for no limit."""
+
+    @option(RULES, Value("auto_round_num_ipus", False, field="target.auto_round"))
+    def autoRoundNumIPUs(self, auto_round_num_ipus: bool = True) -> Self:
+        """Permit a device count that is no power of two, by reserving more."""
+
+    @row(RESULTS, Value("anchored_tensors", {}, decides="anchors"))
+    def anchorTensor(
+        self,
+        short_name: str,
+        long_name: str,
+        output_mode: OutputMode | None = None,
+        output_return_period: int | None = 1,
+    ) -> None:
+        """Keep an intermediate tensor of each run, for ``executor.getAnchoredTensor``.
+
+        Args:
+            short_name: what to call it; a name used before is replaced.
+            long_name: the tensor's name in the program, as ``getTensorNames()`` lists it.
+            output_mode: None for the model's own output mode.
+            output_return_period: for ``EveryN``, which needs a positive one; forced to 1 otherwise.
+        """
+        self._check_writable("anchored_tensors")
+        expect("short_name", short_name, str)
+        expect("long_name", long_name, str)
+        if output_mode is not None:
+            expect("output_mode", output_mode, OutputMode)
+        if output_mode == OutputMode.EveryN:
+            check_period(output_return_period)
+        else:
+            output_return_period = 1
+        entry = [long_name, output_mode is None, output_mode, output_return_period]
+        self.anchored_tensors[short_name] = entry
+
+    @row(
+        RESULTS,
+        Value("output_mode", int(OutputMode.Default), kind=OutputMode, decides="output.mode"),
+        Value("output_return_period", 1, decides="output.period"),
+    )
+    def outputMode(self, output_mode: OutputMode, output_return_period: int | None = None) -> Self:
+        """Choose which results of a call come back; by default all, in training the final ones.
+
+        Args:
+            output_mode: ``Final``, ``EveryN``, ``All``, ``Sum`` or ``Default``.
+            output_return_period: for ``EveryN``, which needs a positive one: return one result per
+                so many iterations. It must divide ``deviceIterations``, which is checked at
+                compile. Else unused.
+        """
+        expect("output_mode", output_mode, OutputMode)
+        if output_mode == OutputMode.EveryN:
+            check_period(output_return_period)
+        elif output_return_period is not None:
+            log.python.info(
+                "The output return period %s is ignored: OutputMode.%s has none",
+                output_return_period,
+                output_mode.name,
+            )
+        period = 1 if output_return_period is None else output_return_period
+        return self.set(output_mode=int(output_mode), output_return_period=period)
+
+    def defaultOutputMode(self) -> bool:
+        """Tell whether the output mode is still ``OutputMode.Default``."""
+        return self.output_mode == OutputMode.Default
+
+    @option(
+        RULES,
+        Value(
+            "connection_type",
+            int(ConnectionType.Always),
+            kind=ConnectionType,
+            field="runtime.connection",
+            frozen=ConnectionType,
+        ),
+    )
+    def connectionType(self, connection_type: ConnectionType) -> Self:
+        """Choose when to acquire the device."""
+
+    @option(HINT, Value("sync_pattern", int(SyncPattern.Full), kind=SyncPattern))
+    def syncPattern(self, sync_pattern: SyncPattern) -> Self:
+        """Choose how chips and host synchronise."""
+
+    @option(HINT, Value("available_memory_proportion", {}, kind=dict, check=memory_proportions))
+    def setAvailableMemoryProportion(self, available_memory_proportion: dict[str, float]) -> Self:
+        """Set the budget of temporary memory per device, replacing earlier ones.
+
+        Args:
+            available_memory_proportion: for instance ``{"IPU0": 0.5}``, indices of the model's own
+                devices to a part of their memory.
+
+        Raises:
+            AssertionFailure: a key does not start with "IPU" (an ``AssertionError``).
+            InvalidValue: the rest of a key is no integer (a ``ValueError``).
+        """
+
+    @option(RESULTS, Value("backend", "auto", decides="target.backend"))
+    def backend(self, name: str) -> Self:
+        """Choose the backend that runs the programs; beats POPTORCH_BACKEND.
+
+        Not a PopTorch option.
+
+        Args:
+            name: ``"auto"``: the environment's choice; without one the reference
+                backend at once, and optimised code as soon as a run has lasted long enough to
+                repay compiling it in the background. ``"optimise"``: optimised code from the
+                first call on. ``"reference"``: operators one by one, always. Or another
+                registered backend. Unknown names fail at compile.
+        """
+
+    @option(RESULTS, Value("lanes", 0, field="lanes"))
+    def lanes(self, count: int) -> Self:
+        """Fix how many micro-batches of a call run side by side; 0 lets the library choose.
+
+        Not a PopTorch option.
+
+        Args:
+            count: by its own choice the library takes those of 64 rows, more where their
+                intermediate values stay in the caches, within ``laneMemory``; 1 runs one
+                micro-batch after another; another number is rounded down to one that divides the
+                accumulation steps (in inference, the iterations) times the replicas.
+        """
+
+    @option(RESULTS, Value("lane_memory", 0, field="lane_memory"))
+    def laneMemory(self, lane_memory: int) -> Self:
+        """Limit the bytes of intermediate values of lanes; 0 lets the library choose.
+
+        Not a PopTorch option. The library's choice is 1 GiB, halved until a quarter of the free
+        memory holds it.
+        """
+
+    @row(RESULTS, Value("random_seed", kind=int, field="target.seed"))
+    def randomSeed(self, random_seed: int) -> Self:
+        """Seed the device generator; also calls ``torch.manual_seed`` on the host, now."""
+        self._check_writable("random_seed")
+        expect("random_seed", random_seed, int)
+        torch.manual_seed(random_seed)
+        return self.createOrSet(random_seed=random_seed)
+
+    @option(HINT, Value("use_model", kind=int, check=bool, decides="target.device"))
+    def useIpuModel(self, use_model: bool) -> Self:
+        """Take no chips of the system; nothing is simulated. Beats POPTORCH_IPU_MODEL."""
+
+    @option(RULES, Value("ipu_id", kind=int, field="runtime.ipu_id"))
+    def useIpuId(self, ipu_id: int) -> Self:
+        """Attach to one device id, which must hold model devices x replicas exactly."""
+
+    @row(RULES, Value("ipu_version", decides="target.generation"))
+    def useOfflineIpuTarget(self, ipu_version: int = 2) -> Self:
+        """Compile only, for a given generation: sets ``ConnectionType.Never``.
+
+        Args:
+            ipu_version: 1 (Mk1), 2 (Mk2) or 21 (Mk2 with FP8); checked at compile.
+        """
+        self.createOrSet(ipu_version=ipu_version)
+        return self.connectionType(ConnectionType.Never)
+
+    @option(LOGS, Value("model_name", kind=str, field="runtime.model_name"))
+    def modelName(self, name: str) -> Self:
+        """Name the model in printed plans."""
+
+    @option(
+        RULES,
+        Private(
+            "_execution_strategy",
+            PipelinedExecution(),
+            kind=_IExecutionStrategy,
+            field="placement",
+            frozen=freeze_strategy,
+        ),
+    )
+    def setExecutionStrategy(self, strategy: _IExecutionStrategy) -> Self:
+        """Choose how annotated blocks become stages."""
+
+    @option(HINT, Backend("enableStableNorm"))
+    def enableStableNorm(self, enabled: bool) -> Self:
+        """Compute the variance of normalisation layers in two passes, as is always done."""
+
+    @option(
+        RESULTS,
+        Backend(
+            "syntheticDataMode",
+            check=lambda on: _SYNTHETIC_NORMAL if on else _SYNTHETIC_OFF,
+            field="target.synthetic_data",
+            frozen=bool,
+        ),
+    )
+    def enableSyntheticData(self, enabled: bool | int) -> Self:
+        """Skip host input and output, to time the device alone; the outputs are meaningless."""
+
+    @option(RESULTS, Backend("updatableNamedBuffers", field="updatable_buffers", frozen=tuple))
+    def updatableNamedBuffers(self, buffers: Sequence[str]) -> Self:
+        """Name the buffers that ``executor.copyNamedBuffersToDevice()`` may update."""
+
+    @option(LOGS, Backend("instrumentWithHardwareCycleCounter", False, field="runtime.cycle_count"))
+    def logCycleCount(self, log_cycle_count: bool) -> Self:
+        """Count device cycles, for ``executor.cycleCount()``."""
+
+    @row(MISSING, *(Backend("engineOptions", part=key) for key in PROFILING_KEYS))
+    def enableProfiling(self, profile_dir: str | os.PathLike[str] | None = None) -> Self:
+        """Ask for a profile report under a directory: none is written.
+
+        Adds three keys to the engine options set before. POPLAR_ENGINE_OPTIONS beats them.
+
+        Args:
+            profile_dir: None for the working directory.
+        """
+        directory = os.fspath(profile_dir) if profile_dir else "."
+        chosen = dict(zip(PROFILING_KEYS, ("true", directory, "true"), strict=True))
+        before = self._popart.options.get("engineOptions", {})
+        self._popart.setEngineOptions({**before, **chosen})
+        text = env.get("POPLAR_ENGINE_OPTIONS")
+        for key in PROFILING_KEYS:
+            if key in text:
+                log.python.warning(
+                    "The profiling setting %s is overridden by POPLAR_ENGINE_OPTIONS", key
+                )
+        return self
+
+    @option(LOGS, Private("_show_compilation_progress_bar", True, kind=bool, reader="executor"))
+    def showCompilationProgressBar(self, show: bool = True) -> Self:
+        """Show a progress bar while compiling; ``compilationTime()`` needs it."""
+
+    @row(LOGS, Private("_module_namescope_enabled", True, field="module_scopes"))
+    def disableModuleNamescope(self) -> Self:
+        """Name operators without the path of their module: ``Op`` for ``layer/Op``."""
+        self._module_namescope_enabled = False
+        return self
+
+    @option(
+        LOGS,
+        Private(
+            "_source_location_excludes",
+            [OURS, "site-packages/torch", "site-packages/poptorch"],
+            check=texts,
+            field="runtime.source_excludes",
+            frozen=tuple,
+        ),
+    )
+    def sourceLocationExcludes(self, excludes: Sequence[str]) -> Self:
+        """Replace the path fragments that are skipped when the user's own line is sought.
+
+        This library's files, torch's and Python's are skipped whatever the list says.
+        """
+
+    def appendToLocationExcludes(self, *excludes: str) -> Self:
+        """Add path fragments to :meth:`sourceLocationExcludes`."""
+        return self.sourceLocationExcludes([*self._source_location_excludes, *excludes])
+
+    @option(LOGS, Private("_relax_optimizer_checks", False, kind=bool, reader="executor"))
+    def relaxOptimizerAttributesChecks(self, relax: bool = True) -> Self:
+        """Log unknown optimiser attributes at DEBUG instead of WARNING."""
+
+    @row(
+        LOGS,
+        Backend("cachePath", decides="runtime.cache_dir"),
+        Backend("enableEngineCaching", decides="runtime.cache_dir"),
+    )
+    def enableExecutableCaching(self, path: str | os.PathLike[str] | None) -> Self:
+        """Keep executables in a directory and reuse them; None switches this off.
+
+        With None the path of an earlier call stays stored.
+        """
+        if path is None:
+            self._popart.set("enableEngineCaching", False)
+            return self
+        self._popart.set("cachePath", os.fspath(path)).set("enableEngineCaching", True)
+        return self

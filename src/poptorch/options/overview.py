@@ -1,0 +1,65 @@
+"""What the rows of the table say of one Options object: text tables, and what has no effect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._base import env, log
+from .popart_keys import key_rows
+from .table import IDLE, MEANING, MISSING, Backend, Setting, rows_of
+
+_GROUPS = ("Training", "Precision", "Distributed", "TensorLocations")
+_said: set[str] = set()
+
+
+def settings(options: Any) -> list[Setting]:
+    """Return every option, the keys of ``_Popart`` that no setter stands for last."""
+    groups = {"": options, **{f"{name}.": getattr(options, name) for name in _GROUPS}}
+    found = [
+        Setting(prefix + row.option, group, row)
+        for prefix, group in groups.items()
+        for row in rows_of(type(group))
+    ]
+    covered = {
+        value.name
+        for setting in found
+        for value in setting.row.values
+        if isinstance(value, Backend) and not value.part
+    }
+    return found + [Setting(row.option, options, row) for row in key_rows(covered)]
+
+
+def idle(options: Any) -> list[Setting]:
+    """Return the options that were changed and have no effect, by name."""
+    changed = [s for s in settings(options) if s.row.effect in IDLE and s.changed]
+    return sorted(changed, key=lambda setting: setting.option)
+
+
+def report_idle(options: Any) -> None:
+    """Say of each option without effect that it has none: once in a process."""
+    for setting in idle(options):
+        if setting.option not in _said:
+            _said.add(setting.option)
+            say = log.python.warning if setting.row.effect is MISSING else log.python.info
+            say("%s has no effect here. %s", setting.option, setting.row.sentence)
+    text = env.get("POPLAR_ENGINE_OPTIONS")
+    if text and text not in _said:
+        _said.add(text)
+        log.python.warning("POPLAR_ENGINE_OPTIONS has no effect here: %s", text)
+
+
+def describe(options: Any, every: bool = False) -> str:
+    """Return a text table of options: effect, setter, value, what it does; ``*`` marks changes.
+
+    Args:
+        options: whose values to show.
+        every: show the keys of ``_Popart`` that were not set, too.
+    """
+    lines = ["  ".join(f"{effect.value}: {meaning}" for effect, meaning in MEANING.items())]
+    for setting in settings(options):
+        if every or setting.changed or not setting.option.startswith("_Popart"):
+            value = setting.row.values[0].text(setting.group)
+            mark = "*" if setting.changed else " "
+            effect = setting.row.effect.value
+            lines.append(f"{mark} {effect} {setting.option} = {value}  # {setting.row.sentence}")
+    return "\n".join(lines)

@@ -1,0 +1,237 @@
+"""The one table of options: a row says everything about an option, beside the method that sets it.
+
+A row is written as a decorator: ``@option`` writes the setter too, ``@row`` records what a method
+with a body of its own keeps. The defaults, the setters, the Spec, ``withoutEffect``, the command
+``poptorch options`` and the page ``docs/guide/options.md`` all come from these rows.
+"""
+
+from __future__ import annotations
+
+import copy
+import enum
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+from .check import expect
+from .legacy_names import deprecated
+from .show import show
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+class Effect(enum.StrEnum):
+    """What an option changes; the value is the letter that tables show."""
+
+    RESULTS = "N"
+    RULES = "V"
+    LOGS = "L"
+    HINT = "H"
+    MISSING = "M"
+
+
+RESULTS, RULES, LOGS, HINT, MISSING = Effect
+IDLE = (HINT, MISSING)
+MEANING = {
+    RESULTS: "changes results",
+    RULES: "decides what is accepted and which chips are taken",
+    LOGS: "logs, files, caching",
+    HINT: "a hint to hardware, no effect here",
+    MISSING: "not done here",
+}
+
+
+class _Unset:
+    """The default of what is stored only once it is set."""
+
+    def __repr__(self) -> str:
+        return "unset"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Unset:
+        return self
+
+
+UNSET = _Unset()
+
+
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+@dataclass(frozen=True)
+class Value:
+    """One value that an option keeps among the named values of its group.
+
+    Attributes:
+        name: what it is stored under.
+        default: ``UNSET`` for a value that exists only once it was set.
+        kind: type that the setter asks for; None for that of the default. An enum's members are
+            stored as their integers, which are checked again at compile.
+        check: turns the setter's argument into what is stored, or refuses it.
+        least: smallest number that compiles.
+        field: the field of the Spec that it becomes, ``loops.replicas`` for instance.
+        frozen: turns what is stored into the field's value.
+        decides: the field of the Spec that ``freeze`` computes from this and other values.
+        reader: the module that reads it from the options, for what is in no Spec.
+    """
+
+    name: str
+    default: Any = UNSET
+    kind: type | None = None
+    check: Callable[[Any], Any] = _unchanged
+    least: int | None = None
+    field: str = ""
+    frozen: Callable[[Any], Any] = _unchanged
+    decides: str = ""
+    reader: str = ""
+
+    def keep(self, group: Any, value: Any) -> None:
+        """Check a setter's argument and store it."""
+        group._check_writable(self.name)
+        if self.kind is not None:
+            expect(self.name, value, self.kind)
+        self._write(group, self.check(value))
+
+    def read(self, group: Any) -> Any:
+        """Return the value that a group holds, or ``UNSET``."""
+        return group._values.get(self.name, UNSET)
+
+    def text(self, group: Any) -> str:
+        """Return what a group holds for people: an enum's integer by its member's name."""
+        value = self.read(group)
+        if self.kind is not None and issubclass(self.kind, enum.Enum) and value in list(self.kind):
+            value = self.kind(value)
+        return show(value)
+
+    def changed(self, group: Any) -> bool:
+        """Tell whether a group no longer holds the default."""
+        return show(self.read(group)) != show(self.default)
+
+    def _write(self, group: Any, value: Any) -> None:
+        group.createOrSet(**{self.name: value})
+
+
+class Private(Value):
+    """A value kept in a private attribute: outside code reads it, ``toDict`` does not show it."""
+
+    def read(self, group: Any) -> Any:
+        return vars(group)[self.name]
+
+    def _write(self, group: Any, value: Any) -> None:
+        setattr(group, self.name, value)
+
+
+@dataclass(frozen=True)
+class Backend(Value):
+    """A value kept under a key of ``_Popart``, as scripts may set it there themselves.
+
+    Attributes:
+        part: the entry of the key's dictionary that is meant.
+        others: entries of the key's dictionary that have rows of their own.
+    """
+
+    part: str = ""
+    others: frozenset[str] = frozenset()
+
+    def read(self, group: Any) -> Any:
+        value = group._popart.options.get(self.name, UNSET)
+        if self.part:
+            return value.get(self.part, UNSET) if isinstance(value, dict) else UNSET
+        return value
+
+    def changed(self, group: Any) -> bool:
+        value = self.read(group)
+        if self.others and isinstance(value, dict):
+            return not value.keys() <= self.others
+        return super().changed(group)
+
+    def _write(self, group: Any, value: Any) -> None:
+        group._popart.set(self.name, value)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One option.
+
+    Attributes:
+        option: the name of its setter.
+        effect: what it changes.
+        values: what it keeps.
+        sentence: what it does.
+    """
+
+    option: str
+    effect: Effect
+    values: tuple[Value, ...]
+    sentence: str
+
+
+class Setting(NamedTuple):
+    """A row together with the options that hold it: ``option`` as written after ``options.``."""
+
+    option: str
+    group: Any
+    row: Row
+
+    @property
+    def changed(self) -> bool:
+        """Whether one of its values is no longer the default."""
+        return any(value.changed(self.group) for value in self.row.values)
+
+
+def row(effect: Effect, *values: Value) -> Callable[[Method], Method]:
+    """Record the row of an option whose setter has a body of its own."""
+
+    def record(method: Method) -> Method:
+        sentence = (inspect.getdoc(method) or "").split("\n\n")[0].replace("\n", " ")
+        method._row = Row(method.__name__, effect, values, sentence)  # type: ignore[attr-defined]
+        return method
+
+    return record
+
+
+def option(effect: Effect, value: Value, *, instead: str = "") -> Callable[[Method], Method]:
+    """Record the row of an option and write its setter: check the one argument, keep it, chain.
+
+    Args:
+        effect: what the option changes.
+        value: what it keeps.
+        instead: what replaced the option; the setter then warns that it is deprecated.
+    """
+
+    def write(method: Method) -> Method:
+        signature = inspect.signature(method)
+        _, parameter = signature.parameters
+
+        @functools.wraps(method)
+        def setter(self: Any, *args: Any, **kwargs: Any) -> Any:
+            given = signature.bind(self, *args, **kwargs)
+            given.apply_defaults()
+            value.keep(self, given.arguments[parameter])
+            if instead:
+                deprecated(method.__qualname__.strip("_").replace("Options.", "."), instead)
+            return self
+
+        return row(effect, value)(setter)  # type: ignore[return-value]
+
+    return write
+
+
+def rows_of(cls: type) -> Iterator[Row]:
+    """Yield the rows of a class, base classes first, in the order of their methods."""
+    for base in reversed(cls.__mro__):
+        for method in vars(base).values():
+            if isinstance(getattr(method, "_row", None), Row):
+                yield method._row
+
+
+def defaults(cls: type, kind: type[Value] = Value) -> dict[str, Any]:
+    """Return new copies of the defaults of a class's values of one kind, in the rows' order."""
+    return {
+        value.name: copy.deepcopy(value.default)
+        for each in rows_of(cls)
+        for value in each.values
+        if type(value) is kind and value.default is not UNSET
+    }
