@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 
 # Before anything imports poptorch: the log level and others are read at import.
@@ -11,6 +12,8 @@ for _name in [name for name in os.environ if name.startswith(_OURS)]:
     del os.environ[_name]
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
 os.environ["POPTORCH_POD_DIR"] = tempfile.mkdtemp(prefix="poptorch-test-pod-")  # devices of our own
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started us may ignore it
 
 import pytest  # noqa: E402
 import torch  # noqa: E402

@@ -28,6 +28,7 @@ from helpers.data_sets import (
     with_text,
 )
 from helpers.loaders import ASYNC_MODES, FORK, loader, options, values
+from helpers.patience import eventually
 from poptorch._base.errors import Error
 from poptorch.argparsers import registerCustomArgParser
 from poptorch.dataloader import AsynchronousDataAccessor
@@ -36,13 +37,6 @@ from poptorch.enums import DataLoaderMode, SharingStrategy
 
 def accessor(dataset, **kwargs):
     return AsynchronousDataAccessor(dataset, **{**FORK, **kwargs})
-
-
-def eventually(condition, seconds=5.0):
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.01)
-    return condition()
 
 
 @pytest.mark.spec("data", 20)

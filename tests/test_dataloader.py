@@ -3,7 +3,6 @@
 import functools
 import inspect
 import logging
-import time
 
 import pytest
 import torch
@@ -27,6 +26,7 @@ from helpers.data_sets import (
     with_number,
     with_text,
 )
+from helpers.leaks import descendants
 from helpers.loaders import ALL_MODES, ASYNC_MODES, FORK, loader, options, values
 from poptorch._base.errors import Error
 from poptorch.dataloader import AsynchronousDataAccessor, DataLoader
@@ -409,15 +409,18 @@ def test_a_tensor_data_set_gives_lists_as_in_torch():
 def test_errors_of_the_data_set_pass_as_they_are_and_the_loader_goes_on(workers):
     from helpers.data_sets import Broken
 
-    data = Broken(6, 3)
+    data, before = Broken(6, 3), descendants().keys()
     made = loader(data, 2, num_workers=workers)
-    begin = time.monotonic()
+    with pytest.raises(KeyError, match="sample 3 cannot be read"):
+        list(made)
+    workers_then = descendants().keys() - before
     for _ in range(2):
         with pytest.raises(KeyError, match="sample 3 cannot be read"):
             list(made)
     data.is_broken.zero_()
     assert values(made) == [[0, 1], [2, 3], [4, 5]]
-    assert time.monotonic() - begin < 4.0  # with the same workers: ending them takes torch longer
+    assert descendants().keys() - before == workers_then
+    assert len(workers_then) == workers
 
 
 def test_a_newer_iterator_over_one_loading_process_ends_the_older_one():

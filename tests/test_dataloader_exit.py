@@ -6,15 +6,13 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 
 import pytest
 
 from helpers.leaks import descendants, still_there
+from helpers.patience import HANGS, eventually
 
-SECONDS = 8.0  # an interrupted or finished program is gone by then, on a busy machine too
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-WATCHDOG = 5.0 + SECONDS  # workers of torch look every 5 seconds whether their parent lives
 
 QUIET = """
 import os, signal, sys, time
@@ -55,18 +53,16 @@ class Program:
         assert self.process.stdout.readline() == "ready\n", self.process.stderr.read()
         self.started = descendants(self.process.pid)
         assert len(self.started) >= (4 if head is BOTH else 3)
-        self.begin = time.monotonic()
 
     def go_on(self):
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
-    def end(self, seconds=SECONDS):
+    def end(self):
         """Return (exit code, stdout, stderr), when all its processes have gone."""
-        out, err = self.process.communicate(timeout=seconds)
-        while left := still_there(self.started):
-            assert time.monotonic() - self.begin < seconds, f"left behind: {left}"
-            time.sleep(0.05)
+        out, err = self.process.communicate(timeout=HANGS)
+        gone = eventually(lambda: not still_there(self.started))
+        assert gone, f"left behind: {still_there(self.started)}"
         return self.process.returncode, out, err
 
 
@@ -100,7 +96,7 @@ def test_a_program_that_survives_ctrl_c_goes_on_loading_and_fails_with_its_own_e
     """
     program = Program(tmp_path / "p.py", body, QUIET)
     os.killpg(program.process.pid, signal.SIGINT)
-    code, out, err = program.end(2 * SECONDS)
+    code, out, err = program.end()
     assert (code, out, err.count("Traceback")) == (1, "499\n", 1)
     assert err.endswith("ValueError: mine\n")
 
@@ -108,13 +104,13 @@ def test_a_program_that_survives_ctrl_c_goes_on_loading_and_fails_with_its_own_e
 def test_processes_end_after_their_program_was_killed(tmp_path):
     program = Program(tmp_path / "p.py", "sys.stdin.readline()", BOTH)
     program.process.kill()
-    code, *_ = program.end(WATCHDOG)
+    code, *_ = program.end()
     assert code == -signal.SIGKILL
 
 
 def run(command):
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=60, check=False, env=ENVIRONMENT
+        command, capture_output=True, text=True, timeout=HANGS, check=False, env=ENVIRONMENT
     )
 
 

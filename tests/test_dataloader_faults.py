@@ -9,10 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from torch.utils.data._utils import worker as torch_worker
 
 from helpers.data_sets import Broken, Fatal, Numbers, Slow, Unpicklable, Unreadable
 from helpers.leaks import descendants, nothing_left, segments, still_there
 from helpers.loaders import ASYNC_MODES, loader, values
+from helpers.patience import HANGS, eventually
 from poptorch._base.errors import Error
 from poptorch._data import process
 from poptorch.dataloader import AsynchronousDataAccessor
@@ -20,7 +23,6 @@ from poptorch.enums import DataLoaderMode, SharingStrategy
 
 # Starting a process anew takes seconds on a busy machine: each test uses one such strategy.
 FORKS = [SharingStrategy.Fork, SharingStrategy.ForkServer]
-NOTICED_SECONDS = 3.0  # a dead process is noticed in this time, on a busy machine too
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -100,15 +102,13 @@ def test_a_killed_process_is_noticed_after_the_loaded_data(strategy):
         pid = worker_pid(made)
         while made._consumer.waiting.elements == 0:
             assert next(made) == 0
-        time.sleep(0.2)  # it fills the ring
+        assert made._consumer._process.channel.has_message(HANGS)  # the next one is loaded
         os.kill(pid, signal.SIGKILL)
-        begin = time.monotonic()
         with pytest.raises(AssertionError, match="error occurred in the data fetcher") as caught:
             for expected in (1, 2, 3):
                 assert next(made) == expected
         assert expected >= 2
         assert "was killed by SIGKILL" in str(caught.value)
-        assert time.monotonic() - begin < NOTICED_SECONDS
         with pytest.raises(AssertionError, match="data fetcher"):
             iter(made)
         made.terminate()
@@ -120,8 +120,9 @@ def leave_a_segment(worker: int) -> None:
     Path(f"/dev/shm/torch_{os.getpid()}_{worker}_{os.getppid()}").touch()  # found by the parent
 
 
-def test_a_killed_process_does_not_leave_its_workers():
-    with nothing_left(2.0) as known:
+def test_a_killed_process_does_not_leave_its_workers(monkeypatch):
+    monkeypatch.setattr(torch_worker, "MP_STATUS_CHECK_INTERVAL", 1e6)  # torch does not
+    with nothing_left() as known:
         made = loader(
             Numbers(100), 2, mode=DataLoaderMode.Async, num_workers=2,
             worker_init_fn=leave_a_segment if Path("/dev/shm").is_dir() else None,
@@ -150,11 +151,10 @@ def test_a_killed_worker_of_torch_ends_the_iteration_only():
 
 @pytest.mark.parametrize("strategy", FORKS)
 def test_a_process_that_dies_at_once(strategy):
-    begin, data = time.monotonic(), Fatal(3, 0, signal.SIGKILL)
+    data = Fatal(3, 0, signal.SIGKILL)
     with nothing_left(), pytest.raises(Error, match="worker thread failed to start") as caught:
         accessor(data, strategy)
     assert "was killed by SIGKILL" in str(caught.value)
-    assert time.monotonic() - begin < 2 * NOTICED_SECONDS
 
 
 def test_a_loader_that_has_failed_ends_its_process_when_it_goes():
@@ -203,24 +203,25 @@ class Stubborn(Numbers):
     def __init__(self, size, ignores_interrupts):
         super().__init__(size)
         self.ignores_interrupts = ignores_interrupts
+        self.sleeps = torch.zeros(1, dtype=torch.bool).share_memory_()
 
     def __getitem__(self, index):
         if index == 1:
             if self.ignores_interrupts:
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
+            self.sleeps.fill_(True)
             time.sleep(1000)
         return super().__getitem__(index)
 
 
-@pytest.mark.parametrize("ignores_interrupts, steps", [(False, 1), (True, 2)])
-def test_a_process_that_does_not_stop_is_made_to(ignores_interrupts, steps, monkeypatch, caplog):
+@pytest.mark.parametrize("ignores_interrupts", [False, True])
+def test_a_process_that_does_not_stop_is_made_to(ignores_interrupts, monkeypatch, caplog):
     monkeypatch.setattr(process, "PATIENCE", 0.4)
+    data = Stubborn(3, ignores_interrupts)
     with nothing_left():
-        made = accessor(Stubborn(3, ignores_interrupts), early_preload=True)
-        time.sleep(0.1)
-        begin = time.monotonic()
+        made = accessor(data, early_preload=True)
+        assert eventually(lambda: data.sleeps)
         made.terminate()
-        assert 0.4 * steps <= time.monotonic() - begin < 0.4 * steps + NOTICED_SECONDS
     assert "interrupting it" in caplog.text
 
 
@@ -259,9 +260,7 @@ def test_a_consumer_that_stops_early(mode, workers, capfd):
             if batch.item() == 3:
                 break
         known.update(descendants())
-        begin = time.monotonic()
         del made, batch
-        assert time.monotonic() - begin < NOTICED_SECONDS
     assert capfd.readouterr() == ("", "")
 
 

@@ -16,10 +16,8 @@ import poptorch
 from helpers.source_tree import ROOT
 
 PROBE = """
-import faulthandler, json, logging, os, signal, sys, threading, time, warnings
-started = time.perf_counter()
+import faulthandler, json, logging, os, signal, sys, threading, warnings
 import torch
-torch_seconds = time.perf_counter() - started
 before = set(sys.modules)
 state = lambda: {
     "threads": [t.name for t in threading.enumerate()],
@@ -31,13 +29,10 @@ state = lambda: {
     "call": repr(torch.nn.Module.__call__), "filters": repr(warnings.filters),
 }
 old = state()
-started = time.perf_counter()
 import poptorch
-seconds = time.perf_counter() - started
 new = state()
 json.dump({"changed": {k: [old[k], new[k]] for k in old if old[k] != new[k]},
-           "modules": sorted(set(sys.modules) - before), "seconds": seconds,
-           "torch_seconds": torch_seconds}, sys.stdout)
+           "modules": sorted(set(sys.modules) - before)}, sys.stdout)
 """
 HEAVY = ("torch._inductor", "torch.distributed", "matplotlib", "plotly", "triton")
 
@@ -60,7 +55,7 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> dict:
 
 def test_import_changes_nothing(probe: dict) -> None:
     changed = probe["changed"]
-    # One variable and one hook are part of PopTorch's contract (spec/runtime.md section 1).
+    # One variable and one hook are part of PopTorch's contract.
     assert "poptorch._base.uncaught" not in changed.pop("excepthook")[0]
     if "environ" in changed:
         old, new = changed.pop("environ")
@@ -71,7 +66,8 @@ def test_import_changes_nothing(probe: dict) -> None:
 def test_import_is_light(probe: dict) -> None:
     loaded = [name for name in probe["modules"] if name.startswith(HEAVY)]
     assert loaded == []
-    assert probe["seconds"] < probe["torch_seconds"] / 2
+    packages = {name.partition(".")[0] for name in probe["modules"]} - sys.stdlib_module_names
+    assert packages == {"poptorch", "filelock", "safetensors"}  # nothing more of torch either
 
 
 def test_typed_marker_is_there() -> None:

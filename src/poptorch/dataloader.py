@@ -13,7 +13,7 @@ import torch
 import torch.utils.data
 
 from ._base.errors import AssertionFailure, Error
-from ._data import arrangement, remarks, tensor_batches
+from ._data import arrangement, notices, tensor_batches
 from ._data.combining import Grouped, Steps
 from ._data.consumer import Consumer
 from ._data.sharding import Permutations, Shard, shard_range
@@ -113,8 +113,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             **kwargs,
         )
         self._profiling = Channel("poptorch.DataLoader")
-        remarks.remark(self, self._plan, options.Distributed.processId, processes)
-        remarks.without_effect(self._plan, async_options, rebatched_worker_size, kwargs)
+        notices.remainder(self, self._plan, options.Distributed.processId, processes)
+        notices.without_effect(self._plan, async_options, rebatched_worker_size, kwargs)
         if self._plan.asynchronous:
             self._accessor = AsynchronousDataAccessor(
                 # Not of a subclass, whose own __iter__ would be applied there and here.

@@ -1,11 +1,10 @@
 """What a run was limited by."""
 
-import time
-
 import pytest
 
-from helpers.data_sets import Slow
+from helpers.data_sets import Numbers
 from helpers.loaders import FORK
+from poptorch._data import waiting
 from poptorch._data.waiting import Waiting, verdict
 from poptorch.dataloader import AsynchronousDataAccessor
 
@@ -24,26 +23,55 @@ def test_the_verdict(waited, total, text):
         assert verdict(waited, total).endswith("6.00 s")
 
 
-def test_waits_are_added_up():
-    waiting = Waiting()
-    for _ in range(3):
-        waiting.begin()
-        time.sleep(0.01)
-        waiting.end()
-    assert waiting.elements == 3
-    assert 0.03 <= waiting.seconds < 1.0
-    waiting.reset()
-    assert (waiting.elements, waiting.seconds) == (0, 0.0)
+class Clock:
+    """Time that passes only when a test says so."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def perf_counter(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(waiting, "time", made)
+    return made
+
+
+def test_waits_are_added_up(clock):
+    waits = Waiting()
+    for seconds in (1.0, 2.0, 4.0):
+        clock.now += 8.0
+        waits.begin()
+        clock.now += seconds
+        waits.end()
+    assert (waits.elements, waits.seconds) == (3, 7.0)
+    waits.reset()
+    assert (waits.elements, waits.seconds) == (0, 0.0)
 
 
 @pytest.mark.parametrize(
-    "loading, computing, limit", [(10, 0, "the host limits the run"), (0, 10, "the device limits")]
+    "loading, computing, spent, limit",
+    [
+        (1.0, 0.0, "21.00 s of 21.00 s (100%)", "the host limits the run"),
+        (0.0, 1.0, "0.00 s of 20.00 s (0%)", "the device limits"),
+    ],
 )
-def test_every_epoch_ends_with_a_verdict_at_debug(loading, computing, limit, caplog):
+def test_every_epoch_ends_with_a_verdict_at_debug(
+    loading, computing, spent, limit, clock, monkeypatch, caplog
+):
     caplog.set_level("DEBUG", logger="poptorch::python")
-    made = AsynchronousDataAccessor(Slow(20, loading), early_preload=True, **FORK)
-    time.sleep(0.05 + 3 * loading / 1000)
+    made = AsynchronousDataAccessor(Numbers(20), **FORK)
+    receive = made._consumer._message
+
+    def slow():
+        clock.now += loading
+        return receive()
+
+    monkeypatch.setattr(made._consumer, "_message", slow)
     for _ in made:
-        time.sleep(computing / 1000)
-    assert "20 elements: " in caplog.text
+        clock.now += computing
+    assert f"20 elements: {spent}" in caplog.text
     assert limit in caplog.text

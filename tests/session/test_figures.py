@@ -59,7 +59,7 @@ def test_counters(mode, period, results: int) -> None:
     for part in parts:
         assert all(0 <= a <= b for a, b in zip(part, whole, strict=True))
         assert part[0] <= part[2] <= part[1]
-    assert parts[1][0] > 0
+    assert [sum(each) for each in zip(*parts, strict=True)] == pytest.approx(whole)
 
 
 def test_cycles() -> None:
@@ -92,7 +92,6 @@ def test_compile_time_and_progress_bar(capsys) -> None:
     assert "100/100" in text
     elapsed = shown.compilationTime()
     assert isinstance(elapsed, datetime.timedelta)
-    assert elapsed > datetime.timedelta(0)
     shown.destroy()
     shown(torch.ones(4))
     assert "Graph compilation: 100%" in capsys.readouterr().err

@@ -24,13 +24,13 @@ def recomputed(graph: Graph) -> Graph:
     graph = graph.copy()
     fxgraph = graph.module.graph
     forward = _forward(fxgraph)
-    again = _Again(_kept(graph))
+    copies = _Copies(_kept(graph))
     inside = set(forward)
     for node in [node for node in fxgraph.nodes if node not in inside and node.op != "output"]:
         for source in node.all_input_nodes:
-            if source in inside and source not in again.kept:
-                node.replace_input_with(source, again.made_for(node, source))
-        again.seen(node)
+            if source in inside and source not in copies.kept:
+                node.replace_input_with(source, copies.made_for(node, source))
+        copies.seen(node)
     fxgraph.eliminate_dead_code()
     fxgraph.lint()
     graph.module.recompile()
@@ -61,7 +61,7 @@ def _kept(graph: Graph) -> set[fx.Node]:
     return kept
 
 
-class _Again:
+class _Copies:
     """Copies of forward nodes in the backward pass, made where they are first needed.
 
     Compilers would find that a copy computes what is there already, or that it can be computed

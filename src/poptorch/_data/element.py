@@ -110,11 +110,11 @@ def _parser(element: Any) -> trees.Parser:
     return parser
 
 
-def _no_tensor(at: int, found: Any) -> AssertionFailure:
+def _no_tensor(at: int, item: Any) -> AssertionFailure:
     return AssertionFailure(
         f"Tensor at index {at} is not a torch tensor. An asynchronous loader takes tensors, or a"
         " flat 1D container of tensors",
-        got=f"{_name(type(found))} at index {at}",
+        got=f"{_name(type(item))} at index {at}",
         fix=(
             "let collate_fn return a tensor, or a tuple, list or dict of tensors",
             "register the element's own type with poptorch.registerCustomArgParser",

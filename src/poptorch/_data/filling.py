@@ -50,8 +50,8 @@ def packed(
 
 def _copy(buffers: Tensors, tensors: Tensors) -> int:
     """Copy one element, which may have fewer rows than the first; return how many, or ALL_ROWS."""
-    wanted, found = _shapes(buffers), _shapes(tensors)
-    if wanted == found:
+    wanted, given = _shapes(buffers), _shapes(tensors)
+    if wanted == given:
         for buffer, tensor in zip(buffers, tensors, strict=True):
             buffer.copy_(tensor)
         return ALL_ROWS
@@ -59,7 +59,7 @@ def _copy(buffers: Tensors, tensors: Tensors) -> int:
     limits = {shape[:1] for shape in wanted}
     rows = common_rows(tensors)
     if len(limits) > 1 or (rows,) > limits.pop():
-        raise _other_shapes(wanted, found)
+        raise _other_shapes(wanted, given)
     for buffer, tensor in zip(buffers, tensors, strict=True):
         buffer[:rows].copy_(tensor)
     return rows
@@ -79,19 +79,19 @@ def common_rows(tensors: Tensors) -> int:
 
 def _check_inner_shapes(buffers: Tensors, tensors: Tensors) -> None:
     """Compare everything but the first dimensions with the first element."""
-    wanted, found = _shapes(buffers), _shapes(tensors)
-    inner = [(len(shape), shape[1:]) for shape in found]
+    wanted, given = _shapes(buffers), _shapes(tensors)
+    inner = [(len(shape), shape[1:]) for shape in given]
     if inner != [(len(shape), shape[1:]) for shape in wanted]:
-        raise _other_shapes(wanted, found)
+        raise _other_shapes(wanted, given)
 
 
 def _shapes(tensors: Tensors) -> list[tuple[int, ...]]:
     return [tuple(tensor.shape) for tensor in tensors]
 
 
-def _other_shapes(wanted: list[tuple[int, ...]], found: list[tuple[int, ...]]) -> AssertionFailure:
+def _other_shapes(wanted: list[tuple[int, ...]], given: list[tuple[int, ...]]) -> AssertionFailure:
     return AssertionFailure(
         "All elements of the data set must have the shapes of the first one",
-        got=f"shapes {found} after {wanted}",
+        got=f"shapes {given} after {wanted}",
         fix="pad the elements, in the data set or in collate_fn, to one shape",
     )

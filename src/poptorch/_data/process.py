@@ -18,7 +18,7 @@ from typing import Any
 from .._base import log, trees
 from ..enums import SharingStrategy
 from . import segments, worker
-from .parcel import Parcel
+from .pickling import Pickled
 from .protocol import Channel, Kind
 
 PATIENCE = 10.0  # seconds between the steps of ending a process: ask, interrupt, kill
@@ -50,12 +50,12 @@ def _opened(duplicate: Any) -> Handle:
 
 
 class _Inherited:
-    """The counterpart of a Parcel for a process that has everything in its memory already."""
+    """Like :class:`Pickled`, for a process that has everything in its memory already."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
 
-    def open(self) -> Any:
+    def load(self) -> Any:
         return self._value
 
     def discard(self) -> None:
@@ -73,26 +73,26 @@ class Process:
         ours, theirs = socket.socketpair()
         self.channel = Channel(ours)
         if forks:
-            self._parcel: Any = _Inherited((source, trees.registered()))
+            self._pickled: Any = _Inherited((source, trees.registered()))
         else:
             with_parsers = (source, _picklable_parsers())
-            self._parcel = Parcel(with_parsers, strategy is SharingStrategy.FileSystem)
+            self._pickled = Pickled(with_parsers, strategy is SharingStrategy.FileSystem)
         self._process = context.Process(  # type: ignore[attr-defined]
             target=worker.main,
-            args=(theirs, ours if forks else None, Handle(descriptor), self._parcel, settings),
+            args=(theirs, ours if forks else None, Handle(descriptor), self._pickled, settings),
             name="poptorch-data",
         )
         try:
             with theirs, _prepared(strategy):
                 self._process.start()
         except BaseException:
-            self._parcel.discard()
+            self._pickled.discard()
             self.channel.close()
             raise
 
     def started(self) -> None:
         """Forget what was only there to start the process: it has reported."""
-        self._parcel.discard()
+        self._pickled.discard()
 
     @property
     def exit_code(self) -> int | None:
@@ -102,7 +102,7 @@ class Process:
 
     def describe_end(self) -> str:
         """Return how the process ended, for messages."""
-        self._process.join(1.0)  # its connection may end a moment before itself
+        self._process.join(PATIENCE)  # its connection may end a moment before itself
         code = self._process.exitcode
         if code is None:
             return "the loading process closed its connection"
@@ -123,15 +123,16 @@ class Process:
             log.python.warning("The loading process does not stop; interrupting it")
             _signal(os.kill, group, signal.SIGINT)
             process.join(PATIENCE)
-        members |= segments.members(group)
+        members, patience = members | segments.members(group), 1.0
         if process.exitcode != 0:
             # Its own workers too: they are of its group, and nobody else would end them at once.
             _signal(os.killpg, group, signal.SIGKILL)
             process.kill()
             process.join()
+            patience = PATIENCE  # a killed process is not gone at once
         process.close()
-        segments.remove(members, seconds=1.0)  # a killed process is not gone at once
-        self._parcel.discard()
+        segments.remove(members, patience)
+        self._pickled.discard()
 
 
 def _signal(send_signal: Any, target: int, number: int) -> None:

@@ -20,7 +20,7 @@ _GROUP = 2  # field of /proc/<pid>/stat after the name: state, parent, group
 def members(group: int) -> set[int]:
     """Return the processes of a process group, as far as this system tells."""
     processes = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
-    return {pid for pid in processes if (found := _stat(pid)) and int(found[_GROUP]) == group}
+    return {pid for pid in processes if (fields := _stat(pid)) and int(fields[_GROUP]) == group}
 
 
 def _stat(pid: int) -> list[str] | None:

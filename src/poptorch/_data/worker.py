@@ -69,7 +69,7 @@ def main(
     end: socket.socket,
     inherited: socket.socket | None,
     memory: Any,
-    parcel: Any,
+    pickled: Any,
     settings: Settings,
 ) -> None:
     """Run the process until the consumer says stop or is gone.
@@ -78,14 +78,14 @@ def main(
         end: of the channel to the consumer.
         inherited: the consumer's own end, which a forked process has too and must close.
         memory: what holds the descriptor of the ring's empty file.
-        parcel: what opens to (data set, registered parsers).
+        pickled: what loads to (data set, registered parsers).
         settings: how to load.
     """
     _set_up_process(inherited, settings.seed)
     worker: _Worker | None = None
     try:
         worker = _Worker(Channel(end), memory.detach(), settings)
-        worker.run(parcel)
+        worker.run(pickled)
     except (_Stop, KeyboardInterrupt, EOFError, ConnectionError):
         # Nobody waits for us, or somebody pressed Ctrl-C: the consumer's process tells about it.
         pass
@@ -138,11 +138,11 @@ class _Worker:
         self._form: Form
         self._ring: Ring
 
-    def run(self, parcel: Any) -> None:
+    def run(self, pickled: Any) -> None:
         """Load and announce the first element, then run one iteration after another."""
         has_arrived = False
         try:
-            self._source, parsers = parcel.open()
+            self._source, parsers = pickled.load()
             has_arrived = True
             for kind, parser in parsers.items():
                 trees.register(kind, parser)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from helpers.leaks import nothing_left
-from poptorch._data.parcel import Parcel
+from poptorch._data.pickling import Pickled
 
 
 class Descriptor:
@@ -33,20 +33,20 @@ class Starting:
 
 
 class Direct:
-    """Takes a parcel apart as the receiving process would, in this one."""
+    """Loads as the receiving process would, in this one."""
 
     def __init__(self, value, through_file_system=False):
-        self.parcel = Parcel(value, through_file_system)
+        self.pickled = Pickled(value, through_file_system)
         context.set_spawning_popen(Starting())
         try:
-            build, arguments = self.parcel.__reduce__()
+            build, arguments = self.pickled.__reduce__()
         finally:
             context.set_spawning_popen(None)
-        self.delivered = build(*arguments)
+        self.received = build(*arguments)
 
-    def open(self):
-        value = self.delivered.open()
-        self.parcel.discard()
+    def load(self):
+        value = self.received.load()
+        self.pickled.discard()
         return value
 
 
@@ -68,7 +68,7 @@ def test_values_arrive_and_nothing_stays(through_file_system, tmp_path, monkeypa
     with nothing_left():
         direct = Direct(value, through_file_system)
         assert len(os.listdir(tmp_path)) == through_file_system
-        got = direct.open()
+        got = direct.load()
         assert os.listdir(tmp_path) == []
         assert torch.equal(torch.cat(got["many"]), torch.cat(many))
         for key in ("big", "half", "bool", "transposed", "scalar", "empty"):
@@ -89,21 +89,21 @@ def test_tensors_in_shared_memory_stay_shared():
     direct = Direct((shared, own))
     shared.fill_(1)
     own.fill_(1)
-    got_shared, got_own = direct.open()
+    got_shared, got_own = direct.load()
     assert got_shared.tolist() == [1, 1]
     assert got_own.tolist() == [0, 0]
 
 
 def test_a_tensor_that_occurs_twice_is_sent_once():
     tensor = torch.ones(1000)
-    first, second = Direct([tensor, tensor]).open()
+    first, second = Direct([tensor, tensor]).load()
     assert first is second
 
 
 def test_expanded_tensors_are_not_blown_up():
     with nothing_left():
         expanded = torch.ones(1).expand(10_000_000)
-        got = Direct(expanded).open()
+        got = Direct(expanded).load()
         assert got.stride() == (0,)
         assert got[5] == 1
         del got, expanded
@@ -111,7 +111,7 @@ def test_expanded_tensors_are_not_blown_up():
 
 def test_gradients_are_kept():
     weight = torch.nn.Parameter(torch.ones(3))
-    got = Direct(weight).open()
+    got = Direct(weight).load()
     assert got.requires_grad
     assert got.tolist() == [1, 1, 1]
 

@@ -1,4 +1,4 @@
-"""What to tell about a data set that does not divide into combined batches.
+"""What a new loader tells: a data set that does not divide, arguments that do nothing.
 
 Source: PopTorch user guide, "Efficient data batching".
 """
@@ -18,14 +18,14 @@ from .sharding import Shard, shard_range
 
 
 @dataclass(frozen=True)
-class Remark:
+class Notice:
     """Something to tell about a data set's size."""
 
     is_warning: bool
     text: str
 
 
-def remark(loader: Any, plan: Arrangement, process: int, processes: int) -> None:
+def remainder(loader: Any, plan: Arrangement, process: int, processes: int) -> None:
     """Log what is worth telling about a loader's data, at the level that it deserves.
 
     Args:
@@ -34,10 +34,10 @@ def remark(loader: Any, plan: Arrangement, process: int, processes: int) -> None
         process: which process this is, when the data set is a shard.
         processes: how many there are then.
     """
-    found = _find(loader, plan, process, processes)
-    if found is not None:
-        level = logging.WARNING if found.is_warning else logging.INFO
-        log.python.log(level, "%s", found.text)
+    notice = _notice(loader, plan, process, processes)
+    if notice is not None:
+        level = logging.WARNING if notice.is_warning else logging.INFO
+        log.python.log(level, "%s", notice.text)
 
 
 def without_effect(
@@ -58,12 +58,12 @@ def without_effect(
         log.python.warning("DataLoader: no effect in %s: %s", mode, ", ".join(names))
 
 
-def _find(loader: Any, plan: Arrangement, process: int, processes: int) -> Remark | None:
+def _notice(loader: Any, plan: Arrangement, process: int, processes: int) -> Notice | None:
     dataset, workers = loader.dataset, loader.num_workers
     if isinstance(dataset, IterableDataset):
         if workers < 2 or loader.worker_init_fn is not None:
             return None
-        return Remark(
+        return Notice(
             True,
             f"An IterableDataset with {workers} workers and no worker_init_fn: every element will"
             f" be returned {workers} times, once by each worker",
@@ -88,14 +88,14 @@ def _length(sampler: Any) -> int | None:
 
 def _on_samples(
     samples: int, combined: int, drop_last: bool, process: int, processes: int
-) -> Remark | None:
+) -> Notice | None:
     """Tell about an incomplete last batch, or about samples that are never used."""
     left = samples % (combined * processes)
     if not left:
         return None
     if not drop_last:
         size = shard_range(samples, combined, False, process, processes).length % combined
-        return Remark(
+        return Notice(
             True,
             f"The data set's {samples} samples are not divisible by the combined batch size"
             f" ({combined}) x {processes} processes: the last batch of this process has"
@@ -103,25 +103,25 @@ def _on_samples(
             " any other size. Pass drop_last=True to leave it out.",
         )
     if left == samples:
-        return Remark(
+        return Notice(
             True,
             f"No batch will be loaded: the data set has {samples} samples, and one combined batch"
             f" on each of {processes} processes takes {combined * processes}. Lower the batch"
             " size, the device iterations or the gradient accumulation.",
         )
-    return Remark(
+    return Notice(
         False,
         f"drop_last=True: {left} of the data set's {samples} samples are left out of every"
         f" iteration, since one call takes {combined} samples on each of {processes} processes.",
     )
 
 
-def _on_batches(batches: int | None, group: int, drop_last: bool) -> Remark | None:
+def _on_batches(batches: int | None, group: int, drop_last: bool) -> Notice | None:
     """Tell about micro-batches of a sampler that do not fill a combined batch."""
     if batches is None:
         if drop_last:
             return None
-        return Remark(
+        return Notice(
             True,
             "The length of the batch sampler is unknown and drop_last=False: the last tensor may"
             " be incomplete",
@@ -130,7 +130,7 @@ def _on_batches(batches: int | None, group: int, drop_last: bool) -> Remark | No
     if not left:
         return None
     fate = "are dropped" if drop_last else "make the last tensor incomplete"
-    return Remark(
+    return Notice(
         not drop_last,
         f"The batch sampler yields {batches} micro-batches, one call takes {group}: the last"
         f" {left} {fate}",

@@ -24,8 +24,8 @@ from .ring import nameless_file, reserve
 _ALIGNMENT = 64
 
 
-class Parcel:
-    """A value that is pickled when the process that will open it is started.
+class Pickled:
+    """A value that is pickled when the process that will load it is started.
 
     Args:
         value: what to send.
@@ -53,7 +53,7 @@ class Parcel:
         with mmap.mmap(descriptor, end) as memory:
             for part, (start, length) in zip(content, offsets, strict=True):
                 memory[start : start + length] = part
-        return _Delivered, (self._path or reduction.DupFd(descriptor), offsets, end)
+        return _Received, (self._path or reduction.DupFd(descriptor), offsets, end)
 
     def _file(self) -> int:
         if self._through_file_system:
@@ -73,13 +73,13 @@ class Parcel:
             self._path = None
 
 
-class _Delivered:
-    """A parcel in the receiving process."""
+class _Received:
+    """What was pickled, in the receiving process."""
 
     def __init__(self, source: Any, offsets: list[tuple[int, int]], size: int) -> None:
         self._source, self._offsets, self._size = source, offsets, size
 
-    def open(self) -> Any:
+    def load(self) -> Any:
         """Unpickle the value; its arrays are copy-on-write views of the sender's copy."""
         if isinstance(self._source, str):
             descriptor = os.open(self._source, os.O_RDONLY)

@@ -1,0 +1,16 @@
+"""Waiting for what will happen, so long that no test fails because the machine is busy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+HANGS = 120.0  # seconds after which something hangs; how soon it came decides nothing
+
+
+def eventually(condition: Callable[[], object], seconds: float = HANGS) -> bool:
+    """Wait until a condition holds; return whether it does."""
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.005)
+    return bool(condition())

@@ -1,0 +1,89 @@
+"""Every test can fail, and none because the machine is busy."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from helpers.source_tree import ROOT, dotted_names, parse
+
+TESTS = ROOT / "tests"
+FILES = sorted(path for path in TESTS.rglob("*.py") if path.name != "__main__.py")
+CLOCKS = {f"time.{name}" for name in ("time", "monotonic", "perf_counter", "process_time")}
+THE_CLOCK = TESTS / "helpers" / "patience.py"  # the only place that reads one
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+# Run for the errors that they would raise.
+MUST_NOT_RAISE = {
+    "test_a_loader_that_could_not_be_made_is_collected_silently",
+    "test_allowed_changes",
+    "test_every_key_takes_its_type",
+}
+# Helpers of the package itself that assert for whoever calls them.
+CHECKS = {"CONFORMANCE", "raises", "warns", "fail", "assert_close", "check_backend"}
+
+
+def functions(tree: ast.AST) -> Iterator[Function]:
+    """Yield every function of a file."""
+    yield from (node for node in ast.walk(tree) if isinstance(node, Function))
+
+
+def called(function: Function) -> set[str]:
+    """Return the last part of the name of everything that a function calls."""
+    calls = [node.func for node in ast.walk(function) if isinstance(node, ast.Call)]
+    names = {node.attr for node in calls if isinstance(node, ast.Attribute)}
+    return names | {n.id for node in calls for n in ast.walk(node) if isinstance(n, ast.Name)}
+
+
+def checking(trees: list[ast.Module]) -> set[str]:
+    """Return the names of functions that assert or raise, themselves or through another one."""
+    uses: dict[str, set[str]] = {}
+    checks = set(CHECKS)
+    for function in (function for tree in trees for function in functions(tree)):
+        uses.setdefault(function.name, set()).update(called(function))
+        if any(isinstance(node, ast.Assert | ast.Raise) for node in ast.walk(function)):
+            checks.add(function.name)
+    while more := {name for name, used in uses.items() if name not in checks and used & checks}:
+        checks |= more
+    return checks
+
+
+def without_a_check(trees: list[ast.Module]) -> set[str]:
+    """Return the tests that nothing can make fail but an error."""
+    names = {function.name for tree in trees for function in functions(tree)}
+    return {name for name in names if name.startswith("test_")} - checking(trees)
+
+
+def by_the_clock(tree: ast.Module) -> Iterator[str]:
+    """Yield a sentence for each outcome that may depend on how busy the machine is."""
+    for line, name in dotted_names(tree):
+        if name in CLOCKS:
+            yield f"line {line} reads {name}: wait with helpers.patience, or count"
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.keyword)
+            and isinstance(node.value, ast.Constant)
+            and node.arg == "timeout"
+        ):
+            yield f"line {node.value.lineno} has a limit of its own: use patience.HANGS"
+
+
+def test_every_test_checks_something() -> None:
+    assert without_a_check([parse(path) for path in FILES]) == MUST_NOT_RAISE
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(TESTS).as_posix())
+def test_no_outcome_depends_on_the_clock(path: Path) -> None:
+    assert path == THE_CLOCK or not [*by_the_clock(parse(path))]
+
+
+def test_the_rules_find_what_they_look_for() -> None:
+    empty = "def test_a():\n    f()\ndef f():\n    g()\ndef g():\n    "
+    assert without_a_check([ast.parse(empty + "pass")]) == {"test_a"}
+    assert without_a_check([ast.parse(empty + "assert x")]) == set()
+    assert [*by_the_clock(ast.parse("assert time.monotonic() - begin < 6"))]
+    assert [*by_the_clock(ast.parse("process.wait(timeout=5)"))]
+    assert not [*by_the_clock(ast.parse("process.wait(timeout=HANGS)\ntime.sleep(1)"))]
