@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import logging
 
 import pytest
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import poptorch
-from helpers.wrapped import Function, inference, options
+from helpers.wrapped import Function, inference, normal, options
+from poptorch._data import combining
 
 X = torch.arange(4.0).reshape(2, 2)
 
@@ -156,9 +158,9 @@ def test_a_parser_serves_subclasses_until_it_is_replaced_or_removed() -> None:
     assert torch.equal(call(lambda pair: pair.left - pair.right), torch.full_like(X, 1))
     assert isinstance(call(lambda pair: pair), Labelled)
     poptorch.registerCustomArgParser(Pair, None)
-    with pytest.warns(UserWarning, match="Output expected to be on the IPU"):
-        got = call(lambda pair: pair.left)  # a constant, like any other object
-    assert torch.equal(got, X)
+    with pytest.raises(poptorch.Error, match="object whose tensors cannot be seen") as caught:
+        call(lambda pair: pair.left)
+    assert "registerCustomArgParser(Labelled, parser)" in str(caught.value)
 
 
 def test_constants_of_any_type() -> None:
@@ -265,3 +267,86 @@ def test_whatever_is_passed(first, second) -> None:
     for value in compiled:
         assert same(wrapped(value), narrowed(doubled(value)))
     logging.getLogger("poptorch::python").setLevel(logging.WARNING)
+
+
+@dataclasses.dataclass(frozen=True)
+class Both:
+    """A frozen dataclass with a constant, a nested one, and what ``__post_init__`` adds."""
+
+    x: torch.Tensor
+    rest: dict[str, torch.Tensor]
+    scale: float = 2.0
+    inner: Both | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "double", 2 * self.x)
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    x: torch.Tensor
+    made: torch.Tensor = dataclasses.field(init=False)
+
+
+def test_dataclasses_are_containers() -> None:
+    """In arguments and results; the tensors of a later call count, not those of the first."""
+
+    def forward(both):
+        result = Slotted(both.x * both.scale + both.rest["y"])
+        result.made = both.inner.x - both.double
+        return {"result": result, "again": dataclasses.replace(both, x=both.x + 1)}
+
+    model = inference(forward, iterations=2)
+    for seed in range(3):
+        x, y, z = (normal(2, 3, seed=10 * seed + at) for at in range(3))
+        both = Both(x, {"y": y}, inner=Both(z, {}))
+        got, want = model(both), forward(both)
+        assert type(got["result"]) is Slotted
+        assert type(got["again"]) is Both
+        assert got["again"].scale == 2.0
+        torch.testing.assert_close(got["result"].x, want["result"].x)
+        torch.testing.assert_close(got["result"].made, want["result"].made)
+        torch.testing.assert_close(got["again"].x, want["again"].x)
+        torch.testing.assert_close(got["again"].inner.x, z)
+
+
+def test_constants_of_dataclasses_are_checked() -> None:
+    model = inference(lambda both: both.x * both.scale)
+    x = normal(2, 3)
+    torch.testing.assert_close(model(Both(x, {})), 2 * x)
+    with pytest.raises(poptorch.Error, match=r"Value mismatch for \*args\[0\]\.scale") as caught:
+        model(Both(x, {}, scale=3.0))
+    assert "expected 2.0 but got 3.0" in str(caught.value)
+    with pytest.raises(poptorch.Error, match=r"Type mismatch for \*args\[0\]\.inner"):
+        model(Both(x, {}, inner=Both(x, {})))
+    torch.testing.assert_close(model(Both(x + 1, {})), 2 * (x + 1))
+
+
+class Holder:
+    def __init__(self, x):
+        self.inside = {"deep": [x]}
+
+
+@pytest.mark.parametrize(
+    "wrap", [Holder, lambda x: {x}, lambda x: torch.distributions.Normal(x, 1.0)]
+)
+def test_other_objects_with_tensors_are_refused(wrap) -> None:
+    """They would be constants of the program: a second one would be ignored."""
+    x = normal(2, 3)
+    model = inference(lambda x, other: x)
+    with pytest.raises(poptorch.Error, match="An argument is an object whose tensors") as caught:
+        model(x, wrap(x))
+    assert "registerCustomArgParser" in str(caught.value)
+    assert "test_arguments.py" in str(caught.value)
+    assert torch.equal(model(x, "no tensors"), x)
+    model = inference(lambda x: [wrap(x * 2)])
+    with pytest.raises(poptorch.Error, match="forward returns an object whose tensors") as caught:
+        model(x)
+    assert "output[0]" in str(caught.value)
+
+
+def test_batches_of_dataclasses_are_joined() -> None:
+    batches = [Both(normal(2, 3, seed=at), {"y": normal(2, seed=at)}) for at in range(3)]
+    joined = combining.join(batches)
+    assert torch.equal(joined.x, torch.cat([batch.x for batch in batches]))
+    assert torch.equal(joined.rest["y"], torch.cat([batch.rest["y"] for batch in batches]))

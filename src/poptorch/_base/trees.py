@@ -1,15 +1,17 @@
 """Nested values as a flat list of tensors and a frozen description of everything around them.
 
-Lists, tuples, namedtuples, dicts, their subclasses and registered types are traversed; tensors are
-the leaves that may change, all other objects are constants. A described value can be rebuilt around
-other tensors, and two descriptions can be compared. Source: PopTorch user guide, "Features".
+Lists, tuples, namedtuples, dicts, their subclasses, dataclasses and registered types are traversed;
+tensors are the leaves that may change, all other objects are constants. A described value can be
+rebuilt around other tensors, and two descriptions can be compared. Source: PopTorch user guide,
+"Features".
 """
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -77,8 +79,17 @@ class _Items(_Node):
 
 
 @dataclass(frozen=True, eq=False)
-class _Dict(_Items):
+class _Keyed(_Items):
     keys: tuple[Any, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Fields(_Keyed):
+    """The fields of a dataclass, and what else its instance remembers."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Dict(_Keyed):
     build: Callable[[dict[Any, Any]], Any]
 
 
@@ -105,7 +116,7 @@ class Structure:
 
     @functools.cached_property
     def paths(self) -> tuple[str, ...]:
-        """One path per tensor, in the order of the flat list: ``x``, ``x[0]``, ``x[key]``."""
+        """One path per tensor, in order of the list: ``x``, ``x[0]``, ``x[key]``, ``x.y``."""
         return tuple(node.path for node in _leaves(self.root) if isinstance(node, _Tensor))
 
     @functools.cached_property
@@ -149,7 +160,7 @@ def flatten(
 
     Args:
         value: any nesting of containers, tensors and constants.
-        name: path of the whole value; elements get ``name[0]`` and ``name[key]``.
+        name: path of the whole value; elements get ``name[0]``, ``name[key]``, ``name.field``.
         like: an earlier structure whose dicts give the order of keys. Keys that it lacks follow;
             whether they are allowed is for :func:`first_difference` to say.
 
@@ -187,7 +198,36 @@ def _describe(value: Any, path: str, like: _Node | None, tensors: list[torch.Ten
             _describe(value[key], f"{path}[{key}]", order.get(key), tensors) for key in keys
         )
         return _Dict(path, type(value), children, keys, dict_builder(value))
+    if is_dataclass_instance(value):
+        fields = fields_of(value)
+        known_fields = (
+            dict(zip(like.keys, like.children, strict=True)) if isinstance(like, _Fields) else {}
+        )
+        children = tuple(
+            _describe(field, f"{path}.{name}", known_fields.get(name), tensors)
+            for name, field in fields.items()
+        )
+        return _Fields(path, type(value), children, tuple(fields))
     return _Constant(path, value)
+
+
+def is_dataclass_instance(value: object) -> bool:
+    """Tell whether a value is an instance of a dataclass, rather than such a class."""
+    return hasattr(type(value), "__dataclass_fields__")
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass by name, then the other attributes of its instance."""
+    fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    return fields | getattr(value, "__dict__", {})
+
+
+def dataclass_of(kind: type, fields: Mapping[str, Any]) -> Any:
+    """Build an instance from what ``fields_of`` returned; its ``__init__`` does not run."""
+    made = kind.__new__(kind)
+    for name, value in fields.items():
+        object.__setattr__(made, name, value)  # also where the class is frozen
+    return made
 
 
 def dict_builder(value: dict[Any, Any]) -> Callable[[dict[Any, Any]], Any]:
@@ -226,6 +266,9 @@ def _build(node: _Node, tensors: Iterator[torch.Tensor]) -> Any:
     if isinstance(node, _Dict):
         items = [_build(child, tensors) for child in node.children]
         return node.build(dict(zip(node.keys, items, strict=True)))
+    if isinstance(node, _Fields):
+        values = [_build(child, tensors) for child in node.children]
+        return dataclass_of(node.kind, dict(zip(node.keys, values, strict=True)))
     if isinstance(node, _Items):
         return sequence_of(node.kind, [_build(child, tensors) for child in node.children])
     assert isinstance(node, _Constant)
@@ -272,7 +315,7 @@ def _compare(expected: _Node, got: _Node) -> Difference | None:
         if same_constant(expected.value, got.value):
             return None
         return Difference("Value", path, f"expected {expected.value!r} but got {got.value!r}")
-    if isinstance(expected, _Dict) and isinstance(got, _Dict) and expected.keys != got.keys:
+    if isinstance(expected, _Keyed) and isinstance(got, _Keyed) and expected.keys != got.keys:
         return Difference("Keys", path, _keys_detail(expected.keys, got.keys))
     if not isinstance(expected, _Items) or not isinstance(got, _Items):
         return None

@@ -23,7 +23,7 @@ from torch import nn
 from .._base import source
 from .._base.errors import Error
 from . import micro
-from .forward import Request, run_forward
+from .forward import Request, refuse_holders, run_forward
 from .listening import Capturing
 from .sources import forgetting_sources
 from .trace import run_recorded
@@ -82,7 +82,13 @@ _PRINT_FIX = "poptorch.ipu_print_tensor prints values each time the program runs
 
 
 def capture(request: Request) -> micro.Micro:
-    """As ``micro.capture``; the error about one construct names all the others, too."""
+    """As ``micro.capture``; the error about one construct names all the others, too.
+
+    Raises:
+        Error: also for an argument of unknown kind that holds tensors.
+    """
+    for structure in request.arguments.values():
+        refuse_holders(structure, "An argument is an object whose tensors cannot be seen")
     try:
         return micro.capture(request)
     except Uncapturable as error:

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from .._base import trees
+from .._base import source, trees
+from .._base.errors import Error
+from .._base.holders import holds_tensors
 from .._ir import slots
 from .._ir.slot import Slot
 from .._ir.spec import Precision
@@ -123,6 +125,22 @@ class Forward:
     hosts: dict[int, torch.Tensor]
 
 
+def refuse_holders(structure: trees.Structure, title: str) -> None:
+    """Raise an Error if what counts as a constant has tensors inside: they would stay for good."""
+    for path, value in structure.constants:
+        if holds_tensors(value):
+            kind = type(value).__qualname__
+            raise Error(
+                title,
+                got=f"{path}, a {kind}",
+                where=source.calling_line(),
+                fix=(
+                    f"say where they are: poptorch.registerCustomArgParser({kind}, parser)",
+                    "use tuples, lists, dicts or dataclasses, or pass the tensors themselves",
+                ),
+            )
+
+
 def run_forward(
     request: Request,
     capturing: Capturing,
@@ -149,6 +167,7 @@ def run_forward(
     ):
         returned = request.call(batch)
     tensors, structure = trees.flatten(returned, "output")
+    refuse_holders(structure, "forward returns an object whose tensors cannot be seen")
     loss = finder.final_loss(request.module, tensors) if request.training else None
     hosts = {at: tensor for at, tensor in enumerate(tensors) if not is_traced(tensor)}
     return Forward(tensors, structure, loss, {**leaves, **reassigned}, names, hosts)
