@@ -46,8 +46,8 @@ def registerCustomArgParser(arg_data_type: type, arg_parser: ICustomArgParser | 
     """Let a type be used for arguments and results of models and for elements of data sets.
 
     A parser is found by the exact type first, then by the registered base classes in the order of
-    their registration. Containers, dataclasses among them, need none. Objects of types without a parser are
-    constants of the compiled program, and must hold no tensors.
+    their registration. Containers, dataclasses among them, need none. Objects of types without a
+    parser are constants of the compiled program, and must hold no tensors.
 
     Args:
         arg_data_type: the class of the objects.

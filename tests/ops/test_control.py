@@ -226,6 +226,57 @@ def test_conditions_nest() -> None:
     assert [model(torch.tensor([v])).item() for v in (5.0, 0.0, -3.0)] == [1, 0, -1]
 
 
+def around(x, y, weight):
+    """Branches without inputs in branches, on tensors of every level of the surroundings."""
+    z, positive = x * 2, y.sum() > 0
+
+    def taken():
+        mine = z + weight
+
+        def once():
+            return poptorch.for_loop(2, lambda q: q * 2 + mine, [z])[0]
+
+        return poptorch.cond(positive, once, [], lambda: mine * y - x, [])
+
+    def other(a):
+        return poptorch.cond(a.sum() > -2, lambda: z, [], lambda b: z - b * y, [a])
+
+    return poptorch.cond(x.sum() > 0, taken, [], other, [x])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.spec("ops", 9)
+def test_nested_branches_use_their_surroundings(backend: str) -> None:
+    wrapped = poptorch.inferenceModel(Weighted(around), options(backend))
+    native = Weighted(around)
+    for a in (1.0, -0.5, -3.0):
+        for b in (1.0, -1.0):
+            x, y = torch.tensor([a, a + 0.25]), torch.tensor([b, 2 * b])
+            (got,), (want,) = wrapped(x, y), native(x, y)
+            torch.testing.assert_close(got, want.detach())
+
+
+def test_branches_nest_in_a_model_that_branches_on_data() -> None:
+    def forward(x, y, weight):
+        return around(x + 1 if x.sum() > 0 else x, y, weight)
+
+    x, y = torch.tensor([1.0, 2.0]), torch.tensor([-1.0, 3.0])
+    (got,) = poptorch.inferenceModel(Weighted(forward), options())(x, y)
+    torch.testing.assert_close(got, Weighted(forward)(x, y)[0].detach())
+
+
+class Weighted(nn.Module):
+    """A function that gets a parameter after the inputs."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([3.0, -1.0]))
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*args, self.weight)
+
+
 def test_conditions_are_checked() -> None:
     x, yes = torch.ones(2), torch.tensor(True)
     with pytest.raises(ValueError, match="Object is not list"):

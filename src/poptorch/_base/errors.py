@@ -12,6 +12,8 @@ from typing import Any
 
 LONG_MESSAGES, MAX_LINES = "poptorch_error.log", 80
 PYTHON_ERROR = "poptorch_py_error"
+_MORE = " " * 10  # before the second and later lines of a part
+_SHOWN_LINES = 8  # of these in a message that is cut
 
 
 class Error(Exception):
@@ -75,19 +77,27 @@ def _compose(
         if text:
             first, *rest = text.splitlines()
             lines.append(f"  {label:<7} {first}")
-            lines.extend(f"          {line}" for line in rest)
+            lines.extend(_MORE + line for line in rest)
     return "\n".join(lines)
 
 
 def _shortened(message: str) -> str:
-    """Put a message of more than 80 lines into a file and return where it is."""
+    """Put a message of more than 80 lines into a file; return its parts cut to a few lines each."""
     if message.count("\n") < MAX_LINES:
         return message
     try:
         Path(LONG_MESSAGES).write_text(message + "\n")
-    except OSError:  # nowhere to write: the whole text is better than none
+    except OSError:  # nowhere to write: the whole text is better than a part
         return message
-    return f"See {LONG_MESSAGES} for details"
+    kept: list[str] = []
+    run = 0
+    for line in message.splitlines():
+        run = run + 1 if line.startswith(_MORE) else 0
+        if run < _SHOWN_LINES:
+            kept.append(line)
+        elif run == _SHOWN_LINES:
+            kept.append(_MORE + "...")
+    return "\n".join([*kept[:MAX_LINES], f"See {LONG_MESSAGES} for details"])
 
 
 class RecoverableError(Error):

@@ -222,7 +222,7 @@ def fields_of(value: Any) -> dict[str, Any]:
     return fields | getattr(value, "__dict__", {})
 
 
-def dataclass_of(kind: type, fields: Mapping[str, Any]) -> Any:
+def dataclass_of(kind: Any, fields: Mapping[str, Any]) -> Any:
     """Build an instance from what ``fields_of`` returned; its ``__init__`` does not run."""
     made = kind.__new__(kind)
     for name, value in fields.items():

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -139,6 +140,7 @@ def trace(
         recurrent,
         _quiet(),
         without_values,
+        _active(mode),
     ):
         recorded = private.make_fx(
             function,
@@ -282,7 +284,21 @@ def has_dynamic_shape(error: Exception) -> bool:
 
 
 def _mode_of(inputs: Tensors) -> Any:
-    return next((t.fake_mode for t in inputs if hasattr(t, "fake_mode")), None) or fake_mode()
+    of_inputs = (t.fake_mode for t in inputs if hasattr(t, "fake_mode"))
+    return next(of_inputs, None) or _active_mode.get() or fake_mode()
+
+
+_active_mode: ContextVar[Any] = ContextVar("poptorch_fake_mode", default=None)
+
+
+@contextlib.contextmanager
+def _active(mode: Any) -> Iterator[None]:
+    """Within the block parts without inputs are traced in the mode of their surroundings."""
+    token = _active_mode.set(mode)
+    try:
+        yield
+    finally:
+        _active_mode.reset(token)
 
 
 def _lift_constants(module: fx.GraphModule, after: int) -> list[torch.Tensor]:
