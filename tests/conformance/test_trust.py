@@ -1,0 +1,191 @@
+"""Nothing is silently wrong: any model under any options computes what eager torch computes.
+
+A run equals the loop that its options stand for, or an error says what cannot be. Options and
+models are drawn at random, hints for hardware, which change no number, among them.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from torch import nn
+
+import poptorch
+from helpers.zoo import ROWS, ZOO
+from poptorch import MeanReductionStrategy, OutputMode, ReductionType
+
+CALLS = 2
+# Its random numbers are the device's; conformance/test_zoo.py compares them in one sequence.
+MODELS = sorted(set(ZOO) - {"dropout"})
+WITH_BUFFERS = ("conv_batchnorm", "counter")  # which replicas keep for themselves
+OPTIMIZERS = {
+    "sgd": lambda p, lib: lib.SGD(p, lr=0.05),
+    "momentum": lambda p, lib: lib.SGD(p, lr=0.05, momentum=0.9, weight_decay=0.01),
+    "adam": lambda p, lib: lib.Adam(p, lr=0.01, betas=(0.8, 0.9), eps=1e-3),
+    "adamw": lambda p, lib: lib.AdamW(p, lr=0.01, weight_decay=0.1, eps=1e-3),
+    "rmsprop": lambda p, lib: lib.RMSprop(p, lr=0.001, momentum=0.5, eps=1e-2),
+}
+# Accepted, and about hardware only: the numbers must not change.
+HINTS = {
+    "memory": lambda o: o.setAvailableMemoryProportion({"IPU0": 0.2}),
+    "sync": lambda o: o.syncPattern(poptorch.SyncPattern.SinglePipeline),
+    "tiles": lambda o: o.TensorLocations.numIOTiles(32),
+    "off chip": lambda o: o.TensorLocations.setOptimizerLocation(
+        poptorch.TensorLocationSettings().useOnChipStorage(False)
+    ),
+    "sharded": lambda o: o.TensorLocations.setWeightLocation(
+        poptorch.TensorLocationSettings().useReplicatedTensorSharding(True)
+    ),
+    "partials": lambda o: o.Precision.setPartialsType(torch.half),
+    "dithering": lambda o: o.Training.setConvolutionDithering(True),
+    "outlining": lambda o: o._Popart.set("outlineThreshold", 10.0),
+    "name": lambda o: o.modelName("drawn"),
+    "cycles": lambda o: o.logCycleCount(True),
+    "model": lambda o: o.useIpuModel(True),
+    "strategy": lambda o: o.setExecutionStrategy(poptorch.ShardedExecution()),
+    "recomputation": lambda o: o._Popart.set("autoRecomputation", 3),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model, wrapped one way."""
+
+    model: str
+    training: bool
+    optimizer: str
+    library: str
+    iterations: int
+    accumulation: int
+    replicas: int
+    lanes: int
+    reduction: ReductionType
+    strategy: MeanReductionStrategy
+    mode: OutputMode
+    backend: str
+    loss_scaling: float
+    hints: tuple[str, ...]
+
+
+CASES = st.builds(
+    Case,
+    model=st.sampled_from(MODELS),
+    training=st.booleans(),
+    optimizer=st.sampled_from(sorted(OPTIMIZERS)),
+    library=st.sampled_from(["torch", "poptorch"]),
+    iterations=st.integers(1, 3),
+    accumulation=st.integers(1, 3),
+    replicas=st.integers(1, 2),
+    lanes=st.sampled_from([0, 1, 2]),
+    reduction=st.sampled_from([ReductionType.Mean, ReductionType.Sum]),
+    strategy=st.sampled_from(list(MeanReductionStrategy)),
+    mode=st.sampled_from([m for m in OutputMode if m is not OutputMode.EveryN]),
+    backend=st.sampled_from(["reference", "staged"]),
+    loss_scaling=st.sampled_from([1.0, 16.0]),
+    hints=st.sets(st.sampled_from(sorted(HINTS)), max_size=3).map(lambda s: tuple(sorted(s))),
+)
+
+
+def options_of(case: Case) -> poptorch.Options:
+    opts = poptorch.Options().backend(case.backend).showCompilationProgressBar(False)
+    opts.deviceIterations(case.iterations).replicationFactor(case.replicas)
+    opts.lanes(case.lanes).outputMode(case.mode)
+    if case.training:
+        opts.Training.gradientAccumulation(case.accumulation)
+        opts.Training.accumulationAndReplicationReductionType(case.reduction)
+        opts.Training.setMeanAccumulationAndReplicationReductionStrategy(case.strategy)
+    for name in case.hints:
+        HINTS[name](opts)
+    return opts
+
+
+def optimizer_of(case: Case, model: nn.Module, library) -> torch.optim.Optimizer:
+    optimizer = OPTIMIZERS[case.optimizer](model.parameters(), library)
+    if library is poptorch.optim:
+        optimizer.loss_scaling = case.loss_scaling
+    return optimizer
+
+
+def eager_call(case: Case, model: nn.Module, optimizer, x, y) -> list[list[list[torch.Tensor]]]:
+    """Run what one call stands for; return results by iteration, step and replica."""
+    per_step = case.replicas
+    per_update = per_step * (case.accumulation if case.training else 1)
+    scale = 1 if case.reduction is ReductionType.Sum else per_update
+    results = []
+    for xs, ys in zip(x.chunk(case.iterations), y.chunk(case.iterations), strict=True):
+        parts = []
+        for part in zip(xs.chunk(per_update), ys.chunk(per_update), strict=True):
+            with torch.set_grad_enabled(case.training):
+                out, loss = model(*part)
+            if case.training:
+                (loss / scale).backward()
+            parts.append([out.detach(), loss.detach()])
+        if case.training:
+            optimizer.step()
+            optimizer.zero_grad()
+        results.append([parts[at : at + per_step] for at in range(0, per_update, per_step)])
+    return results
+
+
+def selected(case: Case, results, number: int) -> torch.Tensor:
+    """What the output mode returns of one output."""
+    mode = case.mode
+    if mode is OutputMode.Default:
+        mode = OutputMode.Final if case.training else OutputMode.All
+    steps = [[replica[number] for replica in step] for update in results for step in update]
+    if mode is OutputMode.Sum:
+        chosen = [sum(step[replica] for step in steps) for replica in range(case.replicas)]
+    elif mode is OutputMode.Final:
+        chosen = steps[-1]
+    else:
+        chosen = [tensor for step in steps for tensor in step]
+    if chosen[0].dim():
+        return torch.cat(chosen)
+    return torch.stack(chosen) if len(chosen) > 1 else chosen[0]
+
+
+def compare(case: Case) -> None:
+    torch.manual_seed(0)
+    example = ZOO[case.model]
+    model = example.build().train(case.training)
+    eager = copy.deepcopy(model)
+    opts = options_of(case)
+    library = poptorch.optim if case.library == "poptorch" else torch.optim
+    steps = case.accumulation if case.training else 1
+    rows = ROWS * case.iterations * case.replicas * steps
+    if case.training:
+        wrapped = poptorch.trainingModel(model, opts, optimizer_of(case, model, library))
+    else:
+        wrapped = poptorch.inferenceModel(model, opts)
+    optimizer = optimizer_of(case, eager, torch.optim)
+    for _ in range(CALLS):
+        x, y = example.inputs(rows)
+        got = wrapped(x, y)
+        results = eager_call(case, eager, optimizer, x, y)
+        for number, tensor in enumerate(got):
+            want = selected(case, results, number)
+            torch.testing.assert_close(tensor, want, rtol=1e-3, atol=1e-4)
+    for key, want in eager.state_dict().items() if case.training else ():
+        torch.testing.assert_close(model.state_dict()[key], want, rtol=1e-3, atol=1e-4)
+    wrapped.destroy()
+
+
+@settings(
+    max_examples=20,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+@given(case=CASES.filter(lambda case: case.replicas == 1 or case.model not in WITH_BUFFERS))
+def test_what_is_computed_is_what_eager_computes_or_an_error_says_why_not(case: Case) -> None:
+    if "cycles" in case.hints and "model" in case.hints:
+        with pytest.raises(poptorch.Error, match="The IPU model has no cycle counts"):
+            compare(case)
+    else:
+        compare(case)
