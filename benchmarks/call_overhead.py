@@ -48,7 +48,7 @@ def compare(training: bool, backend: str, rounds: int) -> float:
     tensors = [torch.ones(2, 4) for _ in range(TENSORS)]
     wrapped(*tensors)
     session = wrapped._session
-    executable, state = session.compiled.executable, session.sync.device.state
+    executable, state = session.live.now.compiled.executable, session.sync.device.state
     (run,) = executable._bind(state).values()
     arguments = [t if t is not None else tensors[0] for t in run._arguments[0]]
 

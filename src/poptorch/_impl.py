@@ -14,4 +14,4 @@ def unwrapModelIfNecessary(model: nn.Module) -> None:
 
 def rewrapModelIfNecessary(model: nn.Module) -> None:
     """Undo :func:`unwrapModelIfNecessary`."""
-    _session.resume(model)
+    _session.undo_suspend(model)

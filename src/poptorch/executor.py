@@ -22,7 +22,7 @@ from ._base.errors import AssertionFailure, Error
 from ._capture import Explanation
 from ._ir.plan import Plan
 from ._ir.spec import Spec
-from ._session import CompiledInputs, Latency, ParameterProxy, Stamps, counters, figures
+from ._session import CompiledInputs, Latency, ParameterProxy, Stamps, counters
 from .enums import ConnectionType
 from .ops.blocks import module_repr
 from .options import Options
@@ -118,7 +118,7 @@ class PoplarExecutor:
 
     def isCompiled(self) -> bool:
         """Tell whether the model is compiled."""
-        return self._session.compiled is not None
+        return self._session.live is not None
 
     def destroy(self) -> None:
         """Bring the weights to the host, release the executable and unwrap the model.
@@ -153,6 +153,7 @@ class PoplarExecutor:
         Raises:
             poptorch.Error: not compiled, or destroyed.
         """
+        self._session.get_live()
         self._session.sync.download()
 
     def copyWeightsToDevice(self) -> None:
@@ -164,6 +165,7 @@ class PoplarExecutor:
         Raises:
             poptorch.Error: not compiled, or destroyed.
         """
+        self._session.get_live()
         self._session.sync.upload()
 
     def copyWeightsToHostIfNeeded(self) -> bool:
@@ -176,8 +178,7 @@ class PoplarExecutor:
         Raises:
             poptorch.Error: not compiled, or no buffers are named.
         """
-        self._session.sync.check_compiled()
-        names = self._session.spec.updatable_buffers
+        names = self._session.get_live().now.spec.updatable_buffers
         if not names:
             raise Error(
                 "No named buffers marked as updatable",
@@ -221,21 +222,18 @@ class PoplarExecutor:
         Args:
             filename: missing folders are created; in an existing folder the file is called
                 ``model.poptorch``.
-            export_model: with model, optimizer and options, so that ``poptorch.load`` needs
-                nothing else; they must be picklable.
+            export_model: with weights, the optimizer's state and options, for ``poptorch.load``;
+                model, optimizer and options must be picklable.
             save_rng_state: with the random state.
 
         Raises:
             poptorch.Error: not compiled.
             AssertionError: the path leads through a file.
         """
-        objects: dict[str, Any] = {"options": self._options}
+        objects = None
         if export_model:
-            seat = self._session.seat
-            optimizer = seat.optimizer if seat is not None else None
-            self.copyWeightsToHostIfNeeded()
-            objects |= {"model": self._user_model, "optimizer": optimizer, "loss": self._loss}
-        _session.save(self._session, filename, objects, export_model, save_rng_state)
+            objects = _session.Objects(self._user_model, self._optimizer, self._loss, self._options)
+        _session.save(self._session, filename, objects, save_rng_state)
 
     def compileAndExport(
         self,
@@ -249,10 +247,17 @@ class PoplarExecutor:
             self.compile(*args, **kwargs)
         self.save(filename, export_model=export_model)
 
-    def loadExecutable(self, filename: str | os.PathLike[str]) -> None:
-        """Use a saved executable instead of compiling; it fixes the kind of inputs.
+    def loadExecutable(self, filename: str | os.PathLike[str], trusted: bool = False) -> None:
+        """Compile for the kind of inputs that a file was saved for.
 
-        The weights are those of the present module.
+        The weights are those of the present module, the settings those of this executor. Nothing
+        in the file runs unless it is trusted: ``forward`` is captured again, and compiled code
+        comes from this machine's own cache where it has it.
+
+        Args:
+            filename: written by ``save`` or ``compileAndExport``.
+            trusted: use the compiled code in the file. It is machine code: only for files from
+                people whom you would let run a program here.
 
         Raises:
             poptorch.Error: no such executable ("Invalid file"), or it belongs to another model.
@@ -260,9 +265,9 @@ class PoplarExecutor:
         if self.isCompiled():
             log.python.warning("Call to loadExecutable() ignored: the model is already compiled.")
             return
-        saved = _session.read(filename)
+        saved = _session.read(filename, trusted)
         self._rewrap()
-        _session.install(self._session, saved, self._settings(), whole=False)
+        _session.resume(self._session, saved, self._settings(), whole=False)
 
     # The device.
 
@@ -277,8 +282,7 @@ class PoplarExecutor:
             AssertionError: the target is offline (``ConnectionType.Never``).
             poptorch.Error: not compiled, attached already, or no device is free.
         """
-        self._session.sync.check_compiled()
-        if self._session.spec.runtime.connection == ConnectionType.Never:
+        if self._session.get_live().now.spec.runtime.connection == ConnectionType.Never:
             raise AssertionFailure(
                 "Trying to attach to an offline device", got="ConnectionType.Never"
             )
@@ -292,7 +296,7 @@ class PoplarExecutor:
         Raises:
             poptorch.Error: not compiled, or not attached.
         """
-        self._session.sync.check_compiled()
+        self._session.get_live()
         if not self._session.attached:
             raise Error("Device is not attached", fix="ask isAttachedToDevice() first")
         self._session.detach()
@@ -339,7 +343,8 @@ class PoplarExecutor:
         """
         if not self._options._Popart.options.get("instrumentWithHardwareCycleCounter", False):
             raise Error("Cycle count logging is disabled", fix="options.logCycleCount(True)")
-        cycles = figures.cycles(self._session)
+        live = self._session.live
+        cycles = live.cycles() if live is not None else None
         if cycles is None:
             raise Error("Please run the model at least once before asking for its cycle count")
         return cycles
@@ -349,7 +354,9 @@ class PoplarExecutor:
 
         The kinds are ``input``, ``input_complete``, ``output`` and ``output_complete``.
         """
-        return figures.counters(self._session)
+        live = self._session.live
+        stamps = live.counters() if live is not None else None
+        return stamps if stamps is not None else counters.none()
 
     def getLatency(self) -> Latency:
         """Return (min, max, mean) seconds from handing an input over to having the result."""
@@ -375,9 +382,10 @@ class PoplarExecutor:
         Raises:
             AssertionError: not compiled.
         """
-        if not self.isCompiled():
+        live, optimizer = self._session.live, self._session.optimizer
+        if live is None:
             raise AssertionFailure("Tensor names are known once the model is compiled")
-        return figures.tensor_names(self._session)
+        return live.now.tensor_names() + (optimizer.names() if optimizer is not None else [])
 
     def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
         """Return the value that an anchored tensor had in the last call.
@@ -391,38 +399,47 @@ class PoplarExecutor:
         Raises:
             AssertionError: there is no such anchor, or no call was made.
         """
-        if short_name not in self._session.anchors:
+        live = self._session.live
+        anchors = live.last.anchors if live is not None and live.last is not None else {}
+        if short_name not in anchors:
             raise AssertionFailure(
                 f"No tensor with name {short_name}",
-                got=f"anchored in the last call: {', '.join(self._session.anchors) or 'nothing'}",
+                got=f"anchored in the last call: {', '.join(anchors) or 'nothing'}",
                 fix="options.anchorTensor(short_name, long_name) before wrapping, then one call",
             )
-        return self._session.anchors[short_name]
+        return anchors[short_name]
 
     # What integrations read.
 
     @property
     def _executable(self) -> object | None:
-        compiled = self._session.compiled
-        return None if compiled is None else compiled.executable
+        live = self._session.live
+        return None if live is None else live.now.compiled.executable
 
     @property
     def _executable_inputs(self) -> CompiledInputs | None:
-        return figures.compiled_inputs(self._session)
+        live = self._session.live
+        return None if live is None else live.now.arguments()
 
     def _debugGetPopartIR(self) -> str:
         return self.plan().describe()
 
     # Inside.
 
+    @property
+    def _optimizer(self) -> torch.optim.Optimizer | None:
+        """The user's optimizer, None in inference."""
+        optimizer = self._session.optimizer
+        return None if optimizer is None else optimizer.given
+
     def _settings(self) -> Spec:
         log_options(self._options)
-        return freeze(self._options, training=self._session.seat is not None)
+        return freeze(self._options, training=self._optimizer is not None)
 
     def _adopt_strategy(self) -> None:
         """Half accumulators keep a running mean (PopTorch user guide, "Options")."""
-        seat = self._session.seat
-        if not self.isCompiled() and seat is not None and seat.needs_running_mean:
+        optimizer = self._session.optimizer
+        if not self.isCompiled() and optimizer is not None and optimizer.needs_running_mean:
             use_running_mean(self._options)
 
     def _wrap(self) -> None:
@@ -431,7 +448,7 @@ class PoplarExecutor:
 
     def _rewrap(self) -> None:
         """Calling a destroyed training executor wraps the module again."""
-        if self._session.seat is not None and not self._session.sync.linked:
+        if self._optimizer is not None and not self._session.sync.linked:
             self._wrap()
 
     @contextlib.contextmanager
@@ -461,9 +478,7 @@ class PoplarExecutor:
     def __reduce__(self) -> Any:
         """A deep copy or pickle wraps a model of its own, and is not compiled yet."""
         self._session.sync.fetch()
-        seat = self._session.seat
-        optimizer = None if seat is None else seat.optimizer
-        return PoplarExecutor, (self._user_model, self._options, optimizer, self._loss)
+        return PoplarExecutor, (self._user_model, self._options, self._optimizer, self._loss)
 
 
 def _finish(session: _session.Session, model: nn.Module) -> None:

@@ -90,40 +90,80 @@ def load(
     filename: str | os.PathLike[str],
     edit_opts_fn: Callable[[Options], object] | None = None,
     trusted: bool = False,
+    *,
+    model: nn.Module | Callable[..., Any] | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    options: Options | None = None,
+    loss: Callable[..., Any] | None = None,
 ) -> PoplarExecutor:
-    """Rebuild model, options, optimizer and executor from one file, without capturing the model.
+    """Go on with a saved model.
 
-    Optimizer and random state continue where they were saved; a file that was compiled for no
-    device runs here. The model of a training executor is ``executor.model``.
+    A file is data: weights, buffers, hyper-parameters, state of the optimizer and of the random
+    generator, settings, and the shapes of the arguments. They are put into objects of yours, and
+    ``forward`` is captured and compiled again for the saved kind of arguments; code that was
+    compiled before comes from this machine's own cache. Nothing in the file runs, and no module is
+    imported. What the file also holds, the pickled model and compiled code, is only used when you
+    trust it. Arguments of other types than tensors, plain values, lists, tuples and dicts, and
+    those whose values ``forward`` looked at while it was compiled, are not saved: then the first
+    call compiles.
 
     Args:
         filename: written by ``save`` or ``compileAndExport``.
-        edit_opts_fn: changes the options, which are not frozen, in place. What was compiled in
-            stays.
-        trusted: rebuild whatever objects the file names. By default only tensors, containers,
-            modules that can be imported, and this library's own values are: a file can then do
-            nothing but what the model's own classes do. Compiled code in the file is used only
-            when it is trusted; otherwise it is taken from this machine's own, or compiled again.
+        edit_opts_fn: changes the options, which are not frozen, in place.
+        trusted: rebuild the objects that are missing below from the file's pickle, and use its
+            compiled code. **A pickle runs whatever it says, and compiled code is machine code:**
+            only for files from people whom you would let run a program here.
+        model: a module like the saved one; its weights are replaced.
+        optimizer: for a training model: one like the saved one over the model's parameters.
+        options: instead of the file's.
+        loss: like the saved one, if a loss was given to ``trainingModel``.
+
+    Returns:
+        An executor that goes on where the saved one was.
 
     Raises:
-        AssertionError: no such file of this version ("Invalid file"), something in it that is not
-            allowed, or a file saved with ``export_model=False``.
+        AssertionError: no such file of this version ("Invalid file"), or one that was saved with
+            ``export_model=False``.
+        poptorch.Error: neither a model nor trust, or model or optimizer are not like the saved
+            ones; they are unchanged then.
     """
     saved = _session.read(filename, trusted)
-    objects = saved.objects
-    if "model" not in objects:
+    if not saved.whole:
         raise AssertionFailure(
             "The file holds an executable without its model",
             got=f"{os.fspath(filename)} was saved with export_model=False",
             fix="wrap the model again and call executor.loadExecutable(path)",
         )
-    options = objects["options"]
+    if model is not None:
+        module = _module(model)
+        _session.fill(saved, module, optimizer, loss)
+    elif trusted:
+        objects = saved.objects()
+        module, optimizer, loss = objects.model, objects.optimizer, objects.loss
+        options = objects.options if options is None else options
+    else:
+        raise Error(
+            "A file is not trusted to make objects",
+            got=f"{os.fspath(filename)}, without a model to load it into",
+            where=source.calling_line(),
+            fix=(
+                "make the model and pass it: poptorch.load(path, model=Net()), in training also "
+                "optimizer=SGD(...)",
+                "poptorch.load(path, trusted=True), if you would let whoever wrote the file run "
+                "programs here",
+            ),
+        )
+    options = Options() if options is None else options.clone()
     reopen(options)
     if edit_opts_fn is not None:
         edit_opts_fn(options)
-    own = prepare(options, training=objects["optimizer"] is not None)
-    executor = PoplarExecutor(objects["model"], own, objects["optimizer"], objects["loss"])
-    _session.install(executor._session, saved, executor._settings(), whole=True)
+    own = prepare(options, training=optimizer is not None)
+    executor = PoplarExecutor(module, own, optimizer, loss)
+    try:
+        _session.resume(executor._session, saved, executor._settings(), whole=True)
+    except BaseException:
+        executor.destroy()
+        raise
     return executor
 
 

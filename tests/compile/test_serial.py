@@ -32,7 +32,7 @@ def test_a_plan_comes_back(name: str) -> None:
     state = training._session.sync.device.state
     rng = state.rng.clone()
     before = {key: value.clone() for key, value in state.tensors.items()}
-    batch = training._session.inputs.prepare([x, y])
+    batch = training._session.live.now.inputs.prepare([x, y])
     results = []
     for each in (plan, again):
         for key, value in before.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import pickle
@@ -13,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
 
@@ -22,7 +22,6 @@ from helpers.wrapped import normal, options
 from poptorch import ConnectionType
 from poptorch._base import archive
 from poptorch._compile import code
-from poptorch._session import pickles
 from poptorch.backends.inductor import Inductor
 
 X, Y = normal(8, 4), normal(8, 4, seed=1)
@@ -32,39 +31,41 @@ OPTIMIZERS = {
 }
 
 
+def into(optimizer: str | None = None) -> dict:
+    """What ``poptorch.load`` puts a saved Net into."""
+    torch.manual_seed(99)
+    model = Net()
+    chosen = None if optimizer is None else OPTIMIZERS[optimizer](model.parameters())
+    return {"model": model, "optimizer": chosen}
+
+
 def training(optimizer: str = "poptorch", opts: poptorch.Options | None = None):
     model = Net()
     opts = opts or options(accumulation=2).randomSeed(3)
     return poptorch.trainingModel(model, opts, OPTIMIZERS[optimizer](model.parameters()))
 
 
-@pytest.fixture
-def no_capture(monkeypatch):
-    """Makes compiling impossible."""
-
-    def refuse():
-        raise AssertionError("loading must not compile")
-
-    return lambda: poptorch.registerPreCompileHook(refuse)
-
-
 @pytest.mark.spec("executor", 40, 53, 62)
+@pytest.mark.parametrize("backend", ["reference", "staged"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_loaded_trainer_continues(optimizer: str, tmp_path: Path, no_capture) -> None:
-    first = training(optimizer)
+@pytest.mark.parametrize("trusted", [False, True])
+def test_a_loaded_trainer_continues(
+    backend: str, optimizer: str, trusted: bool, tmp_path: Path
+) -> None:
+    opts = options(accumulation=2).randomSeed(3).backend(backend)
+    first = training(optimizer, opts)
     for _ in range(2):
         first(X, Y)
     path = tmp_path / "model.poptorch"
     first.save(path)
     expected = [first(X, Y) for _ in range(3)]
-    handle = no_capture()
-    try:
-        second = poptorch.load(path)
-        assert second.isCompiled()
-        assert type(second.model).__name__ == "PoptorchNet"
-        got = [second(X, Y) for _ in range(3)]
-    finally:
-        handle.remove()
+    if trusted:
+        second = poptorch.load(path, trusted=True)
+    else:
+        second = poptorch.load(path, options=opts, **into(optimizer))
+    assert second.isCompiled()
+    assert type(second.model).__name__ == "PoptorchNet"
+    got = [second(X, Y) for _ in range(3)]
     for (out, loss), (out_again, loss_again) in zip(expected, got, strict=True):
         assert torch.equal(out, out_again)
         assert torch.equal(loss, loss_again)
@@ -81,9 +82,22 @@ def test_a_file_from_before_any_run(tmp_path: Path) -> None:
     first = training()
     first.compileAndExport(tmp_path / "m.poptorch", X, Y)
     expected = first(X, Y)
-    second = poptorch.load(tmp_path / "m.poptorch")
+    second = poptorch.load(tmp_path / "m.poptorch", trusted=True)
     assert second.rng_state == [3]
     assert torch.equal(second(X, Y)[0], expected[0])
+
+
+def test_hyper_parameters_come_from_the_file(tmp_path: Path) -> None:
+    first = training()
+    first.setOptimizer(poptorch.optim.Adam(first.model.parameters(), lr=0.5, loss_scaling=4.0))
+    first.compileAndExport(tmp_path / "m.poptorch", X, Y)
+    model = Net()
+    optimizer = poptorch.optim.Adam(model.parameters(), lr=0.1, loss_scaling=2.0)
+    file = tmp_path / "m.poptorch"
+    second = poptorch.load(file, options=first.options, model=model, optimizer=optimizer)
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    assert optimizer.loss_scaling == 4.0
+    assert second.plan().describe() == first.plan().describe()
 
 
 @pytest.mark.spec("executor", 42)
@@ -102,7 +116,7 @@ def test_compiled_without_a_device(tmp_path: Path) -> None:
         opts.logDir("logs").connectionType(ConnectionType.OnDemand)
         return "ignored"
 
-    loaded = poptorch.load(path, edit)
+    loaded = poptorch.load(path, edit, trusted=True)
     assert seen == [(ConnectionType.Always, False)]
     assert loaded.options.log_dir == "logs"
     got = loaded(X)
@@ -115,26 +129,33 @@ def test_compiled_without_a_device(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("executor", 43)
-def test_files_without_the_model(tmp_path: Path, no_capture) -> None:
+def test_files_without_the_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Local(Net):
         """Not importable by name."""
 
     model = Local().eval()
     wrapper = poptorch.inferenceModel(model, options())
-    with pytest.raises((AttributeError, pickle.PicklingError)):
-        wrapper.compileAndExport(tmp_path / "whole.poptorch", X)
+    wrapper.compileAndExport(tmp_path / "whole.poptorch", X)
+    assert "The model cannot be pickled" in caplog.text
+    with pytest.raises(poptorch.Error, match=r"holds no objects"):
+        poptorch.load(tmp_path / "whole.poptorch", trusted=True)
+    loaded = poptorch.load(tmp_path / "whole.poptorch", model=Local().eval())
+    assert torch.equal(loaded(X)["out"], wrapper(X)["out"])
     wrapper.save(tmp_path / "m.poptorch", export_model=False)
     with pytest.raises(AssertionError, match=r"(?s)without its model.*loadExecutable"):
         poptorch.load(tmp_path / "m.poptorch")
     other = Local().eval()
     again = poptorch.inferenceModel(other, options())
-    handle = no_capture()
-    try:
-        again.loadExecutable(tmp_path / "m.poptorch")
-        out = again(X)["out"]
-    finally:
-        handle.remove()
+    again.loadExecutable(tmp_path / "m.poptorch")
+    assert again.isCompiled()
+    with pytest.raises(poptorch.Error, match="Shape mismatch for x"):
+        again(X[:4])
+    out = again(X)["out"]
     torch.testing.assert_close(out, other(X)["out"].detach())  # the present module's weights
+    wrong = Local().eval()
+    wrong.second.bias = None
+    with pytest.raises(poptorch.Error, match=r"another model(?s:.)*second.bias: \[4\] in the file"):
+        poptorch.inferenceModel(wrong, options()).loadExecutable(tmp_path / "m.poptorch")
     wrong = poptorch.inferenceModel(nn.Linear(4, 4), options())
     with pytest.raises(poptorch.Error, match="saved from another model"):
         wrong.loadExecutable(tmp_path / "m.poptorch")
@@ -142,12 +163,94 @@ def test_files_without_the_model(tmp_path: Path, no_capture) -> None:
         poptorch.trainingModel(Local(), options()).loadExecutable(tmp_path / "m.poptorch")
 
 
-def test_the_optimizer_must_fit_a_loaded_executable(tmp_path: Path) -> None:
-    training("torch").compileAndExport(tmp_path / "m.poptorch", X, Y)
-    model = Net()
-    other = poptorch.trainingModel(model, options(), torch.optim.Adam(model.parameters()))
-    with pytest.raises(poptorch.Error, match="type of the optimizer"):
-        other.loadExecutable(tmp_path / "m.poptorch")
+def test_what_is_loaded_into_must_fit(tmp_path: Path) -> None:
+    path = tmp_path / "m.poptorch"
+    training("torch").compileAndExport(path, X, Y)
+    target = into("torch")
+    before = {name: value.clone() for name, value in target["model"].state_dict().items()}
+    with pytest.raises(poptorch.Error, match=r"(?s)compiled for training.*optimizer=SGD"):
+        poptorch.load(path, model=target["model"])
+    with pytest.raises(poptorch.Error, match="another optimizer"):
+        poptorch.load(path, model=target["model"], optimizer=into("poptorch")["optimizer"])
+    trainer = poptorch.trainingModel(Net(), options())  # SGD, as in the file
+    trainer.loadExecutable(path)
+    assert trainer.isCompiled()
+    other = Net()
+    trainer = poptorch.trainingModel(other, options(), torch.optim.Adam(other.parameters()))
+    with pytest.raises(poptorch.Error, match=r"(?s)another optimizer.*sgd in the file, adam here"):
+        trainer.loadExecutable(path)
+    with pytest.raises(poptorch.Error, match=r"(?s)another model.*bias: None in the file"):
+        linear = nn.Linear(4, 4)
+        optimizer = OPTIMIZERS["torch"](linear.parameters())
+        poptorch.load(path, model=linear, optimizer=optimizer)
+    with pytest.raises(poptorch.Error, match="Superfluous loss"):
+        poptorch.load(path, **target, loss=nn.MSELoss())
+    after = target["model"].state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    assert type(target["model"]) is Net
+
+
+class Depends(nn.Module):
+    """Takes a path that depends on its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight if x.sum() > 0 else x - self.weight
+
+
+class Custom:
+    """No plain value."""
+
+
+def test_what_cannot_be_compiled_for_while_loading(tmp_path: Path) -> None:
+    """Made-up arguments would freeze the wrong branch; a type of the user's is not in the file."""
+    path = tmp_path / "m.poptorch"
+    positive = X.abs()
+    first = poptorch.inferenceModel(Depends(), options())
+    first.compileAndExport(path, positive)
+    second = poptorch.load(path, model=Depends())
+    assert not second.isCompiled()
+    assert torch.equal(second(positive), first(positive))
+    poptorch.inferenceModel(nn.Linear(4, 4), options()).compileAndExport(path, X)
+
+    class Changed(nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return super().forward(input) if input.sum() > 0 else input
+
+    with pytest.raises(poptorch.Error, match="depends on the values of its inputs"):
+        poptorch.load(path, model=Changed(4, 4))
+
+    class Takes(nn.Linear):
+        def forward(self, input: torch.Tensor, extra: object = None) -> torch.Tensor:
+            return super().forward(input)
+
+    saved = poptorch.inferenceModel(Takes(4, 4), options())
+    saved.compileAndExport(path, X, Custom())
+    assert not poptorch.load(path, model=Takes(4, 4)).isCompiled()
+
+
+@pytest.mark.parametrize("value", [None, True, 3, 2.5, "text", torch.float16, [1, (2.0, {"a": X})]])
+def test_arguments_of_plain_types(value: object, tmp_path: Path) -> None:
+    class Takes(nn.Module):
+        def forward(self, x, *more, flag=None, **named):
+            return x + len(more), flag, named
+
+    first = poptorch.inferenceModel(Takes(), options())
+    first.compileAndExport(tmp_path / "m", X, X, flag=value, other=X)
+    second = poptorch.load(tmp_path / "m", model=Takes())
+    assert second.isCompiled()
+    assert torch.equal(second(X, X, flag=value, other=X)[0], X + 1)
+
+
+def test_other_settings_than_the_file_has_are_named(tmp_path: Path, caplog) -> None:
+    path = tmp_path / "m"
+    training().compileAndExport(path, X, Y)
+    caplog.clear()
+    poptorch.load(path, options=options(accumulation=4), **into("poptorch"))
+    assert "loops.accumulation: 4 here, 2 there" in caplog.text
 
 
 @pytest.mark.spec("executor", 44)
@@ -170,7 +273,15 @@ def test_losses_of_the_first_release_are_saved(tmp_path: Path) -> None:
     model = nn.Linear(4, 4)
     first = poptorch.trainingModel(model, options(), loss=nn.MSELoss())
     first.compileAndExport(tmp_path / "m", X, Y)
-    assert torch.equal(poptorch.load(tmp_path / "m")(X, Y)[1], first(X, Y)[1])
+    path = tmp_path / "m"
+    expected = first(X, Y)[1]
+    assert torch.equal(poptorch.load(path, trusted=True)(X, Y)[1], expected)
+    other = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(other.parameters(), lr=1.0)
+    with pytest.raises(poptorch.Error, match="A loss was appended"):
+        poptorch.load(path, model=other, optimizer=optimizer)
+    loaded = poptorch.load(path, model=other, optimizer=optimizer, loss=nn.MSELoss())
+    assert torch.equal(loaded(X, Y)[1], expected)
 
 
 def exported(tmp_path: Path) -> Path:
@@ -183,41 +294,172 @@ def rewritten(path: Path, **changes: bytes) -> None:
     archive.write(path, {**archive.read(path), **changes})
 
 
+def opened(path: Path) -> poptorch.Error:
+    """Whatever is wrong with a file, both readers refuse it and the model stays as it is."""
+    target = nn.Linear(4, 4)
+    before = target.weight.clone()
+    for trusted in (False, True):
+        with pytest.raises(AssertionError, match="Invalid file") as caught:
+            poptorch.load(path, model=target, trusted=trusted)
+        assert isinstance(caught.value, poptorch.Error)
+    with pytest.raises(poptorch.Error, match="Invalid file") as caught:
+        poptorch.inferenceModel(target, options()).loadExecutable(path)
+    assert torch.equal(target.weight, before)
+    return caught.value
+
+
+DAMAGES = [
+    "truncated", "flipped", "empty", "foreign", "version", "half", "pipe", "folder", "compressed",
+    "overlapping", "twice",
+]  # fmt: skip
+
+
+def unpacked(path: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(path) as old:
+        return {name: old.read(name) for name in old.namelist()}
+
+
+def packed(path: Path, parts: dict[str, bytes], kind: int = zipfile.ZIP_STORED) -> None:
+    with zipfile.ZipFile(path, "w", kind) as new:
+        for name, content in parts.items():
+            new.writestr(name, content)
+
+
+def another_version(path: Path) -> None:
+    parts = unpacked(path)
+    header = {**json.loads(parts[archive.HEADER]), "format": 99, "poptorch": "9.9.9"}
+    packed(path, {**parts, archive.HEADER: json.dumps(header).encode()})
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def overlapping(path: Path) -> None:
+    """Many names for one part: more bytes than the file has."""
+    with zipfile.ZipFile(path, "a") as file:
+        large = max(file.infolist(), key=lambda entry: entry.file_size)
+        for at in range(50):
+            twin = zipfile.ZipInfo(f"twin{at}")
+            twin.header_offset, twin.CRC = large.header_offset, large.CRC
+            twin.file_size = twin.compress_size = large.file_size
+            file.filelist.append(twin)
+        file._didModify = True
+
+
+def twice(path: Path) -> None:
+    with zipfile.ZipFile(path, "a") as file, pytest.warns(UserWarning, match="Duplicate name"):
+        file.writestr("facts.json", b"{}")
+
+
+def flipped(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(data)
+
+
+DAMAGES = {
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:700]),
+    "flipped": flipped,
+    "empty": lambda path: path.write_bytes(b""),
+    "foreign": lambda path: torch.save({"a": 1}, path),
+    "another version": another_version,
+    "no parts": lambda path: archive.write(path, {}),
+    "a pipe": pipe,
+    "a folder": folder,
+    "compressed": lambda path: packed(path, unpacked(path), zipfile.ZIP_DEFLATED),
+    "overlapping": overlapping,
+    "twice": twice,
+}
+
+
 @pytest.mark.spec("runtime", 26)
-@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "foreign", "version", "half"])
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_files(damage: str, tmp_path: Path) -> None:
     path = exported(tmp_path)
-    data = bytearray(path.read_bytes())
-    if damage == "truncated":
-        path.write_bytes(data[: len(data) // 2])
-    elif damage == "flipped":
-        data[len(data) // 2] ^= 0xFF
-        path.write_bytes(data)
-    elif damage == "empty":
-        path.write_bytes(b"")
-    elif damage == "foreign":
-        torch.save({"a": 1}, path)
-    elif damage == "version":
-        with zipfile.ZipFile(path) as old:
-            parts = {name: old.read(name) for name in old.namelist()}
-        header = json.loads(parts[archive.HEADER])
-        header.update(format=99, poptorch="9.9.9")
-        parts[archive.HEADER] = json.dumps(header).encode()
-        with zipfile.ZipFile(path, "w") as new:
-            for name, content in parts.items():
-                new.writestr(name, content)
-    else:
-        parts = archive.read(path)
-        del parts["objects.pickle"]
-        archive.write(path, parts)
-    with pytest.raises(AssertionError, match="Invalid file") as caught:
-        poptorch.load(path)
-    assert isinstance(caught.value, poptorch.Error)
-    with pytest.raises(poptorch.Error, match="Invalid file"):
-        poptorch.inferenceModel(nn.Linear(4, 4), options()).loadExecutable(path)
-    if damage == "version":
-        assert "9.9.9" in str(caught.value)
-        assert poptorch.__version__ in str(caught.value)
+    DAMAGES[damage](path)
+    error = opened(path)
+    if damage == "another version":
+        assert "9.9.9" in str(error)
+        assert poptorch.__version__ in str(error)
+
+
+def with_facts(path: Path, **changes: object) -> None:
+    """Change facts of a file, and its digests with them."""
+    parts = archive.read(path)
+    facts = {**json.loads(parts["facts.json"]), **changes}
+    archive.write(path, {**parts, "facts.json": json.dumps(facts).encode()})
+
+
+HUGE = {"tensor": "float32", "shape": [1 << 40, 1 << 40]}
+FACTS = {
+    "no names": {"arguments": [1]},
+    "a huge shape": {"arguments": {"input": HUGE}},
+    "a negative shape": {"arguments": {"input": {"tensor": "float32", "shape": [-1, 4]}}},
+    "a wrong shape": {"arguments": {"input": {"tensor": "float32", "shape": "44"}}},
+    "a dtype that is none": {"arguments": {"input": {"dtype": "load"}}},
+    "an unknown form": {"arguments": {"input": {"module": "os"}}},
+    "an unhashable key": {"arguments": {"input": {"dict": [[[1], 2]]}}},
+    "a parameter that there is not": {"arguments": {"input": None, "self": 1}},
+    "no parameter": {"arguments": {}},
+    "settings that are none": {"settings": 5},
+    "flags that are none": {"whole": "yes"},
+    "an optimizer in inference": {"algorithm": "sgd"},
+    "hyper-parameters that are none": {"hypers": 7},
+    "a random state that is none": {"random": ["import os"]},
+    "a number too large": {"random": [1 << 70]},
+}
+
+
+@pytest.mark.parametrize("wrong", FACTS)
+def test_wrong_facts(wrong: str, tmp_path: Path) -> None:
+    path = exported(tmp_path)
+    with_facts(path, **FACTS[wrong])
+    target = nn.Linear(4, 4)
+    with pytest.raises(poptorch.Error):
+        poptorch.load(path, model=target)
+    assert type(target) is nn.Linear
+    assert torch.equal(poptorch.inferenceModel(target, options())(X), target(X).detach())
+
+
+def test_deep_facts(tmp_path: Path) -> None:
+    path = exported(tmp_path)
+    parts = archive.read(path)
+    for depth in (900, 100_000):
+        deep = b'{"arguments": ' + b"[" * depth + b"]" * depth + b"}"
+        archive.write(path, {**parts, "facts.json": deep})
+        opened(path)
+
+
+def test_a_random_state_that_is_none(tmp_path: Path) -> None:
+    path = exported(tmp_path)
+    state = poptorch.load(path, model=nn.Linear(4, 4))
+    state(X)
+    words = len(state.rng_state)
+    with_facts(path, random=[1] * words)
+    with pytest.raises(poptorch.Error, match="random generator"):
+        poptorch.load(path, model=nn.Linear(4, 4))
+
+
+def test_state_of_another_program(tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    first = training()
+    first.compileAndExport(path, X, Y)
+    parts = archive.read(path)
+    tensors = safetensors.torch.load(parts["tensors.safetensors"])
+    tensors["device.optstate.first.first.weight"] = torch.zeros(5)
+    changed = safetensors.torch.save(tensors)
+    archive.write(path, {**parts, "tensors.safetensors": changed})
+    target = into("poptorch")
+    with pytest.raises(poptorch.Error, match=r"optstate.first.first.weight: \(5,\) in the file"):
+        poptorch.load(path, **target)
+    assert type(target["model"]) is Net  # and not wrapped
 
 
 def test_no_file(tmp_path: Path) -> None:
@@ -244,97 +486,86 @@ class Reduces:
         return self.call
 
 
-class Builds:
-    """Pickles as a class, or a function, that gets a state."""
-
-    def __init__(self, target, state) -> None:
-        self.target, self.state = target, state
-
-
-class _Crafting(pickle._Pickler):
-    def save(self, obj, save_persistent_id=True):
-        if isinstance(obj, Builds):
-            super().save(obj.target)
-            super().save(obj.state)
-            self.write(pickle.BUILD)
-        else:
-            super().save(obj, save_persistent_id)
+def refuses(path: Path, imported: str) -> None:
+    """Nothing of a file runs unless it is trusted: as data it is read, or it is refused."""
+    CALLED.clear()
+    with pytest.raises(poptorch.Error, match=r"(?s)not trusted.*model=Net.*trusted=True") as caught:
+        poptorch.load(path)
+    assert "test_files.py" in str(caught.value)
+    target = nn.Linear(4, 4)
+    poptorch.load(path, model=target)(X)
+    poptorch.inferenceModel(target, options()).loadExecutable(path)
+    assert CALLED == []
+    assert imported not in sys.modules
 
 
-def crafted(value: object) -> bytes:
-    buffer = io.BytesIO()
-    _Crafting(buffer, protocol=4).dump(value)
-    return buffer.getvalue()
-
-
-ATTACKS = {
-    "os.system": Reduces(os.system, "true"),
-    "a function of the user": Reduces(touch, 1),
-    "eval": Reduces(eval, "1"),
-    "getattr": Reduces(getattr, "a", "upper"),
-    "subprocess": Reduces(subprocess.Popen, ["true"]),
-    "torch.load": Reduces(torch.load, "x"),
-    "torch.hub": Reduces(torch.hub.load, "x", "y"),
-    "a graph module": torch.fx.symbolic_trace(nn.ReLU()),
-    "a class that is no module": Reduces(zipfile.ZipFile, "x"),
-    "a call of an activation": Reduces(nn.functional.relu, torch.nn.Identity()),
-    "a changed class": Builds(nn.Linear, (None, {"forward": nn.Identity})),
-    "a changed function": Builds(nn.functional.relu, {"x": 1}),
-    "an executor": Reduces(poptorch.PoplarExecutor, 1),
-    "a function of ours": Reduces(poptorch.load, "x"),
+PICKLES = {
+    "a function": pickle.dumps(Reduces(touch, 1)),
+    "a module that is imported": b"cpoptorch_attack\nrun\n.",
+    "a call of protocol 0": b"(S'x'\nihelpers.models_to_save\nNet\n.",
+    "a class of torch_geometric": b"ctorch_geometric.nn.models.glem\nGLEM\n(S'/tmp'\ntR.",
+    "an endless container": pickle.dumps(Reduces(range, 1 << 40)),
 }
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
-def test_malicious_files(attack: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("attack", PICKLES)
+def test_pickles_of_strangers(attack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "poptorch_attack.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
     path = exported(tmp_path)
-    forward = nn.Linear.forward
-    rewritten(path, **{"objects.pickle": crafted({"objects": {"model": ATTACKS[attack]}})})
-    CALLED.clear()
-    with pytest.raises(poptorch.Error, match=r"(?s)Invalid file.*trusted=True") as caught:
-        poptorch.load(path)
-    assert CALLED == []
-    assert nn.Linear.forward is forward
-    named = {"os.system": "system", "eval": "builtins.eval", "torch.load": "torch.serialization"}
-    assert named.get(attack, "") in str(caught.value)
-    with pytest.raises(poptorch.Error, match="Invalid file"):
-        poptorch.inferenceModel(nn.Linear(4, 4), options()).loadExecutable(path)
-    assert CALLED == []
+    rewritten(path, **{"objects.pickle": PICKLES[attack]})
+    before = set(sys.modules)
+    refuses(path, "poptorch_attack")
+    assert not [name for name in {*sys.modules} - before if name.startswith("torch_geometric")]
 
 
-def test_calls_of_old_protocols(tmp_path: Path) -> None:
+def test_an_enum_cannot_be_changed(tmp_path: Path) -> None:
+    path, value = exported(tmp_path), poptorch.OutputMode.All.value
+    state = pickle.dumps((poptorch.OutputMode.All, {"_value_": 5}))[:-1] + pickle.BUILD + b"."
+    rewritten(path, **{"objects.pickle": state})
+    refuses(path, "poptorch_attack")
+    assert poptorch.OutputMode.All.value == value
+
+
+NAME = "a=__import__('os').system('touch poptorch_was_here')"
+
+
+def test_graphs_of_strangers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan in a file, with code in the names of its nodes, is nothing that a reader looks at."""
+    monkeypatch.chdir(tmp_path)
     path = exported(tmp_path)
-    rewritten(path, **{"objects.pickle": b"(S'x'\nitorch.nn.functional\nrelu\n."})
-    with pytest.raises(poptorch.Error, match="protocol 0"):
-        poptorch.load(path)
+    node = {"op": "placeholder", "name": NAME}
+    attribute = {"op": "get_attr", "target": NAME, "module": [node]}
+    operator = {"op": "call_function", "target": "aten.system.default", "args": {"tuple": []}}
+    with_facts(path, plan={"nodes": [node, attribute, operator]}, optim={"is": "Spec"})
+    refuses(path, "poptorch_attack")
+    with_facts(path, arguments={NAME: None})
+    with pytest.raises(poptorch.Error, match="another model"):
+        poptorch.load(path, model=nn.Linear(4, 4))
+    assert not Path("poptorch_was_here").exists()
 
 
-def test_trusting_a_file() -> None:
-    data = pickle.dumps([Reduces(touch, 5)])
+@pytest.mark.parametrize("trusted", [False, True])
+def test_folders_that_a_file_names_are_not_used(trusted: bool, tmp_path: Path) -> None:
+    """Compiled code in them would be loaded into the process."""
+    path = tmp_path / "m.poptorch"
+    stranger = tmp_path / "stranger"
+    opts = options().enableExecutableCaching(str(stranger)).logDir(str(tmp_path / "logs"))
+    poptorch.inferenceModel(nn.Linear(4, 4), opts).compileAndExport(path, X)
+    shutil.rmtree(stranger)
+    loaded = poptorch.load(path, model=nn.Linear(4, 4), trusted=trusted)
+    loaded(X)
+    assert not stranger.exists()
+    assert loaded.options.log_dir == "."
+
+
+def test_trusting_a_file(tmp_path: Path) -> None:
+    path = exported(tmp_path)
+    rewritten(path, **{"objects.pickle": pickle.dumps({"model": Reduces(touch, 5)})})
     CALLED.clear()
-    with pytest.raises(poptorch.Error, match="touch"):
-        pickles.load(data, {})
-    assert pickles.load(data, {}, trusted=True) == [[]]
+    with pytest.raises(poptorch.Error, match="not a model's"):
+        poptorch.load(path, trusted=True)
     assert CALLED == ["(5,)"]
-
-
-def test_operators_in_files_are_named(tmp_path: Path) -> None:
-    path = exported(tmp_path)
-    facts = archive.read(path)["facts.json"].replace(b"aten.addmm.default", b"aten.system.default")
-    rewritten(path, **{"facts.json": facts})
-    with pytest.raises(poptorch.Error, match=r"operator aten\.system\.default is not registered"):
-        poptorch.load(path)
-
-
-def test_what_models_are_made_of() -> None:
-    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-    value = {"layer": layer, "dtypes": [torch.float16, torch.Size([2])], "set": {1, 2}, "c": 1j}
-    data, tensors = pickles.dump(value)
-    again = pickles.load(data, tensors)
-    x = torch.randn(1, 3, 8)
-    assert torch.equal(again["layer"].eval()(x), layer.eval()(x))
-    assert again["dtypes"] == value["dtypes"]
-    assert (again["set"], again["c"]) == ({1, 2}, 1j)
 
 
 @pytest.mark.spec("runtime", 24)
@@ -346,7 +577,7 @@ def test_a_file_runs_in_another_process(tmp_path: Path) -> None:
     code = (
         "import sys, torch, poptorch\n"
         "x, y = torch.load(sys.argv[2])\n"
-        "print(poptorch.load(sys.argv[1])(x, y)[1].tolist())\n"
+        "print(poptorch.load(sys.argv[1], trusted=True)(x, y)[1].tolist())\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(["src", "tests"])}
     done = subprocess.run(
@@ -374,6 +605,7 @@ def test_compiled_code_travels_but_is_used_from_trusted_files_only(
     for folder, trusted, compiled in (("there", True, 0), ("elsewhere", False, 1)):
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / folder))
         code._loaded.clear()
-        second = poptorch.load(path, trusted=trusted)
+        target = {} if trusted else {**into("poptorch"), "options": first.options}
+        second = poptorch.load(path, trusted=trusted, **target)
         assert len(built) == compiled
         assert all(map(torch.equal, second(X, Y), expected))

@@ -12,14 +12,14 @@ import os
 import stat
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import BinaryIO, NoReturn
 
 from .errors import AssertionFailure
 from .version import VERSION
 
-FORMAT = 1
+FORMAT = 2
 HEADER = "header.json"
 
 
@@ -57,31 +57,53 @@ def write(path: str | os.PathLike[str], parts: Mapping[str, bytes]) -> None:
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, bytes]:
-    """Return the parts of a file.
+    """Return the parts of a file; together they are no larger than the file.
 
     Raises:
-        FileNotFoundError: there is none.
-        InvalidFile: it is damaged, or of another format; the message shows both versions.
+        OSError: it cannot be opened; FileNotFoundError if there is none.
+        InvalidFile: it is damaged, of another format, or no regular file; of another format the
+            message shows both versions.
     """
-    if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would wait for a writer
-        refuse(path, "not a file")
-    try:
-        with zipfile.ZipFile(path) as archive:
-            for info in archive.infolist():
-                if info.compress_type != zipfile.ZIP_STORED:
-                    refuse(path, f"part {info.filename} is compressed")
-            header = json.loads(archive.read(HEADER))
-            if header["format"] != FORMAT:
-                refuse(
-                    path,
-                    f"format {header['format']}, written by version {header['poptorch']}; this is "
-                    f"version {VERSION}, which reads format {FORMAT}",
-                    "compile and save the model again",
-                )
-            parts = {name: archive.read(name) for name in header["digests"]}
-    except (zipfile.BadZipFile, KeyError, ValueError, TypeError, NotImplementedError) as error:
-        refuse(path, f"not a whole file of this library ({error})")
+    with _opened(path) as file:
+        try:
+            with zipfile.ZipFile(file) as archive:
+                _check_sizes(path, archive.infolist(), os.fstat(file.fileno()).st_size)
+                header = json.loads(archive.read(HEADER))
+                if header["format"] != FORMAT:
+                    refuse(
+                        path,
+                        f"format {header['format']}, written by version {header['poptorch']}; this "
+                        f"is version {VERSION}, which reads format {FORMAT}",
+                        "compile and save the model again",
+                    )
+                parts = {name: archive.read(name) for name in header["digests"]}
+        except InvalidFile:
+            raise
+        except Exception as error:  # zipfile and json raise many kinds at damage
+            refuse(path, f"not a whole file of this library ({type(error).__name__}: {error})")
     for name, data in parts.items():
         if hashlib.sha256(data).hexdigest() != header["digests"][name]:
             refuse(path, f"part {name} is damaged")
     return parts
+
+
+def _opened(path: str | os.PathLike[str]) -> BinaryIO:
+    # Not waiting, because opening a pipe would wait for somebody to write to it.
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        refuse(path, "no regular file")
+    return os.fdopen(handle, "rb")
+
+
+def _check_sizes(
+    path: str | os.PathLike[str], entries: Sequence[zipfile.ZipInfo], size: int
+) -> None:
+    """Parts that overlap or are compressed could be far larger than the file."""
+    for entry in entries:
+        if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
+            refuse(path, f"part {entry.filename} is compressed")
+    if sum(entry.file_size for entry in entries) > size:
+        refuse(path, "its parts are larger than it is")
+    if len({entry.filename for entry in entries}) != len(entries):
+        refuse(path, "two parts have one name")

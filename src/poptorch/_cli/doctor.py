@@ -93,7 +93,7 @@ def _script(path: str, arguments: list[str], most: int | None) -> int:
 
 
 def _tell(executor: PoplarExecutor, found: _capture.Explanation) -> None:
-    kind = "inference" if executor._session.seat is None else "training"
+    kind = "inference" if executor._optimizer is None else "training"
     name = type(executor.model).__name__.removeprefix("Poptorch")  # the class while it is trained
     print(f"{name}, {kind}, called at {source.calling_line()}\n{found}\n")
 

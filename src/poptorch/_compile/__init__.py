@@ -1,11 +1,11 @@
 """The spine: capture, build, place, schedule, compile."""
 
 from .._place import Share
-from .cache import store_of
+from .cache import differences, flat_fields, store_of
 from .passes import PASSES, Draft, passes_text
 from .pipeline import Compiled, compile, with_stages
 from .shares import shares
-from .tiers import Code, compile_plan
+from .tiers import Code
 
 __all__ = [
     "PASSES",
@@ -14,7 +14,8 @@ __all__ = [
     "Draft",
     "Share",
     "compile",
-    "compile_plan",
+    "differences",
+    "flat_fields",
     "passes_text",
     "shares",
     "store_of",

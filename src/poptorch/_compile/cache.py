@@ -151,7 +151,7 @@ def _versions(backend: str) -> Facts:
 
 def facts_of(plan: Plan, backend: str, arguments: Mapping[str, trees.Structure]) -> Facts:
     """Return what a key depends on, in words: settings, shapes, constants, operators by line."""
-    facts = {**_versions(backend), **_flat(plan.spec.for_cache(), "")}
+    facts = {**_versions(backend), **flat_fields(plan.spec.for_cache())}
     for name, structure in arguments.items():
         facts |= {f"constant {path}": repr(value) for path, value in structure.constants}
         facts |= {f"type of {name}": type(structure.root).__name__.strip("_").lower()}
@@ -170,12 +170,13 @@ def facts_of(plan: Plan, backend: str, arguments: Mapping[str, trees.Structure])
     return facts
 
 
-def _flat(value: Any, prefix: str) -> Facts:
+def flat_fields(value: Any, prefix: str = "") -> Facts:
+    """Return the fields of nested frozen values as text, by dotted name."""
     found: Facts = {}
     for field in fields(value):
         name, inner = f"{prefix}{field.name}", getattr(value, field.name)
         if is_dataclass(inner):
-            found |= _flat(inner, f"{name}.")
+            found |= flat_fields(inner, f"{name}.")
         else:
             found[name] = str(inner)
     return found

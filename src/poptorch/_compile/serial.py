@@ -1,7 +1,7 @@
-"""Plans as JSON and back: frozen values, and graphs of torch operators by name.
+"""Plans as JSON, for digests and for people; graphs of torch operators back again.
 
-Reading makes nothing but the library's own frozen values and calls of registered operators, so that
-a file from anywhere can be read.
+Only compiler processes read, and only what the process that started them wrote: a graph becomes
+Python code, so one from elsewhere could run anything.
 """
 
 from __future__ import annotations

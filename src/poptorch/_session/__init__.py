@@ -2,20 +2,24 @@
 
 from .arguments import CompiledInputs
 from .counters import Latency, Stamps
-from .files import install, read, save
+from .files import Objects, Saved, read, save
 from .hooks import register_post_compile, register_pre_compile
+from .loading import fill, resume
 from .proxy import ParameterProxy
 from .session import Session
 from .with_loss import with_loss
-from .wrapping import is_wrapped, owner_of, resume, suspend, unwrap, wrap
+from .wrapping import is_wrapped, owner_of, suspend, unwrap, wrap
+from .wrapping import resume as undo_suspend
 
 __all__ = [
     "CompiledInputs",
     "Latency",
+    "Objects",
     "ParameterProxy",
+    "Saved",
     "Session",
     "Stamps",
-    "install",
+    "fill",
     "is_wrapped",
     "owner_of",
     "read",
@@ -24,6 +28,7 @@ __all__ = [
     "resume",
     "save",
     "suspend",
+    "undo_suspend",
     "unwrap",
     "with_loss",
     "wrap",

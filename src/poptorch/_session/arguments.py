@@ -1,12 +1,11 @@
-"""Arguments of a call: matched with the signature, flattened, compared with the compiled ones.
+"""The compiled kind of arguments: what later ones are compared with, and made ready.
 
 Source: PopTorch user guide, "Features".
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,30 +17,12 @@ from .._capture import narrowed
 from .._ir import slots
 from .._ir.slot import Slot
 from .._ir.spec import Loops
+from .signature import Bound
 
 _RENEW = (
     "wrap the model again, or call destroy() on this wrapper, to compile for these inputs",
     "pass inputs of the compiled kind",
 )
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-
-
-@dataclass(frozen=True, eq=False)
-class Bound:
-    """The arguments of one call, flattened.
-
-    Attributes:
-        tensors: every tensor, in the order of the signature.
-        parts: per parameter its name and structure.
-    """
-
-    tensors: list[torch.Tensor]
-    parts: tuple[tuple[str, trees.Structure], ...]
-
-    @property
-    def paths(self) -> list[str]:
-        """What error messages call each tensor."""
-        return [path for _, structure in self.parts for path in structure.paths]
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,131 +36,25 @@ class CompiledInputs:
     args: tuple[Any, ...]
 
 
-class Signature:
-    """The signature of the original ``forward``, captured when the model is wrapped."""
-
-    def __init__(self, forward: Callable[..., Any], model: str) -> None:
-        self._model = model
-        try:
-            parameters = tuple(inspect.signature(forward).parameters.values())
-        except (TypeError, ValueError):  # builtins without a signature
-            parameters = (
-                inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL),
-                inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD),
-            )
-        self._parameters = {p.name: p for p in parameters}
-        self._positional = [p.name for p in parameters if p.kind in _POSITIONAL]
-        kinds = {p.kind: p.name for p in parameters}
-        self._var_positional = kinds.get(inspect.Parameter.VAR_POSITIONAL)
-        self._var_keyword = kinds.get(inspect.Parameter.VAR_KEYWORD)
-
-    def bind(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], like: Bound | None = None
-    ) -> Bound:
-        """Match a call with the signature and flatten it.
-
-        Args:
-            args, kwargs: the call.
-            like: the compiled arguments, for the order of dict keys.
-
-        Raises:
-            AssertionFailure: too many arguments, an unknown keyword, or one given twice.
-            Error: a required parameter is missing.
-        """
-        known = dict(like.parts) if like else {}
-        tensors: list[torch.Tensor] = []
-        parts = []
-        for name, value in self._match(args, kwargs).items():
-            found, structure = trees.flatten(value, name, known.get(name))
-            tensors += found
-            parts.append((name, structure))
-        return Bound(tensors, tuple(parts))
-
-    def _match(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        values = dict(zip(self._positional, args, strict=False))
-        rest = args[len(self._positional) :]
-        if rest and self._var_positional is None:
-            self._fail(
-                "Too many arguments provided",
-                f"{len(args)} positional arguments for {len(self._positional)} parameters",
-            )
-        extra: dict[str, Any] = {}
-        for name, value in kwargs.items():
-            parameter = self._parameters.get(name)
-            if name in values:
-                self._fail(f"Parameter '{name}' was passed more than once", repr(name))
-            if parameter is None or parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
-                if self._var_keyword is None:
-                    self._fail(f"'{name}' is not a valid parameter", f"{name}=...")
-                extra[name] = value
-            else:
-                values[name] = value
-        return self._complete(values, rest, extra)
-
-    def _complete(
-        self, values: dict[str, Any], rest: tuple[Any, ...], extra: dict[str, Any]
-    ) -> dict[str, Any]:
-        result: dict[str, Any] = {}
-        for name, parameter in self._parameters.items():
-            if name == self._var_positional:
-                result["*" + name] = rest
-            elif name == self._var_keyword:
-                result["**" + name] = extra
-            elif name in values:
-                result[name] = values[name]
-            elif parameter.default is not inspect.Parameter.empty:
-                result[name] = parameter.default
-            else:
-                raise Error(
-                    f"Mandatory parameter '{name}' missing",
-                    got=f"a call of {self._model}{self}",
-                    where=source.calling_line(),
-                    fix=f"pass a value for {name}",
-                )
-        return result
-
-    def _fail(self, title: str, got: str) -> None:
-        raise AssertionFailure(
-            title,
-            got=f"{got} in a call of {self._model}{self}",
-            where=source.calling_line(),
-            fix=f"call it as {self._model}{self}",
-        )
-
-    def __str__(self) -> str:
-        return f"({', '.join(map(str, self._parameters.values()))})"
-
-    def caller(
-        self, forward: Callable[..., Any], bound: Bound
-    ) -> Callable[[Sequence[torch.Tensor]], Any]:
-        """Return a function that calls forward with the tensors in place of ``bound``'s."""
-        sizes = [len(structure.paths) for _, structure in bound.parts]
-
-        def call(tensors: Sequence[torch.Tensor]) -> Any:
-            args: list[Any] = []
-            kwargs: dict[str, Any] = {}
-            start = 0
-            for (name, structure), size in zip(bound.parts, sizes, strict=True):
-                value = structure.unflatten(tensors[start : start + size])
-                start += size
-                if name.startswith("**"):
-                    kwargs.update(value)
-                elif name.startswith("*"):
-                    args.extend(value)
-                elif self._parameters[name].kind is inspect.Parameter.KEYWORD_ONLY:
-                    kwargs[name] = value
-                else:
-                    args.append(value)
-            return forward(*args, **kwargs)
-
-        return call
-
-
 class Inputs:
-    """The compiled kind of inputs: checks later calls and prepares their tensors for the device."""
+    """The compiled kind of inputs: checks later calls and prepares their tensors for the device.
 
-    def __init__(self, bound: Bound, loops: Loops, narrow_64bit: bool) -> None:
+    Args:
+        bound: the arguments that are compiled for.
+        loops: how the device cuts them.
+        narrow_64bit: whether the device has 32-bit types only.
+        made_up: the values of the tensors mean nothing.
+
+    Attributes:
+        looked_at: whether ``forward`` depends on values, so that what is compiled does.
+    """
+
+    def __init__(
+        self, bound: Bound, loops: Loops, narrow_64bit: bool, made_up: bool = False
+    ) -> None:
         self.bound = bound
+        self.looked_at = False
+        self._made_up = made_up
         self._narrow = narrow_64bit
         self._dtypes = [t.dtype for t in bound.tensors]
         self._shapes = [t.shape for t in bound.tensors]
@@ -210,7 +85,18 @@ class Inputs:
         )
 
     def first_micro_batch(self, loops: Loops) -> list[torch.Tensor]:
-        """The first micro-batch of the inputs that were compiled for, as the device sees it."""
+        """The first micro-batch of the inputs that were compiled for, as the device sees it.
+
+        Raises:
+            Error: nobody gave them a value.
+        """
+        if self._made_up:
+            raise Error(
+                "The model takes a path that depends on the values of its inputs",
+                got="a file, which has the shapes of the inputs only",
+                fix="wrap the model and call it with a batch, then load its weights",
+            )
+        self.looked_at = True
         whole = (
             tensor.detach().to(self._device_dtype(tensor.dtype)) for tensor in self.bound.tensors
         )

@@ -41,7 +41,9 @@ class Stamped:
         }
 
 
-NONE: Stamps = {key: [[]] for key in KEYS}
+def none() -> Stamps:
+    """Return the form that there is before any call."""
+    return {key: [[]] for key in KEYS}
 
 
 def latency(

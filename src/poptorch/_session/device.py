@@ -104,7 +104,7 @@ class Device:
         """Return copies of the state that no host tensor mirrors: moments, counters, rounding."""
         return {
             key: self.state.tensors[key].clone()
-            for key, slot in self._program.state_slots().items()
+            for key, slot in self._program.visible_slots().items()
             if slot.kind in _DEVICE_ONLY
         }
 

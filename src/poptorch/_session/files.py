@@ -1,39 +1,53 @@
-"""Executables in files: saving one, reading one, putting it into a session.
+"""Saved models: what a file holds, writing one, reading one.
 
-A file holds the plan as JSON, tensors as safetensors, the user's objects as a restricted pickle
-(see ``pickles``), and compiled code as the backend keeps it. Nothing in it runs when it is read;
-the code, which would, is only taken from files that the user trusts.
+A file is JSON and safetensors: shapes of the arguments, weights, state of optimizer and device.
+Reading that runs nothing. The program is captured again from the model that the user has, and what
+was compiled from the same program is found in the user's own cache. Beside it there are a pickle of
+the user's objects and compiled code; both are only used when the user trusts the file.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 import torch
+from torch import nn
 
-from .. import _compile, backends
-from .._base import archive, log, trees
-from .._base.errors import AssertionFailure, Error
-from .._compile import serial
-from .._ir import verify
-from .._ir.optim_spec import OptimSpec
+from .. import _capture, _compile, backends
+from .._base import archive, log
+from .._base.errors import AssertionFailure
 from .._ir.plan import Plan
-from .._ir.slot import Kind
-from .._ir.spec import Spec
-from ..enums import ConnectionType
-from ..optim.replacement import check_replacement
-from . import pickles
-from .arguments import Bound, Inputs
+from . import examples, pickles
+from .live import Compilation
 from .session import Session
 
 DEFAULT_NAME = "model.poptorch"
-_CODE = "code/"
+_FACTS, _TENSORS, _OBJECTS, CODE = "facts.json", "tensors.safetensors", "objects.pickle", "code/"
+MODEL, DEVICE = "model.", "device."
+
+
+@dataclass(frozen=True, eq=False)
+class Objects:
+    """The user's objects that a program was compiled from.
+
+    Attributes:
+        model: with its weights.
+        optimizer: None in inference.
+        loss: the function that was appended to the model, if any.
+        options: the executor's.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer | None
+    loss: Any
+    options: Any
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,39 +55,122 @@ class Saved:
     """What a file holds.
 
     Attributes:
-        plan: the program.
-        optim: the optimizer's compiled structure, None in inference.
-        inputs: (shape, dtype) of every tensor argument, and (parameter, structure).
-        outputs: the structure that forward returned.
-        hosts: returned tensors that forward did not compute.
-        names: of tensors that can be anchored.
-        constants: first values of the program's constants, by key.
-        device: state that no host tensor mirrors, by key; empty without the model.
+        path: the file.
+        whole: whether it was saved with the model.
+        algorithm: of the optimizer, None in inference.
+        has_loss: whether a loss was appended to the model.
+        settings: what was compiled in, as text by name.
+        arguments: of ``forward`` by parameter, zeros for tensors; None where they have no JSON
+            form or their values were looked at.
+        shapes: of the model's tensors by path.
+        hypers: the optimizer's own attributes, then those of each parameter group.
         random: the random state, None if it was not saved.
-        objects: the user's: ``options`` and, if the model was exported, ``model``, ``optimizer``
-            and ``loss``.
-        code: of the program's graphs, by key; empty unless the file is trusted.
+        tensors: the model's by path, prefixed with ``model.``; the state that no host tensor
+            mirrors by key, prefixed with ``device.``; those of the pickle, ``object.``.
+        parts: everything else in the file.
+        trusted: whether the pickle and the code may be used.
     """
 
-    plan: Plan
-    optim: OptimSpec | None
-    inputs: tuple[list[tuple[tuple[int, ...], torch.dtype]], tuple[tuple[str, Any], ...]]
-    outputs: trees.Structure
-    hosts: Mapping[int, torch.Tensor]
-    names: tuple[str, ...]
-    constants: Mapping[str, torch.Tensor]
-    device: Mapping[str, torch.Tensor]
+    path: str
+    whole: bool
+    algorithm: str | None
+    has_loss: bool
+    settings: Mapping[str, str]
+    arguments: Mapping[str, Any] | None
+    shapes: Mapping[str, list[int]]
+    hypers: list[dict[str, Any]]
     random: list[int] | None
-    objects: Mapping[str, Any]
-    code: Mapping[str, bytes]
+    tensors: Mapping[str, torch.Tensor]
+    parts: Mapping[str, bytes]
+    trusted: bool
+
+    def under(self, prefix: str) -> dict[str, torch.Tensor]:
+        """Return the tensors whose names begin with a prefix, without it."""
+        return {n.removeprefix(prefix): t for n, t in self.tensors.items() if n.startswith(prefix)}
+
+    def objects(self) -> Objects:
+        """Unpickle the user's objects, which runs what the file says.
+
+        Raises:
+            InvalidFile: they cannot be rebuilt here.
+        """
+        assert self.trusted
+        if _OBJECTS not in self.parts:
+            raise AssertionFailure(
+                "The file holds no objects",
+                got=f"{self.path}, whose model could not be pickled",
+                fix="poptorch.load(path, model=Net())",
+            )
+        content = pickles.load(self.parts[_OBJECTS], self.tensors)
+        try:
+            return Objects(**content)
+        except TypeError as error:
+            archive.refuse(self.path, f"its objects are not a model's ({error})")
 
 
-def destination(filename: str | os.PathLike[str]) -> Path:
-    """Return where to save, creating missing folders.
+# Writing.
+
+
+def save(
+    session: Session,
+    filename: str | os.PathLike[str],
+    objects: Objects | None,
+    with_random: bool,
+) -> None:
+    """Save a compiled model.
+
+    Args:
+        session: of the model.
+        filename: where to.
+        objects: the user's; without them the file has no weights, and no state of the device.
+        with_random: keep the random state.
 
     Raises:
-        AssertionFailure: a folder on the way is a file.
+        Error: not compiled.
+        AssertionFailure: the path leads through a file.
     """
+    now = session.get_live().now
+    path = _destination(filename)
+    session.sync.bring_host_up_to_date()
+    facts: dict[str, Any] = {
+        "algorithm": now.optim.algorithm if now.optim is not None else None,
+        "settings": _compile.flat_fields(now.spec.for_cache()),
+        "arguments": _arguments(session, now),
+        "shapes": shapes_of(session.module),
+        "random": session.rng_state if with_random else None,
+        "whole": objects is not None,
+        "has_loss": objects is not None and objects.loss is not None,
+        "hypers": [],
+    }
+    tensors: dict[str, torch.Tensor] = {}
+    parts = {f"{CODE}{key}": code for key, code in _code_of(now.compiled.plan).items()}
+    if objects is not None:
+        own = _capture.tensors_of(objects.model)
+        tensors = {f"{MODEL}{path}": tied.tensor for path, tied in own.items()}
+        tensors |= _pickle(objects, tensors, parts)
+        tensors |= {f"{DEVICE}{key}": value for key, value in session.state_to_save().items()}
+        if objects.optimizer is not None:
+            facts["hypers"] = [_plain(group) for group in attributes(objects.optimizer)]
+    parts |= {_FACTS: json.dumps(facts).encode(), _TENSORS: _tensor_bytes(tensors)}
+    archive.write(path, parts)
+
+
+def _pickle(
+    objects: Objects, known: Mapping[str, torch.Tensor], parts: dict[str, bytes]
+) -> dict[str, torch.Tensor]:
+    """Add a pickle to the parts of a file; return the tensors that it needs besides."""
+    try:
+        parts[_OBJECTS], tensors = pickles.dump(vars(objects), known)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        log.python.warning(
+            "The model cannot be pickled, so that poptorch.load needs model=...: %s", error
+        )
+        return {}
+    return tensors
+
+
+def _destination(filename: str | os.PathLike[str]) -> Path:
+    """Return where to save, creating missing folders."""
     path = Path(filename)
     if path.is_dir():
         log.python.warning("%s is a directory: saving to %s in it", path, DEFAULT_NAME)
@@ -85,57 +182,31 @@ def destination(filename: str | os.PathLike[str]) -> Path:
     return path
 
 
-def save(
-    session: Session,
-    filename: str | os.PathLike[str],
-    objects: Mapping[str, Any],
-    with_state: bool,
-    with_random: bool,
-) -> None:
-    """Save the executable of a session, and objects of the user's beside it.
+def shapes_of(model: nn.Module) -> dict[str, list[int]]:
+    """Return the shapes of a model's tensors by path."""
+    return {path: list(t.tensor.shape) for path, t in _capture.tensors_of(model).items()}
 
-    Args:
-        with_state: keep the device's own state: moments and counters of the optimizer.
-        with_random: keep the random state.
 
-    Raises:
-        Error: not compiled.
-        AssertionFailure: the path leads through a file.
-    """
-    session.sync.check_compiled()
-    compiled, inputs = session.compiled, session.inputs
-    assert compiled is not None
-    assert inputs is not None
-    path = destination(filename)
-    session.sync.bring_host_up_to_date()
-    optim = session.seat.spec if session.seat is not None else None
-    parts = {
-        "parts": inputs.bound.parts,
-        "outputs": compiled.outputs,
-        "hosts": dict(compiled.host_outputs),
-        "objects": dict(objects),
-    }
-    pickled, tensors = pickles.dump(parts)
-    stored = {f"object.{name}": value for name, value in tensors.items()}
-    stored |= {f"state.{key}": value for key, value in compiled.constants.items()}
-    if with_state:
-        stored |= {f"device.{key}": value for key, value in session.restorable.items()}
-    facts = {
-        "plan": serial.encode(compiled.plan),
-        "optim": serial.encode(optim),
-        "names": list(compiled.names),
-        "inputs": [serial.encode((tuple(t.shape), t.dtype)) for t in inputs.bound.tensors],
-        "random": session.rng_state if with_random else None,
-    }
-    archive.write(
-        path,
-        {
-            "facts.json": json.dumps(facts).encode(),
-            "tensors.safetensors": _tensor_bytes(stored),
-            "objects.pickle": pickled,
-            **{f"{_CODE}{key}": code for key, code in _code_of(compiled.plan).items()},
-        },
-    )
+def _arguments(session: Session, now: Compilation) -> examples.Json:
+    if now.inputs.looked_at:
+        return None
+    values = session.signature.given(now.inputs.bound)
+    try:
+        return {name: examples.encode(value) for name, value in values.items()}
+    except TypeError as error:
+        log.python.info("The arguments are not saved, a loaded model compiles later: %s", error)
+        return None
+
+
+def attributes(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Return an optimizer's own numbers, then the attributes of each group."""
+    own = {name: getattr(optimizer, name) for name in getattr(optimizer, "_child_vars", ())}
+    return [own, *({k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups)]
+
+
+def _plain(attributes: Mapping[str, Any]) -> dict[str, examples.Json]:
+    kinds = (bool, int, float, str, list, tuple, type(None))
+    return {k: examples.encode(v) for k, v in attributes.items() if isinstance(v, kinds)}
 
 
 def _code_of(plan: Plan) -> dict[str, bytes]:
@@ -150,101 +221,47 @@ def _tensor_bytes(tensors: Mapping[str, torch.Tensor]) -> bytes:
     return safetensors.torch.save({k: t.detach().clone().contiguous() for k, t in tensors.items()})
 
 
+# Reading.
+
+
 def read(filename: str | os.PathLike[str], trusted: bool = False) -> Saved:
-    """Read a file without running anything in it.
+    """Read a file; nothing in it runs.
 
     Raises:
         FileNotFoundError: there is none.
-        InvalidFile: damaged, of another version, or with objects that are not allowed.
+        InvalidFile: damaged, of another version, or nothing that this library wrote.
     """
     parts = archive.read(filename)
     try:
-        facts = json.loads(parts["facts.json"])
-        tensors = safetensors.torch.load(parts["tensors.safetensors"])
-        plan: Plan = serial.decode(facts["plan"])
-        verify.verify_plan(plan)
-        groups: dict[str, dict[str, torch.Tensor]] = {"object": {}, "state": {}, "device": {}}
-        for name, tensor in tensors.items():
-            group, _, key = name.partition(".")
-            groups[group][key] = tensor
-        optim = serial.decode(facts["optim"])
-        shapes = [serial.decode(entry) for entry in facts["inputs"]]
-        pickled = parts["objects.pickle"]
-    except (archive.InvalidFile, serial.Unreadable):
-        raise
-    except Exception as error:
+        facts = json.loads(parts[_FACTS])
+        return Saved(
+            path=os.fspath(filename),
+            whole=_of_type(bool, facts["whole"]),
+            algorithm=_of_type((str, type(None)), facts["algorithm"]),
+            has_loss=_of_type(bool, facts["has_loss"]),
+            settings={str(k): str(v) for k, v in facts["settings"].items()},
+            arguments=_of_type((dict, type(None)), facts["arguments"])
+            and examples.decode_all(facts["arguments"]),
+            shapes=_of_type(dict, facts["shapes"]),
+            hypers=[examples.decode_all(entry) for entry in facts["hypers"]],
+            random=_random(facts["random"]),
+            tensors=safetensors.torch.load(parts[_TENSORS]),
+            parts=parts,
+            trusted=trusted,
+        )
+    except Exception as error:  # whatever it is, it comes from what stands in the file
         archive.refuse(filename, f"{type(error).__name__}: {error}")
-    content = pickles.load(pickled, groups["object"], trusted)
-    return Saved(
-        plan,
-        optim,
-        (shapes, content["parts"]),
-        content["outputs"],
-        content["hosts"],
-        tuple(facts["names"]),
-        groups["state"],
-        groups["device"],
-        facts["random"],
-        content["objects"],
-        {k.removeprefix(_CODE): v for k, v in parts.items() if trusted and k.startswith(_CODE)},
-    )
 
 
-def install(session: Session, saved: Saved, spec: Spec, whole: bool) -> None:
-    """Let a session use a saved executable instead of compiling.
-
-    Args:
-        spec: what the session's options say now; its run-time settings count, while what was
-            compiled in is the file's.
-        whole: continue with the saved optimizer and random state too, not with the program only.
-
-    Raises:
-        Error: the file belongs to another model, or the optimizer does not fit.
-    """
-    target = replace(saved.plan.spec.target, seed=spec.target.seed, device=spec.target.device)
-    plan = replace(saved.plan, spec=replace(saved.plan.spec, target=target, runtime=spec.runtime))
-    session.read_module(plan.spec)
-    _check_model(session, plan)
-    optim, values = session.frozen_optimizer(plan.spec)
-    if (optim is None) != (saved.optim is None):
-        raise Error("Invalid file: a training executable needs trainingModel, and the reverse")
-    if optim is not None and saved.optim is not None:
-        check_replacement(saved.optim, optim)
-    backend = backends.choose(plan.spec.target.backend)
-    if plan.spec.precision.floating_point_exceptions:
-        backend = backends.checking(backend)
-    store = _compile.store_of(plan.spec.runtime.cache_dir)
-    for key, code in saved.code.items():
-        store.keep(key, code)
-    executable = _compile.compile_plan(
-        backend,
-        plan,
-        store,
-        background=plan.spec.target.backend == backends.AUTO,
-        progress=lambda share: None,
-    )
-    shapes, structures = saved.inputs
-    examples = [torch.zeros((), dtype=dtype).expand(shape) for shape, dtype in shapes]
-    narrow = plan.spec.precision.narrow_64bit
-    inputs = Inputs(Bound(examples, structures), plan.spec.loops, narrow)
-    compiled = _compile.Compiled(
-        plan, executable, saved.constants, saved.outputs, saved.hosts, saved.names
-    )
-    session.install(plan.spec, compiled, inputs, saved.optim, values)
-    if whole:
-        session.restorable = saved.device
-        session.random.set(saved.random, None)
-    if plan.spec.runtime.connection != ConnectionType.Never:
-        session.attach()
+def _of_type(kind: Any, value: Any) -> Any:
+    if not isinstance(value, kind):
+        raise TypeError(f"{value!r} is no {kind}")
+    return value
 
 
-def _check_model(session: Session, plan: Plan) -> None:
-    shapes = session.state_shapes()
-    for slot in plan.program.visible_slots().values():
-        if slot.kind not in (Kind.PARAM, Kind.BUFFER):
-            continue
-        if shapes.get(slot.path) != slot.replica_shape:
-            raise Error(
-                "Invalid file: it was saved from another model",
-                got=f"{slot.path}: {slot.shape} in the file, {shapes.get(slot.path)} in the model",
-            )
+def _random(state: Any) -> list[int] | None:
+    numbers: list[Any] | None = _of_type((list, type(None)), state)
+    for number in numbers or ():
+        if type(number) is not int or not -(1 << 63) <= number < 1 << 63:
+            raise ValueError(f"{number!r} in a random state")
+    return numbers

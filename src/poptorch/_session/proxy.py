@@ -52,7 +52,7 @@ class ParameterProxy:
             RuntimeError: the model is compiled.
             ValueError: an argument is no member of its enum.
         """
-        if self._session.compiled is not None:
+        if self._session.live is not None:
             raise StateError(
                 "replicaGrouping must be called before the model is compiled",
                 got=f"parameter '{self._name}'",

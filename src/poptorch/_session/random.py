@@ -89,9 +89,14 @@ class Randomness:
                 got=f"{len(numbers)} values",
                 fix="set what rng_state returned",
             )
+        state_words = torch.tensor(numbers[1:], dtype=torch.int64).view(torch.uint8)
+        if len(numbers) > 1:
+            try:
+                torch.Generator().set_state(state_words)
+            except RuntimeError as error:
+                raise InvalidValue("This is no state of the device's random generator") from error
         self._seed, self._chosen = numbers[0], True
         self._ran = len(numbers) > 1
-        words_tensor = torch.tensor(numbers[1:], dtype=torch.int64)
-        self._saved = words_tensor.view(torch.uint8) if self._ran else self._first()
+        self._saved = state_words if self._ran else self._first()
         if state is not None:
             state.rng = self._saved.clone()

@@ -21,18 +21,32 @@ from .._ir.optim_spec import OptimSpec
 from .._ir.plan import Plan
 from .._ir.spec import Spec
 from ..enums import ConnectionType
-from . import faults, grouping, hooks
-from .arguments import Bound, Inputs, Signature
-from .capturing import Capturing, state_slot
+from . import faults, grouping, hooks, reading
+from .arguments import Inputs
 from .connection import Connection, refuse_offline
 from .counters import Stamped
 from .device import Device
+from .live import Compilation, LastCall, Live
+from .optimizer import SessionOptimizer
 from .outputs import Outputs
 from .random import Randomness
-from .seat import Seat
+from .signature import Bound, Signature
 from .sync import Sync, Transfers, not_compiled
 
 Progress = Callable[[], contextlib.AbstractContextManager[Callable[[float], None]]]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Restored:
+    """State from a file that the next compilation continues with.
+
+    Attributes:
+        device: what no host tensor mirrors, by key.
+        random: the random state, None for a new sequence.
+    """
+
+    device: Mapping[str, torch.Tensor]
+    random: list[int] | None
 
 
 class Session:
@@ -47,10 +61,13 @@ class Session:
         progress: makes the context in which a compilation reports its progress.
 
     Attributes:
-        sync: who has the newer weights.
-        seat: of the optimizer, None in inference.
-        compiled: the compilation, None before it and after ``release``.
-        spec: its settings.
+        live: what there is while the model is compiled, else None.
+        sync: the device while there is one, and who has the newer weights.
+        optimizer: what trains the model, None in inference.
+        groupings: parameters that are to have a value per group of replicas, by path.
+        module: what is traced.
+        restored: state from a file, until it is compiled for.
+        signature: of the original ``forward``.
     """
 
     def __init__(
@@ -62,168 +79,148 @@ class Session:
         transfers: Callable[[], Transfers | None],
         progress: Progress,
     ) -> None:
-        self.seat = Seat(optimizer) if optimizer is not None else None
+        self.live: Live | None = None
+        self.optimizer = SessionOptimizer(optimizer) if optimizer is not None else None
         tensors = _capture.tensors_of(module)
         self.sync = Sync(tuple(id(t.tensor) for t in tensors.values()), transfers)
         self.groupings: dict[str, grouping.Request] = {}
-        self.compiled: _compile.Compiled | None = None
-        self.inputs: Inputs | None = None
-        self.outputs: Outputs | None = None
-        self.anchors: dict[str, torch.Tensor] = {}
-        self.stamps: Stamped | None = None
-        self._module = module
+        self.restored: Restored | None = None
+        self.module = module
         self._entry = entry
         self._settings = settings
         self._progress = progress
-        self._signature = Signature(entry or module.forward, type(module).__name__)
+        self.signature = Signature(entry or module.forward, type(module).__name__)
         self._connection = Connection()
-        self._tensors: Mapping[str, _capture.Tied] = {}
-        self._paths: dict[int, str] = {}
-        self._groups: dict[str, grouping.Grouping] = {}
-        self._random: Randomness | None = None
-        self._saved: dict[str, torch.Tensor] | None = None
-        self._spec: Spec | None = None
-        self._changed_inputs: list[int] = []
-        self._synthetic: list[torch.Tensor] | None = None
+
+    def get_live(self) -> Live:
+        """Return what there is while the model is compiled.
+
+        Raises:
+            Error: it is not compiled.
+        """
+        if self.live is None:
+            raise not_compiled()
+        return self.live
 
     # Compiling.
 
-    @property
-    def spec(self) -> Spec:
-        """The settings of the compilation.
-
-        Raises:
-            Error: not compiled.
-        """
-        if self._spec is None:
-            raise not_compiled()
-        return self._spec
-
     def compile(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], background: bool = False
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        background: bool = False,
+        made_up: bool = False,
     ) -> None:
         """Compile for arguments of this kind. A failure leaves everything as it was.
 
         Args:
+            args, kwargs: as for ``forward``.
             background: optimised code may come later.
+            made_up: the values of the tensors mean nothing.
         """
-        bound = self._signature.bind(args, kwargs)
+        bound = self.signature.bind(args, kwargs)
         self.sync.fetch()
         spec = self._settings()
         log.limit_repeats(spec.runtime.max_repeat_logs)
-        excludes = source.excluding(spec.runtime.source_excludes)
         if spec.runtime.cycle_count and spec.target.device == "model":
             raise Error(
                 "The IPU model has no cycle counts",
                 got="logCycleCount(True) with the simulated device",
                 fix="drop one of the two",
             )
-        request, inputs, optim, values = self._request(bound, spec)
         try:
-            with self._progress() as progress, hooks.around(), excludes:
-                compiled = _compile.compile(
-                    request,
-                    spec,
-                    optim,
-                    progress,
-                    lambda count: self._placed(spec, count),
-                    background,
-                )
+            self._take(*self._compiled(bound, spec, background, made_up))
         except BaseException:
             self._connection.detach()
             raise
-        self.install(spec, compiled, inputs, optim, values)
         if spec.runtime.connection != ConnectionType.Never:
             self.attach()
 
+    def _compiled(
+        self, bound: Bound, spec: Spec, background: bool, made_up: bool
+    ) -> tuple[Compilation, dict[str, float]]:
+        """Return a compilation, and the values of the hyper-parameters that it leaves open."""
+        inputs = Inputs(bound, spec.loops, spec.precision.narrow_64bit, made_up)
+        now = reading.read(self.module, self.groupings, spec)
+        optim, values = self._frozen_optimizer(now, spec)
+        request = self._request(now, bound, inputs, spec, optim)
+        excludes = source.excluding(spec.runtime.source_excludes)
+        with self._progress() as progress, hooks.around(), excludes:
+            compiled = _compile.compile(
+                request,
+                spec,
+                optim,
+                progress,
+                lambda count: self._placed(spec, count),
+                background,
+            )
+        outputs = Outputs(compiled.outputs, compiled.host_outputs)
+        return Compilation(spec, now, inputs, compiled, optim, outputs), values
+
+    def _take(self, compilation: Compilation, values: Mapping[str, float]) -> None:
+        """Use a compilation from now on, without attaching."""
+        spec = compilation.spec
+        live = Live(compilation, Randomness(spec.target.seed, spec.target.process_id))
+        if self.restored is not None:
+            live.kept = compilation.checked_state(self.restored.device)
+            live.random.set(self.restored.random, None)
+        if self.optimizer is not None and compilation.optim is not None:
+            self.optimizer.compiled(compilation.optim, values)
+        self.live, self.restored, self.sync.dirty = live, None, False
+
     def plan(self) -> Plan:
         """Return the compiled plan, cut into stages; the cutting is done when first asked for."""
-        compiled, inputs = self.compiled, self.inputs
-        if compiled is None or inputs is None:
-            raise not_compiled()
-        if compiled.plan.staged is None:
-            request, _, optim, _ = self._request(inputs.bound, self.spec)
-            plan = _compile.with_stages(compiled.plan, request, optim)
-            self.compiled = compiled = dataclasses.replace(compiled, plan=plan)
-        return compiled.plan
+        live = self.get_live()
+        now = live.now
+        if now.compiled.plan.staged is None:
+            request = self._request(now.reading, now.inputs.bound, now.inputs, now.spec, now.optim)
+            plan = _compile.with_stages(now.compiled.plan, request, now.optim)
+            compiled = dataclasses.replace(now.compiled, plan=plan)
+            live.now = dataclasses.replace(now, compiled=compiled)
+        return live.now.compiled.plan
 
     def explain(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _capture.Explanation:
         """List what a capture for arguments of this kind would refuse or freeze."""
-        bound = self._signature.bind(args, kwargs)
+        bound = self.signature.bind(args, kwargs)
         self.sync.fetch()
-        return _capture.explain(self._request(bound, self._settings())[0])
+        return _capture.explain(self._uncompiled(bound, self._settings())[0])
 
     def shares(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], chips: int, limit: int | None
     ) -> list[_compile.Share]:
         """Divide the module over chips, for arguments of this kind."""
         spec = self._settings()
-        request, _, optim, _ = self._request(self._signature.bind(args, kwargs), spec)
+        request, optim = self._uncompiled(self.signature.bind(args, kwargs), spec)
         return _compile.shares(request, spec, optim, chips, limit)
 
-    def _request(
-        self, bound: Bound, spec: Spec
-    ) -> tuple[_capture.Request, Inputs, OptimSpec | None, dict[str, float]]:
-        """Return what to capture, the kind of inputs, and the optimizer as it is now."""
+    def _uncompiled(self, bound: Bound, spec: Spec) -> tuple[_capture.Request, OptimSpec | None]:
+        now = reading.read(self.module, self.groupings, spec)
+        optim, _ = self._frozen_optimizer(now, spec)
         inputs = Inputs(bound, spec.loops, spec.precision.narrow_64bit)
-        self.read_module(spec)
-        optim, values = self.frozen_optimizer(spec)
-        call = self._signature.caller(self._entry or self._module.__call__, bound)
-        capturing = Capturing(self._module, self._tensors, self._groups, spec)
-        return capturing.request(call, bound, inputs, optim), inputs, optim, values
+        return self._request(now, bound, inputs, spec, optim), optim
 
-    def install(
+    def _request(
         self,
-        spec: Spec,
-        compiled: _compile.Compiled,
+        now: reading.Reading,
+        bound: Bound,
         inputs: Inputs,
+        spec: Spec,
         optim: OptimSpec | None,
-        values: Mapping[str, float],
-    ) -> None:
-        """Take a compilation over, without attaching."""
-        if self.seat is not None and optim is not None:
-            self.seat.compiled(optim, values)
-        self._random = Randomness(spec.target.seed, spec.target.process_id)
-        self._changed_inputs = compiled.changed_inputs()
-        self._spec, self.compiled, self.inputs = spec, compiled, inputs
-        self.outputs = Outputs(compiled.outputs, compiled.host_outputs)
-        self._synthetic = inputs.synthetic() if spec.target.synthetic_data else None
-        self.sync.compiled, self.sync.dirty = True, False
+    ) -> _capture.Request:
+        call = self.signature.caller(self._entry or self.module.__call__, bound)
+        return now.request(call, bound, inputs, spec, optim)
+
+    def _frozen_optimizer(
+        self, now: reading.Reading, spec: Spec
+    ) -> tuple[OptimSpec | None, dict[str, float]]:
+        if self.optimizer is None:
+            return None, {}
+        return self.optimizer.frozen(now.paths, spec)
 
     def _placed(self, spec: Spec, count: int) -> None:
         faults.check("compile")
         if spec.runtime.connection == ConnectionType.Always:
             self._connection.attach(spec, count)
-
-    def read_module(self, spec: Spec) -> None:
-        """Look at the module's tensors as they are now.
-
-        Raises:
-            Error: a grouped parameter does not fit, or a buffer that is named does not exist.
-        """
-        self._tensors = _capture.tensors_of(self._module)
-        self._paths = {
-            tied.tensor.data_ptr(): path
-            for path, tied in self._tensors.items()
-            if tied.is_parameter
-        }
-        self._groups = {}
-        for path, asked in self.groupings.items():
-            found = asked.resolve(path, self._tensors[path].tensor, spec.loops.replicas)
-            if found is not None:
-                self._groups[path] = found
-        buffers = {path for path, tied in self._tensors.items() if not tied.is_parameter}
-        unknown = sorted(set(spec.updatable_buffers) - buffers)
-        if unknown:
-            raise Error(
-                "A buffer named as updatable does not exist",
-                got=", ".join(unknown),
-                fix=f"the model has {', '.join(sorted(buffers)) or 'no buffers'}",
-            )
-
-    def frozen_optimizer(self, spec: Spec) -> tuple[OptimSpec | None, dict[str, float]]:
-        """Return the optimizer's structure and values for the module that was read."""
-        return (None, {}) if self.seat is None else self.seat.frozen(self._paths, spec)
 
     # The device.
 
@@ -233,22 +230,22 @@ class Session:
         return self.sync.device is not None
 
     def attach(self) -> None:
-        """Acquire the device and put everything that belongs there on it."""
-        assert self.compiled is not None
-        assert self._random is not None
+        """Acquire the device and put everything that belongs there on it.
+
+        Raises:
+            Error: not compiled, or no device is free.
+        """
+        live = self.get_live()
         faults.check("attach")
-        self._connection.attach(self.spec, self.compiled.plan.layout.reserved)
-        device = Device(
-            self.compiled,
-            self._tensors,
-            self._groups,
-        )
-        if self._saved is not None:
-            device.restore(self._saved)
-        if self.seat is not None:
-            self.seat.attach(device, restored=self._saved is not None)
-        self._random.start(device.state, restored=self._saved is not None)
-        self.sync.device, self._saved = device, None
+        now, restored = live.now, live.kept is not None
+        self._connection.attach(now.spec, now.compiled.plan.layout.reserved)
+        device = Device(now.compiled, now.reading.tensors, now.reading.groups)
+        if live.kept is not None:
+            device.restore(live.kept)
+        if self.optimizer is not None:
+            self.optimizer.attach(device, restored)
+        live.random.start(device.state, restored)
+        self.sync.device, live.kept = device, None
 
     def detach(self) -> None:
         """Save what is only on the device and give the device back."""
@@ -260,121 +257,89 @@ class Session:
         device = self.sync.device
         if device is None:
             return
+        live = self.get_live()
         self.sync.bring_host_up_to_date()
-        self.restorable = device.device_only()
-        if self.seat is not None:
-            self.seat.detach()
-        assert self._random is not None
-        self._random.leave(device.state)
+        live.kept = device.device_only()
+        if self.optimizer is not None:
+            self.optimizer.detach()
+        live.random.leave(device.state)
         self.sync.device = None
 
-    @property
-    def restorable(self) -> dict[str, torch.Tensor]:
-        """State that no host tensor mirrors, by key: the device's, or what is kept for it."""
-        if self.sync.device is not None:
-            return self.sync.device.device_only()
-        return self._saved or {}
-
-    @restorable.setter
-    def restorable(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self._saved = dict(tensors)
-
-    @property
-    def random(self) -> Randomness:
-        """The device's random sequence.
-
-        Raises:
-            Error: not compiled.
-        """
-        if self._random is None:
-            raise not_compiled()
-        return self._random
+    def state_to_save(self) -> Mapping[str, torch.Tensor]:
+        """Return state that no host tensor mirrors, by key: the device's, or what was kept."""
+        device = self.sync.device
+        return device.device_only() if device is not None else self.get_live().kept or {}
 
     @property
     def rng_state(self) -> list[int] | None:
         """The random state of the device, or the one that is kept for it."""
         device = self.sync.device
-        return self.random.get(device.state if device is not None else None)
+        return self.get_live().random.get(device.state if device is not None else None)
 
     @rng_state.setter
     def rng_state(self, state: Sequence[int] | None) -> None:
         device = self.sync.device
-        self.random.set(state, device.state if device is not None else None)
-
-    def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes that parameters and buffers have on the device, by path."""
-        return {
-            path: state_slot(path, tied, True, self._groups.get(path)).shape
-            for path, tied in self._tensors.items()
-        }
+        self.get_live().random.set(state, device.state if device is not None else None)
 
     def release(self) -> None:
         """Bring the host up to date and let go of the executable and the device."""
         self.detach()
-        self.compiled = self.inputs = self.outputs = self._spec = self._random = None
-        self._saved = self.stamps = None
-        self.anchors = {}
-        self.sync.compiled = self.sync.dirty = False
+        self.live = None
+        self.sync.dirty = False
 
     # Running.
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Do one call on the device and return what ``forward`` returns."""
-        if self.compiled is None:
+        if self.live is None:
             self.compile(args, kwargs, background=True)
-        assert self.compiled is not None
-        assert self.inputs is not None
-        assert self.outputs is not None
+        live = self.get_live()
+        now = live.now
         if self.sync.device is None:
-            refuse_offline(self.spec)
+            refuse_offline(now.spec)
             self.attach()
         started = time.perf_counter()
-        given = self.inputs.quick(args, kwargs)
+        given = now.inputs.quick(args, kwargs)
         if given is None:
-            bound = self._signature.bind(args, kwargs, like=self.inputs.bound)
+            bound = self.signature.bind(args, kwargs, like=now.inputs.bound)
             self.sync.fetch()
-            self.inputs.check(bound)
+            now.inputs.check(bound)
             given = bound.tensors
         else:
             self.sync.fetch()
-        batch = self.inputs.prepare(given)
+        batch = now.inputs.prepare(given)
         taken = time.perf_counter()
-        results = self._execute(self._synthetic or batch)
+        results = self._execute(live, live.synthetic or batch)
         ready = time.perf_counter()
-        if self._changed_inputs and self._synthetic is None:
-            self._return_inputs(given, batch)
-        if len(results) > self.outputs.count:
-            names = (short for short, *_ in self.spec.anchors)
-            self.anchors = dict(zip(names, results[self.outputs.count :], strict=True))
-        returned = self.outputs.build(results[: self.outputs.count])
-        self.stamps = Stamped((started, taken, ready, time.perf_counter()))
+        if live.changed_inputs and live.synthetic is None:
+            _return_inputs(live.changed_inputs, given, batch)
+        count, anchors = now.outputs.count, dict[str, torch.Tensor]()
+        if len(results) > count:
+            names = (short for short, *_ in now.spec.anchors)
+            anchors = dict(zip(names, results[count:], strict=True))
+        returned = now.outputs.build(results[:count])
+        moments = (started, taken, ready, time.perf_counter())
+        live.last = LastCall(Stamped(moments), anchors)
         return returned
 
-    def _execute(self, batch: list[torch.Tensor]) -> list[torch.Tensor]:
+    def _execute(self, live: Live, batch: list[torch.Tensor]) -> list[torch.Tensor]:
         device = self.sync.device
         assert device is not None
-        assert self.compiled is not None
-        if self.seat is not None:
-            self.seat.before_run()
+        if self.optimizer is not None:
+            self.optimizer.before_run()
             self.sync.dirty = True
         try:
             faults.check("run")
             with _capture.without_autocast():
-                results = self.compiled.executable.run(device.state, batch)
+                results = live.now.compiled.executable.run(device.state, batch)
         except BaseException:
             device.clear_accumulators()
             raise
         finally:
-            self.random.ran()
-            if self.seat is not None:
-                self.seat.after_run()
+            live.random.ran()
+            if self.optimizer is not None:
+                self.optimizer.after_run()
         return results
-
-    def _return_inputs(self, given: list[torch.Tensor], batch: list[torch.Tensor]) -> None:
-        """Give changes that forward made in place back where the device used a copy."""
-        for at in self._changed_inputs:
-            if given[at].data_ptr() != batch[at].data_ptr():
-                given[at].detach().copy_(batch[at])
 
     def take_optimizer(self, optimizer: torch.optim.Optimizer, relaxed: bool = False) -> None:
         """Use another optimizer; values that changed are uploaded.
@@ -387,6 +352,17 @@ class Session:
             AssertionError: unsupported type, or this is an inference session.
             Error: its structure is not the compiled one.
         """
-        if self.seat is None:
+        if self.optimizer is None:
             raise AssertionFailure("setOptimizer needs a model that is wrapped for training")
-        self.seat.take(optimizer, self._paths, self._spec, relaxed)
+        now = self.live.now if self.live is not None else None
+        paths = now.reading.paths if now is not None else {}
+        self.optimizer.take(optimizer, paths, now.spec if now is not None else None, relaxed)
+
+
+def _return_inputs(
+    changed: list[int], given: list[torch.Tensor], batch: list[torch.Tensor]
+) -> None:
+    """Give changes that forward made in place back where the device used a copy."""
+    for at in changed:
+        if given[at].data_ptr() != batch[at].data_ptr():
+            given[at].detach().copy_(batch[at])

@@ -41,8 +41,7 @@ class Sync:
         transfers: the executor, or None once it is gone.
 
     Attributes:
-        device: the device's state while attached.
-        compiled: whether there is a program, attached or not.
+        device: the device's state while attached, else None.
         dirty: whether the device has newer weights than the host.
         version: of the host's values, of their last download.
         linked: whether this is the trainer of the host tensors.
@@ -51,7 +50,6 @@ class Sync:
     def __init__(self, hosts: tuple[int, ...], transfers: Callable[[], Transfers | None]) -> None:
         self.hosts = hosts
         self.device: Device | None = None
-        self.compiled = False
         self.dirty = False
         self.version = 0
         self.linked = False
@@ -75,12 +73,7 @@ class Sync:
         return True
 
     def download(self) -> None:
-        """Device to host, unconditionally; nothing to do while detached.
-
-        Raises:
-            Error: not compiled.
-        """
-        self.check_compiled()
+        """Device to host, unconditionally; nothing to do while detached."""
         if self.device is None:
             return
         self.dirty = False  # first: the copy itself looks at the module
@@ -91,24 +84,11 @@ class Sync:
         """Host to device; training progress that was not downloaded is discarded.
 
         While detached nothing happens: attaching uploads.
-
-        Raises:
-            Error: not compiled.
         """
-        self.check_compiled()
         if self.device is None:
             return
         self.dirty = False
         self.device.upload()
-
-    def check_compiled(self) -> None:
-        """Refuse what needs a program.
-
-        Raises:
-            Error: there is none, before compilation and after ``release``.
-        """
-        if not self.compiled:
-            raise not_compiled()
 
     # Sharing tensors with a trainer.
 

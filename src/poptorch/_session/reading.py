@@ -1,4 +1,4 @@
-"""What a session asks to be captured: tensors as slots, what is trained, scaled, named."""
+"""A module as it is at one moment: its tensors as slots, and what of it is to be captured."""
 
 from __future__ import annotations
 
@@ -9,44 +9,55 @@ import torch
 from torch import nn
 
 from .. import _capture
+from .._base.errors import Error
 from .._ir import slots
 from .._ir.optim_spec import OptimSpec
 from .._ir.slot import Slot
 from .._ir.spec import Spec
-from .arguments import Bound, Inputs
-from .grouping import Grouping
+from .arguments import Inputs
+from .grouping import Grouping, Request
+from .signature import Bound
 
 
 @dataclass(frozen=True, eq=False)
-class Capturing:
-    """The part of a capture that does not depend on the arguments.
+class Reading:
+    """What was read.
 
     Attributes:
         module: what is traced.
         tensors: its parameters and buffers by path.
         groups: those with one value per group of replicas.
-        spec: every setting.
     """
 
     module: nn.Module
     tensors: Mapping[str, _capture.Tied]
     groups: Mapping[str, Grouping]
-    spec: Spec
+
+    @property
+    def paths(self) -> dict[int, str]:
+        """Paths of the parameters by the address of their values."""
+        return {
+            tied.tensor.data_ptr(): path for path, tied in self.tensors.items() if tied.is_parameter
+        }
 
     def request(
-        self, call: _capture.Call, bound: Bound, inputs: Inputs, optim: OptimSpec | None
+        self,
+        call: _capture.Call,
+        bound: Bound,
+        inputs: Inputs,
+        spec: Spec,
+        optim: OptimSpec | None,
     ) -> _capture.Request:
-        """Return the request.
+        """Return what is to be captured.
 
         Args:
             call: runs forward on flat tensors.
             bound, inputs: the arguments.
+            spec: every setting.
             optim: the optimizer's structure, None in inference.
         """
-        spec = self.spec
-        narrow = spec.precision.narrow_64bit
         state = tuple(
-            state_slot(path, tied, narrow, self.groups.get(path))
+            _state_slot(path, tied, spec.precision.narrow_64bit, self.groups.get(path))
             for path, tied in self.tensors.items()
         )
         trained: frozenset[str] = frozenset()
@@ -68,13 +79,41 @@ class Capturing:
             replicas=spec.loops.replicas,
             anchors=tuple((short, long) for short, long, *_ in spec.anchors),
             module_scopes=spec.module_scopes,
-            grouped={path: found.of_replica for path, found in self.groups.items()},
+            grouped={path: grouping.of_replica for path, grouping in self.groups.items()},
             arguments=dict(bound.parts),
             examples=lambda: inputs.first_micro_batch(spec.loops),
         )
 
 
-def state_slot(path: str, tied: _capture.Tied, narrow: bool, grouped: Grouping | None) -> Slot:
+def read(module: nn.Module, asked: Mapping[str, Request], spec: Spec) -> Reading:
+    """Look at a module's tensors.
+
+    Args:
+        module: what will be traced.
+        asked: parameters that are to have a value per group of replicas, by path.
+        spec: every setting.
+
+    Raises:
+        Error: a grouped parameter does not fit, or a buffer that is named does not exist.
+    """
+    tensors = _capture.tensors_of(module)
+    groups = {}
+    for path, request in asked.items():
+        grouping = request.resolve(path, tensors[path].tensor, spec.loops.replicas)
+        if grouping is not None:
+            groups[path] = grouping
+    buffers = {path for path, tied in tensors.items() if not tied.is_parameter}
+    unknown = sorted(set(spec.updatable_buffers) - buffers)
+    if unknown:
+        raise Error(
+            "A buffer named as updatable does not exist",
+            got=", ".join(unknown),
+            fix=f"the model has {', '.join(sorted(buffers)) or 'no buffers'}",
+        )
+    return Reading(module, tensors, groups)
+
+
+def _state_slot(path: str, tied: _capture.Tied, narrow: bool, grouped: Grouping | None) -> Slot:
     """Return the slot of a parameter or buffer on the device."""
     dtype = tied.tensor.dtype
     if narrow and dtype.is_floating_point:

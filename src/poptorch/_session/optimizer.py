@@ -1,6 +1,6 @@
-"""The seat of a session's optimizer: what it compiled to, and its state on the device and off it.
+"""The optimizer of a session: what it compiled to, and its state on the device and off it.
 
-Hyper-parameters are read when an optimizer takes the seat and at no other time, so that changing
+Hyper-parameters are read when an optimizer is handed over and at no other time, so that changing
 them needs ``setOptimizer``. Source: PopTorch user guide, "Features" and "Optimizers".
 """
 
@@ -26,24 +26,24 @@ from .device import Device
 Paths = Mapping[int, str]
 
 
-class Seat:
-    """One optimizer at a time.
+class SessionOptimizer:
+    """One optimizer of the user's at a time.
 
     Args:
-        optimizer: the first to take the seat.
+        optimizer: the first.
 
     Raises:
         AssertionError: its type is not supported.
         ValueError: a setting of it cannot be honoured.
 
     Attributes:
-        optimizer: the user's object.
+        given: the user's object.
         spec: its compiled structure, None before compilation.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         freeze(optimizer, {})  # what is wrong with it is said at once
-        self.optimizer = optimizer
+        self.given = optimizer
         self.spec: OptimSpec | None = None
         self._snapshot = _snapshot(optimizer)
         self._watch = AttributeWatch(optimizer)
@@ -59,7 +59,7 @@ class Seat:
     @property
     def _visible(self) -> optim.Optimizer | None:
         """The optimizer, if its device state can be read and loaded."""
-        return self.optimizer if isinstance(self.optimizer, optim.Optimizer) else None
+        return self.given if isinstance(self.given, optim.Optimizer) else None
 
     def frozen(self, paths: Paths, spec: Spec) -> tuple[OptimSpec, dict[str, float]]:
         """Return what is compiled in, from the hyper-parameters that were read before."""
@@ -81,7 +81,7 @@ class Seat:
         spec: Spec | None,
         relaxed: bool = False,
     ) -> None:
-        """Let another optimizer take the seat, or the same one with other values.
+        """Use another optimizer, or the same one with other values.
 
         Args:
             optimizer: the one to use from now on.
@@ -105,18 +105,18 @@ class Seat:
                     self._device.write_hypers(asked)
         self._watch.check(optimizer, relaxed)
         self._snapshot = snapshot
-        if optimizer is not self.optimizer:
-            self._change_occupant(optimizer)
+        if optimizer is not self.given:
+            self._replace(optimizer)
 
-    def _change_occupant(self, optimizer: torch.optim.Optimizer) -> None:
+    def _replace(self, optimizer: torch.optim.Optimizer) -> None:
         self._leave()
-        self.optimizer = optimizer
+        self.given = optimizer
         visible, device = self._visible, self._device
         if visible is None or device is None:
             return  # the state of torch's optimizers cannot be seen: the device's goes on
         visible._attach_device(self)
         if visible.has_state():
-            self._upload(visible, with_values=False)  # they were read when it took the seat
+            self._upload(visible, with_values=False)  # they were read already
         else:
             device.reset_optimizer_state()
             visible.host_state_is_dirty = True
@@ -163,7 +163,7 @@ class Seat:
         if visible is not None:
             visible.host_state_is_dirty = True
         # Torch's schedulers warn when no step was made; the device made them.
-        self.optimizer._opt_called = True  # type: ignore[attr-defined]
+        self.given._opt_called = True  # type: ignore[attr-defined]
 
     def _upload(self, visible: optim.Optimizer, with_values: bool) -> None:
         assert self._device is not None

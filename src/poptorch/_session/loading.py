@@ -1,0 +1,153 @@
+"""Going on with a saved model: its values into objects of the user's, then compiling as always."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import _capture, _compile
+from .._base import log
+from .._base.errors import Error
+from .._ir.spec import Spec
+from ..optim.freeze import freeze
+from .files import CODE, DEVICE, MODEL, Saved, attributes, shapes_of
+from .session import Restored, Session
+
+
+def fill(
+    saved: Saved, model: nn.Module, optimizer: torch.optim.Optimizer | None, loss: object | None
+) -> None:
+    """Put the saved weights and hyper-parameters into objects of the user's.
+
+    Raises:
+        Error: they are not like the saved ones; nothing has changed then.
+    """
+    if (optimizer is None) != (saved.algorithm is None):
+        kind = "inference" if saved.algorithm is None else "training"
+        raise Error(
+            f"The file holds a model that was compiled for {kind}",
+            got=f"optimizer={'None' if optimizer is None else type(optimizer).__name__}; "
+            f"saved: {saved.algorithm}",
+            fix="load it with no optimizer"
+            if saved.algorithm is None
+            else "poptorch.load(path, model=model, optimizer=SGD(model.parameters(), ...)): an "
+            "optimizer of the saved kind, whose values and state come from the file",
+        )
+    if (loss is not None) != saved.has_loss:
+        raise Error(
+            "A loss was appended to the saved model" if saved.has_loss else "Superfluous loss",
+            fix=f"load it with{'' if saved.has_loss else 'out'} loss=",
+        )
+    stored = saved.under(MODEL)
+    _check_shapes(model, {path: list(tensor.shape) for path, tensor in stored.items()})
+    values = _fitting(saved, optimizer)
+    with torch.no_grad():
+        for path, tied in _capture.tensors_of(model).items():
+            tied.tensor.copy_(stored[path])
+    for target, new in values:
+        target.update(new)
+
+
+def _check_shapes(model: nn.Module, there: Mapping[str, list[int]]) -> None:
+    here = shapes_of(model)
+    for path in sorted({*there, *here}):
+        if here.get(path) != there.get(path):
+            raise Error(
+                "Invalid file: it was saved from another model",
+                got=f"{path}: {there.get(path)} in the file, {here.get(path)} in the model",
+                fix="make the model that was saved",
+            )
+
+
+def _fitting(
+    saved: Saved, optimizer: torch.optim.Optimizer | None
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Return dictionaries of the optimizer and what the file puts into them."""
+    if optimizer is None:
+        return []
+    _check_algorithm(saved, optimizer)
+    targets = [vars(optimizer), *optimizer.param_groups]
+    if len(targets) != len(saved.hypers):
+        raise Error(
+            "Invalid file: it was saved with another optimizer",
+            got=f"{len(saved.hypers) - 1} parameter groups in the file, {len(targets) - 1} here",
+            fix="make the optimizer that was saved",
+        )
+    result = []
+    for target, known, new in zip(targets, attributes(optimizer), saved.hypers, strict=True):
+        wrong = [name for name in new if name in known and not _alike(new[name], known[name])]
+        if wrong:
+            raise Error(
+                "Invalid file: it was saved with another optimizer",
+                got=f"{wrong[0]} is {new[wrong[0]]!r} in the file, {known[wrong[0]]!r} here",
+                fix="make the optimizer that was saved",
+            )
+        result.append((target, {name: new[name] for name in new if name in known}))
+    return result
+
+
+def _check_algorithm(saved: Saved, optimizer: torch.optim.Optimizer) -> None:
+    here = freeze(optimizer, {})[0].algorithm
+    if here != saved.algorithm:
+        raise Error(
+            "Invalid file: it was saved with another optimizer",
+            got=f"{saved.algorithm} in the file, {here} here",
+            fix="make the optimizer that was saved",
+        )
+
+
+def _alike(new: Any, old: Any) -> bool:
+    """Whether two values of an attribute are of one kind."""
+    if isinstance(new, (list, tuple)):
+        old_items = old if isinstance(old, (list, tuple)) else ()
+        return len(new) == len(old_items) and all(map(_alike, new, old_items))
+    if isinstance(new, bool) or new is None or old is None:
+        return isinstance(old, (bool, type(None)))
+    return isinstance(old, str if isinstance(new, str) else (int, float))
+
+
+def resume(session: Session, saved: Saved, spec: Spec, whole: bool) -> None:
+    """Compile a model for the arguments of a file, or leave that to the first call.
+
+    Args:
+        session: of the model, with weights.
+        saved: the file.
+        spec: its settings.
+        whole: continue with the saved state of optimizer, device and random numbers too.
+
+    Raises:
+        Error: the model or the optimizer is not like the saved one.
+    """
+    if spec.training != (saved.algorithm is not None):
+        raise Error("Invalid file: a training executable needs trainingModel, and the reverse")
+    if session.optimizer is not None:
+        _check_algorithm(saved, session.optimizer.given)
+    _check_shapes(session.module, saved.shapes)
+    here = _compile.flat_fields(spec.for_cache())
+    there = {name: saved.settings.get(name, "absent")[:80] for name in here}
+    differences = _compile.differences(here, there)
+    if differences:
+        log.python.warning(
+            "Compiled with other settings than the file's: %s", "; ".join(differences)
+        )
+    if saved.trusted:
+        store = _compile.store_of(spec.runtime.cache_dir)
+        for name, code in saved.parts.items():
+            if name.startswith(CODE):
+                store.keep(name.removeprefix(CODE), code)
+    if whole:
+        session.restored = Restored(saved.under(DEVICE), saved.random)
+    if saved.arguments is None:
+        log.python.info("The file has no arguments to compile for: the first call compiles")
+        return
+    try:
+        args, kwargs = session.signature.assemble(saved.arguments)
+    except (KeyError, TypeError) as error:
+        raise Error(
+            "Invalid file: it was saved from another model",
+            got=f"arguments {', '.join(saved.arguments)}; forward{session.signature} ({error})",
+        ) from error
+    session.compile(args, kwargs, background=True, made_up=True)

@@ -1,0 +1,190 @@
+"""Arguments of a call, matched with the signature of ``forward`` and flattened.
+
+Source: PopTorch user guide, "Features".
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .._base import source, trees
+from .._base.errors import AssertionFailure, Error
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+@dataclass(frozen=True, eq=False)
+class Bound:
+    """The arguments of one call, flattened.
+
+    Attributes:
+        tensors: every tensor, in the order of the signature.
+        parts: per parameter its name and structure.
+    """
+
+    tensors: list[torch.Tensor]
+    parts: tuple[tuple[str, trees.Structure], ...]
+
+    @property
+    def paths(self) -> list[str]:
+        """What error messages call each tensor."""
+        return [path for _, structure in self.parts for path in structure.paths]
+
+
+class Signature:
+    """The signature of the original ``forward``, captured when the model is wrapped."""
+
+    def __init__(self, forward: Callable[..., Any], model: str) -> None:
+        self._model = model
+        try:
+            parameters = tuple(inspect.signature(forward).parameters.values())
+        except (TypeError, ValueError):  # builtins without a signature
+            parameters = (
+                inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL),
+                inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD),
+            )
+        self._parameters = {p.name: p for p in parameters}
+        self._positional = [p.name for p in parameters if p.kind in _POSITIONAL]
+        kinds = {p.kind: p.name for p in parameters}
+        self._var_positional = kinds.get(inspect.Parameter.VAR_POSITIONAL)
+        self._var_keyword = kinds.get(inspect.Parameter.VAR_KEYWORD)
+
+    def bind(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], like: Bound | None = None
+    ) -> Bound:
+        """Match a call with the signature and flatten it.
+
+        Args:
+            args, kwargs: the call.
+            like: the compiled arguments, for the order of dict keys.
+
+        Raises:
+            AssertionFailure: too many arguments, an unknown keyword, or one given twice.
+            Error: a required parameter is missing.
+        """
+        known = dict(like.parts) if like else {}
+        tensors: list[torch.Tensor] = []
+        parts = []
+        for name, value in self._match(args, kwargs).items():
+            found, structure = trees.flatten(value, name, known.get(name))
+            tensors += found
+            parts.append((name, structure))
+        return Bound(tensors, tuple(parts))
+
+    def _match(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        values = dict(zip(self._positional, args, strict=False))
+        rest = args[len(self._positional) :]
+        if rest and self._var_positional is None:
+            self._fail(
+                "Too many arguments provided",
+                f"{len(args)} positional arguments for {len(self._positional)} parameters",
+            )
+        extra: dict[str, Any] = {}
+        for name, value in kwargs.items():
+            parameter = self._parameters.get(name)
+            if name in values:
+                self._fail(f"Parameter '{name}' was passed more than once", repr(name))
+            if parameter is None or parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
+                if self._var_keyword is None:
+                    self._fail(f"'{name}' is not a valid parameter", f"{name}=...")
+                extra[name] = value
+            else:
+                values[name] = value
+        return self._complete(values, rest, extra)
+
+    def _complete(
+        self, values: dict[str, Any], rest: tuple[Any, ...], extra: dict[str, Any]
+    ) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for name, parameter in self._parameters.items():
+            if name == self._var_positional:
+                result["*" + name] = rest
+            elif name == self._var_keyword:
+                result["**" + name] = extra
+            elif name in values:
+                result[name] = values[name]
+            elif parameter.default is not inspect.Parameter.empty:
+                result[name] = parameter.default
+            else:
+                raise Error(
+                    f"Mandatory parameter '{name}' missing",
+                    got=f"a call of {self._model}{self}",
+                    where=source.calling_line(),
+                    fix=f"pass a value for {name}",
+                )
+        return result
+
+    def _fail(self, title: str, got: str) -> None:
+        raise AssertionFailure(
+            title,
+            got=f"{got} in a call of {self._model}{self}",
+            where=source.calling_line(),
+            fix=f"call it as {self._model}{self}",
+        )
+
+    def __str__(self) -> str:
+        return f"({', '.join(map(str, self._parameters.values()))})"
+
+    def caller(
+        self, forward: Callable[..., Any], bound: Bound
+    ) -> Callable[[Sequence[torch.Tensor]], Any]:
+        """Return a function that calls forward with the tensors in place of ``bound``'s."""
+        sizes = [len(structure.paths) for _, structure in bound.parts]
+
+        def call(tensors: Sequence[torch.Tensor]) -> Any:
+            values: dict[str, Any] = {}
+            start = 0
+            for (name, structure), size in zip(bound.parts, sizes, strict=True):
+                values[name] = structure.unflatten(tensors[start : start + size])
+                start += size
+            args, kwargs = self.assemble(values)
+            return forward(*args, **kwargs)
+
+        return call
+
+    def assemble(self, values: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the positional and the keyword arguments of a call.
+
+        Args:
+            values: by parameter, those of ``*args`` and ``**kwargs`` with their stars. A parameter
+                that is missing has its default.
+
+        Raises:
+            KeyError: a parameter that has no default is missing, or there is no such parameter.
+        """
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        rest = dict(values)
+        for name, parameter in self._parameters.items():
+            if name == self._var_positional:
+                args.extend(rest.pop(f"*{name}", ()))
+            elif name == self._var_keyword:
+                kwargs.update(rest.pop(f"**{name}", {}))
+            else:
+                optional = parameter.default is not inspect.Parameter.empty
+                value = rest.pop(name, parameter.default) if optional else rest.pop(name)
+                if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+                    kwargs[name] = value
+                else:
+                    args.append(value)
+        if rest:
+            raise KeyError(next(iter(rest)))
+        return tuple(args), kwargs
+
+    def given(self, bound: Bound) -> dict[str, Any]:
+        """Return what ``assemble`` needs for a call like this: no defaults."""
+        tensors = iter(bound.tensors)
+        values = {
+            name: structure.unflatten([next(tensors) for _ in structure.paths])
+            for name, structure in bound.parts
+        }
+        return {
+            name: value
+            for name, value in values.items()
+            if name not in self._parameters or value is not self._parameters[name].default
+        }
