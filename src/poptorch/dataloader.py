@@ -14,11 +14,12 @@ import torch.utils.data
 
 from ._base.errors import AssertionFailure, Error
 from ._data import arrangement, notices, tensor_batches
-from ._data.combining import Grouped, Steps
+from ._data.combining import Grouped
 from ._data.consumer import Consumer
 from ._data.sharding import Permutations, Shard, shard_range
 from ._data.turns import ConsumersTurn, WorkersTurn
 from ._data.worker import Settings
+from ._ir.loops import Loops
 from .enums import DataLoaderMode, SharingStrategy
 from .options import Options
 from .profiling import Channel
@@ -93,7 +94,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         has_sampler = batch_sampler is not None
         arrangement.check_sources(dataset, batch_sampler, batch_size, shuffle, processes)
         self._plan = arrangement.arrange(
-            _steps(options), batch_size, batch_sampler, drop_last, mode, rebatched_worker_size
+            _loops(options), batch_size, batch_sampler, drop_last, mode, rebatched_worker_size
         )
         self._combined_batch_size = self._plan.combined
         if self._plan.rebatched is not None:
@@ -380,9 +381,10 @@ def _persist(wanted: bool | None, workers: int) -> bool:
     return workers > 0 if wanted is None else wanted
 
 
-def _steps(options: Options) -> Steps:
-    return Steps(
+def _loops(options: Options) -> Loops:
+    return Loops(
         options.device_iterations,
-        options.replication_factor // options.input_group_size,
         options.Training.gradient_accumulation,
+        options.replication_factor,
+        options.input_group_size,
     )

@@ -6,16 +6,8 @@ import pytest
 import torch
 
 from helpers.data_sets import Graph, GraphParser, Pair
-from poptorch._data.combining import Grouped, Steps, join
+from poptorch._data.combining import Grouped, join
 from poptorch.argparsers import registerCustomArgParser
-
-
-def test_the_combined_batch_is_a_product():
-    steps = Steps(device_iterations=2, input_groups=3, gradient_accumulation=5)
-    assert steps.per_call == 30
-    assert steps.describe(4) == (
-        "4 (batch size) x 2 device iterations x 3 input groups x 5 accumulation steps"
-    )
 
 
 def ones(rows, value=1.0):

@@ -12,9 +12,10 @@ from torch import fx
 from poptorch._compile.lower import lower
 from poptorch._ir import slots, verify
 from poptorch._ir.graph import Graph
+from poptorch._ir.loops import Loops
 from poptorch._ir.piece import Piece
 from poptorch._ir.program import Axis, Emit, Program, Reduce, Repeat, Run
-from poptorch._ir.spec import Loops, Output, Spec
+from poptorch._ir.spec import Output, Spec
 from poptorch._ir.state import State
 from poptorch.enums import OutputMode
 

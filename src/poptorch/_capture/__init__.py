@@ -1,7 +1,7 @@
 """module + example -> micro Graph: trace, loss, backward, buffer updates."""
 
 from .explain import Explanation, capture, explain, search
-from .forward import Call, Lanes, Request
+from .forward import Call, Request
 from .lanes import NotVectorisable, batch_norm_statistics
 from .micro import Micro, narrowed
 from .overwrite import OverwriteContextManager
@@ -12,7 +12,6 @@ from .trace import untraced, without_autocast
 __all__ = [
     "Call",
     "Explanation",
-    "Lanes",
     "Micro",
     "NotVectorisable",
     "OverwriteContextManager",

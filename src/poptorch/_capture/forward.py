@@ -14,6 +14,7 @@ from .._base import source, trees
 from .._base.errors import Error
 from .._base.holders import holds_tensors
 from .._ir import slots
+from .._ir.loops import Lanes
 from .._ir.slot import Slot
 from .._ir.spec import Precision
 from .._ops import annotate
@@ -31,24 +32,6 @@ from .trace import is_traced
 from .values import answering
 
 Call = Callable[[Sequence[torch.Tensor]], Any]
-
-
-@dataclass(frozen=True)
-class Lanes:
-    """Micro-batches that run side by side, as one vectorised axis.
-
-    Attributes:
-        steps: accumulation steps (in inference, iterations) that are lanes.
-        replicas: replicas that are lanes; the faster of the two axes.
-    """
-
-    steps: int
-    replicas: int = 1
-
-    @property
-    def count(self) -> int:
-        """Lanes in all."""
-        return self.steps * self.replicas
 
 
 @dataclass(frozen=True, eq=False)

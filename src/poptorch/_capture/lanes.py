@@ -17,7 +17,8 @@ from torch import nn
 
 from .._base import private, source, trees
 from .._base.errors import Error
-from .forward import Forward, Lanes, Request, run_forward
+from .._ir.loops import Lanes
+from .forward import Forward, Request, run_forward
 from .listening import Capturing
 from .swap import BATCH_NORMS, Tied
 from .trace import vectorising

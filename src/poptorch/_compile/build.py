@@ -7,15 +7,16 @@ from collections.abc import Mapping
 from .. import _update
 from .._ir.bundle import Bundle
 from .._ir.graph import Graph, compose
+from .._ir.loops import Lanes, Loops
 from .._ir.optim_spec import OptimSpec
-from .._ir.program import Axis, Emit, LaneAxis, Node, Program, Repeat, Run
+from .._ir.program import Axis, Emit, Node, Program, Repeat, Run
 from .._ir.slot import Kind, Slot
-from .._ir.spec import Loops, Spec
+from .._ir.spec import Spec
 from .anchors import emitted_anchors, with_updated_weights
 from .lower import lower
 
 
-def inference_program(micro: Graph, spec: Spec, lanes: LaneAxis | None) -> Program:
+def inference_program(micro: Graph, spec: Spec, lanes: Lanes | None) -> Program:
     """Return ``repeat iterations { repeat replicas { forward } }; emit``, or chunks of lanes."""
     forward = Graph("forward", micro.module, micro.inputs, micro.outputs)
     body = _window(Run("forward"), Axis.ITERATIONS, spec.loops.iterations, spec.loops, lanes)
@@ -27,7 +28,7 @@ def training_program(
     micro: Graph,
     spec: Spec,
     optim: OptimSpec,
-    lanes: LaneAxis | None,
+    lanes: Lanes | None,
     bundles: tuple[Bundle, ...] = (),
 ) -> Program:
     """Return the training step.
@@ -60,7 +61,7 @@ def training_program(
 
 
 def _window(
-    run: Run, axis: Axis, count: int, loops: Loops, lanes: LaneAxis | None
+    run: Run, axis: Axis, count: int, loops: Loops, lanes: Lanes | None
 ) -> tuple[Node, ...]:
     if lanes is not None:
         return _repeat(Axis.CHUNKS, count // lanes.steps, (run,))

@@ -7,7 +7,7 @@ import os
 
 from .. import _capture
 from .._base import log
-from .._ir.program import Axis, LaneAxis
+from .._ir.loops import Lanes
 from .._ir.slot import Kind, Slot
 from .._ir.spec import Spec
 from .._machine.liveness import peak_bytes
@@ -21,7 +21,7 @@ CACHED = 4 << 20
 MOST_STEPS = 64  # more lanes than this were never faster, and their graphs compile no better
 MOST_MEMORY = 1 << 30
 
-Found = tuple[_capture.Micro, LaneAxis | None]
+Found = tuple[_capture.Micro, Lanes | None]
 
 
 def capture(request: _capture.Request, spec: Spec) -> Found:
@@ -51,13 +51,12 @@ def _within(budget: int, steps: int, length: int, request: _capture.Request, spe
     Raises:
         NotVectorisable: the micro-batches depend on each other.
     """
-    axis = Axis.ACCUMULATION if spec.training else Axis.ITERATIONS
     while steps * spec.loops.replicas > 1:
-        lanes = _capture.Lanes(steps, spec.loops.replicas)
+        lanes = Lanes(steps, spec.loops.replicas)
         micro = _capture.capture(_with_lanes(request, lanes))
         peak = peak_bytes(micro.graph)
         if spec.lanes or peak <= budget:
-            return micro, LaneAxis(axis, lanes.steps, lanes.replicas)
+            return micro, lanes
         log.engine.debug("%d lanes need %d bytes, more than %d", lanes.count, peak, budget)
         if steps == 1:
             break
@@ -99,7 +98,7 @@ def _default_budget() -> int:
     return budget
 
 
-def _with_lanes(request: _capture.Request, lanes: _capture.Lanes) -> _capture.Request:
+def _with_lanes(request: _capture.Request, lanes: Lanes) -> _capture.Request:
     own = set(_capture.batch_norm_statistics(request)) if lanes.replicas > 1 else set()
     return dataclasses.replace(
         request,

@@ -18,10 +18,11 @@ from .._ir import verify
 from .._ir.bundle import Bundle
 from .._ir.graph import Graph
 from .._ir.layout import Layout
+from .._ir.loops import Lanes
 from .._ir.optim_spec import OptimSpec
 from .._ir.plan import Plan
 from .._ir.plan_text import table
-from .._ir.program import LaneAxis, Program
+from .._ir.program import Program
 from .._ir.slot import Kind
 from .._ir.spec import Spec
 from .._ir.staged import Staged
@@ -53,7 +54,7 @@ class Draft:
     optim: OptimSpec | None
     by_stages: bool
     micro: _capture.Micro = field(init=False)
-    lanes: LaneAxis | None = None
+    lanes: Lanes | None = None
     layout: Layout = field(init=False)
     graph: Graph = field(init=False)
     bundled: OptimSpec | None = None

@@ -11,8 +11,8 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from .._base.errors import AssertionFailure, Error, InvalidType, InvalidValue
+from .._ir.loops import Loops
 from ..enums import DataLoaderMode
-from .combining import Steps
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Arrangement:
 
 
 def arrange(
-    steps: Steps,
+    loops: Loops,
     batch_size: int | None,
     batch_sampler: Any,
     drop_last: bool,
@@ -69,23 +69,23 @@ def arrange(
         return Arrangement(None, 1, 1, None, drop_last, 1, asynchronous, None, drop_last)
     by_sampler = batch_sampler is not None
     micro = (getattr(batch_sampler, "batch_size", None) or 1) if by_sampler else batch_size
-    combined = micro * steps.per_call
+    combined = micro * loops.slices
     # The ring's buffers have the size of the first batch; a smaller last one is assembled there.
     late = mode is DataLoaderMode.Async and not drop_last and not by_sampler
     rebatches = combined > 1 and (late or mode is DataLoaderMode.AsyncRebatched)
     if rebatches and rebatched_worker_size is not None and rebatched_worker_size > combined:
         raise AssertionFailure(
             "rebatched_worker_size must not be larger than the combined batch size",
-            got=f"{rebatched_worker_size} > {combined} = {steps.describe(micro)}",
+            got=f"{rebatched_worker_size} > {combined} = {micro} (batch size) x {loops}",
         )
     worker_batch = (rebatched_worker_size or combined) if rebatches else combined
     return Arrangement(
         combined=combined,
         micro=micro,
-        steps=steps.per_call,
+        steps=loops.slices,
         worker_batch=1 if by_sampler else worker_batch,
         worker_drop_last=drop_last and not (rebatches or by_sampler),
-        group=steps.per_call if by_sampler and not rebatches else 1,
+        group=loops.slices if by_sampler and not rebatches else 1,
         asynchronous=asynchronous,
         rebatched=combined if rebatches else None,
         drop_last=drop_last,

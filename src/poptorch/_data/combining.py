@@ -1,4 +1,4 @@
-"""How many samples one call takes, and how micro-batches become one combined batch.
+"""How micro-batches become one combined batch.
 
 Source: PopTorch user guide, "Efficient data batching".
 """
@@ -6,34 +6,11 @@ Source: PopTorch user guide, "Efficient data batching".
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from .._base import trees
-
-
-@dataclass(frozen=True)
-class Steps:
-    """How many micro-batches one call of this process takes, by what multiplies them."""
-
-    device_iterations: int
-    input_groups: int
-    gradient_accumulation: int
-
-    @property
-    def per_call(self) -> int:
-        """Micro-batches in one combined batch."""
-        return self.device_iterations * self.input_groups * self.gradient_accumulation
-
-    def describe(self, micro_batch: int) -> str:
-        """Return the product that makes the combined batch, for messages."""
-        return (
-            f"{micro_batch} (batch size) x {self.device_iterations} device iterations"
-            f" x {self.input_groups} input groups"
-            f" x {self.gradient_accumulation} accumulation steps"
-        )
 
 
 class Grouped:

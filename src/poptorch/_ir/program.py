@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from ..enums import OutputMode
 from .bundle import Bundle, View
 from .graph import Graph
+from .loops import Lanes, Loops
 from .slot import Slot
-from .spec import Loops
 
 
 class Axis(enum.StrEnum):
@@ -20,26 +20,6 @@ class Axis(enum.StrEnum):
     CHUNKS = "chunks"
     ACCUMULATION = "accumulation"
     REPLICAS = "replicas"
-
-
-@dataclass(frozen=True)
-class LaneAxis:
-    """Micro-batches that run side by side in every run that reads a batch.
-
-    Attributes:
-        axis: what the slower part of the lanes counts: accumulation, in inference iterations.
-        steps: steps of that axis in one run.
-        replicas: replicas in one run, the faster part.
-    """
-
-    axis: Axis
-    steps: int
-    replicas: int
-
-    @property
-    def count(self) -> int:
-        """Lanes in all."""
-        return self.steps * self.replicas
 
 
 @dataclass(frozen=True)
@@ -113,7 +93,7 @@ class Program:
     graphs: Mapping[str, Graph]
     loops: Loops
     initial: Mapping[str, float]
-    lanes: LaneAxis | None = None
+    lanes: Lanes | None = None
     bundles: tuple[Bundle, ...] = ()
 
     @property

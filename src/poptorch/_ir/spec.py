@@ -9,48 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from ..enums import (
-    CommGroupType,
     ConnectionType,
     MeanReductionStrategy,
     OutputMode,
     ReductionType,
 )
+from .loops import Loops
 from .placement import Locations, Placement
-
-
-@dataclass(frozen=True)
-class Loops:
-    """The counts of the device loop (PopTorch user guide, "Features").
-
-    Attributes:
-        iterations: device iterations per call; one optimizer update each in training.
-        accumulation: micro-batches per update and replica; 1 in inference.
-        replicas: data-parallel copies in this process.
-        input_group_size: replicas that read the same input.
-        input_group_type: how replicas form input groups.
-    """
-
-    iterations: int = 1
-    accumulation: int = 1
-    replicas: int = 1
-    input_group_size: int = 1
-    input_group_type: CommGroupType = CommGroupType.Consecutive
-
-    @property
-    def input_groups(self) -> int:
-        """Groups of replicas that read different inputs."""
-        return self.replicas // self.input_group_size
-
-    @property
-    def slices(self) -> int:
-        """Micro-batches that one combined input is cut into."""
-        return self.iterations * self.accumulation * self.input_groups
-
-    def input_group(self, replica: int) -> int:
-        """The input group that a replica reads."""
-        if self.input_group_type == CommGroupType.Orthogonal:
-            return replica % self.input_groups
-        return replica // self.input_group_size
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from .._base import log, source, trees
 from .._base.errors import AssertionFailure, Error
 from .._capture import narrowed
 from .._ir import slots
+from .._ir.loops import Loops
 from .._ir.slot import Slot
-from .._ir.spec import Loops
 from .signature import Bound
 
 _RENEW = (
@@ -100,7 +100,7 @@ class Inputs:
         whole = (
             tensor.detach().to(self._device_dtype(tensor.dtype)) for tensor in self.bound.tensors
         )
-        return [t[: t.shape[0] // loops.slices] if t.dim() else t for t in whole]
+        return [loops.cut(t)[0] if t.dim() else t for t in whole]
 
     def synthetic(self) -> list[torch.Tensor]:
         """Return made-up tensors on the device that stand for every batch."""
@@ -230,8 +230,7 @@ def _check_batch(path: str, tensor: torch.Tensor, loops: Loops) -> None:
         raise AssertionFailure(
             "Invalid batch dimension: the batch does not divide into micro-batches",
             got=f'input "{path}" has {rows} rows; one call needs a multiple of {loops.slices}\n'
-            f"= {loops.iterations} device iterations x {loops.input_groups} replicas "
-            f"x {loops.accumulation} accumulation steps",
+            f"= {loops}",
             where=source.calling_line(),
             fix=f"pass a multiple of {loops.slices} rows, or let "
             "poptorch.DataLoader(options, ...) cut the batches",

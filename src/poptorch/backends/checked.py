@@ -22,7 +22,7 @@ from .._base.errors import Error
 from .._ir.blocks import label_of, line_of
 from .._ir.program import Axis, Node, Run
 from .._ir.state import State
-from .driver import Collector, Index, LoopExecutable
+from .driver import Collector, Index, LoopExecutable, step_of
 from .protocol import Compiled
 from .reference import Reference
 
@@ -75,12 +75,13 @@ class _CheckedExecutable(LoopExecutable):
             where += " in the update of the weights"
         else:
             where += f" of {module}"
-        loops = self._program.loops
-        step = index[Axis.ITERATIONS] * loops.accumulation + index[Axis.ACCUMULATION]
+        number = self._program.loops.micro_batch(
+            step_of(self._program, index), index[Axis.REPLICAS]
+        )
         return Error(
             f"Floating-point exception: {found.cause}",
             got=f"{where}\n"
-            f"micro-batch {step * loops.replicas + index[Axis.REPLICAS]} of the call: iteration "
+            f"micro-batch {number} of the call: iteration "
             f"{index[Axis.ITERATIONS]}, accumulation step {index[Axis.ACCUMULATION]}, "
             f"replica {index[Axis.REPLICAS]}",
             where=source.describe(*line) if line is not None else None,

@@ -12,8 +12,9 @@ import torch
 
 from .._base import interrupts
 from .._ir import slots
+from .._ir.loops import Lanes
 from .._ir.plan import Plan
-from .._ir.program import Axis, LaneAxis, Node, Program, Repeat, Run
+from .._ir.program import Axis, Node, Program, Repeat, Run
 from .._ir.report import Report
 from .._ir.slot import Kind, Slot
 from .._ir.state import State
@@ -55,7 +56,7 @@ class LoopExecutable:
         """Do one call; see ``Executable.run``."""
         runs = self._bind(state)
         collector = Collector(self._program, self._modes)
-        slices = [cut(value, self._program) for value in batch]
+        slices = [self._program.loops.cut(value, self._program.lanes) for value in batch]
         index: Index = dict.fromkeys(Axis, 0)
         random = device_generator(state, self._random)
         with interrupts.deferred(), torch.no_grad(), random, self._threads:
@@ -88,8 +89,8 @@ class LoopExecutable:
                     self._walk(child, runs, slices, index, collector)
         elif isinstance(node, Run):
             interrupts.check()
-            run = runs[node.graph]
-            collector.take(run.emitted, run(slices, index), index)
+            run, step = runs[node.graph], step_of(self._program, index)
+            collector.take(run.emitted, run(slices, step, index), step, index[Axis.REPLICAS])
         else:
             raise NotImplementedError(f"this backend runs one process: {node}")
 
@@ -99,8 +100,8 @@ class _BoundRun:
 
     def __init__(self, border: Border, function: Compiled, state: State, program: Program) -> None:
         self._function = function
+        self._program = program
         self._loops = program.loops
-        self._lanes = program.lanes
         inputs = list(enumerate(border.inputs))
         self._batch = [(at, s.index) for at, s in inputs if s.kind is Kind.BATCH]
         self._counters = [(at, s) for at, s in inputs if s.kind is Kind.COUNTER]
@@ -112,28 +113,23 @@ class _BoundRun:
         self.emitted = [slot.key for slot in border.outputs]
 
     def __call__(
-        self, slices: Sequence[Sequence[torch.Tensor]], index: Index
+        self, slices: Sequence[Sequence[torch.Tensor]], step: int, index: Index
     ) -> Sequence[torch.Tensor]:
-        arguments = list(self._arguments[index[Axis.REPLICAS]])
-        piece, done = self._position(index)
+        replica, lanes = index[Axis.REPLICAS], self._program.lanes
+        arguments = list(self._arguments[replica])
+        at = step // lanes.steps if lanes is not None else self._loops.slice_of(step, replica)
         for place, source in self._batch:
-            arguments[place] = slices[source][piece]
-        if self._counters:
-            replica = index[Axis.REPLICAS]
-            for place, slot in self._counters:
-                arguments[place] = torch.tensor(float(replica if slot == slots.REPLICA else done))
+            arguments[place] = slices[source][at]
+        for place, slot in self._counters:
+            count = replica if slot == slots.REPLICA else self._before(index)
+            arguments[place] = torch.tensor(float(count))
         return self._function(arguments)  # type: ignore[arg-type]
 
-    def _position(self, index: Index) -> tuple[int, int]:
-        """Which slice of the batch this run reads, and how many of its kind came before."""
-        loops, lanes = self._loops, self._lanes
-        if lanes is not None:
-            chunks = loops.accumulation // lanes.steps if lanes.axis is Axis.ACCUMULATION else 1
-            return index[Axis.ITERATIONS] * chunks + index[Axis.CHUNKS], index[Axis.CHUNKS]
-        replica = index[Axis.REPLICAS]
-        step = index[Axis.ITERATIONS] * loops.accumulation + index[Axis.ACCUMULATION]
-        piece = step * loops.input_groups + loops.input_group(replica)
-        return piece, index[Axis.ACCUMULATION] * loops.replicas + replica
+    def _before(self, index: Index) -> int:
+        """How many runs of its kind came before this one in the same update."""
+        if self._program.lanes is not None:
+            return index[Axis.CHUNKS]
+        return self._loops.micro_batch(index[Axis.ACCUMULATION], index[Axis.REPLICAS])
 
 
 def _state_argument(state: State, slot: Slot, replica: int) -> torch.Tensor | None:
@@ -142,19 +138,11 @@ def _state_argument(state: State, slot: Slot, replica: int) -> torch.Tensor | No
     return state.tensors[slot.key] if slot.lanes else state.read(slot, replica)
 
 
-def cut(value: torch.Tensor, program: Program) -> Sequence[torch.Tensor]:
-    """Cut a combined input into what each run reads, in order."""
-    loops, lanes = program.loops, program.lanes
-    if lanes is None:
-        if loops.slices == 1:
-            return (value,)
-        return value.view(loops.slices, -1, *value.shape[1:]).unbind(0)
-    rows = value.shape[0] // loops.slices
-    steps = value.view(-1, loops.input_groups, rows, *value.shape[1:])
-    if loops.input_group_size > 1:
-        groups = [loops.input_group(replica) for replica in range(loops.replicas)]
-        steps = steps[:, groups]
-    return steps.reshape(-1, lanes.count, rows, *value.shape[1:]).unbind(0)
+def step_of(program: Program, index: Index) -> int:
+    """Return the (first) step of a run."""
+    side_by_side = program.lanes.steps if program.lanes is not None else 1
+    step = program.loops.step(index[Axis.ITERATIONS], index[Axis.ACCUMULATION])
+    return step + index[Axis.CHUNKS] * side_by_side
 
 
 class device_generator:  # noqa: N801 (used as a function)
@@ -191,9 +179,21 @@ class Collector:
         self._kept: dict[str, list[torch.Tensor]] = {key: [] for key in modes}
         self._sums: dict[str, dict[int, torch.Tensor]] = {}
 
-    def take(self, keys: Sequence[str], values: Sequence[torch.Tensor], index: Index) -> None:
-        """Look at the results of one run."""
-        steps = {mode: self._steps(mode, index) for mode in self._distinct}
+    def take(
+        self, keys: Sequence[str], values: Sequence[torch.Tensor], step: int, replica: int
+    ) -> None:
+        """Look at the results of one run.
+
+        Args:
+            keys, values: what it returned.
+            step: its step; where several run side by side the first of them.
+            replica: its replica; 0 where all run side by side.
+        """
+        side_by_side = range(self._lanes.steps if self._lanes is not None else 1)
+        steps = {
+            mode: [at for at in side_by_side if self._wanted(mode, step + at)]
+            for mode in self._distinct
+        }
         for key, value in zip(keys, values, strict=True):
             mode = self._modes.get(key)
             if mode is None or not steps[mode]:
@@ -201,7 +201,7 @@ class Collector:
             lanes = self._lanes
             part = value if lanes is None else _steps(value, steps[mode], lanes)
             if mode[0] is OutputMode.Sum:
-                self._add(key, part, index[Axis.REPLICAS])
+                self._add(key, part, replica)
             else:
                 self._kept[key].append(part)
 
@@ -213,26 +213,11 @@ class Collector:
         sums[replica] = sums[replica] + part if replica in sums else part
         self._kept[key] = list(sums.values())
 
-    def _steps(self, mode: Mode, index: Index) -> list[int]:
-        """Which steps of one run are wanted in a mode."""
-        lanes = self._lanes
-        if lanes is None:
-            wanted_here = self._wanted(mode, index[Axis.ITERATIONS], index[Axis.ACCUMULATION])
-            return [0] if wanted_here else []
-        first = index[Axis.CHUNKS] * lanes.steps
-        steps = range(first, first + lanes.steps)
-        if lanes.axis is Axis.ITERATIONS:
-            wanted = [self._wanted(mode, step, self._loops.accumulation - 1) for step in steps]
-        else:
-            wanted = [self._wanted(mode, index[Axis.ITERATIONS], step) for step in steps]
-        return [at for at, keep in enumerate(wanted) if keep]
-
-    def _wanted(self, mode: Mode, iteration: int, step: int) -> bool:
+    def _wanted(self, mode: Mode, step: int) -> bool:
         if mode[0] is OutputMode.Final:
-            last = (self._loops.iterations - 1, self._loops.accumulation - 1)
-            return (iteration, step) == last
+            return step == self._loops.steps - 1
         if mode[0] is OutputMode.EveryN:
-            return (iteration + 1) % mode[1] == 0
+            return (self._loops.iteration(step) + 1) % mode[1] == 0
         return True
 
     def results(self) -> list[torch.Tensor]:
@@ -241,7 +226,7 @@ class Collector:
         return [joined(parts) for parts in self._kept.values()]
 
 
-def _steps(value: torch.Tensor, steps: list[int], lanes: LaneAxis) -> torch.Tensor:
+def _steps(value: torch.Tensor, steps: list[int], lanes: Lanes) -> torch.Tensor:
     """The lanes of some steps, all replicas of each."""
     if len(steps) == lanes.steps:
         return value

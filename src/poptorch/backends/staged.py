@@ -15,14 +15,13 @@ import torch
 
 from .._base import interrupts
 from .._ir.plan import Plan
-from .._ir.program import Axis
 from .._ir.report import Report
 from .._ir.slot import Kind
 from .._ir.staged import Staged
 from .._ir.state import State
 from .chips import Replica
 from .devices import at_home, devices
-from .driver import Collector, cut, device_generator, program_report
+from .driver import Collector, device_generator, program_report
 from .protocol import Executable, Progress
 
 
@@ -78,8 +77,8 @@ class StagedExecutable:
 
     def run(self, state: State, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Do one call; see ``Executable.run``."""
-        program, loops = self._plan.program, self._plan.program.loops
-        slices = [cut(value, program) for value in batch]
+        loops = self._plan.program.loops
+        slices = [loops.cut(value) for value in batch]
         replicas = [
             Replica(self._staged, self._modules, self._devices, number)
             for number in range(loops.replicas)
@@ -102,7 +101,7 @@ class StagedExecutable:
         slices: Sequence[Sequence[torch.Tensor]],
     ) -> None:
         """Do the whole schedule once: an update in training, all iterations in inference."""
-        workload, schedule = self._staged.workload, self._staged.schedule
+        schedule = self._staged.schedule
         reduced = not self._plan.spec.training
         for column in range(schedule.columns):
             interrupts.check()
@@ -113,7 +112,7 @@ class StagedExecutable:
                 reduced = True
             for replica in replicas:
                 for action in doing:
-                    step = flush * workload.micro_batches + action.micro_batch
+                    step = self._plan.program.loops.step(flush, action.micro_batch)
                     replica.do(action, step, self._rows(slices, step, replica.number))
                 replica.exchange()
                 for chip, count in replica.waiting().items():
@@ -123,12 +122,8 @@ class StagedExecutable:
         self, slices: Sequence[Sequence[torch.Tensor]], step: int, replica: int
     ) -> list[torch.Tensor]:
         """The micro-batch that a replica reads at a step."""
-        at = self._slice(step, replica)
-        return [pieces[at] for pieces in slices]
-
-    def _slice(self, step: int, replica: int) -> int:
-        loops = self._plan.program.loops
-        return step * loops.input_groups + loops.input_group(replica)
+        at = self._plan.program.loops.slice_of(step, replica)
+        return [of_input[at] for of_input in slices]
 
     def _return_inputs(
         self, replicas: Sequence[Replica], slices: Sequence[Sequence[torch.Tensor]]
@@ -136,24 +131,18 @@ class StagedExecutable:
         for replica in replicas:
             for (key, step), value in replica.results.items():
                 if key in self._changed_inputs:
-                    pieces = slices[self._changed_inputs[key]]
-                    pieces[self._slice(step, replica.number)].copy_(value)
+                    at = self._plan.program.loops.slice_of(step, replica.number)
+                    slices[self._changed_inputs[key]][at].copy_(value)
 
     def _collected(self, replicas: Sequence[Replica]) -> list[torch.Tensor]:
         program = self._plan.program
         emit = program.emit
         keys = [slot.key for slot in emit.slots]
         collector = Collector(program, {key: emit.mode_of(key) for key in keys})
-        index = dict.fromkeys(Axis, 0)
-        for iteration in range(program.loops.iterations):
-            for micro in range(program.loops.accumulation):
-                for replica in replicas:
-                    index[Axis.ITERATIONS] = iteration
-                    index[Axis.ACCUMULATION] = micro
-                    index[Axis.REPLICAS] = replica.number
-                    step = iteration * program.loops.accumulation + micro
-                    results = [replica.results[key, step].cpu() for key in keys]
-                    collector.take(keys, results, index)
+        for step in range(program.loops.steps):
+            for replica in replicas:
+                results = [replica.results[key, step].cpu() for key in keys]
+                collector.take(keys, results, step, replica.number)
         return collector.results()
 
 

@@ -1,0 +1,117 @@
+"""How many micro-batches a call has, and in which order they lie in a batch: said here only.
+
+A combined input holds the rows of all its micro-batches along dimension 0, slowest first: device
+iterations, accumulation steps, groups of replicas that read the same, rows of one micro-batch.
+Results come back in the same order, for every replica. A *step* is what all replicas do at one
+accumulation step of one iteration; steps are counted through the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..enums import CommGroupType
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """Micro-batches that run side by side, as one vectorised axis.
+
+    Attributes:
+        steps: successive steps in one run, the slower part.
+        replicas: replicas in one run, the faster part: all there are.
+    """
+
+    steps: int
+    replicas: int = 1
+
+    @property
+    def count(self) -> int:
+        """Lanes in all."""
+        return self.steps * self.replicas
+
+
+@dataclass(frozen=True)
+class Loops:
+    """The counts of the device loop (PopTorch user guide, "Features").
+
+    Attributes:
+        iterations: device iterations per call; one optimizer update each in training.
+        accumulation: micro-batches per update and replica; 1 in inference.
+        replicas: data-parallel copies in this process.
+        input_group_size: replicas that read the same input.
+        input_group_type: how replicas form input groups.
+    """
+
+    iterations: int = 1
+    accumulation: int = 1
+    replicas: int = 1
+    input_group_size: int = 1
+    input_group_type: CommGroupType = CommGroupType.Consecutive
+
+    @property
+    def steps(self) -> int:
+        """Steps of a call."""
+        return self.iterations * self.accumulation
+
+    @property
+    def input_groups(self) -> int:
+        """Groups of replicas that read different inputs."""
+        return self.replicas // self.input_group_size
+
+    @property
+    def slices(self) -> int:
+        """Micro-batches that one combined input is cut into."""
+        return self.steps * self.input_groups
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches that a call runs; replicas of a group each run theirs."""
+        return self.steps * self.replicas
+
+    def step(self, iteration: int, accumulated: int) -> int:
+        """Return the number of a step in the call."""
+        return iteration * self.accumulation + accumulated
+
+    def iteration(self, step: int) -> int:
+        """Return the device iteration that a step belongs to."""
+        return step // self.accumulation
+
+    def input_group(self, replica: int) -> int:
+        """Return the input group that a replica reads."""
+        if self.input_group_type == CommGroupType.Orthogonal:
+            return replica % self.input_groups
+        return replica // self.input_group_size
+
+    def slice_of(self, step: int, replica: int) -> int:
+        """Return which slice of a combined input a replica reads at a step."""
+        return step * self.input_groups + self.input_group(replica)
+
+    def micro_batch(self, step: int, replica: int) -> int:
+        """Return the number of a micro-batch among all that a call runs."""
+        return step * self.replicas + replica
+
+    def cut(self, value: torch.Tensor, lanes: Lanes | None = None) -> Sequence[torch.Tensor]:
+        """Return the slices of a combined input, or what each run reads where lanes run at once."""
+        if lanes is None and self.slices == 1:
+            return (value,)
+        shape = (self.slices, value.shape[0] // self.slices, *value.shape[1:])
+        slices = value.view(shape)
+        if lanes is None:
+            return slices.unbind(0)
+        if self.input_group_size > 1:
+            pairs = (
+                (step, replica) for step in range(self.steps) for replica in range(self.replicas)
+            )
+            slices = slices[[self.slice_of(step, replica) for step, replica in pairs]]
+        return slices.reshape(-1, lanes.count, *shape[1:]).unbind(0)
+
+    def __str__(self) -> str:
+        groups = "replicas" if self.input_group_size == 1 else "input groups"
+        return (
+            f"{self.iterations} device iterations x {self.input_groups} {groups} "
+            f"x {self.accumulation} accumulation steps"
+        )
