@@ -116,3 +116,52 @@ def test_side_by_side_micro_batches_recompute_too() -> None:
     torch.testing.assert_close(*losses)
     for a, b in zip(first.parameters(), second.parameters(), strict=True):
         torch.testing.assert_close(a, b)
+
+
+class Staged(Deep):
+    """The tower in blocks on two chips; the last block reads a result of the first."""
+
+    def forward(self, x):
+        poptorch.Block.start("A", ipu_id=0)
+        first = x = self.layers[0](x).tanh().exp()
+        poptorch.Block.start("B", ipu_id=1)
+        for layer in self.layers[1:3]:
+            x = layer(x).tanh().exp()
+        return poptorch.identity_loss((x * first.sigmoid()).sin(), "mean")
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("backend", ["reference", "staged"])
+def test_blocks_on_different_chips_compute_their_own_part_again(backend: str, lanes: int) -> None:
+    torch.manual_seed(0)
+    eager, plans = Staged(False), []
+    for kind in (0, 3):
+        opts = options(backend, accumulation=3).lanes(lanes)
+        opts._Popart.set("autoRecomputation", kind)
+        model = copy.deepcopy(eager)
+        executor = poptorch.trainingModel(model, opts, torch.optim.SGD(model.parameters(), lr=0.1))
+        executor(X[:510])
+        plans.append(executor.plan())
+        expected = copy.deepcopy(eager)
+        optimizer = torch.optim.SGD(expected.parameters(), lr=0.1)
+        sum(expected(part) / 3 for part in X[:510].chunk(3)).backward()
+        optimizer.step()
+        for ours, theirs in zip(model.parameters(), expected.parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs)
+    homes = plans[1].layout.homes
+    assert (homes["param.layers.0.weight"], homes["param.layers.1.weight"]) == ((0,), (1,))
+    kept, less = (kept_bytes(plan) for plan in plans)
+    assert less[0] < kept[0]
+    assert less[1] < kept[1] / 2
+
+
+def kept_bytes(plan) -> list[int]:
+    """Bytes that wait on every stage's chip for its backward pass."""
+    forward = {
+        slot.key for p, g in plan.staged.graphs.items() if not p.backward for slot in g.outputs
+    }
+    return [
+        sum(slot.bytes for slot in plan.staged.graphs[p].inputs if slot.key in forward)
+        for p in sorted(plan.staged.graphs)
+        if p.backward
+    ][::-1]

@@ -1,12 +1,15 @@
 """Recomputation: the backward pass computes activations again instead of keeping them.
 
-What stays in memory from the forward pass is inputs, what is returned, random draws, effects, and
-what ``recomputationCheckpoint`` marked. Everything else that a backward node reads is computed
-again from these, just before its first use; so with one checkpoint per layer only one layer's
-activations are alive at a time. Values do not change. Source: PopTorch user guide, "PopTorch ops".
+What stays in memory from the forward pass is inputs, what is returned, random draws, effects, what
+passes from one block to another, and what ``recomputationCheckpoint`` marked. Everything else that
+a backward node reads is computed again from these in the block it belongs to, just before its
+first use; so with one checkpoint per layer only one layer's activations are alive at a time. Values
+do not change. Source: PopTorch user guide, "PopTorch ops".
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 from torch import fx
@@ -51,6 +54,7 @@ def _kept(graph: Graph) -> set[fx.Node]:
     kept |= {node for node in nodes if draws(node) or is_control_flow(node)}
     kept |= {node for node in nodes if is_effect(graph.module.graph, node)}
     kept |= set(graph.returned)
+    kept |= {node for node in nodes if any(_crosses(node, user) for user in node.users)}
     # A view of something kept costs nothing, and a kept view keeps what it shows.
     for node in reversed(list(nodes)):
         if node in kept and node.op == "call_function" and may_view(node):
@@ -59,6 +63,12 @@ def _kept(graph: Graph) -> set[fx.Node]:
         if node.op == "call_function" and may_view(node) and node.args[0] in kept:
             kept.add(node)
     return kept
+
+
+def _crosses(node: fx.Node, user: fx.Node) -> bool:
+    """Whether a value passes from a block to another; what is in none goes where its reader is."""
+    here, there = label_of(node).visit, label_of(user).visit
+    return here != there and None not in (here, there)
 
 
 class _Copies:
@@ -72,13 +82,15 @@ class _Copies:
     def __init__(self, kept: set[fx.Node]) -> None:
         self.kept = kept
         self._copies: dict[fx.Node, fx.Node] = {}
-        self._barriers: dict[fx.Node, fx.Node] = {}
-        self._gradient: fx.Node | None = None
+        self._barriers: dict[tuple[fx.Node, int | None], fx.Node] = {}
+        self._gradients: dict[int | None, fx.Node] = {}
+        self._first_gradient: fx.Node | None = None
 
     def seen(self, node: fx.Node) -> None:
         """Go on to the next node of the backward pass."""
         if isinstance(node.meta.get("val"), torch.Tensor):
-            self._gradient = node
+            self._first_gradient = self._first_gradient or node
+            self._gradients[label_of(node).visit] = node
 
     def made_for(self, reader: fx.Node, source: fx.Node) -> fx.Node:
         """Return a copy of a forward node that stands before its reader.
@@ -105,19 +117,32 @@ class _Copies:
             replaced |= self._start(node, reader)
         with reader.graph.inserting_before(reader):
             copy = reader.graph.node_copy(node, replaced.__getitem__)
-        relabel(copy, label_of(reader))
+        own = label_of(node)
+        relabel(copy, label_of(reader) if own.visit is None else replace(own, backward=True))
         self._copies[node] = copy
 
     def _start(self, node: fx.Node, reader: fx.Node) -> dict[fx.Node, fx.Node]:
         """Put a barrier in front of one input of the first node of a chain."""
         tensors = [i for i in node.all_input_nodes if isinstance(i.meta.get("val"), torch.Tensor)]
-        if not tensors or self._gradient is None:
+        gradient = self._at_hand(reader)
+        if not tensors or gradient is None:
             return {}
         source = next((i for i in tensors if i.op != "placeholder"), tensors[0])
-        if source not in self._barriers:
+        key = source, label_of(reader).visit
+        if key not in self._barriers:
             with reader.graph.inserting_before(reader):
-                barrier = reader.graph.call_function(after_gradient, (source, self._gradient))
+                barrier = reader.graph.call_function(after_gradient, (source, gradient))
             barrier.meta["val"] = source.meta["val"]
             relabel(barrier, label_of(reader))
-            self._barriers[source] = barrier
-        return {source: self._barriers[source]}
+            self._barriers[key] = barrier
+        return {source: self._barriers[key]}
+
+    def _at_hand(self, reader: fx.Node) -> fx.Node | None:
+        """The latest gradient of the reader's block, or what reaches the block first."""
+        latest = self._gradients.get(label_of(reader).visit)
+        reaching = (
+            i
+            for i in reader.all_input_nodes
+            if label_of(i).backward and isinstance(i.meta.get("val"), torch.Tensor)
+        )
+        return latest or next(reaching, self._first_gradient)

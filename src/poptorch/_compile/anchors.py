@@ -48,14 +48,14 @@ def emitted_anchors(graphs: Mapping[str, Graph], spec: Spec) -> tuple[tuple[Slot
     Raises:
         Error: an anchored name is no tensor of the model.
     """
-    found = {
+    anchored = {
         slot.path: slot
         for graph in graphs.values()
         for slot in graph.outputs
         if slot.kind is Kind.ANCHOR
     }
     for short, long, *_ in spec.anchors:
-        if short not in found:
+        if short not in anchored:
             close = difflib.get_close_matches(long, _known(graphs), n=3)
             raise Error(
                 f"No tensor with name {long} to anchor",
@@ -64,9 +64,9 @@ def emitted_anchors(graphs: Mapping[str, Graph], spec: Spec) -> tuple[tuple[Slot
                 if close
                 else "getTensorNames() of a compiled model lists the names",
             )
-    anchored = tuple(found[short] for short, *_ in spec.anchors)
-    return anchored, tuple(
-        (found[short].key, mode, period) for short, _, mode, period in spec.anchors
+    slots = tuple(anchored[short] for short, *_ in spec.anchors)
+    return slots, tuple(
+        (anchored[short].key, mode, period) for short, _, mode, period in spec.anchors
     )
 
 

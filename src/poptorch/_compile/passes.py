@@ -89,8 +89,8 @@ class Pass:
 def capture(draft: Draft) -> None:
     """Trace one micro-batch, or as many side by side as are fast and fit."""
     request, spec = draft.request, draft.spec
-    if spec.training and spec.recompute and not draft.by_stages:
-        request = replace(request, recompute=True)  # stages see to it themselves
+    if spec.training and spec.recompute:
+        request = replace(request, recompute=True)
     if draft.by_stages:
         draft.micro = _capture.capture(request)
     else:

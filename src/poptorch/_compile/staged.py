@@ -94,10 +94,13 @@ def stage(step: Step, layout: Layout, spec: Spec) -> Staged:
 
 
 def _recomputes(layout: Layout, spec: Spec) -> bool:
-    """Pipelined training computes activations again unless the user decides otherwise."""
-    if spec.recompute is not None:
-        return spec.recompute
-    return spec.placement.strategy is Strategy.PIPELINED and len(layout.stages) > 1
+    """Stages of a pipeline compute activations again, unless the user decided.
+
+    Where autoRecomputation asks for it, the captured graph does so already.
+    """
+    undecided = spec.recompute is None
+    pipelined = spec.placement.strategy is Strategy.PIPELINED and len(layout.stages) > 1
+    return undecided and pipelined
 
 
 def _united(first: Homes, second: Homes) -> dict[str, tuple[int, ...]]:

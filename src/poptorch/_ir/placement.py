@@ -56,7 +56,7 @@ class Placement:
         stages: the named stages, in the user's order.
         separate_backward_phase: whether forward and backward share no phase.
         liveness: when tensors leave the chip in phased strategies.
-        interleaved: whether a pipeline alternates forward and backward parts (fewer activations
+        interleaved: whether a pipeline alternates forward and backward passes (fewer activations
             wait) rather than grouping them.
     """
 

@@ -110,8 +110,8 @@ def acquire(count: int, ipu_id: int | None = None, wait: bool = False) -> Lease:
 
 def holders(system: System | None = None) -> list[Holder]:
     """Return who holds devices of a system now, oldest first."""
-    found = _read(_path(system or systems.current()))
-    return sorted(found, key=lambda holder: holder.since)
+    entries = _read(_path(system or systems.current()))
+    return sorted(entries, key=lambda holder: holder.since)
 
 
 def _candidates(system: System, count: int, ipu_id: int | None) -> list[int]:

@@ -1,6 +1,6 @@
 """What phased execution moves between chips and streaming memory, and when.
 
-Weights, optimizer state and accumulators that rest off chip are loaded by the parts that use them.
+Weights, optimizer state and accumulators that rest off chip are loaded by the passes that use them.
 Activations leave the chip when the strategy's liveness says so.
 """
 

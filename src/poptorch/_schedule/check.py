@@ -10,7 +10,7 @@ from .._ir.workload import Workload
 
 
 class ScheduleError(AssertionError):
-    """A schedule does not do its work. The text shows the grid with the faulty cell marked.
+    """A schedule does not do its workload. The text shows the grid with the faulty cell marked.
 
     Attributes:
         reason: what is wrong, in one sentence.
@@ -29,8 +29,8 @@ def check(schedule: Schedule, workload: Workload) -> None:
 
     The rules: a row for each chip, all of one length; every action on the chip of its pass, exactly
     once; every pass after what it reads, in an earlier column; micro-batches in order; loads before
-    and stores after their work, and loads not before what they bring back was stored; updates after
-    all else on their chip, and each round after the one before it on all chips.
+    and stores after their computation, and loads not before what they bring back was stored;
+    updates after all else on their chip, and each round after the one before it on all chips.
 
     Raises:
         ScheduleError: a rule is broken; the first fault in the order of the columns.
