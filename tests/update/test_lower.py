@@ -9,6 +9,9 @@ from helpers.updating import Training, Workload
 from poptorch._ir import slots
 from poptorch._ir.slot import Kind
 from poptorch._update import flatten, lower
+from poptorch._update.algorithm import Algorithm, of_name
+from poptorch.optim import KINDS
+from poptorch.optim.sgd import COMBINED_SGD
 
 NAMES = ["SGD", "Adam", "AdamW", "RMSprop", "LAMB"]
 ELEMENTWISE = NAMES[:-1]
@@ -119,3 +122,8 @@ def test_bundles_hold_one_group_and_dtype_each_at_aligned_places():
     }
     assert [b.slot.shape for b in bundles] == [(192,), (64,), (64,)]
     assert [g.params for g in spec.groups] == [("~0.float32",), ("~1.float32", "~1.float16")]
+
+
+def test_every_kind_of_optimizer_has_its_algorithm() -> None:
+    names = {kind.algorithm for kind in KINDS} | {COMBINED_SGD.algorithm}
+    assert {type(of_name(name)) for name in names} == {Algorithm}

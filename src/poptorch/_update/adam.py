@@ -1,4 +1,4 @@
-"""Adam with L2 decay, AdamW with decoupled decay (PopTorch user guide, "Optimizers")."""
+"""Adam, its weight decay in the gradient (PopTorch user guide, "Optimizers")."""
 
 from __future__ import annotations
 
@@ -59,9 +59,10 @@ def advanced(
     return {"first": first, "second": second}, root + values["eps"]
 
 
-def _prepare(
+def prepare_step(
     spec: OptimSpec, group: OptimGroup, hyper: Values, count: torch.Tensor | None
 ) -> dict[str, Value]:
+    """Return what :func:`prepare` does, the step's length and what decay leaves."""
     prepared = prepare(spec, group, hyper, count)
     prepared["descent"] = -(hyper["lr"] * prepared["first_factor"])
     prepared["shrink"] = 1 - hyper["lr"] * hyper["weight_decay"]
@@ -77,14 +78,4 @@ def _adam(
     return plus_scaled(weight, moments["first"] / root, values["descent"]), moments
 
 
-def _adamw(
-    weight: torch.Tensor, gradient: torch.Tensor, moments: Tensors, values: Values
-) -> tuple[torch.Tensor, Tensors]:
-    moments, root = advanced(gradient, moments, values)
-    if not is_constant(values["weight_decay"], 0):
-        weight = weight * values["shrink"]
-    return plus_scaled(weight, moments["first"] / root, values["descent"]), moments
-
-
-ADAM = Algorithm(moments, counts, _prepare, _adam)
-ADAMW = Algorithm(moments, counts, _prepare, _adamw)
+ALGORITHM = Algorithm(moments, counts, prepare_step, _adam)

@@ -7,6 +7,7 @@ every backend.
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -52,6 +53,13 @@ class Algorithm:
     counts: Callable[[OptimSpec, OptimGroup], bool]
     prepare: Callable[[OptimSpec, OptimGroup, Values, torch.Tensor | None], dict[str, Value]]
     step: Callable[[torch.Tensor, torch.Tensor, Tensors, Values], tuple[torch.Tensor, Tensors]]
+
+
+def of_name(name: str) -> Algorithm:
+    """Return the algorithm with the name that an OptimSpec has: that of the module of that name."""
+    module = importlib.import_module(f"{__package__}.{name}")
+    algorithm: Algorithm = module.ALGORITHM
+    return algorithm
 
 
 def is_constant(value: Value, number: float) -> bool:

@@ -37,4 +37,4 @@ def _trust(long: torch.Tensor, short: torch.Tensor, limit: Value) -> torch.Tenso
     return torch.where((long > 0) & (short > 0), long / short, 1.0)
 
 
-LAMB = Algorithm(adam.moments, adam.counts, _prepare, _step)
+ALGORITHM = Algorithm(adam.moments, adam.counts, _prepare, _step)

@@ -12,18 +12,9 @@ from .._ir import slots
 from .._ir.optim_spec import OptimGroup, OptimSpec
 from .._ir.piece import Piece
 from .._ir.slot import Slot
-from . import adam, lamb, rmsprop, sgd, sgd_combined
-from .algorithm import Algorithm, Moment, Value, Values, is_constant, materialised
+from .algorithm import Algorithm, Moment, Value, Values, is_constant, materialised, of_name
 from .rounding import Stores
 
-ALGORITHMS = {
-    "sgd": sgd.SGD,
-    "sgd_combined": sgd_combined.SGD_COMBINED,
-    "adam": adam.ADAM,
-    "adamw": adam.ADAMW,
-    "rmsprop": rmsprop.RMSPROP,
-    "lamb": lamb.LAMB,
-}
 _TINY = torch.finfo(torch.float32).tiny
 
 
@@ -97,7 +88,7 @@ def _group(
     params: Mapping[str, Slot],
     gradient_dtype: torch.dtype | None,
 ) -> _Group:
-    algorithm = ALGORITHMS[spec.algorithm]
+    algorithm = of_name(spec.algorithm)
     weights = []
     for param in (params[path] for path in group.params if path in params):
         moments = tuple(

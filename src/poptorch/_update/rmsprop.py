@@ -67,4 +67,4 @@ def _step(
     return plus_scaled(weight, direction, values["descent"]), moments
 
 
-RMSPROP = Algorithm(_moments, lambda spec, group: False, _prepare, _step)
+ALGORITHM = Algorithm(_moments, lambda spec, group: False, _prepare, _step)

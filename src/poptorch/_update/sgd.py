@@ -80,4 +80,4 @@ def looked_ahead(gradient: torch.Tensor, velocity: torch.Tensor, values: Values)
     )
 
 
-SGD = Algorithm(_moments, _counts, _prepare, _step)
+ALGORITHM = Algorithm(_moments, _counts, _prepare, _step)

@@ -52,4 +52,4 @@ def _step(
     return weight, {"combined": velocity}
 
 
-SGD_COMBINED = Algorithm(_moments, _counts, _prepare, _step)
+ALGORITHM = Algorithm(_moments, _counts, _prepare, _step)

@@ -1,10 +1,13 @@
 """Optimizers with PopTorch's arguments; they train on the device and can also step natively."""
 
-from .adam import Adam, AdamW
-from .lamb import LAMB
+from .adam import ADAM, ADAMW, Adam, AdamW
+from .lamb import LAMB, LAMB_KIND
 from .optimizer import Optimizer
-from .rmsprop import RMSprop
-from .sgd import SGD
+from .rmsprop import RMSPROP, RMSprop
+from .sgd import SGD, SGD_KIND
 from .variable_attributes import VariableAttributes
 
 __all__ = ["LAMB", "SGD", "Adam", "AdamW", "Optimizer", "RMSprop", "VariableAttributes"]
+
+# What can be compiled; where classes derive from one another, the derived one first.
+KINDS = (SGD_KIND, ADAMW, ADAM, RMSPROP, LAMB_KIND)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from .kind import CLIPPING, MOMENT_TYPES, Kind
 from .optimizer import Optimizer, Params, check_accumulation_types, fill_in, pair_of_betas
 
 _TORCH_DEFAULTS = {
@@ -132,3 +133,22 @@ class AdamW(Optimizer, torch.optim.AdamW):
         torch.optim.AdamW.__init__(self, params, **native)
         Optimizer.__init__(self)
         self._take(own, given)
+
+
+_HYPERS = ("lr", "betas", "eps", "weight_decay")
+_REFERENCES = {"lr": None, "eps": 1e-8}
+_STRUCTURE = {**MOMENT_TYPES, **CLIPPING, "bias_correction": True}
+ADAM = Kind(
+    "adam",
+    (torch.optim.Adam, Adam),
+    _HYPERS,
+    {**_REFERENCES, "weight_decay": 0.0},
+    _STRUCTURE,
+)
+ADAMW = Kind(
+    "adamw",
+    (torch.optim.AdamW, AdamW),
+    _HYPERS,
+    {**_REFERENCES, "weight_decay": 0.01},
+    _STRUCTURE,
+)

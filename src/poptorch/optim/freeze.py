@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,77 +16,17 @@ from .._base import log
 from .._base.errors import AssertionFailure, InvalidValue
 from .._ir import slots
 from .._ir.optim_spec import OptimGroup, OptimSpec, Setting
-from . import adam, lamb, rmsprop, sgd
+from . import KINDS
+from .adam import ADAM, ADAMW
+from .kind import Kind
 from .optimizer import Optimizer, pair_of_betas
+from .rmsprop import RMSPROP
+from .sgd import COMBINED_SGD
+from .sgd import SGD_KIND as SGD
 
 HyperValues = dict[str, float]
 
 
-@dataclass(frozen=True)
-class _Type:
-    """One accepted kind of optimizer.
-
-    Attributes:
-        algorithm: its name in OptimSpec.
-        classes: the classes, torch's first where there is one.
-        hypers: numeric attributes of groups.
-        references: values that make an attribute of a torch optimizer constant; None for one
-            that is always variable. Attributes not listed are always constant.
-        structure: attributes of the optimizer object that shape the update, with the values that
-            a torch optimizer stands for.
-    """
-
-    algorithm: str
-    classes: tuple[type, ...]
-    hypers: tuple[str, ...]
-    references: Mapping[str, float | None]
-    structure: Mapping[str, Any]
-
-
-_SGD_STRUCTURE = {
-    "accum_type": torch.float32,
-    "velocity_accum_type": torch.float32,
-    "max_grad_norm": math.inf,
-}
-_MOMENTS = {
-    "accum_type": torch.float32,
-    "first_order_momentum_accum_type": torch.float32,
-    "second_order_momentum_accum_type": torch.float32,
-}
-_ADAM_STRUCTURE = {**_MOMENTS, "max_grad_norm": math.inf, "bias_correction": True}
-_SGD_HYPERS = ("lr", "momentum", "dampening", "weight_decay", "nesterov")
-_ADAM_HYPERS = ("lr", "betas", "eps", "weight_decay")
-_SGD_REFERENCES = {"lr": None, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}
-_ADAM_REFERENCES = {"lr": None, "eps": 1e-8, "weight_decay": 0.0}
-_SGD = _Type("sgd", (torch.optim.SGD, sgd.SGD), _SGD_HYPERS, _SGD_REFERENCES, _SGD_STRUCTURE)
-_SGD_COMBINED = _Type(
-    "sgd_combined", (), (*_SGD_HYPERS, "velocity_scaling"), {}, {"max_grad_norm": math.inf}
-)
-_ADAM = _Type(
-    "adam", (torch.optim.Adam, adam.Adam), _ADAM_HYPERS, _ADAM_REFERENCES, _ADAM_STRUCTURE
-)
-_ADAMW = _Type(
-    "adamw",
-    (torch.optim.AdamW, adam.AdamW),
-    _ADAM_HYPERS,
-    {**_ADAM_REFERENCES, "weight_decay": 0.01},
-    _ADAM_STRUCTURE,
-)
-_RMSPROP = _Type(
-    "rmsprop",
-    (torch.optim.RMSprop, rmsprop.RMSprop),
-    ("lr", "alpha", "eps", "weight_decay", "momentum"),
-    {**_ADAM_REFERENCES, "momentum": 0.0},
-    {**_MOMENTS, "use_tf_variant": False},
-)
-_LAMB = _Type(
-    "lamb",
-    (lamb.LAMB,),
-    (*_ADAM_HYPERS, "max_weight_norm"),
-    {},
-    {**_MOMENTS, "bias_correction": True},
-)
-_TYPES = (_SGD, _ADAMW, _ADAM, _RMSPROP, _LAMB)  # AdamW derives from Adam: it comes first
 _warned: weakref.WeakSet[type] = weakref.WeakSet()
 
 
@@ -112,7 +51,7 @@ def freeze(
         AssertionError: unsupported type, or a value of the wrong type.
         ValueError: a setting that the update cannot honour.
     """
-    kind = _type_of(optimizer)
+    kind = _kind_of(optimizer)
     _warn_of_subclass(optimizer)
     settings = _structure(optimizer, kind)
     values: HyperValues = {}
@@ -131,8 +70,8 @@ def freeze(
     return spec, values
 
 
-def _type_of(optimizer: torch.optim.Optimizer) -> _Type:
-    for kind in _TYPES:
+def _kind_of(optimizer: torch.optim.Optimizer) -> Kind:
+    for kind in KINDS:
         if isinstance(optimizer, kind.classes):
             break
     else:
@@ -142,10 +81,10 @@ def _type_of(optimizer: torch.optim.Optimizer) -> _Type:
             fix="use SGD, Adam, AdamW or RMSprop of torch.optim or poptorch.optim, "
             "or poptorch.optim.LAMB",
         )
-    if kind is _SGD and getattr(optimizer, "use_combined_accum", False):
-        return _SGD_COMBINED
-    if kind is _ADAM and _agreed(optimizer, "decoupled_weight_decay"):
-        return _ADAMW
+    if kind is SGD and getattr(optimizer, "use_combined_accum", False):
+        return COMBINED_SGD
+    if kind is ADAM and _agreed(optimizer, "decoupled_weight_decay"):
+        return ADAMW
     return kind
 
 
@@ -156,15 +95,15 @@ def _agreed(optimizer: torch.optim.Optimizer, name: str) -> bool:
     return values.pop() if values else False
 
 
-def _structure(optimizer: torch.optim.Optimizer, kind: _Type) -> dict[str, Setting]:
+def _structure(optimizer: torch.optim.Optimizer, kind: Kind) -> dict[str, Setting]:
     """Read and check what shapes the update and belongs to the whole optimizer."""
     found = {name: getattr(optimizer, name, value) for name, value in kind.structure.items()}
     settings = {name: _setting(value) for name, value in found.items()}
-    if getattr(optimizer, "use_tf_variant", False) and kind is not _RMSPROP:
+    if getattr(optimizer, "use_tf_variant", False) and kind is not RMSPROP:
         raise InvalidValue("use_tf_variant is only available with RMSprop")
     if any(group.get("amsgrad", False) for group in optimizer.param_groups):
         raise InvalidValue("Only non-amsgrad Adam and AdamW optimizers are supported")
-    if kind is _RMSPROP:
+    if kind is RMSPROP:
         settings["centered"] = _agreed(optimizer, "centered")
     if "max_grad_norm" in settings:
         settings["max_grad_norm"] = _clipping(found["max_grad_norm"])
@@ -184,7 +123,7 @@ def _warn_of_subclass(optimizer: torch.optim.Optimizer) -> None:
     cls = type(optimizer)
     if cls in _warned or {torch.optim.Optimizer, Optimizer} & set(cls.__bases__):
         return
-    if any(cls in kind.classes for kind in _TYPES):
+    if any(cls in kind.classes for kind in KINDS):
         return
     _warned.add(cls)
     log.python.warning(
@@ -195,7 +134,7 @@ def _warn_of_subclass(optimizer: torch.optim.Optimizer) -> None:
     )
 
 
-def _is_constant(optimizer: Any, kind: _Type, name: str, value: float) -> bool:
+def _is_constant(optimizer: Any, kind: Kind, name: str, value: float) -> bool:
     if isinstance(optimizer, Optimizer):
         return optimizer.variable_attrs.isConstant(name)
     if name not in kind.references:
@@ -206,7 +145,7 @@ def _is_constant(optimizer: Any, kind: _Type, name: str, value: float) -> bool:
 
 def _freeze_group(
     optimizer: torch.optim.Optimizer,
-    kind: _Type,
+    kind: Kind,
     index: int,
     path_of: Mapping[int, str],
     values: HyperValues,

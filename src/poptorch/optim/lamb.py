@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .kind import MOMENT_TYPES, Kind
 from .optimizer import Optimizer, Params, check_accumulation_types, fill_in, pair_of_betas
 
 _TYPES = ("accum_type", "first_order_momentum_accum_type", "second_order_momentum_accum_type")
@@ -115,3 +116,12 @@ class LAMB(Optimizer, torch.optim.Optimizer):
         long, short = parameter.norm().clamp(max=group["max_weight_norm"]), direction.norm()
         trust = float(long / short) if long > 0 and short > 0 else 1.0
         parameter.sub_(direction, alpha=group["lr"] * trust)
+
+
+LAMB_KIND = Kind(
+    "lamb",
+    (LAMB,),
+    ("lr", "betas", "eps", "weight_decay", "max_weight_norm"),
+    {},
+    {**MOMENT_TYPES, "bias_correction": True},
+)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from .kind import MOMENT_TYPES, Kind
 from .optimizer import Optimizer, Params, check_accumulation_types, fill_in
 
 _TORCH_DEFAULTS = {
@@ -73,3 +74,12 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
         torch.optim.RMSprop.__init__(self, params, **fill_in(given, _TORCH_DEFAULTS))
         Optimizer.__init__(self)
         self._take(own, given)
+
+
+RMSPROP = Kind(
+    "rmsprop",
+    (torch.optim.RMSprop, RMSprop),
+    ("lr", "alpha", "eps", "weight_decay", "momentum"),
+    {"lr": None, "eps": 1e-8, "weight_decay": 0.0, "momentum": 0.0},
+    {**MOMENT_TYPES, "use_tf_variant": False},
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from .._base import log
+from .kind import CLIPPING, Kind
 from .optimizer import Optimizer, Params, check_accumulation_types, fill_in
 
 _TORCH_DEFAULTS = {
@@ -88,3 +89,14 @@ class SGD(Optimizer, torch.optim.SGD):
         elif velocity_scaling is not None:
             log.python.warning("velocity_scaling value ignored: use_combined_accum is False")
         self._take(own, given)
+
+
+_HYPERS = ("lr", "momentum", "dampening", "weight_decay", "nesterov")
+SGD_KIND = Kind(
+    "sgd",
+    (torch.optim.SGD, SGD),
+    _HYPERS,
+    {"lr": None, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0},
+    {"accum_type": torch.float32, "velocity_accum_type": torch.float32, **CLIPPING},
+)
+COMBINED_SGD = Kind("sgd_combined", (), (*_HYPERS, "velocity_scaling"), {}, CLIPPING)
