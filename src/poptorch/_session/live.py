@@ -129,7 +129,7 @@ class Live:
             return None
         loops, emit = self.now.spec.loops, self.now.compiled.plan.program.emit
         slots = [slot for slot in emit.slots if slot.kind is not Kind.ANCHOR]
-        results = [emit.count(slot.key, loops) for slot in slots]
+        results, times = [emit.count(slot.key, loops) for slot in slots], loops.micro_batches
         if self.synthetic is not None:
             results, times = [0] * len(results), 0
         return self.last.stamps.counters(len(self.now.inputs.bound.paths), results, times)
