@@ -3,9 +3,29 @@
 import json
 
 import pytest
+import torch
 
-from poptorch.enums import ConnectionType, OutputMode
-from poptorch.options import ConfigFileError, Options, ShardedExecution
+from poptorch.autocasting import Policy
+from poptorch.enums import (
+    AutoStage,
+    CommGroupType,
+    ConnectionType,
+    Liveness,
+    OutputMode,
+    ReductionType,
+)
+from poptorch.options import (
+    ConfigFileError,
+    Options,
+    ParallelPhasedExecution,
+    Phase,
+    PipelinedExecution,
+    SerialPhasedExecution,
+    ShardedExecution,
+    Stage,
+    TensorLocationSettings,
+)
+from poptorch.options.files import apply_calls, as_calls
 
 
 @pytest.fixture
@@ -198,3 +218,60 @@ def test_unknown_setters_are_attribute_errors_and_apply_nothing(text):
 def test_other_json_is_a_value_error(text):
     with pytest.raises(ValueError):
         Options().from_json(text)
+
+
+def test_calls_rebuild_options_but_for_what_belongs_to_this_machine():
+    def everything():
+        options = Options().deviceIterations(4).replicationFactor(4).randomSeed(5).useIpuId(1)
+        options.inputReplicaGrouping(2, CommGroupType.Orthogonal).broadcastBuffers(False)
+        options.outputMode(OutputMode.EveryN, 2).maxRepeatLogs(None).modelName("it's Stage")
+        options.setAvailableMemoryProportion({"IPU1": 0.5}).enableSyntheticData(True)
+        options.anchorTensor("a", "x")
+        options.anchorTensor("b", "y", OutputMode.Sum)
+        options.updatableNamedBuffers(["b"]).relaxOptimizerAttributesChecks()
+        options.showCompilationProgressBar(False).disableModuleNamescope()
+        options.Training.gradientAccumulation(3)
+        options.Training.accumulationAndReplicationReductionType(ReductionType.Sum)
+        options.Precision.setPartialsType(torch.half).narrow64Bit(False)
+        options.Precision.autocastPolicy(Policy([torch.mm], [], [], []))
+        options.TensorLocations.numIOTiles(64)
+        options.TensorLocations.setWeightLocation(TensorLocationSettings().useOnChipStorage(False))
+        options._Popart.set("dotChecks", ["A", "B"]).set("outlineThreshold", 1.5)
+        stage = Stage("Stage", "b").ipu(3)
+        phases = SerialPhasedExecution(Phase(stage), Phase("c")).useSeparateBackwardPhase()
+        return options.setExecutionStrategy(phases.setTensorsLiveness(Liveness.OffChipAfterFwd))
+
+    def show(options):
+        return (
+            f"{options!r} {options._execution_strategy!r} {options._show_compilation_progress_bar}"
+        )
+
+    plain = everything()
+    local = everything().enableExecutableCaching("cache").logDir("logs").enableProfiling("profile")
+    local.sourceLocationExcludes(["mine"]).Distributed.configureProcessId(1, 2)
+    text = as_calls(local)
+    for part in ("cache", "'logs'", "profile", "mine", "istributed"):
+        assert part not in text
+    again = Options()
+    apply_calls(again, text)
+    assert show(again) == show(plain)
+    assert as_calls(again) == text == as_calls(plain)
+    assert again._relax_optimizer_checks
+    assert not again._module_namescope_enabled
+    assert as_calls(Options()) == ""
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        PipelinedExecution(AutoStage.AutoIncrement).useInterleavedSchedule(),
+        PipelinedExecution("a", Stage("b")),
+        ShardedExecution(),
+        ParallelPhasedExecution([Stage("a"), Stage("b")], ["c"]).sendTensorsOffChipAfterFwd(),
+    ],
+    ids=repr,
+)
+def test_calls_rebuild_every_strategy(strategy):
+    again = Options()
+    apply_calls(again, as_calls(Options().setExecutionStrategy(strategy)))
+    assert repr(again._execution_strategy) == repr(strategy)

@@ -42,8 +42,8 @@ class _DistributedOptions(Container):
 
     @row(
         RULES,
-        Value("num_distributed_processes", 1, least=1, reader="dataloader"),
-        Value("distributed_process_id", 0, field="target.process_id"),
+        Value("num_distributed_processes", 1, least=1, reader="dataloader", here=True),
+        Value("distributed_process_id", 0, field="target.process_id", here=True),
     )
     def configureProcessId(self, process_id: int, num_processes: int) -> Self:
         """Set the index of this process, then the number of processes.

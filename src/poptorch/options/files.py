@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import enum
+import inspect
 import json
 import os
 from collections.abc import Callable
@@ -16,6 +17,9 @@ from .. import enums
 from .._base.errors import InvalidAttribute, InvalidValue
 from . import locations, stages, strategies
 from .check import refuse
+from .overview import settings
+from .show import show
+from .table import Backend, Private, Setting, Value
 
 _PRIVATE_GROUPS = ("_Popart", "_popart")
 _CONSTRUCTORS: dict[str, Callable[..., Any]] = {
@@ -61,9 +65,14 @@ def load_from_file(options: Any, filepath: str | os.PathLike[str]) -> None:
         FileNotFoundError: there is no such file.
     """
     path = Path(filepath)
+    apply_calls(options, path.read_text(encoding="utf-8"), path.name)
+
+
+def apply_calls(options: Any, text: str, name: str = "the options") -> None:
+    """Apply the lines of a file, or of :func:`as_calls`; see :func:`load_from_file`."""
     calls = []
     count = 0
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(text.splitlines(), start=1):
         statement = line.strip()
         if not statement or statement.startswith("#"):
             continue
@@ -73,11 +82,45 @@ def load_from_file(options: Any, filepath: str | os.PathLike[str]) -> None:
         except (SyntaxError, ValueError, RecursionError, _Unsupported) as error:
             detail = error.msg if isinstance(error, SyntaxError) else str(error)
             raise ConfigFileError(
-                f"SyntaxError at line {count} of {path.name}: {detail} (line {number} of the file)"
+                f"SyntaxError at line {count} of {name}: {detail} (line {number} of the file)"
                 f"\n> {statement}"
             ) from error
     for call in calls:
         _evaluate(call, options)
+
+
+def as_calls(options: Any) -> str:
+    """Return lines for :func:`apply_calls` that set on new options what was set on these.
+
+    What belongs to this machine or process is left out: directories, engine options, the process's
+    index.
+    """
+    lines: dict[str, None] = {}  # in order, once each
+    for setting in settings(options):
+        for value in setting.row.values:
+            if not value.here and value.changed(setting.group):
+                lines[_call(setting, value)] = None
+    return "\n".join(lines)
+
+
+def _call(setting: Setting, value: Value) -> str:
+    stored = value.read(setting.group)
+    if isinstance(value, Backend):
+        return f"_Popart.set({value.name!r}, {_text(setting.group._popart.options[value.name])})"
+    if isinstance(value, Private):
+        takes = len(inspect.signature(getattr(setting.group, setting.row.option)).parameters)
+        return f"{setting.option}({_text(stored) if takes else ''})"
+    prefix = setting.option.rpartition(".")[0]
+    return f"{prefix and prefix + '.'}createOrSet({value.name}={_text(stored)})"
+
+
+def _text(value: Any) -> str:
+    """Return Python text of a stored value in which classes and enums are poptorch's."""
+    tree = ast.parse(show(value), mode="eval")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            node.id = f"poptorch.{node.id}"
+    return ast.unparse(tree)
 
 
 def _parse(statement: str) -> ast.Call:

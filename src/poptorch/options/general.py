@@ -117,7 +117,7 @@ class GeneralOptions(Container):
     def deviceIterations(self, device_iterations: int) -> Self:
         """Set the micro-steps (inference) or optimiser steps (training) per call."""
 
-    @option(MISSING, Value("log_dir", "."))
+    @option(MISSING, Value("log_dir", ".", here=True))
     def logDir(self, log_dir: str) -> Self:
         """Say where log files go: the one log goes where POPTORCH_LOG_DEST says."""
 
@@ -319,7 +319,7 @@ class GeneralOptions(Container):
     def logCycleCount(self, log_cycle_count: bool) -> Self:
         """Count device cycles, for ``executor.cycleCount()``."""
 
-    @row(MISSING, *(Backend("engineOptions", part=key) for key in PROFILING_KEYS))
+    @row(MISSING, *(Backend("engineOptions", part=key, here=True) for key in PROFILING_KEYS))
     def enableProfiling(self, profile_dir: str | os.PathLike[str] | None = None) -> Self:
         """Ask for a profile report under a directory: none is written.
 
@@ -358,6 +358,7 @@ class GeneralOptions(Container):
             check=texts,
             field="runtime.source_excludes",
             frozen=tuple,
+            here=True,
         ),
     )
     def sourceLocationExcludes(self, excludes: Sequence[str]) -> Self:
@@ -376,8 +377,8 @@ class GeneralOptions(Container):
 
     @row(
         LOGS,
-        Backend("cachePath", decides="runtime.cache_dir"),
-        Backend("enableEngineCaching", decides="runtime.cache_dir"),
+        Backend("cachePath", decides="runtime.cache_dir", here=True),
+        Backend("enableEngineCaching", decides="runtime.cache_dir", here=True),
     )
     def enableExecutableCaching(self, path: str | os.PathLike[str] | None) -> Self:
         """Keep executables in a directory and reuse them; None switches this off.

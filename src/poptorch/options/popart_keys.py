@@ -127,7 +127,12 @@ _READ: dict[str, tuple[Effect, str, dict[str, Any]]] = {
     "engineOptions": (
         HINT,
         _HINT,
-        {"others": frozenset({"autoReport.all", "autoReport.directory", "debug.allowOutOfMemory"})},
+        {
+            "others": frozenset(
+                {"autoReport.all", "autoReport.directory", "debug.allowOutOfMemory"}
+            ),
+            "here": True,
+        },
     ),
     "convolutionOptions": (
         HINT,

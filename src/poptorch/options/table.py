@@ -75,6 +75,7 @@ class Value:
         frozen: turns what is stored into the field's value.
         decides: the field of the Spec that ``freeze`` computes from this and other values.
         reader: the module that reads it from the options, for what is in no Spec.
+        here: belongs to this machine or process, so that it is not saved with a model.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Value:
     frozen: Callable[[Any], Any] = _unchanged
     decides: str = ""
     reader: str = ""
+    here: bool = False
 
     def keep(self, group: Any, value: Any) -> None:
         """Check a setter's argument and store it."""
