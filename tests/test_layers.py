@@ -18,6 +18,7 @@ from poptorch._base import private
 # From the top down. Modules in one tuple are one storey: they are the front door's parts and may
 # use one another where ROOMS says nothing; rooms may not.
 STOREYS: tuple[tuple[str, ...], ...] = (
+    ("__main__",),
     ("_cli",),
     ("__init__",),
     (
@@ -32,7 +33,7 @@ STOREYS: tuple[tuple[str, ...], ...] = (
     ("enums",),
     ("_base",),
 )  # fmt: skip
-ROOMS = frozenset(STOREYS[5] + STOREYS[6])
+ROOMS = frozenset(STOREYS[6] + STOREYS[7])
 LEVEL = {name: level for level, names in enumerate(STOREYS) for name in names}
 
 HEAVY = ("torch._inductor", "torch._dynamo", "torch.distributed", "matplotlib", "plotly")

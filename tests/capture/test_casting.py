@@ -294,10 +294,11 @@ def test_recurrent_layers_follow_their_input(name, activation, weights, lanes):
 
 
 @pytest.mark.spec("precision", 4)
-def test_64_bit_types_come_back_as_32_bit_with_one_warning(caplog, monkeypatch):
-    from poptorch._session import arguments
+def test_64_bit_types_come_back_as_32_bit_and_one_line_says_so(caplog, monkeypatch):
+    from poptorch._capture import micro
 
-    monkeypatch.setattr(arguments, "_narrowed_before", set())
+    monkeypatch.setattr(micro, "_said", set())
+    caplog.set_level("INFO", logger="poptorch::python")
     whole, real = torch.arange(4) + 2**20, torch.randn(4, dtype=torch.float64)
     for _ in range(2):
         got = infer(lambda i, x: (i, x, x.argmax(), torch.tensor(5)), whole, real)
@@ -306,14 +307,24 @@ def test_64_bit_types_come_back_as_32_bit_with_one_warning(caplog, monkeypatch):
         assert torch.equal(got[1], real.float())
     texts = [r.getMessage() for r in caplog.records if "not supported natively" in r.getMessage()]
     assert len(texts) == 2
-    assert "torch.int64" in texts[0]
-    assert "torch.float64" in texts[1]
+    assert "torch.float64" in texts[0]
+    assert "torch.int64" in texts[1]
     wide = options()
     wide.Precision.narrow64Bit(False)
     assert dtypes(infer(lambda i, x: (i, x), whole, real, opts=wide)) == [
         torch.int64,
         torch.float64,
     ]
+
+
+def test_labels_are_no_reason_to_say_anything(caplog, monkeypatch):
+    from poptorch._capture import micro
+
+    monkeypatch.setattr(micro, "_said", set())
+    caplog.set_level("INFO", logger="poptorch::python")
+    got = infer(lambda x, y: x[y], rows(4, 3), torch.arange(4))
+    assert got.dtype is FLOAT
+    assert not [r for r in caplog.records if "natively" in r.getMessage()]
 
 
 @pytest.mark.spec("precision", 4)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import poptorch
 from poptorch._cli.main import main
 
 
@@ -19,6 +22,47 @@ def test_the_table(tmp_path: Path, capsys) -> None:
     assert "* N deviceIterations = 3" in capsys.readouterr().out
     main(["options", "--all"])
     assert len(capsys.readouterr().out.splitlines()) > len(text.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (None, ("No such file",)),
+        ("deviceIterations(3)\n\nlambda: 4\n", ("line 3 of the file",)),
+        ("# a comment\ndeviceIterations('4')\n", ("line 2 of options.cfg", "Unexpected type")),
+        ("nonsense(4)\n", ("line 1 of options.cfg: nonsense(4)", "Invalid attribute")),
+    ],
+)
+def test_a_faulty_file_is_an_error_with_its_line(text, says, tmp_path: Path, capsys) -> None:
+    file = tmp_path / "options.cfg"
+    if text is not None:
+        file.write_text(text)
+    assert main(["options", str(file)]) == 2
+    printed = capsys.readouterr()
+    assert not printed.out
+    assert "Traceback" not in printed.err
+    for part in says:
+        assert part in printed.err
+
+
+def test_faulty_options_of_the_environment_are_named(monkeypatch, capsys) -> None:
+    monkeypatch.setenv("POPTORCH_DEFAULT_OPTIONS", '{"nonsense": 4}')
+    assert main(["options"]) == 2
+    assert "POPTORCH_DEFAULT_OPTIONS" in capsys.readouterr().err
+
+
+def test_the_version(capsys) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"poptorch {poptorch.__version__}\n"
+
+
+def test_the_module_is_the_command_and_a_closed_pipe_is_silent() -> None:
+    command = f"{sys.executable} -m poptorch options | head -n 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("N: changes results")
+    assert done.stderr == ""
 
 
 def test_a_command_is_needed(capsys) -> None:

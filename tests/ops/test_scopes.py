@@ -76,6 +76,13 @@ X = torch.randn(2, 2, 4)
 
 
 @pytest.mark.spec("ops", 24)
+def test_partials_types_of_earlier_releases():
+    group = poptorch.MultiConv().partialsTypes(poptorch.MultiConvPartialsType.Half)
+    assert group._options["partialsTypes"] == (torch.float16,)
+    kinds = [poptorch.MultiConvPartialsType.Float, torch.float16]
+    assert group.partialsTypes(kinds)._options["partialsTypes"] == (torch.float32, torch.float16)
+
+
 def test_multi_conv_options_reach_each_convolution() -> None:
     group = (
         poptorch.MultiConv()

@@ -102,7 +102,7 @@ def test_the_modern_call_does_not_warn(caplog):
 
 def test_the_call_of_the_first_release(one_warning):
     loss = torch.nn.MSELoss()
-    call = read_call(True, 4, 3, (2, True, False, loss))
+    call = read_call(True, 4, 3, (2, True, True, loss))
     assert call.loss is loss
     assert call.options.device_iterations == 4
     assert call.options.Training.gradient_accumulation == 3
@@ -119,6 +119,23 @@ def test_the_call_of_the_first_release_with_keywords(one_warning):
     assert call.options.device_iterations == 6
     assert call.options.output_mode == OutputMode.EveryN
     assert call.options.output_return_period == 3
+
+
+@pytest.mark.parametrize(
+    ("keywords", "says"),
+    [
+        ({"trace_model": False}, "trace_model=False is deprecated and has no effect"),
+        ({"anchor_return_period": 3}, "anchor_return_period=3 is ignored"),
+    ],
+)
+def test_what_the_first_release_took_and_means_nothing_says_so(keywords, says, caplog):
+    call = read_call(False, 4, keywords=keywords)
+    assert call.options.device_iterations == 4
+    assert says in caplog.text
+
+
+def test_a_call_of_the_first_release_with_tracing_says_nothing_of_it(one_warning):
+    read_call(True, 4, keywords={"trace_model": True})
 
 
 def test_positional_order_differs_for_inference(one_warning):

@@ -281,6 +281,25 @@ def test_source_location_excludes():
         options.sourceLocationExcludes("abc")
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda o: o.modelName(3),
+        lambda o: o.enableStableNorm("no"),
+        lambda o: o.Precision.enableStochasticRounding("no"),
+        lambda o: o.Training.setAutomaticLossScaling("no"),
+        lambda o: o.Training.setConvolutionDithering("no"),
+        lambda o: o.enableExecutableCaching(3),
+    ],
+)
+def test_a_value_of_another_type_is_refused_at_once(call):
+    options = Options()
+    text = repr(options)
+    with pytest.raises(AssertionError, match="Unexpected type"):
+        call(options)
+    assert repr(options) == text
+
+
 def test_a_strategy_must_be_one_of_the_four():
     with pytest.raises(AssertionError):
         Options().setExecutionStrategy("pipelined")

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from .errors import InvalidValue
+
 
 @dataclass(frozen=True)
 class Variable:
@@ -22,11 +24,12 @@ class Variable:
     effect: str
 
 
+_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
 def _flag(text: str) -> bool:
-    try:
-        return int(text) != 0
-    except ValueError:
-        return text.strip().lower() in ("true", "yes", "on")
+    word = text.strip().lower()
+    return _WORDS[word] if word in _WORDS else int(text) != 0
 
 
 _ROWS = (
@@ -97,10 +100,25 @@ def get(name: str) -> Any:
 
     Raises:
         KeyError: the variable is not in the table.
+        InvalidValue: its text is no flag, or no number, where one is wanted (a ``ValueError``).
     """
     row = TABLE[name]
     text = os.environ.get(name, "")
-    return row.parse(text) if text else row.default
+    if not text:
+        return row.default
+    try:
+        return row.parse(text)
+    except ValueError:
+        raise InvalidValue(
+            f"The environment variable {name} cannot be understood",
+            got=repr(text),
+            fix="use 0 or 1" if row.parse is _flag else "use a number",
+        ) from None
+
+
+def unknown() -> list[str]:
+    """Return the variables that are named like the library's own and are not in the table."""
+    return sorted(name for name in os.environ if name.startswith("POPTORCH_") and name not in TABLE)
 
 
 def set_if_absent(name: str, value: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import difflib
 import logging
 import sys
 from typing import TextIO
@@ -68,6 +69,10 @@ def setup() -> None:
             handler.setFormatter(_Formatter(colour and where != destination))
             logger.addHandler(handler)
     set_level(env.get("POPTORCH_LOG_LEVEL"))
+    for name in env.unknown():
+        close = difflib.get_close_matches(name, env.TABLE, n=1)
+        hint = f": did you mean {close[0]}?" if close else ""
+        python.warning("The environment variable %s has no effect here%s", name, hint)
 
 
 class _Repeats(logging.Filter):

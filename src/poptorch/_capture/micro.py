@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import fx
 
-from .._base import trees
+from .._base import log, trees
 from .._base.errors import Error
 from .._ir import slots
 from .._ir.blocks import Visit
@@ -58,6 +58,21 @@ class Micro:
 def narrowed(dtype: torch.dtype) -> torch.dtype:
     """The 32-bit type that a 64-bit type becomes at the border; others stay."""
     return _NARROW.get(dtype, dtype)
+
+
+_said: set[torch.dtype] = set()
+
+
+def say_narrowed(dtype: torch.dtype) -> None:
+    """Say once for each 64-bit type that results of it come back in 32 bits."""
+    if dtype in _NARROW and dtype not in _said:
+        _said.add(dtype)
+        log.python.info(
+            "%s is not supported natively: results of this type come back as %s "
+            "(options.Precision.narrow64Bit(False) keeps them)",
+            dtype,
+            _NARROW[dtype],
+        )
 
 
 class _Recording:
@@ -146,6 +161,7 @@ class _Recording:
                 continue
             result = tensor.detach()
             if self.request.precision.narrow_64bit and result.dtype in _NARROW:
+                say_narrowed(result.dtype)
                 result = result.to(_NARROW[result.dtype])
             side_by_side = self.request.lanes is not None
             self.slots.append(slots.result(index, result, tensor is done.loss, side_by_side))

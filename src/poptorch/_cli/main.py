@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from .._base.version import VERSION
 from . import cache, doctor, options, passes
 from .commands import quiet_when_closed, shown
 
@@ -20,6 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog=shown("poptorch doctor --help"),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"poptorch {VERSION}")
     commands = parser.add_subparsers(required=True, metavar="command")
     for command in COMMANDS:
         command.add_parser(commands)

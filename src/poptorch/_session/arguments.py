@@ -5,7 +5,7 @@ Source: PopTorch user guide, "Features".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 
 from .._base import log, source, trees
 from .._base.errors import AssertionFailure, Error
-from .._capture import narrowed
+from .._capture import narrowed, say_narrowed
 from .._ir import slots
 from .._ir.loops import Loops
 from .._ir.slot import Slot
@@ -70,7 +70,9 @@ class Inputs:
             _check_kind(path, tensor)
             _check_batch(path, tensor, loops)
         if narrow_64bit:
-            warn_of_narrowing(self._dtypes)
+            for dtype in self._dtypes:
+                if dtype.is_floating_point:  # a double comes back as a float; labels never do
+                    say_narrowed(dtype)
         if any(structure.has_dicts for _, structure in bound.parts):
             log.python.warning(
                 "Dictionaries are only partially supported as inputs: their keys are fixed by the "
@@ -189,22 +191,6 @@ def _micro_shape(tensor: torch.Tensor, loops: Loops) -> tuple[int, ...]:
     if tensor.dim() == 0:
         return ()
     return (tensor.shape[0] // loops.slices, *tensor.shape[1:])
-
-
-_narrowed_before: set[torch.dtype] = set()
-
-
-def warn_of_narrowing(dtypes: Iterable[torch.dtype]) -> None:
-    """Say once for each 64-bit type that its values come back in 32 bits."""
-    for dtype in dtypes:
-        if narrowed(dtype) is not dtype and dtype not in _narrowed_before:
-            _narrowed_before.add(dtype)
-            log.python.warning(
-                "%s is not supported natively: results of this type come back as %s "
-                "(options.Precision.narrow64Bit(False) keeps them)",
-                dtype,
-                narrowed(dtype),
-            )
 
 
 def _check_kind(path: str, tensor: torch.Tensor) -> None:

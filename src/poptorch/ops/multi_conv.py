@@ -12,8 +12,16 @@ import torch
 from .._base import source
 from .._base.errors import AssertionFailure, Error, InvalidValue
 from .._ops.context import listener
-from ..enums import MultiConvPlanType
+from ..enums import MultiConvPartialsType, MultiConvPlanType
 from . import check
+
+_Partials = torch.dtype | MultiConvPartialsType
+_DTYPES = {MultiConvPartialsType.Float: torch.float32, MultiConvPartialsType.Half: torch.float16}
+
+
+def _dtype(partials: Any) -> Any:
+    """Return the dtype that the enum of earlier releases stands for, or what was given."""
+    return _DTYPES[partials] if isinstance(partials, MultiConvPartialsType) else partials
 
 
 class MultiConv:
@@ -41,17 +49,17 @@ class MultiConv:
             "Invalid available memory proportion",
         )
 
-    def partialsTypes(
-        self, value: torch.dtype | list[torch.dtype] | tuple[torch.dtype, ...]
-    ) -> Self:
+    def partialsTypes(self, value: _Partials | list[_Partials] | tuple[_Partials, ...]) -> Self:
         """Set the dtype of partial sums: ``torch.float32`` or ``torch.float16``.
+
+        ``MultiConvPartialsType`` of releases 1.4 to 2.0 is taken too.
 
         Raises:
             ValueError: another value.
         """
         return self._set(
             "partialsTypes",
-            value,
+            [_dtype(v) for v in value] if isinstance(value, (list, tuple)) else _dtype(value),
             lambda v: v in (torch.float32, torch.float16),
             InvalidValue,
             "Invalid partials types",

@@ -60,8 +60,8 @@ def load_from_file(options: Any, filepath: str | os.PathLike[str]) -> None:
     Raises:
         ConfigFileError: a line is something else; then no line is applied. Its line number counts
             effective lines only, as PopTorch's did; the line of the file stands beside it.
-        AttributeError, AssertionError, ValueError: what a call itself raised, unchanged, after the
-            lines before it took effect.
+        AttributeError, AssertionError, ValueError: what a call itself raised, unchanged but for a
+            note with its line, after the lines before it took effect.
         FileNotFoundError: there is no such file.
     """
     path = Path(filepath)
@@ -78,15 +78,19 @@ def apply_calls(options: Any, text: str, name: str = "the options") -> None:
             continue
         count += 1
         try:
-            calls.append(_parse(statement))
+            calls.append((f"line {number} of {name}: {statement}", _parse(statement)))
         except (SyntaxError, ValueError, RecursionError, _Unsupported) as error:
             detail = error.msg if isinstance(error, SyntaxError) else str(error)
             raise ConfigFileError(
                 f"SyntaxError at line {count} of {name}: {detail} (line {number} of the file)"
                 f"\n> {statement}"
             ) from error
-    for call in calls:
-        _evaluate(call, options)
+    for place, call in calls:
+        try:
+            _evaluate(call, options)
+        except Exception as error:
+            error.add_note(place)
+            raise
 
 
 def as_calls(options: Any) -> str:

@@ -121,7 +121,9 @@ class GeneralOptions(Container):
     def logDir(self, log_dir: str) -> Self:
         """Say where log files go: the one log goes where POPTORCH_LOG_DEST says."""
 
-    @option(LOGS, Value("max_repeat_logs", 4, check=limit, field="runtime.max_repeat_logs"))
+    @option(
+        LOGS, Value("max_repeat_logs", 4, check=limit, least=0, field="runtime.max_repeat_logs")
+    )
     def maxRepeatLogs(self, max_lines: int | None) -> Self:
         """Limit how often an identical log line is repeated; None for no limit."""
 
@@ -231,7 +233,7 @@ class GeneralOptions(Container):
                 registered backend. Unknown names fail at compile.
         """
 
-    @option(RESULTS, Value("lanes", 0, field="lanes"))
+    @option(RESULTS, Value("lanes", 0, least=0, field="lanes"))
     def lanes(self, count: int) -> Self:
         """Fix how many micro-batches of a call run side by side; 0 lets the library choose.
 
@@ -244,7 +246,7 @@ class GeneralOptions(Container):
                 accumulation steps (in inference, the iterations) times the replicas.
         """
 
-    @option(RESULTS, Value("lane_memory", 0, field="lane_memory"))
+    @option(RESULTS, Value("lane_memory", 0, least=0, field="lane_memory"))
     def laneMemory(self, lane_memory: int) -> Self:
         """Limit the bytes of intermediate values of lanes; 0 lets the library choose.
 
@@ -295,7 +297,7 @@ class GeneralOptions(Container):
     def setExecutionStrategy(self, strategy: _IExecutionStrategy) -> Self:
         """Choose how annotated blocks become stages."""
 
-    @option(HINT, Backend("enableStableNorm"))
+    @option(HINT, Backend("enableStableNorm", kind=bool))
     def enableStableNorm(self, enabled: bool) -> Self:
         """Compute the variance of normalisation layers in two passes, as is always done."""
 
@@ -388,5 +390,6 @@ class GeneralOptions(Container):
         if path is None:
             self._popart.set("enableEngineCaching", False)
             return self
+        expect("path", path, (str, os.PathLike))
         self._popart.set("cachePath", os.fspath(path)).set("enableEngineCaching", True)
         return self

@@ -11,10 +11,11 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from .._base import log
 from .._base.errors import Error, InvalidType, InvalidValue
 from ..enums import OutputMode
 from .check import refuse
-from .legacy_names import deprecated
+from .legacy_names import deprecated, deprecated_without_effect
 from .options import Options
 
 _COUNTS = ("device_iterations", "gradient_accumulation", "replication_factor")
@@ -132,9 +133,15 @@ def _options_from(values: Mapping[str, Any]) -> Options:
     options.Training.gradientAccumulation(values.get("gradient_accumulation", 1))
     if values.get("profile", False):
         options.enableProfiling()
-    mode = values.get("anchor_mode")
+    if not values.get("trace_model", True):
+        deprecated_without_effect("trace_model=False", "every model is traced")
+    mode, period = values.get("anchor_mode"), values.get("anchor_return_period")
     if mode is not None:
-        options.outputMode(_output_mode(mode), values.get("anchor_return_period"))
+        options.outputMode(_output_mode(mode), period)
+    elif period is not None:
+        log.python.warning(
+            "anchor_return_period=%s is ignored: only anchor_mode='EVERYN' has a period", period
+        )
     return options
 
 

@@ -61,7 +61,11 @@ class Options(LegacyOptions):
         settings = env.get("POPTORCH_DEFAULT_OPTIONS")
         if settings != NO_SETTINGS:
             log.python.info("From POPTORCH_DEFAULT_OPTIONS environment variable: %s", settings)
-            self.from_json(settings)
+            try:
+                self.from_json(settings)
+            except Exception as error:
+                error.add_note(f"in POPTORCH_DEFAULT_OPTIONS: {settings}")
+                raise
 
     @property
     def Training(self) -> _TrainingOptions:

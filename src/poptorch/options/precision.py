@@ -56,7 +56,7 @@ class _PrecisionOptions(Container):
     def narrow64Bit(self, enabled: bool = True) -> Self:
         """Return 64-bit results as 32-bit, as PopTorch did, or keep torch's dtypes.
 
-        Not a PopTorch option. Narrowed are the outputs of types int64, float64 and complex128.
+        Not a PopTorch option. Narrowed are the outputs of types int64 and float64.
         """
 
     @row(RESULTS, Value("half_float_downcast", True, field="precision.half_float_downcast"))
@@ -111,7 +111,10 @@ class _PrecisionOptions(Container):
     def enableFloatingPointExceptions(self, enabled: bool) -> Self:
         """Fail a run that divides by 0, compares NaN, overflows or leaves a function's domain."""
 
-    @option(RESULTS, Backend("enableStochasticRounding", field="precision.stochastic_rounding"))
+    @option(
+        RESULTS,
+        Backend("enableStochasticRounding", kind=bool, field="precision.stochastic_rounding"),
+    )
     def enableStochasticRounding(self, enabled: bool) -> Self:
         """Round float16 results up or down at random, so that their mean is unbiased."""
 

@@ -70,7 +70,11 @@ class _TrainingOptions(Container):
 
     @option(
         RESULTS,
-        Backend("automaticLossScalingSettings.enabled", field="reduction.automatic_loss_scaling"),
+        Backend(
+            "automaticLossScalingSettings.enabled",
+            kind=bool,
+            field="reduction.automatic_loss_scaling",
+        ),
     )
     def setAutomaticLossScaling(self, enabled: bool) -> Self:
         """Adapt the loss-scale factor during training; it becomes optimiser state."""
@@ -80,6 +84,7 @@ class _TrainingOptions(Container):
         Backend(
             "convolutionOptions",
             part="enableConvDithering",
+            kind=bool,
             check=lambda enabled: {"enableConvDithering": enabled},
         ),
     )
