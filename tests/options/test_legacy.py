@@ -135,7 +135,7 @@ def test_what_the_first_release_took_and_means_nothing_says_so(keywords, says, c
 
 
 def test_a_call_of_the_first_release_with_tracing_says_nothing_of_it(one_warning):
-    read_call(True, 4, keywords={"trace_model": True})
+    assert read_call(True, 4, keywords={"trace_model": True}).options.device_iterations == 4
 
 
 def test_positional_order_differs_for_inference(one_warning):
