@@ -48,8 +48,8 @@ class _PrecisionOptions(Container):
     autocast_policy: dict[str, list[str]]
     _popart: _PopartOptions
 
-    def __init__(self, popart: _PopartOptions) -> None:
-        self._popart = popart
+    def __init__(self, popart_options: _PopartOptions) -> None:
+        self._popart = popart_options
         super().__init__(**defaults(type(self)))
 
     @option(RESULTS, Value("narrow_64bit", True, field="precision.narrow_64bit"))
@@ -67,7 +67,7 @@ class _PrecisionOptions(Container):
             half_float_casting: ``HalfFloatCastingBehavior.HalfUpcastToFloat`` computes them in
                 float, as torch and release 3 do. Everything else leaves them in half.
         """
-        downcast = half_float_casting is not HalfFloatCastingBehavior.HalfUpcastToFloat
+        downcast = half_float_casting != HalfFloatCastingBehavior.HalfUpcastToFloat
         self.set(half_float_downcast=downcast)
         log.python.warning(
             "[Deprecated] Precision.halfFloatCasting is deprecated: mixed half and float "

@@ -23,8 +23,8 @@ class _TrainingOptions(Container):
     meanAccumulationAndReplicationReductionStrategy: MeanReductionStrategy
     _popart: _PopartOptions
 
-    def __init__(self, popart: _PopartOptions) -> None:
-        self._popart = popart
+    def __init__(self, popart_options: _PopartOptions) -> None:
+        self._popart = popart_options
         super().__init__(**defaults(type(self)))
 
     @option(RESULTS, Value("gradient_accumulation", 1, decides="loops.accumulation", least=1))
