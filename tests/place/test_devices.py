@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 
 import pytest
+import torch
+from torch import nn
 
 import poptorch
 from helpers.placing import Chain, X, chain, options, place
@@ -32,6 +35,58 @@ def test_inference_needs_an_iteration_for_every_stage() -> None:
         chain(*FOUR, training=False, iterations=3)
     chain(*FOUR, training=False, iterations=4)
     chain(*FOUR, training=False, iterations=1, strategy=ShardedExecution())
+
+
+class FirstRelease(nn.Module):
+    """Layers annotated in ``forward`` with the 1.0 interface, each on a device."""
+
+    def __init__(self, *ipus: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in ipus)
+        self.ipus = ipus
+
+    def forward(self, x):
+        for ipu, layer in zip(self.ipus, self.layers, strict=True):
+            x = poptorch.IPU(ipu, layer)(x).tanh()
+        return x, poptorch.identity_loss(x, "mean")
+
+
+@pytest.mark.spec("parallel", 17, 46)
+@pytest.mark.parametrize("ipus", [(0, 1), (1,)])
+def test_the_first_release_needs_a_micro_batch_for_every_stage_that_is_there(ipus) -> None:
+    model, count = FirstRelease(*ipus), len(ipus)
+    eager = copy.deepcopy(model)
+    training = poptorch.trainingModel(
+        model, 1, gradient_accumulation=count,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+    )  # fmt: skip
+    optimizer = torch.optim.SGD(eager.parameters(), lr=0.1)
+    x = torch.randn(2 * count, 4)
+    for _ in range(2):
+        training(x)
+        optimizer.zero_grad()
+        sum(eager(part)[1] / count for part in x.chunk(count)).backward()
+        optimizer.step()
+    for ours, theirs in zip(model.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    inference = poptorch.inferenceModel(model, device_iterations=count)
+    torch.testing.assert_close(inference(x)[0][-2:], eager(x)[0][-2:])
+
+
+def test_the_first_release_refuses_fewer_micro_batches() -> None:
+    few = poptorch.trainingModel(FirstRelease(0, 1), 2, gradient_accumulation=1)
+    with pytest.raises(poptorch.Error, match=r"number of pipeline stages \(2\)"):
+        few.compile(X)
+    with pytest.raises(poptorch.Error, match=r"deviceIterations .* number of pipeline stages"):
+        poptorch.inferenceModel(FirstRelease(0, 1), device_iterations=1).compile(X)
+
+
+def test_eager_calls_may_annotate_a_layer_again_but_not_move_it() -> None:
+    model = FirstRelease(0, 1)
+    x = torch.randn(2, 4)
+    assert torch.equal(model(x)[0], model(x)[0])
+    with pytest.raises(poptorch.Error, match="already been assigned"):
+        poptorch.IPU(3, model.layers[0])
 
 
 @pytest.mark.spec("parallel", 19)

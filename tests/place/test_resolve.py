@@ -10,7 +10,14 @@ from torch import nn
 
 import poptorch
 from helpers.placing import X, chain, options, place, stages
-from poptorch import AutoStage, ParallelPhasedExecution, Phase, PipelinedExecution, Stage
+from poptorch import (
+    AutoStage,
+    ParallelPhasedExecution,
+    Phase,
+    PipelinedExecution,
+    ShardedExecution,
+    Stage,
+)
 from poptorch._ir.stage_pass import stage_passes
 from poptorch._place.log_lines import phase_number
 from poptorch.options.freeze import freeze
@@ -29,6 +36,36 @@ def test_same_as_ipu_needs_a_device() -> None:
         chain(("A", 0), ("B", None))
     assert isinstance(caught.value, poptorch.Error)
     assert "placing.py" in str(caught.value)
+
+
+def test_shards_without_devices_follow_one_another() -> None:
+    steps = ("A", None), ("B", None), ("A", None), ("C", 1)
+    layout = chain(*steps, strategy=ShardedExecution())
+    assert stages(layout) == [(0, ("A",)), (1, ("B",)), (0, ("A",)), (1, ("C",))]
+
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            with poptorch.Block("A"):
+                x = self.first(x)
+            with poptorch.Block("B"):
+                return self.second(x)
+
+    model, x = Named(), torch.randn(2, 4)
+    opts = poptorch.Options().setExecutionStrategy(ShardedExecution())
+    opts.showCompilationProgressBar(False)
+    inference = poptorch.inferenceModel(model, opts)
+    expected = model(x)
+    torch.testing.assert_close(inference(x), expected)
+    assert inference.plan().layout.chips == 2
+
+
+def test_a_block_name_that_the_model_does_not_have_is_told(caplog) -> None:
+    chain(("A", 0), ("B", 0), strategy=PipelinedExecution(Stage("A", "nope"), "B"))
+    assert "does not have: nope. It has: A, B" in caplog.text
 
 
 @pytest.mark.spec("parallel", 9, 12)

@@ -58,6 +58,8 @@ class Placement:
         liveness: when tensors leave the chip in phased strategies.
         interleaved: whether a pipeline alternates forward and backward passes (fewer activations
             wait) rather than grouping them.
+        first_release: whether the 1.0 interface was used, in whose rule a pipeline needs as many
+            micro-batches as it has forward stages; later ones ask for 2 n - 1 in training.
     """
 
     strategy: Strategy = Strategy.PIPELINED
@@ -66,6 +68,7 @@ class Placement:
     separate_backward_phase: bool = False
     liveness: Liveness = Liveness.AlwaysLive
     interleaved: bool = False
+    first_release: bool = False
 
     @property
     def phased(self) -> bool:

@@ -23,30 +23,50 @@ def pipeline_depth(placed: Sequence[PlacedVisit]) -> int:
     return 1 + sum(before != after for before, after in itertools.pairwise(chips))
 
 
-def check_batches(depth: int, spec: Spec) -> None:
+def check_batches(depth: int, stages: int, spec: Spec) -> None:
     """Check that there are enough micro-batches to fill the pipeline.
 
+    Args:
+        depth: forward stages as the rules count them.
+        stages: forward stages that have something to do, which the 1.0 interface counts.
+        spec: the settings.
+
     Raises:
-        Error: fewer than 2 * depth - 1 per update in training, than depth per call in inference.
+        Error: fewer than 2 * depth - 1 per update in training, than depth per call in inference;
+            with the 1.0 interface fewer than stages.
     """
     if spec.placement.strategy is not Strategy.PIPELINED:
         return
-    loops = spec.loops
-    if spec.training and loops.accumulation < 2 * depth - 1:
-        raise Error(
-            "gradientAccumulation must be greater than or equal to the number of pipeline stages "
-            f"({2 * depth - 1})",
-            got=f"Training.gradientAccumulation({loops.accumulation}) with {depth} forward stages; "
-            f"when training there are {depth - 1} additional stages for the backward pass",
-            fix=f"options.Training.gradientAccumulation({2 * depth - 1}), or use fewer devices",
-        )
-    if not spec.training and loops.iterations < depth:
+    loops, first_release = spec.loops, spec.placement.first_release
+    if spec.training:
+        needed = stages if first_release else 2 * depth - 1
+        if loops.accumulation < needed:
+            raise _too_little_accumulation(loops.accumulation, depth, needed, first_release)
+        return
+    needed = stages if first_release else depth
+    if loops.iterations < needed:
         raise Error(
             "deviceIterations must be greater than or equal to the number of pipeline stages "
-            f"({depth})",
-            got=f"deviceIterations({loops.iterations}) with {depth} stages",
-            fix=f"options.deviceIterations({depth}), or use fewer devices",
+            f"({needed})",
+            got=f"deviceIterations({loops.iterations}) with {needed} stages",
+            fix=f"options.deviceIterations({needed}), or use fewer devices",
         )
+
+
+def _too_little_accumulation(given: int, depth: int, needed: int, first_release: bool) -> Error:
+    title = "gradientAccumulation must be greater than or equal to the number of pipeline stages"
+    if first_release:
+        return Error(
+            f"{title} ({needed})",
+            got=f"gradient_accumulation={given} with {needed} stages",
+            fix=f"gradient_accumulation={needed}, or use fewer devices",
+        )
+    return Error(
+        f"{title} ({needed})",
+        got=f"Training.gradientAccumulation({given}) with {depth} forward stages; "
+        f"when training there are {depth - 1} additional stages for the backward pass",
+        fix=f"options.Training.gradientAccumulation({needed}), or use fewer devices",
+    )
 
 
 def reserve(per_replica: int, spec: Spec) -> int:

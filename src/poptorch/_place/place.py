@@ -32,6 +32,6 @@ def place(graph: Graph, visits: Sequence[Visit], spec: Spec) -> Layout:
     is_empty = all(node.op != "call_function" for node in graph.module.graph.nodes)
     chips = 0 if is_empty else max(stage.chip for stage in stages) + 1
     depth = pipeline_depth(placed)
-    check_batches(depth, spec)
+    check_batches(depth, len(stages), spec)
     homes = find_homes(graph, stages)
     return Layout(stages, homes, depth, chips, reserve(chips, spec), graph)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from .._base import log
@@ -45,19 +45,34 @@ def resolve(visits: Sequence[Visit], placement: Placement) -> list[PlacedVisit]:
             here = _named(visit, placement)
         else:
             number = automatic.setdefault(visit.block, len(automatic) + 1)
-            here = _automatic(visit, placement.auto_stage, number)
+            here = _automatic(visit, placement, number)
         _check_device(here, placement)
         log.engine.debug(
             "Starting block id=%s stage=%s phase=%s ipu=%s",
             visit.block, here.stage, here.phase, here.chip,
         )  # fmt: skip
         placed.append(here)
+    _tell_unused({visit.block for visit in visits}, placement)
     return placed
 
 
-def _automatic(visit: Visit, rule: AutoStage, number: int) -> PlacedVisit:
-    if rule == AutoStage.AutoIncrement:
+def _tell_unused(blocks: Set[str | None], placement: Placement) -> None:
+    """A strategy may serve several models; but a name that is not there may be misspelt."""
+    unused = [name for stage in placement.stages for name in stage.blocks if name not in blocks]
+    if unused:
+        log.python.warning(
+            "The execution strategy names blocks that the model does not have: %s. It has: %s",
+            ", ".join(unused),
+            ", ".join(sorted(filter(None, blocks))) or "none",
+        )
+
+
+def _automatic(visit: Visit, placement: Placement, number: int) -> PlacedVisit:
+    if placement.auto_stage == AutoStage.AutoIncrement:
         return PlacedVisit(visit, number, None, _device(visit, None, number))
+    if visit.ipu is None and placement.strategy is Strategy.SHARDED:
+        shard = number - 1  # "if no Stage is specified, the user_id is used", one after another
+        return PlacedVisit(visit, shard, None, _device(visit, None, shard))
     if visit.ipu is None:
         raise AssertionFailure(
             "poptorch.AutoStage.SameAsIpu was selected but no IPU was specified for block "

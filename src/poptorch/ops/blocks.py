@@ -188,7 +188,9 @@ def BlockFunction(
 class IPU:
     """Deprecated since 1.0: ``IPU(1, layer)`` is ``BeginBlock(layer, ipu_id=1)``.
 
-    As a context, ``with IPU(1):`` is ``Block.start(ipu_id=1)``: later layers stay on the device.
+    A layer that is on the device already stays as it is, so that ``x = IPU(1, self.layer)(x)`` may
+    stand in ``forward``. As a context, ``with IPU(1):`` is ``Block.start(ipu_id=1)``: later layers
+    stay on the device.
     Source: PopTorch user guide, "Parallel execution".
 
     Args:
@@ -198,6 +200,9 @@ class IPU:
 
     def __new__(cls, ipu_id: int, layer_to_call: Any = None) -> Any:
         if layer_to_call is not None:
+            present = _hook_of(layer_to_call) if isinstance(layer_to_call, nn.Module) else None
+            if present is not None and present._ipu_id == ipu_id:
+                return layer_to_call
             return BeginBlock(layer_to_call, ipu_id=ipu_id)
         self = super().__new__(cls)
         self._ipu_id = ipu_id

@@ -17,6 +17,7 @@ from ..enums import OutputMode
 from .check import refuse
 from .legacy_names import deprecated, deprecated_without_effect
 from .options import Options
+from .strategies import PipelinedExecution
 
 _COUNTS = ("device_iterations", "gradient_accumulation", "replication_factor")
 _ANCHORS = ("anchor_mode", "anchor_return_period")
@@ -128,6 +129,9 @@ def _read_first_release(
 
 def _options_from(values: Mapping[str, Any]) -> Options:
     options = Options()
+    strategy = PipelinedExecution()
+    strategy._first_release = True
+    options.setExecutionStrategy(strategy)
     options.deviceIterations(values.get("device_iterations", 1))
     options.replicationFactor(values.get("replication_factor", 1))
     options.Training.gradientAccumulation(values.get("gradient_accumulation", 1))

@@ -38,6 +38,7 @@ def freeze_strategy(strategy: _IExecutionStrategy) -> Placement:
             for number, stage in enumerate(strategy._all_stages)
         ),
         interleaved=strategy._interleaved and not sharded,
+        first_release=strategy._first_release,
     )
 
 

@@ -56,6 +56,7 @@ class PipelinedExecution(_IExecutionStrategy):
     """
 
     _execution_mode = 0
+    _first_release = False  # set where a wrapper is called with the 1.0 interface
 
     def __init__(self, *args: AutoStage | Stage | str | Sequence[str]) -> None:
         auto = [item for item in args if isinstance(item, AutoStage)]
