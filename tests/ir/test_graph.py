@@ -9,8 +9,8 @@ from torch import fx
 from poptorch._compile.lower import lower
 from poptorch._ir import slots
 from poptorch._ir.graph import Graph, compose
-from poptorch._ir.piece import Piece
 from poptorch._ir.slot import Kind
+from poptorch._ir.slot_function import SlotFunction
 from poptorch._ir.text import graph_text
 from poptorch._ir.verify import verify_graph
 
@@ -24,14 +24,14 @@ def forward() -> Graph:
     def function(t):
         return {OUTPUT.key: t[PARAM.key] * t[BATCH.key], GRADIENT.key: t[BATCH.key] * 2}
 
-    return lower(Piece("micro", function, (PARAM, BATCH), (OUTPUT, GRADIENT)))
+    return lower(SlotFunction("micro", function, (PARAM, BATCH), (OUTPUT, GRADIENT)))
 
 
 def update() -> Graph:
     def function(t):
         return {PARAM.key: t[PARAM.key] - 0.5 * t[GRADIENT.key]}
 
-    return lower(Piece("update", function, (PARAM, GRADIENT), (PARAM,)))
+    return lower(SlotFunction("update", function, (PARAM, GRADIENT), (PARAM,)))
 
 
 def test_what_one_part_writes_the_next_reads() -> None:
@@ -68,7 +68,7 @@ def test_a_copy_can_be_edited_without_touching_the_original() -> None:
     ("function", "random"), [(torch.rand_like, True), (torch.relu, False)], ids=["rand", "relu"]
 )
 def test_random_graphs_say_so(function, random: bool) -> None:
-    piece = Piece("p", lambda t: {OUTPUT.key: function(t[BATCH.key])}, (BATCH,), (OUTPUT,))
+    piece = SlotFunction("p", lambda t: {OUTPUT.key: function(t[BATCH.key])}, (BATCH,), (OUTPUT,))
     assert lower(piece).random is random
 
 

@@ -13,8 +13,8 @@ from poptorch._compile.lower import lower
 from poptorch._ir import slots, verify
 from poptorch._ir.graph import Graph
 from poptorch._ir.loops import Loops
-from poptorch._ir.piece import Piece
 from poptorch._ir.program import Axis, Emit, Program, Reduce, Repeat, Run
+from poptorch._ir.slot_function import SlotFunction
 from poptorch._ir.spec import Output, Spec
 from poptorch._ir.state import State
 from poptorch.enums import OutputMode
@@ -29,7 +29,7 @@ def graph() -> Graph:
     def function(t):
         return {OUTPUT.key: t[PARAM.key] * t[BATCH.key], PARAM.key: t[PARAM.key] + 1}
 
-    return lower(Piece("step", function, (PARAM, BATCH), (OUTPUT, PARAM)))
+    return lower(SlotFunction("step", function, (PARAM, BATCH), (OUTPUT, PARAM)))
 
 
 def program(*body) -> Program:
@@ -80,7 +80,7 @@ def test_slots_tell_the_shape() -> None:
 
 
 def test_updates_keep_the_dtype() -> None:
-    piece = Piece("p", lambda t: {PARAM.key: t[PARAM.key].half()}, (PARAM,), (PARAM,))
+    piece = SlotFunction("p", lambda t: {PARAM.key: t[PARAM.key].half()}, (PARAM,), (PARAM,))
     g = lower(piece)
     half = dataclasses.replace(PARAM, dtype=torch.float16)
     with expect("G5"):
@@ -104,7 +104,9 @@ def test_program_rules(rule: str, body) -> None:
 
 def test_reads_are_state_or_batch() -> None:
     gradient = slots.gradient(PARAM)
-    g = lower(Piece("step", lambda t: {OUTPUT.key: -t[gradient.key]}, (gradient,), (OUTPUT,)))
+    g = lower(
+        SlotFunction("step", lambda t: {OUTPUT.key: -t[gradient.key]}, (gradient,), (OUTPUT,))
+    )
     with expect("P4"):
         verify.verify_program(Program((Run("step"), EMIT), {"step": g}, Loops(), {}))
 

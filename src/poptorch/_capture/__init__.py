@@ -3,7 +3,7 @@
 from .explain import Explanation, capture, explain, search
 from .forward import Call, Request
 from .lanes import NotVectorisable, batch_norm_statistics
-from .micro import Micro, narrowed, say_narrowed
+from .micro import Micro, say_narrowed
 from .overwrite import OverwriteContextManager
 from .sources import forgetting_sources
 from .swap import Tied, tensors_of
@@ -21,7 +21,6 @@ __all__ = [
     "capture",
     "explain",
     "forgetting_sources",
-    "narrowed",
     "say_narrowed",
     "search",
     "tensors_of",

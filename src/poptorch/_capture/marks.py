@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from .._base.errors import Error
+from .._ir.operators import storage_root
 from .._ir.slot import Kind, Slot
 from .._ops import scopes
 from .._ops.marks import Hint, hint
@@ -27,11 +28,6 @@ _CONVOLUTION = aten.convolution.default
 _HEEDS_MEMORY = {
     _CONVOLUTION, aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default,
     aten.embedding.default, aten.index_select.default, aten.index.Tensor, aten.gather.default,
-}  # fmt: skip
-_VIEWS = {
-    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.t.default,
-    aten.transpose.int, aten.permute.default, aten.expand.default, aten.squeeze.dim,
-    aten.unsqueeze.default, aten.squeeze.default,
 }  # fmt: skip
 _SAME_VALUE = {aten.detach.default, aten.alias.default, aten._to_copy.default}
 
@@ -91,9 +87,7 @@ def _unmarked(node: fx.Node) -> fx.Node:
 
 
 def _limit_memory(node: fx.Node, proportion: float) -> None:
-    node = _unmarked(node)
-    while node.target in _VIEWS:
-        node = node.args[0]  # type: ignore[assignment]
+    node = storage_root(_unmarked(node))
     if node.target in _HEEDS_MEMORY:
         scopes.note(node, **{MEMORY: proportion})
 

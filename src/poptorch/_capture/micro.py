@@ -17,7 +17,7 @@ from .._base.errors import Error
 from .._ir import slots
 from .._ir.blocks import Visit
 from .._ir.graph import Graph
-from .._ir.slot import Kind, Slot
+from .._ir.slot import Kind, Slot, narrowed
 from .._ops import annotate
 from . import marks, trace
 from .failures import explained
@@ -27,8 +27,6 @@ from .listening import Capturing
 from .names import Names
 from .recompute import recomputed
 from .values import BranchOnData, Values
-
-_NARROW = {torch.float64: torch.float32, torch.int64: torch.int32}
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,23 +53,18 @@ class Micro:
     visits: tuple[Visit, ...] = (Visit(),)
 
 
-def narrowed(dtype: torch.dtype) -> torch.dtype:
-    """The 32-bit type that a 64-bit type becomes at the border; others stay."""
-    return _NARROW.get(dtype, dtype)
-
-
 _said: set[torch.dtype] = set()
 
 
 def say_narrowed(dtype: torch.dtype) -> None:
     """Say once for each 64-bit type that results of it come back in 32 bits."""
-    if dtype in _NARROW and dtype not in _said:
+    if narrowed(dtype) is not dtype and dtype not in _said:
         _said.add(dtype)
         log.python.info(
             "%s is not supported natively: results of this type come back as %s "
             "(options.Precision.narrow64Bit(False) keeps them)",
             dtype,
-            _NARROW[dtype],
+            narrowed(dtype),
         )
 
 
@@ -160,9 +153,9 @@ class _Recording:
                 )
                 continue
             result = tensor.detach()
-            if self.request.precision.narrow_64bit and result.dtype in _NARROW:
+            if self.request.precision.narrow_64bit:
                 say_narrowed(result.dtype)
-                result = result.to(_NARROW[result.dtype])
+                result = result.to(narrowed(result.dtype))
             side_by_side = self.request.lanes is not None
             self.slots.append(slots.result(index, result, tensor is done.loss, side_by_side))
             results.append(result)

@@ -1,4 +1,4 @@
-"""Micro graph and update pieces -> Program: which loops, and what is fused with what."""
+"""Micro graph and the update -> Program: which loops, and what is fused with what."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def training_program(
     updated = [s for s in micro.inputs if s.kind is Kind.PARAM and s.path in trained]
     side_by_side = lanes.count if lanes is not None else 1
     runs = loops.accumulation * loops.replicas // side_by_side
-    tally = _update.Tally(lanes=side_by_side, chunks=runs, replicas=loops.replicas)
+    batches = _update.MicroBatches(lanes=side_by_side, chunks=runs, replicas=loops.replicas)
     body: tuple[Node, ...]
     if runs == 1:
-        graphs, initial = _fused(micro, spec, optim, gradients, updated, tally)
+        graphs, initial = _fused(micro, spec, optim, gradients, updated, batches)
         body = (Run("step"),)
     else:
-        graphs, initial = _separate(micro, spec, optim, gradients, updated, tally)
+        graphs, initial = _separate(micro, spec, optim, gradients, updated, batches)
         window = _window(Run("micro"), Axis.ACCUMULATION, loops.accumulation, loops, lanes)
         body = (*window, Run("update"))
     body = _repeat(Axis.ITERATIONS, loops.iterations, body)
@@ -74,11 +74,11 @@ def _separate(
     optim: OptimSpec,
     gradients: list[Slot],
     updated: list[Slot],
-    tally: _update.Tally,
+    batches: _update.MicroBatches,
 ) -> tuple[dict[str, Graph], Mapping[str, float]]:
     stochastic = spec.precision.stochastic_rounding
-    accumulate = lower(_update.accumulate(optim, gradients, spec.reduction, tally), stochastic)
-    last = _update.finish(optim, gradients, spec.reduction, tally)
+    accumulate = lower(_update.accumulate(optim, gradients, spec.reduction, batches), stochastic)
+    last = _update.finish(optim, gradients, spec.reduction, batches)
     finish = lower(last)
     update, initial = update_graph(optim, updated, finish, spec)
     graphs = {
@@ -94,10 +94,10 @@ def _fused(
     optim: OptimSpec,
     gradients: list[Slot],
     updated: list[Slot],
-    tally: _update.Tally,
+    batches: _update.MicroBatches,
 ) -> tuple[dict[str, Graph], Mapping[str, float]]:
     parts = [micro]
-    scale = _update.scale(optim, gradients, spec.reduction, tally)
+    scale = _update.scale(optim, gradients, spec.reduction, batches)
     before: Mapping[str, float] = {}
     if scale is not None:
         parts.append(lower(scale))
@@ -112,8 +112,8 @@ def update_graph(
     """Return one optimizer step for the gradients that a graph writes, and its first values."""
     dtypes = {slot.dtype for slot in source.outputs if slot.kind is Kind.GRADIENT}
     (dtype,) = dtypes if len(dtypes) == 1 else (None,)
-    piece = _update.lower(optim, updated, dtype, spec.precision.stochastic_rounding)
-    return lower(piece), piece.initial
+    step = _update.lower(optim, updated, dtype, spec.precision.stochastic_rounding)
+    return lower(step), step.initial
 
 
 def _repeat(axis: Axis, count: int, body: tuple[Node, ...]) -> tuple[Node, ...]:

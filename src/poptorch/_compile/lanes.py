@@ -21,10 +21,10 @@ CACHED = 4 << 20
 MOST_STEPS = 64  # more lanes than this were never faster, and their graphs compile no better
 MOST_MEMORY = 1 << 30
 
-Found = tuple[_capture.Micro, Lanes | None]
+Captured = tuple[_capture.Micro, Lanes | None]
 
 
-def capture(request: _capture.Request, spec: Spec) -> Found:
+def capture(request: _capture.Request, spec: Spec) -> Captured:
     """Capture with as many lanes as are fast and the memory budget allows, or one micro-batch.
 
     Returns:
@@ -37,15 +37,17 @@ def capture(request: _capture.Request, spec: Spec) -> Found:
     length = spec.loops.accumulation if spec.training else spec.loops.iterations
     steps = _first_choice(length, request, spec)
     try:
-        found = _within(budget, steps, length, request, spec)
-        more = 0 if spec.lanes else _more(min(CACHED, budget), found, length)
-        return _within(budget, more, length, request, spec) if more else found
+        captured = _within(budget, steps, length, request, spec)
+        more = 0 if spec.lanes else _more(min(CACHED, budget), captured, length)
+        return _within(budget, more, length, request, spec) if more else captured
     except _capture.NotVectorisable as reason:
         log.engine.debug("Micro-batches run one after another: %s", reason)
         return _capture.capture(request), None
 
 
-def _within(budget: int, steps: int, length: int, request: _capture.Request, spec: Spec) -> Found:
+def _within(
+    budget: int, steps: int, length: int, request: _capture.Request, spec: Spec
+) -> Captured:
     """Capture with so many steps side by side, or as many fewer as need no more than the budget.
 
     Raises:
@@ -71,9 +73,9 @@ def _first_choice(length: int, request: _capture.Request, spec: Spec) -> int:
     return _divisor(length, max(1, MOST_ROWS // max(1, rows)))
 
 
-def _more(memory: int, found: Found, length: int) -> int:
+def _more(memory: int, captured: Captured, length: int) -> int:
     """How many more steps so many bytes hold than were captured; 0 if they do not."""
-    micro, lanes = found
+    micro, lanes = captured
     steps = 1 if lanes is None else lanes.steps
     shared = sum(slot.bytes for slot in micro.graph.outputs if slot.kind is Kind.GRADIENT)
     of_lanes = max(1, peak_bytes(micro.graph) - shared)

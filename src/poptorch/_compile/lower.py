@@ -1,4 +1,4 @@
-"""Piece -> Graph: tracing the pure functions that other rooms hand over."""
+"""SlotFunction -> Graph: tracing the pure functions that other rooms hand over."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import torch
 
 from .._capture import trace
 from .._ir.graph import Graph
-from .._ir.piece import Piece
+from .._ir.slot_function import SlotFunction
 
 
-def lower(piece: Piece, stochastic: bool = False) -> Graph:
-    """Trace a piece into a Graph of the same name.
+def lower(source: SlotFunction, stochastic: bool = False) -> Graph:
+    """Trace a function between slots into a Graph of the same name.
 
     Args:
-        piece: what is traced.
+        source: what is traced.
         stochastic: its conversions to float16 round at random.
     """
-    keys = [slot.key for slot in piece.inputs]
+    keys = [slot.key for slot in source.inputs]
 
     def flat(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        results = piece.function(dict(zip(keys, tensors, strict=True)))
-        return [results[slot.key] for slot in piece.outputs]
+        results = source.function(dict(zip(keys, tensors, strict=True)))
+        return [results[slot.key] for slot in source.outputs]
 
     mode = trace.fake_mode()
-    inputs = [trace.fake_tensor(mode, slot.shape, slot.dtype) for slot in piece.inputs]
+    inputs = [trace.fake_tensor(mode, slot.shape, slot.dtype) for slot in source.inputs]
     module, constants = trace.trace(flat, inputs, stochastic=stochastic)
-    assert not constants, f"piece {piece.name} captured tensors of its surroundings"
-    return Graph(piece.name, module, piece.inputs, piece.outputs)
+    assert not constants, f"{source.name} captured tensors of its surroundings"
+    return Graph(source.name, module, source.inputs, source.outputs)

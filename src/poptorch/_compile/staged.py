@@ -48,19 +48,21 @@ def step_graphs(
     # With bundles several weights share a storage; on their chips they have their own.
     if program is not None and single and not program.bundles and "micro" in program.graphs:
         return Step(program.graphs["micro"], program.graphs["update"])
-    tally = _update.Tally(chunks=loops.accumulation, summed=loops.replicas, replicas=loops.replicas)
+    batches = _update.MicroBatches(
+        chunks=loops.accumulation, summed=loops.replicas, replicas=loops.replicas
+    )
     gradients = [slot for slot in micro.outputs if slot.kind is Kind.GRADIENT]
     trained = {slot.path for slot in gradients}
     params = [s for s in micro.inputs if s.kind is Kind.PARAM and s.path in trained]
-    if tally.chunks == 1:
-        piece = _update.scale(optim, gradients, spec.reduction, tally)
+    if batches.chunks == 1:
+        descale = _update.scale(optim, gradients, spec.reduction, batches)
         step = micro
     else:
-        piece = _update.finish(optim, gradients, spec.reduction, tally)
-        piece_in = _update.accumulate(optim, gradients, spec.reduction, tally)
-        accumulate = lower(piece_in, spec.precision.stochastic_rounding)
+        descale = _update.finish(optim, gradients, spec.reduction, batches)
+        adding = _update.accumulate(optim, gradients, spec.reduction, batches)
+        accumulate = lower(adding, spec.precision.stochastic_rounding)
         step = compose("micro", [micro, accumulate])
-    before = [lower(piece)] if piece is not None else []
+    before = [lower(descale)] if descale is not None else []
     update, _ = update_graph(optim, params, before[0] if before else micro, spec)
     return Step(step, compose("update", [*before, update]))
 

@@ -15,7 +15,7 @@ Operator = type(aten.add.Tensor)
 # Their schemas do not say so.
 _MAY_VIEW = {
     aten.reshape.default, aten.contiguous.default, aten.unsafe_chunk.default,
-    aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default,
+    aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default, aten._unsafe_view.default,
 }  # fmt: skip
 
 
@@ -41,3 +41,10 @@ def may_view(node: fx.Node) -> bool:
         return True
     first = target._schema.arguments[:1]
     return bool(first) and first[0].alias_info is not None
+
+
+def storage_root(node: fx.Node) -> fx.Node:
+    """Return the node whose storage the result of a node may share: back through views."""
+    while node.op == "call_function" and may_view(node) and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node

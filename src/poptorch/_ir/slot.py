@@ -106,3 +106,8 @@ class Slot:
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
         return f"{self.key}: {dtype}[{', '.join(map(str, self.shape))}]"
+
+
+def narrowed(dtype: torch.dtype) -> torch.dtype:
+    """The 32-bit type that a 64-bit type becomes at the border; others stay."""
+    return {torch.float64: torch.float32, torch.int64: torch.int32}.get(dtype, dtype)

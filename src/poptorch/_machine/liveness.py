@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from .._ir.graph import Graph
-from .._ir.operators import may_view
+from .._ir.operators import storage_root
 
 
 def peak_bytes(graph: Graph) -> int:
@@ -18,7 +18,7 @@ def peak_bytes(graph: Graph) -> int:
     a view costs nothing but keeps what it views alive.
     """
     order = list(graph.module.graph.nodes)
-    owners = {node: owner(node) for node in order}
+    owners = {node: storage_root(node) for node in order}
     last_use: dict[fx.Node, int] = {}
     for place, node in enumerate(order):
         for source in (node, *node.all_input_nodes):
@@ -35,16 +35,6 @@ def peak_bytes(graph: Graph) -> int:
             _bytes(n.meta.get("val")) for n in dying.get(place, []) if n.op != "placeholder"
         )
     return peak
-
-
-def owner(node: fx.Node) -> fx.Node:
-    """Return the node whose memory a node's value lies in."""
-    while node.op == "call_function" and node.args and isinstance(node.args[0], fx.Node):
-        is_item = getattr(node.target, "__name__", "") == "getitem"
-        if not (is_item or may_view(node)):
-            break
-        node = node.args[0]
-    return node
 
 
 def _bytes(value: object) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from .._base.errors import Error
+from .._ir.slot import narrowed
 from .library import define
 
 Attributes = Mapping[str, Any]
@@ -23,8 +24,6 @@ Backward = Callable[
     Sequence[torch.Tensor | None],
 ]
 Kind = tuple[tuple[int, ...], torch.dtype]
-
-_NARROW = {torch.float64: torch.float32, torch.int64: torch.int32}
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +69,7 @@ def same_kinds(got: Sequence[Kind], wanted: Sequence[Kind]) -> bool:
 
 
 def _narrowed(kinds: Sequence[Kind]) -> list[Kind]:
-    return [(shape, _NARROW.get(dtype, dtype)) for shape, dtype in kinds]
+    return [(shape, narrowed(dtype)) for shape, dtype in kinds]
 
 
 def describe(kinds: Sequence[Kind]) -> str:

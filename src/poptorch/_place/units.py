@@ -13,10 +13,10 @@ from torch import fx
 
 from .._ir.blocks import Label, label_of, pass_of, relabel
 from .._ir.graph import Graph
+from .._ir.operators import storage_root
 from .._ir.slot import Kind
 from .._ir.stage_pass import StagePass
 from .._machine.cycles import node_cycles, value_bytes
-from .._machine.liveness import owner
 from .._machine.systems import ChipKind
 from .passes import with_passes
 
@@ -117,7 +117,7 @@ def _measured(
             continue
         readers = _readers(node)
         if any(reader.backward for reader in readers):
-            kept.add(owner(node))
+            kept.add(storage_root(node))
         last = max((r.stage for r in readers if not r.backward), default=where.stage)
         for crossed in range(where.stage + 1, last + 1):
             entering[crossed] += value_bytes(node)

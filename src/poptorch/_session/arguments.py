@@ -13,10 +13,10 @@ import torch
 
 from .._base import log, source, trees
 from .._base.errors import AssertionFailure, Error
-from .._capture import narrowed, say_narrowed
+from .._capture import say_narrowed
 from .._ir import slots
 from .._ir.loops import Loops
-from .._ir.slot import Slot
+from .._ir.slot import Slot, narrowed
 from .signature import Bound
 
 _RENEW = (

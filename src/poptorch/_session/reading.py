@@ -12,7 +12,7 @@ from .. import _capture
 from .._base.errors import Error
 from .._ir import slots
 from .._ir.optim_spec import OptimSpec
-from .._ir.slot import Slot
+from .._ir.slot import Slot, narrowed
 from .._ir.spec import Spec
 from .arguments import Inputs
 from .grouping import Grouping, Request
@@ -117,7 +117,7 @@ def _state_slot(path: str, tied: _capture.Tied, narrow: bool, grouped: Grouping 
     """Return the slot of a parameter or buffer on the device."""
     dtype = tied.tensor.dtype
     if narrow and dtype.is_floating_point:
-        dtype = _capture.narrowed(dtype)
+        dtype = narrowed(dtype)
     shape = tuple(tied.tensor.shape)
     if grouped is not None:
         shape = (grouped.groups, *shape[1:])

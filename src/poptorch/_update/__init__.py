@@ -1,7 +1,7 @@
-"""OptimSpec and gradients -> the pieces that accumulate, descale and update."""
+"""OptimSpec and gradients -> the functions that accumulate, descale and update."""
 
 from .bundles import flatten, gather, spread
 from .lower import lower
-from .reduction import Tally, accumulate, finish, scale
+from .reduction import MicroBatches, accumulate, finish, scale
 
-__all__ = ["Tally", "accumulate", "finish", "flatten", "gather", "lower", "scale", "spread"]
+__all__ = ["MicroBatches", "accumulate", "finish", "flatten", "gather", "lower", "scale", "spread"]

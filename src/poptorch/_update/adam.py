@@ -8,9 +8,9 @@ from .._ir.optim_spec import OptimGroup, OptimSpec
 from .algorithm import (
     Algorithm,
     Moment,
+    Scalar,
+    Scalars,
     Tensors,
-    Value,
-    Values,
     blend,
     complement,
     correction,
@@ -34,10 +34,10 @@ def counts(spec: OptimSpec, group: OptimGroup) -> bool:
 
 
 def prepare(
-    spec: OptimSpec, group: OptimGroup, hyper: Values, count: torch.Tensor | None
-) -> dict[str, Value]:
+    spec: OptimSpec, group: OptimGroup, hyper: Scalars, count: torch.Tensor | None
+) -> dict[str, Scalar]:
     """Return the moments' shares and corrections, as factors of the moments."""
-    prepared: dict[str, Value] = {name: hyper[name] for name in ("eps", "weight_decay")}
+    prepared: dict[str, Scalar] = {name: hyper[name] for name in ("eps", "weight_decay")}
     prepared["first_share"] = complement(hyper, "beta1")
     prepared["second_share"] = complement(hyper, "beta2")
     prepared["first_factor"] = prepared["root_factor"] = 1.0
@@ -48,7 +48,7 @@ def prepare(
 
 
 def advanced(
-    gradient: torch.Tensor, moments: Tensors, values: Values
+    gradient: torch.Tensor, moments: Tensors, values: Scalars
 ) -> tuple[Tensors, torch.Tensor]:
     """Return the new moments and the corrected root of the second, plus eps."""
     first = blend(moments["first"], gradient, values["first_share"])
@@ -60,8 +60,8 @@ def advanced(
 
 
 def prepare_step(
-    spec: OptimSpec, group: OptimGroup, hyper: Values, count: torch.Tensor | None
-) -> dict[str, Value]:
+    spec: OptimSpec, group: OptimGroup, hyper: Scalars, count: torch.Tensor | None
+) -> dict[str, Scalar]:
     """Return what :func:`prepare` does, the step's length and what decay leaves."""
     prepared = prepare(spec, group, hyper, count)
     prepared["descent"] = -(hyper["lr"] * prepared["first_factor"])
@@ -70,7 +70,7 @@ def prepare_step(
 
 
 def _adam(
-    weight: torch.Tensor, gradient: torch.Tensor, moments: Tensors, values: Values
+    weight: torch.Tensor, gradient: torch.Tensor, moments: Tensors, values: Scalars
 ) -> tuple[torch.Tensor, Tensors]:
     if not is_constant(values["weight_decay"], 0):
         gradient = plus_scaled(gradient, weight, values["weight_decay"])

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from .adam import advanced, counts, moments, prepare_step
-from .algorithm import Algorithm, Tensors, Values, is_constant, plus_scaled
+from .algorithm import Algorithm, Scalars, Tensors, is_constant, plus_scaled
 
 
 def _step(
-    weight: torch.Tensor, gradient: torch.Tensor, moments: Tensors, values: Values
+    weight: torch.Tensor, gradient: torch.Tensor, moments: Tensors, values: Scalars
 ) -> tuple[torch.Tensor, Tensors]:
     moments, root = advanced(gradient, moments, values)
     if not is_constant(values["weight_decay"], 0):

@@ -17,8 +17,8 @@ import torch
 from .._ir import slots
 from .._ir.optim_spec import OptimGroup, OptimSpec
 
-Value = float | torch.Tensor
-Values = Mapping[str, Value]
+Scalar = float | torch.Tensor
+Scalars = Mapping[str, Scalar]
 Tensors = dict[str, torch.Tensor]
 
 
@@ -51,8 +51,8 @@ class Algorithm:
 
     moments: Callable[[OptimSpec, OptimGroup, torch.dtype], tuple[Moment, ...]]
     counts: Callable[[OptimSpec, OptimGroup], bool]
-    prepare: Callable[[OptimSpec, OptimGroup, Values, torch.Tensor | None], dict[str, Value]]
-    step: Callable[[torch.Tensor, torch.Tensor, Tensors, Values], tuple[torch.Tensor, Tensors]]
+    prepare: Callable[[OptimSpec, OptimGroup, Scalars, torch.Tensor | None], dict[str, Scalar]]
+    step: Callable[[torch.Tensor, torch.Tensor, Tensors, Scalars], tuple[torch.Tensor, Tensors]]
 
 
 def of_name(name: str) -> Algorithm:
@@ -62,7 +62,7 @@ def of_name(name: str) -> Algorithm:
     return algorithm
 
 
-def is_constant(value: Value, number: float) -> bool:
+def is_constant(value: Scalar, number: float) -> bool:
     """Tell whether a hyper-parameter is compiled in with this value, so that terms can go."""
     return not isinstance(value, torch.Tensor) and value == number
 
@@ -72,13 +72,13 @@ def constant(group: OptimGroup, name: str) -> float | None:
     return None if name in group.variables else float(group.setting(name) or 0)
 
 
-def complement(hyper: Values, name: str) -> Value:
+def complement(hyper: Scalars, name: str) -> Scalar:
     """Return ``1 - decay``, which is what float32 inputs carry of a decay rate near 1."""
     variable = slots.hyper(name).name
     return hyper[variable] if variable in hyper else 1 - hyper[name]
 
 
-def correction(hyper: Values, name: str, count: torch.Tensor) -> torch.Tensor:
+def correction(hyper: Scalars, name: str, count: torch.Tensor) -> torch.Tensor:
     """Return ``1 - decay ** count`` without the cancellation that it has in float32."""
     rest = complement(hyper, name)
     log = torch.log1p(-rest) if isinstance(rest, torch.Tensor) else _log1p(-rest)
@@ -89,21 +89,21 @@ def _log1p(number: float) -> float:
     return math.log1p(number) if number > -1 else -math.inf
 
 
-def plus_scaled(base: torch.Tensor, other: torch.Tensor, factor: Value) -> torch.Tensor:
+def plus_scaled(base: torch.Tensor, other: torch.Tensor, factor: Scalar) -> torch.Tensor:
     """Return ``base + factor * other`` as one op, for a constant and for a variable factor."""
     if isinstance(factor, torch.Tensor):
         return torch.addcmul(base, other, factor)
     return torch.add(base, other, alpha=factor)
 
 
-def blend(old: torch.Tensor, new: torch.Tensor, share: Value) -> torch.Tensor:
+def blend(old: torch.Tensor, new: torch.Tensor, share: Scalar) -> torch.Tensor:
     """Return ``old + share * (new - old)``."""
     if isinstance(share, torch.Tensor):
         return torch.addcmul(old, new - old, share)
     return torch.lerp(old, new, share)
 
 
-def materialised(values: dict[str, Value]) -> dict[str, Value]:
+def materialised(values: dict[str, Scalar]) -> dict[str, Scalar]:
     """Have compilers compute scalars once rather than inside the loops over the weights.
 
     Inductor inlines 0-d arithmetic (a ``pow``, a division) into every loop that reads it, which

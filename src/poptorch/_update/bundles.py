@@ -15,8 +15,8 @@ import torch
 from .._ir import slots
 from .._ir.bundle import ALIGNMENT, Bundle, Member, blocks_of
 from .._ir.optim_spec import OptimGroup, OptimSpec
-from .._ir.piece import Piece
 from .._ir.slot import Slot
+from .._ir.slot_function import SlotFunction
 
 _Tensors = Mapping[str, torch.Tensor]
 
@@ -58,8 +58,8 @@ def _bundle(path: str, params: Sequence[Slot]) -> Bundle:
     return Bundle(slots.param(path, (end,), params[0].dtype), tuple(members))
 
 
-def spread(bundles: Sequence[Bundle]) -> Piece:
-    """Return the piece from bundles to the weights in them, which are views."""
+def spread(bundles: Sequence[Bundle]) -> SlotFunction:
+    """Return the function from bundles to the weights in them, which are views."""
 
     def function(tensors: _Tensors) -> dict[str, torch.Tensor]:
         return {
@@ -71,17 +71,19 @@ def spread(bundles: Sequence[Bundle]) -> Piece:
         }
 
     weights = tuple(member.slot for bundle in bundles for member in bundle.members)
-    return Piece("spread", function, tuple(bundle.slot for bundle in bundles), weights)
+    return SlotFunction("spread", function, tuple(bundle.slot for bundle in bundles), weights)
 
 
-def gather(bundles: Sequence[Bundle]) -> Piece:
-    """Return the piece from the gradients of weights to those of their bundles."""
+def gather(bundles: Sequence[Bundle]) -> SlotFunction:
+    """Return the function from the gradients of weights to those of their bundles."""
 
     def function(tensors: _Tensors) -> dict[str, torch.Tensor]:
         return {slots.gradient(b.slot).key: _joined(b, tensors) for b in bundles}
 
     gradients = tuple(slots.gradient(m.slot) for bundle in bundles for m in bundle.members)
-    return Piece("gather", function, gradients, tuple(slots.gradient(b.slot) for b in bundles))
+    return SlotFunction(
+        "gather", function, gradients, tuple(slots.gradient(b.slot) for b in bundles)
+    )
 
 
 def _joined(bundle: Bundle, tensors: _Tensors) -> torch.Tensor:

@@ -6,19 +6,19 @@ import torch
 
 from .._ir.optim_spec import OptimGroup, OptimSpec
 from . import adam
-from .algorithm import Algorithm, Tensors, Value, Values, is_constant, plus_scaled
+from .algorithm import Algorithm, Scalar, Scalars, Tensors, is_constant, plus_scaled
 
 
 def _prepare(
-    spec: OptimSpec, group: OptimGroup, hyper: Values, count: torch.Tensor | None
-) -> dict[str, Value]:
+    spec: OptimSpec, group: OptimGroup, hyper: Scalars, count: torch.Tensor | None
+) -> dict[str, Scalar]:
     prepared = adam.prepare(spec, group, hyper, count)
     prepared |= {"descent": -hyper["lr"], "max_weight_norm": hyper["max_weight_norm"]}
     return prepared
 
 
 def _step(
-    weight: torch.Tensor, gradient: torch.Tensor, moments: Tensors, values: Values
+    weight: torch.Tensor, gradient: torch.Tensor, moments: Tensors, values: Scalars
 ) -> tuple[torch.Tensor, Tensors]:
     moments, root = adam.advanced(gradient, moments, values)
     direction = moments["first"] / root
@@ -32,7 +32,7 @@ def _step(
     return torch.addcmul(weight, direction, factor), moments
 
 
-def _trust(long: torch.Tensor, short: torch.Tensor, limit: Value) -> torch.Tensor:
+def _trust(long: torch.Tensor, short: torch.Tensor, limit: Scalar) -> torch.Tensor:
     long = torch.minimum(long, limit) if isinstance(limit, torch.Tensor) else long.clamp(max=limit)
     return torch.where((long > 0) & (short > 0), long / short, 1.0)
 

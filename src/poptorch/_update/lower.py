@@ -1,4 +1,4 @@
-"""OptimSpec -> the update Piece: one optimizer step over every trained weight."""
+"""OptimSpec -> the update as a SlotFunction: one optimizer step over every trained weight."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 
 from .._ir import slots
 from .._ir.optim_spec import OptimGroup, OptimSpec
-from .._ir.piece import Piece
 from .._ir.slot import Slot
-from .algorithm import Algorithm, Moment, Value, Values, is_constant, materialised, of_name
+from .._ir.slot_function import SlotFunction
+from .algorithm import Algorithm, Moment, Scalar, Scalars, is_constant, materialised, of_name
 from .rounding import Stores
 
 _TINY = torch.finfo(torch.float32).tiny
@@ -34,7 +34,7 @@ class _Weight:
 class _Group:
     algorithm: Algorithm
     group: OptimGroup
-    constants: Values
+    constants: Scalars
     variables: tuple[Slot, ...]
     weights: tuple[_Weight, ...]
     counts: bool
@@ -45,7 +45,7 @@ def lower(
     params: Sequence[Slot],
     gradient_dtype: torch.dtype | None = None,
     stochastic_rounding: bool = False,
-) -> Piece:
+) -> SlotFunction:
     """Return the update as a pure function between slots.
 
     Args:
@@ -54,10 +54,10 @@ def lower(
             paths of groups that are not among them.
         gradient_dtype: element type of ``gradient.*``; None for that of each parameter.
         stochastic_rounding: round weights and moments that are stored in half at random; the
-            piece then advances ``rng.rounding``, a 0-d int64 that starts at the seed.
+            function then advances ``rng.rounding``, a 0-d int64 that starts at the seed.
 
     Returns:
-        A piece from ``param.*``, ``gradient.*``, ``optstate.*`` and ``hyper.*`` (0-d float32) to
+        A function from ``param.*``, ``gradient.*``, ``optstate.*`` and ``hyper.*`` (0-d float32) to
         the new ``param.*`` and ``optstate.*``.
     """
     by_path = {param.path: param for param in params}
@@ -76,7 +76,7 @@ def lower(
         outputs.append(slots.ROUNDING)
     hypers = {slot.key: slot for g in groups if g.weights for slot in g.variables}
     inputs = [*outputs, *inputs, *(hypers[key] for key in sorted(hypers))]
-    return Piece(
+    return SlotFunction(
         "update", _function(spec, groups, tuple(outputs)), tuple(inputs), tuple(outputs), initial
     )
 
@@ -126,12 +126,12 @@ def _function(
 def _update_group(
     spec: OptimSpec,
     group: _Group,
-    clip: Value,
+    clip: Scalar,
     store: Stores,
     tensors: Mapping[str, torch.Tensor],
     results: dict[str, torch.Tensor],
 ) -> None:
-    hyper: dict[str, Value] = dict(group.constants)
+    hyper: dict[str, Scalar] = dict(group.constants)
     hyper |= {slot.name: tensors[slot.key] for slot in group.variables}
     count = results[slots.STEP.key] if group.counts else None
     values = materialised(group.algorithm.prepare(spec, group.group, hyper, count))
@@ -152,7 +152,7 @@ def _update_group(
 
 def _clip_factor(
     spec: OptimSpec, groups: Sequence[_Group], tensors: Mapping[str, torch.Tensor]
-) -> Value:
+) -> Scalar:
     """Return what scales all gradients so that their global norm stays within the limit."""
     limit = dict(spec.settings).get("max_grad_norm", math.inf)
     assert isinstance(limit, float)

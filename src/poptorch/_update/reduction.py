@@ -13,11 +13,11 @@ import torch
 
 from .._ir import slots
 from .._ir.optim_spec import OptimSpec
-from .._ir.piece import Piece
 from .._ir.slot import Slot
+from .._ir.slot_function import SlotFunction
 from .._ir.spec import Reduction
 from ..enums import MeanReductionStrategy, ReductionType
-from .algorithm import Value, is_constant, materialised, plus_scaled, storage_dtype
+from .algorithm import Scalar, is_constant, materialised, plus_scaled, storage_dtype
 from .automatic_scaling import count_beyond, next_factor, tracked
 
 _FACTOR, _BEYOND = slots.LOSS_SCALE_FACTOR.key, slots.BEYOND_EDGE.key
@@ -25,7 +25,7 @@ _Tensors = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Tally:
+class MicroBatches:
     """How many micro-batches meet where on the way to one update.
 
     Attributes:
@@ -47,16 +47,16 @@ class Tally:
 
 
 def accumulate(
-    spec: OptimSpec, gradients: Sequence[Slot], reduction: Reduction, tally: Tally
-) -> Piece:
-    """Return the piece that adds ``gradient.*`` into ``accum.*``.
+    spec: OptimSpec, gradients: Sequence[Slot], reduction: Reduction, batches: MicroBatches
+) -> SlotFunction:
+    """Return the function that adds ``gradient.*`` into ``accum.*``.
 
     Strategy Running keeps the mean so far and reads ``counter.micro``, a 0-d float32 tensor: the
     number of gradients already in the accumulator.
     """
     accums = tuple(_accumulator(spec, slot) for slot in gradients)
     running = _is_running(spec, reduction)
-    share_of_one, _ = _shares(spec, reduction, tally)
+    share_of_one, _ = _shares(spec, reduction, batches)
     watched = tracked(gradients, reduction)
 
     def function(tensors: _Tensors) -> dict[str, torch.Tensor]:
@@ -73,18 +73,20 @@ def accumulate(
 
     outputs = (*accums, slots.BEYOND_EDGE) if watched else accums
     inputs = (*outputs, *gradients, *((slots.MICRO,) if running else ()))
-    return Piece("accumulate", function, inputs, outputs)
+    return SlotFunction("accumulate", function, inputs, outputs)
 
 
-def finish(spec: OptimSpec, gradients: Sequence[Slot], reduction: Reduction, tally: Tally) -> Piece:
-    """Return the piece from ``accum.*`` to the descaled ``gradient.*``, emptying ``accum.*``.
+def finish(
+    spec: OptimSpec, gradients: Sequence[Slot], reduction: Reduction, batches: MicroBatches
+) -> SlotFunction:
+    """Return the function from ``accum.*`` to the descaled ``gradient.*``, emptying ``accum.*``.
 
     The results have at least float32: un-scaling in half would lose what the scale protected.
     """
     pairs = [(_accumulator(spec, slot), _wide(slot)) for slot in gradients]
     watched = tracked(gradients, reduction)
-    scaler = _Scaler(spec, _shares(spec, reduction, tally)[1], bool(watched))
-    elements = sum(slot.numel for slot in watched) * tally.chunks * tally.summed
+    scaler = _Scaler(spec, _shares(spec, reduction, batches)[1], bool(watched))
+    elements = sum(slot.numel for slot in watched) * batches.chunks * batches.summed
 
     def function(tensors: _Tensors) -> dict[str, torch.Tensor]:
         factor = scaler.factor(tensors)
@@ -100,18 +102,18 @@ def finish(spec: OptimSpec, gradients: Sequence[Slot], reduction: Reduction, tal
 
     accums = (*(accum for accum, _ in pairs), *((slots.BEYOND_EDGE,) if watched else ()))
     outputs = (*(gradient for _, gradient in pairs), *accums, *scaler.state)
-    return Piece("finish", function, (*accums, *scaler.inputs), outputs, scaler.initial)
+    return SlotFunction("finish", function, (*accums, *scaler.inputs), outputs, scaler.initial)
 
 
 def scale(
-    spec: OptimSpec, gradients: Sequence[Slot], reduction: Reduction, tally: Tally
-) -> Piece | None:
-    """Return the piece that stands for accumulate and finish when ``tally.chunks`` is 1.
+    spec: OptimSpec, gradients: Sequence[Slot], reduction: Reduction, batches: MicroBatches
+) -> SlotFunction | None:
+    """Return the function that stands for accumulate and finish when ``batches.chunks`` is 1.
 
     None when the gradients can be used as they are.
     """
     watched = tracked(gradients, reduction)
-    divisor = float(tally.total) if reduction.type == ReductionType.Mean else 1.0
+    divisor = float(batches.total) if reduction.type == ReductionType.Mean else 1.0
     scaler = _Scaler(spec, divisor, bool(watched))
     if scaler.is_identity:
         return None
@@ -127,7 +129,7 @@ def scale(
         return results
 
     outputs = (*(new for _, new in pairs), *scaler.state)
-    return Piece("scale", function, (*gradients, *scaler.inputs), outputs, scaler.initial)
+    return SlotFunction("scale", function, (*gradients, *scaler.inputs), outputs, scaler.initial)
 
 
 class _Scaler:
@@ -147,21 +149,21 @@ class _Scaler:
     def is_identity(self) -> bool:
         return not self.inputs and self._divisor == 1
 
-    def factor(self, tensors: _Tensors) -> Value:
-        divisor: Value = self._divisor
+    def factor(self, tensors: _Tensors) -> Scalar:
+        divisor: Scalar = self._divisor
         for slot in self.inputs:
             divisor = tensors[slot.key] * divisor
         return materialised({"factor": 1 / divisor})["factor"]
 
 
-def _weights(tensors: _Tensors, share_of_one: float) -> tuple[Value, Value]:
+def _weights(tensors: _Tensors, share_of_one: float) -> tuple[Scalar, Scalar]:
     """What the mean so far and the next gradient weigh in a running mean."""
     count = tensors[slots.MICRO.key] + 1
     weights = materialised({"kept": 1 - 1 / count, "share": share_of_one / count})
     return weights["kept"], weights["share"]
 
 
-def _scaled(tensor: torch.Tensor, factor: Value) -> torch.Tensor:
+def _scaled(tensor: torch.Tensor, factor: Scalar) -> torch.Tensor:
     return tensor if is_constant(factor, 1) else tensor * factor
 
 
@@ -176,7 +178,7 @@ def _accumulator(spec: OptimSpec, gradient: Slot) -> Slot:
     return slots.accumulator(gradient, dtype)
 
 
-def _shares(spec: OptimSpec, reduction: Reduction, tally: Tally) -> tuple[float, float]:
+def _shares(spec: OptimSpec, reduction: Reduction, batches: MicroBatches) -> tuple[float, float]:
     """Return what a gradient is multiplied by on its way in, and what the sum is divided by.
 
     With strategy Running the first is the share of a gradient in its own chunk, on top of the
@@ -185,12 +187,12 @@ def _shares(spec: OptimSpec, reduction: Reduction, tally: Tally) -> tuple[float,
     if reduction.type != ReductionType.Mean:
         return 1.0, 1.0
     if spec.algorithm == "sgd_combined":
-        return 1 / tally.total, 1.0
+        return 1 / batches.total, 1.0
     if reduction.strategy == MeanReductionStrategy.Running:
-        return 1 / tally.lanes, float(tally.summed)
+        return 1 / batches.lanes, float(batches.summed)
     if reduction.strategy == MeanReductionStrategy.PostAndLoss:
-        return 1 / tally.replicas, tally.total / tally.replicas
-    return 1.0, float(tally.total)
+        return 1 / batches.replicas, batches.total / batches.replicas
+    return 1.0, float(batches.total)
 
 
 def _is_running(spec: OptimSpec, reduction: Reduction) -> bool:

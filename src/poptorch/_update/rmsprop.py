@@ -8,9 +8,9 @@ from .._ir.optim_spec import OptimGroup, OptimSpec
 from .algorithm import (
     Algorithm,
     Moment,
+    Scalar,
+    Scalars,
     Tensors,
-    Value,
-    Values,
     blend,
     complement,
     constant,
@@ -23,17 +23,17 @@ from .algorithm import (
 def _moments(spec: OptimSpec, group: OptimGroup, dtype: torch.dtype) -> tuple[Moment, ...]:
     first = storage_dtype(spec, "first_order_momentum_accum_type")
     second = storage_dtype(spec, "second_order_momentum_accum_type")
-    found = [Moment("square", second, 1.0 if spec.setting("use_tf_variant") else 0.0)]
+    moments = [Moment("square", second, 1.0 if spec.setting("use_tf_variant") else 0.0)]
     if spec.setting("centered"):
-        found.append(Moment("mean", first))
+        moments.append(Moment("mean", first))
     if constant(group, "momentum") != 0:
-        found.append(Moment("momentum", first))
-    return tuple(found)
+        moments.append(Moment("momentum", first))
+    return tuple(moments)
 
 
 def _prepare(
-    spec: OptimSpec, group: OptimGroup, hyper: Values, count: torch.Tensor | None
-) -> dict[str, Value]:
+    spec: OptimSpec, group: OptimGroup, hyper: Scalars, count: torch.Tensor | None
+) -> dict[str, Scalar]:
     names = ("eps", "weight_decay", "momentum")
     prepared = {name: hyper[name] for name in names}
     prepared["share"] = complement(hyper, "alpha")
@@ -46,7 +46,7 @@ def _prepare(
 
 
 def _step(
-    weight: torch.Tensor, gradient: torch.Tensor, moments: Tensors, values: Values
+    weight: torch.Tensor, gradient: torch.Tensor, moments: Tensors, values: Scalars
 ) -> tuple[torch.Tensor, Tensors]:
     if not is_constant(values["weight_decay"], 0):
         gradient = plus_scaled(gradient, weight, values["weight_decay"])

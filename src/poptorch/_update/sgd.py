@@ -11,9 +11,9 @@ from .._ir.optim_spec import OptimGroup, OptimSpec
 from .algorithm import (
     Algorithm,
     Moment,
+    Scalar,
+    Scalars,
     Tensors,
-    Value,
-    Values,
     constant,
     is_constant,
     plus_scaled,
@@ -31,15 +31,15 @@ def _counts(spec: OptimSpec, group: OptimGroup) -> bool:
     return constant(group, "momentum") != 0 and constant(group, "dampening") != 0
 
 
-def undamped(hyper: Values, count: torch.Tensor | None) -> Value:
+def undamped(hyper: Scalars, count: torch.Tensor | None) -> Scalar:
     """Return the share of a gradient that enters the velocity: all of the first one."""
     rest = 1 - hyper["dampening"]
     return rest if count is None else torch.where(count == 1, 1.0, rest)
 
 
 def _prepare(
-    spec: OptimSpec, group: OptimGroup, hyper: Values, count: torch.Tensor | None
-) -> dict[str, Value]:
+    spec: OptimSpec, group: OptimGroup, hyper: Scalars, count: torch.Tensor | None
+) -> dict[str, Scalar]:
     names = ("weight_decay", "momentum", "nesterov")
     prepared = {name: hyper[name] for name in names}
     share = undamped(hyper, count)
@@ -55,7 +55,7 @@ def _prepare(
 
 
 def _step(
-    weight: torch.Tensor, gradient: torch.Tensor, moments: Tensors, values: Values
+    weight: torch.Tensor, gradient: torch.Tensor, moments: Tensors, values: Scalars
 ) -> tuple[torch.Tensor, Tensors]:
     if not is_constant(values["weight_decay"], 0):
         gradient = plus_scaled(gradient, weight, values["weight_decay"])
@@ -69,7 +69,7 @@ def _step(
     return plus_scaled(weight, direction, values["descent"]), {"velocity": velocity}
 
 
-def looked_ahead(gradient: torch.Tensor, velocity: torch.Tensor, values: Values) -> torch.Tensor:
+def looked_ahead(gradient: torch.Tensor, velocity: torch.Tensor, values: Scalars) -> torch.Tensor:
     """Return the velocity, or with Nesterov momentum where it points after this gradient."""
     nesterov = values["nesterov"]
     if is_constant(nesterov, 0):

@@ -9,7 +9,16 @@ from __future__ import annotations
 import torch
 
 from .._ir.optim_spec import OptimGroup, OptimSpec
-from .algorithm import Algorithm, Moment, Tensors, Value, Values, constant, is_constant, plus_scaled
+from .algorithm import (
+    Algorithm,
+    Moment,
+    Scalar,
+    Scalars,
+    Tensors,
+    constant,
+    is_constant,
+    plus_scaled,
+)
 from .sgd import looked_ahead, undamped
 
 
@@ -22,8 +31,8 @@ def _counts(spec: OptimSpec, group: OptimGroup) -> bool:
 
 
 def _prepare(
-    spec: OptimSpec, group: OptimGroup, hyper: Values, count: torch.Tensor | None
-) -> dict[str, Value]:
+    spec: OptimSpec, group: OptimGroup, hyper: Scalars, count: torch.Tensor | None
+) -> dict[str, Scalar]:
     scaling, decay = hyper["velocity_scaling"], hyper["weight_decay"]
     prepared = {name: hyper[name] for name in ("momentum", "nesterov", "weight_decay")}
     prepared["scaling"] = scaling
@@ -37,7 +46,7 @@ def _prepare(
 
 
 def _step(
-    weight: torch.Tensor, gradient: torch.Tensor, moments: Tensors, values: Values
+    weight: torch.Tensor, gradient: torch.Tensor, moments: Tensors, values: Scalars
 ) -> tuple[torch.Tensor, Tensors]:
     velocity = plus_scaled(moments["combined"], gradient, values["share"])
     if "first_decay" in values:

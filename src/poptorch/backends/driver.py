@@ -19,7 +19,7 @@ from .._ir.report import Report
 from .._ir.slot import Kind, Slot
 from .._ir.state import State
 from ..enums import OutputMode
-from .prepare import Border
+from .prepare import GraphSignature
 from .protocol import Compiled
 from .threads import Threads
 
@@ -37,7 +37,7 @@ class LoopExecutable:
     """
 
     def __init__(
-        self, plan: Plan, functions: Mapping[str, tuple[Border, Compiled]], report: Report
+        self, plan: Plan, functions: Mapping[str, tuple[GraphSignature, Compiled]], report: Report
     ) -> None:
         self._program = plan.program
         self._functions = functions
@@ -68,8 +68,8 @@ class LoopExecutable:
         # State tensors keep their identity, so the argument lists are made once per State.
         if self._bound is None or self._bound[0] is not state:
             runs = {
-                name: _BoundRun(border, function, state, self._program)
-                for name, (border, function) in self._functions.items()
+                name: _BoundRun(signature, function, state, self._program)
+                for name, (signature, function) in self._functions.items()
             }
             self._bound = state, runs
         return self._bound[1]
@@ -98,11 +98,13 @@ class LoopExecutable:
 class _BoundRun:
     """One graph with its state arguments in place, waiting for batch slices."""
 
-    def __init__(self, border: Border, function: Compiled, state: State, program: Program) -> None:
+    def __init__(
+        self, signature: GraphSignature, function: Compiled, state: State, program: Program
+    ) -> None:
         self._function = function
         self._program = program
         self._loops = program.loops
-        inputs = list(enumerate(border.inputs))
+        inputs = list(enumerate(signature.inputs))
         self._batch = [(at, s.index) for at, s in inputs if s.kind is Kind.BATCH]
         self._counters = [(at, s) for at, s in inputs if s.kind is Kind.COUNTER]
         stacked = program.lanes is not None  # such a program reads all replicas at once
@@ -110,7 +112,7 @@ class _BoundRun:
             [_state_argument(state, slot, replica) for _, slot in inputs]
             for replica in range(1 if stacked else program.loops.replicas)
         ]
-        self.emitted = [slot.key for slot in border.outputs]
+        self.emitted = [slot.key for slot in signature.outputs]
 
     def __call__(
         self, slices: Sequence[Sequence[torch.Tensor]], step: int, index: Index

@@ -13,14 +13,14 @@ import torch
 from torch import fx
 
 from .._ir.graph import Graph
-from .._ir.operators import may_view
+from .._ir.operators import storage_root
 from .._ir.slot import Kind, Slot
 
 aten = torch.ops.aten
 
 
 @dataclass(frozen=True, eq=False)
-class Border:
+class GraphSignature:
     """What a prepared graph takes and returns.
 
     Attributes:
@@ -33,7 +33,7 @@ class Border:
 
 
 @dataclass(frozen=True, eq=False)
-class Prepared(Border):
+class Prepared(GraphSignature):
     """A graph ready for code.
 
     Attributes:
@@ -53,10 +53,10 @@ def written(graph: Graph) -> list[int | None]:
     ]
 
 
-def border(graph: Graph) -> Border:
+def signature(graph: Graph) -> GraphSignature:
     """Return what a graph takes and returns once it is prepared."""
     targets = zip(graph.outputs, written(graph), strict=True)
-    return Border(graph.inputs, tuple(slot for slot, target in targets if target is None))
+    return GraphSignature(graph.inputs, tuple(slot for slot, target in targets if target is None))
 
 
 def prepare(graph: Graph) -> Prepared:
@@ -71,7 +71,7 @@ def prepare(graph: Graph) -> Prepared:
         if target is not None:
             writes.append((inputs[target], node))
             continue
-        root = _root(node)
+        root = storage_root(node)
         shared = root.op == "placeholder" or root in roots
         roots.add(root)
         returned.append(_own(fxgraph, node, output) if shared else node)
@@ -83,7 +83,7 @@ def prepare(graph: Graph) -> Prepared:
     output.args = (tuple(returned),)
     fxgraph.lint()
     graph.module.recompile()
-    return Prepared(graph.inputs, border(graph).outputs, graph.module)
+    return Prepared(graph.inputs, signature(graph).outputs, graph.module)
 
 
 def _own(graph: fx.Graph, node: fx.Node, before: fx.Node) -> fx.Node:
@@ -95,11 +95,4 @@ def _own(graph: fx.Graph, node: fx.Node, before: fx.Node) -> fx.Node:
 
 def _views_input(node: fx.Node) -> bool:
     """Whether a value may share storage with a placeholder."""
-    return _root(node).op == "placeholder"
-
-
-def _root(node: fx.Node) -> fx.Node:
-    """Return the value whose storage another may share: through view operators only."""
-    while node.op == "call_function" and may_view(node) and isinstance(node.args[0], fx.Node):
-        node = node.args[0]
-    return node
+    return storage_root(node).op == "placeholder"

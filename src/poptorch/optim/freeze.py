@@ -97,8 +97,8 @@ def _agreed(optimizer: torch.optim.Optimizer, name: str) -> bool:
 
 def _structure(optimizer: torch.optim.Optimizer, kind: Kind) -> dict[str, Setting]:
     """Read and check what shapes the update and belongs to the whole optimizer."""
-    found = {name: getattr(optimizer, name, value) for name, value in kind.structure.items()}
-    settings = {name: _setting(value) for name, value in found.items()}
+    given = {name: getattr(optimizer, name, value) for name, value in kind.structure.items()}
+    settings = {name: _setting(value) for name, value in given.items()}
     if getattr(optimizer, "use_tf_variant", False) and kind is not RMSPROP:
         raise InvalidValue("use_tf_variant is only available with RMSprop")
     if any(group.get("amsgrad", False) for group in optimizer.param_groups):
@@ -106,7 +106,7 @@ def _structure(optimizer: torch.optim.Optimizer, kind: Kind) -> dict[str, Settin
     if kind is RMSPROP:
         settings["centered"] = _agreed(optimizer, "centered")
     if "max_grad_norm" in settings:
-        settings["max_grad_norm"] = _clipping(found["max_grad_norm"])
+        settings["max_grad_norm"] = _clipping(given["max_grad_norm"])
     return settings
 
 

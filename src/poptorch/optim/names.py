@@ -62,7 +62,7 @@ def from_ipu_state(
     Raises:
         RuntimeError: a tensor has another shape than the state it is for.
     """
-    found: dict[str, torch.Tensor] = {}
+    loaded: dict[str, torch.Tensor] = {}
     missing = []
     for name, key in state_keys(spec).items():
         if key not in tensors:
@@ -77,12 +77,12 @@ def from_ipu_state(
                 got=f"{tuple(value.shape)}; the model needs {tuple(tensors[key].shape)}",
             )
         # Weights that joined later were counted less; the shared counter follows the oldest.
-        found[key] = torch.maximum(found[key], value) if key in found else value
+        loaded[key] = torch.maximum(loaded[key], value) if key in loaded else value
     if missing:
         log.python.warning(
             "The loaded optimizer state lacks %s: the device's values stay", ", ".join(missing)
         )
-    return found
+    return loaded
 
 
 @dataclass(frozen=True)
@@ -179,24 +179,24 @@ def _shown(spec: OptimSpec, group: OptimGroup) -> tuple[_Shown, ...]:
 def _hypers(spec: OptimSpec, values: Mapping[str, float], index: int) -> _Hypers:
     """All hyper-parameters of a group as plain numbers, decay rates included."""
     group = spec.groups[index]
-    found = {"loss_scaling": values.get(slots.LOSS_SCALING.key, 1.0)}
+    hypers = {"loss_scaling": values.get(slots.LOSS_SCALING.key, 1.0)}
     for name, value in (*spec.settings, *group.settings):
         if isinstance(value, int | float):
-            found[name] = float(value)
+            hypers[name] = float(value)
     for name in group.variables:
-        found[name] = slots.hyper_value(name, values[slots.hyper(name, index).key])
-    return found
+        hypers[name] = slots.hyper_value(name, values[slots.hyper(name, index).key])
+    return hypers
 
 
 def to_ipu_param(spec: OptimSpec, values: Mapping[str, float]) -> dict[str, torch.Tensor]:
     """Return the hyper-parameters as 0-d float32 tensors, by documented name."""
-    found = {
+    shown_values = {
         name: torch.tensor(shown.show(hypers), dtype=torch.float32)
         for name, shown, hypers, _ in _entries(spec, values)
     }
     scaling = dict(spec.settings).get("loss_scaling", values.get(slots.LOSS_SCALING.key))
-    found["lossScaling_FLOAT"] = torch.tensor(scaling, dtype=torch.float32)
-    return found
+    shown_values["lossScaling_FLOAT"] = torch.tensor(scaling, dtype=torch.float32)
+    return shown_values
 
 
 def from_ipu_param(

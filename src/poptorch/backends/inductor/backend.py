@@ -13,7 +13,7 @@ from ..._ir.graph import Graph
 from ..._ir.plan import Plan
 from ..allocator import keep_freed_memory
 from ..driver import LoopExecutable, program_report
-from ..prepare import border, prepare
+from ..prepare import prepare, signature
 from ..protocol import Compiled, Executable, Progress
 from .compiler import Code, compile_graph
 from .library import generator, load
@@ -61,7 +61,7 @@ class Inductor:
         """Return the executable of a plan whose graphs are there."""
         keep_freed_memory()
         parts = {
-            name: (border(graph), functions[name]) for name, graph in plan.program.graphs.items()
+            name: (signature(graph), functions[name]) for name, graph in plan.program.graphs.items()
         }
         return LoopExecutable(plan, parts, program_report(self.name, plan.program, seconds))
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import fx
 
-from ..._ir.operators import Operator, may_view
+from ..._ir.operators import Operator, may_view, storage_root
 
 aten = torch.ops.aten
 _COPIES = (aten.copy_.default, aten.clone.default)
@@ -37,9 +37,8 @@ def _keep_old_values(graph: fx.Graph) -> None:
     writes = graph.find_nodes(op="call_function", target=aten.copy_.default)
     targets = {write.args[0] for write in writes}
     for write in writes:
-        value = root = write.args[1]
-        while root.op == "call_function" and may_view(root):
-            root = root.args[0]
+        value = write.args[1]
+        root = storage_root(value)
         if root in targets and root is not write.args[0]:
             with graph.inserting_before(writes[0]):
                 copied = graph.call_function(aten.clone.default, (value,))

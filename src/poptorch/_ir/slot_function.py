@@ -1,4 +1,4 @@
-"""A piece of a program before it is traced: a pure Python function between named slots."""
+"""A part of a program before it is traced: a pure Python function between named slots."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Piece:
+class SlotFunction:
     """A pure function over named tensors; ``_compile`` traces it into a Graph.
 
     Attributes:
@@ -21,9 +21,8 @@ class Piece:
         function: takes ``{slot.key: tensor}`` of the inputs, returns the same for the outputs.
         inputs: the slots it reads.
         outputs: the slots it writes; one that is also an input is an update of state.
-        initial: first values of the state that the piece itself introduces, by slot key; state
+        initial: first values of the state that the function itself introduces, by slot key; state
             not listed starts at zero.
-        constants: values of its ``constant`` inputs, by slot key.
     """
 
     name: str
@@ -31,4 +30,3 @@ class Piece:
     inputs: tuple[Slot, ...]
     outputs: tuple[Slot, ...]
     initial: Mapping[str, float] = field(default_factory=dict)
-    constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
