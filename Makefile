@@ -49,6 +49,7 @@ sweep: $(STAMP)
 bench: $(STAMP)
 	mkdir -p benchmarks/results
 	$(BIN)/python benchmarks/speed.py --out benchmarks/results/$$(date +%F).json
+	$(BIN)/python benchmarks/first_minute.py
 	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/interference.py
 	$(BIN)/python benchmarks/call_overhead.py

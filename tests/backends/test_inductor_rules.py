@@ -6,11 +6,8 @@ import itertools
 
 import pytest
 import torch
-from torch._functorch.compile_utils import fx_graph_cse
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from poptorch.backends.inductor.attention import attention, attention_backward
-from poptorch.backends.inductor.broadcast import store_before_spreading
 from poptorch.backends.inductor.convolution import Convolutions
 from poptorch.backends.inductor.order import OrderedReplay, memory_order
 from poptorch.backends.inductor.pooling import max_pool, max_pool_backward
@@ -100,43 +97,6 @@ def test_max_pool_left_alone_where_a_window_reaches_over_the_end() -> None:
     assert max_pool(x[:, :, :4, :4], [2, 2], [2, 2], [0, 0], [1, 1], True) is not NotImplemented
 
 
-FLASH = aten._scaled_dot_product_flash_attention_for_cpu.default
-FLASH_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-
-
-@pytest.mark.parametrize("queries,keys", [(12, 12), (5, 20), (20, 5), (1, 1)])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("scale", [None, 0.3])
-def test_attention(queries: int, keys: int, causal: bool, scale: float | None) -> None:
-    q, k, v = (torch.randn(3, 2, n, 16) for n in (queries, keys, keys))
-    theirs = FLASH(q, k, v, 0.0, causal, scale=scale)
-    same(attention(q, k, v, 0.0, causal, scale=scale), tuple(theirs))
-    backward = (torch.randn_like(q), q, k, v, *theirs, 0.0, causal)
-    want = FLASH_BACKWARD(*backward, scale=scale)
-    same(attention_backward(*backward, scale=scale), tuple(want))
-
-
-def test_scores_are_computed_once() -> None:
-    def step(g: torch.Tensor, *qkv: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        out, sums = attention(*qkv)
-        return out, *attention_backward(g, *qkv, out, sums, 0.0, False)
-
-    module = make_fx(step, tracing_mode="fake")(*(torch.randn(2, 3, 4, 8) for _ in range(4)))
-    shared = fx_graph_cse(module.graph)
-    assert len(shared.find_nodes(op="call_function", target=aten.bmm.default)) == 6
-
-
-def test_attention_left_to_the_library() -> None:
-    q = torch.randn(1, 2, 40, 16)  # more scores than queries and keys
-    assert attention(q, q, q) is NotImplemented
-    q = q[:, :, :8]
-    assert attention(q, q, q, 0.1) is NotImplemented
-    assert attention(q, q, q, attn_mask=torch.zeros(8, 8)) is NotImplemented
-    assert attention(*[q.to(torch.bfloat16)] * 3) is NotImplemented
-    assert attention_backward(q, *[q.double()] * 3, q, q[..., 0], 0.0, False) is NotImplemented
-    assert attention(q, q, q) is not NotImplemented
-
-
 def test_memory_order() -> None:
     x = torch.randn(2, 3, 4)
     for order in itertools.permutations(range(3)):
@@ -172,19 +132,3 @@ def test_replay_keeps_memory_order_and_restores_it_where_needed() -> None:
     assert seen["exp"] == (1, 7 * BATCH, BATCH)
     assert ours[0].stride() == (1, 7 * BATCH, BATCH)
     assert ours[2].stride() == (21, 7, 1)
-
-
-def test_small_values_are_stored_before_they_spread() -> None:
-    def step(x: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        scale = (x.var(1) + 1e-5).rsqrt()
-        return x * scale[:, None] + bias, scale
-
-    x, bias = torch.randn(6, 32), torch.randn(32)
-    module = make_fx(step, tracing_mode="fake")(x, bias)
-    before = len(module.graph.nodes)
-    store_before_spreading(module.graph)
-    (stored,) = module.graph.find_nodes(op="call_function", target=aten.as_strided.default)
-    assert len(module.graph.nodes) == before + 1  # the bias is in memory already
-    assert stored.args[0].target is aten.rsqrt.default
-    module.recompile()
-    same(module(x, bias), step(x, bias))

@@ -7,6 +7,7 @@ import gc
 import logging
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from torch import nn
 import poptorch
 from helpers.patience import HANGS
 from helpers.wrapped import normal
+from poptorch._base import log
 from poptorch._compile import cache, code, job, serial, tiers, worker
 
 X, Y = normal(8, 4), normal(8, 2, seed=1)
@@ -106,6 +108,7 @@ def test_compiling_begins_when_the_slow_tier_has_cost_as_much(monkeypatch) -> No
     asked = []
     monkeypatch.setattr(tiers, "Job", lambda missing, *rest: asked.append(missing))
     monkeypatch.setattr(tiers, "time", Clock())
+    monkeypatch.setattr(tiers.Cores, "idle", lambda self: 0.0)
     monkeypatch.setattr(code, "_loaded", {})
     monkeypatch.setattr(tiers.Code, "missing", lambda self: dict.fromkeys(self.keys.values()))
     model = training()
@@ -119,6 +122,63 @@ def test_compiling_begins_when_the_slow_tier_has_cost_as_much(monkeypatch) -> No
     assert len(asked) == 1
     assert model._executable.waiting
     assert model._executable.report().backend == "reference"
+
+
+def test_compiling_starts_at_once_where_a_core_is_idle(eager_to_compile, monkeypatch) -> None:
+    started = []
+    monkeypatch.setattr(tiers, "SHARE", 1e9)
+    monkeypatch.setattr(tiers, "Job", lambda graphs, *_: started.append(graphs) or Pending())
+    monkeypatch.setattr(tiers.Cores, "idle", lambda self: 0.0)
+    model = training()
+    losses_of(model, 3)
+    assert started == []
+    monkeypatch.setattr(tiers.Cores, "idle", lambda self: 0.9)
+    losses_of(model, 1)
+    assert len(started) == 1
+
+
+class Pending:
+    """A job that never ends."""
+
+    def finished(self) -> bool:
+        return False
+
+    def end(self) -> None:
+        pass
+
+
+def test_what_is_said(eager_to_compile, caplog) -> None:
+    caplog.set_level(logging.INFO, logger=log.engine.name)
+    model = training()
+    calls = len(until_settled(model)) - 1
+    losses_of(model, tiers.COMPARED)
+    begun, took_over = (
+        r.message for r in caplog.records if "ompil" in r.message or "took" in r.message
+    )
+    assert re.fullmatch(r"Compiling beside the run, about \d+ s: 1 graphs", begun)
+    told = re.fullmatch(
+        r"The optimised program took over after call (\d+): ([\d.]+) times as fast, "
+        r"([\d.]+) ms a call instead of ([\d.]+)",
+        took_over,
+    )
+    assert int(told[1]) == calls
+    assert float(told[2]) == pytest.approx(float(told[4]) / float(told[3]), rel=0.1)
+
+
+def test_the_slow_tier_leaves_a_core_to_the_compiler(monkeypatch) -> None:
+    torch.set_num_threads(2)
+    try:
+        with tiers.leaving_a_core(busy=False):
+            assert torch.get_num_threads() == 2
+        with pytest.raises(KeyError), tiers.leaving_a_core(busy=True):
+            assert torch.get_num_threads() == 1
+            raise KeyError
+        assert torch.get_num_threads() == 2
+        monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+        with tiers.leaving_a_core(busy=True):
+            assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
 
 
 FAILING = "import sys; sys.exit('g++ is on strike')"

@@ -1,14 +1,18 @@
 """Two tiers: the reference backend answers at once, compiled code takes over when it is there.
 
-When to compile is the classic question of renting or buying: nobody knows how many calls will come,
-so compiling starts when the slow tier has cost about what compiling will. What takes over works on
-the same State, between two calls, so that nothing is lost.
+Where a core has nothing to do, compiling starts with the first calls. Elsewhere it takes time from
+the run, and when to compile is the classic question of renting or buying: nobody knows how many
+calls will come, so it starts when the slow tier has cost about what compiling will. What takes over
+works on the same State, between two calls, so that nothing is lost.
 """
 
 from __future__ import annotations
 
+import contextlib
+import statistics
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -22,11 +26,14 @@ from .._ir.state import State
 from ..backends import Backend, Builder, Compiled, Executable, Progress
 from . import worker
 from .code import Store, key_of
+from .cores import Cores
 from .job import Job
 
 # Seconds that a compilation takes: what starting takes, and so much per node (measured with 2
 # cores: 12 s for 170 nodes, 38 s for 1200). Half of it is time that the other cores have to spare.
 STARTING, PER_NODE, SHARE = 5.0, 0.03, 0.5
+IDLE = 0.6  # cores that have nothing to do: compiling then takes nothing from the run
+COMPARED = 5  # calls of the fast tier before its speed is told
 
 
 class Code:
@@ -36,6 +43,11 @@ class Code:
         self.plan, self.builder, self.store = plan, builder, store
         self.graphs = plan.program.graphs
         self.keys = {name: key_of(graph, builder) for name, graph in self.graphs.items()}
+
+    def expected_seconds(self) -> float:
+        """Estimate how long compiling everything takes."""
+        nodes = sum(len(graph.module.graph.nodes) for graph in self.graphs.values())
+        return STARTING + PER_NODE * nodes
 
     def missing(self) -> dict[str, Graph]:
         """Return the graphs that would have to be compiled, by key."""
@@ -50,6 +62,8 @@ class Code:
     def compile(self, progress: Progress) -> Executable:
         """Return the executable, compiling what is missing in this process."""
         start, functions = time.perf_counter(), dict[str, Compiled]()
+        if None in self.keys.values() or self.missing():
+            log.engine.info("Compiling, about %.0f s", self.expected_seconds())
         for done, (name, key) in enumerate(self.keys.items(), 1):
             graph = self.graphs[name]
             if key is None:
@@ -108,19 +122,29 @@ class Tiered:
         self._current = slow
         self._code = code
         self._job: Job | None = None
-        self._spent = 0.0
-        nodes = sum(len(graph.module.graph.nodes) for graph in code.graphs.values())
-        self._worth = SHARE * (STARTING + PER_NODE * nodes)
+        self._cores = Cores()
+        self._cores.idle()
+        self._calls, self._spent = 0, 0.0  # of the slow tier
+        self._slow = deque[float](maxlen=4 * COMPARED)  # seconds of its last calls
+        self._fast: list[float] | None = None  # and of the first ones of the fast tier
         self.waiting = True
 
     def run(self, state: State, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Do one call; see ``Executable.run``."""
-        if not self.waiting:
+        if self.waiting:
+            self._look()
+        elif self._fast is None:
             return self._current.run(state, batch)
-        self._look()
         start = time.perf_counter()
-        results = self._current.run(state, batch)
-        self._spent += time.perf_counter() - start
+        with leaving_a_core(self._job is not None):
+            results = self._current.run(state, batch)
+        seconds = time.perf_counter() - start
+        if self._fast is not None:
+            self._compare(seconds)
+        else:
+            self._calls += 1
+            self._spent += seconds
+            self._slow.append(seconds)
         return results
 
     def report(self) -> Report:
@@ -131,11 +155,14 @@ class Tiered:
         """Start compiling when it is worth it; take over what is ready."""
         try:
             if self._job is None:
-                if self._spent < self._worth:
+                expected = self._code.expected_seconds()
+                if self._cores.idle() < IDLE and self._spent < SHARE * expected:
                     return
                 missing = self._code.missing()
                 self._job = Job(missing, self._code.builder.name, self._code.store)
-                log.engine.info("Compiling %d graphs beside the run", len(missing))
+                log.engine.info(
+                    "Compiling beside the run, about %.0f s: %d graphs", expected, len(missing)
+                )
             elif self._job.finished():
                 self._take_over(self._job)
         except Exception as error:  # whatever it is, the slow tier's results are right
@@ -151,7 +178,24 @@ class Tiered:
                 log.engine.info("Compiling in this process: %s", why)
         self._current = self._code.compile(lambda share: None)
         self._finish()
-        log.engine.info("The optimised program takes over")
+        self._fast = []
+
+    def _compare(self, seconds: float) -> None:
+        """Time the first calls of the fast tier, then say how fast it is."""
+        assert self._fast is not None
+        self._fast.append(seconds)
+        if len(self._fast) < COMPARED:
+            return
+        slow, fast = statistics.median(self._slow), statistics.median(self._fast)
+        log.engine.info(
+            "The optimised program took over after call %d: %.1f times as fast, %.2f ms a call "
+            "instead of %.2f",
+            self._calls,
+            slow / fast,
+            fast * 1e3,
+            slow * 1e3,
+        )
+        self._fast = None
 
     def _give_up(self, why: str) -> None:
         self._finish()
@@ -162,3 +206,20 @@ class Tiered:
         if self._job is not None:
             self._job.end()
             self._job = None
+
+
+@contextlib.contextmanager
+def leaving_a_core(busy: bool) -> Iterator[None]:
+    """Within the block operators use one thread fewer, if there are several and a core is needed.
+
+    Not where deterministic results are asked for: the number of threads shows in the last bits.
+    """
+    threads = torch.get_num_threads()
+    if not busy or threads == 1 or torch.are_deterministic_algorithms_enabled():
+        yield
+        return
+    torch.set_num_threads(threads - 1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -4,6 +4,14 @@ With the C++ wrapper a compiled graph is one library that Python can import, and
 function that calls it. Where that function is the same, instruction for instruction, as
 ``private.calling``, the library is all that has to be kept. Loading it takes milliseconds, because
 nothing of torch's compiler has to be imported.
+
+Torch's own artefacts (``torch._inductor.standalone_compile``, ``CompiledArtifact.save`` and
+``load``) would replace this file and the direct call of the code generator. Measured side by side
+on the tutorial's CNN, micro-batch 16, torch 2.13, a busy machine: a call takes 1.28 ms instead of
+0.68 (a wrapper checks each call, our layouts do not apply); compiling takes as long. A new
+process needs 85 to 107 s instead of 2.2 to 2.9 for importing and loading, because such a file holds
+source code, which is compiled again where torch's cache of libraries is not there. It is a pickle,
+too, which nobody should read from others.
 """
 
 from __future__ import annotations

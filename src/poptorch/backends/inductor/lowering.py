@@ -16,7 +16,6 @@ import torch
 from torch import fx
 
 from ..._base import private
-from .broadcast import store_before_spreading
 from .order import OrderedReplay
 
 aten = torch.ops.aten
@@ -60,7 +59,6 @@ def lower(
         )(*inputs)
     lowered.graph.eliminate_dead_code()
     lowered = fx.GraphModule(lowered, private.fx_graph_cse(lowered.graph))
-    store_before_spreading(lowered.graph)
     _append_writes(lowered.graph, returned, targets)
     lowered.recompile()
     return lowered

@@ -4,7 +4,8 @@ The rules for convolution and pooling lay activations out with the batch innermo
 generator stores a value that it materialises in the order of its logical dimensions, so an
 activation written as (batch, channel, row, column) would be transposed in memory before its next
 use and back again afterwards. Written as (channel, row, column, batch) it stays as it is.
-Measured on the tutorial's CNN, micro-batch 16: 1.02 ms per step without, 0.82 ms with.
+Without this file a step of the tutorial's CNN, 8 micro-batches of 16, takes 1.09 times as long (in
+the median; 1.39 in the fastest step), and of a single micro-batch of 16 1.01 times (torch 2.13).
 
 What is not known to work on any layout gets its operands as they lay when the graph was traced.
 """

@@ -1,8 +1,9 @@
 """Maximum pooling by comparing shifted views, with the batch or the channels innermost.
 
 ATen and the code generator walk one window at a time, with a branch per element that random data
-mispredicts: 0.27 to 0.43 ms forward for the tutorial's CNN at micro-batch 16, more than half of its
-convolutions' time, and 0.24 ms backward. Compared as whole vectors both take 0.03 ms.
+mispredicts. Without this file a step of the tutorial's CNN takes 1.73 times as long with a
+micro-batch of 16, and 2.00 times with 8 of them (medians of 400 and 150 alternating steps on one
+thread, torch 2.13).
 """
 
 from __future__ import annotations

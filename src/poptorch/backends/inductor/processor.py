@@ -26,6 +26,15 @@ def maker() -> str:
     return _facts().get("vendor_id", "")
 
 
+def has_vectors() -> bool:
+    """Tell whether this process runs vector instructions already, in ATen's own kernels.
+
+    torch's compiler otherwise finds out with six compilations and six interpreters, one after
+    another; ATen has asked the processor.
+    """
+    return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+
+
 def instructions() -> str:
     """Name the processor by its maker and the instructions that it has: code uses all of them."""
     flags = _facts().get("flags") or _facts().get("Features", "")

@@ -5,7 +5,7 @@ processors. Measured on two cores of an AMD EPYC, operands not in the caches: on
 0.95 of MKL's time for the forward pass and the inputs' gradients once the weights are large or the
 rows many, and more for small products and for the weights' gradients. Without this file a step of
 a BERT of 4 layers takes 1.48 times as long on one thread, of a multi-layer perceptron 1.18 times
-(medians of 60 and 600 alternating steps; torch 2.13). This is a rule, not a trial at compile time:
+(medians of 60 and 600 alternating steps, torch 2.13). This is a rule, not a trial at compile time:
 other processes would spoil the trial, and code compiled again would compute other bits.
 """
 

@@ -1,9 +1,9 @@
 """Updates of the state run as soon as all they need is there.
 
 As traced, an optimizer's step follows the whole backward pass: by then the first gradients have
-left the caches, and all of them are in memory at once. Measured on a multi-layer perceptron of 0.7
-million weights with Adam: 1.62 ms per step as traced, 1.40 ms with each weight updated right after
-its gradient.
+left the caches, and all of them are in memory at once. With each weight updated right after its
+gradient one of them is. Steps as traced take 1.00 to 1.07 times as long (a multi-layer perceptron
+and a BERT of 4 layers with Adam, torch 2.13): it is the memory that pays for this file.
 """
 
 from __future__ import annotations
