@@ -184,8 +184,10 @@ def test_training_flags() -> None:
 
     model = Flags()
     wrapper = poptorch.inferenceModel(model, options())
-    model.eval()  # reaches the shared sub-module only
-    assert wrapper(X)[1:] == (True, False)
+    model.eval()  # meant for the executor's copy, too
+    assert wrapper(X)[1:] == (False, False)
+    model.train()
+    assert wrapper(X)[1:] == (True, True)
     wrapper = poptorch.inferenceModel(Flags(), options())
     wrapper.model.eval()
     assert wrapper(X)[1:] == (False, False)
@@ -201,7 +203,7 @@ def test_training_flags() -> None:
 
     training = poptorch.trainingModel(Trained(), options())
     training.eval()
-    assert training(X)[1:] == (True, False)
+    assert training(X)[1:] == (False, False)
 
 
 @pytest.mark.spec("executor", 47)

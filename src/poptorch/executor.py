@@ -65,6 +65,7 @@ class PoplarExecutor:
         owner = weakref.ref(self)
         self._session = _session.Session(
             shallow,
+            model,
             _session.with_loss(shallow, loss) if loss is not None else None,
             lambda: _alive(owner)._settings(),
             optimizer,
@@ -443,7 +444,7 @@ class PoplarExecutor:
             use_running_mean(self._options)
 
     def _wrap(self) -> None:
-        _session.wrap(self._user_model, self)
+        _session.wrap(self._user_model, self, self._session.module)
         self._session.sync.link()
 
     def _rewrap(self) -> None:

@@ -10,42 +10,46 @@ from collections.abc import Mapping
 import torch
 
 from .._base import log
-from .._capture import Tied, untraced
+from .._base.errors import Error
+from .._capture import Tied, tensors_of, untraced
 from .._compile import Compiled
 from .._ir import verify
-from .._ir.slot import Kind
+from .._ir.slot import Kind, Slot
 from .._ir.state import State
-from .grouping import Grouping
+from .reading import Reading
 
 # What a detached executor keeps: it is on the device only, no host tensor mirrors it.
 _DEVICE_ONLY = (Kind.OPTSTATE, Kind.RNG)
+# What the programs of a model have in common; constants are counted anew in each.
+_SHARED = (Kind.PARAM, Kind.BUFFER, *_DEVICE_ONLY)
 
 
 class Device:
     """State of one compiled model, and the host tensors that it mirrors.
 
+    These are the tensors that the module has at the moment of a transfer: assigning one to it is
+    like writing into the one before.
+
     Args:
         compiled: the program.
-        tensors: the module's parameters and buffers by path.
-        grouping: by path, the parameters that have a value for each group of replicas.
+        reading: the module that was compiled.
     """
 
-    def __init__(
-        self, compiled: Compiled, tensors: Mapping[str, Tied], grouping: Mapping[str, Grouping]
-    ) -> None:
+    def __init__(self, compiled: Compiled, reading: Reading) -> None:
+        self._module = reading.module
+        self._paths = reading.tensors.keys()
         program = compiled.plan.program
         slots, views = program.state_slots(), program.views()
         self._program = program
-        self._grouping = grouping
+        self._grouping = reading.groups
         self._slots = {
             key: slot
             for key, slot in program.visible_slots().items()
             if slot.kind in (Kind.PARAM, Kind.BUFFER)
         }
-        self._mirrored = {key: tensors[slot.path].tensor for key, slot in self._slots.items()}
         changed = {key for graph in program.graphs.values() for key in graph.updates}
         changed |= {view.slot.key for view in views if view.flat in changed}
-        self._downloaded = [key for key in self._mirrored if key in changed]
+        self._downloaded = [key for key in self._slots if key in changed]
         self.state = State()
         for key, slot in slots.items():
             first = program.initial.get(key, 0.0)
@@ -62,31 +66,61 @@ class Device:
     def upload(self) -> None:
         """Copy host parameters and buffers to the device."""
         log.engine.debug("Writing weights from host to IPU memory")
-        self._upload(self._mirrored)
+        self._upload(self._slots)
 
     def upload_buffers(self, names: tuple[str, ...]) -> None:
         """Copy some buffers to the device; nothing happens to those that forward does not read."""
         log.engine.debug("Writing named buffers from host to IPU memory")
         buffers = ((key, slot) for key, slot in self._slots.items() if slot.kind is Kind.BUFFER)
-        self._upload({key: self._mirrored[key] for key, slot in buffers if slot.path in names})
+        self._upload({key: slot for key, slot in buffers if slot.path in names})
 
-    def _upload(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def _upload(self, wanted: Mapping[str, Slot]) -> None:
+        tensors = tensors_of(self._module)
+        if tensors.keys() != self._paths:
+            raise Error(
+                "The model has other parameters or buffers than when it was compiled",
+                got=", ".join(sorted(tensors.keys() ^ self._paths)),
+                fix="destroy() the executor first, so that the model is compiled again",
+            )
+        hosts = {key: self._host(slot, tensors) for key, slot in wanted.items()}
         with untraced(), torch.no_grad():
-            for key, host in tensors.items():
+            for key, host in hosts.items():
                 grouping = self._grouping.get(self._slots[key].path)
                 self.state.write(key, grouping.from_host(host) if grouping else host)
+
+    def _host(self, slot: Slot, tensors: Mapping[str, Tied]) -> torch.Tensor:
+        host = tensors[slot.path].tensor
+        if slot.path not in self._grouping and host.shape != slot.replica_shape:
+            raise Error(
+                f"The shape of '{slot.path}' is not the compiled one",
+                got=f"{tuple(host.shape)}; compiled: {slot.replica_shape}",
+                fix="assign a tensor of that shape, or destroy() the executor first",
+            )
+        return host
 
     def download(self) -> None:
         """Copy what the program changes to the host, into the same tensors and storage."""
         log.engine.debug("Writing weights from IPU to host")
+        tensors = tensors_of(self._module)
         with untraced(), torch.no_grad():
             for key in self._downloaded:
-                slot, host = self._slots[key], self._mirrored[key]
+                slot = self._slots[key]
+                if slot.path not in tensors:  # the user took it out
+                    continue
+                host = self._host(slot, tensors)
                 grouping, value = self._grouping.get(slot.path), self.state.read(slot)
                 if grouping is not None:
                     grouping.to_host(value, host)
                 else:
                     host.copy_(value)
+
+    def take_over(self, other: Device) -> None:
+        """Continue with what another device has, which runs another program of the same model."""
+        ours, theirs = self._program.visible_slots(), other._program.visible_slots()
+        for key, slot in ours.items():
+            if key in theirs and slot.kind in _SHARED:
+                self.state.write(key, other.state.tensors[key])
+        self.state.rng, self.state.updates = other.state.rng, other.state.updates
 
     def write_hypers(self, values: Mapping[str, float]) -> None:
         """Set the hyper-parameters that are inputs of the update."""

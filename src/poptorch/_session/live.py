@@ -14,6 +14,7 @@ from .._ir.slot import Kind
 from .._ir.spec import Spec
 from .arguments import CompiledInputs, Inputs
 from .counters import Stamped, Stamps
+from .modes import Mode
 from .outputs import Outputs
 from .random import Randomness
 from .reading import Reading
@@ -94,7 +95,9 @@ class Live:
     """A compiled model, with a device or without.
 
     Attributes:
-        now: the compilation that calls use.
+        now: the compilation that calls use: the one for the mode.
+        mode: which modules train and which evaluate.
+        by_mode: the compilation for each mode that there has been.
         random: the device's random sequence.
         kept: while there is no device: the state that no host tensor mirrors, by key; None
             before there was a device.
@@ -102,20 +105,23 @@ class Live:
     """
 
     now: Compilation
+    mode: Mode
     random: Randomness
     kept: Mapping[str, torch.Tensor] | None = None
     last: LastCall | None = None
+    by_mode: dict[Mode, Compilation] = field(default_factory=dict)
     changed_inputs: list[int] = field(init=False)
     """Positions of the inputs that forward changes in place."""
     synthetic: list[torch.Tensor] | None = field(init=False)
     """What stands for every batch with synthetic data."""
 
     def __post_init__(self) -> None:
-        self.use(self.now)
+        self.use(self.now, self.mode)
 
-    def use(self, compilation: Compilation) -> None:
+    def use(self, compilation: Compilation, mode: Mode) -> None:
         """Let calls use a compilation from now on."""
-        self.now = compilation
+        self.now, self.mode = compilation, mode
+        self.by_mode[mode] = compilation
         self.changed_inputs = compilation.compiled.changed_inputs()
         made_up = compilation.spec.target.synthetic_data
         self.synthetic = compilation.inputs.synthetic() if made_up else None

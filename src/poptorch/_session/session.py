@@ -27,6 +27,7 @@ from .connection import Connection, refuse_offline
 from .counters import Stamped
 from .device import Device
 from .live import Compilation, LastCall, Live
+from .modes import Mode, Modes
 from .optimizer import SessionOptimizer
 from .outputs import Outputs
 from .random import Randomness
@@ -54,6 +55,7 @@ class Session:
 
     Args:
         module: the module that is traced; shares its tensors with the user's module.
+        users: the user's module.
         entry: called with the user's arguments while tracing; None for the module itself.
         settings: checks and resolves every setting, at each compilation.
         optimizer: None in inference.
@@ -73,6 +75,7 @@ class Session:
     def __init__(
         self,
         module: nn.Module,
+        users: nn.Module,
         entry: Callable[..., Any] | None,
         settings: Callable[[], Spec],
         optimizer: torch.optim.Optimizer | None,
@@ -87,6 +90,7 @@ class Session:
         self.restored: Restored | None = None
         self.module = module
         self._entry = entry
+        self._modes = Modes(module, users)
         self._settings = settings
         self._progress = progress
         self.signature = Signature(entry or module.forward, type(module).__name__)
@@ -141,6 +145,8 @@ class Session:
     ) -> tuple[Compilation, dict[str, float]]:
         """Return a compilation, and the values of the hyper-parameters that it leaves open."""
         inputs = Inputs(bound, spec.loops, spec.precision.narrow_64bit, made_up)
+        self._modes.look_again()
+        self._modes.now()  # as the user's module is
         now = reading.read(self.module, self.groupings, spec)
         optim, values = self._frozen_optimizer(now, spec)
         request = self._request(now, bound, inputs, spec, optim)
@@ -160,7 +166,9 @@ class Session:
     def _take(self, compilation: Compilation, values: Mapping[str, float]) -> None:
         """Use a compilation from now on, without attaching."""
         spec = compilation.spec
-        live = Live(compilation, Randomness(spec.target.seed, spec.target.process_id))
+        # After capturing: a forward that sets modes itself has set them by now.
+        mode, process = self._modes.now(), spec.target.process_id
+        live = Live(compilation, mode, Randomness(spec.target.seed, process))
         if self.restored is not None:
             live.kept = compilation.checked_state(self.restored.device)
             live.random.set(self.restored.random, None)
@@ -239,7 +247,7 @@ class Session:
         faults.check("attach")
         now, restored = live.now, live.kept is not None
         self._connection.attach(now.spec, now.compiled.plan.layout.reserved)
-        device = Device(now.compiled, now.reading.tensors, now.reading.groups)
+        device = Device(now.compiled, now.reading)
         if live.kept is not None:
             device.restore(live.kept)
         if self.optimizer is not None:
@@ -294,6 +302,9 @@ class Session:
         if self.live is None:
             self.compile(args, kwargs, background=True)
         live = self.get_live()
+        mode = self._modes.now()
+        if mode != live.mode:
+            self._change_mode(live, mode, args, kwargs)
         now = live.now
         if self.sync.device is None:
             refuse_offline(now.spec)
@@ -321,6 +332,30 @@ class Session:
         moments = (started, taken, ready, time.perf_counter())
         live.last = LastCall(Stamped(moments), anchors)
         return returned
+
+    def _change_mode(
+        self, live: Live, mode: Mode, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        """Go on with the program for another mode, which shares weights and state with this one."""
+        other = live.by_mode.get(mode)
+        if other is None:
+            bound = self.signature.bind(args, kwargs, like=live.now.inputs.bound)
+            live.now.inputs.check(bound)
+            live.now.inputs.prepare(bound.tensors)
+            log.python.info("train() or eval() was called: compiling for the other mode")
+            self.sync.fetch()
+            self.sync.bring_host_up_to_date()
+            other, _ = self._compiled(bound, live.now.spec, background=True, made_up=False)
+            live.by_mode[mode] = other
+            mode = self._modes.now()
+        if self.sync.device is not None:
+            self.sync.bring_host_up_to_date()
+            device = Device(other.compiled, other.reading)
+            device.take_over(self.sync.device)
+            if self.optimizer is not None:
+                self.optimizer.attach(device, restored=True)
+            self.sync.device = device
+        live.use(other, mode)
 
     def _execute(self, live: Live, batch: list[torch.Tensor]) -> list[torch.Tensor]:
         device = self.sync.device
@@ -356,7 +391,12 @@ class Session:
             raise AssertionFailure("setOptimizer needs a model that is wrapped for training")
         now = self.live.now if self.live is not None else None
         paths = now.reading.paths if now is not None else {}
+        paths |= _paths(self.module)  # others, if the user assigned some
         self.optimizer.take(optimizer, paths, now.spec if now is not None else None, relaxed)
+
+
+def _paths(module: nn.Module) -> dict[int, str]:
+    return {tied.tensor.data_ptr(): path for path, tied in _capture.tensors_of(module).items()}
 
 
 def _return_inputs(

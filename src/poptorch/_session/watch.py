@@ -15,13 +15,17 @@ HOLDERS = ("_parameters", "_buffers")
 
 
 class Watched(dict[str, Any]):
-    """A dict that announces every look at its values."""
+    """A dict that announces every look at its values, and every change of them."""
 
     __slots__ = ("_announce",)
 
     def __init__(self, entries: dict[str, Any], announce: Callable[[], None]) -> None:
         super().__init__(entries)
         self._announce = announce
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._announce()  # trained values are for the tensor that goes
+        super().__setitem__(name, value)
 
     def __getitem__(self, name: str) -> Any:
         self._announce()
@@ -51,6 +55,12 @@ def watch(module: nn.Module, announce: Callable[[], None]) -> None:
     for sub in module.modules():
         for holder in HOLDERS:
             sub.__dict__[holder] = Watched(sub.__dict__[holder], announce)
+
+
+def share(module: nn.Module, twin: nn.Module) -> None:
+    """Let a shallow copy of a module have the same tensors from now on, whatever they are then."""
+    for holder in HOLDERS:
+        twin.__dict__[holder] = module.__dict__[holder]
 
 
 def unwatch(module: nn.Module) -> None:

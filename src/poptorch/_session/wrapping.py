@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from .watch import unwatch, watch
+from .watch import share, unwatch, watch
 
 
 class Owner(Protocol):
@@ -41,8 +41,14 @@ def is_wrapped(module: nn.Module) -> bool:
     return module in _owners
 
 
-def wrap(module: nn.Module, owner: Owner) -> None:
-    """Change the class of a module and watch its tensors. The owner is held weakly."""
+def wrap(module: nn.Module, owner: Owner, traced: nn.Module) -> None:
+    """Change the class of a module and watch its tensors. The owner is held weakly.
+
+    Args:
+        module: the user's.
+        owner: the executor.
+        traced: the executor's shallow copy of the module.
+    """
     reference = weakref.ref(owner)
     _owners[module] = reference
 
@@ -52,6 +58,7 @@ def wrap(module: nn.Module, owner: Owner) -> None:
             living.copyWeightsToHostIfNeeded()
 
     watch(module, announce)
+    share(module, traced)
     module.__class__ = _subclass(type(module))
 
 

@@ -1,0 +1,96 @@
+"""Tensors that are assigned to a wrapped model: ``model.weight = tensor``."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from helpers.wrapped import normal, options
+
+X, Y = normal(8, 2), normal(8, 2, seed=1)
+
+
+class Net(nn.Module):
+    """A weight and a buffer of its own, and one below."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.register_buffer("offset", torch.zeros(2))
+        self.below = nn.BatchNorm1d(2)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor | None = None):
+        out = self.below(x * self.weight + self.offset)
+        return out if y is None else (out, nn.functional.mse_loss(out, y))
+
+
+def assign(model: nn.Module) -> None:
+    model.weight = nn.Parameter(torch.tensor([2.0, -3.0]))
+    model.offset = torch.tensor([5.0, 6.0])
+    model.below.bias = nn.Parameter(torch.tensor([0.5, -0.5]))
+    model.below.running_mean = torch.tensor([1.0, 2.0])
+
+
+def wrapped(model: nn.Module, train: bool) -> poptorch.PoplarExecutor:
+    if not train:
+        return poptorch.inferenceModel(model.eval(), options())
+    return poptorch.trainingModel(model, options(), torch.optim.SGD(model.parameters(), lr=0.0))
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("when", ["before compiling", "after compiling", "detached"])
+def test_what_is_assigned_reaches_the_device(train: bool, when: str) -> None:
+    model = Net()
+    executor = wrapped(model, train)
+    args = (X, Y) if train else (X,)
+    if when != "before compiling":
+        executor(*args)
+    if when == "detached":
+        executor.detachFromDevice()
+    assign(model)
+    eager = copy.deepcopy(model)
+    expected = eager(*args)
+    if when == "after compiling":
+        executor.copyWeightsToDevice()
+    got = executor(*args)
+    torch.testing.assert_close(got[0] if train else got, expected[0] if train else expected)
+    torch.testing.assert_close(model.below.running_mean, eager.below.running_mean)
+
+
+def test_training_goes_on_in_what_was_assigned() -> None:
+    model = Net()
+    executor = poptorch.trainingModel(model, options(), torch.optim.SGD(model.parameters(), lr=0.5))
+    executor(X, Y)
+    first = model.weight
+    trained = first.detach().clone()
+    executor(X, Y)
+    model.weight = nn.Parameter(torch.tensor([2.0, -3.0]))
+    assert not torch.equal(first, trained)  # what was trained until then is for the old tensor
+    executor.copyWeightsToDevice()
+    eager = copy.deepcopy(model)
+    loss = executor(X, Y)[1]
+    expected = eager(X, Y)[1]
+    torch.testing.assert_close(loss, expected.detach())
+    expected.backward()
+    torch.testing.assert_close(model.weight, eager.weight - 0.5 * eager.weight.grad)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    model = Net()
+    executor = wrapped(model, train=True)
+    executor(X, Y)
+    kept = model.offset
+    model.offset = torch.zeros(3)
+    with pytest.raises(poptorch.Error, match=r"(?s)shape of 'offset'.*\(3,\); compiled: \(2,\)"):
+        executor.copyWeightsToDevice()
+    model.offset = kept
+    model.register_buffer("another", torch.zeros(1))
+    with pytest.raises(poptorch.Error, match=r"(?s)other parameters or buffers.*another"):
+        executor.copyWeightsToDevice()
+    del model.another
+    executor.copyWeightsToDevice()
+    assert torch.equal(executor(X, Y)[1], copy.deepcopy(model)(X, Y)[1].detach())
