@@ -444,7 +444,7 @@ class PoplarExecutor:
             use_running_mean(self._options)
 
     def _wrap(self) -> None:
-        _session.wrap(self._user_model, self, self._session.module)
+        _session.wrap(self._user_model, self, self._session.model.module)
         self._session.sync.link()
 
     def _rewrap(self) -> None:

@@ -136,7 +136,7 @@ def save(
         "algorithm": now.optim.algorithm if now.optim is not None else None,
         "settings": _compile.flat_fields(now.spec.for_cache()),
         "arguments": _arguments(session, now),
-        "shapes": shapes_of(session.module),
+        "shapes": shapes_of(session.model.module),
         "random": session.rng_state if with_random else None,
         "whole": objects is not None,
         "has_loss": objects is not None and objects.loss is not None,
@@ -190,7 +190,7 @@ def shapes_of(model: nn.Module) -> dict[str, list[int]]:
 def _arguments(session: Session, now: Compilation) -> examples.Json:
     if now.inputs.looked_at:
         return None
-    values = session.signature.given(now.inputs.bound)
+    values = session.model.signature.given(now.inputs.bound)
     try:
         return {name: examples.encode(value) for name, value in values.items()}
     except TypeError as error:

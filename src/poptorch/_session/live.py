@@ -9,37 +9,27 @@ import torch
 
 from .. import _compile
 from .._base.errors import Error
-from .._ir.optim_spec import OptimSpec
 from .._ir.slot import Kind
-from .._ir.spec import Spec
-from .arguments import CompiledInputs, Inputs
+from .arguments import CompiledInputs
 from .counters import Stamped, Stamps
+from .model import Task
 from .modes import Mode
 from .outputs import Outputs
 from .random import Randomness
-from .reading import Reading
 
 CLOCKS = {1: 1.6e9, 2: 1.33e9, 21: 1.85e9}  # cycles per second of the chips' generations
 
 
 @dataclass(frozen=True, eq=False)
-class Compilation:
+class Compilation(Task):
     """The result of compiling a model for one kind of arguments.
 
     Attributes:
-        spec: every setting.
-        reading: the module as it was.
-        inputs: the kind of arguments.
         compiled: the program and what runs it.
-        optim: the optimizer's compiled structure, None in inference.
         outputs: what ``forward`` returned.
     """
 
-    spec: Spec
-    reading: Reading
-    inputs: Inputs
     compiled: _compile.Compiled
-    optim: OptimSpec | None
     outputs: Outputs
 
     def checked_state(self, state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:

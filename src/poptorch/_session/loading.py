@@ -125,7 +125,7 @@ def resume(session: Session, saved: Saved, spec: Spec, whole: bool) -> None:
         raise Error("Invalid file: a training executable needs trainingModel, and the reverse")
     if session.optimizer is not None:
         _check_algorithm(saved, session.optimizer.given)
-    _check_shapes(session.module, saved.shapes)
+    _check_shapes(session.model.module, saved.shapes)
     here = _compile.flat_fields(spec.for_cache())
     there = {name: saved.settings.get(name, "absent")[:80] for name in here}
     differences = _compile.differences(here, there)
@@ -144,10 +144,11 @@ def resume(session: Session, saved: Saved, spec: Spec, whole: bool) -> None:
         log.python.info("The file has no arguments to compile for: the first call compiles")
         return
     try:
-        args, kwargs = session.signature.assemble(saved.arguments)
+        args, kwargs = session.model.signature.assemble(saved.arguments)
     except (KeyError, TypeError) as error:
         raise Error(
             "Invalid file: it was saved from another model",
-            got=f"arguments {', '.join(saved.arguments)}; forward{session.signature} ({error})",
+            got=f"arguments {', '.join(saved.arguments)} ({error}); "
+            f"here forward{session.model.signature}",
         ) from error
     session.compile(args, kwargs, background=True, made_up=True)

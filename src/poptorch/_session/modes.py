@@ -33,5 +33,6 @@ class Modes:
         return tuple(map(_training, self._all))
 
     def look_again(self) -> None:
-        """Notice modules that have come and gone."""
+        """Notice modules that have come and gone, and what was called on the user's."""
         self._all = list(self._module.modules())
+        self.now()

@@ -58,7 +58,7 @@ class ParameterProxy:
                 got=f"parameter '{self._name}'",
                 fix="destroy() the executor first",
             )
-        self._session.groupings[self._name] = grouping.Request(
+        self._session.model.groupings[self._name] = grouping.Request(
             CommGroupType(comm_group_type), shards, VariableRetrievalMode(variable_retrieval_mode)
         )
 

@@ -36,9 +36,7 @@ class Reading:
     @property
     def paths(self) -> dict[int, str]:
         """Paths of the parameters by the address of their values."""
-        return {
-            tied.tensor.data_ptr(): path for path, tied in self.tensors.items() if tied.is_parameter
-        }
+        return paths_of(self.tensors)
 
     def request(
         self,
@@ -83,6 +81,11 @@ class Reading:
             arguments=dict(bound.parts),
             examples=lambda: inputs.first_micro_batch(spec.loops),
         )
+
+
+def paths_of(tensors: Mapping[str, _capture.Tied]) -> dict[int, str]:
+    """Return the paths of the parameters among tensors, by the address of their values."""
+    return {tied.tensor.data_ptr(): path for path, tied in tensors.items() if tied.is_parameter}
 
 
 def read(module: nn.Module, asked: Mapping[str, Request], spec: Spec) -> Reading:

@@ -17,21 +17,20 @@ from torch import nn
 from .. import _capture, _compile
 from .._base import log, source
 from .._base.errors import AssertionFailure, Error
-from .._ir.optim_spec import OptimSpec
 from .._ir.plan import Plan
 from .._ir.spec import Spec
 from ..enums import ConnectionType
-from . import faults, grouping, hooks, reading
-from .arguments import Inputs
+from . import faults, hooks
 from .connection import Connection, refuse_offline
 from .counters import Stamped
 from .device import Device
 from .live import Compilation, LastCall, Live
-from .modes import Mode, Modes
+from .model import Model
+from .modes import Mode
 from .optimizer import SessionOptimizer
 from .outputs import Outputs
 from .random import Randomness
-from .signature import Bound, Signature
+from .signature import Bound
 from .sync import Sync, Transfers, not_compiled
 
 Progress = Callable[[], contextlib.AbstractContextManager[Callable[[float], None]]]
@@ -66,10 +65,8 @@ class Session:
         live: what there is while the model is compiled, else None.
         sync: the device while there is one, and who has the newer weights.
         optimizer: what trains the model, None in inference.
-        groupings: parameters that are to have a value per group of replicas, by path.
-        module: what is traced.
+        model: what is captured.
         restored: state from a file, until it is compiled for.
-        signature: of the original ``forward``.
     """
 
     def __init__(
@@ -86,14 +83,10 @@ class Session:
         self.optimizer = SessionOptimizer(optimizer) if optimizer is not None else None
         tensors = _capture.tensors_of(module)
         self.sync = Sync(tuple(id(t.tensor) for t in tensors.values()), transfers)
-        self.groupings: dict[str, grouping.Request] = {}
+        self.model = Model(module, users, entry)
         self.restored: Restored | None = None
-        self.module = module
-        self._entry = entry
-        self._modes = Modes(module, users)
         self._settings = settings
         self._progress = progress
-        self.signature = Signature(entry or module.forward, type(module).__name__)
         self._connection = Connection()
 
     def get_live(self) -> Live:
@@ -122,7 +115,7 @@ class Session:
             background: optimised code may come later.
             made_up: the values of the tensors mean nothing.
         """
-        bound = self.signature.bind(args, kwargs)
+        bound = self.model.signature.bind(args, kwargs)
         self.sync.fetch()
         spec = self._settings()
         log.limit_repeats(spec.runtime.max_repeat_logs)
@@ -133,47 +126,39 @@ class Session:
                 fix="drop one of the two",
             )
         try:
-            self._take(*self._compiled(bound, spec, background, made_up))
+            self._take(self._compiled(bound, spec, background, made_up))
         except BaseException:
             self._connection.detach()
             raise
         if spec.runtime.connection != ConnectionType.Never:
             self.attach()
 
-    def _compiled(
-        self, bound: Bound, spec: Spec, background: bool, made_up: bool
-    ) -> tuple[Compilation, dict[str, float]]:
-        """Return a compilation, and the values of the hyper-parameters that it leaves open."""
-        inputs = Inputs(bound, spec.loops, spec.precision.narrow_64bit, made_up)
-        self._modes.look_again()
-        self._modes.now()  # as the user's module is
-        now = reading.read(self.module, self.groupings, spec)
-        optim, values = self._frozen_optimizer(now, spec)
-        request = self._request(now, bound, inputs, spec, optim)
+    def _compiled(self, bound: Bound, spec: Spec, background: bool, made_up: bool) -> Compilation:
+        task = self.model.task(bound, spec, self.optimizer, made_up)
         excludes = source.excluding(spec.runtime.source_excludes)
         with self._progress() as progress, hooks.around(), excludes:
             compiled = _compile.compile(
-                request,
+                task.request,
                 spec,
-                optim,
+                task.optim,
                 progress,
                 lambda count: self._placed(spec, count),
                 background,
             )
         outputs = Outputs(compiled.outputs, compiled.host_outputs)
-        return Compilation(spec, now, inputs, compiled, optim, outputs), values
+        return Compilation(**vars(task), compiled=compiled, outputs=outputs)
 
-    def _take(self, compilation: Compilation, values: Mapping[str, float]) -> None:
+    def _take(self, compilation: Compilation) -> None:
         """Use a compilation from now on, without attaching."""
         spec = compilation.spec
         # After capturing: a forward that sets modes itself has set them by now.
-        mode, process = self._modes.now(), spec.target.process_id
+        mode, process = self.model.modes.now(), spec.target.process_id
         live = Live(compilation, mode, Randomness(spec.target.seed, process))
         if self.restored is not None:
             live.kept = compilation.checked_state(self.restored.device)
             live.random.set(self.restored.random, None)
         if self.optimizer is not None and compilation.optim is not None:
-            self.optimizer.compiled(compilation.optim, values)
+            self.optimizer.compiled(compilation.optim, compilation.hypers)
         self.live, self.restored, self.sync.dirty = live, None, False
 
     def plan(self) -> Plan:
@@ -181,49 +166,24 @@ class Session:
         live = self.get_live()
         now = live.now
         if now.compiled.plan.staged is None:
-            request = self._request(now.reading, now.inputs.bound, now.inputs, now.spec, now.optim)
-            plan = _compile.with_stages(now.compiled.plan, request, now.optim)
+            plan = _compile.with_stages(now.compiled.plan, now.request, now.optim)
             compiled = dataclasses.replace(now.compiled, plan=plan)
-            live.now = dataclasses.replace(now, compiled=compiled)
+            live.use(dataclasses.replace(now, compiled=compiled), live.mode)
         return live.now.compiled.plan
 
     def explain(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _capture.Explanation:
         """List what a capture for arguments of this kind would refuse or freeze."""
-        bound = self.signature.bind(args, kwargs)
+        bound = self.model.signature.bind(args, kwargs)
         self.sync.fetch()
-        return _capture.explain(self._uncompiled(bound, self._settings())[0])
+        return _capture.explain(self.model.task(bound, self._settings(), self.optimizer).request)
 
     def shares(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], chips: int, limit: int | None
     ) -> list[_compile.Share]:
         """Divide the module over chips, for arguments of this kind."""
-        spec = self._settings()
-        request, optim = self._uncompiled(self.signature.bind(args, kwargs), spec)
-        return _compile.shares(request, spec, optim, chips, limit)
-
-    def _uncompiled(self, bound: Bound, spec: Spec) -> tuple[_capture.Request, OptimSpec | None]:
-        now = reading.read(self.module, self.groupings, spec)
-        optim, _ = self._frozen_optimizer(now, spec)
-        inputs = Inputs(bound, spec.loops, spec.precision.narrow_64bit)
-        return self._request(now, bound, inputs, spec, optim), optim
-
-    def _request(
-        self,
-        now: reading.Reading,
-        bound: Bound,
-        inputs: Inputs,
-        spec: Spec,
-        optim: OptimSpec | None,
-    ) -> _capture.Request:
-        call = self.signature.caller(self._entry or self.module.__call__, bound)
-        return now.request(call, bound, inputs, spec, optim)
-
-    def _frozen_optimizer(
-        self, now: reading.Reading, spec: Spec
-    ) -> tuple[OptimSpec | None, dict[str, float]]:
-        if self.optimizer is None:
-            return None, {}
-        return self.optimizer.frozen(now.paths, spec)
+        bound = self.model.signature.bind(args, kwargs)
+        task = self.model.task(bound, self._settings(), self.optimizer)
+        return _compile.shares(task.request, task.spec, task.optim, chips, limit)
 
     def _placed(self, spec: Spec, count: int) -> None:
         faults.check("compile")
@@ -302,7 +262,7 @@ class Session:
         if self.live is None:
             self.compile(args, kwargs, background=True)
         live = self.get_live()
-        mode = self._modes.now()
+        mode = self.model.modes.now()
         if mode != live.mode:
             self._change_mode(live, mode, args, kwargs)
         now = live.now
@@ -312,7 +272,7 @@ class Session:
         started = time.perf_counter()
         given = now.inputs.quick(args, kwargs)
         if given is None:
-            bound = self.signature.bind(args, kwargs, like=now.inputs.bound)
+            bound = self.model.signature.bind(args, kwargs, like=now.inputs.bound)
             self.sync.fetch()
             now.inputs.check(bound)
             given = bound.tensors
@@ -339,15 +299,15 @@ class Session:
         """Go on with the program for another mode, which shares weights and state with this one."""
         other = live.by_mode.get(mode)
         if other is None:
-            bound = self.signature.bind(args, kwargs, like=live.now.inputs.bound)
+            bound = self.model.signature.bind(args, kwargs, like=live.now.inputs.bound)
             live.now.inputs.check(bound)
             live.now.inputs.prepare(bound.tensors)
             log.python.info("train() or eval() was called: compiling for the other mode")
             self.sync.fetch()
             self.sync.bring_host_up_to_date()
-            other, _ = self._compiled(bound, live.now.spec, background=True, made_up=False)
+            other = self._compiled(bound, live.now.spec, background=True, made_up=False)
             live.by_mode[mode] = other
-            mode = self._modes.now()
+            mode = self.model.modes.now()
         if self.sync.device is not None:
             self.sync.bring_host_up_to_date()
             device = Device(other.compiled, other.reading)
@@ -391,12 +351,8 @@ class Session:
             raise AssertionFailure("setOptimizer needs a model that is wrapped for training")
         now = self.live.now if self.live is not None else None
         paths = now.reading.paths if now is not None else {}
-        paths |= _paths(self.module)  # others, if the user assigned some
+        paths |= self.model.paths()  # others, if the user assigned some
         self.optimizer.take(optimizer, paths, now.spec if now is not None else None, relaxed)
-
-
-def _paths(module: nn.Module) -> dict[int, str]:
-    return {tied.tensor.data_ptr(): path for path, tied in _capture.tensors_of(module).items()}
 
 
 def _return_inputs(
