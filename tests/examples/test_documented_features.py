@@ -266,3 +266,27 @@ def test_the_classifier_of_the_course_with_a_loader() -> None:
                 (eager(*part)[1] / 2).backward()
             native.step()
     assert_same(model, eager)
+
+
+def test_what_changes_after_compiling_counts_after_destroy() -> None:
+    """As docs/differences.md has it: the compiled program goes on without the change."""
+    model = nn.Sequential(Plain())
+    inference = poptorch.inferenceModel(model, options())
+    before = inference(X)
+    model[0] = Plain()
+    assert torch.equal(inference(X), before)
+    inference.destroy()
+    torch.testing.assert_close(inference(X), model(X))
+
+    trained = WithLoss(Plain(), nn.MSELoss())
+    training = poptorch.trainingModel(trained, options(), sgd(trained))
+    training(X, Y)
+    weight = trained.model.fc.weight
+    weight.requires_grad_(False)
+    start = weight.clone()
+    training(X, Y)
+    assert not torch.equal(weight, start)
+    training.destroy()
+    start = weight.clone()
+    training(X, Y)
+    assert torch.equal(weight, start)

@@ -203,3 +203,12 @@ def test_schedulers_drive_our_classes(weights, caplog):
     assert spec == after
     assert first["hyper.0.lr"] < second["hyper.0.lr"]
     assert first["hyper.0.momentum"] > second["hyper.0.momentum"]
+
+
+@pytest.mark.parametrize("name", ["loss_scaling", "velocity_scaling"])
+@pytest.mark.parametrize("value", [0.0, -2.0, math.inf, math.nan])
+def test_a_scaling_is_a_positive_number(name, value, weights):
+    paths = {w.data_ptr(): f"w{at}" for at, w in enumerate(weights)}
+    optimizer = optim.SGD(weights, lr=0.1, momentum=0.9, use_combined_accum=True, **{name: value})
+    with pytest.raises(ValueError, match=f"{name} must be a positive number"):
+        freeze(optimizer, paths)

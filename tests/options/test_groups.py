@@ -94,6 +94,12 @@ def test_settings_without_effect_warn(caplog):
     assert repr(options) == text
 
 
+def test_the_integer_of_a_casting_behaviour_means_the_same():
+    for value, downcast in ((0, True), (1, False), (2, True)):
+        precision = Options().Precision.halfFloatCasting(value)
+        assert precision.half_float_downcast is downcast
+
+
 def test_narrowing_of_64_bit_results():
     precision = Options().Precision
     assert precision.narrow_64bit is True

@@ -25,6 +25,7 @@ from .sgd import COMBINED_SGD
 from .sgd import SGD_KIND as SGD
 
 HyperValues = dict[str, float]
+SCALINGS = ("loss_scaling", "velocity_scaling")  # gradients are multiplied and divided by them
 
 
 _warned: weakref.WeakSet[type] = weakref.WeakSet()
@@ -180,6 +181,8 @@ def _number(name: str, value: Any) -> float:
         value = value.item()
     if not isinstance(value, int | float):
         raise AssertionFailure(f"Expected a number for {name}", got=repr(value))
+    if name in SCALINGS and not 0 < value < math.inf:
+        raise InvalidValue(f"{name} must be a positive number", got=repr(value))
     return float(value)
 
 
