@@ -1,6 +1,7 @@
 # Every target makes its own virtual environment first; nothing else needs to be set up.
 #   make demo                  train and evaluate FashionMNIST, native PyTorch and poptorch side by side
 #   make test                  lint, types and all tests
+#   make check                 lint, types and a quick part of the tests, in about a minute
 #   make sweep                 torch's operators and modules, and models, one by one (long)
 #   make PYTHON=python3.12 ... choose the interpreter (3.11 or newer)
 #   make test JOBS=8           run the tests in that many processes
@@ -13,7 +14,7 @@ STAMP := $(VENV)/.installed
 TORCH := $(shell sed -n 's/^\(torch==[0-9.]*\).*/\1/p' constraints.txt)
 FASHION := /usr/share/datasets/fashion-mnist
 
-.PHONY: demo test lint docs sweep bench bench-quick soak dataset clean
+.PHONY: demo test check lint docs sweep bench bench-quick soak dataset clean
 .DEFAULT_GOAL := test
 
 # torch goes first and by its exact version, so that nothing later can pull another build of it.
@@ -30,6 +31,10 @@ demo: $(STAMP) dataset
 
 test: lint
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+# Of each test function the first case, and none that is marked slow.
+check: lint
+	$(BIN)/python -m pytest --quick -n $(JOBS) --dist worksteal
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -21,6 +21,19 @@ import torch  # noqa: E402
 torch.set_num_threads(1)  # tests are small and run beside one another
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="the first case of what is not slow")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of each test function keep the first case, if only a quick look is wanted."""
+    if config.getoption("--quick"):
+        first = {item.nodeid.partition("[")[0]: item for item in reversed(items)}
+        kept = {item for item in first.values() if item.get_closest_marker("slow") is None}
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = [item for item in items if item in kept]
+
+
 @pytest.fixture(autouse=True)
 def _fixed_seed() -> None:
     torch.manual_seed(0)

@@ -34,6 +34,8 @@ from poptorch.argparsers import registerCustomArgParser
 from poptorch.dataloader import AsynchronousDataAccessor
 from poptorch.enums import DataLoaderMode, SharingStrategy
 
+pytestmark = pytest.mark.slow
+
 
 def accessor(dataset, **kwargs):
     return AsynchronousDataAccessor(dataset, **{**FORK, **kwargs})

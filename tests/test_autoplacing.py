@@ -54,6 +54,7 @@ def test_equal_layers_are_divided_evenly(chips: int) -> None:
     assert str(table).count("\n") == chips + 1
 
 
+@pytest.mark.slow
 def test_a_placed_model_trains_as_the_flat_one_and_as_the_table_says() -> None:
     flat = Net()
     model, table = poptorch.autoplace(copy.deepcopy(flat), batch(), num_ipus=2)

@@ -210,6 +210,7 @@ def test_shuffled_epochs_are_complete_and_differ(mode, workers):
     assert len({tuple(epoch) for epoch in epochs}) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mode, workers",
     [(DataLoaderMode.Sync, 1), (DataLoaderMode.Async, 0), (DataLoaderMode.AsyncRebatched, 1)],
@@ -224,6 +225,7 @@ def test_seeds_make_runs_reproducible(mode, workers):
     assert len({*run(1), *run(2)}) == len(run(1)) + len(run(2))
 
 
+@pytest.mark.slow
 def test_a_generator_gives_the_same_order_in_every_mode():
     orders = []
     for mode in ALL_MODES:
@@ -234,6 +236,7 @@ def test_a_generator_gives_the_same_order_in_every_mode():
     assert orders[0][0] != orders[0][1]
 
 
+@pytest.mark.slow
 @pytest.mark.spec("data", 29)
 @pytest.mark.parametrize("mode", ALL_MODES)
 def test_torch_s_workers_have_their_usual_ids(mode):
@@ -244,6 +247,7 @@ def test_torch_s_workers_have_their_usual_ids(mode):
     assert got == [[i, i % 2, i % 2] for i in range(6)]
 
 
+@pytest.mark.slow
 @pytest.mark.spec("data", 19)
 @pytest.mark.parametrize("mode", ALL_MODES)
 def test_iterable_data_repeats_in_every_worker_and_warns(mode, caplog):
@@ -257,6 +261,7 @@ def test_iterable_data_repeats_in_every_worker_and_warns(mode, caplog):
     assert caplog.text == ""
 
 
+@pytest.mark.slow
 @pytest.mark.spec("data", 11)
 def test_the_worked_example_of_lost_samples():
     def sizes(mode, dataset, combined, **kwargs):
@@ -281,6 +286,7 @@ def print_nothing(worker_id):
     """Only there so that iterable data sets do not warn about missing initialisers."""
 
 
+@pytest.mark.slow
 @pytest.mark.spec("data", 13)
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 6])
 def test_any_worker_size_gives_the_same_samples(size):
@@ -292,6 +298,7 @@ def test_any_worker_size_gives_the_same_samples(size):
     assert values(made) == [list(range(i, i + 6)) for i in (0, 6, 12)]
 
 
+@pytest.mark.slow
 @pytest.mark.spec("data", 26)
 @pytest.mark.parametrize(
     "async_options",
@@ -371,6 +378,7 @@ class Subclass(Mixin, DataLoader):
             yield batch + self.extra
 
 
+@pytest.mark.slow
 def test_subclasses_with_mix_ins():
     made = Subclass(options(2), Numbers(4), extra=10)
     assert values(made) == [[10, 11], [12, 13]]
@@ -423,6 +431,7 @@ def test_errors_of_the_data_set_pass_as_they_are_and_the_loader_goes_on(workers)
     assert len(workers_then) == workers
 
 
+@pytest.mark.slow
 def test_a_newer_iterator_over_one_loading_process_ends_the_older_one():
     made = loader(Numbers(8), 2, mode=DataLoaderMode.Async)
     first, second = iter(made), iter(made)

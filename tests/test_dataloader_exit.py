@@ -12,6 +12,8 @@ import pytest
 from helpers.leaks import descendants, still_there
 from helpers.patience import HANGS, eventually
 
+pytestmark = pytest.mark.slow
+
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 QUIET = """

@@ -21,6 +21,8 @@ from poptorch._data import process
 from poptorch.dataloader import AsynchronousDataAccessor
 from poptorch.enums import DataLoaderMode, SharingStrategy
 
+pytestmark = pytest.mark.slow
+
 # Starting a process anew takes seconds on a busy machine: each test uses one such strategy.
 FORKS = [SharingStrategy.Fork, SharingStrategy.ForkServer]
 

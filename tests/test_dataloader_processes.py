@@ -79,6 +79,7 @@ def test_one_permutation_for_all_processes_and_a_new_one_every_epoch(mode, worke
     assert [x for made in other for x in flat(made)] != epochs[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ASYNC_MODES)
 def test_shuffling_without_drop_last_reads_everything(mode):
     loaders = of_each_process(3, Numbers(23), 2, seed=5, shuffle=True, drop_last=False, mode=mode)

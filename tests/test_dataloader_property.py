@@ -11,6 +11,8 @@ from helpers.loaders import loader, options
 from poptorch._base.errors import Error
 from poptorch.enums import DataLoaderMode
 
+pytestmark = pytest.mark.slow
+
 COMBINATIONS = 200
 
 

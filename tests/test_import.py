@@ -53,6 +53,7 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> dict:
     return json.loads(run.stdout)
 
 
+@pytest.mark.slow
 def test_import_changes_nothing(probe: dict) -> None:
     changed = probe["changed"]
     # One variable and one hook are part of PopTorch's contract.

@@ -13,6 +13,8 @@ import pytest
 import poptorch
 from helpers.source_tree import ROOT
 
+pytestmark = pytest.mark.slow
+
 
 class Data:
     """A data set that defines ``__getitem__`` on the class only."""

@@ -38,6 +38,7 @@ def _same_level():
     log.set_level(before)
 
 
+@pytest.mark.slow
 @pytest.mark.spec("runtime", 2)
 def test_an_invalid_level_fails_at_import() -> None:
     done = python("import poptorch", POPTORCH_LOG_LEVEL="LOUD")
@@ -65,6 +66,7 @@ def test_the_logger_has_a_name_of_its_own(caplog) -> None:
     assert "heard" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.spec("runtime", 6, 7, 20)
 def test_logs_go_to_stderr_without_colours() -> None:
     code = (
@@ -145,6 +147,7 @@ def test_programs_are_written_at_compile(tmp_path: Path, monkeypatch) -> None:
     assert str(serial.decode(data).program) == str(wrapper.plan().program)
 
 
+@pytest.mark.slow
 @pytest.mark.spec("runtime", 30)
 @pytest.mark.parametrize("own", [None, "0"])
 def test_the_fork_flag_is_only_set_when_absent(own: str | None) -> None:

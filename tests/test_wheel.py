@@ -13,6 +13,8 @@ import pytest
 
 from helpers.source_tree import PACKAGE, ROOT
 
+pytestmark = pytest.mark.slow
+
 PARTS = ("src", "pyproject.toml", "README.md", "LICENSE")
 
 

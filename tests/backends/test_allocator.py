@@ -41,6 +41,7 @@ print(mallinfo().fordblks - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="not glibc 2.33 or later")
 @pytest.mark.parametrize(
     ("mode", "wanted", "kept"),

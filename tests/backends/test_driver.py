@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import poptorch
 from poptorch import CommGroupType, OutputMode
+
+pytestmark = pytest.mark.slow
 
 
 class Scale(torch.nn.Module):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 
 from helpers.inductor_graphs import Tensors, check, graph
 from poptorch.backends.inductor.compiler import compile_graph
+
+pytestmark = pytest.mark.slow
 
 
 def test_training_step_with_state_and_random_numbers() -> None:

@@ -9,6 +9,8 @@ from helpers.inductor_graphs import Tensors, check, graph
 from poptorch.backends.inductor import processor, products
 from poptorch.backends.inductor.compiler import compile_graph
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _nothing_kept():

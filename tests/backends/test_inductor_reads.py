@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from helpers.inductor_graphs import Tensors, check, graph
 from poptorch.backends.inductor import compiler, reads
 
+pytestmark = pytest.mark.slow
+
 
 def step(
     w: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, x: torch.Tensor

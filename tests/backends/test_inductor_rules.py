@@ -13,6 +13,8 @@ from poptorch.backends.inductor.order import OrderedReplay, memory_order
 from poptorch.backends.inductor.pooling import max_pool, max_pool_backward
 from poptorch.backends.inductor.windows import batch_first
 
+pytestmark = pytest.mark.slow
+
 aten = torch.ops.aten
 BATCH = 8
 ALONE = Convolutions(torch.fx.Graph())

@@ -15,6 +15,8 @@ from helpers.wrapped import normal, options
 from poptorch._compile import code
 from poptorch.backends.inductor import compiler, processor
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("capability", "known"), [("AVX512", True), ("AVX2", True), ("DEFAULT", False), ("Z", False)]

@@ -12,6 +12,8 @@ import poptorch
 from helpers.inductor_graphs import graph
 from poptorch.backends.inductor import compiler, toolchain
 
+pytestmark = pytest.mark.slow
+
 
 def inference() -> poptorch.PoplarExecutor:
     options = poptorch.Options().backend("optimise").showCompilationProgressBar(False)

@@ -12,6 +12,8 @@ from helpers.inductor_graphs import Tensors, check, graph
 from poptorch.backends.inductor.lowering import fakes, lower
 from poptorch.backends.inductor.updates import place_writes
 
+pytestmark = pytest.mark.slow
+
 aten = torch.ops.aten
 
 

@@ -101,6 +101,7 @@ def strategy_of(kind: str, chips: list[int], liveness: Liveness):
     return PipelinedExecution(*stages).useInterleavedSchedule(kind == "interleaved")
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(cases())
 def test_random_models_equal_the_fused_program(case) -> None:

@@ -78,6 +78,7 @@ def test_a_failed_call_restores_the_setting() -> None:
     assert torch.get_num_threads() == 2
 
 
+@pytest.mark.slow
 def test_one_thread_holds_for_regions_that_ask_for_more(tmp_path) -> None:
     """Compiled code writes its number of threads into its parallel regions."""
     source = tmp_path / "region.c"

@@ -87,6 +87,7 @@ except poptorch.Error as error:
 """
 
 
+@pytest.mark.slow
 def test_importing_needs_none() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", IMPORT],
@@ -147,6 +148,7 @@ def test_loops_and_branches_without(monkeypatch) -> None:
         assert private.CONTROL_FLOW in caught.value.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES_OF[private.COMPILER])
 def test_compiling_without(name: str, monkeypatch) -> None:
     remove(name, monkeypatch)
@@ -154,6 +156,7 @@ def test_compiling_without(name: str, monkeypatch) -> None:
         Inductor().build(None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["optimise", "inductor"])
 def test_the_reference_backend_takes_the_place_of_compiled_code(
     backend: str, monkeypatch, caplog, tmp_path
@@ -169,6 +172,7 @@ def test_the_reference_backend_takes_the_place_of_compiled_code(
     assert VERSION in warning
 
 
+@pytest.mark.slow
 def test_a_compiler_process_says_it_too(monkeypatch, tmp_path) -> None:
     model = poptorch.inferenceModel(nn.Linear(4, 2), options())
     model(normal(3, 4))

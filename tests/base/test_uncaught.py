@@ -10,6 +10,8 @@ import pytest
 
 from helpers.source_tree import ROOT
 
+pytestmark = pytest.mark.slow
+
 
 def run(code: str, **environment: str) -> str:
     """Run code that fails in a process of its own; return what it wrote to stderr."""

@@ -256,6 +256,7 @@ RECURRENT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.spec("precision", 2, 3)
 @pytest.mark.parametrize("lanes", [1, 3])
 @pytest.mark.parametrize("activation, weights", [(HALF, FLOAT), (FLOAT, HALF)])

@@ -13,6 +13,8 @@ import poptorch
 from helpers.memory import peak_of_call
 from helpers.wrapping import graph_of, options, training
 
+pytestmark = pytest.mark.slow
+
 LAYERS, WIDTH, ROWS = 12, 16, 512
 counted: list[int] = []
 

@@ -198,6 +198,7 @@ def test_each_command_has_a_help_page_with_an_example(capsys) -> None:
         assert "example:\n  poptorch " + words[0] in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [
     ["poptorch._cli.main", "doctor", "--help"], ["poptorch._cli.main", "doctor", "SCRIPT"],
     ["poptorch._cli.main", "options", "--all"], ["poptorch._cli.monitor"],

@@ -211,6 +211,7 @@ def test_a_full_disk_is_a_warning(folder: Path, monkeypatch, caplog) -> None:
     assert files(folder) == []
 
 
+@pytest.mark.slow
 def test_two_processes_at_once(folder: Path) -> None:
     code = (
         "import sys, torch, poptorch\n"

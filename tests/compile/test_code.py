@@ -16,6 +16,8 @@ from poptorch._ir import slots
 from poptorch._ir.graph import Graph
 from poptorch.backends.inductor import Inductor
 
+pytestmark = pytest.mark.slow
+
 BUILDER = Inductor()
 
 

@@ -73,6 +73,7 @@ def eager_to_compile(monkeypatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_takeover_keeps_weights_moments_statistics_and_random_numbers(
     eager_to_compile, monkeypatch
 ) -> None:
@@ -184,6 +185,7 @@ def test_the_slow_tier_leaves_a_core_to_the_compiler(monkeypatch) -> None:
 FAILING = "import sys; sys.exit('g++ is on strike')"
 
 
+@pytest.mark.slow
 def test_a_failure_is_reported_once_and_the_run_goes_on(
     eager_to_compile, monkeypatch, caplog
 ) -> None:
@@ -207,6 +209,7 @@ def test_what_fails_in_a_worker_is_said_in_its_words(tmp_path) -> None:
     assert found == (worker.FAILED, "The C++ compiler failed\n  Got:    No space left on device")
 
 
+@pytest.mark.slow
 def test_no_process_can_be_started(eager_to_compile, monkeypatch, caplog) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     model = training()
@@ -227,6 +230,7 @@ def compiling(monkeypatch) -> poptorch.PoplarExecutor:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["destroy", "dropped"])
 def test_letting_go_ends_the_compilation(way: str, eager_to_compile, monkeypatch) -> None:
     model = compiling(monkeypatch)
@@ -242,6 +246,7 @@ def test_letting_go_ends_the_compilation(way: str, eager_to_compile, monkeypatch
     assert not Path(f"/proc/{pid}").exists()
 
 
+@pytest.mark.slow
 def test_saving_and_copying_while_compiling(eager_to_compile, monkeypatch, tmp_path) -> None:
     model = compiling(monkeypatch)
     model.save(tmp_path / "saved.poptorch", export_model=False)
@@ -269,6 +274,7 @@ if sys.argv[1] == "wait":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["exit", "wait"])
 def test_the_end_of_the_process_ends_the_compilation(way: str, tmp_path) -> None:
     """Its normal end, and Ctrl-C."""
@@ -288,6 +294,7 @@ def test_the_end_of_the_process_ends_the_compilation(way: str, tmp_path) -> None
     assert not Path(f"/proc/{pid}").exists()
 
 
+@pytest.mark.slow
 def test_a_compiler_process_ends_with_the_one_that_started_it(tmp_path) -> None:
     """However that one ended: nobody holds the other end of the standard input any more."""
     request = "import threading, time\n" + (

@@ -16,6 +16,7 @@ def test_reference(check: str) -> None:
     CONFORMANCE[check]("reference")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", ["loops", "random", "results are new"])
 def test_inductor(check: str) -> None:
     CONFORMANCE[check]("inductor")

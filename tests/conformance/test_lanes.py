@@ -33,6 +33,7 @@ def train(model: nn.Module, opts: poptorch.Options, batches) -> tuple[torch.Tens
     return losses, {**model.state_dict(), "lanes": lanes}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("lanes", [0, 3])
 @pytest.mark.parametrize("name", CASES)
@@ -53,6 +54,7 @@ def test_lanes_equal_the_loop(name: str, lanes: int, replicas: int) -> None:
         torch.testing.assert_close(ours[key], state[key], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lanes", [1, 0])
 @pytest.mark.parametrize("name", ZOO)
 def test_compiled_programs_equal_the_interpreted_ones(name: str, lanes: int) -> None:
@@ -80,6 +82,7 @@ class BatchNorms(nn.Module):
         return poptorch.identity_loss(out.square(), "mean")
 
 
+@pytest.mark.slow
 def test_unusual_batch_norms() -> None:
     torch.manual_seed(0)
     model = BatchNorms()
@@ -138,6 +141,7 @@ def test_the_budget_falls_in_halves(pages: int, monkeypatch) -> None:
     assert budget == choosing.MOST_MEMORY or 2 * budget > pages * 4096 // 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows,cached,lanes", [(2, 0, 2), (2, 1 << 30, 6), (1, 0, 1), (9, 0, 6)])
 def test_many_rows_only_while_they_stay_in_the_caches(rows, cached, lanes, monkeypatch) -> None:
     monkeypatch.setattr(choosing, "MOST_ROWS", ROWS * rows + 1)
@@ -178,6 +182,7 @@ class WithLoss(nn.Module):
         return nn.functional.cross_entropy(self.model(x), y)
 
 
+@pytest.mark.slow
 def test_a_small_memory_budget_means_more_chunks_and_the_same_result() -> None:
     torch.manual_seed(0)
     model = ZOO["transformer"].build()

@@ -50,6 +50,7 @@ class Direct:
         return value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("through_file_system", [False, True])
 def test_values_arrive_and_nothing_stays(through_file_system, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -100,6 +101,7 @@ def test_a_tensor_that_occurs_twice_is_sent_once():
     assert first is second
 
 
+@pytest.mark.slow
 def test_expanded_tensors_are_not_blown_up():
     with nothing_left():
         expanded = torch.ones(1).expand(10_000_000)
@@ -116,6 +118,7 @@ def test_gradients_are_kept():
     assert got.tolist() == [1, 1, 1]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_pickled_says_so():
     with nothing_left(), pytest.raises(AttributeError, match="lambda"):
         Direct(lambda: None)

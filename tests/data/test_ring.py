@@ -41,6 +41,7 @@ def test_two_rings_on_one_file_share_their_slots(file):
             assert tensor.numel() == 0 or tensor.data_ptr() % 64 == 0
 
 
+@pytest.mark.slow
 def test_the_memory_lives_as_long_as_a_view(file):
     maps = len(mappings())
     reserve(file, size_of(SPECS, 1))

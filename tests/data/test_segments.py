@@ -11,6 +11,8 @@ import pytest
 
 from poptorch._data import segments
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -52,6 +52,7 @@ def test_waits_are_added_up(clock):
     assert (waits.elements, waits.seconds) == (0, 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "loading, computing, spent, limit",
     [

@@ -74,6 +74,7 @@ def trains_as(model: nn.Module, formula, backend: str = "reference") -> None:
     torch.testing.assert_close(model.layer.weight, eager.weight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["reference", "inductor"])
 def test_cpp_operators(cpp: ModuleType, backend: str) -> None:
     trains_as(cpp.Model(), leaky_cubed, backend)

@@ -20,6 +20,8 @@ import poptorch_ipu
 from data import SUBSET, FashionMNIST, load
 from helpers.source_tree import ROOT
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = ROOT / "examples" / "fashion_mnist"
 
 

@@ -113,6 +113,7 @@ def test_what_the_system_never_has_fails_at_once_even_when_waiting(
     assert "gc-monitor" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_killed_holder_holds_nothing() -> None:
     holder = start(HOLD.format(count=4))
     assert holder.stdout.readline().split() == ["0", "1", "2", "3"]
@@ -125,6 +126,7 @@ def test_a_killed_holder_holds_nothing() -> None:
     holder.communicate()
 
 
+@pytest.mark.slow
 def test_the_holders_children_do_not_hold_for_it() -> None:
     holder = start(FORKING)
     assert holder.stdout.readline() == "held\n"
@@ -135,6 +137,7 @@ def test_the_holders_children_do_not_hold_for_it() -> None:
     holder.communicate()  # lets the child end
 
 
+@pytest.mark.slow
 def test_a_forked_copy_of_a_lease_gives_nothing_back() -> None:
     output, _ = start(COPYING).communicate(timeout=HANGS)
     assert output == "1\n"
@@ -150,6 +153,7 @@ lease.release()
 """
 
 
+@pytest.mark.slow
 def test_eight_processes_wait_for_four_chips_each() -> None:
     processes = [start(WAITER, POPTORCH_POD="8") for _ in range(8)]
     stays = []
@@ -190,6 +194,7 @@ def test_an_unusable_directory_is_told(tmp_path: Path, monkeypatch: pytest.Monke
         pod.acquire(1)
 
 
+@pytest.mark.slow
 def test_this_process_lives_and_one_that_ended_does_not() -> None:
     assert Process.current().lives
     ended = start("")

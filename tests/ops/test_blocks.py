@@ -252,6 +252,7 @@ def test_annotations_survive_copies_and_pickles() -> None:
         assert [(v.block, v.ipu) for v in visits[1:]] == [("B", 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.spec("parallel", 8)
 def test_annotations_are_seen_in_another_process(tmp_path: Path) -> None:
     layer = poptorch.BeginBlock(nn.Sequential(nn.Linear(2, 2)), "B", ipu_id=1)

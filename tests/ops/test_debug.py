@@ -70,6 +70,7 @@ def test_without_a_title_names_are_stable(capfd) -> None:
     assert titles(capfd.readouterr().err) == ["tensor_0", "tensor_1"] * 2
 
 
+@pytest.mark.slow
 def test_compiled_code_keeps_the_order(capfd) -> None:
     """Inductor may move operators; effects stay where the program has them."""
 

@@ -247,6 +247,7 @@ def same(left, right) -> bool:
     return left == right
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(first=values, second=values)
 def test_whatever_is_passed(first, second) -> None:

@@ -11,6 +11,8 @@ import poptorch
 from helpers.wrapping import options
 from poptorch._compile import bundle
 
+pytestmark = pytest.mark.slow
+
 
 class Deep(nn.Module):
     """Twelve layers, one pair of which share a weight; a matrix too large for a bundle."""

@@ -45,6 +45,7 @@ def training(optimizer: str = "poptorch", opts: poptorch.Options | None = None):
     return poptorch.trainingModel(model, opts, OPTIMIZERS[optimizer](model.parameters()))
 
 
+@pytest.mark.slow
 @pytest.mark.spec("executor", 40, 53, 62)
 @pytest.mark.parametrize("backend", ["reference", "staged"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -568,6 +569,7 @@ def test_trusting_a_file(tmp_path: Path) -> None:
     assert CALLED == ["(5,)"]
 
 
+@pytest.mark.slow
 @pytest.mark.spec("runtime", 24)
 def test_a_file_runs_in_another_process(tmp_path: Path) -> None:
     first = training()
@@ -588,6 +590,7 @@ def test_a_file_runs_in_another_process(tmp_path: Path) -> None:
     assert json.loads(done.stdout) == pytest.approx(first(X, Y)[1].tolist(), rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
 def test_compiled_code_travels_but_is_used_from_trusted_files_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -15,6 +15,8 @@ import poptorch
 from helpers.updating import MODELS
 from helpers.wrapping import options
 
+pytestmark = pytest.mark.slow
+
 SEEDS, STEPS = range(4), 20
 HALF = torch.float16
 

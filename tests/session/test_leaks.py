@@ -13,6 +13,8 @@ from torch import nn
 import poptorch
 from helpers.wrapped import normal, options
 
+pytestmark = pytest.mark.slow
+
 X, Y = normal(8, 64), normal(8, 64, seed=1)
 PAGE = resource.getpagesize()
 
