@@ -17,14 +17,7 @@ from poptorch.autocasting import Policy
 from poptorch.enums import CommGroupType, HalfFloatCastingBehavior, OutputMode
 from poptorch.options import Options, ShardedExecution, TensorLocationSettings, overview
 from poptorch.options.freeze import freeze, prepare
-from poptorch.options.popart_keys import (
-    BOOL_KEYS,
-    DICT_KEYS,
-    FLOAT_KEYS,
-    INT_KEYS,
-    LIST_KEYS,
-    STR_KEYS,
-)
+from poptorch.options.popart_keys import KEYS
 from poptorch.options.table import IDLE, UNSET, Setting
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -132,15 +125,15 @@ def change(options: Options, setting: Setting) -> None:
         target(*example(setting))
         return
     key = setting.row.values[0].name
-    values = (
-        (BOOL_KEYS, setting.row.values[0].default is not True),
-        (INT_KEYS, 0),
-        (FLOAT_KEYS, 1.5),
-        (STR_KEYS, "text"),
-        (LIST_KEYS, ["0"]),
-        (DICT_KEYS, {"key": "value"}),
-    )
-    value = next(value for keys, value in values if key in keys)
+    values = {
+        "bool": setting.row.values[0].default is not True,
+        "int": 0,
+        "float": 1.5,
+        "string": "text",
+        "list": ["0"],
+        "dictionary": {"key": "value"},
+    }
+    value = next(value for kind, value in values.items() if key in KEYS[kind])
     options._Popart.set(key, value)
 
 

@@ -3,33 +3,25 @@
 import pytest
 
 from poptorch._base.errors import Error
-from poptorch.options.popart_keys import (
-    BOOL_KEYS,
-    DICT_KEYS,
-    FLOAT_KEYS,
-    INT_KEYS,
-    LIST_KEYS,
-    STR_KEYS,
-    validate_popart,
-)
+from poptorch.options.popart_keys import KEYS, validate_popart
 
 
 @pytest.mark.parametrize(
-    "keys, value",
+    "kind, value",
     [
-        (BOOL_KEYS, True),
-        (INT_KEYS, 1),
-        (FLOAT_KEYS, 1.5),
-        (STR_KEYS, "text"),
-        (LIST_KEYS, ["a"]),
-        (LIST_KEYS, ("a", "b")),
-        (LIST_KEYS, {0, 1}),
-        (DICT_KEYS, {"key": "value"}),
-        (DICT_KEYS, {"key": True}),
+        ("bool", True),
+        ("int", 1),
+        ("float", 1.5),
+        ("string", "text"),
+        ("list", ["a"]),
+        ("list", ("a", "b")),
+        ("list", {0, 1}),
+        ("dictionary", {"key": "value"}),
+        ("dictionary", {"key": True}),
     ],
 )
-def test_every_key_takes_its_type(keys, value):
-    for key in keys:
+def test_every_key_takes_its_type(kind, value):
+    for key in KEYS[kind]:
         validate_popart({key: value})
 
 
@@ -73,5 +65,5 @@ def test_the_log_directory_is_ignored_with_a_warning(caplog):
 
 
 def test_no_key_is_in_two_tables():
-    tables = (BOOL_KEYS, INT_KEYS, FLOAT_KEYS, STR_KEYS, LIST_KEYS, DICT_KEYS)
+    tables = KEYS.values()
     assert sum(map(len, tables)) == len(frozenset().union(*tables))

@@ -7,6 +7,7 @@ import difflib
 from typing import TYPE_CHECKING, Any, Self
 
 from .._base.errors import AssertionFailure, InvalidAttribute
+from . import table
 from .check import refuse
 from .freezable import Freezable
 from .show import show_pairs
@@ -15,7 +16,8 @@ from .show import show_pairs
 class Container(Freezable):
     """Named values that keep their type, can be read as attributes, and can be frozen.
 
-    ``Container(**defaults)`` declares the names of the keywords. Reading an unknown public name
+    ``Container(**defaults)`` declares the names of the keywords, and those in the rows of the
+    class's options. Reading an unknown public name
     is an ``AttributeError``; writing one, or a value of another type than the stored one, an
     ``AssertionError``; writing anything while frozen, an ``AttributeError``.
 
@@ -28,9 +30,11 @@ class Container(Freezable):
     _values: dict[str, Any]
 
     def __init__(self, **defaults: Any) -> None:
-        vars(self)["_declared"] = copy.deepcopy(defaults)
+        values = table.defaults(type(self)) | defaults
+        vars(self).update(table.defaults(type(self), table.Private))
+        vars(self)["_declared"] = copy.deepcopy(values)
         vars(self)["_is_frozen"] = False
-        vars(self)["_values"] = defaults
+        vars(self)["_values"] = values
 
     def set(self, **values: Any) -> Self:
         """Store values of declared names; none is stored if one is refused.
@@ -84,11 +88,7 @@ class Container(Freezable):
         Raises:
             AssertionFailure: both hold the same key (an ``AssertionError``).
         """
-        common = sorted(other.keys() & self._values.keys())
-        if common:
-            refuse(AssertionFailure, "The same option is set twice", got=", ".join(common))
-        other.update(self._values)
-        return other
+        return merge(other, self._values)
 
     def toDict(self) -> dict[str, Any]:
         """Return the stored values as a new dictionary."""
@@ -139,3 +139,16 @@ class Container(Freezable):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({show_pairs(self._ordered())})"
+
+
+def merge(result: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """Add values to a dictionary and return it.
+
+    Raises:
+        AssertionFailure: both hold the same key (an ``AssertionError``).
+    """
+    common = sorted(result.keys() & values.keys())
+    if common:
+        refuse(AssertionFailure, "The same option is set twice", got=", ".join(common))
+    result.update(values)
+    return result

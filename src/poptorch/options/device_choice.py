@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .._base import env
 from .._base.errors import Error
@@ -15,8 +15,7 @@ MODEL_VERSIONS = {"ipu1": 1, "ipu2": 2, "ipu21": 21}
 SMALL_MODEL_TILES = 4
 
 
-@dataclass(frozen=True)
-class DeviceChoice:
+class DeviceChoice(NamedTuple):
     """The kind of device and, if something other than the default decided it, what did.
 
     Attributes:

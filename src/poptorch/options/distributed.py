@@ -8,7 +8,7 @@ from .._base import env, log
 from .._base.errors import InvalidValue
 from .check import refuse
 from .container import Container
-from .table import RULES, Value, defaults, row
+from .table import RULES, Value, row
 
 # Of OpenMPI, which PopTorch read, and of torchrun.
 _LAUNCHERS = (("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("WORLD_SIZE", "RANK"))
@@ -28,7 +28,7 @@ class _DistributedOptions(Container):
     ipuof_configs: dict[Any, Any]
 
     def __init__(self) -> None:
-        super().__init__(**defaults(type(self)), ipuof_configs={})
+        super().__init__(ipuof_configs={})
         for count, index in _LAUNCHERS:
             if env.is_set(count):
                 self.setEnvVarNames(count, index)

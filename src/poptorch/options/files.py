@@ -87,7 +87,7 @@ def apply_calls(options: Any, text: str, name: str = "the options") -> None:
             ) from error
     for place, call in calls:
         try:
-            _evaluate(call, options)
+            call(options)
         except Exception as error:
             error.add_note(place)
             raise
@@ -103,11 +103,11 @@ def as_calls(options: Any) -> str:
     for setting in settings(options):
         for value in setting.row.values:
             if not value.here and value.changed(setting.group):
-                lines[_call(setting, value)] = None
+                lines[_call_text(setting, value)] = None
     return "\n".join(lines)
 
 
-def _call(setting: Setting, value: Value) -> str:
+def _call_text(setting: Setting, value: Value) -> str:
     stored = value.read(setting.group)
     if isinstance(value, Backend):
         return f"_Popart.set({value.name!r}, {_text(setting.group._popart.options[value.name])})"
@@ -127,75 +127,75 @@ def _text(value: Any) -> str:
     return ast.unparse(tree)
 
 
-def _parse(statement: str) -> ast.Call:
+Read = Callable[[Any], Any]
+"""What a tree means for an Options object: nothing is called before every line was understood."""
+
+
+def _parse(statement: str) -> Read:
     tree = ast.parse(f"options.{statement}", mode="eval").body
     if not isinstance(tree, ast.Call):
         raise _Unsupported("expected one option call, such as deviceIterations(4)")
-    _check_tree(tree, root="options")
-    return tree
+    return _call(tree, "options")
 
 
-def _check_tree(node: ast.expr, root: str | None = None) -> None:
-    """Accept literals, names under the two modules, and calls of public methods on them."""
+def _read(node: ast.expr, root: str | None = None) -> Read:
+    """Accept literals, names under the two modules, and calls of public methods on them.
+
+    Args:
+        node: of the statement.
+        root: the name at the beginning of the chain that the node belongs to; None for a module's.
+    """
     if isinstance(node, ast.Call):
-        for argument in [*node.args, *(keyword.value for keyword in node.keywords)]:
-            _check_tree(argument)
-        if not isinstance(node.func, ast.Attribute) or any(k.arg is None for k in node.keywords):
-            raise _Unsupported("only calls of named setters with plain arguments are understood")
-        _check_tree(node.func, root)
-    elif isinstance(node, ast.Attribute):
-        of_options = root is not None and isinstance(node.value, ast.Name)
-        if node.attr.startswith("_") and not (of_options and node.attr in _PRIVATE_GROUPS):
-            raise _Unsupported(f"private name {node.attr}")
-        if not isinstance(node.value, (ast.Name, ast.Attribute, ast.Call)):
-            raise _Unsupported(f"an attribute of {ast.unparse(node.value)}")
-        _check_tree(node.value, root)
-    elif isinstance(node, ast.Name):
+        return _call(node, root)
+    if isinstance(node, ast.Attribute):
+        return _attribute(node, root)
+    if isinstance(node, ast.Name):
         if node.id not in ((root,) if root else ("poptorch", "torch")):
             raise _Unsupported(f"unknown name {node.id}")
-    elif isinstance(node, (ast.List, ast.Tuple, ast.Set)):
-        for item in node.elts:
-            _check_tree(item)
-    elif isinstance(node, ast.Dict):
-        for part in [*node.keys, *node.values]:
-            if part is None:
-                raise _Unsupported("a dictionary spread with **")
-            _check_tree(part)
-    else:
-        _literal(node)
-
-
-def _literal(node: ast.expr) -> Any:
+        return lambda options: options
+    if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
+        kind = {ast.List: list, ast.Tuple: tuple, ast.Set: set}[type(node)]
+        items = [_read(item) for item in node.elts]
+        return lambda options: kind(item(options) for item in items)
+    if isinstance(node, ast.Dict):
+        if None in node.keys:
+            raise _Unsupported("a dictionary spread with **")
+        keys = [_read(key) for key in node.keys if key is not None]
+        values = [_read(value) for value in node.values]
+        return lambda options: {
+            key(options): value(options) for key, value in zip(keys, values, strict=True)
+        }
     try:
-        return ast.literal_eval(node)
+        value = ast.literal_eval(node)
     except (ValueError, TypeError) as error:
         raise _Unsupported(f"not a literal: {ast.unparse(node)}") from error
+    return lambda options: value
 
 
-def _evaluate(node: ast.expr, options: Any) -> Any:
-    """Return the value of a tree that _check_tree accepted."""
-    if isinstance(node, ast.Call):
-        assert isinstance(node.func, ast.Attribute)
-        args = [_evaluate(argument, options) for argument in node.args]
-        named = {str(k.arg): _evaluate(k.value, options) for k in node.keywords}
-        return _callable(_evaluate(node.func, options), node.func.attr)(*args, **named)
-    if isinstance(node, ast.Attribute):
-        module = ast.unparse(node.value).removesuffix(".enums")
-        if module in ("poptorch", "torch"):
-            return _module_member(module, node.attr)
-        return getattr(_evaluate(node.value, options), node.attr)
-    if isinstance(node, ast.Name):  # the root: the modules' names were handled above
-        return options
-    if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
-        kinds = {ast.List: list, ast.Tuple: tuple, ast.Set: set}
-        return kinds[type(node)](_evaluate(item, options) for item in node.elts)
-    if isinstance(node, ast.Dict):
-        return {
-            _evaluate(key, options): _evaluate(value, options)
-            for key, value in zip(node.keys, node.values, strict=True)
-            if key is not None
-        }
-    return _literal(node)
+def _call(node: ast.Call, root: str | None) -> Read:
+    function = node.func
+    if not isinstance(function, ast.Attribute) or any(k.arg is None for k in node.keywords):
+        raise _Unsupported("only calls of named setters with plain arguments are understood")
+    name, target = function.attr, _attribute(function, root)
+    args = [_read(argument) for argument in node.args]
+    named = {str(k.arg): _read(k.value) for k in node.keywords}
+    return lambda options: _callable(target(options), name)(
+        *(argument(options) for argument in args),
+        **{key: argument(options) for key, argument in named.items()},
+    )
+
+
+def _attribute(node: ast.Attribute, root: str | None) -> Read:
+    of_options = root is not None and isinstance(node.value, ast.Name)
+    if node.attr.startswith("_") and not (of_options and node.attr in _PRIVATE_GROUPS):
+        raise _Unsupported(f"private name {node.attr}")
+    if not isinstance(node.value, (ast.Name, ast.Attribute, ast.Call)):
+        raise _Unsupported(f"an attribute of {ast.unparse(node.value)}")
+    owner = _read(node.value, root)
+    module = ast.unparse(node.value).removesuffix(".enums")
+    if module in ("poptorch", "torch"):
+        return lambda options: _module_member(module, node.attr)
+    return lambda options: getattr(owner(options), node.attr)
 
 
 def _module_member(module: str, name: str) -> Any:

@@ -11,9 +11,6 @@ from .legacy_names import deprecated_without_effect
 class _JitOptions(Container):
     """Holds nothing: every model is traced."""
 
-    def __init__(self) -> None:
-        super().__init__()
-
     def traceModel(self, trace_model: bool) -> Self:
         """Do nothing but warn: both values of the 1.x releases mean the one tracer. Deprecated."""
         self._check_writable("traceModel")

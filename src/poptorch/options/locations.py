@@ -84,9 +84,6 @@ def _location(kind: str) -> Value:
 class _TensorLocationOptions(Container):
     """Where activations, weights, optimiser state and accumulators rest."""
 
-    def __init__(self) -> None:
-        super().__init__()
-
     @option(HINT, Value("numIOTiles", check=_io_tiles, decides="locations.io_tiles"))
     def numIOTiles(self, num_tiles: int) -> Self:
         """Reserve tiles of each chip for I/O, which overlapped I/O asks for.

@@ -9,6 +9,7 @@ from typing import Any, Self
 from .._base import env, log
 from .._base.errors import AssertionFailure
 from .check import refuse
+from .container import merge
 from .distributed import _DistributedOptions
 from .files import apply_json, load_from_file
 from .jit import _JitOptions
@@ -19,7 +20,6 @@ from .popart import _PopartOptions
 from .precision import _PrecisionOptions
 from .progress import CompilationProgressBar
 from .show import show, show_pairs
-from .table import Private, defaults
 from .training import _TrainingOptions
 
 GROUPS = ("Distributed", "Jit", "Precision", "TensorLocations", "Training", "_Popart")
@@ -48,9 +48,7 @@ class Options(LegacyOptions):
         self._tensor_locations = _TensorLocationOptions()
         self._jit = _JitOptions()
         self._progress_bar = CompilationProgressBar()
-        for name, value in defaults(type(self), Private).items():
-            setattr(self, name, value)
-        super().__init__(**defaults(type(self)))
+        super().__init__()
         self._apply_environment()
 
     def _apply_environment(self) -> None:
@@ -102,7 +100,7 @@ class Options(LegacyOptions):
         return copy.deepcopy(self)
 
     def loadFromFile(self, filepath: str | os.PathLike[str]) -> Self:
-        """Apply the option calls of a file, one per line (section 8).
+        """Apply the option calls of a file, one per line.
 
         A line is written as in Python without the leading ``options.``; blank lines and comments
         are skipped. Later lines and later files win. The file is parsed, never executed.
@@ -115,7 +113,7 @@ class Options(LegacyOptions):
         return self
 
     def from_json(self, string: str) -> Self:
-        """Apply a JSON object of ``{"dotted.setter": argument or [arguments]}`` (section 9).
+        """Apply a JSON object of ``{"dotted.setter": argument or [arguments]}``.
 
         A string ``"Enum.Member"`` that is the only argument becomes that member.
 
@@ -135,7 +133,7 @@ class Options(LegacyOptions):
         return [setting.option for setting in idle(self)]
 
     def toDict(self) -> dict[str, Any]:
-        """Return one flat dictionary of every setting, for the backend (section 10).
+        """Return one flat dictionary of every setting, for the backend.
 
         Raises:
             AssertionFailure: the output mode is still ``Default``, or two groups hold the same
@@ -148,21 +146,14 @@ class Options(LegacyOptions):
                 fix="call outputMode(...), or read the options of a wrapped model",
             )
         result = self._execution_strategy._backend_options()
-        _merge(result, self._popart.options)
+        merge(result, self._popart.options)
         self.update(result)
         for group in (self._training, self._distributed, self._tensor_locations):
             group.update(result)
         if self._show_compilation_progress_bar:
-            _merge(result, {"compilation_progress_bar_fn": self._progress_bar})
+            merge(result, {"compilation_progress_bar_fn": self._progress_bar})
         return result
 
     def __repr__(self) -> str:
         groups = [f"{name}={show(getattr(self, name))}" for name in GROUPS]
         return f"{type(self).__name__}({', '.join([show_pairs(self._ordered()), *groups])})"
-
-
-def _merge(result: dict[str, Any], values: dict[str, Any]) -> None:
-    common = sorted(result.keys() & values.keys())
-    if common:
-        refuse(AssertionFailure, "The same option is set twice", got=", ".join(common))
-    result.update(values)

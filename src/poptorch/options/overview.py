@@ -15,18 +15,18 @@ _said: set[str] = set()
 def settings(options: Any) -> list[Setting]:
     """Return every option, the keys of ``_Popart`` that no setter stands for last."""
     groups = {"": options, **{f"{name}.": getattr(options, name) for name in _GROUPS}}
-    found = [
+    written = [
         Setting(prefix + row.option, group, row)
         for prefix, group in groups.items()
         for row in rows_of(type(group))
     ]
     covered = {
         value.name
-        for setting in found
+        for setting in written
         for value in setting.row.values
         if isinstance(value, Backend) and not value.part
     }
-    return found + [Setting(row.option, options, row) for row in key_rows(covered)]
+    return written + [Setting(row.option, options, row) for row in key_rows(covered)]
 
 
 def idle(options: Any) -> list[Setting]:

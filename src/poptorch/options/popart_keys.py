@@ -17,77 +17,54 @@ _REPLICATED = "replicatedCollectivesSettings"
 _BATCH = "batchSerializationSettings"
 _LOSS_SCALING = "automaticLossScalingSettings"
 
-BOOL_KEYS = frozenset(
-    f"""
-    aliasZeroCopy {_LOSS_SCALING}.enabled {_BATCH}.concatOnVirtualGraphChange
-    {_BATCH}.concatOnExecutionPhaseChange {_BATCH}.concatOnPipelineStageChange compileEngine
-    constantWeights decomposeGradSum delayVarUpdates disableGradAccumulationTensorStreams
-    disableOptimizerStateTensorStreams dotOpNames enableDistributedReplicatedGraphs
-    enableEngineCaching enableExplicitIR enableExplicitMainLoops enableFloatingPointChecks
-    enableFullyConnectedPass enableGradientAccumulation enableInplaceAmbiguityChecking
-    enableLoadAndOffloadRNGState enableMergeExchange enableNonStableSoftmax enableOutlining
-    enableOutliningCopyCostPruning enablePipelining enablePrefetchDatastreams
-    enableReplicatedGraphs enableSerializedMatmuls enableStableNorm enableStochasticRounding
-    enableSupportedDataTypeCasting ensureFp32LossScaleTensor explicitRecomputation
-    exportPoplarComputationGraph exportPoplarVertexGraph groupHostSync
-    groupNormStridedChannelGrouping instrumentWithHardwareCycleCounter opxAliasChecking
-    opxModifyChecking rearrangeAnchorsOnHost rearrangeStreamsOnHost
-    {_REPLICATED}.prepareScheduleForMergingCollectives {_REPLICATED}.mergeAllReduceCollectives
-    scheduleNonWeightUpdateGradientConsumersEarly separateCallOpPdfs strictOpVersions
-    useHostCopyOps
-    """.split()
-)
-INT_KEYS = frozenset(
-    f"""
-    accumulateOuterFragmentSettings.schedule accumulationAndReplicationReductionType
-    accumulationFactor autodiffSettings.stitchStrategy
-    {_LOSS_SCALING}.gradientTensorTrackingMethod {_LOSS_SCALING}.updatePeriod autoRecomputation
-    {_BATCH}.batchSchedule {_BATCH}.factor {_BATCH}.method {_BATCH}.transformContext
-    compilationProgressTotal defaultBufferingDepth defaultPrefetchBufferingDepth
-    executionPhaseSettings.phases executionPhaseSettings.stages finalDotOp firstDotOp
-    globalReplicaOffset globalReplicationFactor looseThresholdAtPeak
-    meanAccumulationAndReplicationReductionStrategy mergeVarUpdate mergeVarUpdateMemThreshold
-    numIOTiles patterns_level subgraphCopyingStrategy swapLimitScheduler syntheticDataMode
-    transitiveClosureOptimizationThreshold virtualGraphMode
-    """.split()
-)
-FLOAT_KEYS = frozenset(
-    f"""
-    {_LOSS_SCALING}.binEdgeLocation {_LOSS_SCALING}.thresholdUpperCountProportion
-    outlineSequenceBreakCost outlineThreshold timeLimitScheduler
-    """.split()
-)
-STR_KEYS = frozenset(
-    {
-        "cachePath",
-        "customCodeletCompileFlags",
-        "kahnTieBreaker",
-        "logDir",
-        "partialsTypeMatMuls",
-        "saveInitializersToFile",
-        "serializedPoprithmsShiftGraphsDir",
-    }
-)
-LIST_KEYS = frozenset(
-    {
-        "accumulateOuterFragmentSettings.excludedVirtualGraphs",
-        "customCodelets",
-        "dotChecks",
-        "hardwareInstrumentations",
-        "updatableNamedBuffers",
-    }
-)
-DICT_KEYS = frozenset(
-    {
-        "convolutionOptions",
-        "engineOptions",
-        "gclOptions",
-        "lstmOptions",
-        "matmulOptions",
-        "patterns",
-        "reportOptions",
-    }
-)
+_KEYS_BY_KIND = {
+    "bool": f"""
+        aliasZeroCopy {_LOSS_SCALING}.enabled {_BATCH}.concatOnVirtualGraphChange
+        {_BATCH}.concatOnExecutionPhaseChange {_BATCH}.concatOnPipelineStageChange compileEngine
+        constantWeights decomposeGradSum delayVarUpdates disableGradAccumulationTensorStreams
+        disableOptimizerStateTensorStreams dotOpNames enableDistributedReplicatedGraphs
+        enableEngineCaching enableExplicitIR enableExplicitMainLoops enableFloatingPointChecks
+        enableFullyConnectedPass enableGradientAccumulation enableInplaceAmbiguityChecking
+        enableLoadAndOffloadRNGState enableMergeExchange enableNonStableSoftmax enableOutlining
+        enableOutliningCopyCostPruning enablePipelining enablePrefetchDatastreams
+        enableReplicatedGraphs enableSerializedMatmuls enableStableNorm enableStochasticRounding
+        enableSupportedDataTypeCasting ensureFp32LossScaleTensor explicitRecomputation
+        exportPoplarComputationGraph exportPoplarVertexGraph groupHostSync
+        groupNormStridedChannelGrouping instrumentWithHardwareCycleCounter opxAliasChecking
+        opxModifyChecking rearrangeAnchorsOnHost rearrangeStreamsOnHost
+        {_REPLICATED}.prepareScheduleForMergingCollectives {_REPLICATED}.mergeAllReduceCollectives
+        scheduleNonWeightUpdateGradientConsumersEarly separateCallOpPdfs strictOpVersions
+        useHostCopyOps
+    """,
+    "int": f"""
+        accumulateOuterFragmentSettings.schedule accumulationAndReplicationReductionType
+        accumulationFactor autodiffSettings.stitchStrategy
+        {_LOSS_SCALING}.gradientTensorTrackingMethod {_LOSS_SCALING}.updatePeriod autoRecomputation
+        {_BATCH}.batchSchedule {_BATCH}.factor {_BATCH}.method {_BATCH}.transformContext
+        compilationProgressTotal defaultBufferingDepth defaultPrefetchBufferingDepth
+        executionPhaseSettings.phases executionPhaseSettings.stages finalDotOp firstDotOp
+        globalReplicaOffset globalReplicationFactor looseThresholdAtPeak
+        meanAccumulationAndReplicationReductionStrategy mergeVarUpdate mergeVarUpdateMemThreshold
+        numIOTiles patterns_level subgraphCopyingStrategy swapLimitScheduler syntheticDataMode
+        transitiveClosureOptimizationThreshold virtualGraphMode
+    """,
+    "float": f"""
+        {_LOSS_SCALING}.binEdgeLocation {_LOSS_SCALING}.thresholdUpperCountProportion
+        outlineSequenceBreakCost outlineThreshold timeLimitScheduler
+    """,
+    "string": """
+        cachePath customCodeletCompileFlags kahnTieBreaker logDir partialsTypeMatMuls
+        saveInitializersToFile serializedPoprithmsShiftGraphsDir
+    """,
+    "list": """
+        accumulateOuterFragmentSettings.excludedVirtualGraphs customCodelets dotChecks
+        hardwareInstrumentations updatableNamedBuffers
+    """,
+    "dictionary": """
+        convolutionOptions engineOptions gclOptions lstmOptions matmulOptions patterns reportOptions
+    """,
+}
+KEYS = {kind: frozenset(keys.split()) for kind, keys in _KEYS_BY_KIND.items()}
 LAST_MEMBER = {
     "accumulateOuterFragmentSettings.schedule": 3,
     "accumulationAndReplicationReductionType": 2,
@@ -142,14 +119,6 @@ _READ: dict[str, tuple[Effect, str, dict[str, Any]]] = {
     "saveInitializersToFile": (MISSING, "Write weights beside an exported model: none is.", {}),
     "logDir": (MISSING, "Ignored, as ever: Options.logDir.", {}),
 }
-_TABLES = {
-    "bool": BOOL_KEYS,
-    "int": INT_KEYS,
-    "float": FLOAT_KEYS,
-    "string": STR_KEYS,
-    "list": LIST_KEYS,
-    "dictionary": DICT_KEYS,
-}
 
 
 def key_rows(covered: set[str]) -> Iterator[Row]:
@@ -158,7 +127,7 @@ def key_rows(covered: set[str]) -> Iterator[Row]:
     Args:
         covered: keys that are whole values of options with setters.
     """
-    for key in sorted(set().union(*_TABLES.values()) - covered):
+    for key in sorted(set().union(*KEYS.values()) - covered):
         effect, sentence, more = _READ.get(key, (HINT, _HINT, {}))
         value = Backend(key, INITIAL.get(key, UNSET), **more)
         yield Row(f'_Popart.set("{key}")', effect, (value,), sentence)
@@ -178,7 +147,7 @@ def validate_popart(options: dict[Any, Any]) -> None:
         kind = _kind(value)
         if kind is None:
             refuse(Error, f"Unknown value type for the option {key!r}", got=repr(value))
-        if key not in _TABLES[kind]:
+        if key not in KEYS[kind]:
             refuse(Error, f"Unknown {kind} option: {key}", got=f"{key} = {value!r}", fix=_fix(key))
         _check_range(key, value)
         if key == "logDir":
@@ -211,9 +180,9 @@ def _check_range(key: str, value: Any) -> None:
 
 
 def _fix(key: Any) -> str:
-    tables = [name for name, table in _TABLES.items() if key in table]
+    tables = [name for name, table in KEYS.items() if key in table]
     if tables:
         return f"{key} takes a value of type {tables[0]}"
-    every = sorted(set().union(*_TABLES.values()))
+    every = sorted(set().union(*KEYS.values()))
     close = difflib.get_close_matches(str(key), every, n=3)
     return f"did you mean {' or '.join(close)}?" if close else "remove it: nothing reads it"

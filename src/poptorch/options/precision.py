@@ -17,7 +17,7 @@ from .check import refuse
 from .container import Container
 from .legacy_names import deprecated_without_effect
 from .popart import _PopartOptions
-from .table import HINT, RESULTS, Backend, Value, defaults, option, row
+from .table import HINT, RESULTS, Backend, Value, option, row
 
 _AUTOCAST_RULES = ("fp16", "fp32", "promote", "demote")
 _PARTIALS = {torch.float32: "float", torch.float16: "half"}
@@ -50,7 +50,7 @@ class _PrecisionOptions(Container):
 
     def __init__(self, popart_options: _PopartOptions) -> None:
         self._popart = popart_options
-        super().__init__(**defaults(type(self)))
+        super().__init__()
 
     @option(RESULTS, Value("narrow_64bit", True, field="precision.narrow_64bit"))
     def narrow64Bit(self, enabled: bool = True) -> Self:

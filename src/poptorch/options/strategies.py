@@ -1,4 +1,7 @@
-"""The four execution strategies, as users build them."""
+"""The four execution strategies, as users build them.
+
+A setter's argument of another type than its signature says is an ``AssertionError``.
+"""
 
 from __future__ import annotations
 
@@ -78,9 +81,6 @@ class PipelinedExecution(_IExecutionStrategy):
 
         By default a chip does its forward parts of a cycle, then its backward parts. Results are
         the same. Not a PopTorch option; no effect on sharded execution.
-
-        Raises:
-            AssertionFailure: not a bool (an ``AssertionError``).
         """
         expect("use", use, bool)
         self._interleaved = use
@@ -145,11 +145,7 @@ class _IPhasedExecution(_IExecutionStrategy):
         return self._phases[phase]
 
     def useSeparateBackwardPhase(self, use: bool = True) -> Self:
-        """Let forward and backward share no phase; by default they share the last one.
-
-        Raises:
-            AssertionFailure: not a bool (an ``AssertionError``).
-        """
+        """Let forward and backward share no phase; by default they share the last one."""
         expect("use", use, bool)
         self._separate_backward_phase = use
         return self
@@ -178,11 +174,7 @@ class SerialPhasedExecution(_IPhasedExecution):
     _serial = True
 
     def setTensorsLiveness(self, liveness: Liveness) -> Self:
-        """Choose when tensors leave the chip (default ``Liveness.AlwaysLive``).
-
-        Raises:
-            AssertionFailure: not a ``Liveness`` (an ``AssertionError``).
-        """
+        """Choose when tensors leave the chip (default ``Liveness.AlwaysLive``)."""
         expect("liveness", liveness, Liveness)
         self._tensors_liveness = liveness
         return self
@@ -199,11 +191,7 @@ class ParallelPhasedExecution(_IPhasedExecution):
     _serial = False
 
     def sendTensorsOffChipAfterFwd(self, off_chip: bool = True) -> Self:
-        """Send tensors off chip after the forward pass, or keep them (the default).
-
-        Raises:
-            AssertionFailure: not a bool (an ``AssertionError``).
-        """
+        """Send tensors off chip after the forward pass, or keep them (the default)."""
         expect("off_chip", off_chip, bool)
         self._tensors_liveness = Liveness.OffChipAfterFwd if off_chip else Liveness.AlwaysLive
         return self

@@ -12,7 +12,7 @@ from .check import mean_or_sum
 from .container import Container
 from .legacy_names import deprecated
 from .popart import _PopartOptions
-from .table import HINT, RESULTS, Backend, Value, defaults, option
+from .table import HINT, RESULTS, Backend, Value, option
 
 
 class _TrainingOptions(Container):
@@ -25,7 +25,7 @@ class _TrainingOptions(Container):
 
     def __init__(self, popart_options: _PopartOptions) -> None:
         self._popart = popart_options
-        super().__init__(**defaults(type(self)))
+        super().__init__()
 
     @option(RESULTS, Value("gradient_accumulation", 1, decides="loops.accumulation", least=1))
     def gradientAccumulation(self, gradient_accumulation: int) -> Self:
