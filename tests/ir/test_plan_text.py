@@ -29,7 +29,8 @@ sent between chips
   1B     ipu 1  ipu 0  1        32 B   micro-batch
 schedule of one update: 3 micro-batches in 9 columns, bubble 22%
   chip 0: 0F0 0F1 .   0F2 0B0 .   0B1 0B2 0U0
-  chip 1: .   1F0 1B0 1F1 1B1 1F2 1B2 .   1U0"""
+  chip 1: .   1F0 1B0 1F1 1B1 1F2 1B2 .   1U0
+  1F0: forward of stage 1, micro-batch 0; 1B0: backward; 0U1: update of chip 0, round 1"""
 
 
 class Two(nn.Module):
@@ -92,6 +93,19 @@ def test_homes_are_told() -> None:
     assert "weights: in streaming memory, sharded over replicas, loaded by I/O tiles" in text
     assert "I/O tiles: 32" in text
     assert "2 replicas, 2 IPUs reserved" in text
+
+
+def test_the_fields_names_and_a_legend_stand_beside_the_schedule() -> None:
+    interleaved = poptorch.PipelinedExecution().useInterleavedSchedule()
+    assert "\npipelined, interleaved (1F1B) training: 2 stages" in str(
+        training(1, interleaved).plan()
+    )
+    phases = str(training(1, poptorch.SerialPhasedExecution("A", "B")).plan()).splitlines()
+    assert phases[-1].endswith("; L, S: load from, store to streaming memory")
+    inference = poptorch.inferenceModel(nn.Linear(2, 2), poptorch.Options().backend("staged"))
+    inference.compile(torch.randn(2, 2))
+    last = str(inference.plan()).splitlines()[-1]
+    assert last == "  1F0: forward of stage 1, micro-batch 0"
 
 
 def test_a_plan_needs_a_compilation() -> None:

@@ -32,6 +32,7 @@ def plan_text(plan: Plan) -> str:
         if moved:
             lines += ["streaming memory", *_indented(moved)]
         lines += [_rhythm(plan.staged), *_indented(_grid(plan.staged.schedule))]
+        lines += _indented(_legend(plan.staged))
     return "\n".join(lines)
 
 
@@ -61,7 +62,7 @@ def _headline(plan: Plan) -> str:
     layout, placement = plan.layout, plan.spec.placement
     strategy = placement.strategy.replace("_", " ")
     if placement.strategy is Strategy.PIPELINED:
-        strategy += ", interleaved" if placement.interleaved else ", grouped"
+        strategy += ", interleaved (1F1B)" if placement.interleaved else ", grouped"
     parts = [
         f"{_count(len(layout.stages), 'stage')} on {_count(layout.chips, 'IPU')}",
         _count(plan.spec.loops.replicas, "replica"),
@@ -203,3 +204,15 @@ def _grid(schedule: Schedule) -> list[str]:
     shown = Schedule({chip: row[:_WIDEST] for chip, row in schedule.rows.items()})
     width = max(map(len, str(shown).splitlines()))
     return [f"{line:<{width}} ..." for line in str(shown).splitlines()]
+
+
+def _legend(staged: Staged) -> list[str]:
+    """What the letters of the schedule mean, as far as they occur."""
+    letters = {
+        "F": "1F0: forward of stage 1, micro-batch 0",
+        "B": "1B0: backward",
+        "U": "0U1: update of chip 0, round 1",
+        "L": "L, S: load from, store to streaming memory",
+    }
+    used = {letter for _, _, action in staged.schedule.cells() for letter in str(action)}
+    return ["; ".join(text for letter, text in letters.items() if letter in used)]
