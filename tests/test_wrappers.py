@@ -253,10 +253,10 @@ def test_errors_of_the_engine_module() -> None:
     with pytest.raises(poptorch.UnrecoverableError):
         poptorch_core._throwTestError(kinds.PoplarUnrecoverable)
     with pytest.raises(poptorch_core.Error) as caught:
-        poptorch.inferenceModel(Net(), options())(torch.ones(2, 7))
+        poptorch.inferenceModel(Net(), options())(torch.ones(2, 7), nonsense=1)
     assert isinstance(caught.value, poptorch.Error)
     assert (caught.value.type, caught.value.location) == ("poptorch_py_error", "")
-    assert "forward of Net raised" in caught.value.message
+    assert "'nonsense' is not a valid parameter" in caught.value.message
     mine = poptorch.createPoptorchError("mine")
     assert (mine.type, mine.message, mine.location) == ("poptorch_py_error", "mine", "")
     with pytest.raises(poptorch.Error, match="Unknown"):

@@ -3,7 +3,6 @@
 from . import autocasting, enums, ops, optim, options, profiling
 from ._base import env as _env
 from ._base import log as _log
-from ._base import uncaught as _uncaught
 from ._base.errors import Error, RecoverableError, UnrecoverableError
 from ._base.version import VERSION as _VERSION
 from ._capture import OverwriteContextManager as _OverwriteContextManager
@@ -61,5 +60,4 @@ __version__ = _VERSION
 
 setLogLevel = _log.set_level
 _log.setup()
-_uncaught.setup()
 _env.set_if_absent("RDMAV_FORK_SAFE", "1")  # data workers fork

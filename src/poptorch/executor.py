@@ -19,6 +19,7 @@ from torch import nn
 from . import _session
 from ._base import log
 from ._base.errors import AssertionFailure, Error
+from ._base.tracebacks import UserFrames
 from ._capture import Explanation
 from ._ir.plan import Plan
 from ._ir.spec import Spec
@@ -97,7 +98,7 @@ class PoplarExecutor:
             poptorch.Error: anything else that is wrong with the inputs or the model.
         """
         self._rewrap()
-        with self._channel.tracepoint("modelExecution"):
+        with UserFrames(), self._channel.tracepoint("modelExecution"):
             return self._session.run(args, kwargs)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
@@ -106,7 +107,8 @@ class PoplarExecutor:
             log.python.warning("Call to compile() ignored: the model is already compiled.")
             return
         self._rewrap()
-        self._session.compile(args, kwargs)
+        with UserFrames():
+            self._session.compile(args, kwargs)
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """List everything in ``forward`` that cannot be compiled for inputs like these.

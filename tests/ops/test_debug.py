@@ -161,6 +161,30 @@ def test_number_formats(layout: dict, expected: str) -> None:
     assert lines(torch.tensor([1.5, -0.25]), **layout) == [f"t: {expected}"]
 
 
+@pytest.mark.parametrize(
+    ("value", "dtype", "digits", "expected"),
+    [
+        (1.4962566, torch.float32, 8, "1.4962566"),
+        (1.4962566, torch.float32, 4, "1.4963"),
+        (123.4567, torch.float32, 9, "123.45670"),
+        (0.00123456789, torch.float32, 12, "0.0012345679"),
+        (0.0, torch.float32, 9, "0.0000000"),
+        (1.4962566, torch.float16, 8, "1.4961"),
+        (1.4962566, torch.bfloat16, 8, "1.500"),
+        (2.0 / 3, torch.float64, 18, "0.66666666666666663"),
+    ],
+)
+def test_no_more_digits_than_the_type_has(value, dtype, digits, expected) -> None:
+    tensor = torch.tensor([value], dtype=dtype)
+    layout = Layout(digits=digits, float_format="fixed")
+    assert tensor_text("x", tensor, layout) == f"x: ({expected})"
+    most = {torch.float16: 5, torch.bfloat16: 4, torch.float32: 8, torch.float64: 17}[dtype]
+    for float_format in ("none", "scientific", "auto"):
+        layout = Layout(digits=digits, float_format=float_format)
+        number, _, _ = tensor_text("x", tensor, layout)[4:-1].partition("e")
+        assert len(number.replace(".", "").lstrip("0")) <= most
+
+
 def test_auto_takes_the_exponent_where_points_would_not_do() -> None:
     assert lines(torch.tensor([1.5, 3e9])) == ["t: (1.5000e+00, 3.0000e+09)"]
     assert lines(torch.tensor([float("nan"), float("-inf")])) == ["t: ( nan, -inf)"]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
 from torch import nn
 
 import poptorch
+from helpers.source_tree import ROOT
 
 
 class Net(nn.Module):
@@ -51,20 +55,19 @@ def wrapped(model: nn.Module, iterations: int = 1, backend: str = "reference"):
 
 def text_of(error: BaseException) -> str:
     """The message without what depends on where this file's lines stand."""
-    return re.sub(r"test_errors.py:\d+, .*", "test_errors.py:LINE", str(error))
+    text = "\n".join([str(error), *getattr(error, "__notes__", ())])
+    return re.sub(r"test_errors.py:\d+, .*", "test_errors.py:LINE", text)
 
 
 IN_FORWARD = {
     "raises": """\
-'poptorch_py_error': forward of Net raised ValueError
-  Got:    a mistake of mine
-  Where:  test_errors.py:LINE
-  Fix:    call the module on one micro-batch without poptorch to see the same failure""",
+a mistake of mine
+While poptorch captured forward of Net: test_errors.py:LINE
+  Call the module on one micro-batch without poptorch to see the same failure""",
     "shapes": """\
-'poptorch_py_error': forward of Net raised RuntimeError
-  Got:    a and b must have same reduction dim, but got [4, 2] X [4, 2].
-  Where:  test_errors.py:LINE
-  Fix:    call the module on one micro-batch without poptorch to see the same failure""",
+a and b must have same reduction dim, but got [4, 2] X [4, 2].
+While poptorch captured forward of Net: test_errors.py:LINE
+  Call the module on one micro-batch without poptorch to see the same failure""",
     "reassigns": """\
 'poptorch_py_error': Buffer 'total' is reassigned within the model
   Got:    forward of Net binds another value to self.total
@@ -93,7 +96,7 @@ def test_a_mistake_in_forward(mode: str, inputs, monkeypatch) -> None:
     before = copy.deepcopy(model.state_dict())
     training = wrapped(model)
     monkeypatch.setattr(Net, "mode", mode)
-    with pytest.raises(poptorch.Error) as caught:
+    with pytest.raises((poptorch.Error, ValueError, RuntimeError)) as caught:
         training(*inputs)
     assert text_of(caught.value) == IN_FORWARD[mode]
     assert not training.isCompiled()
@@ -105,12 +108,108 @@ def test_a_mistake_in_forward(mode: str, inputs, monkeypatch) -> None:
     assert loss.dim() == 0
 
 
-def test_exceptions_of_forward_keep_their_class(inputs, monkeypatch) -> None:
-    monkeypatch.setattr(Net, "mode", "raises")
-    with pytest.raises(ValueError, match="a mistake of mine") as caught:
-        wrapped(Net())(*inputs)
-    assert isinstance(caught.value, poptorch.Error)
-    assert isinstance(caught.value.__cause__, ValueError)
+class RefusalError(Exception):
+    """An exception of the user's own, with a text that its class makes."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+    def __str__(self) -> str:
+        return f"refused with {self.code}"
+
+
+class Refusing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x):
+        out = self.layer(x)
+        raise RefusalError(7)
+        return poptorch.identity_loss(out, "sum")
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_exceptions_of_forward_stay_the_users_own(accumulation: int) -> None:
+    opts = poptorch.Options().backend("reference").showCompilationProgressBar(False)
+    opts.Training.gradientAccumulation(accumulation)
+    with pytest.raises(RefusalError) as caught:
+        poptorch.trainingModel(Refusing(), opts)(torch.randn(4, 4))
+    assert type(caught.value) is RefusalError
+    assert str(caught.value) == "refused with 7"
+    assert caught.value.code == 7
+    (note,) = caught.value.__notes__
+    assert "test_errors.py" in note
+    assert "raise RefusalError(7)" in note
+
+
+class Backward(torch.autograd.Function):
+    """Fails where gradients flow."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise RefusalError(8)
+
+
+def test_exceptions_of_a_backward_stay_the_users_own() -> None:
+    layer = nn.Linear(4, 2)
+    model = Calling(lambda x: poptorch.identity_loss(Backward.apply(layer(x)), "sum"))
+    model.layer = layer
+    with pytest.raises(RefusalError) as caught:
+        wrapped(model)(torch.randn(4, 4))
+    assert str(caught.value) == "refused with 8"
+
+
+class Calling(nn.Module):
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+FAILING = {
+    "the user's own": ("raise ValueError('mine')", "ValueError: mine"),
+    "torch's": ("return x @ x", "RuntimeError: a and b must have same reduction dim"),
+    "ours": ("return x * x.sum().item()", "'poptorch_py_error': A tensor's value is needed"),
+}
+
+
+@pytest.mark.spec("runtime", 35)
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("name", FAILING)
+def test_a_traceback_ends_in_the_users_line(name: str, full: bool, tmp_path) -> None:
+    """Of a program that nobody catches it in; a variable brings the frames between back."""
+    line, last = FAILING[name]
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import poptorch, torch\n"
+        "class Net(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        f"        {line}\n"
+        "poptorch.inferenceModel(Net())(torch.ones(4, 2))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    if full:
+        environment["POPTORCH_FULL_TRACEBACK"] = "1"
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.returncode == 1
+    assert last in done.stderr
+    assert "[critical]" not in done.stderr
+    frames = re.findall(r'  File "(.*)", line (\d+)', done.stderr)
+    if full:
+        assert len(frames) > 15
+    else:
+        assert {file for file, _ in frames} == {str(script)}
+        assert frames[-1][1] == "4"
 
 
 @pytest.mark.spec("executor", 15)

@@ -36,6 +36,12 @@ _ROWS = (
     Variable("POPTORCH_LOG_LEVEL", str, "WARN", "verbosity of the log, read at import"),
     Variable("POPTORCH_LOG_DEST", str, "stderr", "stderr, stdout or a file for the engine's log"),
     Variable(
+        "POPTORCH_FULL_TRACEBACK",
+        _flag,
+        False,
+        "keep the frames of this library and of torch in tracebacks of errors",
+    ),
+    Variable(
         "POPTORCH_BACKEND",
         str,
         None,

@@ -9,15 +9,19 @@ from torch import nn
 
 from .._base import source
 from .._base.errors import Error
+from .._base.tracebacks import FORWARD
 from .trace import has_dynamic_shape, needs_value
 from .values import Uncapturable, dynamic_shape
+
+_TRY = "Call the module on one micro-batch without poptorch to see the same failure"
 
 
 @contextlib.contextmanager
 def explained(module: nn.Module) -> Iterator[None]:
-    """Re-raise what ``forward`` raises as an Error that keeps the original class and line.
+    """Let what ``forward`` raises pass, with a note; say what a capture refused in our own words.
 
-    Interrupts and our own errors pass through untouched.
+    The exception keeps its type and text, so that the user's ``except`` clauses work. Interrupts
+    and our own errors pass untouched.
     """
     try:
         yield
@@ -26,9 +30,32 @@ def explained(module: nn.Module) -> Iterator[None]:
     except Exception as error:
         if has_dynamic_shape(error):
             raise dynamic_shape(str(error), source.raising_line(error)) from error
-        raise (
-            _value_needed(error, module) if needs_value(error) else _as_error(error, module)
-        ) from error
+        if needs_value(error):
+            raise _value_needed(error, module) from error
+        _note(error, module)
+        raise
+
+
+@contextlib.contextmanager
+def explained_backward(module: nn.Module) -> Iterator[None]:
+    """As ``explained``, for the backward pass: what torch raises by itself becomes our Error."""
+    try:
+        with explained(module):
+            yield
+    except Error:
+        raise
+    except Exception as error:
+        if source.raising_line(error) is not None:  # a backward of the user's own
+            raise
+        raise _as_error(error, module) from error
+
+
+def _note(error: Exception, module: nn.Module) -> None:
+    note = f"{FORWARD}{type(module).__name__}"
+    line = source.raising_line(error)
+    lines = [f"{note}: {line}" if line else note, _TRY]
+    if not any(known.startswith(note) for known in getattr(error, "__notes__", ())):
+        error.add_note("\n  ".join(lines))
 
 
 def _value_needed(error: Exception, module: nn.Module) -> Error:
@@ -50,9 +77,9 @@ def _as_error(error: Exception, module: nn.Module) -> Error:
     joined = cls.__new__(cls)
     Error.__init__(
         joined,
-        f"forward of {type(module).__name__} raised {type(error).__name__}",
+        f"the backward pass of {type(module).__name__} raised {type(error).__name__}",
         got=str(error) or "no message",
         where=source.raising_line(error),
-        fix="call the module on one micro-batch without poptorch to see the same failure",
+        fix=_TRY[0].lower() + _TRY[1:],
     )
     return joined

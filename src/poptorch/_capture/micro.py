@@ -20,7 +20,7 @@ from .._ir.graph import Graph
 from .._ir.slot import Kind, Slot, narrowed
 from .._ops import annotate
 from . import marks, trace
-from .failures import explained
+from .failures import explained_backward
 from .forward import Forward, Request, run_forward
 from .lanes import NotVectorisable, folded, run_lanes
 from .listening import Capturing
@@ -179,7 +179,7 @@ class _Recording:
                 seed = seed * factor
         if any(isinstance(s, Slot) and s.kind is Kind.OPTSTATE for s in self.request.loss_scaling):
             names.add("finalLossScale", seed.reshape(-1)[0])
-        with explained(self.request.module):
+        with explained_backward(self.request.module):
             grads = torch.autograd.grad(
                 loss, [leaves[path] for path in trained], grad_outputs=seed, allow_unused=True
             )

@@ -116,17 +116,29 @@ class _Elements:
         return self._write(element.item()).rjust(self._width)
 
 
+# Decimal digits that tell every value of a type from its neighbours; more would be invented.
+_SIGNIFICANT = {torch.float16: 5, torch.bfloat16: 4, torch.float32: 8, torch.float64: 17}
+
+
 def _writer(shown: torch.Tensor, layout: Layout) -> Callable[[Any], str]:
     digits = layout.digits
     if not shown.is_floating_point():
         return str
+    most = _SIGNIFICANT.get(shown.dtype, 3)
     if layout.float_format == "none" or digits == 0:
-        return lambda value: f"{value:.{digits or 6}g}"
+        return lambda value: f"{value:.{min(digits or 6, most)}g}"
     if layout.float_format == "auto":
-        kind = "f" if _readable(shown) else "e"
+        fixed = _readable(shown)
     else:
-        kind = "f" if layout.float_format == "fixed" else "e"
-    return lambda value: f"{value:.{digits}{kind}}"
+        fixed = layout.float_format == "fixed"
+    if not fixed:
+        return lambda value: f"{value:.{min(digits, most - 1)}e}"
+    return lambda value: f"{value:.{max(0, min(digits, most - 1 - _magnitude(value)))}f}"
+
+
+def _magnitude(value: float) -> int:
+    """The power of ten of the first digit."""
+    return math.floor(math.log10(abs(value))) if value and math.isfinite(value) else 0
 
 
 def _readable(shown: torch.Tensor) -> bool:

@@ -38,7 +38,8 @@ def ipu_print_tensor(
         summarise_threshold: with more elements than this show only the edges; 0 for never.
         edge_items: elements at each end of each dimension in a summary.
         max_line_width: longer lines are wrapped; 0 for never.
-        digits: after the point of floating point numbers; 0 switches alignment off too.
+        digits: after the point of floating point numbers, as far as their type has so many; 0
+            switches alignment off too.
         float_format: ``"auto"``, ``"fixed"``, ``"scientific"``, or ``"none"`` for each on its own.
         separator: between the values of a row.
         open_bracket, close_bracket: around each row and each nesting level.
