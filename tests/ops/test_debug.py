@@ -167,7 +167,7 @@ def test_number_formats(layout: dict, expected: str) -> None:
         (1.4962566, torch.float32, 8, "1.4962566"),
         (1.4962566, torch.float32, 4, "1.4963"),
         (123.4567, torch.float32, 9, "123.45670"),
-        (0.00123456789, torch.float32, 12, "0.0012345679"),
+        (0.00123456789, torch.float32, 12, "0.0012345678"),
         (0.0, torch.float32, 9, "0.0000000"),
         (1.4962566, torch.float16, 8, "1.4961"),
         (1.4962566, torch.bfloat16, 8, "1.500"),

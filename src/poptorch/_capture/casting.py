@@ -110,7 +110,9 @@ class Casting(TorchFunctionMode):
     def _in_one_type(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Mixed half and float operands in the type that the settings choose."""
+        """Mixed half and float operands in the type that the settings, or autocast, choose."""
+        if torch.is_autocast_enabled("cpu"):
+            return args, kwargs
         if name in _DECIDING:
             return _mixture_in(torch.float32, args, kwargs)
         if name.removesuffix("_") in _REFUSING and name.endswith("_"):
