@@ -27,6 +27,7 @@ from ._session import CompiledInputs, Latency, ParameterProxy, Stamps, counters
 from .enums import ConnectionType
 from .ops.blocks import module_repr
 from .options import Options
+from .options.files import as_calls
 from .options.freeze import freeze, use_running_mean
 from .options.log_lines import log_options
 from .profiling import Channel
@@ -235,8 +236,8 @@ class PoplarExecutor:
         """
         objects = None
         if export_model:
-            objects = _session.Objects(self._user_model, self._optimizer, self._loss, self._options)
-        _session.save(self._session, filename, objects, save_rng_state)
+            objects = _session.Objects(self._user_model, self._optimizer, self._loss)
+        _session.save(self._session, filename, objects, as_calls(self._options), save_rng_state)
 
     def compileAndExport(
         self,

@@ -11,10 +11,13 @@ from torch import nn
 
 from . import _session
 from ._base import source
+from ._base.archive import InvalidFile
 from ._base.errors import AssertionFailure, Error, InvalidType, StateError
+from .enums import ConnectionType
 from .executor import PoplarExecutor
 from .options import Options
-from .options.freeze import prepare, reopen
+from .options.files import apply_calls, apply_data, as_calls
+from .options.freeze import prepare
 from .options.legacy_call import read_call
 
 DEFAULT_LEARNING_RATE = 0.01
@@ -140,7 +143,6 @@ def load(
     elif trusted:
         objects = saved.objects()
         module, optimizer, loss = objects.model, objects.optimizer, objects.loss
-        options = objects.options if options is None else options
     else:
         raise Error(
             "A file is not trusted to make objects",
@@ -153,8 +155,7 @@ def load(
                 "programs here",
             ),
         )
-    options = Options() if options is None else options.clone()
-    reopen(options)
+    options = _options_of(saved) if options is None else options.clone()
     if edit_opts_fn is not None:
         edit_opts_fn(options)
     own = prepare(options, training=optimizer is not None)
@@ -165,6 +166,20 @@ def load(
         executor.destroy()
         raise
     return executor
+
+
+def _options_of(saved: _session.Saved) -> Options:
+    """Return the options of a file, less what belongs to the machine that wrote it."""
+    asked, options = Options(), Options()
+    try:
+        apply_data(asked, saved.options)
+        apply_calls(options, as_calls(asked))  # again: a file could name folders
+    except Exception as error:  # of many kinds, from the setters
+        raise InvalidFile("Invalid file", got=f"{saved.path}, its options: {error}") from error
+    options.deleteIfExists("ipu_version")
+    if options.connection_type == ConnectionType.Never:  # compiled without a device, for one
+        options.connectionType(ConnectionType.Always)
+    return options
 
 
 class _Function(nn.Module):

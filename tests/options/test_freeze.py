@@ -22,7 +22,7 @@ from poptorch.options import (
     Stage,
     TensorLocationSettings,
 )
-from poptorch.options.freeze import engine_options, freeze, prepare, reopen, use_running_mean
+from poptorch.options.freeze import engine_options, freeze, prepare, use_running_mean
 
 
 def test_default_options_are_the_default_spec():
@@ -325,15 +325,3 @@ def test_optimisers_that_accumulate_in_half_keep_a_running_mean():
     assert freeze(options, True).reduction.strategy is MeanReductionStrategy.Post
     with pytest.raises(AttributeError, match="frozen"):
         own.deviceIterations(2)
-
-
-def test_saved_options_are_reopened():
-    options = prepare(Options().useOfflineIpuTarget(), training=False)
-    loaded = pickle.loads(pickle.dumps(options))
-    reopen(loaded)
-    assert not loaded.exists("ipu_version")
-    assert loaded.connection_type == ConnectionType.Always
-    assert loaded.deviceIterations(2).device_iterations == 2
-    on_demand = prepare(Options().connectionType(ConnectionType.OnDemand), training=False)
-    reopen(on_demand)
-    assert on_demand.connection_type == ConnectionType.OnDemand

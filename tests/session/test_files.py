@@ -246,6 +246,70 @@ def test_arguments_of_plain_types(value: object, tmp_path: Path) -> None:
     assert torch.equal(second(X, X, flag=value, other=X)[0], X + 1)
 
 
+def test_options_come_from_the_file(tmp_path: Path) -> None:
+    opts = options(accumulation=4).outputMode(poptorch.OutputMode.Sum).randomSeed(7)
+    opts.setExecutionStrategy(poptorch.PipelinedExecution(poptorch.Stage("a"), poptorch.Stage("b")))
+    opts.Precision.enableStochasticRounding(True)
+    opts.logDir(str(tmp_path)).enableExecutableCaching(str(tmp_path / "cache"))
+
+    class Blocks(Net):
+        def forward(self, x: torch.Tensor, y: torch.Tensor | None = None):
+            with poptorch.Block("a"):
+                x = x * 1
+            with poptorch.Block("b"):
+                return super().forward(x, y)
+
+    model = Blocks()
+    first = poptorch.trainingModel(model, opts, OPTIMIZERS["torch"](model.parameters()))
+    first.compileAndExport(tmp_path / "m", X, Y)
+    target = Blocks()
+    optimizer = OPTIMIZERS["torch"](target.parameters())
+    second = poptorch.load(tmp_path / "m", model=target, optimizer=optimizer)
+    before, after = repr(first.options), repr(second.options)
+    assert "cache" in before
+    assert "cache" not in after
+    for place in (str(tmp_path / "cache"), str(tmp_path)):
+        before = before.replace(place, ".")
+    assert second.options.log_dir == "."
+    assert second.options.output_mode == poptorch.OutputMode.Sum
+    assert second.plan().describe() == first.plan().describe()
+    assert torch.equal(second(X, Y)[1], first(X, Y)[1])
+
+
+CALLS = {
+    "a method that reads": "loadFromFile('{pipe}')",
+    "a call of a call": "deviceIterations(2).loadFromFile('{pipe}')",
+    "JSON": "from_json('{{}}')",
+    "an import": "deviceIterations(__import__('os').system('true'))",
+    "a private name": "_freeze()",
+    "no call": "deviceIterations",
+    "no Python": "deviceIterations(",
+    "a wrong value": "deviceIterations(-1)",
+    "depth": "deviceIterations(" + "(" * 5000 + ")" * 5000 + ")",
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_options_of_strangers(call: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")  # whoever opens it waits for ever
+    path = exported(tmp_path)
+    with_facts(path, options=CALLS[call].format(pipe=tmp_path / "pipe"))
+    with pytest.raises(poptorch.Error, match="Invalid file"):
+        poptorch.load(path, model=nn.Linear(4, 4))
+
+
+def test_folders_in_options_of_strangers(tmp_path: Path) -> None:
+    path = exported(tmp_path)
+    folder = tmp_path / "stranger"
+    calls = f"createOrSet(log_dir='{folder}')\nenableExecutableCaching('{folder}')"
+    with_facts(path, options=calls)
+    with pytest.raises(poptorch.Error, match=r"no option: options\.enableExecutableCaching"):
+        poptorch.load(path, model=nn.Linear(4, 4))
+    with_facts(path, options=calls.splitlines()[0])
+    assert poptorch.load(path, model=nn.Linear(4, 4)).options.log_dir == "."
+    assert not folder.exists()
+
+
 def test_other_settings_than_the_file_has_are_named(tmp_path: Path, caplog) -> None:
     path = tmp_path / "m"
     training().compileAndExport(path, X, Y)

@@ -41,13 +41,11 @@ class Objects:
         model: with its weights.
         optimizer: None in inference.
         loss: the function that was appended to the model, if any.
-        options: the executor's.
     """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer | None
     loss: Any
-    options: Any
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +57,7 @@ class Saved:
         whole: whether it was saved with the model.
         algorithm: of the optimizer, None in inference.
         has_loss: whether a loss was appended to the model.
+        options: the executor's, as lines of calls.
         settings: what was compiled in, as text by name.
         arguments: of ``forward`` by parameter, zeros for tensors; None where they have no JSON
             form or their values were looked at.
@@ -75,6 +74,7 @@ class Saved:
     whole: bool
     algorithm: str | None
     has_loss: bool
+    options: str
     settings: Mapping[str, str]
     arguments: Mapping[str, Any] | None
     shapes: Mapping[str, list[int]]
@@ -115,6 +115,7 @@ def save(
     session: Session,
     filename: str | os.PathLike[str],
     objects: Objects | None,
+    options: str,
     with_random: bool,
 ) -> None:
     """Save a compiled model.
@@ -123,6 +124,7 @@ def save(
         session: of the model.
         filename: where to.
         objects: the user's; without them the file has no weights, and no state of the device.
+        options: the executor's, as lines of calls.
         with_random: keep the random state.
 
     Raises:
@@ -134,6 +136,7 @@ def save(
     session.sync.bring_host_up_to_date()
     facts: dict[str, Any] = {
         "algorithm": now.optim.algorithm if now.optim is not None else None,
+        "options": options,
         "settings": _compile.flat_fields(now.spec.for_cache()),
         "arguments": _arguments(session, now),
         "shapes": shapes_of(session.model.module),
@@ -239,6 +242,7 @@ def read(filename: str | os.PathLike[str], trusted: bool = False) -> Saved:
             whole=_of_type(bool, facts["whole"]),
             algorithm=_of_type((str, type(None)), facts["algorithm"]),
             has_loss=_of_type(bool, facts["has_loss"]),
+            options=_of_type(str, facts["options"]),
             settings={str(k): str(v) for k, v in facts["settings"].items()},
             arguments=_of_type((dict, type(None)), facts["arguments"])
             and examples.decode_all(facts["arguments"]),

@@ -93,6 +93,27 @@ def apply_calls(options: Any, text: str, name: str = "the options") -> None:
             raise
 
 
+def apply_data(options: Any, text: str) -> None:
+    """Apply what :func:`as_calls` returned, which may have come through strangers' hands.
+
+    Nothing is called but the setters of the table: no method that reads a file, for one.
+
+    Raises:
+        ConfigFileError, or what a setter raises: a line is something else, or has a value that the
+            setter refuses.
+    """
+    rows = ((setting, value) for setting in settings(options) for value in setting.row.values)
+    known = {_setter(setting, value) for setting, value in rows if not value.here}
+    for line in text.splitlines():
+        try:
+            name = ast.unparse(ast.parse(f"options.{line}", mode="eval").body.func)  # type: ignore[attr-defined]
+        except (SyntaxError, ValueError, RecursionError, AttributeError) as error:
+            raise ConfigFileError(f"no option call: {line}") from error
+        if name.removeprefix("options.") not in known:
+            raise ConfigFileError(f"no option: {name}")
+    apply_calls(options, text)
+
+
 def as_calls(options: Any) -> str:
     """Return lines for :func:`apply_calls` that set on new options what was set on these.
 
@@ -107,15 +128,24 @@ def as_calls(options: Any) -> str:
     return "\n".join(lines)
 
 
-def _call_text(setting: Setting, value: Value) -> str:
-    stored = value.read(setting.group)
+def _setter(setting: Setting, value: Value) -> str:
+    """Return what is called to store a value, as written after ``options.``."""
     if isinstance(value, Backend):
-        return f"_Popart.set({value.name!r}, {_text(setting.group._popart.options[value.name])})"
+        return "_Popart.set"
+    if isinstance(value, Private):
+        return setting.option
+    prefix = setting.option.rpartition(".")[0]
+    return f"{prefix and prefix + '.'}createOrSet"
+
+
+def _call_text(setting: Setting, value: Value) -> str:
+    stored, setter = value.read(setting.group), _setter(setting, value)
+    if isinstance(value, Backend):
+        return f"{setter}({value.name!r}, {_text(setting.group._popart.options[value.name])})"
     if isinstance(value, Private):
         takes = len(inspect.signature(getattr(setting.group, setting.row.option)).parameters)
-        return f"{setting.option}({_text(stored) if takes else ''})"
-    prefix = setting.option.rpartition(".")[0]
-    return f"{prefix and prefix + '.'}createOrSet({value.name}={_text(stored)})"
+        return f"{setter}({_text(stored) if takes else ''})"
+    return f"{setter}({value.name}={_text(stored)})"
 
 
 def _text(value: Any) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from .._base import env, log
 from .._base.errors import Error
 from .._ir.spec import Spec
-from ..enums import ConnectionType, MeanReductionStrategy, OutputMode
+from ..enums import MeanReductionStrategy, OutputMode
 from .check import refuse
 from .conditions import check, check_inference, check_processes
 from .device_choice import choose_device
@@ -60,18 +60,6 @@ def use_running_mean(own: Options) -> None:
     own._unfreeze()
     own.Training.setMeanAccumulationAndReplicationReductionStrategy(MeanReductionStrategy.Running)
     own._freeze()
-
-
-def reopen(options: Options) -> None:
-    """Make options that were read from a saved file usable here, in place.
-
-    They are unfrozen; an offline target is forgotten, so that files compiled without a device run
-    (PopTorch user guide, "Features").
-    """
-    options._unfreeze()
-    options.deleteIfExists("ipu_version")
-    if options.connection_type == ConnectionType.Never:
-        options.connectionType(ConnectionType.Always)
 
 
 def resolved_output(options: Options, training: bool) -> tuple[OutputMode, int]:
