@@ -151,7 +151,11 @@ class Pending:
 def test_what_is_said(eager_to_compile, caplog) -> None:
     caplog.set_level(logging.INFO, logger=log.engine.name)
     model = training()
-    calls = len(until_settled(model)) - 1
+    losses_of(model, 1)
+    text = "runs on the reference backend until inductor has compiled it"
+    assert str(model.plan()).startswith(text)
+    calls = len(until_settled(model))
+    assert str(model.plan()).startswith("runs on the inductor backend\n")
     losses_of(model, tiers.COMPARED)
     begun, took_over = (
         r.message for r in caplog.records if "ompil" in r.message or "took" in r.message

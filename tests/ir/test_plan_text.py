@@ -10,6 +10,7 @@ import poptorch
 from poptorch._ir.plan_text import size_text
 
 PIPELINED = """\
+runs on the reference backend
 repeat 3 micro-batches
   run micro(param.*, batch[a], accum.*) -> loss, accum.* +=
 run update(param.*, accum.*, hyper.*) -> param.*, accum.*

@@ -13,6 +13,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -149,7 +150,8 @@ class Tiered:
 
     def report(self) -> Report:
         """Return what the program costs on the tier that runs it now."""
-        return self._current.report()
+        report = self._current.report()
+        return replace(report, next_backend=self._code.builder.name) if self.waiting else report
 
     def _look(self) -> None:
         """Start compiling when it is worth it; take over what is ready."""

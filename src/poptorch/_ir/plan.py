@@ -20,12 +20,14 @@ class Plan:
         spec: every resolved setting.
         layout: the stages and chips of the user's blocks.
         staged: the same program cut into the passes of its stages, where that was asked for.
+        tier: what runs it at the moment, as a line; empty where nothing does.
     """
 
     program: Program
     spec: Spec
     layout: Layout
     staged: Staged | None = field(default=None, metadata={"saved": False})
+    tier: str = field(default="", metadata={"saved": False})
 
     def describe(self) -> str:
         """Return the program and every graph in it, operator by operator."""

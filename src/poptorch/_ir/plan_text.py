@@ -24,6 +24,7 @@ def plan_text(plan: Plan) -> str:
     """Return everything about a plan that is worth reading, as lines."""
     name = plan.spec.runtime.model_name
     lines = [f"model {name}"] if name else []
+    lines += [plan.tier] if plan.tier else []
     lines += [str(plan.program), _headline(plan), *_indented(_stages(plan))]
     lines += ["homes", *_indented(_locations(plan))]
     if plan.staged is not None:

@@ -14,9 +14,17 @@ class Report:
         state_bytes: bytes of the tensors that live on the device.
         nodes: operators in each graph, by name.
         compile_seconds: wall time of the backend's compilation.
+        next_backend: the one that takes over as soon as it has compiled the program; None for none.
     """
 
     backend: str
     state_bytes: int
     nodes: tuple[tuple[str, int], ...]
     compile_seconds: float
+    next_backend: str | None = None
+
+    @property
+    def tier(self) -> str:
+        """What runs the program now, as a line."""
+        later = f" until {self.next_backend} has compiled it" if self.next_backend else ""
+        return f"runs on the {self.backend} backend{later}"

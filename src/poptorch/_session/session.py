@@ -169,7 +169,13 @@ class Session:
             plan = _compile.with_stages(now.compiled.plan, now.request, now.optim)
             compiled = dataclasses.replace(now.compiled, plan=plan)
             live.use(dataclasses.replace(now, compiled=compiled), live.mode)
-        return live.now.compiled.plan
+        compiled = live.now.compiled
+        tier = compiled.executable.report().tier
+        if compiled.plan.tier != tier:
+            plan = dataclasses.replace(compiled.plan, tier=tier)
+            compiled = dataclasses.replace(compiled, plan=plan)
+            live.now = dataclasses.replace(live.now, compiled=compiled)
+        return compiled.plan
 
     def explain(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _capture.Explanation:
         """List what a capture for arguments of this kind would refuse or freeze."""
