@@ -300,3 +300,24 @@ def test_a_module_may_be_called_like_a_moment(name: str, make) -> None:
         native.step()
     for got, want in zip(model.parameters(), eager.parameters(), strict=True):
         torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_weights_after_their_update_are_refused_as_results(accumulation: int) -> None:
+    model = Anchored()
+    opts = poptorch.Options().backend("staged").showCompilationProgressBar(False)
+    opts.Training.gradientAccumulation(accumulation)
+    opts.anchorTensor("w", "UpdatedVar___layer.weight")
+    training = poptorch.trainingModel(model, opts, sgd(model))
+    with pytest.raises(poptorch.Error, match="returns no weights after their update") as caught:
+        training.compile(torch.randn(accumulation, 2))
+    assert "anchored: w" in str(caught.value)
+
+
+class Anchored(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x):
+        return poptorch.identity_loss(self.layer(x), "mean")

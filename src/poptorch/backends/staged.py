@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from .._base import interrupts
+from .._base.errors import Error
 from .._ir.plan import Plan
 from .._ir.report import Report
 from .._ir.slot import Kind
@@ -39,9 +40,23 @@ class ByStages:
         """There is nothing to compile."""
         start = time.perf_counter()
         assert plan.staged is not None, "the staged backend needs a program that was cut"
+        _check_results(plan, plan.staged)
         report = program_report(self.name, plan.program, time.perf_counter() - start)
         progress(1.0)
         return StagedExecutable(plan, plan.staged, report)
+
+
+def _check_results(plan: Plan, staged: Staged) -> None:
+    """Only what stages make for a micro-batch comes back from them."""
+    graphs = [graph for each, graph in staged.graphs.items() if not each.is_update]
+    written = {slot.key for graph in graphs for slot in graph.outputs}
+    missing = [slot.path for slot in plan.program.emit.slots if slot.key not in written]
+    if missing:
+        raise Error(
+            "The staged backend returns no weights after their update",
+            got=f"anchored: {', '.join(missing)}",
+            fix="read the weights after the call, or use options.backend('reference')",
+        )
 
 
 class StagedExecutable:
