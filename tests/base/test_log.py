@@ -5,6 +5,7 @@ import logging
 import pytest
 
 from poptorch._base import log
+from poptorch._base.errors import InvalidValue
 
 
 @pytest.fixture
@@ -29,3 +30,11 @@ def test_the_engines_log_goes_to_the_file_of_the_variable(tmp_path, monkeypatch,
     assert "one line" in (tmp_path / "engine.log").read_text()
     assert "one line" not in capsys.readouterr().err
     assert log.engine.level == logging.INFO
+
+
+@pytest.mark.usefixtures("fresh_handlers")
+def test_a_file_that_cannot_be_written_is_an_error_with_the_variables_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("POPTORCH_LOG_DEST", str(tmp_path / "missing" / "engine.log"))
+    with pytest.raises(InvalidValue, match="POPTORCH_LOG_DEST cannot be written") as caught:
+        log.setup()
+    assert "No such file" in str(caught.value)

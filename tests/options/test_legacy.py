@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import poptorch
 from poptorch._base.errors import Error
 from poptorch.autocasting import Policy
 from poptorch.enums import AnchorMode, OutputMode, ReductionType
@@ -59,6 +60,7 @@ def test_popart_set(one_warning):
 def test_graph_processing(one_warning):
     options = Options()
     assert options.GraphProcessing is options.Precision
+    assert type(options.Precision) is poptorch.options._GraphProcessingOptions
 
 
 @pytest.mark.parametrize("enabled, cls", [(True, PipelinedExecution), (False, ShardedExecution)])

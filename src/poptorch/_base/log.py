@@ -55,7 +55,8 @@ def setup() -> None:
     """Attach the handlers once and take the level from the environment.
 
     Raises:
-        InvalidValue: ``POPTORCH_LOG_LEVEL`` names no level.
+        InvalidValue: ``POPTORCH_LOG_LEVEL`` names no level, or ``POPTORCH_LOG_DEST`` no file that
+            can be written.
     """
     colour = sys.stdout.isatty() and sys.stderr.isatty()
     destination = env.get("POPTORCH_LOG_DEST")
@@ -65,7 +66,7 @@ def setup() -> None:
             if where in ("stderr", "stdout"):
                 handler = _CurrentStream(where)
             else:
-                handler = logging.FileHandler(where, mode="w")
+                handler = _file(where)
             handler.setFormatter(_Formatter(colour and where != destination))
             logger.addHandler(handler)
     set_level(env.get("POPTORCH_LOG_LEVEL"))
@@ -73,6 +74,17 @@ def setup() -> None:
         close = difflib.get_close_matches(name, env.TABLE, n=1)
         hint = f": did you mean {close[0]}?" if close else ""
         python.warning("The environment variable %s has no effect here%s", name, hint)
+
+
+def _file(path: str) -> logging.Handler:
+    try:
+        return logging.FileHandler(path, mode="w")
+    except OSError as error:
+        raise InvalidValue(
+            "The file of POPTORCH_LOG_DEST cannot be written",
+            got=f"{path}: {error.strerror}",
+            fix="use stderr, stdout, or a file in a folder that exists",
+        ) from error
 
 
 class _Repeats(logging.Filter):

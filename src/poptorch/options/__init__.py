@@ -23,6 +23,8 @@ from .strategies import _IExecutionStrategy as _IExecutionStrategy
 from .strategies import _IPhasedExecution as _IPhasedExecution
 from .training import _TrainingOptions as _TrainingOptions
 
+_GraphProcessingOptions = _PrecisionOptions  # its name until release 2
+
 __all__ = [
     "Attribute",
     "ConfigFileError",
