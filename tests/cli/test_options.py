@@ -58,6 +58,7 @@ def test_the_version(capsys) -> None:
     assert capsys.readouterr().out == f"poptorch {poptorch.__version__}\n"
 
 
+@pytest.mark.slow
 def test_the_module_is_the_command_and_a_closed_pipe_is_silent() -> None:
     command = f"{sys.executable} -m poptorch options | head -n 1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
