@@ -53,8 +53,8 @@ REFUSED = {
         "Values are constant but do not match",
     ),
     "betas": (
-        lambda w: torch.optim.Adam(w),
-        lambda w: torch.optim.Adam(w, betas=(0.5, 0.999)),
+        lambda w: optim.Adam(w),
+        lambda w: optim.Adam([{"params": w, "betas": (0.5, 0.999)}]),
         "Values are constant but do not match",
     ),
     "constant becomes variable": (

@@ -14,6 +14,7 @@ import torch
 
 from .. import optim
 from .._base import log
+from .._base.errors import Error
 from .._ir.optim_spec import OptimSpec
 from .._ir.spec import Spec
 from ..enums import MeanReductionStrategy, ReductionType
@@ -63,6 +64,7 @@ class SessionOptimizer:
 
     def frozen(self, paths: Paths, spec: Spec) -> tuple[OptimSpec, dict[str, float]]:
         """Return what is compiled in, from the hyper-parameters that were read before."""
+        _check_membership(self._snapshot, paths)
         return self._frozen(self._snapshot, paths, spec)
 
     def compiled(self, spec: OptimSpec, values: Mapping[str, float]) -> None:
@@ -70,9 +72,11 @@ class SessionOptimizer:
         self.spec, self._asked, self._values = spec, dict(values), dict(values)
 
     @staticmethod
-    def _frozen(optimizer: Any, paths: Paths, spec: Spec) -> tuple[OptimSpec, dict[str, float]]:
+    def _frozen(
+        optimizer: Any, paths: Paths, spec: Spec, compiled: OptimSpec | None = None
+    ) -> tuple[OptimSpec, dict[str, float]]:
         automatic = spec.reduction.automatic_loss_scaling
-        return freeze(optimizer, paths, automatic_loss_scaling=automatic)
+        return freeze(optimizer, paths, automatic_loss_scaling=automatic, compiled=compiled)
 
     def take(
         self,
@@ -97,7 +101,7 @@ class SessionOptimizer:
         if spec is None or self.spec is None:
             freeze(snapshot, {})
         else:
-            new, asked = self._frozen(snapshot, paths, spec)
+            new, asked = self._frozen(snapshot, paths, spec, self.spec)
             check_replacement(self.spec, new, _mean_strategy(spec))
             if asked != self._asked:
                 self._asked, self._values = asked, dict(asked)
@@ -191,6 +195,40 @@ class SessionOptimizer:
         log.engine.debug("Writing optimiser state tensors from IPU to host")
         state = to_ipu_state(self.spec, self._device.state.tensors)
         return state, to_ipu_param(self.spec, self._values)
+
+
+def _check_membership(optimizer: Any, paths: Paths) -> None:
+    """Compare the parameters of an optimizer with those of the model.
+
+    Raises:
+        Error: none of them belongs to the model; of some a warning tells.
+    """
+    strangers, count = [], 0
+    for index, group in enumerate(optimizer.param_groups):
+        names = group.get("param_names") or [""] * len(group["params"])
+        for place, (name, parameter) in enumerate(zip(names, group["params"], strict=True)):
+            count += 1
+            if parameter.data_ptr() not in paths:
+                what = f"'{name}'" if name else f"{place} of group {index}"
+                strangers.append(f"{what} of shape {tuple(parameter.shape)}")
+    if not strangers:
+        return
+    if len(strangers) == count:
+        raise Error(
+            "None of the optimizer's parameters belongs to the model",
+            got=f"{count} parameters: {_some(strangers)}",
+            fix="make the optimizer from model.parameters() of the model that is wrapped",
+        )
+    log.python.warning(
+        "%d of the optimizer's %d parameters do not belong to the model and are not trained: %s",
+        len(strangers),
+        count,
+        _some(strangers),
+    )
+
+
+def _some(texts: list[str]) -> str:
+    return ", ".join(texts[:5]) + (", ..." if len(texts) > 5 else "")
 
 
 def _mean_strategy(spec: Spec) -> MeanReductionStrategy | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from .arguments import checked
 from .kind import CLIPPING, MOMENT_TYPES, Kind
 from .optimizer import Optimizer, Params, check_accumulation_types, fill_in, pair_of_betas
 
@@ -52,6 +53,7 @@ class Adam(Optimizer, torch.optim.Adam):
     _child_only = [*_TYPES, "max_grad_norm"]
     _group_vars = ["lr", "betas", "eps", "weight_decay", "amsgrad"]
 
+    @checked("foreach", "maximize", "capturable", "differentiable", "fused")
     def __init__(
         self,
         params: Params,
@@ -105,6 +107,7 @@ class AdamW(Optimizer, torch.optim.AdamW):
     _child_only = ["bias_correction", *_TYPES, "max_grad_norm"]
     _group_vars = ["lr", "betas", "weight_decay", "eps", "amsgrad"]
 
+    @checked("maximize", "foreach", "capturable", "differentiable", "fused")
     def __init__(
         self,
         params: Params,
@@ -136,19 +139,16 @@ class AdamW(Optimizer, torch.optim.AdamW):
 
 
 _HYPERS = ("lr", "betas", "eps", "weight_decay")
-_REFERENCES = {"lr": None, "eps": 1e-8}
 _STRUCTURE = {**MOMENT_TYPES, **CLIPPING, "bias_correction": True}
 ADAM = Kind(
     "adam",
     (torch.optim.Adam, Adam),
     _HYPERS,
-    {**_REFERENCES, "weight_decay": 0.0},
     _STRUCTURE,
 )
 ADAMW = Kind(
     "adamw",
     (torch.optim.AdamW, AdamW),
     _HYPERS,
-    {**_REFERENCES, "weight_decay": 0.01},
     _STRUCTURE,
 )

@@ -26,7 +26,8 @@ from .sgd import SGD_KIND as SGD
 
 HyperValues = dict[str, float]
 SCALINGS = ("loss_scaling", "velocity_scaling")  # gradients are multiplied and divided by them
-
+_TERMS = ("momentum", "dampening", "weight_decay")
+"""At zero they leave a term out, and with it the state and the work that it needs."""
 
 _warned: weakref.WeakSet[type] = weakref.WeakSet()
 
@@ -36,6 +37,7 @@ def freeze(
     path_of: Mapping[int, str],
     *,
     automatic_loss_scaling: bool = False,
+    compiled: OptimSpec | None = None,
 ) -> tuple[OptimSpec, HyperValues]:
     """Translate an optimizer into its compiled-in structure and the values that may change.
 
@@ -44,6 +46,8 @@ def freeze(
         path_of: ``data_ptr()`` of each of the model's parameters to its path in the program.
             Parameters of the optimizer that are not in it, or need no gradient, are left out.
         automatic_loss_scaling: makes ``loss_scaling`` variable.
+        compiled: the structure that it is to continue with: of a torch optimizer, what is variable
+            there. Without it only zeros that switch a term off are constant.
 
     Returns:
         The frozen structure, and the values of the inputs by slot key (``slots.hyper``).
@@ -57,12 +61,12 @@ def freeze(
     settings = _structure(optimizer, kind)
     values: HyperValues = {}
     groups = tuple(
-        _freeze_group(optimizer, kind, index, path_of, values)
+        _freeze_group(optimizer, kind, index, path_of, values, compiled)
         for index in range(len(optimizer.param_groups))
     )
     variables: tuple[str, ...] = ()
     scaling = _number("loss_scaling", getattr(optimizer, "loss_scaling", 1.0))
-    if automatic_loss_scaling or not _is_constant(optimizer, kind, "loss_scaling", scaling):
+    if automatic_loss_scaling or not _is_constant(optimizer, "loss_scaling", "", scaling, None):
         variables = (slots.LOSS_SCALING.name,)
         values[slots.LOSS_SCALING.key] = scaling
     else:
@@ -135,13 +139,14 @@ def _warn_of_subclass(optimizer: torch.optim.Optimizer) -> None:
     )
 
 
-def _is_constant(optimizer: Any, kind: Kind, name: str, value: float) -> bool:
+def _is_constant(
+    optimizer: Any, name: str, part: str, value: float, compiled: OptimGroup | None
+) -> bool:
     if isinstance(optimizer, Optimizer):
         return optimizer.variable_attrs.isConstant(name)
-    if name not in kind.references:
-        return True
-    reference = kind.references[name]
-    return reference is not None and value == reference
+    if compiled is not None:
+        return part not in compiled.variables
+    return name in ("nesterov", "loss_scaling") or (name in _TERMS and value == 0)
 
 
 def _freeze_group(
@@ -150,7 +155,9 @@ def _freeze_group(
     index: int,
     path_of: Mapping[int, str],
     values: HyperValues,
+    compiled: OptimSpec | None,
 ) -> OptimGroup:
+    same = compiled.groups[index] if compiled and index < len(compiled.groups) else None
     group = optimizer.param_groups[index]
     trained = [p for p in group["params"] if p.requires_grad and p.data_ptr() in path_of]
     params = tuple(dict.fromkeys(path_of[p.data_ptr()] for p in trained))
@@ -159,7 +166,7 @@ def _freeze_group(
     for name in kind.hypers:
         value = group[name] if name in group else getattr(optimizer, name)
         for part, number in _numbers(name, value):
-            if _is_constant(optimizer, kind, name, number):
+            if _is_constant(optimizer, name, part, number, same):
                 settings[part] = number
             else:
                 variables.append(part)

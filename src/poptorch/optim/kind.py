@@ -25,8 +25,6 @@ class Kind:
         algorithm: its name in OptimSpec, and of the module of ``_update`` that has its formula.
         classes: the classes, torch's first where there is one.
         hypers: numeric attributes of groups.
-        references: values that make an attribute of a torch optimizer constant; None for one
-            that is always variable. Attributes not listed are always constant.
         structure: attributes of the optimizer object that shape the update, with the values that
             a torch optimizer stands for.
     """
@@ -34,5 +32,4 @@ class Kind:
     algorithm: str
     classes: tuple[type, ...]
     hypers: tuple[str, ...]
-    references: Mapping[str, float | None]
     structure: Mapping[str, Any]

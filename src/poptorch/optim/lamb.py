@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .arguments import checked
 from .kind import MOMENT_TYPES, Kind
 from .optimizer import Optimizer, Params, check_accumulation_types, fill_in, pair_of_betas
 
@@ -55,6 +56,7 @@ class LAMB(Optimizer, torch.optim.Optimizer):
     _child_only = ["bias_correction", "max_weight_norm", *_TYPES]
     _group_vars = ["lr", "weight_decay", "betas", "eps", "max_weight_norm"]
 
+    @checked()
     def __init__(
         self,
         params: Params,
@@ -122,6 +124,5 @@ LAMB_KIND = Kind(
     "lamb",
     (LAMB,),
     ("lr", "betas", "eps", "weight_decay", "max_weight_norm"),
-    {},
     {**MOMENT_TYPES, "bias_correction": True},
 )

@@ -92,5 +92,7 @@ def _constness_fixes(name: str, wanted: str) -> tuple[str, ...]:
     return (
         f"before compilation: pass {user_name!r} to the poptorch optimizer, or call "
         f"variable_attrs.markAsVariable({user_name!r})",
+        "torch optimizers: only a momentum, dampening or weight decay of zero is compiled in; "
+        "begin with another value",
         "or destroy() the model first, so that it is compiled again",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from .arguments import checked
 from .kind import MOMENT_TYPES, Kind
 from .optimizer import Optimizer, Params, check_accumulation_types, fill_in
 
@@ -50,6 +51,7 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
     _child_only = [*_TYPES, "use_tf_variant"]
     _group_vars = ["lr", "momentum", "weight_decay", "alpha", "eps", "centered"]
 
+    @checked("foreach", "maximize", "differentiable")
     def __init__(
         self,
         params: Params,
@@ -80,6 +82,5 @@ RMSPROP = Kind(
     "rmsprop",
     (torch.optim.RMSprop, RMSprop),
     ("lr", "alpha", "eps", "weight_decay", "momentum"),
-    {"lr": None, "eps": 1e-8, "weight_decay": 0.0, "momentum": 0.0},
     {**MOMENT_TYPES, "use_tf_variant": False},
 )

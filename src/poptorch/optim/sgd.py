@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from .._base import log
+from .arguments import checked
 from .kind import CLIPPING, Kind
 from .optimizer import Optimizer, Params, check_accumulation_types, fill_in
 
@@ -59,6 +60,7 @@ class SGD(Optimizer, torch.optim.SGD):
     ]
     _group_vars = ["lr", "momentum", "dampening", "weight_decay", "nesterov", "velocity_scaling"]
 
+    @checked("maximize", "foreach", "differentiable")
     def __init__(
         self,
         params: Params,
@@ -96,7 +98,6 @@ SGD_KIND = Kind(
     "sgd",
     (torch.optim.SGD, SGD),
     _HYPERS,
-    {"lr": None, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0},
     {"accum_type": torch.float32, "velocity_accum_type": torch.float32, **CLIPPING},
 )
-COMBINED_SGD = Kind("sgd_combined", (), (*_HYPERS, "velocity_scaling"), {}, CLIPPING)
+COMBINED_SGD = Kind("sgd_combined", (), (*_HYPERS, "velocity_scaling"), CLIPPING)
