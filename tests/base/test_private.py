@@ -87,6 +87,7 @@ except poptorch.Error as error:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_importing_needs_none() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", IMPORT],

@@ -148,6 +148,7 @@ class Pending:
         pass
 
 
+@pytest.mark.slow
 def test_what_is_said(eager_to_compile, caplog) -> None:
     caplog.set_level(logging.INFO, logger=log.engine.name)
     model = training()
