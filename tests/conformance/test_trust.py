@@ -175,6 +175,7 @@ def compare(case: Case) -> None:
     wrapped.destroy()
 
 
+@pytest.mark.slow
 @settings(
     max_examples=20,
     deadline=None,
