@@ -22,6 +22,7 @@ from torch import nn
 
 from .._base import source
 from .._base.errors import Error
+from .._base.tracing import one_at_a_time
 from . import micro
 from .forward import Request, refuse_holders, run_forward
 from .listening import Capturing
@@ -106,6 +107,7 @@ def _further(found: Explanation, said: str) -> str:
     return "\n    ".join([f"\n  {count} of this model cannot be captured:", *lines])
 
 
+@one_at_a_time()
 @forgetting_sources()
 def explain(request: Request) -> Explanation:
     """List what a capture of this module would refuse, freeze or leave out.

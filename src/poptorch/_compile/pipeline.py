@@ -10,6 +10,7 @@ import torch
 
 from .. import _capture, backends
 from .._base import log, trees
+from .._base.tracing import one_at_a_time
 from .._ir import verify
 from .._ir.optim_spec import OptimSpec
 from .._ir.plan import Plan
@@ -46,6 +47,7 @@ class Compiled:
         return [s.index for graph in graphs for s in graph.outputs if s.kind is Kind.BATCH]
 
 
+@one_at_a_time()
 @_capture.forgetting_sources()
 def compile(
     request: _capture.Request,
@@ -95,6 +97,7 @@ def compile(
     )
 
 
+@one_at_a_time()
 @_capture.forgetting_sources()
 def with_stages(plan: Plan, request: _capture.Request, optim: OptimSpec | None) -> Plan:
     """Return a plan that also holds its staged form, for one micro-batch at a time.
