@@ -212,6 +212,7 @@ VARIABLES: dict[str, tuple[dict[str, str], Callable[[], Any]] | str] = {
     ),
     "WORLD_SIZE": ({"": "2"}, processes),
     "RANK": ({"": "1", "WORLD_SIZE": "2"}, lambda: Options().Distributed.processId),
+    "POPTORCH_FULL_TRACEBACK": "session/test_errors.py",
     "POPTORCH_KEEP_FREED_MEMORY": "backends/test_allocator.py",
     "POPTORCH_CACHE_DIR": ({"": "folder"}, spec),
     "POPART_CACHE_DIR": ({"": "folder"}, spec),
