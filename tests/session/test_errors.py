@@ -80,7 +80,7 @@ While poptorch captured forward of Net: test_errors.py:LINE
   Fix:    compute the loss in forward with a torch.nn loss and return it
   Fix:    mark a loss of your own: poptorch.identity_loss(loss, reduction='mean')""",
     "two losses": """\
-'poptorch_py_error': Multiple independent losses found
+'poptorch_py_error': Multiple independent losses found in graph
   Got:    mse_loss at test_errors.py:LINE
           l1_loss at test_errors.py:LINE
   Where:  test_errors.py:LINE

@@ -88,7 +88,7 @@ class LossFinder(TorchFunctionMode):
         final = [c for c in self.candidates if not _feeds_another(c, self.candidates)]
         if len(final) > 1:
             raise Error(
-                "Multiple independent losses found",
+                "Multiple independent losses found in graph",
                 got="\n".join(f"{c.function} at {c.line}" for c in final),
                 where=source.definition_line(type(model).forward),
                 fix="combine them and mark the result: "
