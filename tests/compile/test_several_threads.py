@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers.patience import HANGS
 from helpers.wrapping import options
 
 
@@ -49,7 +50,7 @@ def test_first_calls_at_once_do_not_mix(sizes: tuple[int, int]) -> None:
             pool.submit(steps, model, *batch, ready)
             for model, batch in zip(models, batches, strict=True)
         ]
-        losses = [each.result(timeout=120) for each in work]
+        losses = [each.result(timeout=HANGS) for each in work]
     for model, native, batch, got in zip(models, natives, batches, losses, strict=True):
         optimizer = torch.optim.SGD(native.parameters(), lr=0.1)
         for loss in got:

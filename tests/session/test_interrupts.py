@@ -59,11 +59,11 @@ def test_while_running(monkeypatch) -> None:
     calls = []
     original = driver._BoundRun.__call__
 
-    def press_on_the_seventh(self, slices, index):
-        calls.append(dict(index))
+    def press_on_the_seventh(self, *where):
+        calls.append(where)
         if len(calls) == 7:
             os.kill(os.getpid(), signal.SIGINT)
-        return original(self, slices, index)
+        return original(self, *where)
 
     monkeypatch.setattr(driver._BoundRun, "__call__", press_on_the_seventh)
     with pytest.raises(KeyboardInterrupt):
