@@ -23,6 +23,7 @@ from ..optim.names import from_ipu_param, from_ipu_state, state_keys, to_ipu_par
 from ..optim.replacement import check_replacement, needs_running_mean
 from ..optim.unexpected import AttributeWatch
 from .device import Device
+from .torch_state import TorchState
 
 Paths = Mapping[int, str]
 
@@ -43,13 +44,15 @@ class SessionOptimizer:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        freeze(optimizer, {})  # what is wrong with it is said at once
+        self._state = _state_of(optimizer)  # what is wrong with it is said at once
         self.given = optimizer
         self.spec: OptimSpec | None = None
         self._snapshot = _snapshot(optimizer)
         self._watch = AttributeWatch(optimizer)
         self._asked: dict[str, float] = {}
         self._values: dict[str, float] = {}
+        self._paths: Paths = {}
+        self._settings: Spec | None = None
         self._device: Device | None = None
 
     @property
@@ -57,19 +60,17 @@ class SessionOptimizer:
         """Whether its accumulators demand ``MeanReductionStrategy.Running``."""
         return needs_running_mean(freeze(self._snapshot, {})[0])
 
-    @property
-    def _visible(self) -> optim.Optimizer | None:
-        """The optimizer, if its device state can be read and loaded."""
-        return self.given if isinstance(self.given, optim.Optimizer) else None
-
     def frozen(self, paths: Paths, spec: Spec) -> tuple[OptimSpec, dict[str, float]]:
         """Return what is compiled in, from the hyper-parameters that were read before."""
         _check_membership(self._snapshot, paths)
         return self._frozen(self._snapshot, paths, spec)
 
-    def compiled(self, spec: OptimSpec, values: Mapping[str, float]) -> None:
-        """A program with this structure in it was compiled."""
+    def compiled(
+        self, spec: OptimSpec, values: Mapping[str, float], paths: Paths, settings: Spec
+    ) -> None:
+        """A program with this structure in it was compiled, for parameters with these paths."""
         self.spec, self._asked, self._values = spec, dict(values), dict(values)
+        self._paths, self._settings = paths, settings
 
     @staticmethod
     def _frozen(
@@ -109,26 +110,28 @@ class SessionOptimizer:
                     self._device.write_hypers(asked)
         self._watch.check(optimizer, relaxed)
         self._snapshot = snapshot
+        if self.spec is not None:
+            self._paths = paths
         if optimizer is not self.given:
             self._replace(optimizer)
 
     def _replace(self, optimizer: torch.optim.Optimizer) -> None:
-        self._leave()
-        self.given = optimizer
-        visible, device = self._visible, self._device
-        if visible is None or device is None:
-            return  # the state of torch's optimizers cannot be seen: the device's goes on
-        visible._attach_device(self)
-        if visible.has_state():
-            self._upload(visible, with_values=False)  # they were read already
-        else:
-            device.reset_optimizer_state()
-            visible.host_state_is_dirty = True
+        self._state._detach_device()
+        self.given, self._state = optimizer, _state_of(optimizer)
+        if self._device is None:
+            return
+        self._connect()
+        if self._state.has_state():
+            self._upload(with_values=False)  # they were read already
+            return
+        if isinstance(optimizer, optim.Optimizer):  # of torch's, new ones are made to change values
+            self._device.reset_optimizer_state()
+        self._state.host_state_is_dirty = True
 
-    def _leave(self) -> None:
-        visible = self._visible
-        if visible is not None:
-            visible._detach_device()
+    def _connect(self) -> None:
+        if isinstance(self._state, TorchState):
+            self._state.paths = self._paths
+        self._state._attach_device(self)
 
     # The device's side.
 
@@ -140,39 +143,42 @@ class SessionOptimizer:
             restored: whether the device has the state that it had when it was detached.
         """
         self._device = device
-        visible = self._visible
-        if visible is not None:
-            visible._attach_device(self)
-            if visible.ipu_state_is_dirty or (visible.has_state() and not restored):
-                self._upload(visible, visible.ipu_state_is_dirty)
-            elif not visible.has_state():
-                visible.host_state_is_dirty = True
+        self._connect()
+        state, is_ours = self._state, isinstance(self.given, optim.Optimizer)
+        if state.ipu_state_is_dirty or (state.has_state() and not restored):
+            self._upload(with_values=state.ipu_state_is_dirty)
+        elif not state.has_state() and (is_ours or restored):
+            state.host_state_is_dirty = True
         device.write_hypers(self._values)
 
     def detach(self) -> None:
         """The device goes away: read its state first."""
         if self._device is not None:
-            self._leave()
+            self._state._detach_device()
             self._device = None
 
     def before_run(self) -> None:
         """Upload state that was loaded since the last run."""
-        visible = self._visible
-        if visible is not None and visible.ipu_state_is_dirty:
-            self._upload(visible, True)
+        if self._state.ipu_state_is_dirty:
+            self._upload(with_values=True)
 
     def after_run(self) -> None:
         """The device has newer state than the host; schedulers may step."""
-        visible = self._visible
-        if visible is not None:
-            visible.host_state_is_dirty = True
+        state, settings = self._state, self._settings
+        if isinstance(state, TorchState) and settings is not None:
+            state.ran(settings.loops.iterations)
+        else:
+            state.host_state_is_dirty = True
         # Torch's schedulers warn when no step was made; the device made them.
         self.given._opt_called = True  # type: ignore[attr-defined]
 
-    def _upload(self, visible: optim.Optimizer, with_values: bool) -> None:
+    def _upload(self, with_values: bool) -> None:
         assert self._device is not None
         assert self.spec is not None
-        cached = visible.get_state_dict()
+        state = self._state
+        if isinstance(state, TorchState) and state.was_loaded:
+            self.take(self.given, self._paths, self._settings)
+        cached = state.get_state_dict()
         if with_values:
             self._values = from_ipu_param(self.spec, self._values, cached["ipu_param"])
             self._device.write_hypers(self._values)
@@ -180,8 +186,8 @@ class SessionOptimizer:
         tensors = self._device.state.tensors
         for key, value in from_ipu_state(self.spec, tensors, cached["ipu_state"]).items():
             self._device.state.write(key, value)
-        visible.ipu_state_is_dirty = False
-        visible.host_state_is_dirty = True  # merged with what was not loaded
+        state.ipu_state_is_dirty = False
+        state.host_state_is_dirty = True  # merged with what was not loaded
 
     def names(self) -> list[str]:
         """Return the names of hyper-parameters and state on the device."""
@@ -229,6 +235,13 @@ def _check_membership(optimizer: Any, paths: Paths) -> None:
 
 def _some(texts: list[str]) -> str:
     return ", ".join(texts[:5]) + (", ..." if len(texts) > 5 else "")
+
+
+def _state_of(optimizer: torch.optim.Optimizer) -> optim.Optimizer | TorchState:
+    algorithm = freeze(optimizer, {})[0].algorithm
+    if isinstance(optimizer, optim.Optimizer):
+        return optimizer
+    return TorchState(optimizer, algorithm)
 
 
 def _mean_strategy(spec: Spec) -> MeanReductionStrategy | None:

@@ -158,7 +158,9 @@ class Session:
             live.kept = compilation.checked_state(self.restored.device)
             live.random.set(self.restored.random, None)
         if self.optimizer is not None and compilation.optim is not None:
-            self.optimizer.compiled(compilation.optim, compilation.hypers)
+            self.optimizer.compiled(
+                compilation.optim, compilation.hypers, compilation.reading.paths, spec
+            )
         self.live, self.restored, self.sync.dirty = live, None, False
 
     def plan(self) -> Plan:
