@@ -271,3 +271,10 @@ def test_synthetic_data() -> None:
     assert not torch.equal(got, torch.full((2,), 2.0))
     assert wrapper.getPerfCounters()["input"] == [[]]
     assert wrapper.getLatency() == (0.0, 0.0, 0.0)
+    two = poptorch.inferenceModel(lambda x, y: (x, y, x + y), opts)
+    two(torch.ones(2), torch.ones(2))
+    counters = two.getPerfCounters()  # an entry for each tensor, without stamps
+    assert counters["input"] == counters["input_complete"] == [[], []]
+    assert counters["output"] == counters["output_complete"] == [[], [], []]
+    for latency in (two.getLatency, two.getHostIpuLatency, two.getComputeLatency):
+        assert latency() == (0.0, 0.0, 0.0)

@@ -60,7 +60,8 @@ class Inputs:
         self._shapes = [t.shape for t in bound.tensors]
         # What a tensor must be like to be used as it is.
         same = [self._device_dtype(dtype) is dtype for dtype in self._dtypes]
-        self._ready = list(zip(self._dtypes, self._shapes, same, strict=True))
+        devices = [t.is_cpu for t in bound.tensors]
+        self._ready = list(zip(self._dtypes, self._shapes, same, devices, strict=True))
         self._warned: set[str] = set()
         self._plain = all(
             len(structure.paths) == 1 and not structure.constants and path == structure.name
@@ -143,7 +144,11 @@ class Inputs:
             Error: a dtype or shape differs from the compiled one.
         """
         result = []
-        for at, (tensor, (dtype, shape, same)) in enumerate(zip(tensors, self._ready, strict=True)):
+        strided = torch.strided
+        for at, (tensor, ready) in enumerate(zip(tensors, self._ready, strict=True)):
+            dtype, shape, same, is_cpu = ready
+            if tensor.is_cpu is not is_cpu or tensor.layout is not strided:
+                self._refuse_kind(at, tensor)
             matches = tensor.dtype is dtype and tensor.shape == shape
             if matches and same and not tensor.requires_grad and tensor.is_contiguous():
                 result.append(tensor)
@@ -158,6 +163,13 @@ class Inputs:
                 _mismatch(f"Shape mismatch for {path}", detail)
             result.append(self._device_form(at, tensor))
         return result
+
+    def _refuse_kind(self, at: int, tensor: torch.Tensor) -> None:
+        path, compiled = self.bound.paths[at], self.bound.tensors[at]
+        _check_kind(path, tensor)
+        _mismatch(
+            f"Device mismatch for {path}", f"expected {compiled.device} but got {tensor.device}"
+        )
 
     def _device_form(self, at: int, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.requires_grad:
@@ -194,12 +206,12 @@ def _micro_shape(tensor: torch.Tensor, loops: Loops) -> tuple[int, ...]:
 
 
 def _check_kind(path: str, tensor: torch.Tensor) -> None:
-    if tensor.layout is not torch.strided or tensor.is_quantized:
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
         raise Error(
             "Unsupported tensor input type",
-            got=f'input "{path}" is {tensor.dtype} with layout {tensor.layout}',
+            got=f'input "{path}" is {tensor.dtype} with layout {tensor.layout} on {tensor.device}',
             where=source.calling_line(),
-            fix="pass a dense tensor: tensor.to_dense(), tensor.dequantize()",
+            fix="pass a dense tensor with values: tensor.to_dense(), tensor.dequantize()",
         )
 
 

@@ -157,6 +157,15 @@ class SessionOptimizer:
             self._state._detach_device()
             self._device = None
 
+    def forget(self) -> None:
+        """The program goes away, and the device with what it has: nothing is read from it."""
+        self.spec = self._settings = self._device = None
+        state = self._state
+        state.host_state_is_dirty = False
+        state._detach_device()
+        if isinstance(state, optim.Optimizer):
+            state.set_state_dict(state.get_state_dict())  # for the next device
+
     def before_run(self) -> None:
         """Upload state that was loaded since the last run."""
         if self._state.ipu_state_is_dirty:

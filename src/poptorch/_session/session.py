@@ -266,10 +266,30 @@ class Session:
     # Running.
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Do one call on the device and return what ``forward`` returns."""
-        if self.live is None:
+        """Do one call on the device and return what ``forward`` returns.
+
+        A first call that fails leaves everything as if it had not been made.
+        """
+        if self.live is not None:
+            return self._call(self.live, args, kwargs)
+        restored = self.restored
+        try:
             self.compile(args, kwargs, background=True)
-        live = self.get_live()
+            return self._call(self.get_live(), args, kwargs)
+        except Exception:
+            self._forget()
+            self.restored = restored
+            raise
+
+    def _forget(self) -> None:
+        """Let go of the executable and the device, and of what is on the device."""
+        if self.optimizer is not None:
+            self.optimizer.forget()
+        self._connection.detach()
+        self.live = self.sync.device = None
+        self.sync.dirty = False
+
+    def _call(self, live: Live, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         mode = self.model.modes.now()
         if mode != live.mode:
             self._change_mode(live, mode, args, kwargs)

@@ -15,6 +15,7 @@ import torch
 from .._base import source, trees
 from .._base.errors import AssertionFailure, Error
 
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -89,7 +90,7 @@ class Signature:
             parameter = self._parameters.get(name)
             if name in values:
                 self._fail(f"Parameter '{name}' was passed more than once", repr(name))
-            if parameter is None or parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
+            if parameter is None or parameter.kind not in _BY_NAME:
                 if self._var_keyword is None:
                     self._fail(f"'{name}' is not a valid parameter", f"{name}=...")
                 extra[name] = value
