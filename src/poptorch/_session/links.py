@@ -69,9 +69,9 @@ def generation() -> int:
 
 def trainers_of(tensors: Iterable[int]) -> list[Trainer]:
     """Return the living trainers of any of these host tensors, each once."""
-    found: dict[int, Trainer] = {}
+    trainers: dict[int, Trainer] = {}
     for tensor in tensors:
         trainer = _trainers[tensor]() if tensor in _trainers else None
         if trainer is not None:
-            found[id(trainer)] = trainer
-    return list(found.values())
+            trainers[id(trainer)] = trainer
+    return list(trainers.values())

@@ -72,8 +72,8 @@ class Signature:
         tensors: list[torch.Tensor] = []
         parts = []
         for name, value in self._match(args, kwargs).items():
-            found, structure = trees.flatten(value, name, known.get(name))
-            tensors += found
+            own, structure = trees.flatten(value, name, known.get(name))
+            tensors += own
             parts.append((name, structure))
         return Bound(tensors, tuple(parts))
 

@@ -96,8 +96,8 @@ class Sync:
         """Fetch newer weights that a trainer of the same tensors holds."""
         if self._generation != links.generation():
             self._generation = links.generation()
-            found = links.trainers_of(self.hosts)
-            self._trainers = [trainer for trainer in found if trainer is not self]
+            trainers = links.trainers_of(self.hosts)
+            self._trainers = [trainer for trainer in trainers if trainer is not self]
         newest = self._last
         for trainer in self._trainers:
             trainer.bring_host_up_to_date()
