@@ -105,11 +105,16 @@ _EARLIER = {"CustomSchedulerPass": "torch._inductor.custom_graph_pass:CustomGrap
 # Private attributes of torch's values, which have no name to look up.
 ATTRIBUTES = {
     "_schema": "of an operator: whether it writes, and whether results share memory",
+    "_backward_hooks": "of a tensor: what changes its gradient",
     "_cdata": "of a storage: whether two tensors share it",
     "_check_input_dim": "of a batch norm: which shapes it takes",
     "_forward_pre_hooks": "of a module: the blocks that it begins",
     "_get_name": "of a module: what its class calls itself",
+    "_modules": "of a module: its layers by name",
     "_opt_called": "of an optimizer: that a step was done, for learning rate schedules",
+    "_optimizer_step_post_hooks": "of an optimizer: what it would call after a step",
+    "_optimizer_step_pre_hooks": "of an optimizer: what it would call before a step",
+    "_post_accumulate_grad_hooks": "of a tensor: what reads its whole gradient",
     "_validate_args": "of distributions: whether values are looked at",
 }
 

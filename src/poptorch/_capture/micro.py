@@ -19,7 +19,7 @@ from .._ir.blocks import Visit
 from .._ir.graph import Graph
 from .._ir.slot import Kind, Slot, narrowed
 from .._ops import annotate
-from . import marks, trace
+from . import marks, parameter_hooks, trace
 from .failures import explained_backward
 from .forward import Forward, Request, run_forward
 from .lanes import NotVectorisable, folded, run_lanes
@@ -109,7 +109,9 @@ class _Recording:
         batch = [values[slot.key] for slot in request.batch]
         forward = run_lanes if request.lanes else run_forward
         with torch.enable_grad() if request.training else torch.no_grad():
-            done = forward(request, self.capturing, batch, self._seen(leaves, values))
+            seen = self._seen(leaves, values)
+            parameter_hooks.register(request, seen)
+            done = forward(request, self.capturing, batch, seen)
             results = self._outputs(done)
             if done.loss is not None:
                 blocks.begin_backward()

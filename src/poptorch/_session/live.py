@@ -16,6 +16,7 @@ from .model import Task
 from .modes import Mode
 from .outputs import Outputs
 from .random import Randomness
+from .unfollowed import ModelChanges
 
 CLOCKS = {1: 1.6e9, 2: 1.33e9, 21: 1.85e9}  # cycles per second of the chips' generations
 
@@ -89,6 +90,7 @@ class Live:
         mode: which modules train and which evaluate.
         by_mode: the compilation for each mode that there has been.
         random: the device's random sequence.
+        changes: notices what the program does not follow.
         kept: while there is no device: the state that no host tensor mirrors, by key; None
             before there was a device.
         last: the last call, None before it.
@@ -97,6 +99,7 @@ class Live:
     now: Compilation
     mode: Mode
     random: Randomness
+    changes: ModelChanges
     kept: Mapping[str, torch.Tensor] | None = None
     last: LastCall | None = None
     by_mode: dict[Mode, Compilation] = field(default_factory=dict)

@@ -24,6 +24,7 @@ from ..optim.replacement import check_replacement, needs_running_mean
 from ..optim.unexpected import AttributeWatch
 from .device import Device
 from .torch_state import TorchState
+from .unfollowed import OptimizerChanges, say_step_hooks
 
 Paths = Mapping[int, str]
 
@@ -49,6 +50,8 @@ class SessionOptimizer:
         self.spec: OptimSpec | None = None
         self._snapshot = _snapshot(optimizer)
         self._watch = AttributeWatch(optimizer)
+        self._changes = OptimizerChanges(optimizer)
+        say_step_hooks(optimizer)
         self._asked: dict[str, float] = {}
         self._values: dict[str, float] = {}
         self._paths: Paths = {}
@@ -110,9 +113,11 @@ class SessionOptimizer:
                     self._device.write_hypers(asked)
         self._watch.check(optimizer, relaxed)
         self._snapshot = snapshot
+        self._changes.look(optimizer)
         if self.spec is not None:
             self._paths = paths
         if optimizer is not self.given:
+            say_step_hooks(optimizer)
             self._replace(optimizer)
 
     def _replace(self, optimizer: torch.optim.Optimizer) -> None:
@@ -170,6 +175,7 @@ class SessionOptimizer:
         """Upload state that was loaded since the last run."""
         if self._state.ipu_state_is_dirty:
             self._upload(with_values=True)
+        self._changes.say(self.given)
 
     def after_run(self) -> None:
         """The device has newer state than the host; schedulers may step."""
@@ -191,6 +197,7 @@ class SessionOptimizer:
         if with_values:
             self._values = from_ipu_param(self.spec, self._values, cached["ipu_param"])
             self._device.write_hypers(self._values)
+            self._changes.look(self.given)
         log.engine.debug("Writing optimiser state tensors from host to IPU memory")
         tensors = self._device.state.tensors
         for key, value in from_ipu_state(self.spec, tensors, cached["ipu_state"]).items():

@@ -32,6 +32,7 @@ from .outputs import Outputs
 from .random import Randomness
 from .signature import Bound
 from .sync import Sync, Transfers, not_compiled
+from .unfollowed import ModelChanges
 
 Progress = Callable[[], contextlib.AbstractContextManager[Callable[[float], None]]]
 
@@ -153,7 +154,8 @@ class Session:
         spec = compilation.spec
         # After capturing: a forward that sets modes itself has set them by now.
         mode, process = self.model.modes.now(), spec.target.process_id
-        live = Live(compilation, mode, Randomness(spec.target.seed, process))
+        changes = ModelChanges(self.model.module, compilation.reading.tensors)
+        live = Live(compilation, mode, Randomness(spec.target.seed, process), changes)
         if self.restored is not None:
             live.kept = compilation.checked_state(self.restored.device)
             live.random.set(self.restored.random, None)
@@ -290,6 +292,7 @@ class Session:
         self.sync.dirty = False
 
     def _call(self, live: Live, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        live.changes.say_layers()
         mode = self.model.modes.now()
         if mode != live.mode:
             self._change_mode(live, mode, args, kwargs)
@@ -349,6 +352,9 @@ class Session:
         device = self.sync.device
         assert device is not None
         if self.optimizer is not None:
+            if self.sync.looked_at:
+                live.changes.say_gradients()
+                self.sync.looked_at = False
             self.optimizer.before_run()
             self.sync.dirty = True
         try:

@@ -45,6 +45,7 @@ class Sync:
         dirty: whether the device has newer weights than the host.
         version: of the host's values, of their last download.
         linked: whether this is the trainer of the host tensors.
+        looked_at: whether somebody may have had the model's tensors in hand since this was unset.
     """
 
     def __init__(self, hosts: tuple[int, ...], transfers: Callable[[], Transfers | None]) -> None:
@@ -53,6 +54,7 @@ class Sync:
         self.dirty = False
         self.version = 0
         self.linked = False
+        self.looked_at = False
         self._transfers = transfers
         self._seen = 0
         self._last = 0
@@ -62,6 +64,7 @@ class Sync:
 
     def bring_host_up_to_date(self) -> bool:
         """Download if the device is newer; return whether it was."""
+        self.looked_at = True
         if not self.dirty or self.device is None:
             return False
         log.python.debug("Implicit copyWeightsToHost()")

@@ -1,0 +1,134 @@
+"""Changes on the host that a compiled program does not follow: each is said once.
+
+What was wanted comes with the next compilation, or with ``setOptimizer``; without a word the old
+layer would run, and the old numbers would train.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from .._base import log
+from .._capture import Tied
+from ..optim import KINDS
+
+_layers_of = operator.methodcaller("values")
+_NUMBERS = sorted({name for kind in KINDS for name in kind.hypers})
+
+
+class ModelChanges:
+    """Remembers the layers of a model and which parameters wanted gradients.
+
+    Args:
+        module: what was compiled.
+        tensors: its parameters and buffers by path.
+    """
+
+    def __init__(self, module: nn.Module, tensors: Mapping[str, Tied]) -> None:
+        self._holders = [(m, m._modules) for m in module.modules() if m._modules]
+        self._dicts = [children for _, children in self._holders]
+        self._layers = self._now()
+        self._parameters = {p: tied.tensor for p, tied in tensors.items() if tied.is_parameter}
+        self._wanted = self._requires_grad()
+
+    def _now(self) -> tuple[Any, ...]:
+        return tuple(itertools.chain.from_iterable(map(_layers_of, self._dicts)))
+
+    def _requires_grad(self) -> list[bool]:
+        return [parameter.requires_grad for parameter in self._parameters.values()]
+
+    def say_layers(self) -> None:
+        """Warn if a layer was put in, taken out or replaced; cheap, for every call."""
+        layers = self._now()
+        if layers == self._layers:
+            return
+        before, self._layers = set(self._layers), layers
+        new = sorted(
+            f"{type(holder).__name__}.{name}"
+            for holder, children in self._holders
+            for name, child in children.items()
+            if child not in before
+        )
+        log.python.warning(
+            "The layers of the model changed after it was compiled (%s): the compiled program goes "
+            "on with those from before. Call destroy() on the executor, so that the next call "
+            "compiles the model as it is now",
+            ", ".join(new) or "some were taken out",
+        )
+
+    def say_gradients(self) -> None:
+        """Warn if ``requires_grad`` of a parameter changed."""
+        now = self._requires_grad()
+        if now == self._wanted:
+            return
+        pairs = zip(self._parameters, self._wanted, now, strict=True)
+        changed = [f"{path} is now {new}" for path, old, new in pairs if old != new]
+        self._wanted = now
+        log.python.warning(
+            "requires_grad changed after the model was compiled (%s): the compiled program trains "
+            "the parameters from before. Call destroy() on the executor, so that the next call "
+            "compiles the model as it is now",
+            ", ".join(changed[:5]) + (", ..." if len(changed) > 5 else ""),
+        )
+
+
+class OptimizerChanges:
+    """Remembers the numbers of an optimizer's groups; warns once that others are not used yet.
+
+    Args:
+        optimizer: as it was set.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._said = False
+        self.look(optimizer)
+
+    def look(self, optimizer: torch.optim.Optimizer) -> None:
+        """Remember the numbers that are used from now on."""
+        groups = optimizer.param_groups
+        self._names = [name for name in _NUMBERS if all(name in group for group in groups)]
+        self._read = operator.itemgetter(*self._names)
+        self._used = copy.deepcopy([self._read(group) for group in groups])
+
+    def say(self, optimizer: torch.optim.Optimizer) -> None:
+        """Warn once if a number is not the one that was set; cheap, for every call."""
+        if self._said:
+            return
+        now = [self._read(group) for group in optimizer.param_groups]
+        if now == self._used:
+            return
+        self._said = True
+        log.python.warning(
+            "Numbers of the optimizer changed, and the device still uses those from before: %s. "
+            "They take effect with executor.setOptimizer(optimizer), also after scheduler.step()",
+            ", ".join(self._differences(now)) or "there are more or fewer groups",
+        )
+
+    def _differences(self, now: Sequence[tuple[Any, ...]]) -> list[str]:
+        return [
+            f"{name} of group {index} was {old} and is {new}"
+            for index, (before, after) in enumerate(zip(self._used, now, strict=False))
+            for name, old, new in zip(self._names, before, after, strict=True)
+            if old != new
+        ]
+
+
+def say_step_hooks(optimizer: torch.optim.Optimizer) -> None:
+    """Warn that hooks on an optimizer's steps do not run, if it has any."""
+    before = len(optimizer._optimizer_step_pre_hooks)
+    after = len(optimizer._optimizer_step_post_hooks)
+    if before or after:
+        log.python.warning(
+            "Hooks of the optimizer do not run (%d before each step, %d after it): the compiled "
+            "program does the steps, several in one call. Call what they do after the executor, "
+            "or put it into forward",
+            before,
+            after,
+        )

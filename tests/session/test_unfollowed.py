@@ -1,0 +1,105 @@
+"""What a program does not follow is said: once, and only when it is so."""
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from helpers.wrapping import options, training
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(3, 4)
+        self.second = nn.Linear(4, 2)
+
+    def forward(self, x, y=None):
+        out = self.second(torch.tanh(self.first(x)))
+        return out if y is None else nn.functional.mse_loss(out, y)
+
+
+X, Y = torch.randn(2, 3), torch.randn(2, 2)
+
+
+def test_a_layer_that_is_replaced_is_said(caplog) -> None:
+    for executor in (training(Net()), poptorch.inferenceModel(Net(), options())):
+        arguments = (X, Y) if executor._optimizer is not None else (X,)
+        executor(*arguments)
+        executor(*arguments)
+        assert "layers" not in caplog.text
+        executor.model.second = nn.Linear(4, 2)
+        executor(*arguments)
+        executor(*arguments)
+        assert caplog.text.count("layers of the model changed") == 1
+        assert "Net.second" in caplog.text
+        caplog.clear()
+        executor.model.second.bias = None
+        executor.destroy()
+        executor(*arguments)
+        assert "layers" not in caplog.text  # compiled anew
+
+
+def test_a_parameter_that_is_frozen_later_is_said(caplog) -> None:
+    model = Net()
+    executor = training(model)
+    executor(X, Y)
+    assert model.first.weight.requires_grad
+    executor(X, Y)
+    assert "requires_grad" not in caplog.text
+    model.first.weight.requires_grad_(False)
+    executor(X, Y)
+    executor(X, Y)
+    assert caplog.text.count("requires_grad changed") == 1
+    assert "first.weight is now False" in caplog.text
+    executor.destroy()
+    kept = model.first.weight.clone()
+    executor(X, Y)
+    assert torch.equal(model.first.weight, kept)
+
+
+@pytest.mark.parametrize("library", [torch.optim, poptorch.optim])
+def test_a_number_that_waits_for_set_optimizer_is_said_once(library, caplog) -> None:
+    model = Net()
+    optimizer = library.AdamW(model.parameters(), lr=0.1)
+    executor = poptorch.trainingModel(model, options(), optimizer)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    executor(X, Y)
+    scheduler.step()
+    executor.setOptimizer(optimizer)
+    executor(X, Y)
+    assert "Numbers of the optimizer" not in caplog.text
+    scheduler.step()
+    for _ in range(3):
+        executor(X, Y)
+    assert caplog.text.count("Numbers of the optimizer") == 1
+    assert "lr of group 0 was 0.05 and is 0.025" in caplog.text
+
+
+def test_a_loaded_optimizer_brings_its_numbers_along(caplog) -> None:
+    model = Net()
+    first, second = (poptorch.optim.SGD(model.parameters(), lr=lr) for lr in (0.1, 0.2))
+    executor = poptorch.trainingModel(model, options(), first)
+    executor(X, Y)
+    state = first.state_dict()
+    executor.setOptimizer(second)
+    executor(X, Y)
+    second.load_state_dict(state)
+    executor(X, Y)
+    assert second.param_groups[0]["lr"] == 0.1
+    assert "Numbers of the optimizer" not in caplog.text
+
+
+def test_hooks_of_an_optimizer_are_said(caplog) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.register_step_pre_hook(lambda *_: None)
+    executor = poptorch.trainingModel(model, options(), optimizer)
+    assert caplog.text.count("Hooks of the optimizer do not run (1 before") == 1
+    executor(X, Y)
+    executor.setOptimizer(optimizer)
+    assert caplog.text.count("Hooks of the optimizer") == 1
+    other = torch.optim.SGD(model.parameters(), lr=0.1)
+    other.register_step_post_hook(lambda *_: None)
+    executor.setOptimizer(other)
+    assert caplog.text.count("Hooks of the optimizer") == 2
