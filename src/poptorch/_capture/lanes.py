@@ -18,6 +18,7 @@ from torch import nn
 from .._base import private, source, trees
 from .._base.errors import Error
 from .._ir.loops import Lanes
+from .._ops.context import Replicas
 from .forward import Forward, Request, run_forward
 from .listening import Capturing
 from .swap import BATCH_NORMS, Tied
@@ -58,6 +59,7 @@ def run_lanes(
     found: dict[str, Any] = {}
 
     def one(rows: list[torch.Tensor], own: dict[str, torch.Tensor]) -> Any:
+        capturing.replicas = Replicas(lanes.replicas, [*rows, *own.values()][0])
         done = run_forward(request, capturing, rows, {**shared, **own})
         if done.hosts:
             raise NotVectorisable("forward returns a tensor that it did not compute")

@@ -13,7 +13,7 @@ from torch import fx
 
 from .._base.errors import Error
 from .._ops import scopes
-from .._ops.context import listening
+from .._ops.context import Replicas, listening
 from . import marks, trace
 from .losses import LossFinder
 from .recorders import recorded
@@ -31,6 +31,8 @@ class Capturing:
         losses: finds the loss.
         values: answers questions for values.
         groups: the groups of convolutions, by number.
+        replicas: the copies of the model.
+        exchanging: whether replicas exchange something.
     """
 
     training: bool
@@ -39,6 +41,8 @@ class Capturing:
     losses: LossFinder = field(default_factory=LossFinder)
     values: Values = field(default_factory=Values)
     groups: dict[int, marks.Group] = field(default_factory=dict)
+    replicas: Replicas = field(default_factory=Replicas)
+    exchanging: bool = False
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _group_is_open: bool = False
 
@@ -49,6 +53,11 @@ class Capturing:
     def number(self) -> int:
         """Count the operators that need a name."""
         return next(self._numbers)
+
+    def together(self) -> Replicas:
+        """Note that replicas exchange something; return them."""
+        self.exchanging = True
+        return self.replicas
 
     def identify(self, tensor: torch.Tensor) -> int | None:
         """Return the place of a tensor among all that were recorded."""

@@ -19,6 +19,7 @@ from .._ir.blocks import Visit
 from .._ir.graph import Graph
 from .._ir.slot import Kind, Slot, narrowed
 from .._ops import annotate
+from .._ops.context import Replicas
 from . import marks, parameter_hooks, trace
 from .failures import explained_backward
 from .forward import Forward, Request, run_forward
@@ -42,6 +43,7 @@ class Micro:
         names: of the tensors that can be anchored.
         overlaps: mode of each input and output that moves while it computes, by slot key.
         visits: the blocks that forward entered, in order; nodes are labelled with their indices.
+        exchanging: whether replicas exchange something, so that they must run side by side.
     """
 
     graph: Graph
@@ -51,6 +53,7 @@ class Micro:
     names: tuple[str, ...]
     overlaps: Mapping[str, str]
     visits: tuple[Visit, ...] = (Visit(),)
+    exchanging: bool = False
 
 
 _said: set[torch.dtype] = set()
@@ -82,6 +85,7 @@ class _Recording:
             request.lanes is not None,
             request.precision.stochastic_rounding,
             values=values,
+            replicas=Replicas(request.replicas, apart=request.apart),
         )
         self.overlaps: dict[str, str] = {}
         self.visits: tuple[Visit, ...] = ()
@@ -264,6 +268,7 @@ def _capture(request: Request, inputs: list[torch.Tensor], values: Values) -> Mi
         recording.names,
         recording.overlaps,
         recording.visits,
+        recording.capturing.exchanging,
     )
 
 

@@ -30,9 +30,10 @@ def capture(request: _capture.Request, spec: Spec) -> Captured:
     Returns:
         What was captured, and what its lanes are.
     """
-    unfit = any(not slot.shape for slot in request.batch)  # a 0-d input is never cut
-    if unfit or spec.precision.floating_point_exceptions:  # which name the micro-batch
-        return _capture.capture(request), None
+    if any(not slot.shape for slot in request.batch):
+        return _one(request, "an input without dimensions is never cut"), None
+    if spec.precision.floating_point_exceptions:
+        return _one(request, "floating-point exceptions name the micro-batch"), None
     budget = spec.lane_memory or _default_budget()
     length = spec.loops.accumulation if spec.training else spec.loops.iterations
     steps = _first_choice(length, request, spec)
@@ -42,7 +43,7 @@ def capture(request: _capture.Request, spec: Spec) -> Captured:
         return _within(budget, more, length, request, spec) if more else captured
     except _capture.NotVectorisable as reason:
         log.engine.debug("Micro-batches run one after another: %s", reason)
-        return _capture.capture(request), None
+        return _one(request, str(reason)), None
 
 
 def _within(
@@ -57,13 +58,18 @@ def _within(
         lanes = Lanes(steps, spec.loops.replicas)
         micro = _capture.capture(_with_lanes(request, lanes))
         peak = peak_bytes(micro.graph)
-        if spec.lanes or peak <= budget:
+        if spec.lanes or peak <= budget or (steps == 1 and micro.exchanging):
             return micro, lanes
         log.engine.debug("%d lanes need %d bytes, more than %d", lanes.count, peak, budget)
         if steps == 1:
             break
         steps = _divisor(length, max(1, min(steps - 1, steps * budget // peak)))
-    return _capture.capture(request), None
+    return _one(request, f"lanes({spec.lanes}) keeps them apart"), None
+
+
+def _one(request: _capture.Request, why: str) -> _capture.Micro:
+    """Capture one micro-batch, where others can only run after it."""
+    return _capture.capture(dataclasses.replace(request, apart=why))
 
 
 def _first_choice(length: int, request: _capture.Request, spec: Spec) -> int:

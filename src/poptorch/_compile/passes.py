@@ -92,7 +92,8 @@ def capture(draft: Draft) -> None:
     if spec.training and spec.recompute:
         request = replace(request, recompute=True)
     if draft.by_stages:
-        draft.micro = _capture.capture(request)
+        stages = "blocks on chips run one micro-batch at a time"
+        draft.micro = _capture.capture(replace(request, apart=stages))
     else:
         draft.micro, draft.lanes = lanes.capture(request, spec)
 

@@ -5,10 +5,27 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import fx
+
+
+@dataclass(frozen=True, eq=False)
+class Replicas:
+    """The data-parallel copies of a model.
+
+    Attributes:
+        count: how many there are.
+        lane: where they run side by side, any tensor of one lane only; replicas are the faster
+            part of the lanes.
+        apart: where they do not, why.
+    """
+
+    count: int = 1
+    lane: torch.Tensor | None = None
+    apart: str = ""
 
 
 class Listener(Protocol):
@@ -17,6 +34,10 @@ class Listener(Protocol):
     @property
     def training(self) -> bool:
         """Whether the captured program computes gradients."""
+        ...
+
+    def together(self) -> Replicas:
+        """Say that replicas exchange something, so that they must run side by side; return them."""
         ...
 
     def mark_loss(self, loss: torch.Tensor, name: str) -> None:

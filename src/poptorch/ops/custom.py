@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -14,7 +14,7 @@ from .._base import source
 from .._base.errors import Error, InvalidValue
 from .._ops import custom, library_ops
 from .._ops.context import listener
-from . import check
+from . import check, known
 
 _FLOAT32 = torch.finfo(torch.float32)
 _INT64 = torch.iinfo(torch.int64)
@@ -62,7 +62,9 @@ def custom_op(
 
     It is looked for among those of ``register_custom_op``, by name, domain and version, and then
     among torch's libraries: ``torch.ops.<domain>.<name>`` with dots in the domain replaced by
-    underscores, attributes being passed by keyword. Source: PopTorch user guide, "PopTorch ops".
+    underscores, attributes being passed by keyword. Some that public programs bring as compiled
+    plug-ins are known without either: they are listed in ``docs/guide/custom_ops.md``.
+    Source: PopTorch user guide, "PopTorch ops".
 
     Args:
         inputs: a tuple or list of tensors.
@@ -88,9 +90,14 @@ def custom_op(
     if definition is not None:
         return _registered(key, definition, tensors, templates, checked)
     operator = library_ops.find(domain.replace(".", "_"), name)
-    if operator is None:
+    if operator is not None:
+        return _of_library(operator, tensors, templates, checked)
+    plug_in = known.find(name, domain, domain_version)
+    if plug_in is None:
         _unknown(name, domain, domain_version)
-    return _of_library(operator, tensors, templates, checked)
+    results = [plug_in(name, tensors, checked, templates)]
+    _compare(name, results, custom.kinds_of(templates))
+    return results
 
 
 def _registered(
@@ -159,9 +166,9 @@ def _without_gradient(key: str, why: str = "") -> Error:
     )
 
 
-def _unknown(name: str, domain: str, version: int) -> None:
-    others = custom.versions(name, domain)
-    known = f"; it is registered in version {', '.join(map(str, others))}" if others else ""
+def _unknown(name: str, domain: str, version: int) -> NoReturn:
+    others = custom.versions(name, domain) or known.versions(name, domain)
+    elsewhere = f"; it is registered in version {', '.join(map(str, others))}" if others else ""
     namespace = domain.replace(".", "_")
     raise_with = (
         f"poptorch.register_custom_op('{name}', '{domain}', {version}, forward, backward)\n"
@@ -171,7 +178,7 @@ def _unknown(name: str, domain: str, version: int) -> None:
     check.refuse(
         Error,
         f"Unknown custom operator '{name}' in domain '{domain}'",
-        got=f"version {version}{known}",
+        got=f"version {version}{elsewhere}",
         fix=raise_with,
     )
 

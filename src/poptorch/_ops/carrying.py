@@ -1,0 +1,41 @@
+"""A value whose gradient goes where, and as, a rule says.
+
+What forward computes and what backward does are then two plain functions of tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Rule = Callable[[torch.Tensor], torch.Tensor]
+
+
+class _Carried(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(value: torch.Tensor, carrier: torch.Tensor, rule: Rule) -> torch.Tensor:
+        return value.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        _, _, ctx.rule = inputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        return None, ctx.rule(gradients[0]), None
+
+
+def carried(value: torch.Tensor, carrier: torch.Tensor, rule: Rule) -> torch.Tensor:
+    """Return a value that hands its gradient to another tensor.
+
+    Args:
+        value: what is returned; it gets no gradient itself.
+        carrier: what gets the gradient.
+        rule: makes the carrier's gradient from the value's.
+    """
+    result: torch.Tensor = _Carried.apply(value.detach(), carrier, rule)  # type: ignore[no-untyped-call]
+    return result

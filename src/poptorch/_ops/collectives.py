@@ -1,0 +1,138 @@
+"""What replicas exchange. They are lanes: whole tensors of every replica, side by side.
+
+In forward a replica sees its own tensor; the formulas here see those of all, with leading
+dimensions (steps, replicas), and what each replica gets has them too.
+Source: W. Gropp et al., "Using MPI", chapter on collective operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .._base import source
+from .._base.errors import Error
+from .carrying import carried
+
+Formula = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One exchange between replicas.
+
+    Attributes:
+        forward: from the tensors of all replicas, (steps, replicas, ...), to the results of all.
+        backward: likewise from the gradients of the results to those of the tensors.
+    """
+
+    forward: Formula
+    backward: Formula
+
+
+def all_gather() -> Collective:
+    """Every replica gets the tensors of all; its gradient is its own part of its result's.
+
+    The gradients of the results are taken to be the same on all replicas, and are not added up.
+    """
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x.unsqueeze(1).expand(x.shape[0], x.shape[1], *x.shape[1:])
+
+    def backward(gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.diagonal(0, 1, 2).movedim(-1, 1)
+
+    return Collective(forward, backward)
+
+
+def all_reduce(size: int, stride: int, in_backward: bool) -> Collective:
+    """Every replica gets the sum over its group, in forward or in backward; the identity else.
+
+    Args:
+        size: replicas in a group.
+        stride: between the replicas of a group.
+        in_backward: the gradients are added up rather than the tensors.
+    """
+
+    def summed(x: torch.Tensor) -> torch.Tensor:
+        grouped = x.reshape(x.shape[0], -1, size, stride, *x.shape[2:])
+        return grouped.sum(2, keepdim=True).expand_as(grouped).flatten(1, 3)
+
+    def same(x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    return Collective(same, summed) if in_backward else Collective(summed, same)
+
+
+def all_to_all() -> Collective:
+    """Block i of a replica's leading dimension goes to replica i, as the block of the sender."""
+
+    def exchanged(x: torch.Tensor) -> torch.Tensor:
+        steps, replicas, size, *rest = x.shape
+        blocks = x.reshape(steps, replicas, replicas, size // replicas, *rest)
+        return blocks.transpose(1, 2).flatten(2, 3)
+
+    return Collective(exchanged, exchanged)
+
+
+class _InLane(torch.autograd.Function):
+    """What forward calls in a lane; the lanes' tensors reach ``vmap`` together."""
+
+    @staticmethod
+    def forward(
+        x: torch.Tensor, lane: torch.Tensor, collective: Collective, replicas: int
+    ) -> torch.Tensor:
+        raise _outside()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        """Nothing to keep: the formula on all lanes has the gradient."""
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: tuple[Any, ...],
+        x: torch.Tensor,
+        lane: torch.Tensor,
+        collective: Collective,
+        replicas: int,
+    ) -> tuple[torch.Tensor, int]:
+        at, in_lanes, *_ = in_dims
+        if in_lanes is None:  # a vmap of the user's own
+            raise _outside()
+        lanes = x.expand(info.batch_size, *x.shape) if at is None else x.movedim(at, 0)
+        lanes = lanes.reshape(-1, replicas, *lanes.shape[1:])
+        result = carried(collective.forward(lanes.detach()), lanes, collective.backward)
+        return result.flatten(0, 1), 0
+
+
+def _outside() -> Error:
+    return Error(
+        "Replicas can exchange tensors only where each of them is a lane",
+        got="a collective operator outside of the lanes",
+        where=source.calling_line(),
+        fix="call it in forward itself, not in a function that torch.func transforms",
+    )
+
+
+def exchange(
+    x: torch.Tensor, collective: Collective, replicas: int, lane: torch.Tensor
+) -> torch.Tensor:
+    """Run a collective in a lane.
+
+    Args:
+        x: the tensor of this lane's replica; it may be the same in all lanes.
+        collective: what is done.
+        replicas: how many there are: the faster part of the lanes.
+        lane: any tensor of this lane only, which shows where lanes are.
+    """
+    result: torch.Tensor = _InLane.apply(x, lane, collective, replicas)  # type: ignore[no-untyped-call]
+    return result
+
+
+def alone(x: torch.Tensor, collective: Collective) -> torch.Tensor:
+    """Run a collective of a single replica."""
+    return collective.forward(x[None, None])[0, 0]

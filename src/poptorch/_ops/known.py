@@ -1,0 +1,127 @@
+"""The formulas of operators that public programs bring as compiled plug-ins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from .carrying import carried
+
+_MANTISSA, _BIAS = 23, 127  # of float32
+
+
+def autograd_proxy(value: torch.Tensor, proxy: torch.Tensor) -> torch.Tensor:
+    """Return the value; its gradient goes to the proxy only."""
+    return carried(value, proxy, lambda gradient: gradient.to(proxy.dtype))
+
+
+def distances(a: torch.Tensor, b: torch.Tensor, norm: float) -> torch.Tensor:
+    """Return the norm of each ``a[i] - b[j]``, computed in float32: (M, K), (N, K) to (M, N)."""
+    # Products of matrices would be quicker, and lose the digits of small distances.
+    exact = "donot_use_mm_for_euclid_dist"
+    return torch.cdist(a.float(), b.float(), norm, compute_mode=exact).to(a.dtype)
+
+
+@dataclass(frozen=True)
+class Format:
+    """A floating-point format, as IEEE 754 has them: the largest exponent is not for numbers.
+
+    Attributes:
+        exponent_bits: from 2 to 5.
+        mantissa_bits: from 0 to 10, those that are stored.
+        stochastic: values are rounded at random, so that the expectation is exact; else to the
+            nearest, and to the even one of two.
+    """
+
+    exponent_bits: int
+    mantissa_bits: int
+    stochastic: bool
+
+    @property
+    def bias(self) -> int:
+        """What is added to exponents; the largest one itself."""
+        return int(2 ** (self.exponent_bits - 1)) - 1
+
+    @property
+    def largest(self) -> float:
+        """The largest number."""
+        return float(2**self.bias * (2 - 2**-self.mantissa_bits))
+
+    def quantised(self, x: torch.Tensor) -> torch.Tensor:
+        """Return numbers of this format in the type that they came in; beyond it the largest."""
+        wide = x.float().clamp(-self.largest, self.largest)
+        exponent = (wide.view(torch.int32) >> _MANTISSA & 255) - _BIAS
+        step = exponent.clamp(min=1 - self.bias) - self.mantissa_bits
+        # A power of two by its bits: exact, as the division and the product then are.
+        unit = (step + _BIAS << _MANTISSA).view(torch.float32)
+        count = wide / unit
+        whole = torch.floor(count + torch.rand_like(count)) if self.stochastic else count.round()
+        return (whole * unit).to(x.dtype)
+
+
+def simulated_quantisation(
+    x: torch.Tensor, form: Format, in_forward: bool, backward: str
+) -> torch.Tensor:
+    """Quantise values, gradients, both or neither.
+
+    Args:
+        x: any floating-point type.
+        form: the format.
+        in_forward: whether values are quantised.
+        backward: "quantise" gradients, hand them on ("ste"), or "stop" them.
+    """
+    value = form.quantised(x.detach()) if in_forward else x
+    if backward == "stop":
+        return value.detach()
+    return carried(
+        value, x, form.quantised if backward == "quantise" else lambda gradient: gradient
+    )
+
+
+@dataclass(frozen=True)
+class BlockSparse:
+    """A constant matrix of which some square blocks are not zero.
+
+    Attributes:
+        shape: rows and columns, in elements.
+        block: length of a block's edge.
+        rows, cols: of each block, counted in blocks; those of one place are added up.
+        values: of all blocks, one after another, each row by row.
+    """
+
+    shape: tuple[int, int]
+    block: int
+    rows: Sequence[int]
+    cols: Sequence[int]
+    values: Sequence[float]
+
+    def times(self, dense: torch.Tensor) -> torch.Tensor:
+        """Return ``matrix @ dense``: (..., columns, N) to (..., rows, N)."""
+        blocks = torch.tensor(self.values, dtype=dense.dtype).view(-1, self.block, self.block)
+        return self._product(blocks, self.rows, self.cols, self.shape[0], dense)
+
+    def behind(self, dense: torch.Tensor) -> torch.Tensor:
+        """Return ``dense @ matrix``: (..., N, rows) to (..., N, columns)."""
+        blocks = torch.tensor(self.values, dtype=dense.dtype).view(-1, self.block, self.block)
+        turned = dense.transpose(-1, -2)
+        result = self._product(blocks.mT, self.cols, self.rows, self.shape[1], turned)
+        return result.transpose(-1, -2)
+
+    def _product(
+        self,
+        blocks: torch.Tensor,
+        to: Sequence[int],
+        source: Sequence[int],
+        size: int,
+        dense: torch.Tensor,
+    ) -> torch.Tensor:
+        """Every block times its part of the dense matrix, added up where it belongs."""
+        read = torch.tensor(source, dtype=torch.int64)
+        written = torch.tensor(to, dtype=torch.int64)
+        *batch, length, width = dense.shape
+        stacked = dense.reshape(*batch, length // self.block, self.block, width)
+        parts = blocks @ stacked.index_select(-3, read)
+        shape = (*batch, size // self.block, self.block, width)
+        return torch.zeros(shape, dtype=dense.dtype).index_add(-3, written, parts).flatten(-3, -2)

@@ -1,0 +1,197 @@
+"""What replicas exchange, compared with eager formulas on the tensors of all replicas."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import poptorch
+from helpers.wrapping import Scaled, infer, options, training
+from ops.test_known import op
+
+GROUPING = "__collectiveReplicaGrouping"
+REPLICAS, ROWS = 4, 8
+
+
+def batch(steps: int = 1) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(steps)
+    return torch.randn(steps * REPLICAS * ROWS, 3, generator=generator)
+
+
+def gather(a):
+    return op("ReplicatedAllGather", a, out=torch.zeros(REPLICAS, *a.shape))
+
+
+def reduce(**attributes):
+    return lambda a: op("ReplicatedAllReduceTP", a, out=a, op="sum", **attributes)
+
+
+def to_all(a):
+    return op("ReplicatedAllToAll", a, out=a)
+
+
+def eager_gather(tensors):
+    """Each replica differentiates its own result for its own tensor."""
+    parts = range(len(tensors))
+    return [torch.stack([tensors[j] if i == j else tensors[j].detach() for j in parts])
+            for i in parts]  # fmt: skip
+
+
+def eager_reduce(groups):
+    def function(tensors):
+        results = []
+        for i, own in enumerate(tensors):
+            (group,) = (g for g in groups if i in g)
+            results.append(own + sum(tensors[j].detach() for j in group if j != i))
+        return results
+
+    return function
+
+
+def eager_to_all(tensors):
+    size = len(tensors[0]) // len(tensors)
+    return [torch.cat([t[i * size : (i + 1) * size] for t in tensors]) for i in range(len(tensors))]
+
+
+ALL = [[0, 1, 2, 3]]
+CASES = {
+    "gather": (gather, eager_gather),
+    "reduce": (reduce(), eager_reduce(ALL)),
+    "neighbours": (
+        reduce(**{GROUPING: [2, 1, 4]}, backwards=False),
+        eager_reduce([[0, 1], [2, 3]]),
+    ),
+    "strided": (reduce(**{GROUPING: [2, 2, 4]}), eager_reduce([[0, 2], [1, 3]])),
+    "to all": (to_all, eager_to_all),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_inference(name: str) -> None:
+    known, eager = CASES[name]
+    x = batch(steps=3)
+    opts = options(replicas=REPLICAS, iterations=3)
+    opts.outputMode(poptorch.OutputMode.All)
+    found = infer(known, x, opts=opts)
+    steps = x.view(3, REPLICAS, ROWS, 3)
+    expected = torch.cat([result for step in steps for result in eager(list(step))])
+    torch.testing.assert_close(found, expected)
+
+
+def trained(function, x: torch.Tensor, weight: torch.Tensor, steps: int, backend: str, lanes: int):
+    model = Scaled(lambda a: function(a).sin(), tuple(weight.shape))
+    model.weight.data.copy_(weight)
+    opts = options(backend, replicas=REPLICAS, accumulation=steps).lanes(lanes)
+    training(model, opts, lr=1.0)(x)
+    return weight - model.weight.detach()
+
+
+def check_training(name: str, backend: str, lanes: int = 0) -> None:
+    known, eager = CASES[name]
+    x, weight = batch(steps=2), torch.tensor([0.5, 1.0, 1.5])
+    copy = weight.clone().requires_grad_()
+    losses = [
+        result.sin().square().mean()
+        for step in x.view(2, REPLICAS, ROWS, 3)
+        for result in eager(list(copy * step))
+    ]
+    torch.stack(losses).mean().backward()
+    torch.testing.assert_close(trained(known, x, weight, 2, backend, lanes), copy.grad)
+
+
+@pytest.mark.parametrize("lanes", [0, REPLICAS])
+@pytest.mark.parametrize("name", CASES)
+def test_gradients(name: str, lanes: int) -> None:
+    check_training(name, "reference", lanes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gather", "strided", "to all"])
+def test_compiled_they_are_the_same(name: str) -> None:
+    check_training(name, "inductor")
+
+
+def test_a_sum_in_backward_leaves_values_alone() -> None:
+    x, weight = batch(), torch.tensor([0.5, 1.0, 1.5])
+    function = reduce(backwards=True)
+    torch.testing.assert_close(infer(function, x, opts=options(replicas=REPLICAS)), x)
+    copy = weight.clone().requires_grad_()
+    tensors = list(copy * x.view(REPLICAS, ROWS, 3))
+    gradients = torch.autograd.grad(
+        sum(tensor.sin().square().mean() for tensor in tensors), tensors, retain_graph=True
+    )
+    total = sum(gradients) / REPLICAS
+    torch.autograd.backward(tensors, [total] * REPLICAS)
+    torch.testing.assert_close(trained(function, x, weight, 1, "reference", 0), copy.grad)
+
+
+def test_what_is_the_same_on_all_replicas_is_added_up_too() -> None:
+    found = infer(lambda a: a + reduce()(torch.ones(3)), batch(), opts=options(replicas=REPLICAS))
+    torch.testing.assert_close(found, batch() + REPLICAS)
+
+
+def test_gathered_tensors_come_flat_if_the_example_is() -> None:
+    flat = infer(
+        lambda a: op("ReplicatedAllGather", a, out=torch.zeros(REPLICAS * a.numel())),
+        batch(),
+        opts=options(replicas=REPLICAS),
+    )
+    assert torch.equal(flat, batch().flatten().repeat(REPLICAS))
+
+
+@pytest.mark.parametrize("iterations", [1, 2])
+def test_of_one_replica_they_are_the_identity(iterations: int) -> None:
+    def function(a):
+        gathered = op("ReplicatedAllGather", a, out=a[None])
+        return reduce(**{GROUPING: [1, 1, 1]})(to_all(gathered[0]))
+
+    x = batch()
+    assert torch.equal(infer(function, x, opts=options(iterations=iterations)), x)
+    assert torch.equal(function(x), x)
+    weight = torch.tensor([0.5, 1.0, 1.5])
+    model = Scaled(function, (3,))
+    model.weight.data.copy_(weight)
+    training(model, options(), lr=1.0)(x)
+    copy = weight.clone().requires_grad_()
+    (copy * x).square().mean().backward()
+    torch.testing.assert_close(weight - model.weight.detach(), copy.grad)
+
+
+def test_little_memory_leaves_the_replicas_side_by_side() -> None:
+    x = batch()
+    opts = options(replicas=REPLICAS).laneMemory(1)
+    found = infer(reduce(), x, opts=opts)
+    expected = x.view(REPLICAS, ROWS, 3).sum(0).repeat(REPLICAS, 1)
+    torch.testing.assert_close(found, expected)
+
+
+def branching(a):
+    return poptorch.cond(a.sum() > 0, lambda b: [reduce()(b)], [a], lambda b: [b], [a])[0]
+
+
+def vmapped(a):
+    return torch.func.vmap(reduce())(a)
+
+
+@pytest.mark.parametrize(
+    ("function", "lanes", "reason"),
+    [(reduce(), 1, r"lanes\(1\)"), (branching, 0, "branches"), (vmapped, 0, "each of them")],
+)
+def test_replicas_apart_cannot_exchange(function, lanes: int, reason: str) -> None:
+    with pytest.raises(poptorch.Error, match="needs all replicas side by side") as caught:
+        infer(function, batch(), opts=options(replicas=REPLICAS).lanes(lanes))
+    assert caught.match(reason)
+    assert all(part in str(caught.value) for part in ("Got:", "Where:", "test_known.py", "Fix:"))
+
+
+def test_pipelines_cannot_exchange_between_replicas() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            with poptorch.Block("a", ipu_id=0):
+                x = x + 1
+            with poptorch.Block("b", ipu_id=1):
+                return reduce()(x)
+
+    opts = options("staged", replicas=2, iterations=4)
+    with pytest.raises(poptorch.Error, match="needs all replicas side by side"):
+        poptorch.inferenceModel(Model(), opts)(batch())

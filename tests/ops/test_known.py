@@ -1,0 +1,253 @@
+"""Operators that public programs bring as compiled plug-ins, found by name without a library."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import poptorch
+from helpers.wrapping import Scaled, infer, options, training
+
+DOMAIN = "ai.graphcore"
+X = torch.tensor([[0.3, -1.7], [2.0, 0.9], [-0.4, 3.1], [1.5, 0.6]])
+BLOCKS = {"n_rows": 4, "n_cols": 6, "block_size": 2, "rows": [2, 0, 0], "cols": [4, 0, 2]}
+VALUES = [float(v) for v in range(1, 13)]
+QUANT = {"exponent_bits": 4, "mantissa_bits": 3, "rounding": "nearest", "fwd": True, "bwd": "ste"}
+
+
+def op(name: str, *inputs: torch.Tensor, out: torch.Tensor, **attributes) -> torch.Tensor:
+    (result,) = poptorch.custom_op(inputs, name, DOMAIN, 1, [out], attributes)
+    return result
+
+
+def update_of(function, x: torch.Tensor, weight: torch.Tensor, backend: str = "reference"):
+    """Output, and the gradient of a weight that multiplies the input."""
+    model = Scaled(function, tuple(weight.shape))
+    model.weight.data.copy_(weight)
+    executor = training(model, options(backend), lr=1.0)
+    out, _ = executor(x)
+    return out, weight - model.weight.detach()
+
+
+def eager_update(function, x: torch.Tensor, weight: torch.Tensor):
+    weight = weight.clone().requires_grad_()
+    out = function(weight * x)
+    out.square().mean().backward()
+    return out.detach(), weight.grad
+
+
+def dense_matrix() -> torch.Tensor:
+    matrix = torch.zeros(4, 6)
+    for at, (row, col) in enumerate(zip(BLOCKS["rows"], BLOCKS["cols"], strict=True)):
+        block = torch.tensor(VALUES[4 * at : 4 * at + 4]).view(2, 2)
+        matrix[row : row + 2, col : col + 2] += block
+    return matrix
+
+
+def plain_distance(p: float):
+    return lambda a: (a[:, None] - X[None, :3]).abs().pow(p).sum(-1).pow(1 / p)
+
+
+def known_distance(name: str):
+    return lambda a: op(name, a, X[:3], out=torch.zeros(4, 3), root_path="/nowhere")
+
+
+CASES = {
+    "L1": (known_distance("L1Distance"), plain_distance(1.0), X),
+    "L2": (known_distance("L2Distance"), plain_distance(2.0), X),
+    "proxy": (
+        lambda a: op("AutogradProxy", a.exp(), a * 3, out=a),
+        lambda a: a.exp().detach() + 3 * a - (3 * a).detach(),
+        X,
+    ),
+    "quantised": (
+        lambda a: op(
+            "SimulatedQuant", a, out=a, **QUANT | {"exponent_bits": 5, "mantissa_bits": 10}
+        ),
+        lambda a: a + (a.half().float() - a).detach(),
+        X,
+    ),
+    "sparse @ dense": (
+        lambda a: op(
+            "StaticSparseMatmul", a, out=a[:4], mode="sparse_dense", values=VALUES, **BLOCKS
+        ),
+        lambda a: dense_matrix() @ a,
+        torch.cat([X, X[:2]]),
+    ),
+    "dense @ sparse": (
+        lambda a: op(
+            "StaticSparseMatmul",
+            a,
+            out=torch.zeros(2, 6),
+            mode="dense_sparse",
+            values=VALUES,
+            **BLOCKS,
+        ),
+        lambda a: a @ dense_matrix(),
+        X.t().contiguous(),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients_are_those_of_the_formula(name: str) -> None:
+    known, plain, x = CASES[name]
+    weight = torch.linspace(0.5, 1.5, x.shape[1])
+    torch.testing.assert_close(update_of(known, x, weight), eager_update(plain, x, weight))
+    torch.testing.assert_close(infer(known, x), plain(x))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_compiled_they_are_the_same(name: str) -> None:
+    known, plain, x = CASES[name]
+    weight = torch.linspace(0.5, 1.5, x.shape[1])
+    found = update_of(known, x, weight, "inductor")
+    torch.testing.assert_close(found, eager_update(plain, x, weight))
+
+
+@pytest.mark.parametrize("name", ["L1Distance", "L2Distance"])
+def test_gradient_is_zero_at_distance_zero(name: str) -> None:
+    point = torch.tensor([[1.0, 2.0]])
+    weight = torch.ones(2)
+
+    def function(a):
+        return op(name, a, point, out=torch.zeros(1, 1)) + 1
+
+    out, gradient = update_of(function, point, weight)
+    assert out.item() == 1.0
+    assert gradient.tolist() == [0.0, 0.0]
+
+
+def test_the_value_given_to_a_proxy_gets_no_gradient() -> None:
+    x = torch.tensor([2.0])
+    _, gradient = update_of(lambda a: op("AutogradProxy", a.exp(), torch.ones(1), out=a) + a, x, x)
+    expected = 2 * (torch.tensor([4.0]).exp() + 4) * 2
+    torch.testing.assert_close(gradient, expected)
+
+
+def grid(exponent_bits: int, mantissa_bits: int) -> torch.Tensor:
+    """Every number that is not negative of a format, from its definition."""
+    bias, fractions = 2 ** (exponent_bits - 1) - 1, torch.arange(2.0**mantissa_bits)
+    fractions = fractions / 2**mantissa_bits
+    normal = [(1 + fractions) * 2.0 ** (code - bias) for code in range(1, 2**exponent_bits - 1)]
+    return torch.cat([fractions * 2.0 ** (1 - bias), *normal])
+
+
+@pytest.mark.parametrize("bits", [(4, 3), (5, 2), (2, 1), (3, 0)])
+def test_quantised_values_are_the_nearest_of_the_format(bits: tuple[int, int]) -> None:
+    numbers = grid(*bits)
+    largest = numbers[-1]
+    x = torch.randn(500, generator=torch.Generator().manual_seed(1)) * largest / 2
+    x = torch.cat([x, x * 2**-8, numbers, -numbers, torch.tensor([torch.inf, -torch.inf])])
+    attributes = QUANT | {"exponent_bits": bits[0], "mantissa_bits": bits[1]}
+    found = infer(lambda a: op("SimulatedQuant", a, out=a, **attributes), x)
+    distance = (x.abs().clamp(max=largest)[:, None] - numbers).abs()
+    expected = numbers[distance.argmin(1)]
+    torch.testing.assert_close(found.abs(), expected, rtol=0, atol=0)
+    assert torch.equal(found.sign(), torch.where(expected == 0, 0, x.sign()))
+
+
+def test_ten_bits_of_mantissa_are_half_precision() -> None:
+    x = torch.randn(1000, generator=torch.Generator().manual_seed(2)) * 10.0 ** torch.arange(
+        -7, 3
+    ).repeat(100)
+    attributes = QUANT | {"exponent_bits": 5, "mantissa_bits": 10}
+    found = infer(lambda a: op("SimulatedQuant", a, out=a, **attributes), x)
+    assert torch.equal(found, x.half().float())
+    half = infer(lambda a: op("SimulatedQuant", a, out=a, **QUANT), x.half())
+    assert half.dtype == torch.float16
+
+
+def test_stochastic_rounding_is_right_on_average() -> None:
+    x = torch.full((4000,), 1.0 + 0.125 * 0.25)
+    attributes = QUANT | {"rounding": "stochastic"}
+    found = infer(lambda a: op("SimulatedQuant", a, out=a, **attributes), x)
+    assert set(found.tolist()) == {1.0, 1.125}
+    assert abs(found.mean() - x[0]) < 0.01
+
+
+@pytest.mark.parametrize("bwd", ["quantise", "ste", "stop"])
+@pytest.mark.parametrize("fwd", [True, False])
+def test_gradients_are_quantised_passed_on_or_stopped(fwd: bool, bwd: str) -> None:
+    attributes = QUANT | {"fwd": fwd, "bwd": bwd}
+    numbers = grid(4, 3)
+
+    def rounded(x):
+        return numbers[(x.abs()[:, None] - numbers).abs().argmin(1)] * x.sign()
+
+    x, weight = X[0], torch.tensor([0.7, 1.3])
+    found, gradient = update_of(
+        lambda a: op("SimulatedQuant", a, out=a, **attributes) + 0 * a, x, weight
+    )
+    value = weight * x
+    out = rounded(value) if fwd else value
+    passed = {"quantise": rounded(out), "ste": out, "stop": torch.zeros(2)}[bwd]
+    torch.testing.assert_close(found, out)
+    torch.testing.assert_close(gradient, passed * x)
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "attributes", "title"),
+    [
+        ("AutogradProxy", [(2,), (3,)], {}, "cannot take its inputs"),
+        ("AutogradProxy", [(2,)], {}, "cannot take its inputs"),
+        ("L1Distance", [(2, 3), (2, 4)], {}, "cannot take its inputs"),
+        ("L2Distance", [(2,), (2, 4)], {}, "cannot take its inputs"),
+        ("SimulatedQuant", [(2,)], QUANT | {"exponent_bits": 6}, "attribute 'exponent_bits'"),
+        ("SimulatedQuant", [(2,)], QUANT | {"rounding": "up"}, "attribute 'rounding'"),
+        ("SimulatedQuant", [(2,)], {}, "attribute 'exponent_bits'"),
+        ("StaticSparseMatmul", [(2, 2)], {"mode": "dense"}, "attribute 'mode'"),
+        (
+            "StaticSparseMatmul",
+            [(4, 2)],
+            {"mode": "sparse_dense", "values": VALUES, **BLOCKS},
+            "cannot take its inputs",
+        ),
+        (
+            "StaticSparseMatmul",
+            [(6, 2)],
+            {"mode": "sparse_dense", "values": VALUES[1:], **BLOCKS},
+            "attribute 'values'",
+        ),
+        (
+            "StaticSparseMatmul",
+            [(6, 2)],
+            {"mode": "sparse_dense", "values": VALUES, **BLOCKS, "rows": [2, 1, 0]},
+            "attribute 'rows'",
+        ),
+        ("ReplicatedAllReduceTP", [(2,)], {"op": "mean"}, "attribute 'op'"),
+        (
+            "ReplicatedAllReduceTP",
+            [(2,)],
+            {"__collectiveReplicaGrouping": [2, 1, 2]},
+            "__collectiveReplicaGrouping",
+        ),
+        ("ReplicatedAllGather", [(2,)], {}, "cannot return its example outputs"),
+        ("ReplicatedAllToAll", [()], {}, "cannot take its inputs"),
+    ],
+)
+def test_what_does_not_fit_is_an_error(name, shapes, attributes, title) -> None:
+    inputs = [torch.ones(shape) for shape in shapes]
+    with pytest.raises(poptorch.Error, match=title) as caught:
+        infer(lambda *a: op(name, *a, out=torch.zeros(7), **attributes), *inputs)
+    assert all(part in str(caught.value) for part in ("Got:", "Where:", "test_known.py", "Fix:"))
+
+
+def test_example_outputs_of_another_shape_and_other_versions_are_errors() -> None:
+    with pytest.raises(poptorch.Error, match="something else than its example outputs"):
+        infer(lambda a: op("L1Distance", a, a, out=torch.zeros(3, 3)), X)
+    with pytest.raises(poptorch.Error, match="registered in version 1"):
+        infer(lambda a: poptorch.custom_op([a, a], "L1Distance", DOMAIN, 2, [a])[0], X)
+
+
+def test_an_operator_of_the_user_comes_first() -> None:
+    from poptorch._ops import custom
+
+    key = custom.key_of("L2Distance", DOMAIN, 1)
+    poptorch.register_custom_op("L2Distance", DOMAIN, 1, lambda i, _: [i[0] + i[1]])
+    try:
+        found = infer(lambda a: op("L2Distance", a, a, out=a), X)
+    finally:
+        del custom._registered[key]
+    assert torch.equal(found, X + X)
