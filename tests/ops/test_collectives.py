@@ -19,7 +19,7 @@ def batch(steps: int = 1) -> torch.Tensor:
 
 
 def gather(a):
-    return op("ReplicatedAllGather", a, out=torch.zeros(REPLICAS, *a.shape))
+    return op("ReplicatedAllGather", a, out=torch.zeros(REPLICAS, *a.shape, dtype=a.dtype))
 
 
 def reduce(**attributes):
@@ -128,6 +128,16 @@ def test_a_sum_in_backward_leaves_values_alone() -> None:
 def test_what_is_the_same_on_all_replicas_is_added_up_too() -> None:
     found = infer(lambda a: a + reduce()(torch.ones(3)), batch(), opts=options(replicas=REPLICAS))
     torch.testing.assert_close(found, batch() + REPLICAS)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_integers_are_exchanged_too(name: str) -> None:
+    known, eager = CASES[name]
+    x = torch.arange(REPLICAS * ROWS * 2, dtype=torch.int32).view(-1, 2)
+    found = infer(known, x, opts=options(replicas=REPLICAS))
+    expected = torch.cat(eager(list(x.view(REPLICAS, ROWS, 2))))
+    assert found.dtype == torch.int32
+    assert torch.equal(found, expected)
 
 
 def test_gathered_tensors_come_flat_if_the_example_is() -> None:

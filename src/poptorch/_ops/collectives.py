@@ -59,7 +59,7 @@ def all_reduce(size: int, stride: int, in_backward: bool) -> Collective:
 
     def summed(x: torch.Tensor) -> torch.Tensor:
         grouped = x.reshape(x.shape[0], -1, size, stride, *x.shape[2:])
-        return grouped.sum(2, keepdim=True).expand_as(grouped).flatten(1, 3)
+        return grouped.sum(2, keepdim=True, dtype=x.dtype).expand_as(grouped).flatten(1, 3)
 
     def same(x: torch.Tensor) -> torch.Tensor:
         return x

@@ -93,7 +93,7 @@ def _sparse(name: str, inputs: Tensors, attributes: Attributes, examples: Tensor
 
 
 def _gather(name: str, inputs: Tensors, attributes: Attributes, examples: Tensors) -> torch.Tensor:
-    (x,) = _inputs(name, inputs, 1)
+    (x,) = _exchanged(name, inputs)
     count = _replicas()
     shapes: list[tuple[int, ...]] = [(count, *x.shape), (count * x.numel(),)]
     if x.dim():
@@ -110,7 +110,7 @@ def _gather(name: str, inputs: Tensors, attributes: Attributes, examples: Tensor
 
 
 def _reduce(name: str, inputs: Tensors, attributes: Attributes, examples: Tensors) -> torch.Tensor:
-    (x,) = _inputs(name, inputs, 1)
+    (x,) = _exchanged(name, inputs)
     _choice(name, {"op": "sum", **attributes}, "op", ("sum",))
     in_backward = bool(_integer(name, {"backwards": 0, **attributes}, "backwards", 0, 1))
     count, key = _replicas(), "__collectiveReplicaGrouping"
@@ -126,7 +126,7 @@ def _reduce(name: str, inputs: Tensors, attributes: Attributes, examples: Tensor
 def _all_to_all(
     name: str, inputs: Tensors, attributes: Attributes, examples: Tensors
 ) -> torch.Tensor:
-    (x,) = _inputs(name, inputs, 1)
+    (x,) = _exchanged(name, inputs)
     count = _replicas()
     if not x.dim() or x.shape[0] % count:
         fix = f"pass a tensor whose leading dimension can be divided by {count}, the replicas"
@@ -166,6 +166,12 @@ def _exchange(name: str, x: torch.Tensor, collective: Collective) -> torch.Tenso
             "or use options.replicationFactor(1)",
         )
     return collectives.exchange(x, collective, replicas.count, replicas.lane)
+
+
+def _exchanged(name: str, inputs: Tensors) -> Tensors:
+    if len(inputs) != 1 or inputs[0].dtype == torch.bool:
+        _refuse_shapes(name, inputs, "pass one tensor of numbers")
+    return inputs
 
 
 def _inputs(name: str, inputs: Tensors, count: int) -> Tensors:
