@@ -148,6 +148,8 @@ def test_inference_ignores_no_accumulation_but_refuses_it_when_prepared():
         (lambda o: setattr(o, "output_mode", 9), "output_mode holds no OutputMode"),
         (lambda o: setattr(o, "sync_pattern", 9), "sync_pattern holds no SyncPattern"),
         (lambda o: o.setAvailableMemoryProportion({"IPU0": [1]}), "must be numbers"),
+        (lambda o: o.setAvailableMemoryProportion({"IPU0": 3}), "numbers from 0 to 1"),
+        (lambda o: o.setAvailableMemoryProportion({"IPU0": -1}), "numbers from 0 to 1"),
         (
             lambda o: o._Popart.set("accumulationAndReplicationReductionType", 2),
             "must be set to ReductionType",

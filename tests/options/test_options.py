@@ -426,3 +426,11 @@ def test_to_dict_refuses_a_key_of_two_groups():
     options._Popart.set("numIOTiles", 64)
     with pytest.raises(AssertionError, match="set twice"):
         options.toDict()
+
+
+@pytest.mark.parametrize("name", ["enableSyntheticData", "logCycleCount", "enableStableNorm"])
+def test_a_text_is_no_flag(name):
+    options = Options()
+    with pytest.raises(AssertionError, match="Unexpected type"):
+        getattr(options, name)("no")
+    assert repr(options) == repr(Options())

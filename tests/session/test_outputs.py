@@ -206,3 +206,24 @@ def test_inputs_changed_in_place() -> None:
         got = inference(forward, iterations=2)(x)
         assert (x == 1).all()
         assert (got == 2).all()
+
+
+@pytest.mark.parametrize("value", [2**40, 2**31, -(2**31) - 1])
+def test_an_integer_beyond_32_bits_is_an_error(value: int) -> None:
+    number = torch.tensor([value])
+    with pytest.raises(poptorch.Error, match="does not fit into the 32 bits") as refused:
+        inference(lambda x: {"half": x / 2, "same": x})(number)
+    assert f"{value} to {value}" in str(refused.value)
+    assert "same" in str(refused.value)
+    opts = options()
+    opts.Precision.narrow64Bit(False)
+    wide = poptorch.inferenceModel(lambda x: x + 1, opts)(number)
+    assert wide.dtype == torch.int64
+    assert wide.item() == value + 1
+
+
+def test_integers_at_the_borders_of_32_bits_come_back() -> None:
+    numbers = torch.tensor([2**31 - 1, -(2**31)])
+    result = inference(lambda x: x.clone())(numbers)
+    assert result.dtype == torch.int32
+    assert result.tolist() == numbers.tolist()

@@ -103,3 +103,19 @@ def test_hooks_of_an_optimizer_are_said(caplog) -> None:
     other.register_step_post_hook(lambda *_: None)
     executor.setOptimizer(other)
     assert caplog.text.count("Hooks of the optimizer") == 2
+
+
+def test_a_block_that_comes_too_late_is_said(caplog) -> None:
+    for executor in (training(Net()), poptorch.inferenceModel(Net(), options())):
+        model = executor.model
+        arguments = (X, Y) if executor._optimizer is not None else (X,)
+        poptorch.BeginBlock(model.first, ipu_id=0)
+        executor(*arguments)
+        assert "BeginBlock" not in caplog.text
+        poptorch.BeginBlock(model.second, ipu_id=1)
+        assert caplog.text.count("BeginBlock on a Linear of a model that is compiled") == 1
+        executor.destroy()
+        poptorch.removeBlocks(model)
+        poptorch.BeginBlock(model.first, ipu_id=0)
+        assert caplog.text.count("BeginBlock on a") == 1
+        caplog.clear()

@@ -161,7 +161,8 @@ class _Recording:
             result = tensor.detach()
             if self.request.precision.narrow_64bit:
                 say_narrowed(result.dtype)
-                result = result.to(narrowed(result.dtype))
+                if result.is_floating_point():  # integers are narrowed, and checked, outside
+                    result = result.to(narrowed(result.dtype))
             side_by_side = self.request.lanes is not None
             self.slots.append(slots.result(index, result, tensor is done.loss, side_by_side))
             results.append(result)

@@ -23,6 +23,8 @@ def _no_state() -> None:
     """Results are pickled as plain tensors."""
 
 
+_INT32 = torch.iinfo(torch.int32)
+
 # On each result rather than on a subclass: the type of a result is torch.Tensor.
 _EXPLAINING = {"backward": _refuse_backward, "__getstate__": _no_state}
 
@@ -33,15 +35,28 @@ class Outputs:
     Args:
         structure: its structure.
         hosts: tensors that did not pass through the device, by their place among all tensors.
+        narrow_64bit: whether integers of 64 bits come back in 32.
     """
 
-    def __init__(self, structure: trees.Structure, hosts: Mapping[int, torch.Tensor]) -> None:
+    def __init__(
+        self, structure: trees.Structure, hosts: Mapping[int, torch.Tensor], narrow_64bit: bool
+    ) -> None:
         self.structure = structure
         self.hosts = dict(sorted(hosts.items()))
+        self._narrow = narrow_64bit
         self.count = len(structure.paths) - len(hosts)
 
     def build(self, results: Sequence[torch.Tensor]) -> Any:
-        """Return the structure around the results of one call."""
+        """Return the structure around the results of one call.
+
+        Raises:
+            Error: an integer does not fit into the 32 bits that it comes back in.
+        """
+        if self._narrow:
+            results = [
+                self._narrowed(at, result) if result.dtype is torch.int64 else result
+                for at, result in enumerate(results)
+            ]
         for result in results:
             result.__dict__.update(_EXPLAINING)
         if self.hosts:
@@ -50,3 +65,19 @@ class Outputs:
                 results.insert(place, tensor)
         plain = self.structure.plain
         return plain(results) if plain is not None else self.structure.unflatten(results)
+
+    def _narrowed(self, at: int, result: torch.Tensor) -> torch.Tensor:
+        if result.numel():
+            least, most = (int(bound) for bound in torch.aminmax(result))
+            if least < _INT32.min or most > _INT32.max:
+                places = [i for i in range(len(self.structure.paths)) if i not in self.hosts]
+                raise Error(
+                    "A result does not fit into the 32 bits that it comes back in",
+                    got=f"{self.structure.paths[places[at]]}: int64 from {least} to {most}",
+                    where=source.calling_line(),
+                    fix=(
+                        "options.Precision.narrow64Bit(False) before wrapping returns 64 bits",
+                        "return smaller numbers, or two parts of them",
+                    ),
+                )
+        return result.to(torch.int32)

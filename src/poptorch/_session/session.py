@@ -146,7 +146,8 @@ class Session:
                 lambda count: self._placed(spec, count),
                 background,
             )
-        outputs = Outputs(compiled.outputs, compiled.host_outputs)
+        narrow = spec.precision.narrow_64bit
+        outputs = Outputs(compiled.outputs, compiled.host_outputs, narrow)
         return Compilation(**vars(task), compiled=compiled, outputs=outputs)
 
     def _take(self, compilation: Compilation) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .._base import log
+from .._base import compiled, log
 from .._capture import Tied
 from ..optim import KINDS
 
@@ -37,6 +37,7 @@ class ModelChanges:
         self._layers = self._now()
         self._parameters = {p: tied.tensor for p, tied in tensors.items() if tied.is_parameter}
         self._wanted = self._requires_grad()
+        compiled.remember(self, module)
 
     def _now(self) -> tuple[Any, ...]:
         return tuple(itertools.chain.from_iterable(map(_layers_of, self._dicts)))

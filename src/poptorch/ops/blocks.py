@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from .._base import source
+from .._base import compiled, log, source
 from .._base.errors import AssertionFailure, Error
 from .._ops import annotate
 
@@ -138,6 +138,12 @@ def BeginBlock(layer_to_call: Any, user_id: object | None = None, ipu_id: int | 
             got=f"{type(layer_to_call).__name__} with {present}",
             where=source.calling_line(),
             fix="call poptorch.removeBlocks(module) first, or annotate each layer once",
+        )
+    if compiled.holds(layer_to_call):
+        log.python.warning(
+            "BeginBlock on a %s of a model that is compiled: the compiled program goes on without "
+            "the block. Call destroy() on the executor, so that the next call compiles with it",
+            type(layer_to_call).__name__,
         )
     layer_to_call.register_forward_pre_hook(_BeginBlockHook(user_id, ipu_id))
     return layer_to_call

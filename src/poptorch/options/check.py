@@ -10,6 +10,7 @@ from ..enums import CommGroupType, ReductionType
 
 UNLIMITED = 2**64 - 1
 _DEVICE = "IPU"
+_SYNTHETIC_OFF, _SYNTHETIC_NORMAL = 0, 2
 
 
 def refuse(
@@ -93,6 +94,17 @@ def grouping_problem(replicas: int, size: int, kind: CommGroupType) -> str | Non
 def memory_proportions(values: dict[str, float]) -> dict[int, float]:
     """Return the proportions by device index: ``{0: 0.5}`` for ``{"IPU0": 0.5}``."""
     return {_device_index(key): value for key, value in values.items()}
+
+
+def is_on(enabled: Any) -> bool:
+    """Return whether a flag, or the 0 or 1 of older scripts, is set; texts are refused."""
+    expect("enabled", enabled, (bool, int))
+    return bool(enabled)
+
+
+def synthetic_mode(enabled: Any) -> int:
+    """Return the backend's number for synthetic data, or for none."""
+    return _SYNTHETIC_NORMAL if is_on(enabled) else _SYNTHETIC_OFF
 
 
 def _device_index(key: str) -> int:

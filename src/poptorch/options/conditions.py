@@ -36,11 +36,12 @@ def check(options: Options) -> None:
         if name not in (None, "float", "half"):
             refuse(Error, "The partials type must be float or half", got=repr(name))
     for device, part in options.available_memory_proportion.items():
-        if not isinstance(part, (int, float)):
+        if not isinstance(part, (int, float)) or not 0 <= part <= 1:
             refuse(
                 Error,
-                "Available memory proportions must be numbers",
+                "Available memory proportions must be numbers from 0 to 1",
                 got=f"IPU{device}: {part!r}",
+                fix='for instance setAvailableMemoryProportion({"IPU0": 0.5})',
             )
     problem = grouping_problem(
         options.replication_factor, options.input_group_size, options.input_cgt

@@ -22,9 +22,11 @@ from .check import (
     check_period,
     expect,
     grouping_problem,
+    is_on,
     limit,
     memory_proportions,
     refuse,
+    synthetic_mode,
     texts,
 )
 from .container import Container
@@ -34,7 +36,6 @@ from .progress import CompilationProgressBar
 from .strategies import PipelinedExecution, _IExecutionStrategy
 from .table import HINT, LOGS, MISSING, RESULTS, RULES, Backend, Private, Value, option, row
 
-_SYNTHETIC_OFF, _SYNTHETIC_NORMAL = 0, 2
 PROFILING_KEYS = ("autoReport.all", "autoReport.directory", "debug.allowOutOfMemory")
 
 
@@ -212,7 +213,7 @@ class GeneralOptions(Container):
 
         Args:
             available_memory_proportion: for instance ``{"IPU0": 0.5}``, indices of the model's own
-                devices to a part of their memory.
+                devices to a part of their memory, 0 to 1, which is checked at compile.
 
         Raises:
             AssertionFailure: a key does not start with "IPU" (an ``AssertionError``).
@@ -304,10 +305,7 @@ class GeneralOptions(Container):
     @option(
         RESULTS,
         Backend(
-            "syntheticDataMode",
-            check=lambda on: _SYNTHETIC_NORMAL if on else _SYNTHETIC_OFF,
-            field="target.synthetic_data",
-            frozen=bool,
+            "syntheticDataMode", check=synthetic_mode, field="target.synthetic_data", frozen=bool
         ),
     )
     def enableSyntheticData(self, enabled: bool | int) -> Self:
@@ -317,7 +315,12 @@ class GeneralOptions(Container):
     def updatableNamedBuffers(self, buffers: Sequence[str]) -> Self:
         """Name the buffers that ``executor.copyNamedBuffersToDevice()`` may update."""
 
-    @option(LOGS, Backend("instrumentWithHardwareCycleCounter", False, field="runtime.cycle_count"))
+    @option(
+        LOGS,
+        Backend(
+            "instrumentWithHardwareCycleCounter", False, check=is_on, field="runtime.cycle_count"
+        ),
+    )
     def logCycleCount(self, log_cycle_count: bool) -> Self:
         """Count device cycles, for ``executor.cycleCount()``."""
 
