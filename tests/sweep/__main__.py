@@ -43,7 +43,7 @@ def names_of(what: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class MicroBatches:
+class Tried:
     """What became of one name: how often it was tried and failed, and the first failure."""
 
     tried: int = 0
@@ -51,14 +51,14 @@ class MicroBatches:
     problem: str | None = None
 
 
-def batches(what: str, name: str, most: int) -> MicroBatches:
+def attempt(what: str, name: str, most: int) -> Tried:
     """Try a name in every way."""
     tried, problems = 0, []
     for way, problem in outcomes(what, name, most):
         tried += 1
         if problem:
             problems.append(f"{way}: {problem}")
-    return MicroBatches(tried, len(problems), problems[0] if problems else None)
+    return Tried(tried, len(problems), problems[0] if problems else None)
 
 
 def main() -> int:
@@ -78,7 +78,7 @@ def main() -> int:
         if time.time() - start > arguments.seconds:
             print(f"{len(done)} of {len(names)} names tried; the same command goes on", flush=True)
             return 0
-        found = done[name] = batches(arguments.what, name, arguments.samples)
+        found = done[name] = attempt(arguments.what, name, arguments.samples)
         if found.problem:
             mark = "known" if name in known_ones else "NEW"
             print(f"{mark:5} {name}: {found.problem}", flush=True)
@@ -90,14 +90,14 @@ def main() -> int:
     return 1 if failing - set(known_ones) else 0
 
 
-def _recorded(file: Path | None, what: str) -> dict[str, MicroBatches]:
+def _recorded(file: Path | None, what: str) -> dict[str, Tried]:
     if file is None or not file.exists():
         return {}
     lines = map(json.loads, file.read_text().splitlines())
-    return {name: MicroBatches(*rest) for kind, name, *rest in lines if kind == what}
+    return {name: Tried(*rest) for kind, name, *rest in lines if kind == what}
 
 
-def _summed(what: str, done: dict[str, MicroBatches], most: int, whole: bool) -> set[str]:
+def _summed(what: str, done: dict[str, Tried], most: int, whole: bool) -> set[str]:
     """Print the rate, write that of a whole sweep, and return what failed."""
     tried = sum(found.tried for found in done.values())
     passed = tried - sum(found.failed for found in done.values())
