@@ -446,3 +446,12 @@ def test_a_type_that_is_no_number_is_refused_before_a_process_starts():
             AsynchronousDataAccessor(Numbers(4), **{**FORK, name: value})
     with pytest.raises(TypeError, match="early_preload must be True or False"):
         AsynchronousDataAccessor(Numbers(4), **FORK, early_preload="no")
+
+
+def test_a_stream_that_is_too_short_for_a_batch_is_said(caplog):
+    opts = options(iterations=4)
+    assert list(DataLoader(opts, Stream(3))) == []
+    assert caplog.text.count("ended before the 4 samples of one combined batch") == 1
+    caplog.clear()
+    assert len(list(DataLoader(opts, Stream(9)))) == 2
+    assert "ended before" not in caplog.text

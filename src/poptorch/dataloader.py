@@ -175,7 +175,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         else:
             batches = self._iterate()
         plan = self._plan
-        return Grouped(batches, plan.group, plan.drop_last) if plan.group > 1 else batches
+        if plan.group > 1:
+            return Grouped(batches, plan.group, plan.drop_last)
+        if plan.combined is not None and isinstance(self.dataset, torch.utils.data.IterableDataset):
+            return notices.EndingEarly(batches, plan)
+        return batches
 
     def _retire_workers(self) -> None:
         """Give up persistent workers that serve an iteration which somebody still holds."""

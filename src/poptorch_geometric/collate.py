@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch_geometric.data import Batch, Data
 
+from poptorch._base import log
 from poptorch._base.errors import Error
 from poptorch._data.combining import join
 
@@ -52,6 +53,7 @@ class FixedSizeCollater:
         self._trim_nodes, self._trim_edges = trim_nodes, trim_edges
         self._follow = list(follow_batch or [])
         self._exclude = list(exclude_keys or [])
+        self._unchecked = bool(fixed_size_options.pad_graph_defaults)
 
     def __call__(self, samples: Sequence[Data]) -> Batch:
         """Return a batch.
@@ -92,11 +94,25 @@ class FixedSizeCollater:
         of_edges = _shares(edges, with_nodes) if with_nodes else []
         of_edges += [0] * (spare - len(of_edges))
         model = max(graphs, key=lambda graph: graph.num_nodes)
+        if self._unchecked:
+            self._say_unknown(model)
         y_of_nodes = _labels_are_of_nodes(graphs)
         return [
             self._graph(model, y_of_nodes, *counts)
             for counts in zip(of_nodes, of_edges, strict=True)
         ]
+
+    def _say_unknown(self, model: Data) -> None:
+        """Warn once of defaults for attributes that no graph has."""
+        self._unchecked = False
+        known = [*model.to_dict(), *self._exclude]
+        unknown = [key for key in self._sizes.pad_graph_defaults or {} if key not in known]
+        if unknown:
+            log.python.warning(
+                "pad_graph_defaults names attributes that the graphs do not have: %s; they have %s",
+                ", ".join(map(str, unknown)),
+                ", ".join(known),
+            )
 
     def _graph(self, model: Data, y_of_nodes: bool, nodes: int, edges: int) -> Data:
         """One graph of padding, with every attribute that a real one has."""

@@ -208,3 +208,12 @@ def test_graphs_are_arguments_and_results() -> None:
         assert isinstance(out, Batch)
         assert torch.equal(out.x, batch.x * 2)
         assert torch.equal(out.ptr, batch.ptr.int())
+
+
+def test_a_default_for_an_attribute_that_does_not_exist_is_said(caplog) -> None:
+    for defaults, count in (({"y": 7, "label": 1}, 1), ({"y": 7}, 0)):
+        collate = FixedSizeCollater(pg.FixedSizeOptions(9, 9, 2, pad_graph_defaults=defaults))
+        caplog.clear()
+        for _ in range(2):
+            assert collate([GRAPHS[0]]).y.tolist() == [0, 7]
+        assert caplog.text.count("do not have: label; they have") == count

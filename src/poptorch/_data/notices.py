@@ -6,7 +6,7 @@ Source: PopTorch user guide, "Efficient data batching".
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +56,39 @@ def without_effect(
     if names:
         mode = "an asynchronous mode" if plan.asynchronous else "mode Sync"
         log.python.warning("DataLoader: no effect in %s: %s", mode, ", ".join(names))
+
+
+class EndingEarly:
+    """Batches of a data set without a length; warns when there is not a single one.
+
+    Args:
+        batches: to iterate over.
+        plan: how many samples make one.
+    """
+
+    def __init__(self, batches: Iterable[Any], plan: Arrangement) -> None:
+        self._batches = iter(batches)
+        self._plan = plan
+        self._begun = False
+
+    def __iter__(self) -> EndingEarly:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            if not self._begun:
+                self._begun = True
+                log.python.warning(
+                    "No batch was loaded: the data set ended before the %d samples of one combined "
+                    "batch. Lower the batch size, the device iterations or the gradient "
+                    "accumulation.",
+                    self._plan.combined,
+                )
+            raise
+        self._begun = True
+        return batch
 
 
 def _notice(loader: Any, plan: Arrangement, process: int, processes: int) -> Notice | None:
