@@ -7,6 +7,7 @@ compilers turn the copy into a write in place.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -84,6 +85,26 @@ def prepare(graph: Graph) -> Prepared:
     fxgraph.lint()
     graph.module.recompile()
     return Prepared(graph.inputs, signature(graph).outputs, graph.module)
+
+
+def accept_strides(module: fx.GraphModule) -> fx.GraphModule:
+    """Let views of a graph take tensors of any strides; change it in place and return it.
+
+    Graphs are traced on tensors without data. In what layout a convolution's backward pass returns
+    its results depends on the processor, so that real strides may be others.
+    """
+    for node in module.graph.find_nodes(op="call_function", target=aten.view.default):
+        node.target = view
+    module.recompile()
+    return module
+
+
+def view(tensor: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    """``aten.view``, of a copy where the strides leave no other way."""
+    try:
+        return tensor.view(size)
+    except RuntimeError:
+        return tensor.reshape(size)
 
 
 def _own(graph: fx.Graph, node: fx.Node, before: fx.Node) -> fx.Node:

@@ -10,7 +10,7 @@ from torch import fx
 
 from .._ir.plan import Plan
 from .driver import LoopExecutable, program_report
-from .prepare import prepare
+from .prepare import accept_strides, prepare
 from .protocol import Compiled, Executable, Progress
 
 
@@ -28,7 +28,9 @@ class Reference:
         """Turn each graph into plain Python calls of ATen operators."""
         start = time.perf_counter()
         prepared = {name: prepare(graph) for name, graph in plan.program.graphs.items()}
-        functions = {name: (p, self.function(p.module)) for name, p in prepared.items()}
+        functions = {
+            name: (p, self.function(accept_strides(p.module))) for name, p in prepared.items()
+        }
         progress(1.0)
         report = program_report(self.name, plan.program, time.perf_counter() - start)
         return self.executable(plan, functions, report)

@@ -23,6 +23,7 @@ from .._ir.state import State
 from .chips import Replica
 from .devices import at_home, devices
 from .driver import Collector, device_generator, program_report
+from .prepare import accept_strides
 from .protocol import Executable, Progress
 
 
@@ -74,7 +75,10 @@ class StagedExecutable:
         chips = staged.workload.chips
         self._devices = dict(zip(chips, devices(len(chips)), strict=True))
         self._modules = {
-            each: at_home(graph.module, self._devices[staged.workload.chip_of(each)].torch_device)
+            each: at_home(
+                accept_strides(graph.copy().module),
+                self._devices[staged.workload.chip_of(each)].torch_device,
+            )
             for each, graph in staged.graphs.items()
         }
         self._changed_inputs = {
