@@ -39,6 +39,12 @@ def test_registered_types_are_joined_by_their_parser():
     assert joined.name == "last"
 
 
+def test_texts_that_torch_collates_follow_one_another():
+    collate = torch.utils.data.default_collate
+    batches = [collate([(ones(1), "a"), (ones(1), "b")]), collate([(ones(1), "c"), (ones(1), "d")])]
+    assert tuple(join(batches)[1]) == ("a", "b", "c", "d")
+
+
 def test_texts_beside_tensors_follow_one_another():
     joined = join([(ones(2), ["a", "b"], "x", 1), (ones(1), ["c"], "y", 2)])
     assert joined[1:] == (["a", "b", "c"], "y", 2)

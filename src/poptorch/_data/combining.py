@@ -38,8 +38,9 @@ class Grouped:
 def join(batches: Sequence[Any]) -> Any:
     """Concatenate collated batches leaf by leaf.
 
-    Tensors are concatenated along dimension 0, and lists without any tensor (collated strings)
-    one after another; whatever else there is comes from the last batch.
+    Tensors are concatenated along dimension 0, lists without any tensor and tuples of texts (what
+    torch's ``default_collate`` makes of them) one after another; whatever else there is comes from
+    the last batch.
     """
     last = batches[-1]
     if len(batches) == 1:
@@ -57,6 +58,8 @@ def join(batches: Sequence[Any]) -> Any:
         fields = [trees.fields_of(batch) for batch in batches]
         joined = {name: join([each[name] for each in fields]) for name in fields[-1]}
         return trees.dataclass_of(type(last), joined)
+    if type(last) is tuple and last and all(isinstance(item, str) for item in last):
+        return tuple(item for batch in batches for item in batch)
     if isinstance(last, list) and not trees.flatten(last)[0]:
         return [item for batch in batches for item in batch]
     if isinstance(last, (list, tuple)):
