@@ -21,13 +21,13 @@ T = TypeVar("T")
 def _enabled() -> bool:
     text = env.get("PVTI_OPTIONS")
     try:
-        found = json.loads(text) if text else {}
+        settings = json.loads(text) if text else {}
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        settings = None
+    if not isinstance(settings, dict):
         log.python.warning('PVTI_OPTIONS is ignored: it is no JSON object like {"enable":"true"}')
         return False
-    return str(found.get("enable", "false")).lower() == "true"
+    return str(settings.get("enable", "false")).lower() == "true"
 
 
 _ENABLED = _enabled()  # read once, at import, as it was

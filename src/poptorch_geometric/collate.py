@@ -225,5 +225,5 @@ def _drawn(available: Sequence[int], count: int, what: str) -> list[int]:
         raise RuntimeError(f"{count} {what} are too many, and only {sum(available)} can go")
     heaps = torch.repeat_interleave(torch.tensor(available))
     chosen = heaps[torch.randperm(len(heaps))[:count]]
-    found: list[int] = torch.bincount(chosen, minlength=len(available)).tolist()
-    return found
+    counts: list[int] = torch.bincount(chosen, minlength=len(available)).tolist()
+    return counts

@@ -102,11 +102,11 @@ def definition_line(function: Callable[..., Any]) -> str | None:
 
 def innermost_user_line(stack_trace: str | None) -> tuple[str, int] | None:
     """Return (file, line) of the innermost user frame in a formatted stack trace, or None."""
-    found = None
+    innermost = None
     for text in (stack_trace or "").splitlines():
         part = text.strip()
         if part.startswith('File "') and '", line ' in part:
             filename, rest = part[6:].split('", line ', 1)
             if is_user_file(filename):
-                found = filename, int(rest.split(",")[0])
-    return found
+                innermost = filename, int(rest.split(",")[0])
+    return innermost

@@ -177,9 +177,9 @@ def _describe(value: Any, path: str, like: _Node | None, tensors: list[torch.Ten
         return _Tensor(path)
     parser = parser_of(value)
     if parser is not None:
-        found = list(parser.yieldTensors(value))
-        tensors.extend(found)
-        places = tuple(_Tensor(f"{path}[{at}]") for at in range(len(found)))
+        own = list(parser.yieldTensors(value))
+        tensors.extend(own)
+        places = tuple(_Tensor(f"{path}[{at}]") for at in range(len(own)))
         return _Custom(path, type(value), places, value, parser)
     if isinstance(value, (list, tuple)):
         known = like.children if isinstance(like, _Items) else ()
@@ -308,9 +308,9 @@ def first_difference(expected: Structure, got: Structure) -> Difference | None:
 
 
 def _compare(expected: _Node, got: _Node) -> Difference | None:
-    path, wanted, found = expected.path, _kind(expected), _kind(got)
-    if wanted is not found:
-        return Difference("Type", path, f"expected {_name(wanted)} but got {_name(found)}")
+    path, wanted, given = expected.path, _kind(expected), _kind(got)
+    if wanted is not given:
+        return Difference("Type", path, f"expected {_name(wanted)} but got {_name(given)}")
     if isinstance(expected, _Constant) and isinstance(got, _Constant):
         if same_constant(expected.value, got.value):
             return None

@@ -197,9 +197,9 @@ def _with_statistics(
 ) -> torch.Tensor:
     """Normalise with running statistics of a type of their own, which they keep."""
     weight, bias = _like(weight, input), _like(bias, input)
-    found = [t for t in (running_mean, running_var, weight, bias) if t is not None]
+    operands = [t for t in (running_mean, running_var, weight, bias) if t is not None]
     result: torch.Tensor
-    if all(tensor.dtype == input.dtype for tensor in found):
+    if all(tensor.dtype == input.dtype for tensor in operands):
         result = function(input, running_mean, running_var, weight, bias, *rest, **named)
         return result
     wide = [None if t is None else t.float() for t in (running_mean, running_var, weight, bias)]

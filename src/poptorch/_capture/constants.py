@@ -22,10 +22,10 @@ _records: weakref.WeakKeyDictionary[fx.Graph, _Constants] = weakref.WeakKeyDicti
 
 def constant_value(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return the value of a tensor that depends on constants only, or None."""
-    found = recorded(tensor)
-    if found is None:
+    place = recorded(tensor)
+    if place is None:
         return None if without_data(tensor) else tensor
-    node, root = found
+    node, root = place
     if node.graph not in _records:
         _records[node.graph] = _Constants(root)
     return _records[node.graph].value(node)

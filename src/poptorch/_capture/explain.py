@@ -24,11 +24,11 @@ from .._base import source
 from .._base.errors import Error
 from .._base.tracing import one_at_a_time
 from . import micro
+from .capture_context import CaptureContext
 from .forward import Request, refuse_holders, run_forward
-from .listening import Capturing
 from .sources import forgetting_sources
 from .trace import run_recorded
-from .values import Uncapturable, Values
+from .value_reads import Uncapturable, ValueReads
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ def capture(request: Request) -> micro.Micro:
         raise
 
 
-def _further(found: Explanation, said: str) -> str:
-    others = [finding for finding in found.fatal if (finding.line or "") not in said]
+def _further(findings: Explanation, said: str) -> str:
+    others = [finding for finding in findings.fatal if (finding.line or "") not in said]
     if not others:
         return ""
     lines = [f"{finding.what}\n      {finding.line}" for finding in others]
@@ -115,9 +115,9 @@ def explain(request: Request) -> Explanation:
     Args:
         request: with ``examples``; the module is unchanged afterwards.
     """
-    values = Values(real=True, collect=True)
+    reads = ValueReads(real=True, collect=True)
     executed = _Executed()
-    found = Explanation()
+    findings = Explanation()
 
     def run(flat: list[torch.Tensor]) -> list[torch.Tensor]:
         count = len(request.state)
@@ -125,10 +125,10 @@ def explain(request: Request) -> Explanation:
         trained = request.trained
         for path, leaf in leaves.items():
             leaf.requires_grad_(path in trained and leaf.is_floating_point())
-        capturing = Capturing(request.training, values=values)
+        context = CaptureContext(request.training, reads=reads)
         batch = flat[count : count + len(request.batch)]
         with executed, torch.set_grad_enabled(request.training):
-            return list(run_forward(request, capturing, batch, leaves).tensors)
+            return list(run_forward(request, context, batch, leaves).tensors)
 
     error: Exception | None = None
     try:
@@ -136,11 +136,11 @@ def explain(request: Request) -> Explanation:
             run_recorded(run, micro.real_inputs(request))
     except Exception as failure:
         error = failure
-    found += _noticed(values)
+    findings += _noticed(reads)
     if error is not None:
-        found.append(_raised(error))
-    found += _on_other_paths(executed, {finding.line for finding in found})
-    return found
+        findings.append(_raised(error))
+    findings += _on_other_paths(executed, {finding.line for finding in findings})
+    return findings
 
 
 def search(module: nn.Module) -> Explanation:
@@ -150,25 +150,25 @@ def search(module: nn.Module) -> Explanation:
         for cls in type(part).__mro__:
             functions = filter(inspect.isfunction, vars(cls).values())
             codes |= {f.__code__: None for f in functions}
-    found = (
+    suspects = (
         Finding(what, source.describe(code.co_filename, line), True, False, fix)
         for code in codes
         if code.co_name != "__init__" and source.is_model_file(code.co_filename)
         for line, what, fix in _suspects(code)
     )
-    return Explanation(dict.fromkeys(found))
+    return Explanation(dict.fromkeys(suspects))
 
 
-def _noticed(values: Values) -> Iterator[Finding]:
-    for read in dict.fromkeys(values.forbidden):
+def _noticed(reads: ValueReads) -> Iterator[Finding]:
+    for read in dict.fromkeys(reads.forbidden):
         yield Finding(f"{read.what} needs a tensor's value", read.line, True, True, _NUMBER_FIX)
-    for found in dict.fromkeys(values.shapes):
-        what = f"{found.what}: the shape of its result depends on values"
-        yield Finding(what, found.line, True, True, _SHAPE_FIX)
-    for read, answer in values.branches.items():
+    for read in dict.fromkeys(reads.shapes):
+        what = f"{read.what}: the shape of its result depends on values"
+        yield Finding(what, read.line, True, True, _SHAPE_FIX)
+    for read, answer in reads.branches.items():
         what = f"a branch on {read.what}, {answer} for the first inputs"
         yield Finding(what, read.line, False, True, _BRANCH_FIX)
-    for line in dict.fromkeys(values.printed):
+    for line in dict.fromkeys(reads.printed):
         yield Finding("printing shows no values", line, False, True, _PRINT_FIX)
 
 

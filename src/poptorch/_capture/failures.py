@@ -11,7 +11,7 @@ from .._base import source
 from .._base.errors import Error
 from .._base.tracebacks import FORWARD
 from .trace import has_dynamic_shape, needs_value
-from .values import Uncapturable, dynamic_shape
+from .value_reads import Uncapturable, dynamic_shape
 
 _TRY = "Call the module on one micro-batch without poptorch to see the same failure"
 

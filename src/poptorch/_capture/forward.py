@@ -20,16 +20,16 @@ from .._ir.spec import Precision
 from .._ops import annotate
 from .._ops.autocast import autocasting
 from .._ops.context import listening
+from .capture_context import CaptureContext
 from .casting import Casting, recurrent_inputs
 from .failures import explained
-from .listening import Capturing
 from .names import Names
 from .norms import cumulative_averages
 from .overwrite import OverwriteContextManager
 from .substitutes import unvalidated_distributions
 from .swap import Tied, swapped
 from .trace import is_traced
-from .values import answering
+from .value_reads import answering
 
 Call = Callable[[Sequence[torch.Tensor]], Any]
 
@@ -128,18 +128,18 @@ def refuse_holders(structure: trees.Structure, title: str) -> None:
 
 def run_forward(
     request: Request,
-    capturing: Capturing,
+    context: CaptureContext,
     batch: Sequence[torch.Tensor],
     leaves: Mapping[str, torch.Tensor],
 ) -> Forward:
     """Run the user's forward with traced tensors in place, listening to its operators."""
-    finder = capturing.losses
+    finder = context.losses
     names = Names(request.module, request.module_scopes)
     with (
         swapped(request.tensors, leaves) as reassigned,
-        listening(capturing),
+        listening(context),
         explained(request.module),
-        answering(capturing.values),
+        answering(context.reads),
         autocasting(request.precision.autocast, request.precision.autocast_policy),
         Casting(request.precision, request.lanes is not None),
         finder if request.training else contextlib.nullcontext(),

@@ -19,8 +19,8 @@ from .._base import private, source, trees
 from .._base.errors import Error
 from .._ir.loops import Lanes
 from .._ops.context import Replicas
+from .capture_context import CaptureContext
 from .forward import Forward, Request, run_forward
-from .listening import Capturing
 from .swap import BATCH_NORMS, Tied
 from .trace import vectorising
 
@@ -34,7 +34,7 @@ class NotVectorisable(Exception):  # noqa: N818 (not a failure: the loop is take
 
 def run_lanes(
     request: Request,
-    capturing: Capturing,
+    context: CaptureContext,
     batch: Sequence[torch.Tensor],
     leaves: Mapping[str, torch.Tensor],
 ) -> Forward:
@@ -56,18 +56,18 @@ def run_lanes(
     statistics = {path: leaves[path] for path in batch_norm_statistics(request)}
     counts = {path: leaves[path] for path in _paths(request, _COUNT)}
     shared = {path: value for path, value in leaves.items() if path not in statistics}
-    found: dict[str, Any] = {}
+    of_lane: dict[str, Any] = {}
 
     def one(rows: list[torch.Tensor], own: dict[str, torch.Tensor]) -> Any:
-        capturing.replicas = Replicas(lanes.replicas, [*rows, *own.values()][0])
-        done = run_forward(request, capturing, rows, {**shared, **own})
+        context.replicas = Replicas(lanes.replicas, [*rows, *own.values()][0])
+        done = run_forward(request, context, rows, {**shared, **own})
         if done.hosts:
             raise NotVectorisable("forward returns a tensor that it did not compute")
-        found["structure"], found["leaves"] = done.structure, done.leaves
-        found["names"] = done.names
-        found["loss"] = _place(done)
-        found["tensors"] = len(done.tensors)
-        extra = () if done.loss is None or found["loss"] is not None else (done.loss,)
+        of_lane["structure"], of_lane["leaves"] = done.structure, done.leaves
+        of_lane["names"] = done.names
+        of_lane["loss"] = _place(done)
+        of_lane["tensors"] = len(done.tensors)
+        extra = () if done.loss is None or of_lane["loss"] is not None else (done.loss,)
         return [*done.tensors, *extra], {path: done.leaves[path] for path in own}
 
     norms = {request.tensors[path].places[0][0] for path in statistics}
@@ -91,14 +91,14 @@ def run_lanes(
         kept = (1.0 - _momentum(request.tensors[path])) ** calls[owner]
         final[path] = _fold(leaves[path], value, lanes, kept)
     for path, before in counts.items():
-        step = found["leaves"][path] - before
+        step = of_lane["leaves"][path] - before
         final[path] = before + step * lanes.steps
     loss = None
     if request.training:
-        loss = outputs[-1] if found["loss"] is None else outputs[found["loss"]]
-    structure: trees.Structure = found["structure"]
-    tensors = list(outputs[: found["tensors"]])
-    return Forward(tensors, structure, loss, final, found["names"], {})
+        loss = outputs[-1] if of_lane["loss"] is None else outputs[of_lane["loss"]]
+    structure: trees.Structure = of_lane["structure"]
+    tensors = list(outputs[: of_lane["tensors"]])
+    return Forward(tensors, structure, loss, final, of_lane["names"], {})
 
 
 def batch_norm_statistics(request: Request) -> list[str]:

@@ -20,14 +20,14 @@ from .._ir.graph import Graph
 from .._ir.slot import Kind, Slot, narrowed
 from .._ops import annotate
 from .._ops.context import Replicas
-from . import marks, parameter_hooks, trace
+from . import hints, parameter_hooks, trace
+from .capture_context import CaptureContext
 from .failures import explained_backward
 from .forward import Forward, Request, run_forward
 from .lanes import NotVectorisable, folded, run_lanes
-from .listening import Capturing
 from .names import Names
 from .recompute import recomputed
-from .values import BranchOnData, Values
+from .value_reads import BranchOnData, ValueReads
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,27 +74,27 @@ def say_narrowed(dtype: torch.dtype) -> None:
 class _Recording:
     """Runs forward and backward once, remembering what the flat results mean."""
 
-    def __init__(self, request: Request, values: Values) -> None:
+    def __init__(self, request: Request, reads: ValueReads) -> None:
         self.request = request
         self.slots: list[Slot] = []
         self.structure: trees.Structure | None = None
         self.hosts: dict[int, torch.Tensor] = {}
         self.names: tuple[str, ...] = ()
-        self.capturing = Capturing(
+        self.context = CaptureContext(
             request.training,
             request.lanes is not None,
             request.precision.stochastic_rounding,
-            values=values,
+            reads=reads,
             replicas=Replicas(request.replicas, apart=request.apart),
         )
         self.overlaps: dict[str, str] = {}
         self.visits: tuple[Visit, ...] = ()
 
-    def settle(self, graph: fx.Graph) -> None:
+    def lower_hints(self, graph: fx.Graph) -> None:
         """Check the hints in the recorded graph and take them away."""
-        groups = self.capturing.groups
+        groups = self.context.groups
         try:
-            self.overlaps = marks.settle(graph, self.request.inputs, self.slots, groups)
+            self.overlaps = hints.lower_hints(graph, self.request.inputs, self.slots, groups)
         except Error as error:
             if self.request.lanes is None:
                 raise
@@ -115,7 +115,7 @@ class _Recording:
         with torch.enable_grad() if request.training else torch.no_grad():
             seen = self._seen(leaves, values)
             parameter_hooks.register(request, seen)
-            done = forward(request, self.capturing, batch, seen)
+            done = forward(request, self.context, batch, seen)
             results = self._outputs(done)
             if done.loss is not None:
                 blocks.begin_backward()
@@ -190,16 +190,16 @@ class _Recording:
             grads = torch.autograd.grad(
                 loss, [leaves[path] for path in trained], grad_outputs=seed, allow_unused=True
             )
-        found = [
+        gradients = [
             (path, g.to_dense() if g.is_sparse else g)
             for path, g in zip(trained, grads, strict=True)
             if g is not None
         ]
         params = {slot.path: slot for slot in self.request.state}
-        self.slots += [slots.gradient(params[path], g.dtype) for path, g in found]
-        for path, gradient in found:
+        self.slots += [slots.gradient(params[path], g.dtype) for path, g in gradients]
+        for path, gradient in gradients:
             names.add(f"Gradient___{path}", gradient)
-        return [g for _, g in found]
+        return [g for _, g in gradients]
 
     def _anchors(self, names: Names) -> list[torch.Tensor]:
         results = []
@@ -225,14 +225,14 @@ def capture(request: Request) -> Micro:
     try:
         mode = trace.fake_mode()
         inputs = [trace.fake_tensor(mode, slot.shape, slot.dtype) for slot in request.inputs]
-        return _capture(request, inputs, Values())
+        return _capture(request, inputs, ValueReads())
     except BranchOnData:
         if request.lanes is not None:
             raise NotVectorisable("forward branches on values of tensors") from None
-    values = Values(real=True)
+    reads = ValueReads(real=True)
     with torch.random.fork_rng(devices=[]):
-        micro = _capture(request, real_inputs(request), values)
-    values.warn()
+        micro = _capture(request, real_inputs(request), reads)
+    reads.warn()
     return micro
 
 
@@ -245,11 +245,11 @@ def real_inputs(request: Request) -> list[torch.Tensor]:
     return [*state, *batch, *(torch.ones(slot.shape, dtype=slot.dtype) for slot in rest)]
 
 
-def _capture(request: Request, inputs: list[torch.Tensor], values: Values) -> Micro:
-    recording = _Recording(request, values)
+def _capture(request: Request, inputs: list[torch.Tensor], reads: ValueReads) -> Micro:
+    recording = _Recording(request, reads)
     stochastic = request.precision.stochastic_rounding
     module, constants = trace.trace(
-        recording, inputs, recording.settle, values.real, stochastic=stochastic
+        recording, inputs, recording.lower_hints, reads.real, stochastic=stochastic
     )
     constant_slots = tuple(slots.constant(index, value) for index, value in enumerate(constants))
     graph = Graph("micro", module, (*request.inputs, *constant_slots), tuple(recording.slots))
@@ -269,7 +269,7 @@ def _capture(request: Request, inputs: list[torch.Tensor], values: Values) -> Mi
         recording.names,
         recording.overlaps,
         recording.visits,
-        recording.capturing.exchanging,
+        recording.context.exchanging,
     )
 
 

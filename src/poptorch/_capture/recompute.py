@@ -18,8 +18,8 @@ from .._ir.blocks import is_kept, label_of, relabel
 from .._ir.graph import Graph
 from .._ir.operators import draws, may_view
 from .._ops.control import is_control_flow
-from .._ops.effects import is_effect
-from .._ops.marks import after_gradient
+from .._ops.identities import after_gradient
+from .._ops.side_effects import is_effect
 
 
 def recomputed(graph: Graph) -> Graph:

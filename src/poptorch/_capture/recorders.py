@@ -52,9 +52,9 @@ def recorded(tensor: torch.Tensor) -> tuple[fx.Node, torch.nn.Module] | None:
         recorded.
     """
     for recorder in recorders():
-        found = private.get_proxy_slot(tensor, recorder, None)
-        if found is not None:
-            return found.proxy.node, recorder.root
+        slot = private.get_proxy_slot(tensor, recorder, None)
+        if slot is not None:
+            return slot.proxy.node, recorder.root
     return None
 
 

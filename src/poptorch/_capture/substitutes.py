@@ -19,7 +19,7 @@ from torch.distributions import Distribution
 from .._base import source
 from .._base.errors import Error
 from .._ops.ctc_loss import ctc_losses
-from . import packing, windows
+from . import dynamic_slices, packed_sequences
 from .constants import constant_value
 from .trace import untraced
 
@@ -138,11 +138,11 @@ _SUBSTITUTES: dict[Any, Callable[..., Any]] = {
     torch.Tensor.tensor_split: _tensor_split,
     torch.bincount: _bincount,
     torch.Tensor.bincount: _bincount,
-    torch.Tensor.__getitem__: windows.getitem,
-    torch.Tensor.__setitem__: windows.setitem,
+    torch.Tensor.__getitem__: dynamic_slices.getitem,
+    torch.Tensor.__setitem__: dynamic_slices.setitem,
 }
 
 
 @functools.cache
 def _substitutes() -> dict[Any, Callable[..., Any]]:
-    return _SUBSTITUTES | packing.substitutes()
+    return _SUBSTITUTES | packed_sequences.substitutes()

@@ -36,18 +36,18 @@ class Tied:
 
 def tensors_of(module: nn.Module) -> dict[str, Tied]:
     """Return parameters, then buffers, by qualified name; a tied one once, with all its places."""
-    found: dict[int, tuple[str, Tied]] = {}
+    by_identity: dict[int, tuple[str, Tied]] = {}
     for holder in ("_parameters", "_buffers"):
         for prefix, owner in module.named_modules(remove_duplicate=True):
             for name, tensor in getattr(owner, holder).items():
                 if tensor is None:
                     continue
                 path = f"{prefix}.{name}" if prefix else name
-                _, tied = found.setdefault(
+                _, tied = by_identity.setdefault(
                     id(tensor), (path, Tied(tensor, holder == "_parameters"))
                 )
                 tied.places.append((owner, holder, name))
-    return dict(found.values())
+    return dict(by_identity.values())
 
 
 @contextlib.contextmanager

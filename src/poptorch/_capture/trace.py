@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from .._base import private
 from .._ir.operators import draws, writes
-from .._ops import annotate, effects
+from .._ops import annotate, side_effects
 from .._ops.control import is_control_flow
 from .._ops.lstm import lstm
 from . import half
@@ -113,7 +113,7 @@ def is_lane(tensor: torch.Tensor) -> bool:
 def trace(
     function: Callable[[list[torch.Tensor]], list[torch.Tensor]],
     inputs: Tensors,
-    settle: Callable[[fx.Graph], None] | None = None,
+    edit: Callable[[fx.Graph], None] | None = None,
     real: bool = False,
     stochastic: bool = False,
 ) -> tuple[fx.GraphModule, list[torch.Tensor]]:
@@ -123,7 +123,7 @@ def trace(
         function: takes and returns flat lists of tensors; may modify its inputs in place, which
             shows only in what it returns.
         inputs: fake tensors of one mode.
-        settle: reads the recorded graph, before mutation is removed from it, and may edit it.
+        edit: reads the recorded graph, before mutation is removed from it, and may edit it.
         real: the inputs have values, and the function is run on them.
         stochastic: the graph rounds to float16 at random.
 
@@ -149,15 +149,15 @@ def trace(
             record_stack_traces=True,
             _allow_non_fake_inputs=True,
         )(list(inputs))
-    if settle is not None:
-        settle(recorded.graph)
+    if edit is not None:
+        edit(recorded.graph)
         recorded.recompile()
     annotate.copy_to_backward(recorded.graph)
     constants = _lift_constants(recorded, len(inputs))
     fakes = [mode.from_tensor(tensor) for tensor in (*inputs, *constants)]
     pure = _functionalize(recorded, fakes, mode, stochastic)
     clean(pure.graph)
-    effects.chain(pure.graph)
+    side_effects.chain(pure.graph)
     pure.recompile()
     return pure, constants
 
@@ -165,7 +165,7 @@ def trace(
 def trace_part(
     function: Callable[[list[torch.Tensor]], list[torch.Tensor]],
     inputs: Tensors,
-    settle: Callable[[fx.Graph], None],
+    edit: Callable[[fx.Graph], None],
     stochastic: bool,
 ) -> tuple[fx.GraphModule, list[torch.Tensor]]:
     """Trace a part of a function that is being traced; as ``trace``.
@@ -176,7 +176,7 @@ def trace_part(
         mode = _mode_of(inputs)
         with mode:
             examples = [torch.empty_like(tensor) for tensor in inputs]
-        return trace(function, examples, settle, stochastic=stochastic)
+        return trace(function, examples, edit, stochastic=stochastic)
 
 
 def outermost(tensor: torch.Tensor) -> torch.Tensor:

@@ -58,30 +58,30 @@ def _folder(chosen: argparse.Namespace) -> Path:
 
 
 def _list(chosen: argparse.Namespace) -> int:
-    found = entries(_folder(chosen))
-    for entry in found:
+    present = entries(_folder(chosen))
+    for entry in present:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
         kind = "training" if entry.facts.get("training") == "True" else "inference"
         inputs = [v for name, v in sorted(entry.facts.items()) if name.startswith("batch.")]
         print(f"{entry.key}  {when}  {entry.size / MEGABYTE:8.2f} MB  {kind}  {' '.join(inputs)}")
-    total = sum(entry.size for entry in found)
-    print(f"{len(found)} entries, {total / MEGABYTE:.2f} MB")
+    total = sum(entry.size for entry in present)
+    print(f"{len(present)} entries, {total / MEGABYTE:.2f} MB")
     return 0
 
 
 def _explain(chosen: argparse.Namespace) -> int:
-    found = entries(_folder(chosen))
-    entry = _one(found, chosen.key)
+    present = entries(_folder(chosen))
+    entry = _one(present, chosen.key)
     if chosen.other is None:
         lines = [f"{name}: {value}" for name, value in entry.facts.items()]
     else:
-        lines = differences(entry.facts, _one(found, chosen.other).facts)
+        lines = differences(entry.facts, _one(present, chosen.other).facts)
     print("\n".join(lines))
     return 0
 
 
-def _one(found: list[Entry], start: str) -> Entry:
-    matching = [entry for entry in found if entry.key.startswith(start)]
+def _one(present: list[Entry], start: str) -> Entry:
+    matching = [entry for entry in present if entry.key.startswith(start)]
     if len(matching) != 1:
         sys.exit(f"{len(matching)} entries have a key that starts with {start}")
     return matching[0]

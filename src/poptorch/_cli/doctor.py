@@ -92,10 +92,10 @@ def _script(path: str, arguments: list[str], most: int | None) -> int:
     return 1 if broken or watch.fatal else 0
 
 
-def _tell(executor: PoplarExecutor, found: _capture.Explanation) -> None:
+def _tell(executor: PoplarExecutor, findings: _capture.Explanation) -> None:
     kind = "inference" if executor._optimizer is None else "training"
     name = type(executor.model).__name__.removeprefix("Poptorch")  # the class while it is trained
-    print(f"{name}, {kind}, called at {source.calling_line()}\n{found}\n")
+    print(f"{name}, {kind}, called at {source.calling_line()}\n{findings}\n")
 
 
 def _module(path: Path, name: str, shapes: list[str], training: bool) -> int:
@@ -103,20 +103,20 @@ def _module(path: Path, name: str, shapes: list[str], training: bool) -> int:
     print(f"Importing {path}, to make {name} and {does}", flush=True)
     module = _made(path, name)
     if not shapes:
-        found = _capture.search(module)
+        findings = _capture.search(module)
     else:
         options = Options().backend("reference")
         inputs = [_input(text) for text in shapes]
         if training:
             optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
-            found = wrappers.trainingModel(module, options, optimizer).explain(*inputs)
+            findings = wrappers.trainingModel(module, options, optimizer).explain(*inputs)
         else:
-            found = wrappers.inferenceModel(module, options).explain(*inputs)
-    if shapes or found:
-        print(found)
+            findings = wrappers.inferenceModel(module, options).explain(*inputs)
+    if shapes or findings:
+        print(findings)
     else:
         print("The source shows nothing that prevents a capture. With shapes forward is tried.")
-    return 1 if found.fatal else 0
+    return 1 if findings.fatal else 0
 
 
 def _made(path: Path, name: str) -> nn.Module:

@@ -31,21 +31,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("choose --list-devices or --device-id N")
     try:
         system = systems.current()
-        found = _devices(system)
+        devices = _devices(system)
     except Error as error:
         print(error.message, file=sys.stderr)
         return 1
     if chosen.device_id is not None:
-        if not 0 <= chosen.device_id < len(found):
+        if not 0 <= chosen.device_id < len(devices):
             print(f"There is no device {chosen.device_id} in {system.name}", file=sys.stderr)
             return 1
-        found = [{**found[chosen.device_id], **_details(system)}]
+        devices = [{**devices[chosen.device_id], **_details(system)}]
     if chosen.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(devices, indent=2))
     elif chosen.device_id is not None:
-        print("\n".join(f"{name.replace('_', ' ')}: {value}" for name, value in found[0].items()))
+        print("\n".join(f"{name.replace('_', ' ')}: {value}" for name, value in devices[0].items()))
     else:
-        print("\n".join(map(_line, found)) or f"No IPU detected in {system.name}")
+        print("\n".join(map(_line, devices)) or f"No IPU detected in {system.name}")
     return 0
 
 

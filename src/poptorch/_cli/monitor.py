@@ -106,10 +106,10 @@ def _elapsed(holder: Holder) -> str:
 
 
 def _facts(system: System, holders: Sequence[Holder], cards: bool) -> dict[str, Any]:
-    found: dict[str, Any] = {"partition": system.name, "ipus": system.chips}
+    facts: dict[str, Any] = {"partition": system.name, "ipus": system.chips}
     if cards:
-        found["cards"] = [_card(system, chip) for chip in _chips(system)]
-    found["processes"] = [
+        facts["cards"] = [_card(system, chip) for chip in _chips(system)]
+    facts["processes"] = [
         {
             "pid": holder.process.pid,
             "command": holder.process.command,
@@ -121,7 +121,7 @@ def _facts(system: System, holders: Sequence[Holder], cards: bool) -> dict[str, 
         }
         for holder in holders
     ]
-    return found
+    return facts
 
 
 if __name__ == "__main__":

@@ -92,10 +92,10 @@ class Watch:
     ) -> None:
         if executor.isCompiled():
             return
-        found = executor.explain(*args, **kwargs)
-        self._tell(executor, found)
-        self.fatal += len(found.fatal)
-        if found.fatal:
+        findings = executor.explain(*args, **kwargs)
+        self._tell(executor, findings)
+        self.fatal += len(findings.fatal)
+        if findings.fatal:
             raise Enough
 
     def _iterate(self, original: Any, loader: Any) -> Any:

@@ -172,27 +172,27 @@ def facts_of(plan: Plan, backend: str, arguments: Mapping[str, trees.Structure])
 
 def flat_fields(value: Any, prefix: str = "") -> Facts:
     """Return the fields of nested frozen values as text, by dotted name."""
-    found: Facts = {}
+    facts: Facts = {}
     for field in fields(value):
         name, inner = f"{prefix}{field.name}", getattr(value, field.name)
         if is_dataclass(inner):
-            found |= flat_fields(inner, f"{name}.")
+            facts |= flat_fields(inner, f"{name}.")
         else:
-            found[name] = str(inner)
-    return found
+            facts[name] = str(inner)
+    return facts
 
 
 def entries(folder: Path) -> list[Entry]:
     """Return the whole entries of a directory, the latest first."""
-    found = []
+    whole = []
     for path in folder.glob(f"*{SUFFIX}"):
         try:
             facts = json.loads(archive.read(path)["facts.json"])
             status = path.stat()
         except (archive.InvalidFile, OSError, KeyError, ValueError):
             continue  # damaged, or just being removed: no entry
-        found.append(Entry(path, facts, status.st_size, status.st_mtime))
-    return sorted(found, key=lambda entry: entry.used, reverse=True)
+        whole.append(Entry(path, facts, status.st_size, status.st_mtime))
+    return sorted(whole, key=lambda entry: entry.used, reverse=True)
 
 
 def differences(here: Facts, there: Facts) -> list[str]:
@@ -261,5 +261,5 @@ def trim(
 
 def _code_files(folder: Path) -> list[tuple[float, int, Path]]:
     """When each compiled graph was last used, its size, and its file."""
-    found = ((path.stat(), path) for path in folder.glob(f"*{CODE_SUFFIX}"))
-    return [(status.st_mtime, status.st_size, path) for status, path in found]
+    files = ((path.stat(), path) for path in folder.glob(f"*{CODE_SUFFIX}"))
+    return [(status.st_mtime, status.st_size, path) for status, path in files]

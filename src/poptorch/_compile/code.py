@@ -128,14 +128,14 @@ class Store:
 
     def function(self, key: str, graph: Graph, builder: Builder) -> Compiled:
         """Return a graph's function, compiling it if need be."""
-        found = self.find(key, builder)
-        if found is None:
+        function = self.find(key, builder)
+        if function is None:
             code = self.build(key, graph, builder)
-            found = code.run if code is not None else self.find(key, builder)
-        if found is None:  # on disk, whole, and still of no use here
-            found = builder.build(graph).run
-        _loaded[key] = found
-        return found
+            function = code.run if code is not None else self.find(key, builder)
+        if function is None:  # on disk, whole, and still of no use here
+            function = builder.build(graph).run
+        _loaded[key] = function
+        return function
 
 
 @contextlib.contextmanager

@@ -103,16 +103,16 @@ class _Worker:
         if said:
             self._text += said
         *lines, self._text = self._text.split(b"\n")
-        found = {}
+        outcomes = {}
         for line in lines:
             entry = json.loads(line)
-            found[entry["key"]] = entry["outcome"], entry["why"]
+            outcomes[entry["key"]] = entry["outcome"], entry["why"]
             self._keys.remove(entry["key"])
         if said == b"":
             self.done = True
             why = self._last_error() if self._keys else ""
-            found |= dict.fromkeys(self._keys, (worker.FAILED, why))
-        return found
+            outcomes |= dict.fromkeys(self._keys, (worker.FAILED, why))
+        return outcomes
 
     def _last_error(self) -> str:
         lines = self._errors.read_text(errors="replace").strip().splitlines()

@@ -47,15 +47,15 @@ class Unreadable(AssertionFailure):
 @functools.cache
 def _classes() -> dict[str, type]:
     """Every frozen value and enum of the program's language, by name."""
-    found: dict[str, type] = {}
+    classes: dict[str, type] = {}
     names = [info.name for info in pkgutil.iter_modules(_ir.__path__)]
     modules = [enums, *(importlib.import_module(f"{_ir.__name__}.{name}") for name in names)]
     for module in modules:
         for name, value in vars(module).items():
             is_class = isinstance(value, type) and value.__module__ == module.__name__
             if is_class and (dataclasses.is_dataclass(value) or issubclass(value, enum.Enum)):
-                found[name] = value
-    return found
+                classes[name] = value
+    return classes
 
 
 def encode(value: Any, nodes: Mapping[fx.Node, int] = MappingProxyType({})) -> Json:
@@ -120,10 +120,10 @@ def decode(data: Json, nodes: list[fx.Node] | None = None) -> Any:
     (form,) = data
     content = data[form]
     if form in _TORCH_VALUES:
-        found = getattr(torch, content, None)
-        if not isinstance(found, _TORCH_VALUES[form]):
+        value = getattr(torch, content, None)
+        if not isinstance(value, _TORCH_VALUES[form]):
             raise Unreadable(f"torch has no {form} {content}")
-        return found
+        return value
     readers: dict[str, Callable[[], Any]] = {
         "node": lambda: (nodes or [])[content],
         "float": lambda: float(content),
@@ -201,19 +201,19 @@ def _target_name(target: Any) -> str:
 def _target(name: str) -> Callable[..., Any]:
     if name in _FUNCTIONS:
         return _FUNCTIONS[name]
-    found: Any = torch.ops
+    target: Any = torch.ops
     try:
         for part in name.split("."):
-            found = getattr(found, part)
+            target = getattr(target, part)
     except AttributeError:
-        found = None
-    is_higher = name.startswith("higher_order.") and callable(found)
-    if not isinstance(found, Operator) and not is_higher:
+        target = None
+    is_higher = name.startswith("higher_order.") and callable(target)
+    if not isinstance(target, Operator) and not is_higher:
         raise Unreadable(
             f"The operator {name} is not registered",
             fix="import the module that defines it before loading",
         )
-    return found  # type: ignore[no-any-return]
+    return target  # type: ignore[no-any-return]
 
 
 def _decode_graph(data: Json) -> Graph:

@@ -57,8 +57,8 @@ class Code:
 
     def kept(self) -> dict[str, bytes]:
         """Return the code of the graphs that the store has, by key."""
-        found = ((key, self.store.read(key)) for key in self.keys.values() if key is not None)
-        return {key: code for key, code in found if code is not None}
+        stored = ((key, self.store.read(key)) for key in self.keys.values() if key is not None)
+        return {key: code for key, code in stored if code is not None}
 
     def compile(self, progress: Progress) -> Executable:
         """Return the executable, compiling what is missing in this process."""

@@ -95,8 +95,8 @@ def noted(**values: Any) -> Iterator[None]:
 
 def _notes() -> dict[str, Any]:
     # Looked up each time: a trace within the trace leaves another dict in its place.
-    found: dict[str, Any] = fx_traceback.get_current_meta().get("custom", {})
-    return found
+    notes: dict[str, Any] = fx_traceback.get_current_meta().get("custom", {})
+    return notes
 
 
 def _set_notes(notes: dict[str, Any]) -> None:
@@ -163,7 +163,7 @@ def follow_backward(loss: torch.Tensor) -> None:
         function = waiting.pop()
         function.register_prehook(lambda _: _enter(1))
         function.register_hook(lambda _inputs, _outputs: _enter(-1))
-        following = {found for found, _ in function.next_functions if found is not None}
+        following = {parent for parent, _ in function.next_functions if parent is not None}
         waiting.extend(following - seen)
         seen |= following
 

@@ -87,8 +87,8 @@ class _ByRules(TorchFunctionMode):
         self._rules: list[tuple[frozenset[str], Callable[[set[torch.dtype]], torch.dtype]]] = [
             (half, lambda _: dtype),
             (single, lambda _: torch.float32),
-            (promote, lambda found: torch.float32 if torch.float32 in found else dtype),
-            (demote, lambda found: dtype if dtype in found else torch.float32),
+            (promote, lambda dtypes: torch.float32 if torch.float32 in dtypes else dtype),
+            (demote, lambda dtypes: dtype if dtype in dtypes else torch.float32),
         ]
 
     def __torch_function__(
@@ -107,9 +107,9 @@ class _ByRules(TorchFunctionMode):
 def _in_type(
     choose: Callable[[set[torch.dtype]], torch.dtype], args: tuple[Any, ...], kwargs: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    found: set[torch.dtype] = set()
-    with_tensors(lambda tensor: found.add(tensor.dtype), (args, kwargs))
-    chosen = choose(found)
+    dtypes: set[torch.dtype] = set()
+    with_tensors(lambda tensor: dtypes.add(tensor.dtype), (args, kwargs))
+    chosen = choose(dtypes)
 
     def cast(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(chosen) if tensor.is_floating_point() else tensor

@@ -15,7 +15,7 @@ import torch
 
 from .._base import source
 from .._base.errors import Error
-from .carrying import carried
+from .surrogate_gradient import with_surrogate_gradient
 
 Formula = Callable[[torch.Tensor], torch.Tensor]
 
@@ -105,7 +105,9 @@ class _InLane(torch.autograd.Function):
             raise _outside()
         lanes = x.expand(info.batch_size, *x.shape) if at is None else x.movedim(at, 0)
         lanes = lanes.reshape(-1, replicas, *lanes.shape[1:])
-        result = carried(collective.forward(lanes.detach()), lanes, collective.backward)
+        result = with_surrogate_gradient(
+            collective.forward(lanes.detach()), lanes, collective.backward
+        )
         return result.flatten(0, 1), 0
 
 

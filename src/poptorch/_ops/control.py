@@ -61,8 +61,8 @@ def parts(graph: fx.Graph, node: fx.Node) -> list[fx.Graph]:
     owner = graph.owning_module
     assert owner is not None
     named = [a.target for a in node.args if isinstance(a, fx.Node) and a.op == "get_attr"]
-    found = [getattr(owner, str(name)) for name in named]
-    return [part.graph for part in found if isinstance(part, fx.GraphModule)]
+    read = [getattr(owner, str(name)) for name in named]
+    return [part.graph for part in read if isinstance(part, fx.GraphModule)]
 
 
 def first_operand(node: fx.Node) -> fx.Node:

@@ -87,8 +87,8 @@ def _decode(
                 length[sample, rank] = len(labels)
                 path[sample, rank, : len(labels)] = labels
     device = log_probs.device
-    found = torch.from_numpy(probability).to(device, _result_dtype(log_probs))
-    return found, torch.from_numpy(length).to(device), torch.from_numpy(path).to(device)
+    probabilities = torch.from_numpy(probability).to(device, _result_dtype(log_probs))
+    return probabilities, torch.from_numpy(length).to(device), torch.from_numpy(path).to(device)
 
 
 def _fake(

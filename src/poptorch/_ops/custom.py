@@ -130,14 +130,14 @@ def _call_backward(
     backward = _registered[key].backward
     assert backward is not None
     parts = (_copies(inputs), _copies(outputs), _copies(gradients))
-    found = list(backward(*parts, json.loads(attributes)))
-    if len(found) != len(inputs):
+    results = list(backward(*parts, json.loads(attributes)))
+    if len(results) != len(inputs):
         raise Error(
             f"The gradient of custom operator {key} does not fit its inputs",
-            got=f"{len(found)} gradients for {len(inputs)} inputs",
+            got=f"{len(results)} gradients for {len(inputs)} inputs",
             fix="return one gradient for each input, None where there is none",
         )
-    pairs = zip(found, inputs, strict=True)
+    pairs = zip(results, inputs, strict=True)
     return [torch.zeros_like(x) if g is None else g.detach().to(x.dtype).clone() for g, x in pairs]
 
 
@@ -154,8 +154,8 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> 
 def _backward(ctx: Any, gradients: list[torch.Tensor]) -> tuple[Any, ...]:
     saved = list(ctx.saved_tensors)
     inputs, outputs = saved[: ctx.count], saved[ctx.count :]
-    found = custom_op_backward(inputs, outputs, list(gradients), ctx.key, ctx.attributes)
-    pairs = zip(found, inputs, strict=True)
+    results = custom_op_backward(inputs, outputs, list(gradients), ctx.key, ctx.attributes)
+    pairs = zip(results, inputs, strict=True)
     return [g if x.is_floating_point() else None for g, x in pairs], None, None, None
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .effects import define_effect
+from .side_effects import define_effect
 
 _numbers: dict[str, itertools.count[int]] = {}
 _sites: dict[str, Site] = {}

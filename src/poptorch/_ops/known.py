@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import torch
 
-from .carrying import carried
+from .surrogate_gradient import with_surrogate_gradient
 
 _MANTISSA, _BIAS = 23, 127  # of float32
 
 
 def autograd_proxy(value: torch.Tensor, proxy: torch.Tensor) -> torch.Tensor:
     """Return the value; its gradient goes to the proxy only."""
-    return carried(value, proxy, lambda gradient: gradient.to(proxy.dtype))
+    return with_surrogate_gradient(value, proxy, lambda gradient: gradient.to(proxy.dtype))
 
 
 def distances(a: torch.Tensor, b: torch.Tensor, norm: float) -> torch.Tensor:
@@ -75,7 +75,7 @@ def simulated_quantisation(
     value = form.quantised(x.detach()) if in_forward else x
     if backward == "stop":
         return value.detach()
-    return carried(
+    return with_surrogate_gradient(
         value, x, form.quantised if backward == "quantise" else lambda gradient: gradient
     )
 

@@ -52,7 +52,7 @@ def has_gradient(operator: Any, inputs: Sequence[torch.Tensor], attributes: dict
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # torch only warns where a C++ operator has none
-            found = torch.autograd.grad(
+            gradients = torch.autograd.grad(
                 [out for out in outputs if out.requires_grad],
                 wanted,
                 [torch.zeros_like(out) for out in outputs if out.requires_grad],
@@ -66,7 +66,7 @@ def has_gradient(operator: Any, inputs: Sequence[torch.Tensor], attributes: dict
         ) from error
     except (RuntimeError, UserWarning):
         return False
-    return any(gradient is not None for gradient in found)
+    return any(gradient is not None for gradient in gradients)
 
 
 def _is_list(operator: Any) -> bool:

@@ -127,10 +127,10 @@ def _backward(
     grads = [grad.contiguous() for grad in (y_grad, h_grad, c_grad)]
     inputs = [tensor.contiguous() for tensor in (x, w_x, w_h, b_x, b_h, h, c)]
     geometry: tuple[Any, ...] = (reverse, _LSTM, w_h.shape[1], 1, True, True, False, [], False)
-    found = aten.mkldnn_rnn_layer_backward.default(
+    gradients = aten.mkldnn_rnn_layer_backward.default(
         *inputs, y, h_last, c_last, *grads, *geometry, workspace
     )
-    x_grad, w_x_grad, w_h_grad, b_grad, _, h_before, c_before = found  # both biases have one
+    x_grad, w_x_grad, w_h_grad, b_grad, _, h_before, c_before = gradients  # both biases have one
     states = (h_before.reshape(h.shape).clone(), c_before.reshape(c.shape).clone())
     return (*(grad.contiguous() for grad in (x_grad, w_x_grad, w_h_grad, b_grad)), *states)
 
@@ -153,8 +153,8 @@ def _differentiate(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
         torch.zeros_like(value) if grad is None else grad
         for grad, value in zip(grads, (y, h, c), strict=False)
     ]
-    found = lstm_layer_backward(*full, *tensors, y, h, c, workspace, ctx.reverse)
-    x_grad, w_x_grad, w_h_grad, b_grad, h_grad, c_grad = found
+    gradients = lstm_layer_backward(*full, *tensors, y, h, c, workspace, ctx.reverse)
+    x_grad, w_x_grad, w_h_grad, b_grad, h_grad, c_grad = gradients
     return x_grad, w_x_grad, w_h_grad, b_grad, b_grad, h_grad, c_grad, None, None
 
 

@@ -43,5 +43,5 @@ def note(node: fx.Node, **values: Any) -> None:
 
 def notes(node: fx.Node) -> Mapping[str, Any]:
     """Return the notes on a node."""
-    found: Mapping[str, Any] = node.meta.get("custom") or {}
-    return found
+    custom: Mapping[str, Any] = node.meta.get("custom") or {}
+    return custom

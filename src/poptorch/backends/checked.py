@@ -32,7 +32,7 @@ _UNINITIALISED = frozenset({"empty", "empty_like", "empty_strided", "new_empty"}
 
 
 @dataclass
-class _Found(Exception):  # noqa: N818 (it is on its way to becoming an Error)
+class _FloatException(Exception):  # noqa: N818 (it is on its way to becoming an Error)
     """A fault, and the node that made it."""
 
     node: fx.Node
@@ -59,13 +59,13 @@ class _CheckedExecutable(LoopExecutable):
     def _walk(self, node: Node, runs: Any, slices: Any, index: Index, collector: Collector) -> None:
         try:
             super()._walk(node, runs, slices, index, collector)
-        except _Found as found:
+        except _FloatException as exception:
             if not isinstance(node, Run):
                 raise
-            raise self._error(found, index) from None
+            raise self._error(exception, index) from None
 
-    def _error(self, found: _Found, index: Index) -> Error:
-        node, label = found.node, label_of(found.node)
+    def _error(self, exception: _FloatException, index: Index) -> Error:
+        node, label = exception.node, label_of(exception.node)
         line = line_of(node)
         module = f"module {label.module}" if label.module else "the model itself"
         where = f"operator {_name(node)}"
@@ -79,7 +79,7 @@ class _CheckedExecutable(LoopExecutable):
             step_of(self._program, index), index[Axis.REPLICAS]
         )
         return Error(
-            f"Floating-point exception: {found.cause}",
+            f"Floating-point exception: {exception.cause}",
             got=f"{where}\n"
             f"micro-batch {number} of the call: iteration "
             f"{index[Axis.ITERATIONS]}, accumulation step {index[Axis.ACCUMULATION]}, "
@@ -102,7 +102,7 @@ class _Interpreter(fx.Interpreter):
             args, kwargs = self.fetch_args_kwargs_from_env(n)
             cause = fault(_name(n), _leaves((args, kwargs)), _leaves(result))
             if cause is not None:
-                raise _Found(n, cause)
+                raise _FloatException(n, cause)
         return result
 
 

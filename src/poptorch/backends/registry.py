@@ -22,10 +22,10 @@ def available() -> dict[str, Backend]:
     from .staged import ByStages
 
     own: tuple[Backend, ...] = (Reference(), Inductor(), ByStages())
-    found = {backend.name: backend for backend in own}
+    by_name = {backend.name: backend for backend in own}
     for point in entry_points(group=GROUP):
-        found[point.name] = point.load()()
-    return found
+        by_name[point.name] = point.load()()
+    return by_name
 
 
 def choose(name: str) -> Backend:

@@ -83,7 +83,7 @@ class Threads:
         """End a trial when it is clear, or long enough."""
         if len(trial[1]) < len(trial[self._user]):
             return
-        middle = {number: statistics.median(found) for number, found in trial.items()}
+        middle = {number: statistics.median(seconds) for number, seconds in trial.items()}
         best = min(middle, key=lambda number: (middle[number], number))
         if len(trial[1]) >= PAIRS or max(middle.values()) > CLEAR * middle[best]:
             self._settle(best, trial)

@@ -117,10 +117,10 @@ def _registered(
         if not any(result.requires_grad for result in results):
             raise _without_gradient(key)
         return results
-    found: list[torch.Tensor] = custom.custom_op(
+    outputs: list[torch.Tensor] = custom.custom_op(
         tensors, key, custom.to_text(attributes), custom.templates_text(wanted)
     )
-    return found
+    return outputs
 
 
 def _of_library(
@@ -130,15 +130,15 @@ def _of_library(
     attributes: dict[str, Any],
 ) -> list[torch.Tensor]:
     results = library_ops.call(operator, tensors, attributes, templates)
-    found = [results] if isinstance(results, torch.Tensor) else list(results)
-    _compare(str(operator), found, custom.kinds_of(templates))
+    outputs = [results] if isinstance(results, torch.Tensor) else list(results)
+    _compare(str(operator), outputs, custom.kinds_of(templates))
     capture = listener()
     if capture is not None and capture.training and _needs_gradient(tensors):
         with capture.paused():
             flows = library_ops.has_gradient(operator, tensors, attributes)
         if not flows:
             raise _without_gradient(str(operator))
-    return found
+    return outputs
 
 
 def _needs_gradient(tensors: list[torch.Tensor]) -> bool:
@@ -252,14 +252,14 @@ def accessAttributes(attribute_id_str: str) -> dict[str, Any]:
     if re.fullmatch("attr:0x0+", attribute_id_str):
         return {}
     try:
-        found = json.loads(attribute_id_str)
+        attributes = json.loads(attribute_id_str)
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        attributes = None
+    if not isinstance(attributes, dict):
         check.refuse(
             InvalidValue,
             "Invalid attribute_id_str",
             got=repr(attribute_id_str),
             fix="pass the string that the operator carries: a JSON object",
         )
-    return found
+    return attributes

@@ -58,7 +58,7 @@ def ctc_beam_search_decoder(
             got=f"blank={blank}, beam_width={beam_width}, top_paths={top_paths}",
             fix="a class as blank, and no more paths than the beam is wide",
         )
-    found: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = ctc_beam_search(
+    paths: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = ctc_beam_search(
         probs.detach(), lengths, blank, beam_width, top_paths
     )
-    return found
+    return paths

@@ -9,7 +9,7 @@ import torch
 from .._base import source, trees
 from .._base.errors import Error, InvalidValue
 from .._ops.context import listener
-from .._ops.marks import Hint, hint
+from .._ops.identities import Hint, hint
 from ..enums import OverlapMode
 from . import check
 
@@ -120,8 +120,8 @@ def _overlapped(function: str, tensors: Any, mode: OverlapMode, kind: Hint) -> A
         )
     if mode is OverlapMode.NoOverlap:
         return tensors
-    found, structure = trees.flatten(tensors)
-    return structure.unflatten([_hinted(tensor, kind, mode.value) for tensor in found])
+    leaves, structure = trees.flatten(tensors)
+    return structure.unflatten([_hinted(tensor, kind, mode.value) for tensor in leaves])
 
 
 def _hinted(tensor: torch.Tensor, kind: Hint, value: str) -> torch.Tensor:

@@ -73,13 +73,13 @@ def _is_heavy(node: fx.Node) -> bool:
 
 def _only_for_writes(nodes: Sequence[fx.Node]) -> set[fx.Node]:
     """Return the nodes that nothing but writes needs."""
-    found: set[fx.Node] = set()
+    leading: set[fx.Node] = set()
     for node in reversed(nodes):
         is_write = node.target is aten.copy_.default
-        leads_to_writes = node.users and all(user in found for user in node.users)
+        leads_to_writes = node.users and all(user in leading for user in node.users)
         if node.op == "call_function" and (is_write or leads_to_writes):
-            found.add(node)
-    return found
+            leading.add(node)
+    return leading
 
 
 def _readers(write: fx.Node) -> Iterator[fx.Node]:

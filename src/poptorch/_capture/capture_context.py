@@ -14,14 +14,14 @@ from torch import fx
 from .._base.errors import Error
 from .._ops import scopes
 from .._ops.context import Replicas, listening
-from . import marks, trace
+from . import hints, trace
 from .losses import LossFinder
 from .recorders import recorded
-from .values import Values
+from .value_reads import ValueReads
 
 
 @dataclass(eq=False)
-class Capturing:
+class CaptureContext:
     """The capture in progress; implements ``_ops.context.Listener``.
 
     Attributes:
@@ -29,7 +29,7 @@ class Capturing:
         lanes: whether several micro-batches run side by side.
         stochastic: whether the program rounds to float16 at random.
         losses: finds the loss.
-        values: answers questions for values.
+        reads: answers where values are read.
         groups: the groups of convolutions, by number.
         replicas: the copies of the model.
         exchanging: whether replicas exchange something.
@@ -39,8 +39,8 @@ class Capturing:
     lanes: bool = False
     stochastic: bool = False
     losses: LossFinder = field(default_factory=LossFinder)
-    values: Values = field(default_factory=Values)
-    groups: dict[int, marks.Group] = field(default_factory=dict)
+    reads: ValueReads = field(default_factory=ValueReads)
+    groups: dict[int, hints.Group] = field(default_factory=dict)
     replicas: Replicas = field(default_factory=Replicas)
     exchanging: bool = False
     _numbers: Iterator[int] = field(default_factory=itertools.count)
@@ -61,8 +61,8 @@ class Capturing:
 
     def identify(self, tensor: torch.Tensor) -> int | None:
         """Return the place of a tensor among all that were recorded."""
-        found = recorded(trace.outermost(tensor))
-        return None if found is None else list(found[0].graph.nodes).index(found[0])
+        place = recorded(trace.outermost(tensor))
+        return None if place is None else list(place[0].graph.nodes).index(place[0])
 
     @contextlib.contextmanager
     def group(self, options: Mapping[str, tuple[Any, ...]], where: str | None) -> Iterator[None]:
@@ -74,7 +74,7 @@ class Capturing:
                 fix="end the outer group first",
             )
         number = len(self.groups)
-        self.groups[number] = marks.Group(options, where)
+        self.groups[number] = hints.Group(options, where)
         self._group_is_open = True
         try:
             with scopes.grouped(number):
@@ -99,10 +99,10 @@ class Capturing:
         outer, self.groups = self.groups, {}
         try:
             return trace.trace_part(
-                lambda flat: function(*flat), inputs, self._settle, self.stochastic
+                lambda flat: function(*flat), inputs, self._lower_hints, self.stochastic
             )
         finally:
             self.groups = outer
 
-    def _settle(self, graph: fx.Graph) -> None:
-        marks.settle(graph, (), (), self.groups)
+    def _lower_hints(self, graph: fx.Graph) -> None:
+        hints.lower_hints(graph, (), (), self.groups)

@@ -82,6 +82,6 @@ def _result_of(node: fx.Node) -> fx.Node:
     """A tensor among the results of an effect."""
     if isinstance(node.meta["val"], torch.Tensor):
         return node
-    found = next((user for user in node.users if user.target is operator.getitem), None)
-    assert found is not None, "an effect without a used result is dead code"
-    return found
+    part = next((user for user in node.users if user.target is operator.getitem), None)
+    assert part is not None, "an effect without a used result is dead code"
+    return part

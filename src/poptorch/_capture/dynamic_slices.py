@@ -115,8 +115,8 @@ def _linear(bound: Any) -> tuple[Any, int]:
     known = constant_value(bound)
     if known is not None:
         return None, int(known)
-    found = recorded(bound)
-    node, offset = (found[0] if found else None), 0
+    place = recorded(bound)
+    node, offset = (place[0] if place else None), 0
     while node is not None and node.op == "call_function":
         if node.target in _SAME:
             node = node.args[0]  # type: ignore[assignment]
@@ -133,15 +133,15 @@ def _dims(
 ) -> list[tuple[int, _Window]]:
     """Return the dimension of ``tensor[fixed]`` that each window is about."""
     consumed = sum(1 for item in fixed if item is not None and item is not Ellipsis)
-    dim, found = 0, []
+    dim, dims = 0, []
     for at, item in enumerate(fixed):
         if at in windows:
-            found.append((dim, windows[at]))
+            dims.append((dim, windows[at]))
         if item is Ellipsis:
             dim += tensor.dim() - consumed
         elif item is None or isinstance(item, slice):
             dim += 1
-    return found
+    return dims
 
 
 def _text(bound: Any) -> str:

@@ -13,7 +13,7 @@ import torch
 Rule = Callable[[torch.Tensor], torch.Tensor]
 
 
-class _Carried(torch.autograd.Function):
+class _SurrogateGradient(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
@@ -29,7 +29,7 @@ class _Carried(torch.autograd.Function):
         return None, ctx.rule(gradients[0]), None
 
 
-def carried(value: torch.Tensor, carrier: torch.Tensor, rule: Rule) -> torch.Tensor:
+def with_surrogate_gradient(value: torch.Tensor, carrier: torch.Tensor, rule: Rule) -> torch.Tensor:
     """Return a value that hands its gradient to another tensor.
 
     Args:
@@ -37,5 +37,5 @@ def carried(value: torch.Tensor, carrier: torch.Tensor, rule: Rule) -> torch.Ten
         carrier: what gets the gradient.
         rule: makes the carrier's gradient from the value's.
     """
-    result: torch.Tensor = _Carried.apply(value.detach(), carrier, rule)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = _SurrogateGradient.apply(value.detach(), carrier, rule)  # type: ignore[no-untyped-call]
     return result

@@ -76,7 +76,7 @@ class Read:
 
 
 @dataclass(eq=False)
-class Values:
+class ValueReads:
     """Answers forward's questions for values.
 
     Attributes:
@@ -159,14 +159,14 @@ class Values:
 
 
 @contextlib.contextmanager
-def answering(values: Values) -> Iterator[None]:
+def answering(reads: ValueReads) -> Iterator[None]:
     """Within the block questions for values are answered."""
     from .dispatch import DynamicShapes, ScalarReads
 
-    reads = ScalarReads(lambda t: values.branch(t, "code of torch's own", lambda v: v.item()))
+    scalars = ScalarReads(lambda t: reads.branch(t, "code of torch's own", lambda v: v.item()))
     # Tensors without data refuse such operators by themselves.
-    shapes = DynamicShapes(values.shape) if values.real else contextlib.nullcontext()
-    with shapes, reads, Questions(values):
+    shapes = DynamicShapes(reads.shape) if reads.real else contextlib.nullcontext()
+    with shapes, scalars, ValueReadMode(reads):
         yield
 
 
@@ -175,12 +175,12 @@ def _really(function: Callable[[_T], Any], tensor: torch.Tensor) -> Any:
         return function(tensor.detach())
 
 
-class Questions(TorchFunctionMode):
+class ValueReadMode(TorchFunctionMode):
     """Notices the questions that Python code asks of tensors."""
 
-    def __init__(self, values: Values) -> None:
+    def __init__(self, reads: ValueReads) -> None:
         super().__init__()
-        self._values = values
+        self._reads = reads
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -188,15 +188,15 @@ class Questions(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _BRANCHES:
             decide = _comparison(func, args, kwargs)
-            return self._values.branch(decide.tensor, _BRANCHES[func], decide.function)
+            return self._reads.branch(decide.tensor, _BRANCHES[func], decide.function)
         if func in _NUMBERS:
             rest = args[1:]
-            return self._values.number(
+            return self._reads.number(
                 args[0], _NUMBERS[func], lambda value: func(value, *rest, **kwargs)
             )
         if func in _TEXTS:
             rest = args[1:]
-            return self._values.text(args[0], lambda value: func(value, *rest, **kwargs))
+            return self._reads.text(args[0], lambda value: func(value, *rest, **kwargs))
         replacement = substitute(func)
         return (replacement or func)(*args, **kwargs)
 

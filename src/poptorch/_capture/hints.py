@@ -16,7 +16,7 @@ from .._base.errors import Error
 from .._ir.operators import storage_root
 from .._ir.slot import Kind, Slot
 from .._ops import scopes
-from .._ops.marks import Hint, hint
+from .._ops.identities import Hint, hint
 
 aten = torch.ops.aten
 
@@ -40,7 +40,7 @@ class Group:
     where: str | None
 
 
-def settle(
+def lower_hints(
     graph: fx.Graph,
     inputs: Sequence[Slot],
     outputs: Sequence[Slot],
@@ -75,7 +75,7 @@ def settle(
     for node in marked:
         node.replace_all_uses_with(node.args[0])
         graph.erase_node(node)
-    _settle_groups(graph, groups)
+    _lower_groups(graph, groups)
     return overlaps
 
 
@@ -128,8 +128,8 @@ class _Borders:
 
     def check_output(self, mark: fx.Node) -> str:
         """A mark on an output is returned, once, and its source is not; return its slot key."""
-        found = self._returns_of(mark)
-        if not found:
+        keys = self._returns_of(mark)
+        if not keys:
             raise _misplaced(
                 mark,
                 "poptorch.set_overlap_for_output applied on a node which is not a tensor output "
@@ -143,7 +143,7 @@ class _Borders:
                 "twice",
                 "return the tensor once",
             )
-        return found[0]
+        return keys[0]
 
     def _returns_of(self, node: fx.Node) -> list[str]:
         """Slot keys under which a tensor is returned, seen through marks and changes of dtype."""
@@ -162,7 +162,7 @@ def _misplaced(mark: fx.Node, title: str, fix: str) -> Error:
     return Error(title, where=str(mark.args[3]) or None, fix=fix)
 
 
-def _settle_groups(graph: fx.Graph, groups: Mapping[int, Group]) -> None:
+def _lower_groups(graph: fx.Graph, groups: Mapping[int, Group]) -> None:
     for number, group in groups.items():
         members = [
             node

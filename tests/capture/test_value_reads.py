@@ -67,7 +67,7 @@ def test_a_branch_is_frozen_to_the_path_of_the_first_inputs(caplog) -> None:
     with caplog.at_level(logging.WARNING):
         assert model(x)[0].tolist() == [3.0, 6.0]
     (text,) = [r.getMessage() for r in caplog.records if "branches on the values" in r.message]
-    assert "test_values.py" in text
+    assert "test_value_reads.py" in text
     assert "if x.sum() > 0:" in text
     assert "bool(tensor) is True" in text
     assert model(-x)[0].tolist() == [-3.0, -6.0]
@@ -144,7 +144,7 @@ def test_numbers_explain_themselves(ask, what: str) -> None:
             call(torch.ones(2))
         text = str(caught.value)
         assert what in text
-        assert "test_values.py" in text
+        assert "test_value_reads.py" in text
         assert "poptorch.ipu_print_tensor" in text
 
 
@@ -172,7 +172,7 @@ def test_printing_shows_no_values_and_says_so_once(capsys, caplog) -> None:
 def test_masks_cannot_select(select) -> None:
     with pytest.raises(poptorch.Error, match="dynamic output shapes") as caught:
         infer(lambda x: select(x), torch.arange(4.0))
-    assert "test_values.py" in str(caught.value)
+    assert "test_value_reads.py" in str(caught.value)
 
 
 def test_masks_cannot_select_behind_a_frozen_branch_either() -> None:
