@@ -97,6 +97,7 @@ class Runtime:
         cycle_count: whether cycles are counted for ``executor.cycleCount()``.
         cache_dir: directory of cached executables, or None.
         source_excludes: path fragments that are not the user's code when lines are sought.
+        programs: kinds of inputs that the model stays compiled for.
     """
 
     connection: ConnectionType = ConnectionType.Always
@@ -106,6 +107,7 @@ class Runtime:
     cycle_count: bool = False
     cache_dir: str | None = None
     source_excludes: tuple[str, ...] = ()
+    programs: int = 1
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Source: PopTorch user guide, "Features".
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,11 +17,12 @@ from .._capture import say_narrowed
 from .._ir import slots
 from .._ir.loops import Loops
 from .._ir.slot import Slot, narrowed
+from .._ir.spec import Spec
 from .signature import Bound
 
 _RENEW = (
     "wrap the model again, or call destroy() on this wrapper, to compile for these inputs",
-    "pass inputs of the compiled kind",
+    "options.programs(2) before wrapping, to keep a program for each of two kinds of inputs",
 )
 
 
@@ -122,6 +123,24 @@ class Inputs:
             if not isinstance(value, torch.Tensor):
                 return None
         return list(args)
+
+    def fit(self, tensors: list[torch.Tensor]) -> bool:
+        """Tell whether the tensors of a call are of the compiled dtypes and shapes."""
+        return len(tensors) == len(self._dtypes) and all(
+            tensor.dtype is dtype and tensor.shape == shape
+            for tensor, dtype, shape in zip(tensors, self._dtypes, self._shapes, strict=True)
+        )
+
+    def accept(self, bound: Bound) -> bool:
+        """Tell whether the arguments of a call are of the compiled kind."""
+        parts = zip(self.bound.parts, bound.parts, strict=True)
+        return self.fit(bound.tensors) and not any(
+            trees.first_difference(expected, got) for (_, expected), (_, got) in parts
+        )
+
+    def __str__(self) -> str:
+        shapes = zip(self.bound.paths, self._dtypes, self._shapes, strict=True)
+        return ", ".join(f"{path} {dtype} {tuple(shape)}" for path, dtype, shape in shapes)
 
     def check(self, bound: Bound) -> None:
         """Compare the structure of a later call with the compiled one.
@@ -233,3 +252,18 @@ def _check_batch(path: str, tensor: torch.Tensor, loops: Loops) -> None:
             fix=f"pass a multiple of {loops.slices} rows, or let "
             "poptorch.DataLoader(options, ...) cut the batches",
         )
+
+
+def dividing(bound: Bound, spec: Spec) -> Spec:
+    """Return the settings for a batch that may not divide: then inference takes one iteration."""
+    rows = [tensor.shape[0] for tensor in bound.tensors if tensor.dim()]
+    if spec.training or all(count % spec.loops.slices == 0 for count in rows):
+        return spec
+    return replace(spec, loops=replace(spec.loops, iterations=1))
+
+
+def return_inputs(changed: list[int], given: list[torch.Tensor], batch: list[torch.Tensor]) -> None:
+    """Give changes that forward made in place back where the device used a copy."""
+    for at in changed:
+        if given[at].data_ptr() != batch[at].data_ptr():
+            given[at].detach().copy_(batch[at])

@@ -14,6 +14,7 @@ from .._base.errors import Error
 from .._capture import Tied, tensors_of, untraced
 from .._compile import Compiled
 from .._ir import verify
+from .._ir.program import Program
 from .._ir.slot import Kind, Slot
 from .._ir.state import State
 from .reading import Reading
@@ -33,9 +34,10 @@ class Device:
     Args:
         compiled: the program.
         reading: the module that was compiled.
+        other: the device of another program of the same model, to go on from.
     """
 
-    def __init__(self, compiled: Compiled, reading: Reading) -> None:
+    def __init__(self, compiled: Compiled, reading: Reading, other: Device | None = None) -> None:
         self._module = reading.module
         self._paths = reading.tensors.keys()
         program = compiled.plan.program
@@ -51,7 +53,12 @@ class Device:
         changed |= {view.slot.key for view in views if view.flat in changed}
         self._downloaded = [key for key in self._slots if key in changed]
         self.state = State()
+        if other is not None:
+            theirs = other.state.tensors
+            self.state.tensors = {key: theirs[key] for key in _alike(program, other._program)}
         for key, slot in slots.items():
+            if key in self.state.tensors:
+                continue
             first = program.initial.get(key, 0.0)
             self.state.tensors[key] = torch.full(slot.device_shape, first, dtype=slot.dtype)
         for view in views:
@@ -60,7 +67,10 @@ class Device:
         for key, value in compiled.constants.items():
             if key in slots:
                 self.state.write(key, value)
-        self.upload()
+        if other is None:
+            self.upload()
+        else:
+            self.take_over(other)
         verify.verify_state(self.state, program)
 
     def upload(self) -> None:
@@ -115,12 +125,25 @@ class Device:
                     host.copy_(value)
 
     def take_over(self, other: Device) -> None:
-        """Continue with what another device has, which runs another program of the same model."""
+        """Continue with what another device has, which runs another program of the same model.
+
+        What only this one has comes from the host.
+        """
         ours, theirs = self._program.visible_slots(), other._program.visible_slots()
+        tensors = other.state.tensors
         for key, slot in ours.items():
-            if key in theirs and slot.kind in _SHARED:
-                self.state.write(key, other.state.tensors[key])
+            if (
+                key in theirs
+                and slot.kind in _SHARED
+                and self.state.tensors[key] is not tensors[key]
+            ):
+                self.state.write(key, tensors[key])
+        self._upload({key: slot for key, slot in self._slots.items() if key not in theirs})
         self.state.rng, self.state.updates = other.state.rng, other.state.updates
+
+    def downloads_all_of(self, other: Device) -> bool:
+        """Tell whether ``download`` brings to the host what another device's does."""
+        return set(other._downloaded) <= set(self._downloaded)
 
     def write_hypers(self, values: Mapping[str, float]) -> None:
         """Set the hyper-parameters that are inputs of the update."""
@@ -152,3 +175,24 @@ class Device:
         for key, slot in self._program.state_slots().items():
             if slot.kind is Kind.ACCUM:
                 self.state.tensors[key].zero_()
+
+
+def _alike(ours: Program, theirs: Program) -> list[str]:
+    """Return the keys of weights and optimizer state that two programs lay out the same way."""
+    slots, parts, other_parts = theirs.state_slots(), _parts(ours), _parts(theirs)
+    return [
+        key
+        for key, slot in ours.state_slots().items()
+        if slot.kind in _SHARED
+        and key in slots
+        and (slots[key].device_shape, slots[key].dtype) == (slot.device_shape, slot.dtype)
+        and parts.get(key) == other_parts.get(key)
+    ]
+
+
+def _parts(program: Program) -> dict[str, list[tuple[str, int]]]:
+    """Return what each bundle's tensor consists of: keys and offsets."""
+    parts: dict[str, list[tuple[str, int]]] = {}
+    for view in program.views():
+        parts.setdefault(view.flat, []).append((view.slot.key, view.offset))
+    return parts

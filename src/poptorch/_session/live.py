@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from .. import _compile
+from .._base import log
 from .._base.errors import Error
 from .._ir.slot import Kind
+from .._ir.spec import Spec
 from .arguments import CompiledInputs
 from .counters import Stamped, Stamps
-from .model import Task
+from .device import Device
+from .model import Model, Task
 from .modes import Mode
 from .outputs import Outputs
 from .random import Randomness
 from .unfollowed import ModelChanges
 
+_LIMIT = "Options.programs"
 CLOCKS = {1: 1.6e9, 2: 1.33e9, 21: 1.85e9}  # cycles per second of the chips' generations
 
 
@@ -48,6 +53,13 @@ class Compilation(Task):
                     got=f"{key}: {tuple(value.shape)} in the file, {shape} in the model",
                 )
         return state
+
+    def takes(self, model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Tell whether this is compiled for the arguments of a call."""
+        given = self.inputs.quick(args, kwargs)
+        if given is not None:
+            return self.inputs.fit(given)
+        return self.inputs.accept(model.signature.bind(args, kwargs, like=self.inputs.bound))
 
     def tensor_names(self) -> list[str]:
         """Return the names of the program's tensors, those that can be anchored first."""
@@ -81,14 +93,43 @@ class LastCall:
     anchors: Mapping[str, torch.Tensor]
 
 
+@dataclass(frozen=True, eq=False)
+class Restored:
+    """State from a file that the next compilation continues with.
+
+    Attributes:
+        device: what no host tensor mirrors, by key.
+        random: the random state, None for a new sequence.
+    """
+
+    device: Mapping[str, torch.Tensor]
+    random: list[int] | None
+
+
+@dataclass(eq=False)
+class Variant:
+    """The model compiled for one mode and one kind of arguments.
+
+    Attributes:
+        mode: which modules train and which evaluate.
+        compilation: the result.
+        device: its state, while attached and once it was used; shares weights with the others'.
+    """
+
+    mode: Mode
+    compilation: Compilation
+    device: Device | None = None
+
+
 @dataclass(eq=False)
 class Live:
     """A compiled model, with a device or without.
 
     Attributes:
-        now: the compilation that calls use: the one for the mode.
-        mode: which modules train and which evaluate.
-        by_mode: the compilation for each mode that there has been.
+        now: the compilation that calls use: the current variant's.
+        mode: which modules train and which evaluate in it.
+        spec: the settings that every variant is compiled with.
+        variants: what the model is compiled for, the current one last.
         random: the device's random sequence.
         changes: notices what the program does not follow.
         kept: while there is no device: the state that no host tensor mirrors, by key; None
@@ -102,22 +143,48 @@ class Live:
     changes: ModelChanges
     kept: Mapping[str, torch.Tensor] | None = None
     last: LastCall | None = None
-    by_mode: dict[Mode, Compilation] = field(default_factory=dict)
+    variants: list[Variant] = field(default_factory=list)
+    spec: Spec = field(init=False)
     changed_inputs: list[int] = field(init=False)
     """Positions of the inputs that forward changes in place."""
     synthetic: list[torch.Tensor] | None = field(init=False)
     """What stands for every batch with synthetic data."""
 
     def __post_init__(self) -> None:
-        self.use(self.now, self.mode)
+        self.spec = self.now.spec
+        self.use(Variant(self.mode, self.now))
 
-    def use(self, compilation: Compilation, mode: Mode) -> None:
-        """Let calls use a compilation from now on."""
-        self.now, self.mode = compilation, mode
-        self.by_mode[mode] = compilation
+    def use(self, variant: Variant) -> None:
+        """Let calls use a variant from now on; forget those that are too many for its mode."""
+        others = [other for other in self.variants if other is not variant]
+        alike = [other for other in others if other.mode == variant.mode]
+        surplus = alike[: max(0, len(alike) + 1 - self.spec.runtime.programs)]
+        for other in surplus:
+            log.python.info("%s: forgets the program for %s", _LIMIT, other.compilation.inputs)
+        self.variants = [other for other in others if other not in surplus] + [variant]
+        compilation = variant.compilation
+        self.now, self.mode = compilation, variant.mode
         self.changed_inputs = compilation.compiled.changed_inputs()
         made_up = compilation.spec.target.synthetic_data
         self.synthetic = compilation.inputs.synthetic() if made_up else None
+
+    @property
+    def several(self) -> bool:
+        """Whether there may be programs for several kinds of inputs."""
+        return self.spec.runtime.programs > 1
+
+    def find(
+        self, mode: Mode, model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Variant | None:
+        """Return what is compiled for a mode and the arguments of a call; latest first."""
+        for variant in reversed(self.variants):
+            if variant.mode == mode and variant.compilation.takes(model, args, kwargs):
+                return variant
+        return None
+
+    def replace(self, compilation: Compilation) -> None:
+        """Use another form of the current compilation."""
+        self.variants[-1].compilation = self.now = compilation
 
     def counters(self) -> Stamps | None:
         """Return the time stamps of the last call in PopTorch's form, None before any call.

@@ -14,7 +14,8 @@ from .._base.errors import Error
 from .._ir.spec import Spec
 from ..optim.freeze import freeze
 from .files import CODE, DEVICE, MODEL, Saved, attributes, shapes_of
-from .session import Restored, Session
+from .live import Restored
+from .session import Session
 
 
 def fill(

@@ -21,10 +21,11 @@ from .._ir.plan import Plan
 from .._ir.spec import Spec
 from ..enums import ConnectionType
 from . import faults, hooks
+from .arguments import dividing, return_inputs
 from .connection import Connection, refuse_offline
 from .counters import Stamped
 from .device import Device
-from .live import Compilation, LastCall, Live
+from .live import Compilation, LastCall, Live, Restored, Variant
 from .model import Model
 from .modes import Mode
 from .optimizer import SessionOptimizer
@@ -35,19 +36,6 @@ from .sync import Sync, Transfers, not_compiled
 from .unfollowed import ModelChanges
 
 Progress = Callable[[], contextlib.AbstractContextManager[Callable[[float], None]]]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Restored:
-    """State from a file that the next compilation continues with.
-
-    Attributes:
-        device: what no host tensor mirrors, by key.
-        random: the random state, None for a new sequence.
-    """
-
-    device: Mapping[str, torch.Tensor]
-    random: list[int] | None
 
 
 class Session:
@@ -173,13 +161,13 @@ class Session:
         if now.compiled.plan.staged is None:
             plan = _compile.with_stages(now.compiled.plan, now.request, now.optim)
             compiled = dataclasses.replace(now.compiled, plan=plan)
-            live.use(dataclasses.replace(now, compiled=compiled), live.mode)
+            live.replace(dataclasses.replace(now, compiled=compiled))
         compiled = live.now.compiled
         tier = compiled.executable.report().tier
         if compiled.plan.tier != tier:
             plan = dataclasses.replace(compiled.plan, tier=tier)
             compiled = dataclasses.replace(compiled, plan=plan)
-            live.now = dataclasses.replace(live.now, compiled=compiled)
+            live.replace(dataclasses.replace(live.now, compiled=compiled))
         return compiled.plan
 
     def explain(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _capture.Explanation:
@@ -224,7 +212,8 @@ class Session:
         if self.optimizer is not None:
             self.optimizer.attach(device, restored)
         live.random.start(device.state, restored)
-        self.sync.device, live.kept = device, None
+        live.variants[-1].device = self.sync.device = device
+        live.kept = None
 
     def detach(self) -> None:
         """Save what is only on the device and give the device back."""
@@ -243,6 +232,8 @@ class Session:
             self.optimizer.detach()
         live.random.leave(device.state)
         self.sync.device = None
+        for variant in live.variants:
+            variant.device = None
 
     def state_to_save(self) -> Mapping[str, torch.Tensor]:
         """Return state that no host tensor mirrors, by key: the device's, or what was kept."""
@@ -295,8 +286,8 @@ class Session:
     def _call(self, live: Live, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         live.changes.say_layers()
         mode = self.model.modes.now()
-        if mode != live.mode:
-            self._change_mode(live, mode, args, kwargs)
+        if mode != live.mode or (live.several and not live.now.takes(self.model, args, kwargs)):
+            self._change_program(live, mode, args, kwargs)
         now = live.now
         if self.sync.device is None:
             refuse_offline(now.spec)
@@ -315,7 +306,7 @@ class Session:
         results = self._execute(live, live.synthetic or batch)
         ready = time.perf_counter()
         if live.changed_inputs and live.synthetic is None:
-            _return_inputs(live.changed_inputs, given, batch)
+            return_inputs(live.changed_inputs, given, batch)
         count, anchors = now.outputs.count, dict[str, torch.Tensor]()
         if len(results) > count:
             names = (short for short, *_ in now.spec.anchors)
@@ -325,29 +316,44 @@ class Session:
         live.last = LastCall(Stamped(moments), anchors)
         return returned
 
-    def _change_mode(
+    def _change_program(
         self, live: Live, mode: Mode, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
-        """Go on with the program for another mode, which shares weights and state with this one."""
-        other = live.by_mode.get(mode)
-        if other is None:
-            bound = self.model.signature.bind(args, kwargs, like=live.now.inputs.bound)
+        """Go on with the program for another mode or inputs; all share weights and state."""
+        variant = live.find(mode, self.model, args, kwargs)
+        if variant is None:
+            variant = self._new_variant(live, mode, args, kwargs)
+        now, device = variant.compilation, self.sync.device
+        if device is not None:
+            if variant.device is None:
+                variant.device = Device(now.compiled, now.reading, device)
+            else:
+                variant.device.take_over(device)
+            if not variant.device.downloads_all_of(device):
+                self.sync.bring_host_up_to_date()
+            if self.optimizer is not None:
+                self.optimizer.attach(variant.device, restored=True)
+            self.sync.device = variant.device
+        live.use(variant)
+
+    def _new_variant(
+        self, live: Live, mode: Mode, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Variant:
+        bound = self.model.signature.bind(args, kwargs, like=live.now.inputs.bound)
+        spec = live.spec
+        if live.several:
+            spec = dividing(bound, spec)
+        else:
             live.now.inputs.check(bound)
             live.now.inputs.prepare(bound.tensors)
+        if mode != live.mode:
             log.python.info("train() or eval() was called: compiling for the other mode")
-            self.sync.fetch()
-            self.sync.bring_host_up_to_date()
-            other = self._compiled(bound, live.now.spec, background=True, made_up=False)
-            live.by_mode[mode] = other
-            mode = self.model.modes.now()
-        if self.sync.device is not None:
-            self.sync.bring_host_up_to_date()
-            device = Device(other.compiled, other.reading)
-            device.take_over(self.sync.device)
-            if self.optimizer is not None:
-                self.optimizer.attach(device, restored=True)
-            self.sync.device = device
-        live.use(other, mode)
+        self.sync.fetch()
+        self.sync.bring_host_up_to_date()
+        compilation = self._compiled(bound, spec, background=True, made_up=False)
+        if mode == live.mode:
+            log.python.info("Options.programs: compiled for %s, too", compilation.inputs)
+        return Variant(self.model.modes.now(), compilation)
 
     def _execute(self, live: Live, batch: list[torch.Tensor]) -> list[torch.Tensor]:
         device = self.sync.device
@@ -388,12 +394,3 @@ class Session:
         paths = now.reading.paths if now is not None else {}
         paths |= self.model.paths()  # others, if the user assigned some
         self.optimizer.take(optimizer, paths, now.spec if now is not None else None, relaxed)
-
-
-def _return_inputs(
-    changed: list[int], given: list[torch.Tensor], batch: list[torch.Tensor]
-) -> None:
-    """Give changes that forward made in place back where the device used a copy."""
-    for at in changed:
-        if given[at].data_ptr() != batch[at].data_ptr():
-            given[at].detach().copy_(batch[at])

@@ -60,7 +60,6 @@ class GeneralOptions(Container):
     connection_type: int
     sync_pattern: int
     available_memory_proportion: dict[int, float]
-    lane_memory: int
     ipu_id: int
     ipu_version: int
     model_name: str
@@ -218,41 +217,6 @@ class GeneralOptions(Container):
         Raises:
             AssertionFailure: a key does not start with "IPU" (an ``AssertionError``).
             InvalidValue: the rest of a key is no integer (a ``ValueError``).
-        """
-
-    @option(RESULTS, Value("backend", "auto", decides="target.backend"))
-    def backend(self, name: str) -> Self:
-        """Choose the backend that runs the programs; beats POPTORCH_BACKEND.
-
-        Not a PopTorch option.
-
-        Args:
-            name: ``"auto"``: the environment's choice; without one the reference
-                backend at once, and optimised code as soon as a run has lasted long enough to
-                repay compiling it in the background. ``"optimise"``: optimised code from the
-                first call on. ``"reference"``: operators one by one, always. Or another
-                registered backend. Unknown names fail at compile.
-        """
-
-    @option(RESULTS, Value("lanes", 0, least=0, field="lanes"))
-    def lanes(self, count: int) -> Self:
-        """Fix how many micro-batches of a call run side by side; 0 lets the library choose.
-
-        Not a PopTorch option.
-
-        Args:
-            count: by its own choice the library takes those of 64 rows, more where their
-                intermediate values stay in the caches, within ``laneMemory``; 1 runs one
-                micro-batch after another; another number is rounded down to one that divides the
-                accumulation steps (in inference, the iterations) times the replicas.
-        """
-
-    @option(RESULTS, Value("lane_memory", 0, least=0, field="lane_memory"))
-    def laneMemory(self, lane_memory: int) -> Self:
-        """Limit the bytes of intermediate values of lanes; 0 lets the library choose.
-
-        Not a PopTorch option. The library's choice is 1 GiB, halved until a quarter of the free
-        memory holds it.
         """
 
     @row(RESULTS, Value("random_seed", kind=int, field="target.seed"))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Self
 
 from ..enums import OutputMode
-from .general import GeneralOptions
 from .legacy_names import deprecated
+from .own import OwnOptions
 from .popart import _PopartOptions
 from .precision import _PrecisionOptions
 from .strategies import PipelinedExecution, ShardedExecution
@@ -14,7 +14,7 @@ from .strategies import PipelinedExecution, ShardedExecution
 RENAMED_VALUES = {"anchor_mode": "output_mode", "anchor_return_period": "output_return_period"}
 
 
-class LegacyOptions(GeneralOptions):
+class LegacyOptions(OwnOptions):
     """The methods, properties and attributes that later releases renamed."""
 
     _popart: _PopartOptions
@@ -47,7 +47,7 @@ class LegacyOptions(GeneralOptions):
             output_return_period = anchor_return_period
         super().anchorTensor(short_name, long_name, output_mode, output_return_period)
 
-    anchorTensor.__doc__ = GeneralOptions.anchorTensor.__doc__
+    anchorTensor.__doc__ = OwnOptions.anchorTensor.__doc__
 
     @property
     def Popart(self) -> _PopartOptions:
