@@ -1,9 +1,10 @@
 """The data loader against torch's, its asynchronous mode against its own synchronous one.
 
 Whole epochs of the same combined batches by both loaders; a training loop whose loading takes as
-long as its compute; the tutorial's training loop and its waits for data; what handing over one
-element costs; and cycles of making, using and dropping a loader, which must leave nothing behind.
-Usage: python benchmarks/data.py [--quick] [--cycles N] [--tutorial]
+long as its compute; the first batch of a new loader with many workers; the tutorial's training loop
+and its waits for data; what handing over one element costs; and cycles of making, using and dropping
+a loader, which must leave nothing behind.
+Usage: python benchmarks/data.py [--quick] [--cycles N] [--first] [--tutorial]
 """
 
 from __future__ import annotations
@@ -148,6 +149,30 @@ def tutorial(rounds: int, batches: int) -> None:
         print(f"tutorial, {mode.name}: {share:.1%} of the time goes into waiting for data")
 
 
+def first_batch(rounds: int, data: Dataset[Any], workers: int) -> None:
+    """Print the time from making a loader with many workers to its first batch."""
+
+    def theirs() -> None:
+        next(iter(torch.utils.data.DataLoader(data, COMBINED, num_workers=workers)))
+
+    def ours(mode: poptorch.DataLoaderMode) -> Callable[[], None]:
+        def run() -> None:
+            loader = poptorch.DataLoader(options(), data, MICRO, num_workers=workers, mode=mode)
+            next(iter(loader))
+            loader.terminate()
+
+        return run
+
+    sync, asynchronous = ours(poptorch.DataLoaderMode.Sync), ours(poptorch.DataLoaderMode.Async)
+    begin = time.perf_counter()
+    asynchronous()
+    first = time.perf_counter() - begin  # Python's fork server imports torch, once in a program
+    contestants = {"torch": theirs, "Sync": sync, "Async": asynchronous}
+    times = alternate(contestants, rounds, warmup=0)
+    print(table(f"first batch of a new loader with {workers} workers", times, "torch"))
+    print(f"  the first asynchronous loader of a program: {first:.2f} s")
+
+
 def handover(rounds: int, shape: tuple[int, ...]) -> None:
     """Print what one element costs the consumer when it has been loaded ahead."""
     loader = poptorch.AsynchronousDataAccessor([torch.ones(shape)] * 200, buffer_size=220)
@@ -215,6 +240,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a few rounds, for a first look")
     parser.add_argument("--cycles", type=int, default=None, help="only this many cycles")
+    parser.add_argument("--first", action="store_true", help="only the first batch")
     parser.add_argument("--tutorial", action="store_true", help="only the tutorial's loop")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -223,6 +249,9 @@ def main() -> None:
         return
     if args.tutorial:
         tutorial(5, 3750)
+        return
+    if args.first:
+        first_batch(5, Images(COMBINED * 8), 8)
         return
     rounds = 3 if args.quick else 15
     size = COMBINED * (8 if args.quick else 40)
@@ -233,6 +262,7 @@ def main() -> None:
         against_torch(f"tensors, {order}", tensors, rounds, shuffle=shuffle)
         against_torch(f"images, {order}", images, rounds, shuffle=shuffle)
     against_torch("images, 1 worker", images, rounds, num_workers=1)
+    first_batch(rounds, images, 8)
     overlap(rounds, 10 if args.quick else 40)
     tutorial(min(rounds, 5), 100 if args.quick else 3750)
     handover(rounds, (COMBINED, 1, 28, 28))

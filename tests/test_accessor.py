@@ -1,11 +1,14 @@
 """The asynchronous accessor: what arrives, when things are loaded, and how long they stay valid."""
 
+import multiprocessing
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
 from helpers.data_sets import (
+    METHODS,
     Counted,
     Endless,
     Graph,
@@ -13,6 +16,7 @@ from helpers.data_sets import (
     Numbers,
     SizedStream,
     Sizes,
+    StartMethod,
     Stream,
     Structured,
     SubGraph,
@@ -27,6 +31,7 @@ from helpers.data_sets import (
     with_number,
     with_text,
 )
+from helpers.leaks import descendants
 from helpers.loaders import ASYNC_MODES, FORK, loader, options, values
 from helpers.patience import eventually
 from poptorch._base.errors import Error
@@ -316,6 +321,30 @@ def test_the_data_set_is_a_copy(strategy):
     shared.fill_(7)
     own.fill_(7)
     assert values(made) == [[0, 0], [0, 0], [7, 7], [0, 0]]
+
+
+@pytest.mark.parametrize("strategy", [SharingStrategy.ForkServer, SharingStrategy.SharedMemory])
+def test_torch_s_workers_are_started_as_the_program_would_start_them(strategy):
+    before = multiprocessing.get_start_method()
+    try:
+        for method in ("fork", "spawn"):
+            multiprocessing.set_start_method(method, force=True)
+            made = accessor(StartMethod(1), sharing_strategy=strategy)
+            assert METHODS[int(next(made))] == method
+            made.terminate()
+    finally:
+        multiprocessing.set_start_method(before, force=True)
+
+
+def test_torch_s_workers_are_copies_of_a_process_that_has_imported_torch():
+    made = loader(
+        Numbers(6), 2, mode=DataLoaderMode.Async, num_workers=2,
+        async_options={"sharing_strategy": SharingStrategy.ForkServer},
+    )  # fmt: skip
+    assert values(made) == [[0, 1], [2, 3], [4, 5]]
+    commands = {Path(f"/proc/{pid}/cmdline").read_text() for pid in descendants()}
+    assert (len(descendants()), len(commands)) == (3, 1)  # no server of their own
+    made.terminate()
 
 
 def test_torch_s_file_system_sharing_is_tolerated():

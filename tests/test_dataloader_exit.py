@@ -22,9 +22,9 @@ from helpers.data_sets import Numbers, Slow
 from helpers.loaders import loader
 from poptorch.enums import DataLoaderMode, SharingStrategy
 
-def iterate(strategy, workers):
+def iterate(strategy, workers, milliseconds=2):
     made = loader(
-        Slow(1000, 2), 2, mode=DataLoaderMode.Async, num_workers=workers,
+        Slow(1000, milliseconds), 2, mode=DataLoaderMode.Async, num_workers=workers,
         async_options={"sharing_strategy": strategy},
     )
     iterator = iter(made)
@@ -36,7 +36,7 @@ def main():
 """
 READY = '    print("ready", flush=True)\n'
 HEAD = QUIET + READY
-BOTH = QUIET + "    by_server = iterate(SharingStrategy.ForkServer, 0)\n" + READY
+BOTH = QUIET + "    by_server = iterate(SharingStrategy.ForkServer, 2)\n" + READY
 TAIL = """
 if __name__ == "__main__":
     main()
@@ -54,7 +54,7 @@ class Program:
         )  # fmt: skip
         assert self.process.stdout.readline() == "ready\n", self.process.stderr.read()
         self.started = descendants(self.process.pid)
-        assert len(self.started) >= (4 if head is BOTH else 3)
+        assert len(self.started) >= (6 if head is BOTH else 3)
 
     def go_on(self):
         self.process.stdin.write("\n")
@@ -108,6 +108,19 @@ def test_processes_end_after_their_program_was_killed(tmp_path):
     program.process.kill()
     code, *_ = program.end()
     assert code == -signal.SIGKILL
+
+
+def test_loaders_survive_the_server_that_has_started_them(tmp_path):
+    body = """
+        from multiprocessing import forkserver
+        slow = iterate(SharingStrategy.ForkServer, 0, milliseconds=300)
+        os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
+        print([next(slow).tolist() for _ in range(3)])  # waits; and looks for the process
+        by_new_server = iterate(SharingStrategy.ForkServer, 2)
+        print(next(by_server).tolist(), next(by_new_server).tolist())
+    """
+    program = Program(tmp_path / "p.py", body, BOTH)
+    assert program.end() == (0, "[[2.0, 3.0], [4.0, 5.0], [6.0, 7.0]]\n[2.0, 3.0] [2.0, 3.0]\n", "")
 
 
 def run(command):

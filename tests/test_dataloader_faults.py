@@ -122,12 +122,14 @@ def leave_a_segment(worker: int) -> None:
     Path(f"/dev/shm/torch_{os.getpid()}_{worker}_{os.getppid()}").touch()  # found by the parent
 
 
-def test_a_killed_process_does_not_leave_its_workers(monkeypatch):
+@pytest.mark.parametrize("strategy", FORKS)
+def test_a_killed_process_does_not_leave_its_workers(monkeypatch, strategy):
     monkeypatch.setattr(torch_worker, "MP_STATUS_CHECK_INTERVAL", 1e6)  # torch does not
     with nothing_left() as known:
         made = loader(
             Numbers(100), 2, mode=DataLoaderMode.Async, num_workers=2,
             worker_init_fn=leave_a_segment if Path("/dev/shm").is_dir() else None,
+            async_options={"sharing_strategy": strategy},
         )  # fmt: skip
         iterator = iter(made)
         next(iterator)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import time
 from typing import NamedTuple
@@ -26,6 +27,16 @@ class Numbers(Dataset):
         if not 0 <= index < self.size:
             raise IndexError(index)
         return torch.full(self.shape, index, dtype=self.dtype)
+
+
+METHODS = multiprocessing.get_all_start_methods()
+
+
+class StartMethod(Numbers):
+    """Every sample is the place in METHODS of how the process that reads it starts others."""
+
+    def __getitem__(self, index):
+        return torch.tensor(METHODS.index(multiprocessing.get_start_method()))
 
 
 class Structured(Numbers):

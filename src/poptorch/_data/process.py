@@ -12,7 +12,7 @@ import pickle
 import signal
 import socket
 from collections.abc import Iterator
-from multiprocessing import forkserver, reduction
+from multiprocessing import reduction
 from typing import Any
 
 from .._base import log, trees
@@ -22,6 +22,8 @@ from .pickling import Pickled
 from .protocol import Channel, Kind
 
 PATIENCE = 10.0  # seconds between the steps of ending a process: ask, interrupt, kill
+
+_SERVER_GONE = 255  # Python's exit code of a process whose fork server can no longer tell it
 
 _METHODS = {
     SharingStrategy.SharedMemory: "spawn",
@@ -79,7 +81,14 @@ class Process:
             self._pickled = Pickled(with_parsers, strategy is SharingStrategy.FileSystem)
         self._process = context.Process(  # type: ignore[attr-defined]
             target=worker.main,
-            args=(theirs, ours if forks else None, Handle(descriptor), self._pickled, settings),
+            args=(
+                theirs,
+                ours if forks else None,
+                Handle(descriptor),
+                self._pickled,
+                settings,
+                "fork" if forks else multiprocessing.get_start_method(allow_none=True),
+            ),
             name="poptorch-data",
         )
         try:
@@ -98,6 +107,8 @@ class Process:
     def exit_code(self) -> int | None:
         """None while it runs; negative when a signal killed it."""
         code: int | None = self._process.exitcode
+        if code == _SERVER_GONE and segments.is_running(self._process.pid):
+            return None
         return code
 
     def describe_end(self) -> str:
@@ -157,7 +168,7 @@ def _picklable_parsers() -> dict[type, trees.Parser]:
 def _prepared(strategy: SharingStrategy) -> Iterator[None]:
     """Start a process such that Ctrl-C during its start-up does not make it print a traceback."""
     if strategy is SharingStrategy.ForkServer:
-        _preload()
+        worker.preload()
         yield
         return
     # The new process inherits the mask and lifts it when it is ready for interrupts.
@@ -166,10 +177,3 @@ def _prepared(strategy: SharingStrategy) -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _preload() -> None:
-    """Let the fork server import torch once, unless the program has chosen what it imports."""
-    server = getattr(forkserver, "_forkserver", None)
-    if getattr(server, "_preload_modules", None) == ["__main__"]:
-        forkserver.set_forkserver_preload(["__main__", worker.__name__])

@@ -23,6 +23,11 @@ def members(group: int) -> set[int]:
     return {pid for pid in processes if (fields := _stat(pid)) and int(fields[_GROUP]) == group}
 
 
+def is_running(pid: int) -> bool:
+    """Whether there is such a process, as far as this system tells."""
+    return _stat(pid) is not None
+
+
 def _stat(pid: int) -> list[str] | None:
     """Return state, parent, group and so on of a process; None when there is none any more."""
     try:
@@ -48,4 +53,4 @@ def remove(processes: Collection[int], seconds: float = 0.0) -> set[int]:
 
 
 def _running(processes: Collection[int]) -> set[int]:
-    return {pid for pid in processes if _stat(pid)}
+    return {pid for pid in processes if is_running(pid)}

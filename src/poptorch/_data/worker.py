@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from typing import Any
 
 import torch
@@ -71,6 +72,7 @@ def main(
     memory: Any,
     pickled: Any,
     settings: Settings,
+    start_method: str | None,
 ) -> None:
     """Run the process until the consumer says stop or is gone.
 
@@ -80,8 +82,10 @@ def main(
         memory: what holds the descriptor of the ring's empty file.
         pickled: what loads to (data set, registered parsers).
         settings: how to load.
+        start_method: how to start torch's workers; None is Python's default.
     """
     _set_up_process(inherited, settings.seed)
+    _start_workers_by(start_method)
     worker: _Worker | None = None
     try:
         worker = _Worker(Channel(end), memory.detach(), settings)
@@ -113,6 +117,23 @@ def _set_up_process(inherited: socket.socket | None, seed: int) -> None:
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed % 2**32)
+
+
+def _start_workers_by(method: str | None) -> None:
+    """Let this process start others as the consumer's would, not in the way it was started itself.
+
+    Forked, torch's workers have torch in their memory; started by a server of their own, which
+    Python would otherwise do here, each of them imports it.
+    """
+    multiprocessing.set_start_method(method, force=True)
+    preload()
+
+
+def preload() -> None:
+    """Let the fork server import torch once, unless the program has chosen what it imports."""
+    server = getattr(forkserver, "_forkserver", None)
+    if getattr(server, "_preload_modules", None) == ["__main__"]:
+        forkserver.set_forkserver_preload(["__main__", __name__])
 
 
 def _exit_cleanly(number: int, frame: object) -> None:
