@@ -1,21 +1,32 @@
 """Graph networks with fixed shapes: padded batches of graphs for wrapped models.
 
-Needs the package torch_geometric. Source: PopTorch user guide, "PopTorch ops".
+Needs the package torch_geometric, and no plug-in of it. Source: PopTorch user guide, "PopTorch
+ops".
 """
 
-from .collate import make_exclude_keys
-from .dataloader import FixedSizeDataLoader
-from .fixed_size_options import FixedSizeOptions, FixedSizeStrategy, OverSizeStrategy
-from .types import PyGArgsParser, registerCustomArgParsers
+from poptorch._base.version import VERSION
 
-__all__ = [
+from .collate import make_exclude_keys
+from .common import call_once as call_once
+from .dataloader import FixedSizeDataLoader
+from .fixed_size_options import FixedSizeOptions
+from .pyg_dataloader import FixedSizeStrategy, OverSizeStrategy
+from .types import PyGArgsParser, registerCustomArgParsers
+from .utils import TrainingStepper, set_aggregation_dim_size
+
+__all__ = [  # noqa: RUF022 (the loaders first)
     "FixedSizeDataLoader",
     "FixedSizeOptions",
     "FixedSizeStrategy",
     "OverSizeStrategy",
-    "PyGArgsParser",
+    "TrainingStepper",
+    "set_aggregation_dim_size",
     "make_exclude_keys",
-    "registerCustomArgParsers",
+    "PyGArgsParser",
+    "__version__",
 ]
+
+__version__ = VERSION
+
 
 registerCustomArgParsers()

@@ -2,36 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Batch
 
 from poptorch._base import log
-from poptorch._base.errors import Error
+from poptorch._base.errors import AssertionFailure, Error, InvalidType, StateError
 from poptorch._data.combining import join
 
-from .fixed_size_options import FixedSizeOptions
+from . import _graphs, _padding
+from ._combining import as_micro_batch
+from ._trimming import Trimmer
+from .fixed_size_options import FixedSizeOptions, suited
 
 
-def make_exclude_keys(include_keys: Sequence[str], data: Any) -> list[str]:
+def make_exclude_keys(include_keys: Sequence[str], data: Any) -> tuple[str, ...]:
     """Return the attributes of a graph that are not among these."""
-    return [key for key in data.keys() if key not in include_keys]  # noqa: SIM118 (no mapping)
+    return tuple(key for key in data.keys() if key not in include_keys)  # noqa: SIM118 (no mapping)
 
 
 class FixedSizeCollater:
     """Makes batches of one size: the samples, then graphs of padding.
 
     Args:
-        fixed_size_options: the sizes.
+        fixed_size_options: the sizes; converted with ``to_hetero`` when samples have types.
         add_masks_to_batch: add ``graphs_mask``, ``nodes_mask`` and ``edges_mask``: True where
             something is real, which comes first.
         trim_nodes, trim_edges: leave out random nodes or edges where there are too many.
         follow_batch, exclude_keys: as for ``Batch.from_data_list``.
 
-    Raises:
-        poptorch.Error: sizes by type; graphs of several types are not supported.
+    Source: PopTorch user guide, "PopTorch ops".
     """
 
     def __init__(
@@ -43,110 +45,114 @@ class FixedSizeCollater:
         follow_batch: Sequence[str] | None = None,
         exclude_keys: Sequence[str] | None = None,
     ) -> None:
-        if fixed_size_options.is_hetero():
-            raise Error(
-                "Graphs with several types of nodes are not supported",
-                fix="torch_geometric's to_homogeneous() makes one type of them",
-            )
-        self._sizes = fixed_size_options
-        self._masks = add_masks_to_batch
-        self._trim_nodes, self._trim_edges = trim_nodes, trim_edges
-        self._follow = list(follow_batch or [])
-        self._exclude = list(exclude_keys or [])
+        self.fixed_size_options = fixed_size_options
+        self.add_masks_to_batch = add_masks_to_batch
+        self.trim_nodes, self.trim_edges = trim_nodes, trim_edges
+        self.follow_batch = list(follow_batch or [])
+        self.exclude_keys = list(exclude_keys or [])
         self._unchecked = bool(fixed_size_options.pad_graph_defaults)
 
-    def __call__(self, samples: Sequence[Data]) -> Batch:
-        """Return a batch.
+    def __call__(self, samples: list[Any]) -> Batch:
+        """Return a batch of G graphs, n nodes and e edges, of every type.
+
+        Args:
+            samples: a list of graphs of one class; neither it nor they are changed.
 
         Raises:
-            RuntimeError: too many graphs, nodes or edges; or no graph is left for padding.
-            AssertionError: labels ``y`` that are neither of nodes nor of graphs.
+            TypeError: no list.
+            RuntimeError: too many graphs, nodes or edges; or no graph or node is left for padding.
+            AssertionError: graphs of different classes, labels ``y`` that are neither of nodes nor
+                of graphs, or a type that the sizes do not name.
+            KeyError: a graph lacks an attribute.
+            poptorch.Error: no graphs, or an edge that joins a node that there is not.
         """
-        graphs, sizes = list(samples), self._sizes
-        if len(graphs) > sizes.num_graphs:
-            raise RuntimeError(f"{len(graphs)} graphs do not fit into {sizes.num_graphs}")
+        return self.collate(samples, {})
+
+    def collate(self, samples: list[Any], protected: Mapping[Any, int]) -> Batch:
+        """Return a batch in which the first nodes of the first sample are all left.
+
+        Args:
+            protected: how many nodes trimming must leave alone, by type.
+        """
+        _check(samples)
+        sizes = suited(self.fixed_size_options, samples[0])
+        if len(samples) > sizes.num_graphs:
+            raise StateError(
+                "The fixed sizes don't allocate enough space for the number of graphs",
+                got=f"{len(samples)} samples + 1 padding graph, where {sizes.num_graphs} fit",
+                fix="allow more: FixedSizeOptions(num_graphs=...), which counts the padding graph",
+            )
+        nodes, edges = _by_type(sizes.num_nodes), _by_type(sizes.num_edges)
+        _check_types(samples, nodes, edges)
+        levels = _graphs.Levels.of(samples, self.exclude_keys)
+        graphs = self._trimmed(samples, levels, nodes, edges, protected)
+        missing_nodes = _padding.missing("nodes", nodes, graphs)
+        missing_edges = _padding.missing("edges", edges, graphs)
         spare = sizes.num_graphs - len(graphs)
-        if self._trim_nodes:
-            graphs = _with_fewer_nodes(graphs, sizes.total_num_nodes - min(spare, 1))
-        if self._trim_edges:
-            graphs = _with_fewer_edges(graphs, sizes.total_num_edges)
-        nodes = _missing("nodes", sizes.total_num_nodes, sum(g.num_nodes for g in graphs))
-        edges = _missing("edges", sizes.total_num_edges, sum(g.num_edges for g in graphs))
-        padding = self._padding(graphs, spare, nodes, edges)
-        batch = Batch.from_data_list(
-            [*graphs, *padding], follow_batch=self._follow, exclude_keys=self._exclude
+        if not spare and (any(missing_nodes.values()) or any(missing_edges.values())):
+            raise StateError(
+                "The collater cannot create additional graphs to pad nodes and edges",
+                got=f"{len(graphs)} samples fill all {sizes.num_graphs} places; nodes "
+                f"{missing_nodes} and edges {missing_edges} are missing",
+                fix="leave one place for padding: FixedSizeOptions(num_graphs=samples + 1)",
+            )
+        if self._unchecked:
+            self._say_unknown(graphs[0])
+        padding = _padding.padding_graphs(
+            graphs[0], sizes, levels, missing_nodes, missing_edges, spare
         )
-        if self._masks:
-            batch.graphs_mask = _first(len(graphs), sizes.num_graphs)
-            batch.nodes_mask = _first(sizes.total_num_nodes - nodes, sizes.total_num_nodes)
-            batch.edges_mask = _first(sizes.total_num_edges - edges, sizes.total_num_edges)
+        batch = Batch.from_data_list(
+            [*graphs, *padding], follow_batch=self.follow_batch, exclude_keys=self.exclude_keys
+        )
+        if self.add_masks_to_batch:
+            _add_masks(batch, len(graphs), sizes.num_graphs, (nodes, missing_nodes),
+                       (edges, missing_edges))  # fmt: skip
         return batch
 
-    def _padding(self, graphs: list[Data], spare: int, nodes: int, edges: int) -> list[Data]:
-        if not spare:
-            if nodes or edges:
-                raise RuntimeError(f"{nodes} nodes and {edges} edges of padding need a graph")
-            return []
-        if edges and not nodes:
-            raise RuntimeError(f"{edges} edges of padding need a node of padding")
-        of_nodes = _shares(nodes, spare)
-        with_nodes = sum(1 for share in of_nodes if share)
-        of_edges = _shares(edges, with_nodes) if with_nodes else []
-        of_edges += [0] * (spare - len(of_edges))
-        model = max(graphs, key=lambda graph: graph.num_nodes)
-        if self._unchecked:
-            self._say_unknown(model)
-        y_of_nodes = _labels_are_of_nodes(graphs)
-        return [
-            self._graph(model, y_of_nodes, *counts)
-            for counts in zip(of_nodes, of_edges, strict=True)
-        ]
+    def _trimmed(
+        self,
+        samples: list[Any],
+        levels: _graphs.Levels,
+        nodes: Mapping[Any, int],
+        edges: Mapping[Any, int],
+        protected: Mapping[Any, int],
+    ) -> list[Any]:
+        """Return the samples, or what is left of them."""
+        if not (self.trim_nodes or self.trim_edges):
+            return list(samples)
+        trimmer = Trimmer(samples, nodes, edges, protected)
+        if self.trim_nodes:
+            trimmer.trim_nodes(edges_too=self.trim_edges)
+        if self.trim_edges:
+            trimmer.trim_edges()
+        return trimmer.samples(levels)
 
-    def _say_unknown(self, model: Data) -> None:
+    def _say_unknown(self, model: Any) -> None:
         """Warn once of defaults for attributes that no graph has."""
         self._unchecked = False
-        known = [*model.to_dict(), *self._exclude]
-        unknown = [key for key in self._sizes.pad_graph_defaults or {} if key not in known]
+        known = [*model.keys(), *self.exclude_keys]
+        defaults = self.fixed_size_options.pad_graph_defaults or {}
+        unknown = [key for key in defaults if key not in known]
         if unknown:
             log.python.warning(
                 "pad_graph_defaults names attributes that the graphs do not have: %s; they have %s",
                 ", ".join(map(str, unknown)),
-                ", ".join(known),
+                ", ".join(map(str, known)),
             )
-
-    def _graph(self, model: Data, y_of_nodes: bool, nodes: int, edges: int) -> Data:
-        """One graph of padding, with every attribute that a real one has."""
-        graph, sizes = Data(), self._sizes
-        defaults: dict[str, Any] = sizes.pad_graph_defaults or {}
-        for key, value in model.to_dict().items():
-            if key in self._exclude:
-                continue
-            if key == "edge_index":
-                graph[key] = value.new_zeros(2, edges)  # from the first node to itself
-            elif key == "num_nodes":
-                graph.num_nodes = nodes
-            elif not torch.is_tensor(value):
-                graph[key] = defaults.get(key, type(value)(sizes.graph_pad_value))
-            elif y_of_nodes if key == "y" else model.is_node_attr(key):
-                graph[key] = _full(value, nodes, defaults.get(key, sizes.node_pad_value))
-            elif key != "y" and model.is_edge_attr(key):
-                graph[key] = _full(value, edges, defaults.get(key, sizes.edge_pad_value))
-            else:
-                fill = defaults.get(key, sizes.graph_pad_value)
-                graph[key] = torch.zeros_like(value) + torch.as_tensor(fill).to(value.dtype)
-        return graph
 
 
 class CombinedBatchingCollater:
     """Collates each micro-batch of a combined batch, and joins them along dimension 0.
 
     Args:
-        mini_batch_size: samples of one micro-batch.
-        collater: makes a batch of them.
+        collater: makes a batch of the samples of one micro-batch.
+        mini_batch_size: how many samples these are; by default all.
     """
 
-    def __init__(self, mini_batch_size: int, collater: Callable[[Sequence[Any]], Any]) -> None:
-        self._size, self._collater = mini_batch_size, collater
+    def __init__(
+        self, collater: Callable[[list[Any]], Any], mini_batch_size: int | None = None
+    ) -> None:
+        self.collater, self.mini_batch_size = collater, mini_batch_size
 
     def __call__(self, samples: Sequence[Any]) -> Any:
         """Return the combined batch.
@@ -154,76 +160,99 @@ class CombinedBatchingCollater:
         Raises:
             AssertionError: samples that do not divide into micro-batches.
         """
-        assert len(samples) % self._size == 0, (
-            f"Invalid batch size: {len(samples)} samples are no multiple of {self._size}"
+        size = self.mini_batch_size or len(samples)
+        if len(samples) % size:
+            raise AssertionFailure(
+                "Invalid batch size",
+                got=f"{len(samples)} samples; a micro-batch has {size}",
+                fix="leave the rest out: drop_last=True",
+            )
+        return self._joined(list(samples), size)
+
+    def _joined(self, samples: list[Any], size: int) -> Any:
+        parts = [samples[at : at + size] for at in range(0, len(samples), size)]
+        return join([as_micro_batch(self.collater(part)) for part in parts])
+
+
+class FillingCollater(CombinedBatchingCollater):
+    """The same, but the last micro-batch may have fewer samples: it gets more padding."""
+
+    def __call__(self, samples: Sequence[Any]) -> Any:
+        """Return the combined batch."""
+        return self._joined(list(samples), self.mini_batch_size or len(samples))
+
+
+def _by_type(sizes: Any) -> dict[Any, int]:
+    return dict(sizes) if isinstance(sizes, Mapping) else {None: sizes}
+
+
+def _check(samples: Any) -> None:
+    if not isinstance(samples, list):
+        raise InvalidType(f"Expected list, got {type(samples).__name__}",
+                          fix="pass a list of graphs")  # fmt: skip
+    if not samples:
+        raise Error("There is no graph to make a batch of", got="an empty list",
+                    fix="pass at least one graph; padding is made in its likeness")  # fmt: skip
+    kinds = {type(sample) for sample in samples}
+    if len(kinds) > 1:
+        raise AssertionFailure(
+            "The graphs of a batch must be of one class",
+            got=", ".join(sorted(kind.__name__ for kind in kinds)),
         )
-        parts = [samples[at : at + self._size] for at in range(0, len(samples), self._size)]
-        return join([self._collater(part) for part in parts])
+    for at, sample in enumerate(samples):
+        counts = _graphs.node_counts(sample)
+        for kind, store in _graphs.edge_stores(sample).items():
+            if "edge_index" in store and store["edge_index"].numel():
+                _check_edges(at, kind, store["edge_index"], counts)
 
 
-def _missing(what: str, wanted: int, present: int) -> int:
-    if present > wanted:
-        raise RuntimeError(f"{present} {what} do not fit into {wanted}")
-    return wanted - present
+def _check_edges(at: int, kind: Any, edge_index: torch.Tensor, counts: Mapping[Any, int]) -> None:
+    """Refuse edges of nodes that there are not.
+
+    Raises:
+        poptorch.Error: there is one; in a batch it would join nodes of other graphs.
+    """
+    for row, end in zip(edge_index, _graphs.ends(kind), strict=True):
+        least, most = (int(bound) for bound in torch.aminmax(row))
+        if least < 0 or most >= counts.get(end, 0):
+            name = "" if kind is None else f" of type {kind!r}"
+            raise Error(
+                "An edge joins a node that the graph does not have",
+                got=f"graph {at}: edge_index{name} has numbers from {least} to {most}, "
+                f"the graph {counts.get(end, 0)} nodes",
+                fix=(
+                    "number the nodes of each graph from 0",
+                    "set num_nodes, where nodes without attributes are meant",
+                ),
+            )
 
 
-def _shares(total: int, parts: int) -> list[int]:
-    """Divide a number evenly; what is left over goes to the first."""
-    return [total // parts + (at < total % parts) for at in range(parts)]
+def _check_types(samples: list[Any], nodes: Mapping[Any, int], edges: Mapping[Any, int]) -> None:
+    for sample in samples:
+        for what, kinds, sizes in (
+            ("Node", _graphs.node_stores(sample), nodes),
+            ("Edge", _graphs.edge_stores(sample), edges),
+        ):
+            for kind in kinds:
+                if kind not in sizes:
+                    raise AssertionFailure(
+                        f"{what} type {kind!r} exists in the data but not in the fixed size "
+                        "options",
+                        got=f"sizes for {list(sizes)}",
+                        fix="add its size to FixedSizeOptions, or give one number for all types",
+                    )
 
 
-def _first(count: int, length: int) -> torch.Tensor:
-    return torch.arange(length) < count
-
-
-def _full(like: torch.Tensor, rows: int, value: Any) -> torch.Tensor:
-    shape = (rows, *like.shape[1:])
-    return torch.as_tensor(value).to(like.dtype).expand(shape).clone()
-
-
-def _labels_are_of_nodes(graphs: Sequence[Data]) -> bool:
-    labels = [graph.y for graph in graphs if torch.is_tensor(graph.get("y", None))]
-    if not labels:
-        return False
-    rows = [label.shape[0] if label.dim() else 1 for label in labels]
-    of_nodes = rows == [graph.num_nodes for graph in graphs]
-    of_graphs = set(rows) == {1}
-    assert of_nodes or of_graphs, (
-        f"Labels y must have as many rows as nodes, or one for each graph, not {rows}"
-    )
-    return not of_graphs
-
-
-def _with_fewer_nodes(graphs: list[Data], most: int) -> list[Data]:
-    counts = [graph.num_nodes for graph in graphs]
-    excess = sum(counts) - most
-    if excess <= 0:
-        return graphs
-    removed = _drawn([count - 1 for count in counts], excess, "nodes")
-    kept = (
-        torch.randperm(count)[: count - less].sort().values
-        for count, less in zip(counts, removed, strict=True)
-    )
-    return [graph.subgraph(nodes) for graph, nodes in zip(graphs, kept, strict=True)]
-
-
-def _with_fewer_edges(graphs: list[Data], most: int) -> list[Data]:
-    counts = [graph.num_edges for graph in graphs]
-    excess = sum(counts) - most
-    if excess <= 0:
-        return graphs
-    kept = []
-    for graph, less in zip(graphs, _drawn(counts, excess, "edges"), strict=True):
-        edges = torch.randperm(graph.num_edges)[: graph.num_edges - less].sort().values
-        kept.append(graph.edge_subgraph(edges))
-    return kept
-
-
-def _drawn(available: Sequence[int], count: int, what: str) -> list[int]:
-    """Draw things to remove from several heaps; return how many from each."""
-    if count > sum(available):
-        raise RuntimeError(f"{count} {what} are too many, and only {sum(available)} can go")
-    heaps = torch.repeat_interleave(torch.tensor(available))
-    chosen = heaps[torch.randperm(len(heaps))[:count]]
-    counts: list[int] = torch.bincount(chosen, minlength=len(available)).tolist()
-    return counts
+def _add_masks(
+    batch: Any,
+    samples: int,
+    graphs: int,
+    nodes: tuple[Mapping[Any, int], Mapping[Any, int]],
+    edges: tuple[Mapping[Any, int], Mapping[Any, int]],
+) -> None:
+    """Mark what is real; nodes and edges are how many there are and how many are padding."""
+    batch.graphs_mask = torch.arange(graphs) < samples
+    for name, (sizes, missing) in (("nodes_mask", nodes), ("edges_mask", edges)):
+        for kind, size in sizes.items():
+            mask = torch.arange(size) < size - missing[kind]
+            _graphs.set_attribute(batch, kind, name, mask)

@@ -2,45 +2,56 @@
 
 from __future__ import annotations
 
-import enum
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
+from torch_geometric.data import HeteroData
+from tqdm import tqdm
+
+from poptorch._base.errors import Error, InvalidValue
+
+from . import _graphs
+
 Sizes = int | dict[Any, int]
+MANY = 10_000  # samples, from which on looking at them is shown
 
 
-class FixedSizeStrategy(enum.IntEnum):
-    """How samples become batches."""
+def validate_num_graphs(num_graphs: int) -> None:
+    """Check a number of graphs.
 
-    PadToMax = 0
-    StreamPack = 1
-
-
-class OverSizeStrategy(enum.IntEnum):
-    """What becomes of samples that are too large for a batch."""
-
-    Error = 0
-    Skip = 1
-    TrimNodes = 2
-    TrimEdges = 3
-    TrimNodesAndEdges = 4
+    Raises:
+        ValueError: fewer than 2; one place is for padding.
+    """
+    if num_graphs < 2:
+        raise InvalidValue(
+            "The number of graphs in a batch must be at least 2",
+            got=f"{num_graphs}; one place is for the graph that holds the padding",
+            fix="count the padding graph: num_graphs = samples + 1",
+        )
 
 
 @dataclass
 class FixedSizeOptions:
-    """The sizes of every batch, padding included, and what it is padded with.
+    """The sizes of every micro-batch, padding included, and what it is padded with.
+
+    All attributes may be changed later; loaders and collaters read them when they work.
 
     Args:
-        num_nodes: in one batch; by node type for heterogeneous graphs.
-        num_edges: default ``n * (n - 1)`` for n nodes; by edge type.
+        num_nodes: in one micro-batch; by node type for heterogeneous graphs.
+        num_edges: by edge type for heterogeneous graphs. Default, and for 0: ``n * (n - 1)`` for
+            n nodes of all types.
         num_graphs: at least 2: one is for padding.
-        node_pad_value, edge_pad_value, graph_pad_value: default 0.
-        pad_graph_defaults: values by attribute, instead of these.
+        node_pad_value, edge_pad_value, graph_pad_value: what tensors of nodes, edges and graphs
+            are filled with, cast to their dtype; default 0.0.
+        pad_graph_defaults: attribute to value, for what padding graphs hold instead of a copy of
+            the first sample's value (what is no tensor) or of the fill value (tensors).
 
     Raises:
         ValueError: fewer than 2 graphs.
+
+    Source: PopTorch user guide, "PopTorch ops".
     """
 
     num_nodes: Sizes
@@ -49,18 +60,15 @@ class FixedSizeOptions:
     node_pad_value: float | None = None
     edge_pad_value: float | None = None
     graph_pad_value: float | None = None
-    pad_graph_defaults: dict[str, Any] | None = field(default=None)
+    pad_graph_defaults: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        if self.num_graphs < 2:
-            raise ValueError(
-                f"num_graphs must be at least 2, one of them for padding, not {self.num_graphs}"
-            )
-        if self.num_edges is None:
+        validate_num_graphs(self.num_graphs)
+        if not self.num_edges:
             self.num_edges = self.total_num_nodes * (self.total_num_nodes - 1)
-        self.node_pad_value = 0.0 if self.node_pad_value is None else self.node_pad_value
-        self.edge_pad_value = 0.0 if self.edge_pad_value is None else self.edge_pad_value
-        self.graph_pad_value = 0.0 if self.graph_pad_value is None else self.graph_pad_value
+        self.node_pad_value = float(self.node_pad_value or 0)
+        self.edge_pad_value = float(self.edge_pad_value or 0)
+        self.graph_pad_value = float(self.graph_pad_value or 0)
         self.pad_graph_defaults = self.pad_graph_defaults or {}
 
     @property
@@ -71,20 +79,18 @@ class FixedSizeOptions:
     @property
     def total_num_edges(self) -> int:
         """Edges of all types."""
-        assert self.num_edges is not None
-        return _total(self.num_edges)
+        return _total(self.num_edges or 0)
 
     def is_hetero(self) -> bool:
-        """Tell whether sizes are given by type."""
-        return isinstance(self.num_nodes, dict) or isinstance(self.num_edges, dict)
+        """Tell whether nodes and edges are given by type."""
+        return isinstance(self.num_nodes, dict) and isinstance(self.num_edges, dict)
 
     def to_hetero(self, node_types: Sequence[Any], edge_types: Sequence[Any]) -> Self:
-        """Give every type the sizes that there are; changes these options and returns them."""
+        """Give every type the number that there is; changes these options and returns them."""
         if not isinstance(self.num_nodes, dict):
             self.num_nodes = dict.fromkeys(node_types, self.num_nodes)
         if not isinstance(self.num_edges, dict):
-            assert self.num_edges is not None
-            self.num_edges = dict.fromkeys(edge_types, self.num_edges)
+            self.num_edges = dict.fromkeys(edge_types, self.num_edges or 0)
         return self
 
     @classmethod
@@ -98,41 +104,75 @@ class FixedSizeOptions:
         """Choose sizes that any ``batch_size - 1`` samples and a padding graph fit into.
 
         Args:
-            dataset: of single graphs.
-            batch_size: graphs in a batch, the padding graph included.
+            dataset: of single graphs, with a length.
+            batch_size: graphs in a micro-batch, the padding graph included.
             sample_limit: look at so many samples only.
-            progress_bar: taken for compatibility; looking takes no time worth showing.
+            progress_bar: show one; by default from 10,000 samples on.
+
+        Raises:
+            ValueError: ``batch_size`` is below 2.
         """
-        samples = [dataset[at] for at in range(len(dataset))[:sample_limit]]
-        nodes, edges = _largest(samples)
+        validate_num_graphs(batch_size)
+        places = range(len(dataset))[:sample_limit]
+        shown = len(places) >= MANY if progress_bar is None else progress_bar
+        samples = (dataset[at] for at in tqdm(places, disable=not shown))
+        nodes, edges, _ = _largest(samples, "data set")
         real = batch_size - 1
-        return cls(nodes * real + 1, edges * real + 1, num_graphs=batch_size)
+        return cls(
+            _each(nodes, lambda n: n * real + 1), _each(edges, lambda e: e * real + 1), batch_size
+        )
 
     @classmethod
     def from_loader(cls, loader: Iterable[Any], sample_limit: int = 1000) -> Self:
         """Choose sizes that the batches of a loader and a padding graph fit into.
 
         Args:
-            loader: is iterated again if it has fewer batches than ``sample_limit``.
+            loader: of graphs or batches; is iterated again until the limit is reached.
+            sample_limit: look at so many batches.
         """
-        batches = list(itertools.islice(_again_and_again(loader), sample_limit))
-        nodes, edges = _largest(batches)
-        graphs = max(getattr(batch, "num_graphs", 1) for batch in batches)
-        return cls(nodes + 1, edges + 1, num_graphs=graphs + 1)
+        batches = itertools.islice(_again_and_again(loader), sample_limit)
+        nodes, edges, graphs = _largest(batches, "loader")
+        return cls(_each(nodes, lambda n: n + 1), _each(edges, lambda e: e + 1), graphs + 1)
 
 
 def _total(sizes: Sizes) -> int:
     return sum(sizes.values()) if isinstance(sizes, Mapping) else sizes
 
 
-def _largest(graphs: Sequence[Any]) -> tuple[int, int]:
-    return max(g.num_nodes for g in graphs), max(g.num_edges for g in graphs)
+def _each(sizes: dict[Any, int], change: Any) -> Sizes:
+    """Change every size; what has one type without a name is a number."""
+    changed: dict[Any, Any] = {kind: change(size) for kind, size in sizes.items()}
+    return changed[None] if list(changed) == [None] else changed
 
 
-def _again_and_again(loader: Iterable[Any]) -> Iterable[Any]:
+def _largest(samples: Iterable[Any], what: str) -> tuple[dict[Any, int], dict[Any, int], int]:
+    """Return the largest numbers of nodes and edges by type, and of graphs."""
+    nodes: dict[Any, int] = {}
+    edges: dict[Any, int] = {}
+    graphs = 0
+    for sample in samples:
+        for kind, count in _graphs.node_counts(sample).items():
+            nodes[kind] = max(nodes.get(kind, 0), count)
+        for kind, count in _graphs.edge_counts(sample).items():
+            edges[kind] = max(edges.get(kind, 0), count)
+        graphs = max(graphs, getattr(sample, "num_graphs", 1))
+    if not graphs:
+        raise Error(f"The {what} is empty", got="no graph to take sizes from",
+                    fix="give the sizes: FixedSizeOptions(num_nodes, num_edges)")  # fmt: skip
+    return nodes, edges, graphs
+
+
+def _again_and_again(loader: Iterable[Any]) -> Iterator[Any]:
     while True:
         before = None
         for before in loader:
             yield before
         if before is None:
             return
+
+
+def suited(sizes: FixedSizeOptions, sample: Any) -> FixedSizeOptions:
+    """Return the sizes, converted in place if the sample has types and they have not."""
+    if isinstance(sample, HeteroData) and not sizes.is_hetero():
+        sizes.to_hetero(sample.node_types, sample.edge_types)
+    return sizes

@@ -2,81 +2,166 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch.utils.data
 
+from poptorch._base.errors import Error, InvalidValue, StateError
+
+from . import _graphs
+
+Limit = int | Mapping[Any, int]
+
 
 class StreamPackingSampler(torch.utils.data.Sampler[list[int]]):
-    """Yields the indices of one batch after another, filling each greedily.
+    """Yields the indices of one micro-batch after another, filling each greedily.
 
-    A sample joins a batch while graphs, nodes and edges fit and enough nodes and edges are left
-    for the graphs that may still come.
+    A sample joins a micro-batch while graphs, nodes and edges fit and enough nodes and edges are
+    left for the graphs that may still come, so that every padding graph can have some. The order
+    is kept. All arguments can be read as attributes.
 
     Args:
         data_source: a data set of graphs.
-        max_num_graphs: in one batch.
-        max_num_nodes, max_num_edges: in one batch; None for any number.
-        base_sampler: the order of the samples; by default as they are.
-        allow_skip_data: leave out samples that are too large for a batch.
+        max_num_graphs: in one micro-batch.
+        max_num_nodes, max_num_edges: in one micro-batch, of all types, or by type; default: of
+            the largest sample, times ``max_num_graphs``.
+        base_sampler: the order of the samples, with a length; by default as they are.
+        allow_skip_data: leave out samples that are too large for a micro-batch.
 
     Raises:
-        ValueError: fewer nodes or edges than graphs.
+        ValueError: no or less than one graph, fewer nodes or edges than graphs, or a
+            ``base_sampler`` without samples.
+
+    Source: PopTorch user guide, "PopTorch ops".
     """
+
+    reads_to_count = True  # a loader need not ask for the length just to tell about a remainder
 
     def __init__(
         self,
         data_source: Any,
         max_num_graphs: int,
-        max_num_nodes: int | None = None,
-        max_num_edges: int | None = None,
+        max_num_nodes: Limit | None = None,
+        max_num_edges: Limit | None = None,
         base_sampler: Any = None,
         allow_skip_data: bool = False,
     ) -> None:
+        if max_num_graphs is None or max_num_graphs < 1:
+            raise InvalidValue("max_num_graphs must be at least 1", got=repr(max_num_graphs))
+        self.data_source, self.max_num_graphs = data_source, max_num_graphs
+        if base_sampler is None:
+            base_sampler = torch.utils.data.SequentialSampler(data_source)
+        if len(base_sampler) == 0:
+            raise InvalidValue("base_sampler has no samples", got=repr(base_sampler))
+        self.base_sampler = base_sampler
+        if max_num_nodes is None:
+            max_num_nodes = max_num_graphs * max(
+                sum(_graphs.node_counts(data_source[at]).values()) for at in range(len(data_source))
+            )
+        if max_num_edges is None:
+            max_num_edges = max_num_graphs * max(
+                sum(_graphs.edge_counts(data_source[at]).values()) for at in range(len(data_source))
+            )
         for what, limit in (("nodes", max_num_nodes), ("edges", max_num_edges)):
-            if limit is not None and limit < max_num_graphs:
-                raise ValueError(f"{limit} {what} are fewer than {max_num_graphs} graphs")
-        self._source, self._graphs = data_source, max_num_graphs
-        self._nodes = math.inf if max_num_nodes is None else max_num_nodes
-        self._edges = math.inf if max_num_edges is None else max_num_edges
-        self._base = base_sampler or torch.utils.data.SequentialSampler(data_source)
-        self._skips = allow_skip_data
+            if _total(limit) < max_num_graphs:
+                raise InvalidValue(
+                    f"max_num_{what} must not be below max_num_graphs",
+                    got=f"{limit} {what} for {max_num_graphs} graphs",
+                    fix="every graph of a micro-batch, padding too, can have one",
+                )
+        self.max_num_nodes, self.max_num_edges = max_num_nodes, max_num_edges
+        self.allow_skip_data = allow_skip_data
         self._length: int | None = None
 
     def __iter__(self) -> Iterator[list[int]]:
-        batch: list[int] = []
-        nodes = edges = 0
-        for index in self._base:
-            graph = self._source[index]
-            if not self._fits(1, graph.num_nodes, graph.num_edges):
-                if self._skips:
-                    continue
-                raise RuntimeError(
-                    f"Sample {index} with {graph.num_nodes} nodes and {graph.num_edges} edges is "
-                    f"too large for a batch of {self._nodes} and {self._edges}"
-                )
-            if not self._fits(len(batch) + 1, nodes + graph.num_nodes, edges + graph.num_edges):
-                yield batch
-                batch, nodes, edges = [], 0, 0
-            batch.append(index)
-            nodes, edges = nodes + graph.num_nodes, edges + graph.num_edges
-        if batch:
-            yield batch
+        pack: list[int] = []
+        taken = _Counts({}, {})
+        for index in self.base_sampler:
+            sample = self.data_source[index]
+            counts = _Counts(_graphs.node_counts(sample), _graphs.edge_counts(sample))
+            if not self._fits(1, counts):
+                yield from self._oversized(index, counts)
+                continue
+            if not self._fits(len(pack) + 1, taken.plus(counts)):
+                yield pack
+                pack, taken = [], _Counts({}, {})
+            pack.append(index)
+            taken = taken.plus(counts)
+        if pack:
+            yield pack
 
-    def _fits(self, graphs: int, nodes: int, edges: int) -> bool:
-        left = self._graphs - graphs
-        return left >= 0 and min(self._nodes - nodes, self._edges - edges) >= left
+    def _oversized(self, index: int, counts: _Counts) -> Iterator[list[int]]:
+        """Yield what becomes of a sample that is too large alone."""
+        if self.allow_skip_data:
+            return
+        yield from ()
+        raise StateError(
+            "The limits are too small to fit in the single sample",
+            got=f"sample {index} has nodes {counts.nodes} and edges {counts.edges}; a micro-batch "
+            f"holds {self.max_num_nodes} and {self.max_num_edges}, of which "
+            f"{self.max_num_graphs - 1} must be left for other graphs",
+            fix=(
+                "allow more nodes and edges, or fewer graphs",
+                "leave such samples out: allow_skip_data=True, or OverSizeStrategy.Skip",
+            ),
+        )
+
+    def _fits(self, graphs: int, counts: _Counts) -> bool:
+        left = self.max_num_graphs - graphs
+        return left >= 0 and all(
+            _room(limit, taken) >= left
+            for limit, taken in (
+                (self.max_num_nodes, counts.nodes),
+                (self.max_num_edges, counts.edges),
+            )
+        )
 
     def __len__(self) -> int:
-        """How many batches one iteration has.
+        """How many micro-batches one iteration has.
 
         Raises:
             NotImplementedError: the order is random, and the number with it.
         """
-        if isinstance(self._base, torch.utils.data.RandomSampler):
-            raise NotImplementedError("the number of batches depends on a random order")
+        if isinstance(self.base_sampler, torch.utils.data.RandomSampler):
+            raise NotImplementedError("the number of micro-batches depends on a random order")
         if self._length is None:
             self._length = sum(1 for _ in self)
         return self._length
+
+
+class TrimmedPackingSampler(StreamPackingSampler):
+    """The same, but samples that are too large make micro-batches of their own, to be trimmed."""
+
+    def _oversized(self, index: int, counts: _Counts) -> Iterator[list[int]]:
+        yield [index]
+
+
+class _Counts:
+    """Nodes and edges by type."""
+
+    def __init__(self, nodes: Mapping[Any, int], edges: Mapping[Any, int]) -> None:
+        self.nodes, self.edges = nodes, edges
+
+    def plus(self, other: _Counts) -> _Counts:
+        return _Counts(_sum(self.nodes, other.nodes), _sum(self.edges, other.edges))
+
+
+def _sum(first: Mapping[Any, int], second: Mapping[Any, int]) -> dict[Any, int]:
+    kinds: Iterable[Any] = {**first, **second}
+    return {kind: first.get(kind, 0) + second.get(kind, 0) for kind in kinds}
+
+
+def _total(limit: Limit) -> int:
+    return sum(limit.values()) if isinstance(limit, Mapping) else limit
+
+
+def _room(limit: Limit, taken: Mapping[Any, int]) -> int:
+    """How many more fit, of all types; below zero where one type has too many."""
+    if isinstance(limit, Mapping):
+        for kind, count in taken.items():
+            if kind not in limit:
+                raise Error(f"There is no limit for type {kind!r}", got=f"limits for {list(limit)}")
+            if count > limit[kind]:
+                return -1
+    return _total(limit) - sum(taken.values())

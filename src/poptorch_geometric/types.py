@@ -3,37 +3,75 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.data.data import BaseData
 
+from poptorch._base.errors import InvalidValue
 from poptorch.argparsers import ICustomArgParser, registerCustomArgParser
+
+from . import _graphs
+from ._combining import join_others
+from ._seeds import SeedBatch
+from .common import DataBatch, HeteroDataBatch
 
 
 class PyGArgsParser(ICustomArgParser):
-    """Takes the tensors out of a graph or a batch of graphs, and puts others in."""
+    """Takes the tensors out of a graph or a batch of graphs, and puts others in.
 
-    @staticmethod
-    def _keys(data: Any) -> list[str]:
-        return sorted(key for key, value in data.to_dict().items() if torch.is_tensor(value))
+    Of ``Data`` they come sorted by name; of ``HeteroData`` in the order of insertion: the graph's
+    own, then those of nodes, then those of edges.
+    """
 
     def yieldTensors(self, struct: Any) -> Iterator[torch.Tensor]:
-        """Yield the tensors in the order of their names."""
-        for key in self._keys(struct):
-            yield struct[key]
+        """Yield the tensors.
+
+        Raises:
+            ValueError: data of another kind, such as ``TemporalData``.
+        """
+        for store, name in _places(struct):
+            yield store[name]
 
     def reconstruct(self, original_structure: Any, tensor_iterator: Iterator[torch.Tensor]) -> Any:
         """Return a graph of the same class; everything but tensors comes from the original."""
         result = copy.copy(original_structure)
-        for key in self._keys(original_structure):
-            result[key] = next(tensor_iterator)
+        for store, name in _places(result):
+            store[name] = next(tensor_iterator)
         return result
+
+    def join(self, batches: Sequence[Any], joined: Any) -> Any:
+        """Complete what several micro-batches became, with what is no tensor.
+
+        Args:
+            batches: the micro-batches.
+            joined: made by :meth:`reconstruct` of the last one and the joined tensors.
+        """
+        return join_others(batches, joined)
+
+
+def _places(struct: Any) -> list[tuple[Any, str]]:
+    """Return store and name of every tensor, in order."""
+    if not isinstance(struct, (Data, HeteroData)):
+        raise InvalidValue(
+            "Unsupported data type",
+            got=f"{type(struct).__module__}.{type(struct).__qualname__}",
+            fix="pass its tensors, or a torch_geometric.data.Data made of them",
+        )
+    places = [
+        (store, name)
+        for store in _graphs.stores(struct).values()
+        for name, value in store.items()
+        if isinstance(value, torch.Tensor)
+    ]
+    return places if isinstance(struct, HeteroData) else sorted(places, key=lambda place: place[1])
 
 
 def registerCustomArgParsers() -> None:
-    """Let wrapped models and loaders take ``Data`` and ``Batch``."""
+    """Let wrapped models and loaders take graphs, and batches of them."""
     parser = PyGArgsParser()
-    for kind in (Data, Batch, type(Batch(_base_cls=Data))):
+    # In this order: unpickling the first makes the classes of batches exist.
+    for kind in (BaseData, DataBatch, HeteroDataBatch, SeedBatch):
         registerCustomArgParser(kind, parser)

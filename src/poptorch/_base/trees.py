@@ -17,6 +17,8 @@ from typing import Any, Protocol
 
 import torch
 
+from . import companions
+
 
 class Parser(Protocol):
     """What a registered type needs: its tensors in a fixed order, and the way back."""
@@ -46,7 +48,7 @@ def registered() -> dict[type, Parser]:
 
 def parser_of(value: object) -> Parser | None:
     """Return the parser of the exact type, else of the first registered base class, else None."""
-    exact = _parsers.get(type(value))
+    exact = exact_parser_of(value)
     if exact is not None or not _parsers:
         return exact
     return next((parser for kind, parser in _parsers.items() if isinstance(value, kind)), None)
@@ -54,6 +56,7 @@ def parser_of(value: object) -> Parser | None:
 
 def exact_parser_of(value: object) -> Parser | None:
     """Return the parser that was registered for exactly this type, or None."""
+    companions.bring()
     return _parsers.get(type(value))
 
 

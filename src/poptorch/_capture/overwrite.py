@@ -10,6 +10,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import ClassVar
 
+from .._base import companions
+
 Manager = Callable[[], contextlib.AbstractContextManager[object]]
 
 
@@ -28,6 +30,7 @@ class OverwriteContextManager:
     @contextlib.contextmanager
     def active(cls) -> Iterator[None]:
         """Within the block every manager is entered, in the order of registration."""
+        companions.bring()
         with contextlib.ExitStack() as stack:
             for manager in list(cls._managers):
                 stack.enter_context(manager())

@@ -40,7 +40,8 @@ def join(batches: Sequence[Any]) -> Any:
 
     Tensors are concatenated along dimension 0, lists without any tensor and tuples of texts (what
     torch's ``default_collate`` makes of them) one after another; whatever else there is comes from
-    the last batch.
+    the last batch. The parser of a registered type may complete its object with a method
+    ``join(batches, joined)``.
     """
     last = batches[-1]
     if len(batches) == 1:
@@ -50,7 +51,9 @@ def join(batches: Sequence[Any]) -> Any:
     parser = trees.parser_of(last)
     if parser is not None:
         leaves = zip(*(parser.yieldTensors(batch) for batch in batches), strict=True)
-        return parser.reconstruct(last, iter([join(group) for group in leaves]))
+        joined = parser.reconstruct(last, iter([join(group) for group in leaves]))
+        complete = getattr(parser, "join", None)
+        return joined if complete is None else complete(batches, joined)
     if isinstance(last, dict):
         joined = {key: join([batch[key] for batch in batches]) for key in last}
         return trees.dict_builder(last)(joined)

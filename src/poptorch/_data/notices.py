@@ -113,6 +113,8 @@ def _notice(loader: Any, plan: Arrangement, process: int, processes: int) -> Not
 
 
 def _length(sampler: Any) -> int | None:
+    if getattr(sampler, "reads_to_count", False):  # its length is a pass over the data set
+        return None
     try:
         return len(sampler)
     except TypeError:  # samplers need no length; torch's base class has none

@@ -1,0 +1,149 @@
+"""Graphs with types and without seen alike: stores by type, counts, levels of attributes.
+
+A homogeneous graph has one type of nodes and one of edges, both called None, and one store.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch_geometric.data import HeteroData
+
+from poptorch._base.errors import AssertionFailure, InvalidKey
+
+NODE, EDGE, GRAPH = "node", "edge", "graph"
+
+
+def is_hetero(sample: Any) -> bool:
+    """Tell whether a graph has types."""
+    return isinstance(sample, HeteroData)
+
+
+def node_stores(sample: Any) -> dict[Any, Any]:
+    """Return the stores that hold nodes, by type."""
+    if is_hetero(sample):
+        return {kind: sample[kind] for kind in sample.node_types}
+    return {None: sample.node_stores[0]}
+
+
+def edge_stores(sample: Any) -> dict[Any, Any]:
+    """Return the stores that hold edges, by type."""
+    if is_hetero(sample):
+        return {kind: sample[kind] for kind in sample.edge_types}
+    return {None: sample.edge_stores[0]}
+
+
+def ends(kind: Any) -> tuple[Any, Any]:
+    """Return the types of nodes that a type of edges leads from and to."""
+    return (kind[0], kind[-1]) if isinstance(kind, tuple) else (None, None)
+
+
+def node_counts(sample: Any) -> dict[Any, int]:
+    """Return the number of nodes of each type."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # a guess, where nothing has nodes' rows
+        return {kind: store.num_nodes or 0 for kind, store in node_stores(sample).items()}
+
+
+def edge_counts(sample: Any) -> dict[Any, int]:
+    """Return the number of edges of each type."""
+    return {kind: store.num_edges for kind, store in edge_stores(sample).items()}
+
+
+def stores(sample: Any) -> dict[Any, Any]:
+    """Return every store once, by its key: None is the graph's own."""
+    if not is_hetero(sample):
+        return {None: sample.node_stores[0]}
+    return {None: sample.stores[0], **node_stores(sample), **edge_stores(sample)}
+
+
+def set_attribute(sample: Any, key: Any, name: str, value: Any) -> None:
+    """Set an attribute of one of the stores of :func:`stores`."""
+    (sample if key is None else sample[key])[name] = value
+
+
+def rows(sample: Any, key: Any, name: str, value: torch.Tensor) -> int | None:
+    """Return how long a tensor is along the dimension that graphs are joined along."""
+    store = stores(sample)[key]
+    dim = sample.__cat_dim__(name, value, store)
+    return value.shape[dim] if isinstance(dim, int) and value.dim() else None
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Whether attributes are of nodes, of edges or of graphs, decided over all samples.
+
+    Attributes:
+        by_key: level of every tensor, by store and name.
+    """
+
+    by_key: Mapping[tuple[Any, str], str]
+
+    @staticmethod
+    def of(samples: Sequence[Any], excluded: Sequence[str]) -> Levels:
+        """Decide.
+
+        Raises:
+            KeyError: a sample lacks an attribute that the first one has.
+            AssertionError: labels ``y`` that are neither of nodes nor of graphs.
+        """
+        levels = {}
+        counts = [(node_counts(sample), edge_counts(sample)) for sample in samples]
+        each = [stores(sample) for sample in samples]
+        for key, store in each[0].items():
+            for name, value in store.items():
+                if name in excluded:
+                    continue
+                _check_present(each, key, name)
+                if not isinstance(value, torch.Tensor):
+                    continue
+                lengths = [rows(sample, key, name, stores_of[key][name])
+                           for sample, stores_of in zip(samples, each, strict=True)]  # fmt: skip
+                nodes = [n.get(key) for n, _ in counts]
+                edges = [e.get(key) for _, e in counts]
+                if name == "y" and not is_hetero(samples[0]):
+                    levels[key, name] = _labels(lengths, nodes)
+                else:
+                    levels[key, name] = _level(name, lengths, nodes, edges)
+        return Levels(levels)
+
+
+def _level(name: str, lengths: list[Any], nodes: list[Any], edges: list[Any]) -> str:
+    if None in lengths:
+        return GRAPH
+    of_nodes, of_edges = lengths == nodes, lengths == edges
+    if of_nodes and of_edges:
+        return EDGE if "edge" in name else NODE
+    if of_edges:
+        return EDGE
+    return NODE if of_nodes else GRAPH
+
+
+def _labels(lengths: list[Any], nodes: list[Any]) -> str:
+    if all(length in (None, 1) for length in lengths):
+        return GRAPH
+    if lengths == nodes:
+        return NODE
+    raise AssertionFailure(
+        "Incorrect input data: labels y are neither of nodes nor of graphs",
+        got=f"y has {lengths} rows; the graphs have {nodes} nodes",
+        fix="give y as many rows as the graph has nodes, or one row in every graph",
+    )
+
+
+def _check_present(each: Sequence[Mapping[Any, Any]], key: Any, name: str) -> None:
+    for at, sample in enumerate(each):
+        if key not in sample or name not in sample[key]:
+            owner = "" if key is None else f" of {key!r}"
+            raise InvalidKey(
+                "The graphs of a batch must have the same attributes",
+                got=f"graph {at} has no {name!r}{owner}, graph 0 has one",
+                fix=(
+                    "give every graph of the data set the attribute",
+                    f"leave it out everywhere: exclude_keys=({name!r},)",
+                ),
+            )

@@ -1,0 +1,56 @@
+"""Loader of clusters for wrapped models. Source: PopTorch user guide, "PopTorch ops"."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import poptorch.dataloader
+from poptorch.options import Options
+
+from . import pyg_cluster_loader
+from ._loading import Combining
+from .fixed_size_options import FixedSizeOptions
+from .pyg_cluster_loader import ClusterData
+from .pyg_dataloader import OverSizeStrategy
+
+__all__ = ["ClusterData", "FixedSizeClusterLoader"]
+
+
+class FixedSizeClusterLoader(
+    Combining, pyg_cluster_loader.FixedSizeClusterLoader, poptorch.dataloader.DataLoader
+):
+    """Merges clusters of a graph and pads to one size; micro-batches are joined.
+
+    Args:
+        cluster_data: torch_geometric's ``ClusterData``, or the one of this module, which needs
+            no other package.
+        fixed_size_options: the sizes, of 2 graphs.
+        batch_size: clusters of a micro-batch.
+        over_size_strategy: what to do with clusters that do not fit.
+        add_pad_masks: add masks that are True for what is real.
+        options: default ``poptorch.Options()``; frozen from now on.
+        kwargs: further arguments of ``poptorch.DataLoader``.
+
+    Raises:
+        AssertionError: sizes for other than 2 graphs, or an argument that the loader decides:
+            ``collate_fn``, ``batch_sampler``, ``shuffle``, ``exclude_keys``.
+    """
+
+    def __init__(
+        self,
+        cluster_data: Any,
+        fixed_size_options: FixedSizeOptions,
+        batch_size: int = 1,
+        over_size_strategy: OverSizeStrategy = OverSizeStrategy.TrimNodesAndEdges,
+        add_pad_masks: bool = True,
+        options: Options | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            cluster_data,
+            fixed_size_options,
+            batch_size,
+            over_size_strategy,
+            add_pad_masks,
+            **self._take(options, kwargs),
+        )

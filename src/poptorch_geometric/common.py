@@ -1,0 +1,38 @@
+"""The classes of batches that torch_geometric makes, and other things that every module needs."""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch_geometric.data import Batch, Data, HeteroData
+
+# torch_geometric derives these from Batch and from the class of the samples when first asked for.
+DataBatch: Any = type(Batch(_base_cls=Data))
+HeteroDataBatch: Any = type(Batch(_base_cls=HeteroData))
+
+
+def _batch_class(samples: type) -> Any:
+    return type(Batch(_base_cls=samples))
+
+
+# They are in no module's namespace under their own name, where pickle would look for them.
+copyreg.pickle(type(DataBatch), lambda _: (_batch_class, (Data,)))
+copyreg.pickle(type(HeteroDataBatch), lambda _: (_batch_class, (HeteroData,)))
+
+
+def call_once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls another one the first time and returns None from then on."""
+    called = False
+
+    @functools.wraps(function)
+    def once(*args: Any, **kwargs: Any) -> Any:
+        nonlocal called
+        if called:
+            return None
+        called = True
+        return function(*args, **kwargs)
+
+    return once

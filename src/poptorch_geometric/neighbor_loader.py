@@ -1,0 +1,249 @@
+"""Loaders of sampled neighbourhoods. Source: PopTorch user guide, "PopTorch ops"."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch.utils.data
+import torch_geometric.loader
+import torch_geometric.typing
+
+import poptorch.dataloader
+from poptorch.options import Options
+
+from . import _graphs, _sampling
+from ._loading import Combining
+from ._seeds import with_seeds
+from .collate import FixedSizeCollater
+from .fixed_size_options import FixedSizeOptions
+from .pyg_cluster_loader import Places, check_two_graphs
+from .pyg_dataloader import OverSizeStrategy, refuse, trimming
+
+__all__ = ["FixedSizeNeighborLoader", "PyGFixedSizeNeighborLoader"]
+
+# Of a sample's seeds, or of its hops: neither of nodes nor of edges, and never padded.
+UNPADDED = ("batch_size", "input_id", "seed_time", "num_sampled_nodes", "num_sampled_edges")
+
+
+class PyGFixedSizeNeighborLoader(torch.utils.data.DataLoader[Any]):
+    """Samples neighbourhoods of seeds and pads them to one size, on torch's own loader.
+
+    A neighbourhood is one graph, a second one is padding. The seeds are its first ``batch_size``
+    nodes (of their type), in the order of ``input_id``, and trimming leaves them. ``n_id`` and
+    ``e_id`` are padded like other attributes; ``batch_size`` and ``input_id`` are not.
+    The compiled sampler is used where torch_geometric has one, otherwise one in torch.
+
+    Args:
+        data: the whole graph, with types or without.
+        num_neighbors, input_nodes, input_time, subgraph_type, replace, directed, disjoint,
+            temporal_strategy, time_attr, transform, transform_sampler_output, is_sorted,
+            weight_attr: as for torch_geometric's ``NeighborLoader``. ``disjoint`` decides what is
+            sampled; ``batch`` numbers graphs nevertheless.
+        filter_per_worker: has no effect: sampling always ends in the worker.
+        batch_size: seeds of a micro-batch.
+        neighbor_sampler: another sampler, of torch_geometric's ``BaseSampler``.
+        over_size_strategy: what to do with neighbourhoods that do not fit.
+        fixed_size_options: the sizes, of 2 graphs; by default those of up to 1000 samples.
+        add_pad_masks: add masks that are True for what is real.
+        follow_batch, exclude_keys: as for ``Batch.from_data_list``.
+        kwargs: further arguments of torch's loader.
+
+    Raises:
+        AssertionError: sizes for other than 2 graphs, or ``collate_fn`` or ``batch_sampler``.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        num_neighbors: Any,
+        input_nodes: Any = None,
+        input_time: torch.Tensor | None = None,
+        subgraph_type: Any = "directional",
+        replace: bool = False,
+        directed: bool = True,
+        disjoint: bool = False,
+        temporal_strategy: str = "uniform",
+        time_attr: str | None = None,
+        transform: Callable[..., Any] | None = None,
+        transform_sampler_output: Callable[..., Any] | None = None,
+        is_sorted: bool = False,
+        filter_per_worker: bool = True,
+        batch_size: int = 1,
+        neighbor_sampler: Any = None,
+        over_size_strategy: OverSizeStrategy = OverSizeStrategy.TrimNodesAndEdges,
+        fixed_size_options: FixedSizeOptions | None = None,
+        add_pad_masks: bool = False,
+        follow_batch: Sequence[str] | None = None,
+        exclude_keys: Sequence[str] | None = None,
+        weight_attr: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.neighbour_loader = _sampling_loader(
+            data,
+            num_neighbors,
+            neighbor_sampler,
+            (subgraph_type if directed else "induced", replace, disjoint, temporal_strategy,
+             time_attr, weight_attr),
+            input_nodes=input_nodes,
+            input_time=input_time,
+            transform=transform,
+            transform_sampler_output=transform_sampler_output,
+            is_sorted=is_sorted,
+            batch_size=batch_size,
+        )  # fmt: skip
+        self.input_type = self.neighbour_loader.input_data.input_type
+        refuse("FixedSizeNeighborLoader", kwargs, "collate_fn", "batch_sampler")
+        self.fixed_size_options = fixed_size_options or FixedSizeOptions.from_loader(
+            self.neighbour_loader
+        )
+        check_two_graphs("FixedSizeNeighborLoader", self.fixed_size_options)
+        self.fixed_size_collater = self._create_collater(
+            fixed_size_options=self.fixed_size_options,
+            add_masks_to_batch=add_pad_masks,
+            follow_batch=follow_batch,
+            exclude_keys=exclude_keys,
+            **trimming(over_size_strategy),
+        )
+        self._padder = _Neighbourhoods(self.neighbour_loader, self.fixed_size_collater)
+        super().__init__(
+            dataset=Places(len(self.neighbour_loader.dataset)),
+            batch_size=batch_size,
+            collate_fn=self._combined(self._padder, batch_size),
+            **kwargs,
+        )
+
+    def nativeCollate(self, indices: list[int]) -> Any:
+        """Return the sampled neighbourhood of some input nodes, not padded."""
+        return self._padder.sample(indices)
+
+    def fixedSizeCollate(self, sample: Any) -> Any:
+        """Return a sampled neighbourhood padded to the fixed sizes."""
+        return self._padder.padded(sample)
+
+    def _create_collater(self, **collater_args: Any) -> Any:
+        return FixedSizeCollater(**collater_args)
+
+    def _combined(self, collater: Any, size: int | None) -> Any:
+        return collater
+
+
+class FixedSizeNeighborLoader(
+    Combining, PyGFixedSizeNeighborLoader, poptorch.dataloader.DataLoader
+):
+    """Samples neighbourhoods of seeds and pads them to one size; micro-batches are joined.
+
+    A neighbourhood is one graph, a second one is padding. The seeds are its first ``batch_size``
+    nodes (of their type), in the order of ``input_id``, and trimming leaves them. ``n_id`` and
+    ``e_id`` are padded like other attributes; ``batch_size`` and ``input_id`` are not.
+    The compiled sampler is used where torch_geometric has one, otherwise one in torch.
+
+    Args:
+        options: default ``poptorch.Options()``; frozen from now on.
+        kwargs: further arguments of ``poptorch.DataLoader``.
+
+    The other arguments are those of :class:`PyGFixedSizeNeighborLoader`, but masks are added unless
+    ``add_pad_masks`` is False.
+
+    Raises:
+        AssertionError: sizes for other than 2 graphs, or ``collate_fn`` or ``batch_sampler``.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        num_neighbors: Any,
+        input_nodes: Any = None,
+        input_time: torch.Tensor | None = None,
+        subgraph_type: Any = "directional",
+        replace: bool = False,
+        directed: bool = True,
+        disjoint: bool = False,
+        temporal_strategy: str = "uniform",
+        time_attr: str | None = None,
+        transform: Callable[..., Any] | None = None,
+        transform_sampler_output: Callable[..., Any] | None = None,
+        is_sorted: bool = False,
+        filter_per_worker: bool = True,
+        batch_size: int = 1,
+        neighbor_sampler: Any = None,
+        over_size_strategy: OverSizeStrategy = OverSizeStrategy.TrimNodesAndEdges,
+        fixed_size_options: FixedSizeOptions | None = None,
+        add_pad_masks: bool = True,
+        follow_batch: Sequence[str] | None = None,
+        exclude_keys: Sequence[str] | None = None,
+        options: Options | None = None,
+        weight_attr: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            data,
+            num_neighbors,
+            input_nodes,
+            input_time,
+            subgraph_type,
+            replace,
+            directed,
+            disjoint,
+            temporal_strategy,
+            time_attr,
+            transform,
+            transform_sampler_output,
+            is_sorted,
+            filter_per_worker,
+            batch_size,
+            neighbor_sampler,
+            over_size_strategy,
+            fixed_size_options,
+            add_pad_masks,
+            follow_batch,
+            exclude_keys,
+            weight_attr,
+            **self._take(options, kwargs),
+        )
+
+
+class _Neighbourhoods:
+    """From the numbers of input nodes to a padded batch."""
+
+    def __init__(self, loader: Any, fixed: FixedSizeCollater) -> None:
+        self.sample, self._fixed = loader.collate_fn, fixed
+        self._input_type = loader.input_data.input_type
+
+    def __call__(self, indices: list[int]) -> Any:
+        return self.padded(self.sample(indices))
+
+    def padded(self, sample: Any) -> Any:
+        sample = copy.copy(sample)
+        kept: list[tuple[Any, str, Any]] = []
+        for key, store in _graphs.stores(sample).items():
+            for name, value in list(store.items()):
+                if name in UNPADDED or value is None or name == "batch":
+                    del store[name]
+                    if name in UNPADDED and value is not None:
+                        kept.append((key, name, value))
+        seeds = next(value for _, name, value in kept if name == "batch_size")
+        batch = self._fixed.collate([sample], {self._input_type: seeds})
+        for key, name, value in kept:
+            _graphs.set_attribute(batch, key, name, value)
+        return batch if _graphs.is_hetero(batch) else with_seeds(batch)
+
+
+# How a sampler draws, in torch_geometric's words.
+HOW = (
+    "subgraph_type", "replace", "disjoint", "temporal_strategy", "time_attr", "weight_attr"
+)  # fmt: skip
+
+
+def _sampling_loader(
+    data: Any, num_neighbors: Any, sampler: Any, how: tuple[Any, ...], **others: Any
+) -> Any:
+    """Return torch_geometric's loader, with a sampler in torch where there is no compiled one."""
+    drawing = dict(zip(HOW, how, strict=True))
+    compiled = torch_geometric.typing.WITH_PYG_LIB or torch_geometric.typing.WITH_TORCH_SPARSE
+    if sampler is None and not compiled:
+        sampler = _sampling.NeighborSampler(data, num_neighbors, **drawing)
+    return torch_geometric.loader.NeighborLoader(
+        data, num_neighbors, neighbor_sampler=sampler, filter_per_worker=True, **drawing, **others
+    )

@@ -1,0 +1,198 @@
+"""Loaders of graphs on torch's own loader. Source: PopTorch user guide, "PopTorch ops"."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch.utils.data
+from torch.utils.data import RandomSampler, SequentialSampler
+
+from poptorch._base.errors import AssertionFailure, InvalidValue
+
+from .collate import FixedSizeCollater
+from .fixed_size_options import FixedSizeOptions, suited
+from .pyg_collate import Collater
+from .stream_packing_sampler import StreamPackingSampler, TrimmedPackingSampler
+
+
+class FixedSizeStrategy(enum.Enum):
+    """How samples become micro-batches: G - 1 samples each, or as many as fit."""
+
+    PadToMax = 0
+    StreamPack = 1
+
+
+class OverSizeStrategy(enum.Enum):
+    """What becomes of samples that are too large for a micro-batch.
+
+    ``Skip`` leaves out samples that are too large alone, with ``StreamPack``; elsewhere it is as
+    ``Error``. The others leave out random nodes, edges, or nodes and then edges.
+    """
+
+    Error = 0
+    Skip = 1
+    TrimNodes = 2
+    TrimEdges = 3
+    TrimNodesAndEdges = 4
+
+
+def trimming(strategy: OverSizeStrategy) -> dict[str, bool]:
+    """Return the arguments of a collater for a strategy."""
+    both = OverSizeStrategy.TrimNodesAndEdges
+    return {
+        "trim_nodes": strategy in (OverSizeStrategy.TrimNodes, both),
+        "trim_edges": strategy in (OverSizeStrategy.TrimEdges, both),
+    }
+
+
+class DataLoader(torch.utils.data.DataLoader[Any]):
+    """Batches of graphs as they are, without padding.
+
+    Args:
+        dataset: of single graphs.
+        batch_size: graphs in a micro-batch.
+        shuffle: new order at every iteration.
+        follow_batch, exclude_keys: as for ``Batch.from_data_list``.
+        kwargs: further arguments of torch's loader; a ``collate_fn`` is dropped.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int = 1,
+        shuffle: bool = False,
+        follow_batch: Sequence[str] | None = None,
+        exclude_keys: Sequence[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        kwargs.pop("collate_fn", None)
+        self.follow_batch, self.exclude_keys = follow_batch, exclude_keys
+        collater = self._create_collater(follow_batch=follow_batch, exclude_keys=exclude_keys)
+        super().__init__(
+            dataset=dataset,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            collate_fn=self._combined(collater, batch_size),
+            **kwargs,
+        )
+
+    def _create_collater(self, **collater_args: Any) -> Any:
+        return Collater(**collater_args)
+
+    def _combined(self, collater: Any, size: int | None) -> Any:
+        return collater
+
+
+class FixedSizeDataLoader(torch.utils.data.DataLoader[Any]):
+    """Batches of graphs that all have one size, the last graphs being padding.
+
+    Args:
+        dataset: of single graphs, by index.
+        batch_size: graphs in a micro-batch, the padding graph included: 4 are 3 samples.
+        shuffle: new order at every iteration.
+        fixed_size_options: the sizes; by default those that any samples fit into.
+        fixed_size_strategy: ``PadToMax`` takes ``batch_size - 1`` samples, ``StreamPack`` as many
+            as fit, at most so many.
+        over_size_strategy: what to do with samples that do not fit.
+        add_pad_masks: add masks that are True for what is real.
+        follow_batch, exclude_keys: as for ``Batch.from_data_list``.
+        kwargs: further arguments of torch's loader. A ``batch_sampler`` decides, with ``PadToMax``,
+            which samples each micro-batch has.
+
+    Raises:
+        AssertionError: ``collate_fn`` was given, or sizes for another number of graphs.
+        ValueError: a batch sampler with ``StreamPack``.
+        NotImplementedError: an unknown strategy.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int = 2,
+        shuffle: bool = False,
+        fixed_size_options: FixedSizeOptions | None = None,
+        fixed_size_strategy: FixedSizeStrategy = FixedSizeStrategy.PadToMax,
+        over_size_strategy: OverSizeStrategy = OverSizeStrategy.Error,
+        add_pad_masks: bool = True,
+        follow_batch: Sequence[str] | None = None,
+        exclude_keys: Sequence[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        refuse("FixedSizeDataLoader", kwargs, "collate_fn")
+        sizes = fixed_size_options or FixedSizeOptions.from_dataset(dataset, batch_size)
+        if sizes.num_graphs != batch_size:
+            raise AssertionFailure(
+                "batch_size and num_graphs of the fixed sizes must match",
+                got=f"batch_size={batch_size}, num_graphs={sizes.num_graphs}",
+                fix="both count the padding graph",
+            )
+        self.fixed_size_options = suited(sizes, dataset[0])
+        self.padded_batch_size = batch_size
+        collater = self._create_collater(
+            fixed_size_options=sizes,
+            add_masks_to_batch=add_pad_masks,
+            follow_batch=follow_batch,
+            exclude_keys=exclude_keys,
+            **trimming(over_size_strategy),
+        )
+        sampler = kwargs.pop("batch_sampler", None)
+        if fixed_size_strategy is FixedSizeStrategy.StreamPack:
+            if sampler is not None:
+                raise InvalidValue(
+                    "A batch_sampler is incompatible with FixedSizeStrategy.StreamPack",
+                    fix="StreamPack makes the micro-batches itself; use PadToMax, or drop it",
+                )
+            sampler = _packing(dataset, sizes, shuffle, over_size_strategy)
+        elif fixed_size_strategy is not FixedSizeStrategy.PadToMax:
+            raise NotImplementedError(f"Unknown strategy {fixed_size_strategy!r}")
+        if sampler is not None:
+            kwargs["batch_sampler"] = sampler
+            kwargs["collate_fn"] = self._combined(collater, None)
+        else:
+            kwargs |= {"batch_size": batch_size - 1, "shuffle": shuffle}
+            kwargs["collate_fn"] = self._combined(collater, batch_size - 1)
+        super().__init__(dataset=dataset, **kwargs)
+
+    def _create_collater(self, **collater_args: Any) -> Any:
+        return FixedSizeCollater(**collater_args)
+
+    def _combined(self, collater: Any, size: int | None) -> Any:
+        return collater
+
+
+def refuse(loader: str, kwargs: Mapping[str, Any], *names: str) -> None:
+    """Refuse keyword arguments that a loader decides itself.
+
+    Raises:
+        AssertionError: one of them is there.
+    """
+    for name in names:
+        if name in kwargs:
+            raise AssertionFailure(
+                f"{loader} does not support the argument {name!r}",
+                got=repr(kwargs[name]),
+                fix="leave it out: the loader decides that itself",
+            )
+
+
+def _packing(
+    dataset: Any, sizes: FixedSizeOptions, shuffle: bool, strategy: OverSizeStrategy
+) -> StreamPackingSampler:
+    """Leave one graph, and one node and edge of each type, for padding."""
+    kind = TrimmedPackingSampler if any(trimming(strategy).values()) else StreamPackingSampler
+    return kind(
+        dataset,
+        sizes.num_graphs - 1,
+        _less(sizes.num_nodes),
+        _less(sizes.num_edges),
+        base_sampler=RandomSampler(dataset) if shuffle else SequentialSampler(dataset),
+        allow_skip_data=strategy is OverSizeStrategy.Skip,
+    )
+
+
+def _less(sizes: Any) -> Any:
+    if isinstance(sizes, Mapping):
+        return {kind: size - 1 for kind, size in sizes.items()}
+    return sizes - 1

@@ -1,0 +1,339 @@
+"""Padding, trimming, masks and combined batches."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+pytest.importorskip("torch_geometric")
+
+from torch_geometric.data import Batch, Data, HeteroData
+
+import poptorch
+import poptorch_geometric as pg
+from helpers import graphs as made
+from poptorch_geometric.collate import CombinedBatchingCollater, FixedSizeCollater
+from poptorch_geometric.common import DataBatch, HeteroDataBatch
+from poptorch_geometric.pyg_collate import Collater
+
+GRAPHS = made.graphs()
+
+
+@pytest.mark.spec("geometric", 11, 12, 13, 14, 16, 19, 31, 33, 34)
+@pytest.mark.parametrize("of_nodes", [False, True])
+def test_padding_is_behind_what_is_real(of_nodes: bool) -> None:
+    samples = [made.graph(3, 0, of_nodes), made.graph(4, 1, of_nodes)]
+    sizes = made.sizes(node_pad_value=-1, edge_pad_value=-2, graph_pad_value=-3)
+    batch = FixedSizeCollater(sizes, add_masks_to_batch=True)(samples)
+    assert type(batch) is DataBatch
+    assert (batch.num_nodes, batch.num_edges, batch.num_graphs) == (14, 16, 4)
+    assert torch.equal(batch.x[:7], torch.cat([s.x for s in samples]))
+    assert (batch.x[7:] == -1).all()
+    assert batch.place.dtype == torch.int64
+    assert (batch.place[7:] == -1).all()
+    assert (batch.edge_attr[7:] == -2).all()
+    expected = torch.cat([s.y for s in samples])
+    assert batch.y.shape == ((14,) if of_nodes else (4,))
+    assert torch.equal(batch.y[: len(expected)], expected)
+    assert (batch.y[len(expected) :] == (-1 if of_nodes else -3)).all()
+    assert (batch.edge_index[:, 7:] >= 7).all()
+    assert batch.edge_index.max() < 14
+    assert batch.edge_index[:, 7:].tolist() == [[7] * 5 + [11] * 4] * 2
+    assert batch.ptr.tolist() == [0, 3, 7, 11, 14]
+    assert batch.batch.tolist() == [0] * 3 + [1] * 4 + [2] * 4 + [3] * 3
+    for mask, count in ((batch.graphs_mask, 2), (batch.nodes_mask, 7), (batch.edges_mask, 7)):
+        assert mask.dtype == torch.bool
+        assert mask.sum() == count
+        assert mask[:count].all()
+
+
+@pytest.mark.spec("geometric", 15)
+def test_padding_is_in_no_split() -> None:
+    sample = made.random_graph(6, 4)
+    sample.val_mask = sample.test_mask = sample.train_mask
+    sample.other = sample.train_mask
+    batch = FixedSizeCollater(made.sizes(9, 30, 2, node_pad_value=1))([sample])
+    for name in ("train_mask", "val_mask", "test_mask"):
+        assert batch[name].tolist() == [True] * 6 + [False] * 3
+    assert batch.other.all()
+
+
+@pytest.mark.spec("geometric", 17, 18)
+def test_padding_copies_what_is_no_tensor() -> None:
+    sample = made.graph(3)
+    sample.name, sample.number, sample.things = "a", 2, ["b", 1]
+    batch = FixedSizeCollater(made.sizes(9, 9, 2))([sample])
+    assert (batch.name, batch.things) == (["a", "a"], [["b", 1], ["b", 1]])
+    assert batch.number.tolist() == [2, 2]
+    defaults = {"name": "pad", "number": 3}
+    batch = FixedSizeCollater(made.sizes(9, 9, 2, pad_graph_defaults=defaults))([sample])
+    assert batch.name == ["a", "pad"]
+    assert batch.number.tolist() == [2, 3]
+
+
+@pytest.mark.spec("geometric", 20)
+def test_labels_are_of_nodes_or_of_graphs() -> None:
+    wrong = made.graph(3)
+    wrong.y = torch.zeros(2)
+    with pytest.raises(AssertionError, match="Incorrect input data"):
+        FixedSizeCollater(made.sizes())([wrong])
+    # The first alone could be either.
+    assert FixedSizeCollater(made.sizes())([made.graph(1)]).y.shape == (4,)
+    both = [made.graph(1, of_nodes=True), made.graph(3, of_nodes=True)]
+    assert FixedSizeCollater(made.sizes())(both).y.shape == (14,)
+
+
+def test_levels_are_decided_over_all_samples() -> None:
+    samples = [made.graph(3), made.graph(2)]
+    samples[0].feature, samples[1].feature = torch.ones(3), torch.ones(3)  # three of each graph
+    for sample in samples:
+        sample.kind = torch.ones(len(sample.x) + 1)
+        sample.edge_index = torch.cat([sample.edge_index, sample.edge_index[:, :1]], dim=1)
+        sample.edge_attr = torch.ones(sample.num_edges, 1)
+    batch = FixedSizeCollater(made.sizes(9, 12, 3))(samples)
+    assert batch.feature.shape == (9,)
+    assert batch.feature[6:].tolist() == [0, 0, 0]
+    assert batch.kind.shape == (12,)
+
+
+@pytest.mark.spec("geometric", 21)
+def test_follow_batch_and_exclude_keys_are_torch_geometrics() -> None:
+    collate = FixedSizeCollater(made.sizes(), follow_batch=["x"], exclude_keys=["edge_attr"])
+    batch = collate(GRAPHS[:2])
+    assert torch.equal(batch.x_batch, batch.batch)
+    assert "edge_attr" not in batch
+
+
+@pytest.mark.spec("geometric", 22)
+def test_what_is_no_list_of_graphs_of_one_class_is_refused() -> None:
+    collate = FixedSizeCollater(made.sizes())
+    with pytest.raises(TypeError, match="Expected list, got tuple"):
+        collate(tuple(GRAPHS[:2]))
+    with pytest.raises(AssertionError, match="one class"):
+        collate([GRAPHS[0], made.hetero()])
+    with pytest.raises(poptorch.Error, match="no graph to make a batch of"):
+        collate([])
+
+
+@pytest.mark.spec("geometric", 23, 24)
+@pytest.mark.parametrize("samples, sizes, phrase", [
+    (GRAPHS[:3], (99, 99, 2), r"number of graphs\n.*3 samples \+ 1 padding graph"),
+    (GRAPHS[:2], (4, 99, 3), "enough space for the number of nodes.*\n.*5 nodes, where 4 fit"),
+    (GRAPHS[:2], (9, 4, 3), "enough space for the number of edges"),
+    (GRAPHS[:2], (9, 9, 2), "cannot create additional graphs to pad nodes and edges"),
+    (GRAPHS[:2], (5, 9, 3), "no padding node left"),
+])  # fmt: skip
+def test_what_does_not_fit_is_an_error(samples, sizes, phrase: str) -> None:
+    with pytest.raises(RuntimeError) as failure:
+        FixedSizeCollater(made.sizes(*sizes))(samples)
+    failure.match(phrase)
+    failure.match("Fix:")
+
+
+@pytest.mark.spec("geometric", 24, 33)
+def test_exactly_full_batches_need_no_padding() -> None:
+    batch = FixedSizeCollater(made.sizes(5, 5, 2), True)(GRAPHS[:2])
+    assert batch.nodes_mask.all()
+    assert batch.graphs_mask.all()
+    # Free places without nodes are graphs nevertheless.
+    batch = FixedSizeCollater(made.sizes(5, 5, 4), True)(GRAPHS[:2])
+    assert batch.num_graphs == 4
+    assert batch.ptr.tolist() == [0, 2, 5, 5, 5]
+    # Only padding graphs with nodes get edges.
+    batch = FixedSizeCollater(made.sizes(6, 9, 4))(GRAPHS[:2])
+    assert batch.edge_index[:, 5:].tolist() == [[5] * 4] * 2
+
+
+def test_bad_graphs_are_explained() -> None:
+    collate = FixedSizeCollater(made.sizes())
+    lacking = made.graph(3)
+    del lacking.edge_attr
+    with pytest.raises(KeyError) as failure:
+        collate([GRAPHS[0], lacking])
+    assert "graph 1 has no 'edge_attr'" in str(failure.value)
+    for bad in (3, -1):
+        outside = made.graph(3)
+        outside.edge_index = torch.tensor([[0, 1, bad], [0, 1, 2]])
+        with pytest.raises(poptorch.Error, match="An edge joins a node that the graph does not"):
+            collate([outside])
+    batch = collate([made.graph(0), made.graph(3)])
+    assert batch.ptr.tolist() == [0, 0, 3, 9, 14]
+    alone = Data(x=torch.ones(3, 2), edge_index=torch.empty(2, 0, dtype=torch.int64))
+    assert collate([alone]).num_edges == 16
+
+
+@pytest.mark.spec("geometric", 25, 29, 32)
+def test_trimming_nodes_keeps_one_of_each_sample() -> None:
+    samples = [made.graph(9, 0), made.graph(2, 1), made.graph(0, 2)]
+    for _ in range(10):
+        batch = FixedSizeCollater(made.sizes(5, 20, 4), True, trim_nodes=True)(samples)
+        assert batch.num_nodes == 5
+        left = int(batch.nodes_mask.sum())
+        assert left == 4  # and one for the edges of padding
+        assert {1.0, 2.0} <= set(batch.x[:left, 0].tolist())
+        real = batch.edge_index[:, batch.edges_mask]
+        assert (real < left).all()
+        assert batch.place[:left].diff()[batch.batch[:left].diff() == 0].gt(0).all()
+        # An edge of a ring leads to the next node, and its attribute is its graph's.
+        first, second = batch.place[real]
+        ring = torch.tensor([9, 2, 0])[batch.batch[real[0]]]
+        assert torch.equal(second, (first + 1) % ring)
+        assert torch.equal(batch.edge_attr[batch.edges_mask, 0], batch.x[real[0], 0])
+
+
+@pytest.mark.spec("geometric", 26, 27)
+def test_trimming_edges_keeps_nodes() -> None:
+    samples = [made.graph(5, 0), made.graph(2, 1)]
+    fewer = FixedSizeCollater(made.sizes(9, 4, 3), True, trim_edges=True)(samples)
+    assert fewer.edges_mask.tolist() == [True] * 4
+    assert fewer.nodes_mask.sum() == 7
+    assert {1.0, 2.0} <= set(fewer.edge_attr[:, 0].tolist())
+    both = FixedSizeCollater(made.sizes(6, 2, 3), True, trim_nodes=True, trim_edges=True)(samples)
+    assert (both.num_nodes, both.num_edges, both.num_graphs) == (6, 2, 3)
+
+
+@pytest.mark.spec("geometric", 28)
+def test_trimming_leaves_no_graph_empty() -> None:
+    samples = [made.graph(5, 0), made.graph(2, 1)]
+    with pytest.raises(RuntimeError, match="would leave empty graphs"):
+        FixedSizeCollater(made.sizes(1, 9, 3), trim_nodes=True)(samples)
+
+
+@pytest.mark.spec("geometric", 30)
+def test_trimming_draws_anew_and_follows_the_seed() -> None:
+    collate = FixedSizeCollater(made.sizes(5, 20, 2), trim_nodes=True)
+    samples = [made.graph(40)]
+    torch.manual_seed(3)
+    first, second = collate(samples).place, collate(samples).place
+    torch.manual_seed(3)
+    assert torch.equal(collate(samples).place, first)
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.spec("geometric", 35)
+def test_samples_and_their_list_stay_as_they_are() -> None:
+    samples = made.graphs(3)
+    before = copy.deepcopy(samples)
+    FixedSizeCollater(made.sizes(6, 6, 4), True, trim_nodes=True, trim_edges=True)(samples)
+    assert len(samples) == 3
+    assert all(made.same(now, then) for now, then in zip(samples, before, strict=True))
+
+
+@pytest.mark.spec("geometric", 36, 37, 39)
+def test_graphs_with_types_have_fixed_sizes_of_each() -> None:
+    sizes = made.sizes(12, 14, 4, node_pad_value=-1)
+    samples = made.heteros(2)
+    batch = FixedSizeCollater(sizes, add_masks_to_batch=True)(samples)
+    assert type(batch) is HeteroDataBatch
+    assert sizes.num_nodes == {"v0": 12, "v1": 12}
+    assert sizes.num_edges == dict.fromkeys(made.EDGES, 14)
+    assert (batch.num_nodes, batch.num_edges, batch.num_graphs) == (24, 42, 4)
+    assert batch.graphs_mask.tolist() == [True, True, False, False]
+    for kind in made.TYPES:
+        store = batch[kind]
+        assert store.num_nodes == 12
+        real = sum(sample[kind].num_nodes for sample in samples)
+        assert store.nodes_mask.tolist() == [at < real for at in range(12)]
+        assert (store.x[real:] == -1).all()
+        assert store.ptr[-1] == 12
+    for kind in made.EDGES:
+        store = batch[kind]
+        real = int(store.edges_mask.sum())
+        assert store.edge_index.shape == (2, 14)
+        for row, end in zip(store.edge_index, (kind[0], kind[2]), strict=True):
+            assert (row[real:] >= batch[end].nodes_mask.sum()).all()
+            assert row.max() < 12
+    assert batch.label.shape == (4,)
+    assert batch["v0"].y.shape == (12,)
+
+
+def test_graphs_with_types_are_trimmed_by_type() -> None:
+    sizes = pg.FixedSizeOptions({"v0": 6, "v1": 30}, dict.fromkeys(made.EDGES, 5), 3)
+    samples = [made.hetero(9, 4, 0), made.hetero(2, 3, 1)]
+    batch = FixedSizeCollater(sizes, True, trim_nodes=True, trim_edges=True)(samples)
+    assert batch["v1"].nodes_mask.sum() == 7
+    assert batch["v0"].nodes_mask.sum() <= 6
+    for kind in made.EDGES:
+        store = batch[kind]
+        real = store.edge_index[:, store.edges_mask]
+        for row, end in zip(real, (kind[0], kind[2]), strict=True):
+            assert batch[end].nodes_mask[row].all()
+
+
+@pytest.mark.spec("geometric", 38)
+def test_types_without_a_size_are_named() -> None:
+    sizes = pg.FixedSizeOptions({"v0": 9}, dict.fromkeys(made.EDGES, 9))
+    with pytest.raises(AssertionError, match="'v1' exists in the data but not in the fixed size"):
+        FixedSizeCollater(sizes)([made.hetero()])
+    sizes = pg.FixedSizeOptions({"v0": 9, "v1": 9}, {made.EDGES[0]: 9})
+    with pytest.raises(AssertionError, match=r"Edge type \('v1', 'e1', 'v0'\) exists"):
+        FixedSizeCollater(sizes)([made.hetero()])
+
+
+def test_types_without_features_count_their_nodes() -> None:
+    data = HeteroData()
+    data["a"].num_nodes = 3
+    data["b"].x = torch.ones(2, 1)
+    data["b"].name = "text"
+    data["a", "to", "b"].edge_index = torch.tensor([[2], [1]])
+    batch = FixedSizeCollater(made.sizes(5, 4, 2))([data])
+    assert (batch["a"].num_nodes, batch["b"].num_nodes) == (5, 5)
+    assert batch["b"].name == ["text", "text"]
+
+
+@pytest.mark.spec("geometric", 40, 41)
+def test_combined_batches_are_micro_batches_of_a_size() -> None:
+    collate = FixedSizeCollater(made.sizes(19, 19, 5))
+    whole = CombinedBatchingCollater(collate)(GRAPHS[:4])
+    assert whole.x.shape == (19, 2)
+    halves = CombinedBatchingCollater(collate, 2)
+    assert halves(GRAPHS[:4]).x.shape == (38, 2)
+    with pytest.raises(AssertionError, match="Invalid batch size"):
+        halves(GRAPHS[:3])
+
+
+@pytest.mark.spec("geometric", 42, 43, 44)
+def test_combined_batches_follow_one_another() -> None:
+    collate = FixedSizeCollater(made.sizes(9, 9, 3), add_masks_to_batch=True)
+    for graph in (samples := made.graphs(4)):
+        graph.name = str(graph.num_nodes)
+    batch = CombinedBatchingCollater(collate, 2)(samples)
+    one, two = collate(samples[:2]), collate(samples[2:])
+    assert batch.edge_index.shape == (4, 9)
+    assert torch.equal(batch.edge_index, torch.cat([one.edge_index, two.edge_index]))
+    assert batch.batch.tolist() == [*one.batch.tolist(), *two.batch.tolist()]
+    assert batch.ptr.tolist() == [0, 2, 5, 9, 0, 4, 6, 9]
+    assert batch.graphs_mask.tolist() == [True, True, False] * 2
+    assert (batch.num_nodes, batch.num_edges, batch.num_graphs) == (9, 9, 3)
+    assert batch.name == ["2", "3", "2", "4", "2", "4"]
+    with pytest.raises(RuntimeError):
+        batch.to_data_list()
+    typed = CombinedBatchingCollater(FixedSizeCollater(made.sizes(9, 9, 3)), 2)(made.heteros(4))
+    assert (typed.num_nodes, typed.num_graphs) == (18, 3)
+    assert typed["v0"].x.shape == (18, 2)
+    assert typed[made.EDGES[0]].num_edges == 9
+    assert CombinedBatchingCollater(list, 2)([1, 2, 3, 4]) == [1, 2, 3, 4]
+
+
+@pytest.mark.spec("geometric", 45)
+def test_excluded_are_all_other_keys() -> None:
+    keys = pg.make_exclude_keys(("x", "y"), GRAPHS[0])
+    assert isinstance(keys, tuple)
+    assert set(keys) == {"place", "edge_index", "edge_attr"}
+
+
+def test_a_default_for_an_attribute_that_does_not_exist_is_said(caplog) -> None:
+    for defaults, count in (({"y": 7, "label": 1}, 1), ({"y": 7}, 0)):
+        collate = FixedSizeCollater(made.sizes(9, 9, 2, pad_graph_defaults=defaults))
+        caplog.clear()
+        for _ in range(2):
+            assert collate([GRAPHS[0]]).y.tolist() == [0, 7]
+        assert caplog.text.count("do not have: label; they have") == count
+
+
+def test_the_collater_of_torch_geometric_needs_no_data_set() -> None:
+    batch = Collater(follow_batch=["x"], exclude_keys=["y"])(GRAPHS[:2])
+    expected = Batch.from_data_list(GRAPHS[:2], follow_batch=["x"], exclude_keys=["y"])
+    assert made.same(batch, expected)

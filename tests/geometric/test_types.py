@@ -1,0 +1,158 @@
+"""Graphs as arguments and results of wrapped models."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("torch_geometric")
+
+from torch_geometric.data import Batch, Data, HeteroData, TemporalData
+
+import poptorch
+import poptorch_geometric as pg
+from helpers import graphs as made
+from helpers.wrapping import Calling, infer, options
+from poptorch_geometric.common import DataBatch, HeteroDataBatch, call_once
+from poptorch_geometric.dataloader import DataLoader
+
+
+def several() -> list:
+    typed = made.hetero()
+    typed.name = "text"
+    return [
+        made.graph(3),
+        Batch.from_data_list(made.graphs(2)),
+        typed,
+        Batch.from_data_list(made.heteros(2)),
+    ]
+
+
+@pytest.mark.spec("geometric", 79)
+@pytest.mark.parametrize("data", several(), ids=lambda data: type(data).__name__)
+def test_what_was_taken_apart_is_put_together_again(data) -> None:
+    data.text = "text"
+    parser = pg.PyGArgsParser()
+    tensors = list(parser.yieldTensors(data))
+    assert all(isinstance(tensor, torch.Tensor) for tensor in tensors)
+    again = parser.reconstruct(data, iter([tensor.clone() for tensor in tensors]))
+    assert type(again) is type(data)
+    assert again is not data
+    assert made.same(again, data)
+    assert again.text == "text"
+    other = parser.reconstruct(data, iter([tensor + 1 for tensor in tensors]))
+    assert not made.same(other, data)
+    if isinstance(data, Batch):
+        assert (again.num_graphs, again.num_nodes) == (data.num_graphs, data.num_nodes)
+
+
+def test_tensors_come_in_a_fixed_order() -> None:
+    parser = pg.PyGArgsParser()
+    data = Data(y=torch.tensor([1]), edge_index=torch.zeros(2, 3), x=torch.ones(4))
+    assert [t.numel() for t in parser.yieldTensors(data)] == [6, 4, 1]
+    typed = HeteroData()
+    typed["b"].x, typed["a"].z, typed["a"].x = torch.ones(1), torch.ones(2), torch.ones(3)
+    typed["a", "b"].edge_index = torch.zeros(2, 2)
+    typed.label = torch.ones(5)
+    assert [t.numel() for t in parser.yieldTensors(typed)] == [5, 1, 2, 3, 4]
+    with pytest.raises(ValueError, match="Unsupported data type"):
+        list(parser.yieldTensors(TemporalData(src=torch.zeros(2))))
+
+
+def _features(data, name: str = "x") -> torch.Tensor:
+    return (data["v0"] if isinstance(data, HeteroData) else data)[name]
+
+
+class Returning(nn.Module):
+    def forward(self, factor, data):
+        if isinstance(data, HeteroData):
+            data["v0"].h = data["v0"].x * factor
+        else:
+            data.h = data.x * factor
+        return data
+
+
+@pytest.mark.spec("geometric", 76, 77)
+@pytest.mark.parametrize("data", several(), ids=lambda data: type(data).__name__)
+def test_graphs_are_arguments_and_results(data) -> None:
+    before = {key: shape for key, (shape, _) in made.shapes(data).items()}
+    out = poptorch.inferenceModel(Returning(), options())(torch.tensor([2.0]), data)
+    assert type(out) is type(data)
+    x = _features(data)
+    assert torch.equal(_features(out, "h"), 2 * x)
+    after = {key: shape for key, (shape, _) in made.shapes(out).items()}
+    assert before.items() <= after.items()
+    assert len(after) == len(before) + 1
+    alone = infer(lambda data: _features(data) + 1, data)
+    assert torch.equal(alone, x + 1)
+
+
+@pytest.mark.spec("geometric", 78)
+def test_one_shape_is_compiled() -> None:
+    calls = []
+
+    def forward(data):
+        calls.append(data.x.shape)
+        return data.x * 2
+
+    model = poptorch.inferenceModel(Calling(forward), options())
+    for number in (1, 2):
+        assert torch.equal(model(made.graph(3, number)), made.graph(3, number).x * 2)
+    assert len(calls) == 1
+    with pytest.raises(poptorch.Error, match="Shape mismatch"):
+        model(made.graph(4))
+
+
+def test_combined_batches_are_cut_into_micro_batches() -> None:
+    seen = []
+
+    def forward(batch):
+        seen.append((batch.num_nodes, batch.num_graphs, tuple(batch.edge_index.shape)))
+        return batch.x.new_zeros(4).index_add(0, batch.batch, batch.x[:, 0])
+
+    opts = options(iterations=2)
+    opts.outputMode(poptorch.OutputMode.All)
+    (batch,) = pg.FixedSizeDataLoader(made.graphs(6), 4, options=opts)
+    out = infer(forward, batch, opts=opts)
+    assert seen == [(13, 4, (2, 13))]
+    assert out.tolist() == [2, 6, 12, 0, 8, 15, 24, 0]
+
+
+def test_the_classes_of_batches() -> None:
+    assert type(Batch.from_data_list(made.graphs(2))) is DataBatch
+    assert type(Batch.from_data_list(made.heteros(2))) is HeteroDataBatch
+    for batch in DataLoader(made.graphs(4), batch_size=2, options=options()):
+        assert type(batch) is DataBatch
+    calls = []
+    once = call_once(calls.append)
+    assert (once(1), once(2), calls) == (None, None, [1])
+
+
+PROGRAM = """
+import sys
+sys.modules["torch_geometric"] = None  # as if it were not installed
+import poptorch
+poptorch.registerGeometricCustomArgParsers()
+del sys.modules["torch_geometric"]
+assert not any("torch_geometric" in name for name in sys.modules), "imported by poptorch"
+import torch
+from torch_geometric.data import Data
+assert "poptorch_geometric" not in sys.modules
+class Model(torch.nn.Module):
+    def forward(self, data):
+        return data.x * 2
+opts = poptorch.Options().backend("reference").showCompilationProgressBar(False)
+print(poptorch.inferenceModel(Model(), opts)(Data(x=torch.ones(2))).tolist())
+"""
+
+
+@pytest.mark.spec("geometric", 80)
+@pytest.mark.slow
+def test_importing_poptorch_is_enough_and_costs_nothing() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[2.0, 2.0]"
