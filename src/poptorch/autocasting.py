@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from ._base import source
 from ._base.errors import InvalidType, InvalidValue
 from ._ops.autocast import autocast
 
@@ -49,7 +48,6 @@ class Policy:
                 raise InvalidType(
                     f"Policy.{rule.name} must be a list",
                     got=repr(entries),
-                    where=source.calling_line(),
                     fix=f"Policy({rule.name}=[torch.matmul, torch.nn.Conv2d, 'softmax'])",
                 )
             object.__setattr__(self, rule.name, [_name(entry) for entry in entries])
@@ -68,6 +66,5 @@ def _name(entry: Any) -> str:
     raise InvalidValue(
         "Policy names no function of torch",
         got=repr(entry),
-        where=source.calling_line(),
         fix="name the function that is called: 'layer_norm', torch.nn.functional.mse_loss",
     )

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ._base import source
 from ._base.errors import InvalidValue
 from ._ir.plan_text import size_text, table
 from .ops import BeginBlock, removeBlocks
@@ -102,9 +101,7 @@ def autoplace(
             The model is as it was.
     """
     if not isinstance(num_ipus, int) or num_ipus < 1:
-        raise InvalidValue(
-            "num_ipus must be a positive integer", got=repr(num_ipus), where=source.calling_line()
-        )
+        raise InvalidValue("num_ipus must be a positive integer", got=repr(num_ipus))
     chosen = Options() if options is None else options.clone()
     args, kwargs = _arguments(example)
     shares = _shares(model, chosen, optimizer, args, kwargs, num_ipus, memory_per_ipu)

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from . import _session
-from ._base import source
 from ._base.archive import InvalidFile
 from ._base.errors import AssertionFailure, Error, InvalidType, StateError
 from .enums import ConnectionType
@@ -56,7 +55,6 @@ def trainingModel(
         raise StateError(
             "The model has already been wrapped for training",
             got=type(module).__bases__[0].__name__,
-            where=source.calling_line(),
             fix="call model.destroy() first, or go on with the first wrapper",
         )
     _check_buffers(module)
@@ -147,7 +145,6 @@ def load(
         raise Error(
             "A file is not trusted to make objects",
             got=f"{os.fspath(filename)}, without a model to load it into",
-            where=source.calling_line(),
             fix=(
                 "make the model and pass it: poptorch.load(path, model=Net()), in training also "
                 "optimizer=SGD(...)",
@@ -200,7 +197,6 @@ def _module(model: Any) -> nn.Module:
     raise InvalidType(
         "Expected a torch.nn.Module or a callable",
         got=model.__name__ if isinstance(model, type) else type(model).__name__,
-        where=source.calling_line(),
         fix="pass an instance of your module, not its class or its output",
     )
 

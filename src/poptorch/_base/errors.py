@@ -7,8 +7,11 @@ Source: PopTorch user guide, "Features".
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
+
+from . import source
 
 LONG_MESSAGES, MAX_LINES = "poptorch_error.log", 80
 PYTHON_ERROR = "poptorch_py_error"
@@ -38,6 +41,8 @@ class Error(Exception):
         location: str = "",
     ) -> None:
         self.type = type
+        if where is None and not location:
+            where = _users_line()
         self.message = _shortened(_compose(title, got, where, fix))
         self.location = location
         super().__init__(title)
@@ -57,6 +62,14 @@ class Error(Exception):
 def described(error: Exception) -> str:
     """Return what a log line says of an error: the message of ours, type and text of others."""
     return error.message if isinstance(error, Error) else f"{type(error).__name__}: {error}"
+
+
+def _users_line() -> str | None:
+    """Return the user's line that led to an error; None for one that the user's code makes."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    return None if source.is_user_file(frame.f_code.co_filename) else source.calling_line()
 
 
 def _rebuild(name: str, attributes: dict[str, Any], args: tuple[Any, ...]) -> Error:

@@ -8,11 +8,10 @@ Source: PopTorch user guide, "PopTorch ops" and "IPU supported operations".
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
-from .._base import source
 from .._base.errors import Error
 from .constants import constant_value
 from .recorders import recorded
@@ -105,7 +104,6 @@ def _window(item: slice) -> _Window:
         f"the length of {_text(item.start)} : {_text(item.stop)} cannot be told",
         "let the end be the start plus an int: x[i : i + 4], or use poptorch.dynamic_slice",
     )
-    raise AssertionError("unreachable")
 
 
 def _linear(bound: Any) -> tuple[Any, int]:
@@ -148,10 +146,9 @@ def _text(bound: Any) -> str:
     return "tensor" if isinstance(bound, torch.Tensor) else str(bound)
 
 
-def _refuse(got: str, fix: str) -> None:
+def _refuse(got: str, fix: str) -> NoReturn:
     raise Error(
         "A slice whose bounds are tensors needs a constant length",
         got=got,
-        where=source.calling_line(),
         fix=fix,
     )

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .._base import source, trees
+from .._base import trees
 from .._base.errors import Error
 from .._base.holders import holds_tensors
 from .._ir import slots
@@ -118,7 +118,6 @@ def refuse_holders(structure: trees.Structure, title: str) -> None:
             raise Error(
                 title,
                 got=f"{path}, a {kind}",
-                where=source.calling_line(),
                 fix=(
                     f"say where they are: poptorch.registerCustomArgParser({kind}, parser)",
                     "use tuples, lists, dicts or dataclasses, or pass the tensors themselves",

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 
 import torch
 
-from .._base import source
 from .._base.errors import Error
 from .forward import Request
 from .lanes import NotVectorisable
@@ -33,7 +32,6 @@ def register(request: Request, leaves: Mapping[str, torch.Tensor]) -> None:
                 "A hook that runs after a gradient was accumulated cannot be compiled",
                 got=f"register_post_accumulate_grad_hook on '{path}': a compiled program keeps no "
                 "grad that a hook could read",
-                where=source.calling_line(),
                 fix=(
                     "change the gradient of each micro-batch: parameter.register_hook(function)",
                     "remove the hook with the handle that registering it returned",

@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch.distributions import Distribution
 
-from .._base import source
 from .._base.errors import Error
 from .._ops.ctc_loss import ctc_losses
 from . import dynamic_slices, packed_sequences
@@ -45,7 +44,6 @@ def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
         raise Error(
             "one_hot: `num_classes` must be specified and must be constant",
             got="the number of classes would depend on values",
-            where=source.calling_line(),
             fix="torch.nn.functional.one_hot(x, num_classes=10)",
         )
     return F.one_hot(tensor, num_classes)
@@ -58,7 +56,6 @@ def _bincount(
         raise Error(
             "bincount: `minlength` must be specified and must be a constant",
             got=f"minlength={minlength!r}; without it the length would depend on values",
-            where=source.calling_line(),
             fix="torch.bincount(x, minlength=10), where all values are below 10",
         )
     if weights is None:

@@ -116,7 +116,6 @@ class ValueReads:
         raise Uncapturable(
             "A tensor's value is needed while the model is being captured",
             got=f"{what} of a tensor whose values are known only when the program runs",
-            where=source.calling_line(),
             fix=(
                 "keep it a tensor: torch.where, masks, index_select, poptorch.dynamic_slice",
                 "pass it to forward as a Python number: a compile-time constant",

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from .._base import source
 from .._base.errors import Error
 from .surrogate_gradient import with_surrogate_gradient
 
@@ -115,7 +114,6 @@ def _outside() -> Error:
     return Error(
         "Replicas can exchange tensors only where each of them is a lane",
         got="a collective operator outside of the lanes",
-        where=source.calling_line(),
         fix="call it in forward itself, not in a function that torch.func transforms",
     )
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .._base import log, source, trees
+from .._base import log, trees
 from .._base.errors import AssertionFailure, Error
 from .._capture import say_narrowed
 from .._ir import slots
@@ -213,7 +213,6 @@ def _mismatch(title: str, detail: str) -> None:
     raise Error(
         title,
         got=f"{detail}; the inputs at run time differ from the compiled ones",
-        where=source.calling_line(),
         fix=_RENEW,
     )
 
@@ -229,7 +228,6 @@ def _check_kind(path: str, tensor: torch.Tensor) -> None:
         raise Error(
             "Unsupported tensor input type",
             got=f'input "{path}" is {tensor.dtype} with layout {tensor.layout} on {tensor.device}',
-            where=source.calling_line(),
             fix="pass a dense tensor with values: tensor.to_dense(), tensor.dequantize()",
         )
 
@@ -239,7 +237,6 @@ def _check_batch(path: str, tensor: torch.Tensor, loops: Loops) -> None:
         raise Error(
             "Zero-sized tensors are unsupported",
             got=f'input "{path}" has shape {tuple(tensor.shape)}',
-            where=source.calling_line(),
             fix="leave the argument out, or pass None",
         )
     rows = tensor.shape[0] if tensor.dim() else 1
@@ -248,7 +245,6 @@ def _check_batch(path: str, tensor: torch.Tensor, loops: Loops) -> None:
             "Invalid batch dimension: the batch does not divide into micro-batches",
             got=f'input "{path}" has {rows} rows; one call needs a multiple of {loops.slices}\n'
             f"= {loops}",
-            where=source.calling_line(),
             fix=f"pass a multiple of {loops.slices} rows, or let "
             "poptorch.DataLoader(options, ...) cut the batches",
         )

@@ -7,14 +7,13 @@ from typing import Any, NoReturn
 
 import torch
 
-from .._base import source, trees
+from .._base import trees
 from .._base.errors import Error
 
 
 def _refuse_backward(*args: Any, **kwargs: Any) -> NoReturn:
     raise Error(
         "backward() cannot be called explicitly on the outputs of a wrapped model",
-        where=source.calling_line(),
         fix="nothing: a call of a training model does the backward pass and the optimizer step",
     )
 
@@ -74,7 +73,6 @@ class Outputs:
                 raise Error(
                     "A result does not fit into the 32 bits that it comes back in",
                     got=f"{self.structure.paths[places[at]]}: int64 from {least} to {most}",
-                    where=source.calling_line(),
                     fix=(
                         "options.Precision.narrow64Bit(False) before wrapping returns 64 bits",
                         "return smaller numbers, or two parts of them",

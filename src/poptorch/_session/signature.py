@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .._base import source, trees
+from .._base import trees
 from .._base.errors import AssertionFailure, Error
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -115,7 +115,6 @@ class Signature:
                 raise Error(
                     f"Mandatory parameter '{name}' missing",
                     got=f"a call of {self._model}{self}",
-                    where=source.calling_line(),
                     fix=f"pass a value for {name}",
                 )
         return result
@@ -124,7 +123,6 @@ class Signature:
         raise AssertionFailure(
             title,
             got=f"{got} in a call of {self._model}{self}",
-            where=source.calling_line(),
             fix=f"call it as {self._model}{self}",
         )
 

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable
 from typing import Protocol
 
-from .._base import log, source
+from .._base import log
 from .._base.errors import Error
 from . import links
 from .device import Device
@@ -28,7 +28,6 @@ def not_compiled() -> Error:
     """What using a model says before its compilation and after ``destroy``."""
     return Error(
         "The model has not been compiled or has been destroyed",
-        where=source.calling_line(),
         fix="call the model, or its compile() method, with example inputs first",
     )
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from .._base import compiled, log, source
+from .._base import compiled, log
 from .._base.errors import AssertionFailure, Error
 from .._ops import annotate
 
@@ -128,7 +128,6 @@ def BeginBlock(layer_to_call: Any, user_id: object | None = None, ipu_id: int | 
         raise Error(
             "The annotated object is not callable: module is not an instance of torch.nn.Module",
             got=f"an object of type {type(layer_to_call).__name__}",
-            where=source.calling_line(),
             fix="pass one of the model's layers: model.layer = BeginBlock(model.layer, ipu_id=1)",
         )
     present = _hook_of(layer_to_call)
@@ -136,7 +135,6 @@ def BeginBlock(layer_to_call: Any, user_id: object | None = None, ipu_id: int | 
         raise Error(
             "The module has already been assigned to a block",
             got=f"{type(layer_to_call).__name__} with {present}",
-            where=source.calling_line(),
             fix="call poptorch.removeBlocks(module) first, or annotate each layer once",
         )
     if compiled.holds(layer_to_call):
@@ -164,7 +162,6 @@ def removeBlocks(module: nn.Module) -> None:
         raise AssertionFailure(
             "removeBlocks needs a torch.nn.Module",
             got=type(module).__name__,
-            where=source.calling_line(),
         )
     for part in module.modules():
         hooks = part._forward_pre_hooks

@@ -40,8 +40,7 @@ def for_loop(count: int, body: Body, inputs: list[torch.Tensor]) -> list[torch.T
     """
     _check_list(inputs, "inputs")
     if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-        check.refuse(
-            Error,
+        raise Error(
             "The count of a for_loop must be a Python integer, not negative",
             got=repr(count),
             fix="pass an int; the number of iterations is fixed when the model is compiled",
@@ -85,8 +84,7 @@ def cond(
     _check_list(else_inps, "else_inps")
     check.tensor(condition, "The condition of cond must be a torch.tensor")
     if condition.numel() != 1:
-        check.refuse(
-            Error,
+        raise Error(
             "The condition of cond must have one element",
             got=f"shape {tuple(condition.shape)}",
             fix="reduce it: condition.any() or condition.all()",
@@ -114,16 +112,14 @@ def cond(
 
 def _check_list(value: Any, name: str) -> None:
     if not isinstance(value, list):
-        check.refuse(
-            InvalidValue,
+        raise InvalidValue(
             "Object is not list",
             got=f"{name} is {type(value).__name__}",
             fix=f"pass {name} as a list of tensors",
         )
     for at, item in enumerate(value):
         if not isinstance(item, torch.Tensor):
-            check.refuse(
-                InvalidValue,
+            raise InvalidValue(
                 f"Object contained in list at index {at} is not torch.tensor",
                 got=f"{name}[{at}] is {type(item).__name__} {item!r}",
                 fix="use the value inside the body instead: it is a constant there",
@@ -132,8 +128,7 @@ def _check_list(value: Any, name: str) -> None:
 
 def _only_inference(capture: Listener, function: str) -> None:
     if capture.training:
-        check.refuse(
-            Error,
+        raise Error(
             f"{function} is only supported in inference",
             got=f"a call of {function} in a training model",
             fix="write the loop or branch with tensors, or unroll it in Python",
@@ -145,8 +140,7 @@ def _as_list(returned: Any) -> list[torch.Tensor]:
     if not isinstance(values, list | tuple) or not all(
         isinstance(value, torch.Tensor) for value in values
     ):
-        check.refuse(
-            Error,
+        raise Error(
             "A body must return a tensor, or a tuple or list of tensors",
             got=repr(returned),
             fix="return tensors only",
@@ -162,8 +156,7 @@ def _returned(body: Body, inputs: list[torch.Tensor]) -> Callable[..., list[torc
         results = _as_list(body(*values))
         got = [(tuple(t.shape), t.dtype) for t in results]
         if got != wanted:
-            check.refuse(
-                Error,
+            raise Error(
                 "The body of a for_loop must return what it takes",
                 got=f"{_kinds(got)} for inputs {_kinds(wanted)}",
                 fix="return one tensor of the same shape and dtype for each input",
@@ -189,8 +182,7 @@ def _common_shapes(taken: list[torch.Tensor], other: list[torch.Tensor]) -> list
         describe = [
             _kinds([(tuple(t.shape), t.dtype) for t in results]) for results in (taken, other)
         ]
-        check.refuse(
-            Error,
+        raise Error(
             "Both bodies of a cond must return the same number of tensors, of the same dtypes "
             "and sizes",
             got=f"{describe[0]} and {describe[1]}",

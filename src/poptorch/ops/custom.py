@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 
 import torch
 
-from .._base import source
 from .._base.errors import Error, InvalidValue
 from .._ops import custom, library_ops
 from .._ops.context import listener
@@ -40,8 +39,7 @@ def register_custom_op(
             then consist of differentiable torch operators.
     """
     if not callable(forward) or not (backward is None or callable(backward)):
-        check.refuse(
-            Error,
+        raise Error(
             "A custom operator needs functions",
             got=f"forward={forward!r}, backward={backward!r}",
             fix="register_custom_op('Cube', 'custom.ops', 1, forward, backward)",
@@ -148,8 +146,7 @@ def _needs_gradient(tensors: list[torch.Tensor]) -> bool:
 def _compare(key: str, results: list[torch.Tensor], wanted: Sequence[custom.Kind]) -> None:
     got = custom.kinds_of(results)
     if not custom.same_kinds(got, wanted):
-        check.refuse(
-            Error,
+        raise Error(
             f"Custom operator {key} returned something else than its example outputs",
             got=f"{custom.describe(got)} instead of {custom.describe(wanted)}",
             fix="let example_outputs have the shapes and dtypes of the real results",
@@ -160,7 +157,6 @@ def _without_gradient(key: str, why: str = "") -> Error:
     return Error(
         f"Custom operator {key} has no gradient",
         got=f"a training model that needs one{why and '; ' + why}",
-        where=source.calling_line(),
         fix="pass backward to register_custom_op, or use torch.library.register_autograd, "
         "or detach its inputs",
     )
@@ -175,8 +171,7 @@ def _unknown(name: str, domain: str, version: int) -> NoReturn:
         f"or load a library that defines torch.ops.{namespace}.{name}: "
         "torch.ops.load_library(path)"
     )
-    check.refuse(
-        Error,
+    raise Error(
         f"Unknown custom operator '{name}' in domain '{domain}'",
         got=f"version {version}{elsewhere}",
         fix=raise_with,
@@ -214,8 +209,7 @@ def _check_range(key: str, value: float, low: float, high: float, kind: str) -> 
     if math.isnan(value) or low <= value <= high:
         return
     side = "low" if value < low else "high"
-    check.refuse(
-        Error,
+    raise Error(
         f"{value} is too {side} for a {kind} attribute",
         got=f"attribute '{key}'",
         fix=f"use a value from {low} to {high}",
@@ -228,7 +222,7 @@ def _check_ascii(text: str, where: str) -> None:
 
 
 def _invalid(title: str, got: str) -> None:
-    check.refuse(InvalidValue, title, got=got, fix="see the table of attributes in the guide")
+    raise InvalidValue(title, got=got, fix="see the table of attributes in the guide")
 
 
 def accessAttributes(attribute_id_str: str) -> dict[str, Any]:
@@ -243,8 +237,7 @@ def accessAttributes(attribute_id_str: str) -> dict[str, Any]:
         ValueError: not a string, or neither of these.
     """
     if not isinstance(attribute_id_str, str):
-        check.refuse(
-            InvalidValue,
+        raise InvalidValue(
             "Wrong type for attribute_id_str",
             got=f"{type(attribute_id_str).__name__} {attribute_id_str!r}",
             fix="pass the string that the operator carries",
@@ -256,8 +249,7 @@ def accessAttributes(attribute_id_str: str) -> dict[str, Any]:
     except ValueError:
         attributes = None
     if not isinstance(attributes, dict):
-        check.refuse(
-            InvalidValue,
+        raise InvalidValue(
             "Invalid attribute_id_str",
             got=repr(attribute_id_str),
             fix="pass the string that the operator carries: a JSON object",

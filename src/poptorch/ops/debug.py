@@ -51,9 +51,7 @@ def ipu_print_tensor(
     check.tensor(tensor, "ipu_print_tensor must take a torch.tensor argument")
     if float_format not in FLOAT_FORMATS:
         known = ", ".join(f'"{name}"' for name in FLOAT_FORMATS)
-        check.refuse(
-            InvalidKey, "Unknown float_format", got=repr(float_format), fix=f"use one of {known}"
-        )
+        raise InvalidKey("Unknown float_format", got=repr(float_format), fix=f"use one of {known}")
     capture = listener()
     if capture is None:
         return tensor
@@ -91,8 +89,7 @@ def getIpuTensorId(tensor: torch.Tensor) -> int:
     capture = listener()
     number = None if capture is None else capture.identify(tensor)
     if number is None:
-        check.refuse(
-            Error,
+        raise Error(
             "getIpuTensorId needs a tensor of the model that is being captured",
             got="a tensor of the host",
             fix="call it in forward, on an input or on what was computed from one",

@@ -38,22 +38,19 @@ def ctc_beam_search_decoder(
     check.tensor(probs, "ctc_beam_search_decoder: probs must be a torch.tensor")
     check.tensor(lengths, "ctc_beam_search_decoder: lengths must be a torch.tensor")
     if probs.dim() != 3:
-        check.refuse(
-            Error,
+        raise Error(
             "ctc_beam_search_decoder: probs must be rank-3",
             got=f"shape {tuple(probs.shape)}",
             fix="pass [steps, samples, classes]",
         )
     if lengths.shape != probs.shape[1:2]:
-        check.refuse(
-            Error,
+        raise Error(
             "ctc_beam_search_decoder: lengths must have one entry per sample",
             got=f"shape {tuple(lengths.shape)} for {probs.shape[1]} samples",
             fix="pass an integer tensor of shape [samples]",
         )
     if not 0 <= blank < probs.shape[2] or not 1 <= top_paths <= beam_width:
-        check.refuse(
-            Error,
+        raise Error(
             "ctc_beam_search_decoder: a number is out of range",
             got=f"blank={blank}, beam_width={beam_width}, top_paths={top_paths}",
             fix="a class as blank, and no more paths than the beam is wide",

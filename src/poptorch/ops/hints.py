@@ -34,8 +34,7 @@ def set_available_memory(tensor: torch.Tensor, available_memory_proportion: floa
     proportion = available_memory_proportion
     number = isinstance(proportion, int | float) and not isinstance(proportion, bool)
     if not number or not 0 <= proportion <= 1:
-        check.refuse(
-            Error,
+        raise Error(
             "The available memory proportion must be a number between 0 and 1",
             got=repr(proportion),
             fix="pass a share of memory; the system's default is 0.6",
@@ -101,8 +100,7 @@ def recomputationCheckpoint(*tensors: Any) -> Any:
 
 def _checkpoint(tensor: Any) -> torch.Tensor:
     if not isinstance(tensor, torch.Tensor):
-        check.refuse(
-            InvalidValue,
+        raise InvalidValue(
             "All inputs must be tensors",
             got=f"recomputationCheckpoint of {type(tensor).__name__} {tensor!r}",
             fix="pass tensors, or one list or tuple of tensors",
@@ -112,8 +110,7 @@ def _checkpoint(tensor: Any) -> torch.Tensor:
 
 def _overlapped(function: str, tensors: Any, mode: OverlapMode, kind: Hint) -> Any:
     if not isinstance(mode, OverlapMode):
-        check.refuse(
-            Error,
+        raise Error(
             f"{function} needs a poptorch.OverlapMode",
             got=repr(mode),
             fix="for instance poptorch.OverlapMode.OverlapAccumulationLoop",

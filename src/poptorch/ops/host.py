@@ -37,8 +37,7 @@ class CPU:
 
     def __init__(self, layer_to_call: Callable[..., Any], ID: str) -> None:
         if not isinstance(ID, str) or not callable(layer_to_call):
-            check.refuse(
-                Error,
+            raise Error(
                 "poptorch.CPU needs a callable and a name",
                 got=f"{layer_to_call!r}, {ID!r}",
                 fix="poptorch.CPU(my_function, 'MyFunction')",
@@ -72,8 +71,7 @@ class CPU:
             results, bare = self._run(list(input), kwargs)
             return results[0] if bare else results
         if capture.training:
-            check.refuse(
-                Error,
+            raise Error(
                 "poptorch.CPU is only supported in inference",
                 got=f"host call '{self._id}' in a training model",
                 fix="compute it on the device, or before the model is called",
@@ -93,8 +91,7 @@ class CPU:
         for value in tensors:
             check.tensor(value, f"Host call '{self._id}' must take torch.tensor arguments")
         if _running.get() is not None:
-            check.refuse(
-                Error,
+            raise Error(
                 "Host calls must not overlap",
                 got=f"'{self._id}' is called within '{_running.get()}'",
                 fix="call plain functions inside the function of a poptorch.CPU",
@@ -114,8 +111,7 @@ class CPU:
         if not isinstance(results, list | tuple) or not all(
             isinstance(result, torch.Tensor) for result in results
         ):
-            check.refuse(
-                Error,
+            raise Error(
                 f"Host call '{self._id}' must return tensors",
                 got=repr(returned),
                 fix="return a tensor, or a tuple or list of tensors",
@@ -138,8 +134,7 @@ class CPU:
             self.outputs, _ = self._run(values, kwargs)
             got = tuple((tuple(result.shape), result.dtype) for result in self.outputs)
             if got != kinds:
-                check.refuse(
-                    Error,
+                raise Error(
                     f"The results of host call '{self._id}' changed",
                     got=f"{got}, captured as {kinds}",
                     fix="return the same shapes and dtypes each time, with zeros as inputs too",

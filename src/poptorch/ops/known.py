@@ -22,7 +22,6 @@ from .._ops.known import (
     distances,
     simulated_quantisation,
 )
-from . import check
 
 DOMAIN, VERSION = "ai.graphcore", 1
 
@@ -100,8 +99,7 @@ def _gather(name: str, inputs: Tensors, attributes: Attributes, examples: Tensor
         shapes.append((count * x.shape[0], *x.shape[1:]))
     wanted = tuple(examples[0].shape) if examples else None
     if len(examples) != 1 or wanted not in shapes:
-        check.refuse(
-            Error,
+        raise Error(
             f"Custom operator {name} cannot return its example outputs",
             got=f"{[list(e.shape) for e in examples]}, input {list(x.shape)}, {count} replicas",
             fix=f"let example_outputs be one tensor {list(shapes[0])} or {list(shapes[1])}",
@@ -158,8 +156,7 @@ def _exchange(name: str, x: torch.Tensor, collective: Collective) -> torch.Tenso
     if replicas.count == 1:
         return collectives.alone(x, collective)
     if replicas.lane is None:
-        check.refuse(
-            Error,
+        raise Error(
             f"Custom operator {name} needs all replicas side by side",
             got=f"{replicas.count} replicas one after another; {replicas.apart}",
             fix="change what keeps them apart (with options.lanes, at least as many as replicas), "
@@ -213,8 +210,7 @@ def _places(name: str, attributes: Attributes, key: str, block: int, size: int) 
 
 def _refuse(name: str, key: str, value: Any, wanted: str) -> NoReturn:
     given = repr(value)
-    check.refuse(
-        Error,
+    raise Error(
         f"Custom operator {name} cannot take its attribute '{key}'",
         got=given if len(given) < 80 else f"{given[:80]}...",
         fix=f"pass {wanted}",
@@ -223,8 +219,7 @@ def _refuse(name: str, key: str, value: Any, wanted: str) -> NoReturn:
 
 def _refuse_shapes(name: str, inputs: Tensors, fix: str) -> NoReturn:
     kinds = [f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in inputs]
-    check.refuse(
-        Error,
+    raise Error(
         f"Custom operator {name} cannot take its inputs",
         got=", ".join(kinds) or "nothing",
         fix=fix,

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import torch
 
-from .._base import source
 from .._base.errors import AssertionFailure
 from .._ops.context import listener
 
@@ -37,7 +36,6 @@ def identity_loss(x: torch.Tensor, reduction: str = "none") -> torch.Tensor:
         raise AssertionFailure(
             "Unsupported reduction type!",
             got=repr(reduction),
-            where=source.calling_line(),
             fix='use "sum", "mean" or "none"',
         )
     loss = _REDUCTIONS[reduction](x)

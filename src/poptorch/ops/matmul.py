@@ -10,7 +10,6 @@ from .._base.errors import AssertionFailure, Error
 from .._ops.context import listener
 from .._ops.matmul import COLUMNS, REDUCED, ROWS, serialized_matmul
 from ..enums import MatMulSerializationMode
-from . import check
 
 _DIMENSIONS = {ROWS: "rows of lhs", REDUCED: "columns of lhs", COLUMNS: "columns of rhs"}
 
@@ -49,8 +48,7 @@ def serializedMatMul(
     right = rhs.unsqueeze(1) if rhs.dim() == 1 else rhs
     extents = {ROWS: left.shape[-2], REDUCED: left.shape[-1], COLUMNS: right.shape[-1]}
     if factor < 0 or extents[mode.value] % factor:
-        check.refuse(
-            Error,
+        raise Error(
             "The factor of serializedMatMul must divide the dimension that is cut",
             got=f"factor={factor}, {_DIMENSIONS[mode.value]}: {extents[mode.value]}",
             fix="choose a factor that divides it, or pad the operand",
@@ -63,8 +61,7 @@ def serializedMatMul(
 
 def _check_type(value: Any, name: str, kind: type) -> None:
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
-        check.refuse(
-            AssertionFailure,
+        raise AssertionFailure(
             f"serializedMatMul: {name} must be of type {kind.__name__}",
             got=f"{type(value).__name__} {value!r}",
             fix="poptorch.serializedMatMul(x, y, poptorch.MatMulSerializationMode.ReducingDim, 4)",

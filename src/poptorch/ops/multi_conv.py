@@ -13,7 +13,6 @@ from .._base import source
 from .._base.errors import AssertionFailure, Error, InvalidValue
 from .._ops.context import listener
 from ..enums import MultiConvPartialsType, MultiConvPlanType
-from . import check
 
 _Partials = torch.dtype | MultiConvPartialsType
 _DTYPES = {MultiConvPartialsType.Float: torch.float32, MultiConvPartialsType.Half: torch.float16}
@@ -107,7 +106,7 @@ class MultiConv:
 
     def _set_one(self, name: str, value: Any, kind: type, title: str) -> Self:
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
-            check.refuse(AssertionFailure, title, got=repr(value), fix=f"pass a {kind.__name__}")
+            raise AssertionFailure(title, got=repr(value), fix=f"pass a {kind.__name__}")
         self._options[name] = (value,)
         return self
 
@@ -125,7 +124,7 @@ class MultiConv:
             return self
         values = tuple(value) if isinstance(value, list | tuple) else (value,)
         if not values or not all(map(fits, values)):
-            check.refuse(error, title, got=repr(value), fix="pass one, or one per convolution")
+            raise error(title, got=repr(value), fix="pass one, or one per convolution")
         self._options[name] = values
         return self
 

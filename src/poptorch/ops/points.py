@@ -143,8 +143,8 @@ def _batch(batch: Batch, name: str, count: int) -> torch.Tensor | None:
 
 
 def _wrong(title: str, got: str, fix: str) -> None:
-    check.refuse(Error, title, got=got, fix=fix)
+    raise Error(title, got=got, fix=fix)
 
 
 def _invalid(title: str, got: str) -> None:
-    check.refuse(InvalidValue, title, got=got, fix="pass points of the same kind, batch by batch")
+    raise InvalidValue(title, got=got, fix="pass points of the same kind, batch by batch")

@@ -8,7 +8,6 @@ from typing import Self
 
 from .._base.errors import AssertionFailure
 from .._ops import scopes
-from . import check
 
 
 class NameScope(contextlib.ContextDecorator):
@@ -23,8 +22,7 @@ class NameScope(contextlib.ContextDecorator):
 
     def __init__(self, name: str) -> None:
         if not isinstance(name, str):
-            check.refuse(
-                AssertionFailure,
+            raise AssertionFailure(
                 "A name scope must be a string",
                 got=f"{type(name).__name__} {name!r}",
                 fix="with poptorch.NameScope('encoder'): ...",

@@ -137,4 +137,4 @@ def _check_int(value: Any, name: str, function: str) -> None:
 
 
 def _wrong(title: str, got: str, fix: str) -> None:
-    check.refuse(Error, title, got=got, fix=fix)
+    raise Error(title, got=got, fix=fix)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from .._base import log, source
+from .._base import log
 from .._base.errors import AssertionFailure
 
 _FLAGS = frozenset({
@@ -89,7 +89,6 @@ def _check(cls: str, given: Mapping[str, Any]) -> None:
             raise AssertionFailure(
                 f"Expected a {'flag' if name in _FLAGS else 'number'} for {name}",
                 got=f"{cls}(..., {name}={value!r})",
-                where=source.calling_line(),
                 fix=(
                     f"pass {'True or False' if name in _FLAGS else 'a number, such as 0.1'}",
                     "pass what follows the torch hyper-parameters by keyword",

@@ -7,7 +7,6 @@ from typing import Any, Self
 
 from .._base import attributes
 from .._base.errors import AssertionFailure
-from .check import refuse
 
 
 class Attribute:
@@ -29,8 +28,7 @@ class Attribute:
             if not isinstance(values, dict) or not all(
                 isinstance(text, str) for pair in values.items() for text in pair
             ):
-                refuse(
-                    AssertionFailure,
+                raise AssertionFailure(
                     "Attributes must be dictionaries of strings",
                     got=f"{family}={values!r}",
                 )

@@ -1,27 +1,15 @@
-"""Refusing a bad value in the class of exception that PopTorch used, with what to do instead."""
+"""Checks that several options make of their arguments."""
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
-from .._base.errors import AssertionFailure, Error, InvalidValue
-from .._base.source import calling_line
+from .._base.errors import AssertionFailure, InvalidValue
 from ..enums import CommGroupType, ReductionType
 
 UNLIMITED = 2**64 - 1
 _DEVICE = "IPU"
 _SYNTHETIC_OFF, _SYNTHETIC_NORMAL = 0, 2
-
-
-def refuse(
-    cls: type[Error],
-    title: str,
-    *,
-    got: str | None = None,
-    fix: str | tuple[str, ...] | None = None,
-) -> NoReturn:
-    """Raise an error of the given class that names the user's own line."""
-    raise cls(title, got=got, where=calling_line(), fix=fix)
 
 
 def expect(name: str, value: Any, types: type | tuple[type, ...]) -> None:
@@ -32,8 +20,7 @@ def expect(name: str, value: Any, types: type | tuple[type, ...]) -> None:
     """
     if not isinstance(value, types):
         wanted = types if isinstance(types, tuple) else (types,)
-        refuse(
-            AssertionFailure,
+        raise AssertionFailure(
             f"Unexpected type for {name}",
             got=f"{value!r}, of type {type(value).__name__}",
             fix=f"pass {' or '.join(kind.__name__ for kind in wanted)}",
@@ -60,8 +47,7 @@ def check_period(period: object) -> None:
         AssertionFailure: not a positive int (an ``AssertionError``).
     """
     if not isinstance(period, int) or period < 1:
-        refuse(
-            AssertionFailure,
+        raise AssertionFailure(
             "OutputMode.EveryN needs a positive output_return_period",
             got=repr(period),
             fix="for instance outputMode(OutputMode.EveryN, 2)",
@@ -72,8 +58,7 @@ def mean_or_sum(kind: Any) -> ReductionType:
     """Return a reduction of gradients; anything else is a ``ValueError``."""
     accepted = (ReductionType.Mean, ReductionType.Sum)
     if not isinstance(kind, ReductionType) or kind not in accepted:
-        refuse(
-            InvalidValue,
+        raise InvalidValue(
             "The reduction type must be set to ReductionType.Mean or ReductionType.Sum",
             got=repr(kind),
         )
@@ -109,8 +94,7 @@ def synthetic_mode(enabled: Any) -> int:
 
 def _device_index(key: str) -> int:
     if not isinstance(key, str) or not key.startswith(_DEVICE):
-        refuse(
-            AssertionFailure,
+        raise AssertionFailure(
             "Keys of the available memory proportion must start with IPU",
             got=repr(key),
             fix='for instance setAvailableMemoryProportion({"IPU0": 0.5})',
@@ -118,4 +102,4 @@ def _device_index(key: str) -> int:
     try:
         return int(key.removeprefix(_DEVICE))
     except ValueError:
-        refuse(InvalidValue, "The device index after IPU must be an integer", got=repr(key))
+        raise InvalidValue("The device index after IPU must be an integer", got=repr(key)) from None

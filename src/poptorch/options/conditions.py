@@ -7,7 +7,7 @@ from typing import Any
 
 from .._base.errors import Error
 from ..enums import OutputMode
-from .check import grouping_problem, refuse
+from .check import grouping_problem
 from .options import Options
 from .overview import settings
 from .strategies import PipelinedExecution, ShardedExecution
@@ -24,8 +24,7 @@ def check(options: Options) -> None:
         for value in setting.row.values:
             _check_stored(setting, value)
     if not 0 <= options.Distributed.processId < options.Distributed.numProcesses:
-        refuse(
-            Error,
+        raise Error(
             "The process id must be smaller than the number of processes",
             got=f"process {options.Distributed.processId} of {options.Distributed.numProcesses}",
             fix="Distributed.configureProcessId takes the id first, then the count",
@@ -34,11 +33,10 @@ def check(options: Options) -> None:
     convolutions = popart.get("convolutionOptions", {})
     for name in (popart.get("partialsTypeMatMuls"), convolutions.get("partialsType")):
         if name not in (None, "float", "half"):
-            refuse(Error, "The partials type must be float or half", got=repr(name))
+            raise Error("The partials type must be float or half", got=repr(name))
     for device, part in options.available_memory_proportion.items():
         if not isinstance(part, (int, float)) or not 0 <= part <= 1:
-            refuse(
-                Error,
+            raise Error(
                 "Available memory proportions must be numbers from 0 to 1",
                 got=f"IPU{device}: {part!r}",
                 fix='for instance setAvailableMemoryProportion({"IPU0": 0.5})',
@@ -47,8 +45,7 @@ def check(options: Options) -> None:
         options.replication_factor, options.input_group_size, options.input_cgt
     )
     if problem:
-        refuse(
-            Error,
+        raise Error(
             problem,
             got=f"{options.input_group_size} of {options.replication_factor} replicas",
             fix="call inputReplicaGrouping again after changing the replication factor",
@@ -62,12 +59,12 @@ def _check_stored(setting: Setting, value: Value) -> None:
     """Check a number's lower bound, and an enum's integer, which assignment lets through."""
     stored = value.read(setting.group)
     if value.least is not None and stored < value.least:
-        refuse(Error, f"{setting.option} must be at least {value.least}", got=str(stored))
+        raise Error(f"{setting.option} must be at least {value.least}", got=str(stored))
     kind = value.kind
     if kind is None or stored is UNSET or not issubclass(kind, enum.Enum):
         return
     if stored not in list(kind):
-        refuse(Error, f"{value.name} holds no {kind.__name__}", got=str(stored))
+        raise Error(f"{value.name} holds no {kind.__name__}", got=str(stored))
 
 
 def check_return_period(setter: str, mode: Any, period: int, options: Options) -> None:
@@ -78,8 +75,7 @@ def check_return_period(setter: str, mode: Any, period: int, options: Options) -
     """
     iterations = options.device_iterations
     if mode == OutputMode.EveryN and (period < 1 or period > iterations or iterations % period):
-        refuse(
-            Error,
+        raise Error(
             f"The output return period of {setter} must divide deviceIterations",
             got=f"period {period} for {iterations} device iterations",
             fix="choose a divisor of deviceIterations",
@@ -94,8 +90,7 @@ def check_processes(options: Options) -> None:
     """
     count = options.Distributed.numProcesses
     if count > 1:
-        refuse(
-            Error,
+        raise Error(
             "Several processes cannot share a model yet",
             got=f"process {options.Distributed.processId} of {count}, from "
             "Distributed.configureProcessId or a launcher's variables (OMPI_COMM_WORLD_SIZE, "
@@ -119,8 +114,7 @@ def check_inference(options: Options) -> None:
     strategy = options._execution_strategy
     pipelined = isinstance(strategy, PipelinedExecution)
     advice = "; use Options.deviceIterations to process several batches in a pipeline"
-    refuse(
-        Error,
+    raise Error(
         "You must set gradientAccumulation to 1 for inference",
         got=f"Training.gradientAccumulation({accumulation})",
         fix="options.clone().Training.gradientAccumulation(1)"

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from .._base.errors import AssertionFailure, InvalidAttribute
 from . import table
-from .check import refuse
 from .freezable import Freezable
 from .show import show_pairs
 
@@ -47,7 +46,7 @@ class Container(Freezable):
         for name in values:
             self._check_writable(name)
             if name not in self._values:
-                refuse(AssertionFailure, f"Invalid option {name}", fix=self._suggest(name))
+                raise AssertionFailure(f"Invalid option {name}", fix=self._suggest(name))
         return self._store(values)
 
     def createOrSet(self, **values: Any) -> Self:
@@ -64,8 +63,7 @@ class Container(Freezable):
     def _typed(self, name: str, value: Any) -> Any:
         wanted = type(self._values.get(name, value))
         if not isinstance(value, wanted):
-            refuse(
-                AssertionFailure,
+            raise AssertionFailure(
                 f"Unexpected type for option {name}",
                 got=f"{value!r}, of type {type(value).__name__}",
                 fix=f"pass a value of type {wanted.__name__}",
@@ -105,7 +103,7 @@ class Container(Freezable):
                 return values[name]
             if name.startswith("_"):  # copy and pickle ask for hooks before there is any state
                 raise AttributeError(f"{type(self).__name__} has no attribute {name}")
-            refuse(InvalidAttribute, f"Invalid attribute {name}", fix=self._suggest(name))
+            raise InvalidAttribute(f"Invalid attribute {name}", fix=self._suggest(name))
 
         def __setattr__(self, name: str, value: Any) -> None:
             built = "_values" in vars(self)
@@ -115,7 +113,7 @@ class Container(Freezable):
                 return
             self._check_writable(name)
             if built and not exists:
-                refuse(InvalidAttribute, f"Invalid attribute {name}", fix=self._suggest(name))
+                raise InvalidAttribute(f"Invalid attribute {name}", fix=self._suggest(name))
             object.__setattr__(self, name, value)
 
     def _nested(self) -> list[Freezable]:
@@ -149,6 +147,6 @@ def merge(result: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     """
     common = sorted(result.keys() & values.keys())
     if common:
-        refuse(AssertionFailure, "The same option is set twice", got=", ".join(common))
+        raise AssertionFailure("The same option is set twice", got=", ".join(common))
     result.update(values)
     return result

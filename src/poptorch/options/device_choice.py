@@ -7,7 +7,6 @@ from typing import NamedTuple
 from .._base import env
 from .._base.errors import Error
 from ..enums import ConnectionType
-from .check import refuse
 from .options import Options
 
 GENERATIONS = (1, 2, 21)
@@ -42,23 +41,20 @@ def choose_device(options: Options) -> DeviceChoice:
     if options.connection_type != ConnectionType.Never:
         return model
     if model.device == "model":
-        refuse(
-            Error,
+        raise Error(
             "Offline compilation is not supported for the IPU model",
             got=model.reason,
             fix="drop useOfflineIpuTarget / ConnectionType.Never, or call useIpuModel(False)",
         )
     if options.exists("ipu_id"):
-        refuse(
-            Error,
+        raise Error(
             "An offline target cannot be combined with useIpuId",
             got=f"useIpuId({options.ipu_id})",
             fix="drop one of the two",
         )
     generation = options.ipu_version if options.exists("ipu_version") else None
     if generation is not None and generation not in GENERATIONS:
-        refuse(
-            Error,
+        raise Error(
             "Invalid offline IPU version",
             got=repr(generation),
             fix="pass 1, 2 or 21 to useOfflineIpuTarget",
@@ -95,8 +91,7 @@ def model_from_environment() -> tuple[str | None, bool]:
 def _model_generation() -> int:
     version = env.get("POPTORCH_IPU_MODEL_VERSION")
     if version not in MODEL_VERSIONS:
-        refuse(
-            Error,
+        raise Error(
             "Invalid IPU model version",
             got=f"POPTORCH_IPU_MODEL_VERSION={version}",
             fix=f"use one of {', '.join(MODEL_VERSIONS)}",

@@ -6,7 +6,6 @@ from typing import Any, Self
 
 from .._base import env, log
 from .._base.errors import InvalidValue
-from .check import refuse
 from .container import Container
 from .table import RULES, Value, row
 
@@ -85,4 +84,6 @@ def _integer(variable: str, default: str) -> int:
     try:
         return int(text)
     except ValueError:
-        refuse(InvalidValue, f"Environment variable {variable} is not an integer", got=repr(text))
+        raise InvalidValue(
+            f"Environment variable {variable} is not an integer", got=repr(text)
+        ) from None

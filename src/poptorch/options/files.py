@@ -16,7 +16,6 @@ import torch
 from .. import enums
 from .._base.errors import InvalidAttribute, InvalidValue
 from . import locations, stages, strategies
-from .check import refuse
 from .overview import settings
 from .show import show
 from .table import Backend, Private, Setting, Value
@@ -236,7 +235,7 @@ def _module_member(module: str, name: str) -> Any:
             return member
     elif name in _CONSTRUCTORS or name in _ENUMS:
         return _CONSTRUCTORS.get(name) or _ENUMS[name]
-    refuse(InvalidAttribute, f"{module}.{name} cannot be used in a configuration file")
+    raise InvalidAttribute(f"{module}.{name} cannot be used in a configuration file")
 
 
 def apply_json(options: Any, text: str) -> None:
@@ -252,7 +251,7 @@ def apply_json(options: Any, text: str) -> None:
     """
     calls = json.loads(text)
     if not isinstance(calls, dict):
-        refuse(InvalidValue, "Options are a JSON object of setters and arguments", got=text)
+        raise InvalidValue("Options are a JSON object of setters and arguments", got=text)
     setters = [(_accessor(options, path), value) for path, value in calls.items()]
     for setter, value in setters:
         setter(*(value if isinstance(value, list) else [_enum_member(value)]))
@@ -262,14 +261,14 @@ def _accessor(options: Any, path: str) -> Callable[..., Any]:
     target = options
     for depth, name in enumerate(path.split(".")):
         if name.startswith("_") and (depth or name not in _PRIVATE_GROUPS):
-            refuse(InvalidAttribute, f"Invalid attribute {path}", got="a private name")
+            raise InvalidAttribute(f"Invalid attribute {path}", got="a private name")
         target = getattr(target, name)
     return _callable(target, path)
 
 
 def _callable(target: Any, name: str) -> Callable[..., Any]:
     if not callable(target):
-        refuse(InvalidAttribute, f"Invalid attribute {name}", got="not a setter")
+        raise InvalidAttribute(f"Invalid attribute {name}", got="not a setter")
     return target  # type: ignore[no-any-return]
 
 

@@ -9,7 +9,6 @@ import copy
 from typing import Any, Self
 
 from .._base.errors import InvalidAttribute
-from .check import refuse
 
 
 class Freezable:
@@ -37,8 +36,7 @@ class Freezable:
 
     def _check_writable(self, name: str) -> None:
         if vars(self).get("_is_frozen", False):
-            refuse(
-                InvalidAttribute,
+            raise InvalidAttribute(
                 "Can't modify frozen Options",
                 got=f"a write of {name} after the options were given to a model or a DataLoader",
                 fix="set options before that, or change a copy: options.clone()",

@@ -16,7 +16,6 @@ from .._base import env, log
 from .._base.errors import Error
 from .._ir.spec import Spec
 from ..enums import MeanReductionStrategy, OutputMode
-from .check import refuse
 from .conditions import check, check_inference, check_processes
 from .device_choice import choose_device
 from .options import Options
@@ -69,7 +68,7 @@ def resolved_output(options: Options, training: bool) -> tuple[OutputMode, int]:
         Error: an integer that is no mode was assigned.
     """
     if options.output_mode not in list(OutputMode):
-        refuse(Error, "output_mode holds no OutputMode", got=str(options.output_mode))
+        raise Error("output_mode holds no OutputMode", got=str(options.output_mode))
     mode = OutputMode(options.output_mode)
     if mode == OutputMode.Default:
         mode = OutputMode.Final if training else OutputMode.All
@@ -164,9 +163,9 @@ def engine_options(options: Options) -> dict[str, str]:
     try:
         forced = json.loads(text)
     except json.JSONDecodeError as error:
-        refuse(Error, "POPLAR_ENGINE_OPTIONS is not valid JSON", got=f"{text}: {error}")
+        raise Error("POPLAR_ENGINE_OPTIONS is not valid JSON", got=f"{text}: {error}") from error
     if not isinstance(forced, dict) or not all(isinstance(v, str) for v in forced.values()):
-        refuse(Error, "POPLAR_ENGINE_OPTIONS must be a JSON object of strings", got=text)
+        raise Error("POPLAR_ENGINE_OPTIONS must be a JSON object of strings", got=text)
     if not all(isinstance(value, str) for value in chosen.values()):
-        refuse(Error, "The values of engine options must be strings", got=show(chosen))
+        raise Error("The values of engine options must be strings", got=show(chosen))
     return {**chosen, **forced}

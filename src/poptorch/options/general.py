@@ -25,7 +25,6 @@ from .check import (
     is_on,
     limit,
     memory_proportions,
-    refuse,
     synthetic_mode,
     texts,
 )
@@ -101,8 +100,7 @@ class GeneralOptions(Container):
         expect("input_group_size", input_group_size, int)
         problem = grouping_problem(self.replication_factor, input_group_size, input_group_type)
         if problem:
-            refuse(
-                InvalidValue,
+            raise InvalidValue(
                 problem,
                 got=f"{input_group_size} of {self.replication_factor} replicas",
                 fix="call replicationFactor first, then group by one of its divisors",

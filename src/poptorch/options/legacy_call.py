@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 from .._base import log
 from .._base.errors import Error, InvalidType, InvalidValue
 from ..enums import OutputMode
-from .check import refuse
 from .legacy_names import deprecated, deprecated_without_effect
 from .options import Options
 from .strategies import PipelinedExecution
@@ -65,19 +64,18 @@ def read_call(
     names = _TRAINING if training else _INFERENCE
     unknown = sorted(set(keywords) - set(names))
     if unknown:
-        refuse(InvalidType, f"Unexpected keyword argument {unknown[0]!r}")
+        raise InvalidType(f"Unexpected keyword argument {unknown[0]!r}")
     if isinstance(options, int) or keywords.keys() - {"loss"}:
         return _read_first_release(names, options, optimizer, extra, keywords)
     if options is not None and not isinstance(options, Options) and options:
-        refuse(
-            Error,
+        raise Error(
             "Invalid type: 'options' must be a poptorch.Options",
             got=f"{options!r}, of type {type(options).__name__}",
             fix="pass poptorch.Options(), or nothing for the defaults",
         )
     given = [*([] if optimizer is None else [optimizer]), *extra]
     if given and not training:
-        refuse(InvalidType, "inferenceModel takes a model and options", got=repr(given[0]))
+        raise InvalidType("inferenceModel takes a model and options", got=repr(given[0]))
     return WrapCall(options or Options(), **_optimizer_and_loss(given, keywords))
 
 
@@ -89,7 +87,7 @@ def _optimizer_and_loss(given: Sequence[Any], keywords: Mapping[str, Any]) -> di
         if value is None:
             continue
         if name in result:
-            refuse(InvalidType, f"Too many arguments: a second {name}", got=repr(value))
+            raise InvalidType(f"Too many arguments: a second {name}", got=repr(value))
         result[name] = value
     if result.get("loss") is not None:
         deprecated("The argument loss of trainingModel", "a model that computes its own loss")
@@ -104,8 +102,7 @@ def _read_first_release(
     keywords: dict[str, Any],
 ) -> WrapCall:
     if isinstance(first, Options):
-        refuse(
-            Error,
+        raise Error(
             "Legacy keywords and an Options object cannot be combined",
             got=", ".join(sorted(keywords)),
             fix="set them on the Options object: deviceIterations, replicationFactor, ...",
@@ -117,11 +114,11 @@ def _read_first_release(
         positional.append(optimizer)
     positional += extra
     if len(positional) > len(names):
-        refuse(InvalidType, "Too many positional arguments", got=str(len(positional)))
+        raise InvalidType("Too many positional arguments", got=str(len(positional)))
     values = dict(zip(names, positional, strict=False))
     repeated = sorted(values.keys() & keywords.keys())
     if repeated:
-        refuse(InvalidType, f"Argument {repeated[0]!r} was given twice")
+        raise InvalidType(f"Argument {repeated[0]!r} was given twice")
     values.update(keywords)
     deprecated(f"Wrapping a model with {', '.join(values)}", "poptorch.Options")
     return WrapCall(_options_from(values), values.get("optimizer"), values.get("loss"))
@@ -153,5 +150,5 @@ def _output_mode(mode: Any) -> OutputMode:
     if isinstance(mode, OutputMode):
         return mode
     if not isinstance(mode, str) or mode.upper() not in _MODES:
-        refuse(InvalidValue, "Unknown anchor_mode", got=repr(mode), fix=f"use {', '.join(_MODES)}")
+        raise InvalidValue("Unknown anchor_mode", got=repr(mode), fix=f"use {', '.join(_MODES)}")
     return _MODES[mode.upper()]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, Self
 
 from .._base.errors import AssertionFailure
-from .check import expect, refuse
+from .check import expect
 from .container import Container
 from .table import HINT, Value, option
 
@@ -63,8 +63,7 @@ class TensorLocationSettings(Container):
 
 def _io_tiles(count: Any) -> int:
     if not isinstance(count, int) or count not in _IO_TILES:
-        refuse(
-            AssertionFailure,
+        raise AssertionFailure(
             "numIOTiles must be an even number between 32 and 192",
             got=repr(count),
         )

@@ -8,7 +8,6 @@ from typing import Any, Self
 
 from .._base import env, log
 from .._base.errors import AssertionFailure
-from .check import refuse
 from .container import merge
 from .distributed import _DistributedOptions
 from .files import apply_json, load_from_file
@@ -140,8 +139,7 @@ class Options(LegacyOptions):
                 key (an ``AssertionError``).
         """
         if self.defaultOutputMode():
-            refuse(
-                AssertionFailure,
+            raise AssertionFailure(
                 "An output mode must be picked before using toDict",
                 fix="call outputMode(...), or read the options of a wrapped model",
             )

@@ -8,7 +8,6 @@ from typing import Any
 from .._base.errors import Error
 from .._ir.placement import Location, Locations, NamedStage, Placement, Strategy
 from ..enums import Liveness
-from .check import refuse
 from .strategies import (
     PipelinedExecution,
     ShardedExecution,
@@ -61,11 +60,10 @@ def _freeze_phases(strategy: _IPhasedExecution) -> Placement:
 
 def _check_parallel(liveness: Liveness, stages: tuple[NamedStage, ...]) -> None:
     if liveness in _SERIAL_ONLY:
-        refuse(Error, f"Liveness.{liveness.name} is only supported for serial phase execution")
+        raise Error(f"Liveness.{liveness.name} is only supported for serial phase execution")
     for stage in stages:
         if stage.ipu is not None and stage.phase is not None and (stage.ipu - stage.phase) % 2:
-            refuse(
-                Error,
+            raise Error(
                 "In parallel phased execution even phases must run on even IPUs and odd phases on "
                 "odd IPUs",
                 got=f"phase {stage.phase} with blocks {', '.join(stage.blocks)} on IPU {stage.ipu}",

@@ -9,7 +9,7 @@ from typing import Any
 from .._base import log
 from .._base.errors import Error
 from ..enums import MeanReductionStrategy, ReductionType
-from .check import mean_or_sum, refuse
+from .check import mean_or_sum
 from .popart import INITIAL
 from .table import HINT, MISSING, RESULTS, RULES, UNSET, Backend, Effect, Row
 
@@ -146,9 +146,9 @@ def validate_popart(options: dict[Any, Any]) -> None:
     for key, value in options.items():
         kind = _kind(value)
         if kind is None:
-            refuse(Error, f"Unknown value type for the option {key!r}", got=repr(value))
+            raise Error(f"Unknown value type for the option {key!r}", got=repr(value))
         if key not in KEYS[kind]:
-            refuse(Error, f"Unknown {kind} option: {key}", got=f"{key} = {value!r}", fix=_fix(key))
+            raise Error(f"Unknown {kind} option: {key}", got=f"{key} = {value!r}", fix=_fix(key))
         _check_range(key, value)
         if key == "logDir":
             log.python.warning("_Popart.set('logDir', ...) is ignored: use Options.logDir")
@@ -176,7 +176,7 @@ def _check_range(key: str, value: Any) -> None:
         return
     for item in items:
         if isinstance(item, int) and not 0 <= item <= last:
-            refuse(Error, f"Value of {key} is out of range", got=str(item), fix=f"use 0 to {last}")
+            raise Error(f"Value of {key} is out of range", got=str(item), fix=f"use 0 to {last}")
 
 
 def _fix(key: Any) -> str:

@@ -13,7 +13,6 @@ import torch
 from .._base import log
 from .._base.errors import InvalidValue
 from ..enums import HalfFloatCastingBehavior
-from .check import refuse
 from .container import Container
 from .legacy_names import deprecated_without_effect
 from .popart import _PopartOptions
@@ -133,8 +132,7 @@ class _PrecisionOptions(Container):
             InvalidValue: neither ``torch.float32`` nor ``torch.float16`` (a ``ValueError``).
         """
         if not isinstance(dtype, torch.dtype) or dtype not in _PARTIALS:
-            refuse(
-                InvalidValue,
+            raise InvalidValue(
                 "The partials type must be torch.float or torch.half",
                 got=repr(dtype),
             )
@@ -157,7 +155,7 @@ class _PrecisionOptions(Container):
     def _statistics(self, name: str, value: bool) -> Self:
         self._check_writable(name)
         if not isinstance(value, bool):
-            refuse(InvalidValue, f"{name} must be set to True or False", got=repr(value))
+            raise InvalidValue(f"{name} must be set to True or False", got=repr(value))
         deprecated_without_effect(
             f"Precision.{name}", "running statistics have the dtype of the module's buffers"
         )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from .._base.errors import AssertionFailure
-from .check import expect, refuse
+from .check import expect
 
 _WHAT = "stages and phases must either be block IDs (strings) or Stages"
 
@@ -23,8 +23,7 @@ class Stage:
 
     def __init__(self, *block_ids: str) -> None:
         if not all(isinstance(block, str) for block in block_ids):
-            refuse(
-                AssertionFailure,
+            raise AssertionFailure(
                 "Block IDs are supposed to be strings",
                 got=", ".join(map(repr, block_ids)),
             )
@@ -81,8 +80,7 @@ class Phase:
             AssertionFailure: not one device per stage, or not ints (an ``AssertionError``).
         """
         if len(ipus) != len(self._stages):
-            refuse(
-                AssertionFailure,
+            raise AssertionFailure(
                 "A phase needs one IPU per stage",
                 got=f"{len(ipus)} IPUs for {len(self._stages)} stages",
             )
@@ -103,7 +101,7 @@ def stage_of(item: Stage | str | Sequence[str]) -> Stage:
         return Stage(item)
     if isinstance(item, (list, tuple)) and item and all(isinstance(part, str) for part in item):
         return Stage(*item)
-    refuse(AssertionFailure, f"Invalid stage: {_WHAT}", got=repr(item))
+    raise AssertionFailure(f"Invalid stage: {_WHAT}", got=repr(item))
 
 
 def _stages_of(items: Sequence[Stage | str]) -> list[Stage]:
@@ -111,8 +109,7 @@ def _stages_of(items: Sequence[Stage | str]) -> list[Stage]:
         return list(items)  # type: ignore[arg-type]
     if items and all(isinstance(item, str) for item in items):
         return [Stage(*items)]  # type: ignore[arg-type]
-    refuse(
-        AssertionFailure,
+    raise AssertionFailure(
         f"Invalid phase: {_WHAT}",
         got=", ".join(map(repr, items)) or "no arguments",
     )

@@ -11,7 +11,7 @@ from typing import Any, Self
 from .._base import log
 from .._base.errors import AssertionFailure
 from ..enums import AutoStage, Liveness
-from .check import expect, refuse
+from .check import expect
 from .stages import Phase, Stage, stage_of
 
 
@@ -24,8 +24,7 @@ class _IExecutionStrategy:
         for number, stage in enumerate(self._all_stages):
             for block in stage.blocks:
                 if self._stage_numbers.setdefault(block, number) != number:
-                    refuse(
-                        AssertionFailure,
+                    raise AssertionFailure(
                         f"Block {block!r} is associated with more than one stage",
                         got=f"stages {self._stage_numbers[block]} and {number}",
                         fix="name every block in one stage only",
@@ -40,7 +39,7 @@ class _IExecutionStrategy:
         """
         if block_id not in self._stage_numbers:
             known = ", ".join(map(repr, self._stage_numbers)) or "none"
-            refuse(AssertionFailure, f"Unknown block {block_id!r}", got=f"known blocks: {known}")
+            raise AssertionFailure(f"Unknown block {block_id!r}", got=f"known blocks: {known}")
         return self._all_stages[self._stage_numbers[block_id]]
 
     def _backend_options(self) -> dict[str, Any]:
@@ -64,8 +63,7 @@ class PipelinedExecution(_IExecutionStrategy):
     def __init__(self, *args: AutoStage | Stage | str | Sequence[str]) -> None:
         auto = [item for item in args if isinstance(item, AutoStage)]
         if auto and len(args) > 1:
-            refuse(
-                AssertionFailure,
+            raise AssertionFailure(
                 "An AutoStage must be the only argument of a strategy",
                 got=", ".join(map(repr, args)),
             )
@@ -119,8 +117,7 @@ class _IPhasedExecution(_IExecutionStrategy):
 
     def __init__(self, *phases: Phase | Stage | str | Sequence[Any]) -> None:
         if not phases:
-            refuse(
-                AssertionFailure,
+            raise AssertionFailure(
                 "There is currently no AutoStage for PhasedExecution",
                 fix="name the phases: SerialPhasedExecution(Phase('A'), Phase('B'))",
             )
@@ -137,8 +134,7 @@ class _IPhasedExecution(_IExecutionStrategy):
                 (an ``AssertionError``).
         """
         if not isinstance(phase, int) or not 0 <= phase < len(self._phases):
-            refuse(
-                AssertionFailure,
+            raise AssertionFailure(
                 f"A phase number must be an int from 0 to {len(self._phases) - 1}",
                 got=repr(phase),
             )
