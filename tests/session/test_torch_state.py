@@ -156,3 +156,61 @@ def test_another_optimizer_goes_on_with_the_state() -> None:
     twins.ours = other
     twins.step(2)
     twins.compare()
+
+
+def _zero(state: dict) -> None:
+    state["exp_avg"].zero_()
+
+
+def _replace(state: dict) -> None:
+    state["exp_avg"] = torch.zeros_like(state["exp_avg"])
+
+
+def _start_again(state: dict) -> None:
+    state["step"].fill_(0.0)
+
+
+@pytest.mark.parametrize("edit", [_zero, _replace, _start_again])
+@pytest.mark.parametrize("detached", [False, True])
+def test_what_is_changed_in_the_state_reaches_the_device(edit, detached: bool) -> None:
+    twins = Twins("Adam")
+    twins.step(3)
+    if detached:
+        twins.wrapped.detachFromDevice()
+    for optimizer in (twins.ours, twins.theirs):
+        for entry in optimizer.state.values():
+            edit(entry)
+    twins.step(2)
+    twins.compare()
+    for optimizer in (twins.ours, twins.theirs):  # and again
+        for entry in optimizer.state.values():
+            edit(entry)
+    twins.step(2)
+    twins.compare()
+
+
+def test_a_change_of_what_was_read_before_the_last_call_is_said_once(caplog) -> None:
+    twins = Twins("Adam")
+    twins.step()
+    old = [entry["exp_avg"] for entry in twins.ours.state.values()]
+    twins.step()
+    assert not caplog.records
+    for tensor in old:
+        tensor.zero_()
+    twins.step(2)  # eager's were not changed
+    assert caplog.text.count("the device does not see this") == 1
+    twins.compare()
+
+
+def test_a_step_by_hand_between_calls_counts(caplog) -> None:
+    """It moves weights and moments on the host; both reach the device."""
+    twins = Twins("Adam")
+    twins.step(2)
+    twins.ours.zero_grad()
+    twins.model.forward(X, Y).backward()
+    twins.ours.step()
+    twins.wrapped.copyWeightsToDevice()
+    twins.eager_step()
+    twins.step(2)
+    twins.compare()
+    assert not caplog.records

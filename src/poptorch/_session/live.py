@@ -22,7 +22,7 @@ from .outputs import Outputs
 from .random import Randomness
 from .unfollowed import ModelChanges
 
-_LIMIT = "Options.programs"
+LIMIT = "Options.programs"
 CLOCKS = {1: 1.6e9, 2: 1.33e9, 21: 1.85e9}  # cycles per second of the chips' generations
 
 
@@ -68,6 +68,13 @@ class Compilation(Task):
             slots = self.compiled.plan.program.state_slots().values()
             names += [f"UpdatedVar___{slot.path}" for slot in slots if slot.kind is Kind.PARAM]
         return names
+
+    def anchors(self, results: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the anchored ones of a call's results by short name."""
+        if not self.spec.anchors:
+            return {}
+        names = (short for short, *_ in self.spec.anchors)
+        return dict(zip(names, results[self.outputs.count :], strict=True))
 
     def arguments(self) -> CompiledInputs:
         """Return the arguments that were compiled for."""
@@ -120,6 +127,14 @@ class Variant:
     compilation: Compilation
     device: Device | None = None
 
+    def go_on_from(self, other: Device) -> Device:
+        """Return its device, with what another one has."""
+        if self.device is None:
+            self.device = Device(self.compilation.compiled, self.compilation.reading, other)
+        else:
+            self.device.take_over(other)
+        return self.device
+
 
 @dataclass(eq=False)
 class Live:
@@ -160,7 +175,7 @@ class Live:
         alike = [other for other in others if other.mode == variant.mode]
         surplus = alike[: max(0, len(alike) + 1 - self.spec.runtime.programs)]
         for other in surplus:
-            log.python.info("%s: forgets the program for %s", _LIMIT, other.compilation.inputs)
+            log.python.info("%s: forgets the program for %s", LIMIT, other.compilation.inputs)
         self.variants = [other for other in others if other not in surplus] + [variant]
         compilation = variant.compilation
         self.now, self.mode = compilation, variant.mode

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -26,6 +26,9 @@ from .device import Device
 from .torch_state import TorchState
 from .unfollowed import OptimizerChanges, say_step_hooks
 
+if TYPE_CHECKING:
+    from .model import Task
+
 Paths = Mapping[int, str]
 
 
@@ -42,12 +45,14 @@ class SessionOptimizer:
     Attributes:
         given: the user's object.
         spec: its compiled structure, None before compilation.
+        outdated: whether that is not its structure any more.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._state = _state_of(optimizer)  # what is wrong with it is said at once
         self.given = optimizer
         self.spec: OptimSpec | None = None
+        self.outdated = False
         self._snapshot = _snapshot(optimizer)
         self._watch = AttributeWatch(optimizer)
         self._changes = OptimizerChanges(optimizer)
@@ -66,14 +71,13 @@ class SessionOptimizer:
     def frozen(self, paths: Paths, spec: Spec) -> tuple[OptimSpec, dict[str, float]]:
         """Return what is compiled in, from the hyper-parameters that were read before."""
         _check_membership(self._snapshot, paths)
-        return self._frozen(self._snapshot, paths, spec)
+        return self._frozen(self._snapshot, paths, spec, self.spec)
 
-    def compiled(
-        self, spec: OptimSpec, values: Mapping[str, float], paths: Paths, settings: Spec
-    ) -> None:
-        """A program with this structure in it was compiled, for parameters with these paths."""
-        self.spec, self._asked, self._values = spec, dict(values), dict(values)
-        self._paths, self._settings = paths, settings
+    def compiled(self, task: Task) -> None:
+        """A program was compiled, with a structure of this optimizer in it."""
+        self.spec, self._asked, self._values = task.optim, dict(task.hypers), dict(task.hypers)
+        self.outdated = False
+        self._paths, self._settings = task.reading.paths, task.spec
 
     @staticmethod
     def _frozen(
@@ -106,8 +110,9 @@ class SessionOptimizer:
             freeze(snapshot, {})
         else:
             new, asked = self._frozen(snapshot, paths, spec, self.spec)
-            check_replacement(self.spec, new, _mean_strategy(spec))
-            if asked != self._asked:
+            again = not isinstance(optimizer, optim.Optimizer)
+            self.outdated = check_replacement(self.spec, new, _mean_strategy(spec), again)
+            if asked != self._asked and not self.outdated:
                 self._asked, self._values = asked, dict(asked)
                 if self._device is not None:
                     self._device.write_hypers(asked)
@@ -171,11 +176,12 @@ class SessionOptimizer:
         if isinstance(state, optim.Optimizer):
             state.set_state_dict(state.get_state_dict())  # for the next device
 
-    def before_run(self) -> None:
-        """Upload state that was loaded since the last run."""
+    def prepare_run(self) -> bool:
+        """Upload state that was loaded since the last run; tell if another program is needed."""
         if self._state.ipu_state_is_dirty:
             self._upload(with_values=True)
         self._changes.say(self.given)
+        return self.outdated
 
     def after_run(self) -> None:
         """The device has newer state than the host; schedulers may step."""

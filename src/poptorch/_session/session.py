@@ -25,7 +25,7 @@ from .arguments import dividing, return_inputs
 from .connection import Connection, refuse_offline
 from .counters import Stamped
 from .device import Device
-from .live import Compilation, LastCall, Live, Restored, Variant
+from .live import LIMIT, Compilation, LastCall, Live, Restored, Variant
 from .model import Model
 from .modes import Mode
 from .optimizer import SessionOptimizer
@@ -148,10 +148,8 @@ class Session:
         if self.restored is not None:
             live.kept = compilation.checked_state(self.restored.device)
             live.random.set(self.restored.random, None)
-        if self.optimizer is not None and compilation.optim is not None:
-            self.optimizer.compiled(
-                compilation.optim, compilation.hypers, compilation.reading.paths, spec
-            )
+        if self.optimizer is not None:
+            self.optimizer.compiled(compilation)
         self.live, self.restored, self.sync.dirty = live, None, False
 
     def plan(self) -> Plan:
@@ -254,6 +252,8 @@ class Session:
     def release(self) -> None:
         """Bring the host up to date and let go of the executable and the device."""
         self.detach()
+        if self.optimizer is not None:
+            self.optimizer.spec = None
         self.live = None
         self.sync.dirty = False
 
@@ -285,13 +285,15 @@ class Session:
 
     def _call(self, live: Live, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         live.changes.say_layers()
+        if self.sync.device is None:
+            refuse_offline(live.now.spec)
+            self.attach()
+        if self.optimizer is not None and self.optimizer.prepare_run():
+            self._compile_again(live, args, kwargs)
         mode = self.model.modes.now()
         if mode != live.mode or (live.several and not live.now.takes(self.model, args, kwargs)):
             self._change_program(live, mode, args, kwargs)
         now = live.now
-        if self.sync.device is None:
-            refuse_offline(now.spec)
-            self.attach()
         started = time.perf_counter()
         given = now.inputs.quick(args, kwargs)
         if given is None:
@@ -307,13 +309,9 @@ class Session:
         ready = time.perf_counter()
         if live.changed_inputs and live.synthetic is None:
             return_inputs(live.changed_inputs, given, batch)
-        count, anchors = now.outputs.count, dict[str, torch.Tensor]()
-        if len(results) > count:
-            names = (short for short, *_ in now.spec.anchors)
-            anchors = dict(zip(names, results[count:], strict=True))
-        returned = now.outputs.build(results[:count])
+        returned = now.outputs.build(results[: now.outputs.count])
         moments = (started, taken, ready, time.perf_counter())
-        live.last = LastCall(Stamped(moments), anchors)
+        live.last = LastCall(Stamped(moments), now.anchors(results))
         return returned
 
     def _change_program(
@@ -322,23 +320,36 @@ class Session:
         """Go on with the program for another mode or inputs; all share weights and state."""
         variant = live.find(mode, self.model, args, kwargs)
         if variant is None:
-            variant = self._new_variant(live, mode, args, kwargs)
-        now, device = variant.compilation, self.sync.device
-        if device is not None:
-            if variant.device is None:
-                variant.device = Device(now.compiled, now.reading, device)
-            else:
-                variant.device.take_over(device)
-            if not variant.device.downloads_all_of(device):
-                self.sync.bring_host_up_to_date()
-            if self.optimizer is not None:
-                self.optimizer.attach(variant.device, restored=True)
-            self.sync.device = variant.device
+            if mode != live.mode:
+                log.python.info("train() or eval() was called: compiling for the other mode")
+            variant = self._new_variant(live, args, kwargs)
+            if mode == live.mode:
+                log.python.info("%s: compiled for %s, too", LIMIT, variant.compilation.inputs)
+        self._move(variant, restored=True)
         live.use(variant)
 
-    def _new_variant(
-        self, live: Live, mode: Mode, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Variant:
+    def _compile_again(self, live: Live, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Go on with a program for the optimizer as it is now, weights and all state kept."""
+        log.python.info("The optimizer's structure changed: compiling again, with its state kept")
+        variant = self._new_variant(live, args, kwargs)
+        assert self.optimizer is not None
+        self.optimizer.detach()
+        self.optimizer.compiled(variant.compilation)
+        self._move(variant, restored=False)
+        live.variants.clear()
+        live.use(variant)
+
+    def _move(self, variant: Variant, restored: bool) -> None:
+        """Let the device of a program take the place of the present one, and what it has."""
+        old = self.sync.get_device()
+        device = variant.go_on_from(old)
+        if not device.downloads_all_of(old):
+            self.sync.bring_host_up_to_date()
+        if self.optimizer is not None:
+            self.optimizer.attach(device, restored)
+        self.sync.device = device
+
+    def _new_variant(self, live: Live, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Variant:
         bound = self.model.signature.bind(args, kwargs, like=live.now.inputs.bound)
         spec = live.spec
         if live.several:
@@ -346,23 +357,17 @@ class Session:
         else:
             live.now.inputs.check(bound)
             live.now.inputs.prepare(bound.tensors)
-        if mode != live.mode:
-            log.python.info("train() or eval() was called: compiling for the other mode")
         self.sync.fetch()
         self.sync.bring_host_up_to_date()
         compilation = self._compiled(bound, spec, background=True, made_up=False)
-        if mode == live.mode:
-            log.python.info("Options.programs: compiled for %s, too", compilation.inputs)
         return Variant(self.model.modes.now(), compilation)
 
     def _execute(self, live: Live, batch: list[torch.Tensor]) -> list[torch.Tensor]:
-        device = self.sync.device
-        assert device is not None
+        device = self.sync.get_device()
         if self.optimizer is not None:
             if self.sync.looked_at:
                 live.changes.say_gradients()
                 self.sync.looked_at = False
-            self.optimizer.before_run()
             self.sync.dirty = True
         try:
             faults.check("run")

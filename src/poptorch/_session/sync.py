@@ -61,6 +61,11 @@ class Sync:
         self._generation = -1
         links.follow(self)
 
+    def get_device(self) -> Device:
+        """Return the device, where there must be one."""
+        assert self.device is not None
+        return self.device
+
     def bring_host_up_to_date(self) -> bool:
         """Download if the device is newer; return whether it was."""
         self.looked_at = True

@@ -1,17 +1,21 @@
 """``optimizer.state`` of torch's own optimizers, read from the device when somebody looks at it.
 
-Behaves as the state of ``poptorch.optim``'s optimizers does, under the names that torch uses.
+Behaves as the state of ``poptorch.optim``'s optimizers does, under the names that torch uses. What
+is changed in tensors that were read since the last call reaches the device with the next one.
 """
 
 from __future__ import annotations
 
 import collections
+import itertools
+import operator
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
+from .._base import log
 from ..optim.optimizer import DeviceLink
 
 _NAMES = {
@@ -22,6 +26,7 @@ _NAMES = {
 }
 _STEP = "Step"
 _COUNTED = ("adam", "adamw", "rmsprop")
+_version_of = operator.attrgetter("_version")
 
 
 class WatchedState(collections.defaultdict[Any, Any]):
@@ -90,6 +95,9 @@ class TorchState:
         self._watched: WatchedState | None = None
         self._link: weakref.ref[DeviceLink] | None = None
         self._updates = 0  # since the state was read
+        self._read: list[Any] = []  # what was read from the device last
+        self._tensors: list[torch.Tensor] = []  # those among it
+        self._versions = 0  # their sum
         self.paths: Mapping[int, str] = {}
         self.host_state_is_dirty = False
 
@@ -102,12 +110,39 @@ class TorchState:
     def ipu_state_is_dirty(self) -> bool:
         """Whether the optimizer's state is newer than the device's."""
         watched = self._watched
-        return self.was_loaded or (watched is not None and watched.changed)
+        return self.was_loaded or (watched is not None and (watched.changed or self._edited()))
 
     @ipu_state_is_dirty.setter
     def ipu_state_is_dirty(self, value: bool) -> None:
         assert not value
         self._watch()
+
+    def _entries(self) -> list[Any]:
+        entries = (entry for entry in dict.values(self._optimizer.state) if type(entry) is dict)
+        return list(itertools.chain.from_iterable(map(dict.values, entries)))
+
+    def _remember(self) -> None:
+        self._read = self._entries()
+        self._tensors = [value for value in self._read if isinstance(value, torch.Tensor)]
+        self._versions = sum(map(_version_of, self._tensors))
+
+    def _edited(self) -> bool:
+        """Whether what was read has been changed since; cheap, for every call."""
+        if not self._read:
+            return False
+        in_place = sum(map(_version_of, self._tensors)) != self._versions
+        if not self.host_state_is_dirty:
+            now = self._entries()
+            same = len(now) == len(self._read) and all(map(operator.is_, now, self._read))
+            return in_place or not same
+        if in_place:  # and the device has gone on since
+            self._remember()
+            log.python.warning(
+                "Tensors of the optimizer's state were changed that had been read before the last "
+                "call: the device does not see this. Read them from optimizer.state again after "
+                "a call, then change them"
+            )
+        return False
 
     def has_state(self) -> bool:
         """Tell whether the optimizer has made steps, here or elsewhere."""
@@ -119,6 +154,7 @@ class TorchState:
             self._optimizer.state = self._watched
         self._watched.changed = False
         self._updates = 0
+        self._read = []
 
     def ran(self, updates: int) -> None:
         """The device made so many updates."""
@@ -153,6 +189,7 @@ class TorchState:
                 values["step"] = on_device.get(f"{_STEP}___{path}", counted)
             if values:
                 self._watched.fill(parameter, values)
+        self._remember()
 
     def get_state_dict(self) -> dict[str, Any]:
         """Return the state under the names of ``ipu_state``; zeros where there is none."""

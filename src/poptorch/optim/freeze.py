@@ -47,7 +47,8 @@ def freeze(
             Parameters of the optimizer that are not in it, or need no gradient, are left out.
         automatic_loss_scaling: makes ``loss_scaling`` variable.
         compiled: the structure that it is to continue with: of a torch optimizer, what is variable
-            there. Without it only zeros that switch a term off are constant.
+            there stays so, and a constant of another value becomes variable. Without it only
+            zeros that switch a term off are constant.
 
     Returns:
         The frozen structure, and the values of the inputs by slot key (``slots.hyper``).
@@ -144,8 +145,10 @@ def _is_constant(
 ) -> bool:
     if isinstance(optimizer, Optimizer):
         return optimizer.variable_attrs.isConstant(name)
-    if compiled is not None:
-        return part not in compiled.variables
+    if name == "momentum" and value == 0:
+        return True  # torch leaves the buffer as it is for as long
+    if compiled is not None and name != "nesterov":
+        return part not in compiled.variables and dict(compiled.settings).get(part) == value
     return name in ("nesterov", "loss_scaling") or (name in _TERMS and value == 0)
 
 
@@ -163,8 +166,11 @@ def _freeze_group(
     params = tuple(dict.fromkeys(path_of[p.data_ptr()] for p in trained))
     settings: dict[str, Setting] = {"maximize": bool(group.get("maximize", False))}
     variables = []
+    whole = not isinstance(optimizer, Optimizer) and group.get("momentum") == 0
     for name in kind.hypers:
         value = group[name] if name in group else getattr(optimizer, name)
+        if name == "dampening" and whole:
+            value = 0.0  # torch dampens what enters a momentum, PopTorch every gradient
         for part, number in _numbers(name, value):
             if _is_constant(optimizer, name, part, number, same):
                 settings[part] = number

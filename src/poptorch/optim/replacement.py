@@ -15,14 +15,18 @@ def needs_running_mean(spec: OptimSpec) -> bool:
 
 
 def check_replacement(
-    compiled: OptimSpec, new: OptimSpec, strategy: MeanReductionStrategy | None = None
-) -> None:
-    """Return if only values of variable attributes, or nothing, differ.
+    compiled: OptimSpec,
+    new: OptimSpec,
+    strategy: MeanReductionStrategy | None = None,
+    again: bool = False,
+) -> bool:
+    """Return whether another program is needed: False if at most values of variables differ.
 
     Args:
         compiled: the optimizer that is compiled in.
         new: the one to use from now on.
         strategy: the mean reduction strategy that is compiled in, where there is a mean.
+        again: may be compiled again, for other constants.
 
     Raises:
         ValueError: ``accum_type=float16`` needs another strategy than the compiled one.
@@ -35,7 +39,7 @@ def check_replacement(
             fix="use this optimizer from the start, or destroy() the model before setting it",
         )
     if compiled == new:
-        return
+        return False
     if compiled.algorithm != new.algorithm:
         raise Error(
             "The type of the optimizer cannot change after compilation",
@@ -48,7 +52,8 @@ def check_replacement(
             got=f"{len(new.groups)}; compiled: {len(compiled.groups)}",
             fix="destroy() the model first, or wrap it again",
         )
-    _check_level("", compiled, new)
+    if not again:
+        _check_level("", compiled, new)
     for index, (old_group, new_group) in enumerate(zip(compiled.groups, new.groups, strict=True)):
         if set(old_group.params) != set(new_group.params):
             raise Error(
@@ -57,7 +62,9 @@ def check_replacement(
                 + ", ".join(sorted({*old_group.params} ^ {*new_group.params})),
                 fix="destroy() the model first, or wrap it again",
             )
-        _check_level(f" of parameter group {index}", old_group, new_group)
+        if not again:
+            _check_level(f" of parameter group {index}", old_group, new_group)
+    return again
 
 
 def _check_level(place: str, compiled: OptimSpec | OptimGroup, new: OptimSpec | OptimGroup) -> None:
@@ -87,12 +94,9 @@ def _user_name(name: str) -> str:
 def _constness_fixes(name: str, wanted: str) -> tuple[str, ...]:
     user_name = _user_name(name)
     if wanted == "constant":
-        mark = f"poptorch optimizers: variable_attrs.markAsConstant({user_name!r})"
-        return mark, f"torch optimizers: give {user_name!r} the value it had at compilation"
+        return (f"before it is set: variable_attrs.markAsConstant({user_name!r})",)
     return (
-        f"before compilation: pass {user_name!r} to the poptorch optimizer, or call "
+        f"before compilation: pass {user_name!r} to the optimizer, or call "
         f"variable_attrs.markAsVariable({user_name!r})",
-        "torch optimizers: only a momentum, dampening or weight decay of zero is compiled in; "
-        "begin with another value",
         "or destroy() the model first, so that it is compiled again",
     )
