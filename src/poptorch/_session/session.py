@@ -351,10 +351,8 @@ class Session:
 
     def _new_variant(self, live: Live, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Variant:
         bound = self.model.signature.bind(args, kwargs, like=live.now.inputs.bound)
-        spec = live.spec
-        if live.several:
-            spec = dividing(bound, spec)
-        else:
+        spec = dividing(bound, live.spec) if live.several else live.spec
+        if not live.several:
             live.now.inputs.check(bound)
             live.now.inputs.prepare(bound.tensors)
         self.sync.fetch()
