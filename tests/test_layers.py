@@ -20,10 +20,12 @@ from poptorch._base import private
 STOREYS: tuple[tuple[str, ...], ...] = (
     ("__main__",),
     ("_cli",),
+    ("integrations",),
     ("__init__",),
     (
         "executor", "wrappers", "dataloader", "argparsers", "autocasting", "autoplacing",
-        "hardware", "profiling", "testing", "poptorch_core", "_impl", "_poplar_executor",
+        "collation", "hardware", "profiling", "testing", "poptorch_core", "_impl",
+        "_poplar_executor",
     ),
     ("_session",),
     ("_compile",),
@@ -33,7 +35,7 @@ STOREYS: tuple[tuple[str, ...], ...] = (
     ("enums",),
     ("_base",),
 )  # fmt: skip
-ROOMS = frozenset(STOREYS[6] + STOREYS[7])
+ROOMS = frozenset(STOREYS[7] + STOREYS[8])
 LEVEL = {name: level for level, names in enumerate(STOREYS) for name in names}
 
 HEAVY = ("torch._inductor", "torch._dynamo", "torch.distributed", "matplotlib", "plotly")

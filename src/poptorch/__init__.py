@@ -12,6 +12,7 @@ from .argparsers import (
     registerGeometricCustomArgParsers,
 )
 from .autoplacing import autoplace
+from .collation import PadToSizes
 from .dataloader import AsynchronousDataAccessor, DataLoader
 from .enums import *  # noqa: F403 (its __all__ is every enum)
 from .executor import PoplarExecutor
@@ -35,6 +36,7 @@ __all__ = [
     "DataLoader",
     "Error",
     "ICustomArgParser",
+    "PadToSizes",
     "PoplarExecutor",
     "RecoverableError",
     "UnrecoverableError",

@@ -1,0 +1,297 @@
+"""``transformers.Trainer`` with the whole update as one compiled program.
+
+Source: the Trainer's own documentation, https://huggingface.co/docs/transformers/trainer.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+import poptorch
+
+from .._base import log, source
+from .._base.errors import Error, InvalidValue
+
+_RNG_FILE = "poptorch_rng.pt"
+
+
+class Trainer(transformers.Trainer):  # type: ignore[misc]
+    """A ``transformers.Trainer`` whose training and evaluation steps are wrapped models.
+
+    Everything else is the Trainer's: arguments, schedulers, callbacks, logging, evaluation with
+    metrics, checkpoints (which load in the plain Trainer, and its load here), resuming. One update,
+    with all its accumulation steps and the clipping of gradients, is one call of a compiled
+    program. ``compute_loss`` and label smoothing are part of it.
+
+    What differs: the norm of the gradients is not logged. With gradient accumulation an incomplete
+    last micro-batch of an epoch is left out, which a warning says.
+
+    Args:
+        args, kwargs: of ``transformers.Trainer``.
+        options: a copy is used: backend, caches, precision and so on; counts of iterations,
+            accumulation and replicas come from the Trainer's own arguments. By default up to four
+            lengths of sequences stay compiled (``options.programs(4)``).
+
+    Raises:
+        poptorch.Error: an argument that names another way to run the model, such as
+            ``torch_compile``.
+    """
+
+    def __init__(self, *args: Any, options: poptorch.Options | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        _check(self.args)
+        self._poptorch_options = _checked(options)
+        self._training: poptorch.PoplarExecutor | None = None
+        self._evaluation: poptorch.PoplarExecutor | None = None
+        self._trained_with: torch.optim.Optimizer | None = None  # by _training
+        self._window: list[dict[str, Any]] = []
+        self._random: list[int] | None = None
+
+    # Training.
+
+    def get_train_dataloader(self) -> Any:
+        """Return the training batches; with accumulation, complete ones only."""
+        size, steps = self.args.train_batch_size, self.args.gradient_accumulation_steps
+        count = len(self.train_dataset) if hasattr(self.train_dataset, "__len__") else 0
+        if steps > 1 and count % size and not self.args.dataloader_drop_last:
+            log.python.warning(
+                "Trainer: the last %d of %d samples of each epoch are left out: the micro-batches "
+                "of an update have one size",
+                count % size,
+                count,
+            )
+            self.args.dataloader_drop_last = True
+        return super().get_train_dataloader()
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """Return the optimizer; clipping is part of the update and thus belongs to it."""
+        optimizer: torch.optim.Optimizer = super().create_optimizer(model)
+        if self.args.max_grad_norm > 0:
+            _inner(optimizer).max_grad_norm = self.args.max_grad_norm
+        return optimizer
+
+    def training_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> torch.Tensor:
+        """Keep a micro-batch; with the last of an update, make the update.
+
+        Returns:
+            The losses of the whole update, as the Trainer scales them, with its last micro-batch;
+            zero with the others.
+        """
+        self._window.append(dict(self._prepare_inputs(inputs)))
+        if not self.accelerator.sync_gradients:
+            return torch.zeros(())
+        window, self._window = self._window, []
+        self.model.train()
+        executor = self._trainer()
+        scale, items = self._scales(len(window), num_items_in_batch)
+        window += window[-1:] * (len(scale) - len(window))  # they count nothing
+        inputs = _joined(window)
+        if self._random is not None:
+            executor.compile(scale, items, **inputs)  # there is no random state before
+            executor.rng_state, self._random = self._random, None
+        loss: torch.Tensor = executor(scale, items, **inputs)
+        return loss.sum()
+
+    def _scales(
+        self, count: int, items: torch.Tensor | int | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return what each micro-batch's loss counts, and the number of items of the update."""
+        steps = self.args.gradient_accumulation_steps
+        scale = torch.ones(steps)
+        if not self._is_scaled(items):
+            scale /= count
+        scale[count:] = 0
+        return scale, None if items is None else torch.as_tensor(items).repeat(steps)
+
+    def _is_scaled(self, items: torch.Tensor | int | None) -> bool:
+        """Whether the loss is divided by the items of all steps already; the base asks so, too."""
+        said = getattr(self, "loss_is_scaled_for_ga", None)
+        if said is not None:
+            return bool(said)
+        by_model = self.model_accepts_loss_kwargs and items is not None
+        return bool(by_model or self.compute_loss_func is not None)
+
+    def _trainer(self) -> poptorch.PoplarExecutor:
+        optimizer: torch.optim.Optimizer = _inner(self.optimizer)
+        if self._training is not None and self._trained_with is optimizer:
+            self._training.setOptimizer(optimizer)
+            return self._training
+        if self._training is not None:
+            self._training.destroy()
+        options = self._poptorch_options.clone()
+        options.outputMode(poptorch.OutputMode.Sum)
+        options.Training.gradientAccumulation(self.args.gradient_accumulation_steps)
+        options.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Sum)
+        self._training = poptorch.trainingModel(_Step(self), options, optimizer)
+        self._trained_with = optimizer
+        return self._training
+
+    def _clip_grad_norm(self, model: nn.Module) -> None:
+        """The program has clipped."""
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> None:
+        """The gradients never leave the program."""
+
+    # Evaluation.
+
+    def prediction_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+    ) -> Any:
+        """Evaluate one batch with a wrapped model; see ``transformers.Trainer``."""
+        if self._evaluation is None:
+            options = self._poptorch_options.clone()
+            self._evaluation = poptorch.inferenceModel(_Evaluation(self), options)
+        own = self._evaluation
+        self.model.eval()
+        return super().prediction_step(own, inputs, prediction_loss_only, ignore_keys)
+
+    # Checkpoints.
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        self._bring_weights()
+        super()._save_checkpoint(model, trial)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the trained weights; see ``transformers.Trainer``."""
+        self._bring_weights()
+        super().save_model(output_dir, _internal_call)
+
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+        self._bring_weights()
+        return super()._finalize_training(*args, **kwargs)
+
+    def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_checkpoint(*args, **kwargs)
+        self._send_weights()
+
+    def _load_best_model(self) -> None:
+        super()._load_best_model()
+        self._send_weights()
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        super()._save_rng_state(output_dir)
+        if self._training is not None and self._training.isCompiled():
+            torch.save(self._training.rng_state, os.path.join(output_dir, _RNG_FILE))
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        super()._load_rng_state(checkpoint)
+        path = os.path.join(checkpoint or "", _RNG_FILE)
+        if checkpoint is not None and os.path.isfile(path):
+            self._random = torch.load(path, weights_only=True)
+
+    def _bring_weights(self) -> None:
+        if self._training is not None and self._training.isCompiled():
+            self._training.copyWeightsToHostIfNeeded()
+
+    def _send_weights(self) -> None:
+        for executor in (self._training, self._evaluation):
+            if executor is not None and executor.isAttachedToDevice():
+                executor.copyWeightsToDevice()
+
+
+class _Step(nn.Module):
+    """What is trained: the loss of a micro-batch, times what it counts."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        super().__init__()
+        self.model = trainer.model
+        self._trainer = trainer
+
+    def forward(
+        self, scale: torch.Tensor, items: torch.Tensor | None, /, **inputs: Any
+    ) -> torch.Tensor:
+        count = None if items is None else items[0]
+        loss = self._trainer.compute_loss(self.model, dict(inputs), num_items_in_batch=count)
+        return poptorch.identity_loss(loss * scale[0], reduction="sum")
+
+
+class _Evaluation(nn.Module):
+    """What is evaluated: the model's results that are tensors or containers of tensors."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        super().__init__()
+        self.model = trainer.model
+        config = getattr(trainer.model, "config", None)
+        self._left_out = set(getattr(config, "keys_to_ignore_at_inference", ["past_key_values"]))
+
+    def forward(self, **inputs: Any) -> Any:
+        outputs = self.model(**inputs)
+        if not isinstance(outputs, Mapping):
+            return outputs
+        return {key: value for key, value in outputs.items() if key not in self._left_out}
+
+
+def _inner(optimizer: Any) -> Any:
+    """Return the optimizer that accelerate may have put into an object of its own."""
+    return getattr(optimizer, "optimizer", optimizer)
+
+
+def _joined(window: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the inputs of an update: the micro-batches' tensors one after another."""
+    if len(window) == 1:
+        return window[0]
+    joined = {}
+    for name, first in window[0].items():
+        values = [inputs[name] for inputs in window]
+        if not isinstance(first, torch.Tensor):
+            joined[name] = first
+            continue
+        shapes = [tuple(value.shape) for value in values]
+        if len(set(shapes)) > 1:
+            raise Error(
+                "The micro-batches of an update have different shapes",
+                got=f"{name}: {', '.join(map(str, shapes))}",
+                where=source.calling_line(),
+                fix=(
+                    "pad to one length: padding='max_length', or poptorch.PadToSizes as collator",
+                    "gradient_accumulation_steps=1 with options.programs(n)",
+                ),
+            )
+        joined[name] = torch.cat(values)
+    return joined
+
+
+def _check(args: Any) -> None:
+    others = ("torch_compile", "deepspeed", "fsdp", "use_liger_kernel", "auto_find_batch_size")
+    for name in others:
+        if getattr(args, name, None):
+            raise Error(
+                f"Trainer: {name} is another way to run the model",
+                got=f"TrainingArguments({name}={getattr(args, name)!r})",
+                where=source.calling_line(),
+                fix=f"leave {name} out, or use transformers.Trainer",
+            )
+
+
+def _checked(options: poptorch.Options | None) -> poptorch.Options:
+    if options is None:
+        return poptorch.Options().programs(4)
+    counts = {
+        "deviceIterations": options.device_iterations,
+        "replicationFactor": options.replication_factor,
+        "Training.gradientAccumulation": options.Training.gradient_accumulation,
+    }
+    for name, count in counts.items():
+        if count != 1:
+            raise InvalidValue(
+                f"Trainer: {name} comes from the TrainingArguments",
+                got=str(count),
+                where=source.calling_line(),
+                fix="gradient_accumulation_steps and per_device_train_batch_size",
+            )
+    return options.clone()

@@ -1,0 +1,274 @@
+"""Our ``Trainer`` beside that of transformers: the same losses, the same files."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    T5Config,
+    T5ForConditionalGeneration,
+    TrainingArguments,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+import poptorch
+from poptorch.integrations.transformers import Trainer
+
+pytestmark = pytest.mark.slow
+PLAIN = transformers.Trainer
+Samples = list[dict[str, Any]]
+
+
+def bert(dropout: float = 0.0, count: int = 16) -> tuple[torch.nn.Module, Samples]:
+    config = BertConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        vocab_size=50, max_position_embeddings=16, hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+    )  # fmt: skip
+    return BertForSequenceClassification(config), [_sentence(index) for index in range(count)]
+
+
+def _sentence(index: int) -> dict[str, Any]:
+    draw = torch.Generator().manual_seed(index)
+    mask = (torch.arange(8) < 3 + index % 6).long()
+    tokens = torch.randint(1, 50, (8,), generator=draw) * mask
+    return {"input_ids": tokens, "attention_mask": mask, "labels": torch.tensor(index % 2)}
+
+
+def _continued(index: int) -> dict[str, Any]:
+    sample = _sentence(index)
+    labels = sample["input_ids"].masked_fill(sample["attention_mask"] == 0, -100)
+    return {**sample, "labels": labels}
+
+
+def gpt() -> tuple[torch.nn.Module, Samples]:
+    config = GPT2Config(
+        n_embd=16, n_layer=1, n_head=2, vocab_size=50, n_positions=8, resid_pdrop=0, embd_pdrop=0,
+        attn_pdrop=0, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    return GPT2LMHeadModel(config), [_continued(index) for index in range(16)]
+
+
+def t5() -> tuple[torch.nn.Module, Samples]:
+    config = T5Config(
+        d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, vocab_size=50, dropout_rate=0,
+        decoder_start_token_id=0,
+    )  # fmt: skip
+    return T5ForConditionalGeneration(config), [_continued(index) for index in range(16)]
+
+
+def vit() -> tuple[torch.nn.Module, Samples]:
+    config = ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        image_size=8, patch_size=4, hidden_dropout_prob=0, attention_probs_dropout_prob=0,
+    )  # fmt: skip
+    draw = torch.Generator().manual_seed(0)
+    images = torch.randn(16, 3, 8, 8, generator=draw)
+    samples = [{"pixel_values": x, "labels": torch.tensor(i % 2)} for i, x in enumerate(images)]
+    return ViTForImageClassification(config), samples
+
+
+def arguments(folder: Path, **changes: Any) -> TrainingArguments:
+    settings: dict[str, Any] = {
+        "per_device_train_batch_size": 4, "per_device_eval_batch_size": 8, "num_train_epochs": 2,
+        "logging_steps": 1, "learning_rate": 1e-2, "warmup_steps": 2, "weight_decay": 0.1,
+        "max_grad_norm": 0.5, "save_strategy": "no", "eval_strategy": "epoch", "report_to": [],
+        "use_cpu": True, "disable_tqdm": True, "seed": 3, "dataloader_pin_memory": False,
+    }  # fmt: skip
+    return TrainingArguments(str(folder), **{**settings, **changes})
+
+
+def made(kind: type, case: Any, args: TrainingArguments, **keywords: Any) -> Any:
+    torch.manual_seed(1)
+    model, samples = case
+    if kind is Trainer:
+        own = poptorch.Options().backend("reference").showCompilationProgressBar(False).programs(3)
+        keywords = {"options": own, **keywords}
+    trainer = kind(model, args, train_dataset=samples, eval_dataset=samples, **keywords)
+    trainer.remove_callback(transformers.PrinterCallback)
+    return trainer
+
+
+def history(trainer: Any, key: str) -> list[float]:
+    return [entry[key] for entry in trainer.state.log_history if key in entry]
+
+
+def assert_alike(ours: Any, plain: Any) -> None:
+    for key in ("loss", "eval_loss", "learning_rate"):
+        assert history(plain, key)
+        assert history(ours, key) == pytest.approx(history(plain, key), rel=1e-5), key
+    weights = plain.model.state_dict()
+    for name, value in ours.model.state_dict().items():
+        torch.testing.assert_close(value, weights[name], rtol=1e-3, atol=1e-3)
+
+
+def uneven_bert() -> tuple[torch.nn.Module, Samples]:
+    """The last micro-batch of an epoch is short."""
+    return bert(count=18)
+
+
+@pytest.mark.parametrize("model, steps", [(uneven_bert, 1), (gpt, 3), (t5, 3), (vit, 1)])
+def test_losses_are_those_of_the_plain_trainer(model: Any, steps: int, tmp_path: Path) -> None:
+    """With three accumulation steps the last of two updates of an epoch has one only."""
+    both = []
+    for kind in (Trainer, PLAIN):
+        torch.manual_seed(0)
+        changes = {"gradient_accumulation_steps": steps}
+        trainer = made(kind, model(), arguments(tmp_path, **changes))
+        trainer.train()
+        both.append(trainer)
+    ours, plain = both
+    assert_alike(ours, plain)
+    moments, expected = ours.optimizer.state_dict()["state"], plain.optimizer.state_dict()["state"]
+    assert moments.keys() == expected.keys()
+    for index, values in expected.items():
+        assert float(moments[index]["step"]) == float(values["step"])
+        torch.testing.assert_close(
+            moments[index]["exp_avg"], values["exp_avg"], rtol=1e-3, atol=1e-5
+        )
+
+
+def test_label_smoothing_and_metrics_and_predictions(tmp_path: Path) -> None:
+    both = []
+    for kind in (Trainer, PLAIN):
+        torch.manual_seed(0)
+        trainer = made(
+            kind,
+            bert(),
+            arguments(tmp_path, label_smoothing_factor=0.2),
+            compute_metrics=lambda seen: {
+                "right": float((seen.predictions.argmax(-1) == seen.label_ids).mean())
+            },
+        )
+        trainer.train()
+        both.append(trainer)
+    ours, plain = both
+    assert_alike(ours, plain)
+    assert history(ours, "eval_right") == history(plain, "eval_right")
+    mine, theirs = (trainer.predict(trainer.eval_dataset) for trainer in both)
+    assert mine.predictions == pytest.approx(theirs.predictions, abs=1e-3)
+    assert mine.label_ids.tolist() == theirs.label_ids.tolist()
+
+
+class Weighted(Trainer):
+    """A loss of the user's own."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        labels = inputs.pop("labels")
+        outputs = model(**inputs)
+        weight = torch.tensor([1.0, 3.0])
+        loss = torch.nn.functional.cross_entropy(outputs["logits"], labels, weight=weight)
+        return (loss, outputs) if return_outputs else loss
+
+
+class PlainWeighted(PLAIN):
+    compute_loss = Weighted.compute_loss
+
+
+def test_a_loss_of_the_users_own(tmp_path: Path) -> None:
+    both = []
+    for kind in (Weighted, PlainWeighted):
+        torch.manual_seed(0)
+        options = poptorch.Options().backend("reference").programs(2)
+        keywords = {"options": options} if kind is Weighted else {}
+        trainer = made(kind, bert(), arguments(tmp_path), **keywords)
+        trainer.train()
+        both.append(trainer)
+    assert_alike(*both)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(dropout: float, tmp_path: Path) -> None:
+    settings = {"save_strategy": "steps", "save_steps": 3, "eval_strategy": "no"}
+    torch.manual_seed(0)
+    whole = made(Trainer, bert(dropout, 16), arguments(tmp_path / "a", **settings))
+    whole.train()
+    torch.manual_seed(5)  # other weights
+    again = made(Trainer, bert(dropout, 16), arguments(tmp_path / "b", **settings))
+    again.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-3"))
+    assert len(history(whole, "loss")) == 8
+    assert history(again, "loss") == history(whole, "loss")
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(again.model.state_dict()[name], value), name
+
+
+@pytest.mark.parametrize("first, second", [(Trainer, PLAIN), (PLAIN, Trainer)])
+def test_checkpoints_go_from_one_trainer_to_the_other(
+    first: type, second: type, tmp_path: Path
+) -> None:
+    settings = {"save_strategy": "steps", "save_steps": 3, "eval_strategy": "no"}
+    torch.manual_seed(0)
+    whole = made(first, bert(count=16), arguments(tmp_path / "a", **settings))
+    whole.train()
+    torch.manual_seed(5)
+    again = made(second, bert(count=16), arguments(tmp_path / "b", **settings))
+    again.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-3"))
+    assert history(again, "loss") == pytest.approx(history(whole, "loss"), rel=1e-5)
+    restored = BertForSequenceClassification.from_pretrained(tmp_path / "a" / "checkpoint-8")
+    torch.testing.assert_close(restored.classifier.weight, whole.model.classifier.weight)
+
+
+def test_the_best_model_is_loaded_at_the_end(tmp_path: Path) -> None:
+    settings = {"save_strategy": "epoch", "load_best_model_at_end": True, "learning_rate": 0.3}
+    torch.manual_seed(0)
+    trainer = made(Trainer, bert(count=16), arguments(tmp_path, num_train_epochs=3, **settings))
+    trainer.train()
+    losses = history(trainer, "eval_loss")
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(min(losses), rel=1e-6)
+    assert min(losses) != losses[-1]
+
+
+def test_sequences_of_several_lengths(tmp_path: Path) -> None:
+    collate = poptorch.PadToSizes([4, 8], {"input_ids": 0, "attention_mask": 0})
+    both = []
+    for kind, collator in ((Trainer, collate), (PLAIN, collate)):
+        torch.manual_seed(0)
+        model, samples = bert()
+        short = [
+            {
+                "input_ids": sample["input_ids"][: (count := int(sample["attention_mask"].sum()))],
+                "attention_mask": sample["attention_mask"][:count],
+                "labels": sample["labels"],
+            }
+            for sample in sorted(samples, key=lambda sample: int(sample["attention_mask"].sum()))
+        ]
+        args = arguments(tmp_path, train_sampling_strategy="sequential")
+        trainer = made(kind, (model, short), args, data_collator=collator)
+        trainer.train()
+        both.append(trainer)
+    assert_alike(*both)
+
+
+def test_what_is_left_out_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "poptorch"):
+        trainer = made(Trainer, uneven_bert(), arguments(tmp_path, gradient_accumulation_steps=2))
+        assert len(trainer.get_train_dataloader()) == 4
+    assert "the last 2 of 18 samples of each epoch are left out" in caplog.text
+
+
+def test_other_ways_to_run_and_counts_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(poptorch.Error, match="torch_compile is another way to run the model"):
+        made(Trainer, bert(), arguments(tmp_path, torch_compile=True))
+    with pytest.raises(ValueError, match="deviceIterations comes from the TrainingArguments"):
+        made(Trainer, bert(), arguments(tmp_path), options=poptorch.Options().deviceIterations(2))
+
+
+def test_lengths_that_differ_within_an_update_are_an_error(tmp_path: Path) -> None:
+    samples = [_sentence(index) for index in range(8)]
+    for sample in samples[:4]:
+        for key in ("input_ids", "attention_mask"):
+            sample[key] = sample[key][:4]
+    args = arguments(tmp_path, gradient_accumulation_steps=2, train_sampling_strategy="sequential")
+    trainer = made(Trainer, (bert()[0], samples), args)
+    with pytest.raises(poptorch.Error, match=r"input_ids: \(4, 4\), \(4, 8\)"):
+        trainer.train()
