@@ -2,8 +2,8 @@
 
 Whole epochs of the same combined batches by both loaders; a training loop whose loading takes as
 long as its compute; the first batch of a new loader with many workers; the tutorial's training loop
-and its waits for data; what handing over one element costs; and cycles of making, using and dropping
-a loader, which must leave nothing behind.
+and its waits for data; what handing over one element costs; and cycles of making, using and
+dropping a loader, which must leave nothing behind.
 Usage: python benchmarks/data.py [--quick] [--cycles N] [--first] [--tutorial]
 """
 
