@@ -1,8 +1,9 @@
-"""Plans as JSON: what comes back means the same, and nothing else can be named."""
+"""Graphs as JSON: what comes back means the same, and nothing else can be named."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,11 +14,21 @@ from helpers.wrapped import normal, options
 from helpers.zoo import ZOO
 from poptorch._compile import serial
 from poptorch._ir import verify
+from poptorch._ir.plan import Plan
 from poptorch.backends.reference import Reference
 
 
+def read_back(plan: Plan) -> Plan:
+    """Return the plan with its graphs as a compiler process reads them."""
+    graphs = {
+        name: serial.decode(json.loads(json.dumps(serial.encode(graph))))
+        for name, graph in plan.program.graphs.items()
+    }
+    return replace(plan, program=replace(plan.program, graphs=graphs))
+
+
 @pytest.mark.parametrize("name", ZOO)
-def test_a_plan_comes_back(name: str) -> None:
+def test_graphs_come_back(name: str) -> None:
     torch.manual_seed(0)
     model = ZOO[name].build()
     x, y = ZOO[name].inputs(4)
@@ -25,9 +36,8 @@ def test_a_plan_comes_back(name: str) -> None:
     training = poptorch.trainingModel(model, opts, torch.optim.SGD(model.parameters(), lr=0.1))
     training.compile(x, y)
     plan = training.plan()
-    again = serial.decode(json.loads(json.dumps(serial.encode(plan))))
+    again = read_back(plan)
     verify.verify_plan(again)
-    assert again.spec == plan.spec
     assert str(again.program) == str(plan.program)  # where nodes run is not saved
     state = training._session.sync.device.state
     rng = state.rng.clone()
@@ -80,6 +90,5 @@ def test_source_lines_are_no_part_of_the_key() -> None:
     wrapper = poptorch.inferenceModel(nn.Linear(4, 4), options())
     wrapper.compile(normal(4, 4))
     plan = wrapper.plan()
-    lines = json.dumps(serial.encode(plan))
-    assert cache.key_of(plan, "a") == cache.key_of(serial.decode(json.loads(lines)), "a")
+    assert cache.key_of(plan, "a") == cache.key_of(read_back(plan), "a")
     assert cache.key_of(plan, "a") != cache.key_of(plan, "b")

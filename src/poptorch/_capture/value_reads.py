@@ -186,8 +186,8 @@ class ValueReadMode(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func in _BRANCHES:
-            decide = _comparison(func, args, kwargs)
-            return self._reads.branch(decide.tensor, _BRANCHES[func], decide.function)
+            tensor, decide = _comparison(func, args, kwargs)
+            return self._reads.branch(tensor, _BRANCHES[func], decide)
         if func in _NUMBERS:
             rest = args[1:]
             return self._reads.number(
@@ -200,20 +200,16 @@ class ValueReadMode(TorchFunctionMode):
         return (replacement or func)(*args, **kwargs)
 
 
-@dataclass(frozen=True)
-class _Decision:
-    tensor: torch.Tensor
-    function: Callable[[_T], Any]
-
-
-def _comparison(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Decision:
+def _comparison(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[torch.Tensor, Callable[[_T], Any]]:
     """Turn a question about one or two tensors into one about a single boolean tensor."""
     if func in (torch.equal, _T.equal):
         same = args[0].shape == args[1].shape
         whole = (args[0] == args[1]).all() if same else torch.zeros((), dtype=torch.bool)
-        return _Decision(whole, bool)
+        return whole, bool
     if func in (torch.allclose, _T.allclose):
-        return _Decision(torch.isclose(*args, **kwargs).all(), bool)
+        return torch.isclose(*args, **kwargs).all(), bool
     if func is _T.__contains__:
-        return _Decision((args[0] == args[1]).any(), bool)
-    return _Decision(args[0], lambda value: func(value))
+        return (args[0] == args[1]).any(), bool
+    return args[0], func

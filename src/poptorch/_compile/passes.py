@@ -112,7 +112,7 @@ def place(draft: Draft) -> None:
 
 def bundle_weights(draft: Draft) -> None:
     """Put small weights together for the update."""
-    draft.graph, draft.bundled = draft.layout.placed_graph, draft.optim
+    draft.graph, draft.bundled = draft.layout.graph, draft.optim
     if draft.optim is not None and not draft.by_stages:  # on their chips they rest one by one
         draft.graph, draft.bundled, draft.bundles = bundle.bundled(
             draft.graph, draft.spec, draft.optim
@@ -156,7 +156,7 @@ def check_broadcast(draft: Draft) -> None:
 def stage(draft: Draft) -> None:
     """Cut the program into the passes of its stages and schedule them."""
     if draft.by_stages:
-        step = staged.step_graphs(draft.layout.placed_graph, draft.spec, draft.optim, draft.program)
+        step = staged.step_graphs(draft.layout.graph, draft.spec, draft.optim, draft.program)
         draft.staged = staged.stage(step, draft.layout, draft.spec)
 
 

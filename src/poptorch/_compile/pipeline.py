@@ -102,12 +102,12 @@ def compile(
 def with_stages(plan: Plan, request: _capture.Request, optim: OptimSpec | None) -> Plan:
     """Return a plan that also holds its staged form, for one micro-batch at a time.
 
-    Stages are cut from the graph of one micro-batch. If the plan's runs several side by side, or
-    was read from a file, that is captured and placed now, as a compilation does it.
+    Stages are cut from the graph of one micro-batch. If the plan's runs several side by side, that
+    is captured and placed now, as a compilation does it.
     """
     draft = passes.Draft(request, plan.spec, optim, by_stages=True)
     draft.program = plan.program
-    if plan.layout.graph is None or plan.program.lanes is not None:
+    if plan.program.lanes is not None:
         passes.capture(draft)
         passes.place(draft)
     else:

@@ -43,7 +43,7 @@ class Layout:
         depth: forward pipeline stages as the strategy's rules count them: device switches + 1.
         chips: devices that one replica needs: highest index + 1.
         reserved: devices that all replicas of this process reserve, rounded if that was allowed.
-        graph: the micro graph with its labels; None in a plan that was read from a file.
+        graph: the micro graph with its labels.
     """
 
     stages: tuple[Stage, ...]
@@ -51,10 +51,4 @@ class Layout:
     depth: int
     chips: int
     reserved: int
-    graph: Graph | None = field(default=None, metadata={"saved": False})
-
-    @property
-    def placed_graph(self) -> Graph:
-        """The graph, where there has to be one."""
-        assert self.graph is not None, "this layout was read from a file"
-        return self.graph
+    graph: Graph = field(metadata={"saved": False})

@@ -85,9 +85,8 @@ def _stages(plan: Plan) -> list[str]:
     if plan.spec.placement.phased:
         columns["phase"] = [str(stage.phase) for stage in layout.stages]
     columns["blocks"] = [stage.name for stage in layout.stages]
-    if layout.graph is not None:
-        columns["operators"] = _operators(layout.graph, len(layout.stages), training)
-        columns["weights"] = _weights(layout.graph, len(layout.stages))
+    columns["operators"] = _operators(layout.graph, len(layout.stages), training)
+    columns["weights"] = _weights(layout.graph, len(layout.stages))
     if plan.staged is not None and training:
         columns["kept per micro-batch"] = _kept(plan.staged)
     return table([list(columns), *zip(*columns.values(), strict=True)])

@@ -73,17 +73,8 @@ def _layer(
     return y.contiguous(), h.clone(), c.clone(), workspace
 
 
-def _layer_shape(
-    x: torch.Tensor,
-    w_x: torch.Tensor,
-    w_h: torch.Tensor,
-    b_x: torch.Tensor,
-    b_h: torch.Tensor,
-    h: torch.Tensor,
-    c: torch.Tensor,
-    reverse: bool,
-    keep: bool,
-) -> Tensors:
+def _layer_shape(*args: Any) -> Tensors:
+    x, _, w_h, _, _, h, c, reverse, keep = args
     size = _workspace_bytes(*x.shape, w_h.shape[1], reverse) if keep else 0
     y = x.new_empty((*x.shape[:2], w_h.shape[1]))
     return y, h.new_empty(h.shape), c.new_empty(c.shape), x.new_empty(size, dtype=torch.uint8)

@@ -45,9 +45,8 @@ def log_layout(layout: Layout, spec: Spec) -> None:
         parallel = placement.strategy is Strategy.PARALLEL_PHASED
         log.engine.debug("executionPhaseSettings.phases set to value %d", placement.total_phases)
         log.engine.debug("executionPhaseSettings.stages set to value %d", 2 if parallel else 1)
-    if layout.graph is not None:
-        for node, name in operator_names(layout.graph).items():
-            log.engine.debug("%s:0 [%s]", name, _placed(node, layout, placement))
+    for node, name in operator_names(layout.graph).items():
+        log.engine.debug("%s:0 [%s]", name, _placed(node, layout, placement))
 
 
 def operator_names(graph: Graph) -> dict[fx.Node, str]:

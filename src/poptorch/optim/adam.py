@@ -6,7 +6,7 @@ import torch
 
 from .arguments import checked
 from .kind import CLIPPING, MOMENT_TYPES, Kind
-from .optimizer import Optimizer, Params, check_accumulation_types, fill_in, pair_of_betas
+from .optimizer import Optimizer, Params
 
 _TORCH_DEFAULTS = {
     "lr": 1e-3,
@@ -22,12 +22,9 @@ _TORCH_DEFAULTS = {
 }
 _DEFAULTS = {
     "loss_scaling": 1.0,
-    "accum_type": torch.float32,
-    "first_order_momentum_accum_type": torch.float32,
-    "second_order_momentum_accum_type": torch.float32,
-    "max_grad_norm": float("inf"),
+    **MOMENT_TYPES,
+    **CLIPPING,
 }
-_TYPES = ("accum_type", "first_order_momentum_accum_type", "second_order_momentum_accum_type")
 
 
 class Adam(Optimizer, torch.optim.Adam):
@@ -50,7 +47,7 @@ class Adam(Optimizer, torch.optim.Adam):
         AssertionError: an accumulator type is neither float32 nor float16, or betas are no pair.
     """
 
-    _child_only = [*_TYPES, "max_grad_norm"]
+    _child_only = [*MOMENT_TYPES, *CLIPPING]
     _group_vars = ["lr", "betas", "eps", "weight_decay", "amsgrad"]
 
     @checked("foreach", "maximize", "capturable", "differentiable", "fused")
@@ -73,38 +70,19 @@ class Adam(Optimizer, torch.optim.Adam):
         second_order_momentum_accum_type: torch.dtype | None = None,
         max_grad_norm: float | None = None,
     ) -> None:
-        given = {k: v for k, v in locals().items() if k not in ("self", "params", "__class__")}
-        native = fill_in(given, _TORCH_DEFAULTS)
-        native["betas"] = pair_of_betas(native["betas"])
-        own = fill_in(given, _DEFAULTS)
-        check_accumulation_types(*(own[name] for name in _TYPES))
-        torch.optim.Adam.__init__(self, params, **native)
-        Optimizer.__init__(self)
-        self._take(own, given)
+        self._construct(torch.optim.Adam.__init__, locals(), _TORCH_DEFAULTS, _DEFAULTS)
 
 
 class AdamW(Optimizer, torch.optim.AdamW):
-    """AdamW with accumulator types and loss scaling.
-
-    As in ``Adam``, arguments left None are constants, and those passed may change.
+    """AdamW with accumulator types and loss scaling: arguments and errors as for ``Adam``.
 
     Args:
         params, lr, betas, eps, weight_decay, maximize: as in torch.optim.AdamW.
-        amsgrad: only False can be trained with.
-        foreach, capturable, differentiable, fused: accepted; only native steps use them.
-        loss_scaling: factor of the loss's gradient, divided out before the update.
         bias_correction: whether the moments are corrected for their start at zero; honoured, while
             the original always corrected.
-        accum_type: dtype of the gradient accumulator, float32 or float16.
-        first_order_momentum_accum_type, second_order_momentum_accum_type: dtypes of the moments
-            between updates, float32 or float16.
-        max_grad_norm: clip the gradients to this global norm; infinity (the default) does not.
-
-    Raises:
-        AssertionError: an accumulator type is neither float32 nor float16, or betas are no pair.
     """
 
-    _child_only = ["bias_correction", *_TYPES, "max_grad_norm"]
+    _child_only = ["bias_correction", *MOMENT_TYPES, *CLIPPING]
     _group_vars = ["lr", "betas", "weight_decay", "eps", "amsgrad"]
 
     @checked("maximize", "foreach", "capturable", "differentiable", "fused")
@@ -128,14 +106,9 @@ class AdamW(Optimizer, torch.optim.AdamW):
         second_order_momentum_accum_type: torch.dtype | None = None,
         max_grad_norm: float | None = None,
     ) -> None:
-        given = {k: v for k, v in locals().items() if k not in ("self", "params", "__class__")}
-        native = fill_in(given, {**_TORCH_DEFAULTS, "weight_decay": 1e-2})
-        native["betas"] = pair_of_betas(native["betas"])
-        own = fill_in(given, {**_DEFAULTS, "bias_correction": True})
-        check_accumulation_types(*(own[name] for name in _TYPES))
-        torch.optim.AdamW.__init__(self, params, **native)
-        Optimizer.__init__(self)
-        self._take(own, given)
+        native = {**_TORCH_DEFAULTS, "weight_decay": 1e-2}
+        own = {**_DEFAULTS, "bias_correction": True}
+        self._construct(torch.optim.AdamW.__init__, locals(), native, own)
 
 
 _HYPERS = ("lr", "betas", "eps", "weight_decay")

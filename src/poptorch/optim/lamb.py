@@ -9,9 +9,8 @@ import torch
 
 from .arguments import checked
 from .kind import MOMENT_TYPES, Kind
-from .optimizer import Optimizer, Params, check_accumulation_types, fill_in, pair_of_betas
+from .optimizer import Optimizer, Params
 
-_TYPES = ("accum_type", "first_order_momentum_accum_type", "second_order_momentum_accum_type")
 _GROUP_DEFAULTS = {
     "lr": 1e-3,
     "betas": (0.9, 0.999),
@@ -23,8 +22,12 @@ _DEFAULTS = {
     "loss_scaling": 1.0,
     "bias_correction": True,
     "max_weight_norm": 65500.0,
-    **dict.fromkeys(_TYPES, torch.float32),
+    **MOMENT_TYPES,
 }
+
+
+def _initialise(self: LAMB, params: Params, **defaults: Any) -> None:
+    torch.optim.Optimizer.__init__(self, params, defaults)
 
 
 class LAMB(Optimizer, torch.optim.Optimizer):
@@ -53,7 +56,7 @@ class LAMB(Optimizer, torch.optim.Optimizer):
     bias_correction: bool
     max_weight_norm: float
 
-    _child_only = ["bias_correction", "max_weight_norm", *_TYPES]
+    _child_only = ["bias_correction", "max_weight_norm", *MOMENT_TYPES]
     _group_vars = ["lr", "weight_decay", "betas", "eps", "max_weight_norm"]
 
     @checked()
@@ -71,14 +74,7 @@ class LAMB(Optimizer, torch.optim.Optimizer):
         first_order_momentum_accum_type: torch.dtype | None = None,
         second_order_momentum_accum_type: torch.dtype | None = None,
     ) -> None:
-        given = {k: v for k, v in locals().items() if k not in ("self", "params", "__class__")}
-        grouped = fill_in(given, _GROUP_DEFAULTS)
-        grouped["betas"] = pair_of_betas(grouped["betas"])
-        own = fill_in(given, _DEFAULTS)
-        check_accumulation_types(*(own[name] for name in _TYPES))
-        torch.optim.Optimizer.__init__(self, params, grouped)
-        Optimizer.__init__(self)
-        self._take(own, given)
+        self._construct(_initialise, locals(), _GROUP_DEFAULTS, _DEFAULTS)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

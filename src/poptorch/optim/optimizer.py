@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -48,6 +48,28 @@ class Optimizer:
         self.ipu_state_is_dirty = False
         self.host_state_is_dirty = False
         self._device: weakref.ref[DeviceLink] | None = None
+
+    def _construct(
+        self,
+        initialise: Callable[..., None],
+        given: Mapping[str, Any],
+        native: Mapping[str, Any],
+        own: Mapping[str, Any],
+    ) -> None:
+        """Do what every constructor does.
+
+        Args:
+            initialise: the constructor of torch's class.
+            given: all arguments by name, None for those that take the default.
+            native, own: defaults of what torch's class takes, and of what it lacks.
+        """
+        native, own = _filled_in(given, native), _filled_in(given, own)
+        if "betas" in native:
+            native["betas"] = pair_of_betas(native["betas"])
+        _check_accumulation_types(own)
+        initialise(self, given["params"], **native)
+        Optimizer.__init__(self)
+        self._take(own, given)
 
     def _take(self, own: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         """Keep the attributes that torch's class lacks; those given explicitly are variable."""
@@ -154,17 +176,18 @@ class Optimizer:
         return {*self._child_only, *self._child_vars, "variable_attrs"}
 
 
-def fill_in(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def _filled_in(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return the defaults with every given value that is not None in their place."""
     return {k: v if given.get(k) is None else given[k] for k, v in defaults.items()}
 
 
-def check_accumulation_types(*dtypes: torch.dtype) -> None:
+def _check_accumulation_types(own: Mapping[str, Any]) -> None:
     """Refuse dtypes that accumulators and moments cannot have.
 
     Raises:
         AssertionError: one is neither float16 nor float32.
     """
+    dtypes = (value for name, value in own.items() if name.endswith("accum_type"))
     wrong = [str(dtype) for dtype in dtypes if dtype not in ACCUMULATION_DTYPES]
     if wrong:
         raise AssertionFailure(

@@ -6,7 +6,7 @@ import torch
 
 from .arguments import checked
 from .kind import MOMENT_TYPES, Kind
-from .optimizer import Optimizer, Params, check_accumulation_types, fill_in
+from .optimizer import Optimizer, Params
 
 _TORCH_DEFAULTS = {
     "lr": 1e-2,
@@ -19,10 +19,9 @@ _TORCH_DEFAULTS = {
     "maximize": False,
     "differentiable": False,
 }
-_TYPES = ("accum_type", "first_order_momentum_accum_type", "second_order_momentum_accum_type")
 _DEFAULTS = {
     "loss_scaling": 1.0,
-    **dict.fromkeys(_TYPES, torch.float32),
+    **MOMENT_TYPES,
     "use_tf_variant": False,
 }
 
@@ -48,7 +47,7 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
         AssertionError: an accumulator type is neither float32 nor float16.
     """
 
-    _child_only = [*_TYPES, "use_tf_variant"]
+    _child_only = [*MOMENT_TYPES, "use_tf_variant"]
     _group_vars = ["lr", "momentum", "weight_decay", "alpha", "eps", "centered"]
 
     @checked("foreach", "maximize", "differentiable")
@@ -70,12 +69,7 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
         second_order_momentum_accum_type: torch.dtype | None = None,
         use_tf_variant: bool | None = None,
     ) -> None:
-        given = {k: v for k, v in locals().items() if k not in ("self", "params", "__class__")}
-        own = fill_in(given, _DEFAULTS)
-        check_accumulation_types(*(own[name] for name in _TYPES))
-        torch.optim.RMSprop.__init__(self, params, **fill_in(given, _TORCH_DEFAULTS))
-        Optimizer.__init__(self)
-        self._take(own, given)
+        self._construct(torch.optim.RMSprop.__init__, locals(), _TORCH_DEFAULTS, _DEFAULTS)
 
 
 RMSPROP = Kind(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from .._base import log
 from .arguments import checked
 from .kind import CLIPPING, Kind
-from .optimizer import Optimizer, Params, check_accumulation_types, fill_in
+from .optimizer import Optimizer, Params
 
 _TORCH_DEFAULTS = {
     "lr": None,
@@ -25,7 +28,7 @@ _DEFAULTS = {
     "use_combined_accum": False,
     "accum_type": torch.float32,
     "velocity_accum_type": torch.float32,
-    "max_grad_norm": float("inf"),
+    **CLIPPING,
 }
 
 
@@ -79,18 +82,16 @@ class SGD(Optimizer, torch.optim.SGD):
         velocity_accum_type: torch.dtype | None = None,
         max_grad_norm: float | None = None,
     ) -> None:
-        given = {k: v for k, v in locals().items() if k not in ("self", "params", "__class__")}
-        own = fill_in(given, _DEFAULTS)
-        check_accumulation_types(own["accum_type"], own["velocity_accum_type"])
-        torch.optim.SGD.__init__(self, params, **fill_in(given, _TORCH_DEFAULTS))
-        Optimizer.__init__(self)
+        self._construct(torch.optim.SGD.__init__, locals(), _TORCH_DEFAULTS, _DEFAULTS)
+
+    def _take(self, own: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         if own["use_combined_accum"]:
             self.defaults["velocity_scaling"] = own["velocity_scaling"]
             for group in self.param_groups:
                 group.setdefault("velocity_scaling", own["velocity_scaling"])
-        elif velocity_scaling is not None:
+        elif given["velocity_scaling"] is not None:
             log.python.warning("velocity_scaling value ignored: use_combined_accum is False")
-        self._take(own, given)
+        super()._take(own, given)
 
 
 _HYPERS = ("lr", "momentum", "dampening", "weight_decay", "nesterov")
