@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -54,11 +55,18 @@ def fresh(name: str, mode: str, tree: Path) -> dict[str, float]:
         environment = {key: value for key, value in os.environ.items() if key not in CACHES}
         environment |= {"TMPDIR": folder, "HOME": folder, "PYTHONPATH": str(tree / "src")}
         command = [sys.executable, __file__, "--inside", mode, name]
+        before = _processor_seconds()
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{name}, {mode}: {done.stderr}")
     figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return figures
+    return figures | {"processor": _processor_seconds() - before, "load": os.getloadavg()[0]}
+
+
+def _processor_seconds() -> float:
+    """Return what all ended processes that this one started have used, and theirs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def main() -> None:
@@ -82,13 +90,14 @@ def main() -> None:
                     found[tree].append(fresh(name, mode, path))
             goal = GOALS[name][mode != "auto"]
             for tree, runs in found.items():
-                first, full, calls = (
+                first, full, calls, used, load = (
                     statistics.median(run[part] for run in runs)
-                    for part in ("first", "full", "calls")
+                    for part in ("first", "full", "calls", "processor", "load")
                 )
                 print(
                     f"{name:8s} {mode:9s} {tree:6s} first result {first:6.1f} s, full speed "
-                    f"{full:6.1f} s (call {calls:.0f}); goal on two quiet cores {goal} s",
+                    f"{full:6.1f} s (call {calls:.0f}); processor {used:6.1f} s, load {load:.1f}; "
+                    f"goal on two quiet cores {goal} s",
                     flush=True,
                 )
 

@@ -12,7 +12,8 @@ from torch._inductor.exc import CppCompileError
 
 import poptorch
 from helpers.wrapped import normal, options
-from poptorch._compile import code
+from poptorch._base import private
+from poptorch._compile import code, tiers
 from poptorch.backends.inductor import compiler, processor
 
 pytestmark = pytest.mark.slow
@@ -25,6 +26,13 @@ def test_vectors_are_tried_out_where_aten_uses_none(capability, known, monkeypat
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     assert processor.has_vectors() is known
     assert compiler._shortcuts() == ({"cpp.vec_isa_ok": True} if known else {})
+    assert ("check_build" in compiler._stand_ins()) is known
+
+
+def test_the_table_of_private_names_has_the_functions_with_stand_ins(monkeypatch) -> None:
+    monkeypatch.setattr(compiler, "has_vectors", lambda: True)
+    replaced = {name for name, (_, lost) in private.ROWS.items() if lost == private.QUICK}
+    assert set(compiler._stand_ins()) == replaced
 
 
 def test_a_compiler_that_does_not_know_the_instructions(
@@ -45,3 +53,43 @@ def test_a_compiler_that_does_not_know_the_instructions(
     assert model._executable.report().backend == "reference"
     (warning,) = [r.message for r in caplog.records if r.levelno == logging.WARNING]
     assert "unrecognized command-line option" in warning
+
+
+COMPILER = """#!/bin/sh
+test $# = 1 && exec g++ "$@"  # --version
+for argument in "$@"; do
+    if {refused}; then echo "{complaint}" >&2; exit 1; fi
+done
+while [ $# -gt 0 ]; do [ "$1" = -o ] && touch "$2"; shift; done
+"""
+
+
+@pytest.mark.parametrize(
+    ("refused", "complaint"),
+    [  # what the processor is said to have, the file with the kernels, the library
+        ('test "$argument" = -march=native', "error: unrecognized command-line option"),
+        ('test -f "$argument" && grep -q Vectorized "$argument"', "internal compiler error: ICE"),
+        ('test "$argument" = -shared', "final link failed: error: No space left on device"),
+    ],
+)
+@pytest.mark.parametrize("idle", [0.0, 2.0])
+def test_a_compiler_that_fails(
+    refused: str, complaint: str, idle: float, tmp_path: Path, monkeypatch, caplog
+) -> None:
+    """On one of its files, or on all: one warning, and the reference backend's results."""
+    script = tmp_path / "compiler"
+    script.write_text(COMPILER.format(refused=refused, complaint=complaint))
+    script.chmod(0o700)
+    settings = {**compiler.SETTINGS, "cpp.cxx": (None, str(script))}
+    monkeypatch.setattr(compiler, "SETTINGS", settings)
+    monkeypatch.setattr(compiler.Cores, "idle", lambda self: idle)
+    monkeypatch.setattr(tiers._cores, "idle", lambda: 0.0)
+    monkeypatch.setattr(code, "_loaded", {})
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    net = nn.Sequential(nn.Linear(4, 20), nn.GELU())
+    model = poptorch.inferenceModel(net, options().backend("optimise"))
+    x = normal(3, 4)
+    torch.testing.assert_close(model(x), model.model(x), rtol=0, atol=0)
+    assert model._executable.report().backend == "reference"
+    (warning,) = [r.message for r in caplog.records if r.levelno == logging.WARNING]
+    assert complaint in warning

@@ -207,3 +207,39 @@ def test_the_earlier_name_of_a_name_is_taken(monkeypatch) -> None:
     path, lost = private.ROWS["CustomSchedulerPass"]
     monkeypatch.setitem(private.ROWS, "CustomSchedulerPass", (f"{path}_renamed", lost))
     assert private.CustomSchedulerPass is private.CustomGraphPass
+
+
+PLACE = "check_build"  # in the place of this one
+
+
+def of_torch() -> object:
+    return getattr(private, PLACE)
+
+
+def test_a_stand_in_is_there_within_the_block_only() -> None:
+    usual, asked = of_torch(), []
+
+    def stand_in(usual, self, code):
+        asked.append((usual, self, code))
+        return "stood in"
+
+    with pytest.raises(KeyError), private.standing_in({PLACE: stand_in}):
+        assert of_torch()("isa", code="text") == "stood in"
+        raise KeyError
+    assert asked == [(usual, "isa", "text")]
+    assert of_torch() is usual
+
+
+@pytest.mark.parametrize("way", ["gone", "other arguments"])
+def test_no_stand_in_for_what_is_not_as_it_was(way: str, monkeypatch, caplog) -> None:
+    usual = of_torch()
+    stand_ins = {PLACE: lambda usual, self, code: None}
+    if way == "gone":
+        remove(PLACE, monkeypatch)
+    else:
+        stand_ins = {PLACE: lambda usual, self, source: None}
+    with private.standing_in(stand_ins):
+        assert private._resolve("torch._inductor.cpu_vec_isa:VecISA.check_build") is usual
+    (warning,) = [r.message for r in caplog.records if r.levelno == logging.WARNING]
+    assert "check_build" in warning
+    assert private.QUICK in warning

@@ -22,7 +22,7 @@ import poptorch
 from helpers.patience import HANGS
 from helpers.wrapped import normal
 from poptorch._base import log
-from poptorch._compile import cache, code, job, serial, tiers, worker
+from poptorch._compile import cache, code, helper, serial, tiers, worker
 
 X, Y = normal(8, 4), normal(8, 2, seed=1)
 
@@ -141,7 +141,9 @@ def test_compiling_starts_at_once_where_a_core_is_idle(eager_to_compile, monkeyp
 class Pending:
     """A job that never ends."""
 
-    def finished(self) -> bool:
+    finished = False
+
+    def look(self) -> bool:
         return False
 
     def end(self) -> None:
@@ -194,7 +196,7 @@ FAILING = "import sys; sys.exit('g++ is on strike')"
 def test_a_failure_is_reported_once_and_the_run_goes_on(
     eager_to_compile, monkeypatch, caplog
 ) -> None:
-    monkeypatch.setattr(job, "_CODE", FAILING)
+    monkeypatch.setattr(helper, "_CODE", FAILING)
     model = training()
     losses = until_settled(model) + losses_of(model, 3)
     warnings = [r.message for r in caplog.records if r.levelno == logging.WARNING]
@@ -215,6 +217,32 @@ def test_what_fails_in_a_worker_is_said_in_its_words(tmp_path) -> None:
 
 
 @pytest.mark.slow
+def test_a_process_that_is_killed_is_a_warning(eager_to_compile, monkeypatch, caplog) -> None:
+    model = compiling(monkeypatch)
+    (process,) = model._executable._job._helpers
+    process.process.kill()
+    losses = until_settled(model)
+    (warning,) = [r.message for r in caplog.records if r.levelno == logging.WARNING]
+    assert "the compiler process ended with status -9" in warning
+    assert model._executable.report().backend == "reference"
+    # Those of the calls before are among them.
+    torch.testing.assert_close(losses, losses_of(training("reference"), 3 + len(losses))[3:])
+
+
+def test_no_room_for_what_is_asked(eager_to_compile, monkeypatch, caplog) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(helper, "_CODE", SLEEPING)
+    monkeypatch.setattr(helper.json, "dump", full)
+    model = training()
+    losses = losses_of(model, 3)
+    assert not model._executable.waiting
+    assert caplog.text.count("No space left on device") == 1
+    torch.testing.assert_close(losses, losses_of(training("reference"), 3))
+
+
+@pytest.mark.slow
 def test_no_process_can_be_started(eager_to_compile, monkeypatch, caplog) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     model = training()
@@ -228,7 +256,7 @@ SLEEPING = "import time; time.sleep(600)"
 
 def compiling(monkeypatch) -> poptorch.PoplarExecutor:
     """Return a model whose compilation has begun and will not end."""
-    monkeypatch.setattr(job, "_CODE", SLEEPING)
+    monkeypatch.setattr(helper, "_CODE", SLEEPING)
     model = training()
     losses_of(model, 3)
     assert model._executable._job is not None
@@ -239,14 +267,14 @@ def compiling(monkeypatch) -> poptorch.PoplarExecutor:
 @pytest.mark.parametrize("way", ["destroy", "dropped"])
 def test_letting_go_ends_the_compilation(way: str, eager_to_compile, monkeypatch) -> None:
     model = compiling(monkeypatch)
-    (worker,) = model._executable._job._workers
-    pid = worker.process.pid
+    (process,) = model._executable._job._helpers
+    pid = process.process.pid
     assert Path(f"/proc/{pid}").exists()
     if way == "destroy":
         model.destroy()
     else:
         del model
-    del worker
+    del process
     gc.collect()
     assert not Path(f"/proc/{pid}").exists()
 
@@ -265,15 +293,15 @@ def test_saving_and_copying_while_compiling(eager_to_compile, monkeypatch, tmp_p
 SCRIPT = """
 import sys, time
 import torch, poptorch
-from poptorch._compile import job, tiers
+from poptorch._compile import helper, tiers
 tiers.SHARE = 0.0
-job._CODE = "import time; time.sleep(600)"
+helper._CODE = "import time; time.sleep(600)"
 net = torch.nn.Linear(4, 2)
 options = poptorch.Options().showCompilationProgressBar(False)
 model = poptorch.inferenceModel(net, options)
 for _ in range(3):
     model(torch.ones(2, 4))
-print(model._executable._job._workers[0].process.pid, flush=True)
+print(model._executable._job._helpers[0].process.pid, flush=True)
 if sys.argv[1] == "wait":
     time.sleep(600)
 """
@@ -302,9 +330,10 @@ def test_the_end_of_the_process_ends_the_compilation(way: str, tmp_path) -> None
 @pytest.mark.slow
 def test_a_compiler_process_ends_with_the_one_that_started_it(tmp_path) -> None:
     """However that one ended: nobody holds the other end of the standard input any more."""
-    request = "import threading, time\n" + (
-        "from poptorch._compile.worker import _live_as_long_as_stdin as live\n"
-        "threading.Thread(target=live, daemon=True).start()\nprint('ready', flush=True)\n"
+    request = "import queue, threading, time\n" + (
+        "from poptorch._compile.worker import _read\n"
+        "threading.Thread(target=_read, args=(queue.SimpleQueue(),), daemon=True).start()\n"
+        "print('ready', flush=True)\n"
         "time.sleep(600)"
     )
     process = subprocess.Popen(

@@ -146,6 +146,11 @@ def is_set(name: str) -> bool:
     return bool(os.environ.get(TABLE[name].name))
 
 
+def inherited() -> frozenset[tuple[str, str]]:
+    """Return all variables that a process started now would have, but for addresses in this one."""
+    return frozenset((k, v) for k, v in os.environ.items() if not k.startswith("_TORCHINDUCTOR"))
+
+
 def raw(name: str, default: str) -> str:
     """Return the text of a variable whose *name* the user chose (``setEnvVarNames``)."""
     return os.environ.get(name, default)

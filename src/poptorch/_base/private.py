@@ -11,7 +11,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ OPERATORS = "operators of other libraries that give no shapes cannot be called b
 MEMORY = "every model that is wrapped leaves 0.1 MB of text behind"
 COMPILER = "programs run on the reference backend, without compiled code"
 KEPT_CODE = "compiled code is not kept for later processes"
+QUICK = "compiling takes longer"
 
 # By what does not work without them; ``module:attribute``.
 _NAMES = {
@@ -95,6 +97,11 @@ _NAMES = {
         "torch._C:_aoti.unsafe_alloc_void_ptrs_from_tensors",
         "torch._C:_dynamo.guards._torchinductor_pyobject_tensor_data_ptr",
     ),
+    QUICK: (
+        "torch._inductor.codegen.cpp:stride_at_vec_range",
+        "torch._inductor.codecache:_worker_compile_cpp",
+        "torch._inductor.cpu_vec_isa:VecISA.check_build",
+    ),
 }
 ROWS = {path.replace(":", ".").rpartition(".")[2].lstrip("_"): (path, lost)
         for lost, paths in _NAMES.items() for path in paths}  # fmt: skip
@@ -158,6 +165,54 @@ def demand(lost: str) -> None:
     for name, (_, row_lost) in ROWS.items():
         if row_lost == lost:
             __getattr__(name)
+
+
+@contextlib.contextmanager
+def standing_in(stand_ins: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Within the block torch calls other functions in the place of some of its own.
+
+    A function that is gone, or takes other arguments than the stand-in does, is left alone, with a
+    warning.
+
+    Args:
+        stand_ins: by the name of a function in the table, what takes its place; its first argument
+            is torch's function, then come those of the call.
+    """
+    with contextlib.ExitStack() as stack:
+        for name, stand_in in stand_ins.items():
+            path, lost = ROWS[name]
+            try:
+                usual = __getattr__(name)
+            except Gone as gone:
+                go_on_without(gone)
+                continue
+            if not _take_the_same(stand_in, usual):
+                _warn(f"torch {torch.__version__} calls {path} in another way; {lost}")
+                continue
+            stack.enter_context(_replaced(path, usual, stand_in))
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(path: str, usual: Any, stand_in: Callable[..., Any]) -> Iterator[None]:
+    module, _, attributes = path.partition(":")
+    *owners, name = attributes.split(".")
+    owner = functools.reduce(getattr, owners, importlib.import_module(module))
+
+    @functools.wraps(usual)
+    def function(*arguments: Any, **options: Any) -> Any:
+        return stand_in(usual, *arguments, **options)
+
+    setattr(owner, name, function)
+    try:
+        yield
+    finally:
+        setattr(owner, name, usual)
+
+
+def _take_the_same(stand_in: Callable[..., Any], usual: Callable[..., Any]) -> bool:
+    _, *names = inspect.signature(stand_in).parameters
+    return names == list(inspect.signature(usual).parameters)
 
 
 def go_on_without(gone: Gone) -> None:

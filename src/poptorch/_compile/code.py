@@ -73,6 +73,10 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
+    def is_empty(self) -> bool:
+        """Tell whether nothing was ever kept here."""
+        return next(self.folder.glob(f"*{SUFFIX}"), None) is None
+
     def path(self, key: str) -> Path:
         """Return the file of a graph."""
         return self.folder / f"{key}{SUFFIX}"

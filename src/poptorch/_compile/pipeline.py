@@ -18,7 +18,7 @@ from .._ir.slot import Kind
 from .._ir.spec import Spec
 from . import cache, passes
 from .export import export
-from .tiers import compile_plan
+from .tiers import compile_plan, prepare
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +71,8 @@ def compile(
     backend = backends.choose(spec.target.backend)
     if spec.precision.floating_point_exceptions:
         backend = backends.checking(backend)
+    left_to_us = spec.target.backend in (backends.AUTO, backends.OPTIMISE)
+    idle = prepare(backend, cache.store_of(spec.runtime.cache_dir)) if left_to_us else 0
     progress(0.02)
     draft = passes.Draft(request, spec, optim, backends.works_by_stages(backend))
     for share in passes.run(draft):
@@ -90,6 +92,7 @@ def compile(
             store,
             background and spec.target.backend == backends.AUTO,
             lambda share: progress(0.3 + 0.7 * share),
+            idle,
         ),
     )
     return Compiled(

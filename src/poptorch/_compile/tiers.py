@@ -3,7 +3,8 @@
 Where a core has nothing to do, compiling starts with the first calls. Elsewhere it takes time from
 the run, and when to compile is the classic question of renting or buying: nobody knows how many
 calls will come, so it starts when the slow tier has cost about what compiling will. What takes over
-works on the same State, between two calls, so that nothing is lost.
+works on the same State, between two calls, so that nothing is lost: a graph that is compiled runs
+while others are still interpreted, those first that a call runs most often.
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ import torch
 
 from .. import backends
 from .._base import log
+from .._base.cores import IDLE, Cores
 from .._base.errors import described
 from .._ir.graph import Graph
 from .._ir.plan import Plan
+from .._ir.program import Node, Program, Repeat, Run
 from .._ir.report import Report
 from .._ir.state import State
 from ..backends import Backend, Builder, Compiled, Executable, Progress
-from . import worker
+from . import helper, worker
 from .code import Store, key_of
-from .cores import Cores
 from .job import Job
 
 # Seconds that a compilation takes: what starting takes, and so much per node (measured with 2
 # cores: 12 s for 170 nodes, 38 s for 1200). Half of it is time that the other cores have to spare.
 STARTING, PER_NODE, SHARE = 5.0, 0.03, 0.5
-IDLE = 0.6  # cores that have nothing to do: compiling then takes nothing from the run
 COMPARED = 5  # calls of the fast tier before its speed is told
 
 
@@ -42,7 +43,8 @@ class Code:
 
     def __init__(self, plan: Plan, builder: Builder, store: Store) -> None:
         self.plan, self.builder, self.store = plan, builder, store
-        self.graphs = plan.program.graphs
+        graphs = plan.program.graphs
+        self.graphs = {name: graphs[name] for name in often_run_first(plan.program)}
         self.keys = {name: key_of(graph, builder) for name, graph in self.graphs.items()}
 
     def expected_seconds(self) -> float:
@@ -60,11 +62,29 @@ class Code:
         stored = ((key, self.store.read(key)) for key in self.keys.values() if key is not None)
         return {key: code for key, code in stored if code is not None}
 
+    def mixed(self) -> tuple[Executable, list[str]]:
+        """Return what runs the compiled graphs, and the others as they are; and the former."""
+        functions, compiled = dict[str, Compiled](), []
+        for name, key in self.keys.items():
+            ready = None if key is None else self.store.find(key, self.builder)
+            compiled += [name] if ready is not None else []
+            functions[name] = ready or backends.interpreted(self.graphs[name])
+        return self.builder.assemble(self.plan, functions, 0.0), compiled
+
+    def compile_beside(self, processes: int) -> None:
+        """Let other processes compile; what they cannot do remains to be done in this one."""
+        job = Job(self.missing(), self.builder.name, self.store, processes)
+        try:
+            job.wait()
+        finally:
+            job.end()
+        for outcome, why in job.outcomes.values():
+            if outcome != worker.STORED:
+                log.engine.info("Compiling in this process: %s", why)
+
     def compile(self, progress: Progress) -> Executable:
         """Return the executable, compiling what is missing in this process."""
         start, functions = time.perf_counter(), dict[str, Compiled]()
-        if None in self.keys.values() or self.missing():
-            log.engine.info("Compiling, about %.0f s", self.expected_seconds())
         for done, (name, key) in enumerate(self.keys.items(), 1):
             graph = self.graphs[name]
             if key is None:
@@ -75,8 +95,38 @@ class Code:
         return self.builder.assemble(self.plan, functions, time.perf_counter() - start)
 
 
+_cores = Cores()
+_cores.idle()  # from now on
+
+
+def prepare(backend: Backend, store: Store) -> int:
+    """While the model is captured, let an idle core import the compiler, if it will be needed.
+
+    Args:
+        backend: what runs the plan in the end.
+        store: of compiled graphs: if it has any, those of the model may be among them.
+
+    Returns:
+        How many cores are idle; 0 if nothing was started.
+    """
+    idle = _cores.idle()
+    if not isinstance(backend, Builder) or idle < IDLE or not store.is_empty():
+        return 0
+    try:
+        helper.warm(backend.name)
+    except OSError as error:  # compiling will meet it again, and say so
+        log.engine.debug("No compiler process: %s", error)
+        return 0
+    return max(1, int(idle))
+
+
 def compile_plan(
-    backend: Backend, plan: Plan, store: Store, background: bool, progress: Progress
+    backend: Backend,
+    plan: Plan,
+    store: Store,
+    background: bool,
+    progress: Progress,
+    idle: int = 0,
 ) -> Executable:
     """Compile a plan, or let its compilation begin once it pays.
 
@@ -86,6 +136,7 @@ def compile_plan(
         store: of compiled graphs.
         background: results are wanted before the compilation is done.
         progress: told the share done.
+        idle: cores that have had nothing to do so far.
 
     Returns:
         An executable of the backend; one of the reference backend, with a warning, where compiling
@@ -95,9 +146,14 @@ def compile_plan(
         return backend.compile(plan, progress)
     code = Code(plan, backend, store)
     reference = backends.available()["reference"]
-    if background and None not in code.keys.values() and code.missing():
-        return Tiered(reference.compile(plan, progress), code)
+    is_missing = None in code.keys.values() or bool(code.missing())
+    if background and None not in code.keys.values() and is_missing:
+        return Tiered(reference.compile(plan, progress), code, idle)
+    if is_missing:
+        log.engine.info("Compiling, about %.0f s", code.expected_seconds())
     try:
+        if is_missing and idle:
+            code.compile_beside(idle + 1)  # this process waits
         return code.compile(progress)
     except Exception as error:  # whatever it is, the reference backend's results are right
         log.engine.warning(
@@ -114,15 +170,18 @@ class Tiered:
     Args:
         slow: what runs it now.
         code: what will.
+        idle: cores that are known to have nothing to do.
 
     Attributes:
         waiting: whether the fast tier may still come.
     """
 
-    def __init__(self, slow: Executable, code: Code) -> None:
-        self._current = slow
+    def __init__(self, slow: Executable, code: Code, idle: int = 0) -> None:
+        self._current = self._slow_tier = slow
         self._code = code
         self._job: Job | None = None
+        self._ready: list[str] = []  # graphs that are optimised while others are not
+        self._idle = idle
         self._cores = Cores()
         self._cores.idle()
         self._calls, self._spent = 0, 0.0  # of the slow tier
@@ -145,30 +204,46 @@ class Tiered:
         else:
             self._calls += 1
             self._spent += seconds
-            self._slow.append(seconds)
+            if not self._ready:
+                self._slow.append(seconds)
         return results
 
     def report(self) -> Report:
         """Return what the program costs on the tier that runs it now."""
-        report = self._current.report()
-        return replace(report, next_backend=self._code.builder.name) if self.waiting else report
+        if not self.waiting:
+            return self._current.report()
+        then = self._code.builder.name
+        return replace(self._slow_tier.report(), next_backend=then, ready=tuple(self._ready))
 
     def _look(self) -> None:
         """Start compiling when it is worth it; take over what is ready."""
         try:
             if self._job is None:
-                expected = self._code.expected_seconds()
-                if self._cores.idle() < IDLE and self._spent < SHARE * expected:
-                    return
-                missing = self._code.missing()
-                self._job = Job(missing, self._code.builder.name, self._code.store)
-                log.engine.info(
-                    "Compiling beside the run, about %.0f s: %d graphs", expected, len(missing)
-                )
-            elif self._job.finished():
-                self._take_over(self._job)
+                self._begin()
+            elif self._job.look():
+                if self._job.finished:
+                    self._take_over(self._job)
+                else:
+                    self._take_over_in_part()
         except Exception as error:  # whatever it is, the slow tier's results are right
             self._give_up(described(error))
+
+    def _begin(self) -> None:
+        """Start compiling where a core is idle, or when the slow tier has cost as much."""
+        expected = self._code.expected_seconds()
+        idle = self._idle or int(self._cores.idle() + 1 - IDLE)
+        if not idle and self._spent < SHARE * expected:
+            return
+        missing = self._code.missing()
+        self._job = Job(missing, self._code.builder.name, self._code.store, max(1, idle))
+        log.engine.info("Compiling beside the run, about %.0f s: %d graphs", expected, len(missing))
+
+    def _take_over_in_part(self) -> None:
+        executable, ready = self._code.mixed()
+        if len(ready) > len(self._ready):
+            self._current, self._ready = executable, ready
+            names = " and ".join(ready)
+            log.engine.info("From call %d on %s runs optimised", self._calls + 1, names)
 
     def _take_over(self, job: Job) -> None:
         failures = [why for outcome, why in job.outcomes.values() if outcome == worker.FAILED]
@@ -208,6 +283,21 @@ class Tiered:
         if self._job is not None:
             self._job.end()
             self._job = None
+
+
+def often_run_first(program: Program) -> list[str]:
+    """Return the names of the graphs, by how often a call runs them."""
+    runs = dict.fromkeys(program.graphs, 0)
+
+    def count(nodes: Sequence[Node], times: int) -> None:
+        for node in nodes:
+            if isinstance(node, Repeat):
+                count(node.body, times * node.count)
+            elif isinstance(node, Run):
+                runs[node.graph] += times
+
+    count(program.body, 1)
+    return sorted(runs, key=lambda name: -runs[name])
 
 
 @contextlib.contextmanager

@@ -1,14 +1,17 @@
 """Compiling in a process beside the one that trains.
 
-The process is given the name of a file with the graphs, writes what it compiled into the store and
-says so, a line of JSON per graph. Its standard input is its life line: when the process that
-started it closes it, or ends in any way, this one and its C++ compilers end too.
+The process imports the compiler before anybody asks for anything. A line on its standard input
+names a file with graphs; it removes the file, writes what it compiled into the store and says so, a
+line of JSON per graph. The input is its life line, too: when the process that started it closes it,
+or ends in any way, this one and its C++ compilers end. It also ends when nobody asks for long.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import queue
 import signal
 import sys
 import threading
@@ -23,17 +26,35 @@ from . import serial
 from .code import Store
 
 NICE = 5  # the steps that run meanwhile go first
+PATIENCE = 300.0  # seconds that a process with nothing to do stays
 
 STORED, HERE, FAILED = "stored", "here", "failed"
 
 
-def main(request: str) -> None:
-    """Compile what a file asks for."""
-    threading.Thread(target=_live_as_long_as_stdin, daemon=True).start()
+def main(backend: str) -> None:
+    """Compile what the lines of the standard input ask for.
+
+    Args:
+        backend: name of the builder.
+    """
+    requests = queue.SimpleQueue[str]()
+    threading.Thread(target=_read, args=(requests,), daemon=True).start()
     os.nice(NICE)
-    asked = json.loads(Path(request).read_text())
+    builder: Any = backends.available()[backend]
+    with contextlib.suppress(Exception):  # building fails in the same way, and that is said
+        builder.warm()
+    while True:
+        try:
+            request = Path(requests.get(timeout=PATIENCE))
+        except queue.Empty:
+            return
+        asked = json.loads(request.read_text())
+        request.unlink()
+        _serve(asked, builder)
+
+
+def _serve(asked: Any, builder: backends.Builder) -> None:
     torch.set_num_threads(asked["threads"])
-    builder: Any = backends.available()[asked["backend"]]
     store = Store(Path(asked["store"]))
     for key, graph in asked["graphs"].items():
         outcome, why = _compile(key, graph, builder, store)
@@ -52,6 +73,7 @@ def _compile(key: str, graph: Any, builder: backends.Builder, store: Store) -> t
     return (STORED, "") if kept else (HERE, "its code cannot be kept")
 
 
-def _live_as_long_as_stdin() -> None:
-    os.read(sys.stdin.fileno(), 1)  # nothing is ever written
+def _read(requests: queue.SimpleQueue[str]) -> None:
+    for line in sys.stdin:
+        requests.put(line.rstrip("\n"))
     os.killpg(os.getpgrp(), signal.SIGKILL)

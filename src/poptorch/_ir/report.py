@@ -15,6 +15,7 @@ class Report:
         nodes: operators in each graph, by name.
         compile_seconds: wall time of the backend's compilation.
         next_backend: the one that takes over as soon as it has compiled the program; None for none.
+        ready: the graphs that it runs already.
     """
 
     backend: str
@@ -22,9 +23,12 @@ class Report:
     nodes: tuple[tuple[str, int], ...]
     compile_seconds: float
     next_backend: str | None = None
+    ready: tuple[str, ...] = ()
 
     @property
     def tier(self) -> str:
         """What runs the program now, as a line."""
-        later = f" until {self.next_backend} has compiled it" if self.next_backend else ""
-        return f"runs on the {self.backend} backend{later}"
+        if self.next_backend is None:
+            return f"runs on the {self.backend} backend"
+        part = f", {' and '.join(self.ready)} on {self.next_backend}," if self.ready else ""
+        return f"runs on the {self.backend} backend{part} until {self.next_backend} has compiled it"

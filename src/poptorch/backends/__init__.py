@@ -1,10 +1,11 @@
 """Backends: ways to run a Plan. ``protocol`` is the public seam for others."""
 
 from .protocol import Backend, Builder, Code, Compiled, Executable, Progress
-from .registry import AUTO, available, checking, choose, works_by_stages
+from .registry import AUTO, OPTIMISE, available, checking, choose, interpreted, works_by_stages
 
 __all__ = [
     "AUTO",
+    "OPTIMISE",
     "Backend",
     "Builder",
     "Code",
@@ -14,5 +15,6 @@ __all__ = [
     "available",
     "checking",
     "choose",
+    "interpreted",
     "works_by_stages",
 ]

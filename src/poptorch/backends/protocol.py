@@ -74,6 +74,10 @@ class Builder(Protocol):
 
     name: str
 
+    def warm(self) -> None:
+        """Import what ``build`` needs, ahead of time."""
+        ...
+
     def build(self, graph: Graph) -> Code:
         """Compile one graph, in any process."""
         ...

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
+from .._ir.graph import Graph
 from .._ir.plan import Plan
 from .driver import LoopExecutable, program_report
-from .prepare import accept_strides, prepare
+from .prepare import accept_strides, prepare, signature
 from .protocol import Compiled, Executable, Progress
 
 
@@ -27,13 +28,17 @@ class Reference:
     def compile(self, plan: Plan, progress: Progress) -> Executable:
         """Turn each graph into plain Python calls of ATen operators."""
         start = time.perf_counter()
-        prepared = {name: prepare(graph) for name, graph in plan.program.graphs.items()}
         functions = {
-            name: (p, self.function(accept_strides(p.module))) for name, p in prepared.items()
+            name: (signature(graph), self.interpreted(graph))
+            for name, graph in plan.program.graphs.items()
         }
         progress(1.0)
         report = program_report(self.name, plan.program, time.perf_counter() - start)
         return self.executable(plan, functions, report)
+
+    def interpreted(self, graph: Graph) -> Compiled:
+        """Return a graph's function, from its arguments to what it returns once it is prepared."""
+        return self.function(accept_strides(prepare(graph).module))
 
     @staticmethod
     def function(module: fx.GraphModule) -> Compiled:

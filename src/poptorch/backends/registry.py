@@ -7,7 +7,8 @@ from importlib.metadata import entry_points
 
 from .._base import log
 from .._base.errors import Error
-from .protocol import Backend
+from .._ir.graph import Graph
+from .protocol import Backend, Compiled
 
 GROUP = "poptorch.backends"
 AUTO, OPTIMISE = "auto", "optimise"
@@ -54,6 +55,13 @@ def choose(name: str) -> Backend:
         "The %s backend cannot work here (%s): running on the reference backend.", wanted, reason
     )
     return backends["reference"]
+
+
+def interpreted(graph: Graph) -> Compiled:
+    """Return a graph's function as the reference backend runs it."""
+    from .reference import Reference
+
+    return Reference().interpreted(graph)
 
 
 def checking(backend: Backend) -> Backend:

@@ -40,6 +40,16 @@ class Inductor:
 
     # For those who keep compiled graphs: see ``backends.Builder``.
 
+    def warm(self) -> None:
+        """Import torch's compiler.
+
+        Raises:
+            Gone: this torch's compiler lacks a name.
+        """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # as below
+            private.demand(private.COMPILER)
+
     def build(self, graph: Graph) -> Code:
         """Compile one graph.
 

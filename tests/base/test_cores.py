@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from poptorch._compile import cores
+from poptorch._base import cores
 
 
 @pytest.fixture

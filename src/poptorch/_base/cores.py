@@ -6,6 +6,7 @@ import os
 import time
 from pathlib import Path
 
+IDLE = 0.6  # cores that have nothing to do: what is started then takes nothing from the run
 SHORTEST = 0.05  # seconds: less says nothing, the system counts in hundredths
 
 

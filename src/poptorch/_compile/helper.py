@@ -1,0 +1,185 @@
+"""Compiler processes as seen from the process that trains: started, asked, kept for the next time.
+
+Nothing here waits unless it is asked to, and there is no thread: between two calls of the model the
+processes are asked whether they have something to say. One that has nothing to do is kept: the next
+program need not wait until another has imported torch's compiler.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from .._base import env
+from . import worker
+
+_CODE = "import sys; sys.path[:] = {path!r}; from {module} import main; main({backend!r})"
+Outcome = tuple[str, str]  # how it went, and why
+
+
+class Helper:
+    """One compiler process.
+
+    Args:
+        backend: name of the builder.
+
+    Raises:
+        OSError: no process can be started.
+    """
+
+    def __init__(self, backend: str) -> None:
+        self.kind = kind(backend)
+        self.owner = os.getpid()
+        self._asked: dict[str, Path] = {}  # keys that have no outcome yet, with their request
+        self._text = b""
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the process)
+        # A session of its own: Ctrl-C is for the process that trains, which decides what ends.
+        try:
+            self.process = subprocess.Popen(
+                self.kind[0],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                start_new_session=True,
+            )
+        except OSError:
+            self._errors.close()
+            raise
+        assert self.process.stdout is not None
+        os.set_blocking(self.process.stdout.fileno(), False)
+
+    def ask(self, request: dict[str, Any]) -> None:
+        """Let it compile; ``request`` is what ``worker`` reads.
+
+        Raises:
+            OSError: it has ended, or the request cannot be written.
+        """
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="poptorch-compiling-", suffix=".json", delete=False
+        ) as file:
+            self._asked = dict.fromkeys(request["graphs"], Path(file.name))
+            json.dump(request, file)
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{file.name}\n".encode())
+        self.process.stdin.flush()
+
+    @property
+    def busy(self) -> bool:
+        """Whether something that was asked for has no outcome."""
+        return bool(self._asked)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self.process.poll() is None
+
+    def look(self) -> dict[str, Outcome]:
+        """Return what has been said since the last time; never waits."""
+        if not self.busy:
+            return {}
+        assert self.process.stdout is not None
+        said = self.process.stdout.read()  # None: nothing yet; empty: the process has ended
+        self._text += said or b""
+        *lines, self._text = self._text.split(b"\n")
+        outcomes: dict[str, Outcome] = {}
+        for line in lines:
+            entry = json.loads(line)
+            outcomes[entry["key"]] = entry["outcome"], entry["why"]
+            del self._asked[entry["key"]]
+        if said == b"" and self.busy:
+            outcomes |= dict.fromkeys(self._asked, (worker.FAILED, self._last_error()))
+            self._forget()
+        return outcomes
+
+    def _last_error(self) -> str:
+        status = self.process.wait()
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else f"the compiler process ended with status {status}"
+
+    def _forget(self) -> None:
+        for path in {*self._asked.values()}:
+            path.unlink(missing_ok=True)
+        self._asked = {}
+
+    def end(self) -> None:
+        """End it, with its C++ compiler."""
+        if self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        for stream in (self.process.stdin, self.process.stdout, self._errors):
+            assert stream is not None
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
+        self.process.wait()
+        self._forget()
+
+
+def kind(backend: str) -> tuple[tuple[str, ...], frozenset[tuple[str, str]]]:
+    """Return the command that starts a process, and the environment: with others it is another."""
+    code = _CODE.format(path=sys.path, module=worker.__name__, backend=backend)
+    return (sys.executable, "-W", "ignore", "-c", code), env.inherited()
+
+
+def wait(helpers: Sequence[Helper]) -> None:
+    """Wait until one of the processes has something to say."""
+    streams: list[Any] = [helper.process.stdout for helper in helpers if helper.busy]
+    select.select(streams, [], [])
+
+
+_kept: list[Helper] = []  # one at most
+
+
+def take(backend: str) -> Helper:
+    """Return a process that has nothing to do: the one that was kept, or a new one.
+
+    Raises:
+        OSError: no process can be started.
+    """
+    for helper in _kept[:]:
+        if helper.owner != os.getpid():
+            continue
+        _kept.remove(helper)
+        if helper.alive and helper.kind == kind(backend):
+            return helper
+        helper.end()
+    return Helper(backend)
+
+
+def warm(backend: str) -> None:
+    """Have a process that imports the compiler meanwhile.
+
+    Raises:
+        OSError: no process can be started.
+    """
+    give_back([take(backend)])
+
+
+def give_back(helpers: Iterable[Helper]) -> None:
+    """Keep one process for the next program, end the others; forked children leave all alone."""
+    for helper in helpers:
+        if helper.owner != os.getpid():
+            continue
+        if helper.alive and not helper.busy and not _kept:
+            _kept.append(helper)
+        else:
+            helper.end()
+
+
+@atexit.register
+def end_kept() -> None:
+    """End the process that is kept."""
+    for helper in _kept:
+        if helper.owner == os.getpid():
+            helper.end()
+    _kept.clear()

@@ -1,0 +1,115 @@
+"""Compiler processes that are kept: which one is used again, when one is started ahead of time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from poptorch import backends
+from poptorch._compile import code, helper, tiers
+
+REPLYING = """
+# {backend}
+import json, sys
+from pathlib import Path
+for line in sys.stdin:
+    path = Path(line.strip())
+    for key in json.loads(path.read_text())["graphs"]:
+        print(json.dumps({{"key": key, "outcome": "stored", "why": ""}}), flush=True)
+    path.unlink()
+"""
+
+
+@pytest.fixture
+def kept(monkeypatch) -> Iterator[list[helper.Helper]]:
+    """Processes that answer at once; none is there before or afterwards."""
+    monkeypatch.setattr(helper, "_CODE", REPLYING)
+    monkeypatch.setattr(helper, "_kept", [])
+    yield helper._kept
+    helper.end_kept()
+
+
+def outcomes(process: helper.Helper, *keys: str) -> dict[str, helper.Outcome]:
+    process.ask({"graphs": dict.fromkeys(keys)})
+    answers: dict[str, helper.Outcome] = {}
+    while process.busy:
+        helper.wait([process])
+        answers |= process.look()
+    return answers
+
+
+def is_there(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def test_one_process_serves_program_after_program(kept) -> None:
+    first = helper.take("b")
+    other = helper.take("b")
+    for keys in (["a"], ["b", "c"]):
+        assert outcomes(first, *keys) == dict.fromkeys(keys, ("stored", ""))
+        helper.give_back([first, other])
+        assert kept == [first]
+        assert not is_there(other.process.pid)
+        assert helper.take("b") is first
+    helper.give_back([first])
+
+
+def test_a_busy_one_is_not_kept(kept, monkeypatch) -> None:
+    monkeypatch.setattr(helper, "_CODE", "import time; time.sleep(600)")
+    process = helper.take("b")
+    process.ask({"graphs": {"a": None}})
+    (request,) = process._asked.values()
+    assert request.exists()
+    helper.give_back([process])
+    assert kept == []
+    assert not is_there(process.process.pid)
+    assert not request.exists()
+
+
+@pytest.mark.parametrize("change", ["environment", "backend", "ended", "of a parent"])
+def test_what_cannot_be_used_again_is_not(change: str, kept, monkeypatch) -> None:
+    helper.warm("b")
+    (process,) = kept
+    if change == "environment":
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/elsewhere")
+    elif change == "ended":
+        process.process.kill()
+        process.process.wait()
+    elif change == "of a parent":
+        monkeypatch.setattr(process, "owner", os.getppid())
+    another = helper.take("c" if change == "backend" else "b")
+    assert another is not process
+    assert outcomes(another, "a") == {"a": ("stored", "")}
+    assert is_there(process.process.pid) == (change == "of a parent")
+    process.end()
+    another.end()
+
+
+@pytest.mark.parametrize(
+    ("idle", "is_empty", "started"), [(0.9, True, 1), (2.0, True, 2), (0.2, True, 0), (2, False, 0)]
+)
+def test_the_compiler_is_imported_ahead_where_a_core_is_idle(
+    idle: float, is_empty: bool, started: int, monkeypatch, tmp_path: Path
+) -> None:
+    """And where nothing has been compiled before, so that it will be needed."""
+    asked: list[str] = []
+    monkeypatch.setattr(helper, "warm", asked.append)
+    monkeypatch.setattr(tiers._cores, "idle", lambda: idle)
+    if not is_empty:
+        (tmp_path / f"key{code.SUFFIX}").touch()
+    store = code.Store(tmp_path)
+    assert tiers.prepare(backends.available()["inductor"], store) == started
+    assert asked == ["inductor"] * bool(started)
+    assert tiers.prepare(backends.available()["reference"], store) == 0
+
+
+def test_no_process_ahead_of_time_is_no_trouble(monkeypatch, tmp_path: Path) -> None:
+    def refuse(backend: str) -> None:
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(helper, "warm", refuse)
+    monkeypatch.setattr(tiers._cores, "idle", lambda: 1.0)
+    assert tiers.prepare(backends.available()["inductor"], code.Store(tmp_path)) == 0
