@@ -26,6 +26,7 @@ STOREYS: tuple[tuple[str, ...], ...] = (
         "executor", "wrappers", "dataloader", "argparsers", "autocasting", "autoplacing",
         "collation", "hardware", "profiling", "testing", "poptorch_core", "_impl",
         "_poplar_executor",
+        "_inspection",
     ),
     ("_session",),
     ("_compile",),

@@ -1,13 +1,9 @@
-"""``PoplarExecutor``: the face of a wrapped model. Source: PopTorch user guide, "Features".
-
-Longer than usual because it is one class of PopTorch's; every method is a few lines that forward.
-"""
+"""``PoplarExecutor``: the face of a wrapped model. Source: PopTorch user guide, "Features"."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import datetime
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,9 +17,9 @@ from ._base import log
 from ._base.errors import AssertionFailure, Error
 from ._base.tracebacks import UserFrames
 from ._capture import Explanation
-from ._ir.plan import Plan
+from ._inspection import Inspection
 from ._ir.spec import Spec
-from ._session import CompiledInputs, Latency, ParameterProxy, Stamps, counters
+from ._session import ParameterProxy
 from .enums import ConnectionType
 from .ops.blocks import module_repr
 from .options import Options
@@ -38,7 +34,7 @@ _TRACED = (
 )  # fmt: skip
 
 
-class PoplarExecutor:
+class PoplarExecutor(Inspection):
     """A model wrapped by ``trainingModel`` or ``inferenceModel``; not created directly.
 
     Reading any attribute that is not listed here reads it from the wrapped module.
@@ -120,10 +116,6 @@ class PoplarExecutor:
         """
         return self._session.explain(args, kwargs)
 
-    def isCompiled(self) -> bool:
-        """Tell whether the model is compiled."""
-        return self._session.live is not None
-
     def destroy(self) -> None:
         """Bring the weights to the host, release the executable and unwrap the model.
 
@@ -140,14 +132,6 @@ class PoplarExecutor:
     def options(self) -> Options:
         """The executor's own frozen options."""
         return self._options
-
-    def plan(self) -> Plan:
-        """Return the compiled program with its placement; ``print`` shows it.
-
-        Raises:
-            poptorch.Error: not compiled, or destroyed.
-        """
-        return self._session.plan()
 
     # Weights, buffers and the optimizer.
 
@@ -320,113 +304,6 @@ class PoplarExecutor:
     @rng_state.setter
     def rng_state(self, state: Sequence[int] | None) -> None:
         self._session.rng_state = state
-
-    # What a call cost.
-
-    def compilationTime(self) -> datetime.timedelta:
-        """Return how long compiling took.
-
-        Raises:
-            poptorch.Error: not compiled, or the progress bar is switched off.
-        """
-        if not self.isCompiled():
-            raise Error("Please compile the model before asking for its compilation time")
-        elapsed = self._options._progress_bar.elapsed
-        if not self._options._show_compilation_progress_bar or elapsed is None:
-            raise Error(
-                "The compilation time is measured by the progress bar, which is off",
-                fix="options.showCompilationProgressBar(True)",
-            )
-        return elapsed
-
-    def cycleCount(self) -> int:
-        """Return the cycles of the last call, estimated from its time and the chip's clock.
-
-        Raises:
-            poptorch.Error: ``logCycleCount`` is off, or the model has not run.
-        """
-        if not self._options._Popart.options.get("instrumentWithHardwareCycleCounter", False):
-            raise Error("Cycle count logging is disabled", fix="options.logCycleCount(True)")
-        live = self._session.live
-        cycles = live.cycles() if live is not None else None
-        if cycles is None:
-            raise Error("Please run the model at least once before asking for its cycle count")
-        return cycles
-
-    def getPerfCounters(self) -> Stamps:
-        """Return time stamps of the last call in seconds, by kind, per tensor.
-
-        The kinds are ``input``, ``input_complete``, ``output`` and ``output_complete``.
-        """
-        live = self._session.live
-        stamps = live.counters() if live is not None else None
-        return stamps if stamps is not None else counters.none()
-
-    def getLatency(self) -> Latency:
-        """Return (min, max, mean) seconds from handing an input over to having the result."""
-        return counters.latency(self.getPerfCounters(), "input", "output_complete")
-
-    def getHostIpuLatency(self) -> Latency:
-        """Return (min, max, mean) seconds that inputs travelled to the device."""
-        return counters.latency(self.getPerfCounters(), "input", "input_complete")
-
-    def getComputeLatency(self) -> Latency:
-        """Return (min, max, mean) seconds between the last input and the last output."""
-        return counters.latency(self.getPerfCounters(), "input_complete", "output", first=max)
-
-    def getIpuHostLatency(self) -> Latency:
-        """Return (min, max, mean) seconds that outputs travelled to the host."""
-        return counters.latency(self.getPerfCounters(), "output", "output_complete")
-
-    # Tensors inside.
-
-    def getTensorNames(self) -> list[str]:
-        """Return the names of the tensors of the program, those that can be anchored first.
-
-        Raises:
-            AssertionError: not compiled.
-        """
-        live, optimizer = self._session.live, self._session.optimizer
-        if live is None:
-            raise AssertionFailure("Tensor names are known once the model is compiled")
-        return live.now.tensor_names() + (optimizer.names() if optimizer is not None else [])
-
-    def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
-        """Return the value that an anchored tensor had in the last call.
-
-        Args:
-            short_name: as in ``options.anchorTensor(short_name, long_name)``.
-
-        Returns:
-            A tensor shaped by the anchor's output mode.
-
-        Raises:
-            AssertionError: there is no such anchor, or no call was made.
-        """
-        live = self._session.live
-        anchors = live.last.anchors if live is not None and live.last is not None else {}
-        if short_name not in anchors:
-            raise AssertionFailure(
-                f"No tensor with name {short_name}",
-                got=f"anchored in the last call: {', '.join(anchors) or 'nothing'}",
-                fix="options.anchorTensor(short_name, long_name) before wrapping, then one call",
-            )
-        return anchors[short_name]
-
-    # What integrations read.
-
-    @property
-    def _executable(self) -> object | None:
-        live = self._session.live
-        return None if live is None else live.now.compiled.executable
-
-    @property
-    def _executable_inputs(self) -> CompiledInputs | None:
-        live = self._session.live
-        return None if live is None else live.now.arguments()
-
-    def _debugGetPopartIR(self) -> str:
-        return self.plan().describe()
 
     # Inside.
 

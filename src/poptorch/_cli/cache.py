@@ -61,9 +61,7 @@ def _list(chosen: argparse.Namespace) -> int:
     present = entries(_folder(chosen))
     for entry in present:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
-        kind = "training" if entry.facts.get("training") == "True" else "inference"
-        inputs = [v for name, v in sorted(entry.facts.items()) if name.startswith("batch.")]
-        print(f"{entry.key}  {when}  {entry.size / MEGABYTE:8.2f} MB  {kind}  {' '.join(inputs)}")
+        print(f"{entry.key}  {when}  {entry.size / MEGABYTE:8.2f} MB  {entry.headline}")
     total = sum(entry.size for entry in present)
     print(f"{len(present)} entries, {total / MEGABYTE:.2f} MB")
     return 0

@@ -22,7 +22,7 @@ import torch
 from .._base import archive, log, trees
 from .._base.version import VERSION
 from .._ir.plan import Plan
-from .._ir.slot import Kind
+from .._ir.slot import Kind, Slot
 from ..backends import Executable
 from . import serial
 from .code import SUFFIX as CODE_SUFFIX
@@ -31,6 +31,7 @@ from .code import Store, alone, default_store, own_store, trouble, warn
 SUFFIX = ".popef"
 CODE = "code"  # the folder of compiled graphs beside them
 NEAREST_OF = 50  # entries that a miss is compared with, the latest ones
+_FACTS, _HEADLINE = "facts.json", "headline.txt"
 Facts = dict[str, str]
 
 
@@ -41,12 +42,14 @@ class Entry:
     Attributes:
         path: the file.
         facts: everything that its key depends on, readable.
+        headline: what it computes: training or inference, and the shapes of its inputs.
         size: bytes.
         used: when it was last written or found, in seconds since the epoch.
     """
 
     path: Path
     facts: Facts
+    headline: str
     size: int
     used: float
 
@@ -90,7 +93,7 @@ def compile_or_find(
             log.engine.info("Executable cache: miss, %s: %s", path.name, _miss(folder, facts))
         executable = build(Store(folder / CODE))
         if not is_known:
-            _note(path, facts)
+            _note(path, facts, _headline(plan))
     return executable
 
 
@@ -109,9 +112,17 @@ def _is_known(path: Path) -> bool:
     return True
 
 
-def _note(path: Path, facts: Facts) -> None:
+def _headline(plan: Plan) -> str:
+    slots = {s.index: s for graph in plan.program.graphs.values() for s in graph.inputs
+             if s.kind is Kind.BATCH}  # fmt: skip
+    inputs = " ".join(_shape_text(slots[index]) for index in sorted(slots))
+    return f"{'training' if plan.spec.training else 'inference'}  {inputs}"
+
+
+def _note(path: Path, facts: Facts, headline: str) -> None:
+    parts = {_FACTS: json.dumps(facts).encode(), _HEADLINE: headline.encode()}
     try:
-        archive.write(path, {"facts.json": json.dumps(facts).encode()})
+        archive.write(path, parts)
     except OSError as error:
         warn("Executable cache: nothing is noted in %s: %s", path.parent, error)
 
@@ -158,8 +169,7 @@ def facts_of(plan: Plan, backend: str, arguments: Mapping[str, trees.Structure])
     slots = {s.key: s for graph in plan.program.graphs.values() for s in graph.inputs}
     for slot in slots.values():
         if slot.kind in (Kind.BATCH, Kind.PARAM, Kind.BUFFER, Kind.OPTSTATE):
-            shape = ", ".join(map(str, slot.shape))
-            facts[slot.key] = f"{str(slot.dtype).removeprefix('torch.')}[{shape}]"
+            facts[slot.key] = _shape_text(slot)
     for name, graph in plan.program.graphs.items():
         nodes = serial.encode(graph)["nodes"]
         for at, node in enumerate(node for node in nodes if node["op"] == "call_function"):
@@ -168,6 +178,10 @@ def facts_of(plan: Plan, backend: str, arguments: Mapping[str, trees.Structure])
             digest = hashlib.sha256(text.encode()).hexdigest()[:6]
             facts[f"{name} operator {at}"] = f"{node['target']} ({digest}){where}"
     return facts
+
+
+def _shape_text(slot: Slot) -> str:
+    return f"{str(slot.dtype).removeprefix('torch.')}[{', '.join(map(str, slot.shape))}]"
 
 
 def flat_fields(value: Any, prefix: str = "") -> Facts:
@@ -187,11 +201,12 @@ def entries(folder: Path) -> list[Entry]:
     whole = []
     for path in folder.glob(f"*{SUFFIX}"):
         try:
-            facts = json.loads(archive.read(path)["facts.json"])
+            parts = archive.read(path)
+            facts, headline = json.loads(parts[_FACTS]), parts[_HEADLINE].decode()
             status = path.stat()
         except (archive.InvalidFile, OSError, KeyError, ValueError):
             continue  # damaged, or just being removed: no entry
-        whole.append(Entry(path, facts, status.st_size, status.st_mtime))
+        whole.append(Entry(path, facts, headline, status.st_size, status.st_mtime))
     return sorted(whole, key=lambda entry: entry.used, reverse=True)
 
 

@@ -30,6 +30,9 @@ Kind = tuple[tuple[int, ...], torch.dtype]
 class Definition:
     """What a user registered: see ``poptorch.register_custom_op``."""
 
+    name: str
+    domain: str
+    version: int
     forward: Forward
     backward: Backward | None = None
 
@@ -42,8 +45,9 @@ def key_of(name: str, domain: str, version: int) -> str:
     return f"{domain}:{name}:{version}"
 
 
-def register(key: str, definition: Definition) -> None:
+def register(definition: Definition) -> None:
     """Register or replace an operator."""
+    key = key_of(definition.name, definition.domain, definition.version)
     _registered[key] = definition
 
 
@@ -54,8 +58,8 @@ def find(key: str) -> Definition | None:
 
 def versions(name: str, domain: str) -> list[int]:
     """Versions that an operator is registered in."""
-    prefix = f"{domain}:{name}:"
-    return sorted(int(key[len(prefix) :]) for key in _registered if key.startswith(prefix))
+    same = (d for d in _registered.values() if (d.name, d.domain) == (name, domain))
+    return sorted(definition.version for definition in same)
 
 
 def kinds_of(tensors: Iterable[torch.Tensor]) -> tuple[Kind, ...]:

@@ -44,8 +44,7 @@ def register_custom_op(
             got=f"forward={forward!r}, backward={backward!r}",
             fix="register_custom_op('Cube', 'custom.ops', 1, forward, backward)",
         )
-    key = custom.key_of(name, domain, version)
-    custom.register(key, custom.Definition(forward, backward))
+    custom.register(custom.Definition(name, domain, version, forward, backward))
 
 
 def custom_op(
