@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import re
 
 import pytest
 import torch
@@ -110,5 +111,25 @@ def test_an_argument_given_twice_is_refused(weights):
 )
 def test_a_value_of_the_wrong_type_is_an_error(name, settings, message, weights):
     with pytest.raises(AssertionError, match=message) as caught:
-        getattr(optim, name)(weights, **settings)
+        getattr(optim, name)(weights, **settings)  # this line
     assert isinstance(caught.value, poptorch.Error)
+    text, (key, value) = str(caught.value), list(settings.items())[-1]
+    assert f"Got:    {name}(..., {key}={value!r})" in text
+    assert re.search(r"Where:  test_arguments.py:\d+, .*settings\) # this line\n", text)
+    assert (
+        f"Fix:    pass {'a number, such as 0.1' if 'number' in message else 'True or False'}"
+        in text
+    )
+
+
+def test_a_text_that_comes_later_names_the_line_and_the_remedy(weights):
+    """As a number read from a configuration file does, put into the groups."""
+    optimizer = torch.optim.SGD(weights, lr=0.1)
+    optimizer.param_groups[0]["lr"] = "0.1"
+    model = torch.nn.Linear(1, 1)
+    with pytest.raises(AssertionError, match="Expected a number for lr") as caught:
+        poptorch.trainingModel(model, optimizer=optimizer)  # that line
+    text = str(caught.value)
+    assert "Got:    '0.1'" in text
+    assert "poptorch.trainingModel(model, optimizer=optimizer) # that line" in text
+    assert "Fix:    use a number, such as 0.1" in text

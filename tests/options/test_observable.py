@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,20 @@ import pytest
 import torch
 
 import poptorch
+from poptorch import profiling
 from poptorch._base import env, log
 from poptorch._base.errors import Error
+from poptorch._compile.code import default_store
+from poptorch._machine import pod
 from poptorch.autocasting import Policy
+from poptorch.backends import allocator
+from poptorch.backends.inductor import toolchain
 from poptorch.enums import CommGroupType, HalfFloatCastingBehavior, OutputMode
 from poptorch.options import Options, ShardedExecution, TensorLocationSettings, overview
 from poptorch.options.freeze import freeze, prepare
 from poptorch.options.popart_keys import KEYS
 from poptorch.options.table import IDLE, UNSET, Setting
 
-TESTS = Path(__file__).resolve().parents[1]
 OFF_CHIP = TensorLocationSettings().useOnChipStorage(False)
 # Arguments where the default's type does not say enough.
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
@@ -194,42 +199,119 @@ def processes() -> int:
     return Options().Distributed.numProcesses
 
 
-# A variable of the table: what to set, what to observe; or the test file that sets it.
-VARIABLES: dict[str, tuple[dict[str, str], Callable[[], Any]] | str] = {
-    "POPTORCH_LOG_LEVEL": "test_runtime.py",
-    "POPTORCH_LOG_DEST": "base/test_log.py",
-    "POPTORCH_BACKEND": ({"": "reference"}, spec),
-    "POPTORCH_IPU_MODEL": ({"": "1"}, spec),
-    "POPTORCH_SMALL_IPU_MODEL": ({"": "1"}, spec),
-    "POPTORCH_IPU_MODEL_VERSION": ({"": "ipu1"}, spec),
-    "POPTORCH_POD": "machine/test_systems.py",
-    "POPTORCH_POD_DIR": "machine/test_pod.py",
-    "POPTORCH_WAIT_FOR_IPU": "test_hardware.py",
-    "OMPI_COMM_WORLD_SIZE": ({"": "2"}, processes),
+def quiet() -> Options:
+    return Options().backend("reference").showCompilationProgressBar(False)
+
+
+def adder() -> poptorch.PoplarExecutor:
+    return poptorch.inferenceModel(lambda x: x + 1, quiet())
+
+
+def log_level() -> int:
+    log.setup()
+    return log.python.level
+
+
+def log_destination() -> Any:
+    handlers, log.engine.handlers = log.engine.handlers, []
+    log.setup()
+    (made,), log.engine.handlers = log.engine.handlers, handlers
+    return made.stream is sys.stdout
+
+
+def waits_for_chips() -> list[bool]:
+    asked: list[bool] = []
+
+    def acquire(count: int, ident: int | None, wait: bool) -> Any:
+        asked.append(wait)
+        return real(count, ident, False)
+
+    real, pod.acquire = pod.acquire, acquire
+    try:
+        adder()(torch.ones(1))
+    finally:
+        pod.acquire = real
+    return asked
+
+
+def frames_of_an_error() -> int:
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine") as caught:
+        poptorch.inferenceModel(broken, quiet())(torch.ones(1))
+    return len(caught.traceback)
+
+
+def keeps_freed_memory() -> bool:
+    real, allocator._set_thresholds = allocator._set_thresholds, lambda: True
+    try:
+        return allocator.keep_freed_memory()
+    finally:
+        allocator._set_thresholds = real
+
+
+def written_programs() -> dict[str, str]:
+    adder().compile(torch.ones(1))
+    return {path.name: path.read_text() for path in Path().glob("*.txt")}
+
+
+def poisoned_buffers() -> list[bool]:
+    data = [torch.ones(1) for _ in range(3)]
+    made = poptorch.AsynchronousDataAccessor(data, buffer_size=10, load_indefinitely=False)
+    kept = list(made)
+    made.terminate()
+    return [bool(element.isnan().any()) for element in kept]
+
+
+# A variable of the table: what is set (itself is ""), what is set in any case, what is observed.
+VARIABLES: dict[str, tuple[dict[str, str], dict[str, str], Callable[[], Any]]] = {
+    "POPTORCH_LOG_LEVEL": ({"": "ERR"}, {}, log_level),
+    "POPTORCH_LOG_DEST": ({"": "stdout"}, {}, log_destination),
+    "POPTORCH_BACKEND": ({"": "reference"}, {}, spec),
+    "POPTORCH_IPU_MODEL": ({"": "1"}, {}, spec),
+    "POPTORCH_SMALL_IPU_MODEL": ({"": "1"}, {}, spec),
+    "POPTORCH_IPU_MODEL_VERSION": ({"": "ipu1"}, {"POPTORCH_IPU_MODEL": "1"}, spec),
+    "POPTORCH_POD": ({"": "4"}, {}, lambda: poptorch.ipuHardwareIsAvailable(8)),
+    "POPTORCH_POD_DIR": ({"": "pod"}, {}, pod._folder),
+    "POPTORCH_WAIT_FOR_IPU": ({"": "1"}, {}, waits_for_chips),
+    "OMPI_COMM_WORLD_SIZE": ({"": "2"}, {}, processes),
     "OMPI_COMM_WORLD_RANK": (
-        {"": "1", "OMPI_COMM_WORLD_SIZE": "2"},
+        {"": "1"},
+        {"OMPI_COMM_WORLD_SIZE": "2"},
         lambda: Options().Distributed.processId,
     ),
-    "WORLD_SIZE": ({"": "2"}, processes),
-    "RANK": ({"": "1", "WORLD_SIZE": "2"}, lambda: Options().Distributed.processId),
-    "POPTORCH_FULL_TRACEBACK": "session/test_errors.py",
-    "POPTORCH_KEEP_FREED_MEMORY": "backends/test_allocator.py",
-    "POPTORCH_CACHE_DIR": ({"": "folder"}, spec),
-    "POPART_CACHE_DIR": ({"": "folder"}, spec),
-    "POPTORCH_DEFAULT_OPTIONS": ({"": '{"deviceIterations": 3}'}, spec),
-    "POPTORCH_POISON_BUFFERS": "test_accessor.py",
-    "POPTORCH_EXPORT_PROTO_FILE": "test_runtime.py",
-    "POPTORCH_EXPORT_PROTO_AS_BINARY": "test_runtime.py",
-    "PVTI_OPTIONS": "test_profiling.py",
-    "TORCHINDUCTOR_CACHE_DIR": "backends/test_inductor_toolchain.py",
-    "CXX": "backends/test_inductor_toolchain.py",
+    "WORLD_SIZE": ({"": "2"}, {}, processes),
+    "RANK": ({"": "1"}, {"WORLD_SIZE": "2"}, lambda: Options().Distributed.processId),
+    "POPTORCH_FULL_TRACEBACK": ({"": "1"}, {}, frames_of_an_error),
+    "POPTORCH_KEEP_FREED_MEMORY": ({"": "0"}, {}, keeps_freed_memory),
+    "POPTORCH_CACHE_DIR": ({"": "folder"}, {}, spec),
+    "POPART_CACHE_DIR": ({"": "folder"}, {}, spec),
+    "POPTORCH_DEFAULT_OPTIONS": ({"": '{"deviceIterations": 3}'}, {}, spec),
+    "POPTORCH_POISON_BUFFERS": ({"": "1"}, {}, poisoned_buffers),
+    "POPTORCH_EXPORT_PROTO_FILE": ({"": "program.txt"}, {}, written_programs),
+    "POPTORCH_EXPORT_PROTO_AS_BINARY": (
+        {"": "1"},
+        {"POPTORCH_EXPORT_PROTO_FILE": "program.txt"},
+        written_programs,
+    ),
+    "PVTI_OPTIONS": ({"": '{"enable": "true"}'}, {}, profiling._enabled),
+    "TORCHINDUCTOR_CACHE_DIR": ({"": "code"}, {}, lambda: default_store().folder),
+    "CXX": ({"": "/nowhere/c++"}, {}, toolchain.obstacle),
 }
+
+
+@pytest.fixture
+def log_as_it_was():
+    yield
+    log.set_level("WARN")
 
 
 @pytest.mark.parametrize("name", env.TABLE)
 def test_every_variable_changes_something_or_says_that_it_does_not(
-    name, nothing_said, monkeypatch, caplog
+    name, nothing_said, log_as_it_was, monkeypatch, tmp_path, caplog
 ):
+    monkeypatch.chdir(tmp_path)
     if "without effect" in env.TABLE[name].effect:
         monkeypatch.setenv(name, '{"autoReport.all": "true"}')
         prepare(Options(), training=True)
@@ -238,16 +320,13 @@ def test_every_variable_changes_something_or_says_that_it_does_not(
         assert len(lines) == 1
         assert f"{name} has no effect here" in lines[0]
         return
-    assert name in VARIABLES, "say here what the new variable changes, or where that is tested"
-    shown = VARIABLES[name]
-    if isinstance(shown, str):
-        text = (TESTS / shown).read_text()
-        assert f'"{name}"' in text or f"{name}=" in text
-        return
-    values, observe = shown
-    if "IPU_MODEL_VERSION" in name:
-        monkeypatch.setenv("POPTORCH_IPU_MODEL", "1")
+    assert name in VARIABLES, "say here what the new variable changes"
+    values, always, observe = VARIABLES[name]
+    monkeypatch.delenv(name, raising=False)
+    for variable, value in always.items():
+        monkeypatch.setenv(variable, value)
     before = observe()
+    assert observe() == before  # it is the variable, not the second look, that makes a difference
     for variable, value in values.items():
         monkeypatch.setenv(variable or name, value)
     assert observe() != before

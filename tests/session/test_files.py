@@ -101,6 +101,26 @@ def test_hyper_parameters_come_from_the_file(tmp_path: Path) -> None:
     assert second.plan().describe() == first.plan().describe()
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("lr", -0.5), ("lr", float("nan")), ("betas", [-0.1, 0.9]), ("eps", -1)]
+)
+def test_hyper_parameters_out_of_range_stay_in_the_file(name: str, value, tmp_path: Path) -> None:
+    """A rate below zero would train uphill, without a word."""
+    first = training()
+    file = tmp_path / "m.poptorch"
+    first.compileAndExport(file, X, Y)
+    hypers = json.loads(archive.read(file)["facts.json"])["hypers"]
+    hypers[1][name] = value
+    with_facts(file, hypers=hypers)
+    model = Net()
+    optimizer = poptorch.optim.Adam(model.parameters(), lr=0.1)
+    before = optimizer.param_groups[0][name]
+    with pytest.raises(poptorch.Error, match="a hyper-parameter is out of range") as caught:
+        poptorch.load(file, model=model, optimizer=optimizer)
+    assert f"{name} is {value}" in str(caught.value)
+    assert optimizer.param_groups[0][name] == before
+
+
 @pytest.mark.spec("executor", 42)
 @pytest.mark.spec("options", 38)
 @pytest.mark.spec("runtime", 24, 25)

@@ -114,8 +114,43 @@ def test_a_block_that_comes_too_late_is_said(caplog) -> None:
         assert "BeginBlock" not in caplog.text
         poptorch.BeginBlock(model.second, ipu_id=1)
         assert caplog.text.count("BeginBlock on a Linear of a model that is compiled") == 1
+        executor(*arguments)
+        assert "hooks" not in caplog.text
         executor.destroy()
         poptorch.removeBlocks(model)
         poptorch.BeginBlock(model.first, ipu_id=0)
         assert caplog.text.count("BeginBlock on a") == 1
+        caplog.clear()
+
+
+def test_hooks_that_come_after_compiling_are_said(caplog) -> None:
+    model = Net()
+    executor = training(model)
+    executor(X, Y)
+    handle = model.first.weight.register_hook(lambda gradient: gradient * 0)
+    executor(X, Y)
+    executor(X, Y)
+    assert caplog.text.count("1 hooks were put on parameters or taken from them") == 1
+    executor.destroy()
+    before = model.first.weight.clone()
+    executor(X, Y)  # compiled anew, with the hook
+    assert torch.equal(model.first.weight, before)
+    caplog.clear()
+    handle.remove()
+    assert model.first.weight.shape == (4, 3)
+    executor(X, Y)
+    assert caplog.text.count("hooks were put on parameters") == 1
+
+
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
+def test_hooks_on_layers_that_come_after_compiling_are_said(register: str, caplog) -> None:
+    for executor in (training(Net()), poptorch.inferenceModel(Net(), options())):
+        arguments = (X, Y) if executor._optimizer is not None else (X,)
+        executor(*arguments)
+        executor(*arguments)
+        assert "hooks" not in caplog.text
+        getattr(executor.model.second, register)(lambda *_: None)
+        executor(*arguments)
+        executor(*arguments)
+        assert caplog.text.count("1 hooks were put on layers") == 1
         caplog.clear()

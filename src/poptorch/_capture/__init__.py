@@ -5,6 +5,7 @@ from .forward import Call, Request
 from .lanes import NotVectorisable, batch_norm_statistics
 from .micro import Micro, say_narrowed
 from .overwrite import OverwriteContextManager
+from .parameter_hooks import hooks_of
 from .sources import forgetting_sources
 from .swap import Tied, tensors_of
 from .trace import untraced, without_autocast
@@ -21,6 +22,7 @@ __all__ = [
     "capture",
     "explain",
     "forgetting_sources",
+    "hooks_of",
     "say_narrowed",
     "search",
     "tensors_of",

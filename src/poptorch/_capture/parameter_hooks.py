@@ -5,13 +5,20 @@ As in torch, a hook sees the gradient of one micro-batch, before gradients are a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
 from .._base.errors import Error
 from .forward import Request
 from .lanes import NotVectorisable
+
+
+def hooks_of(parameter: torch.Tensor) -> tuple[Callable[..., Any], ...]:
+    """Return what is called with the gradients of a parameter, of one micro-batch or the whole."""
+    both = parameter._backward_hooks, parameter._post_accumulate_grad_hooks
+    return tuple(hook for hooks in both for hook in (hooks or {}).values())
 
 
 def register(request: Request, leaves: Mapping[str, torch.Tensor]) -> None:

@@ -12,10 +12,13 @@ from .. import _capture, _compile
 from .._base import log
 from .._base.errors import Error
 from .._ir.spec import Spec
+from ..optim import KINDS
 from ..optim.freeze import freeze
 from .files import CODE, DEVICE, MODEL, Saved, attributes, shapes_of
 from .live import Restored
 from .session import Session
+
+_NUMBERS = {name for kind in KINDS for name in ("betas", *kind.hypers)}
 
 
 def fill(
@@ -79,6 +82,7 @@ def _fitting(
         )
     result = []
     for target, known, new in zip(targets, attributes(optimizer), saved.hypers, strict=True):
+        _check_range(new)
         wrong = [name for name in new if name in known and not _alike(new[name], known[name])]
         if wrong:
             raise Error(
@@ -88,6 +92,19 @@ def _fitting(
             )
         result.append((target, {name: new[name] for name in new if name in known}))
     return result
+
+
+def _check_range(hypers: Mapping[str, Any]) -> None:
+    for name in sorted(_NUMBERS & hypers.keys()):
+        value = hypers[name]
+        for number in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(number, (int, float)) and not number >= 0:
+                raise Error(
+                    "Invalid file: a hyper-parameter is out of range",
+                    got=f"{name} is {value!r}; constructors of optimizers refuse it",
+                    fix="if it is meant, save the model with another value and set this one "
+                    "after loading",
+                )
 
 
 def _check_algorithm(saved: Saved, optimizer: torch.optim.Optimizer) -> None:

@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from .._base import compiled, log
-from .._capture import Tied
+from .._capture import Tied, hooks_of
+from ..ops.blocks import starts_block
 from ..optim import KINDS
 
 _layers_of = operator.methodcaller("values")
@@ -24,7 +25,7 @@ _NUMBERS = sorted({name for kind in KINDS for name in kind.hypers})
 
 
 class ModelChanges:
-    """Remembers the layers of a model and which parameters wanted gradients.
+    """Remembers the layers of a model, which parameters wanted gradients, and hooks.
 
     Args:
         module: what was compiled.
@@ -37,6 +38,10 @@ class ModelChanges:
         self._layers = self._now()
         self._parameters = {p: tied.tensor for p, tied in tensors.items() if tied.is_parameter}
         self._wanted = self._requires_grad()
+        self._hooks = self._parameter_hooks()
+        # Dicts of hooks that are empty: that one is put there shows at once.
+        dicts = ((m._forward_hooks, m._forward_pre_hooks) for m in module.modules())
+        self._no_hooks = [hooks for pair in dicts for hooks in pair if not hooks]
         compiled.remember(self, module)
 
     def _now(self) -> tuple[Any, ...]:
@@ -45,8 +50,13 @@ class ModelChanges:
     def _requires_grad(self) -> list[bool]:
         return [parameter.requires_grad for parameter in self._parameters.values()]
 
+    def _parameter_hooks(self) -> list[tuple[Any, ...]]:
+        return [hooks_of(parameter) for parameter in self._parameters.values()]
+
     def say_layers(self) -> None:
-        """Warn if a layer was put in, taken out or replaced; cheap, for every call."""
+        """Warn if a layer was put in, taken out or replaced, or has hooks now; for every call."""
+        if any(self._no_hooks):
+            self._say_module_hooks()
         layers = self._now()
         if layers == self._layers:
             return
@@ -64,8 +74,20 @@ class ModelChanges:
             ", ".join(new) or "some were taken out",
         )
 
+    def _say_module_hooks(self) -> None:
+        hooks = [hook for present in self._no_hooks for hook in present.values()]
+        self._no_hooks = []
+        new = [hook for hook in hooks if not starts_block(hook)]  # BeginBlock warns
+        if new:
+            _say_hooks("layers", len(new))
+
     def say_gradients(self) -> None:
-        """Warn if ``requires_grad`` of a parameter changed."""
+        """Warn if ``requires_grad`` of a parameter, or its hooks, changed."""
+        hooks, before = self._parameter_hooks(), self._hooks
+        if hooks != before:
+            self._hooks = hooks
+            counts = (len({*new} ^ {*old}) for new, old in zip(hooks, before, strict=True))
+            _say_hooks("parameters", sum(counts))
         now = self._requires_grad()
         if now == self._wanted:
             return
@@ -78,6 +100,16 @@ class ModelChanges:
             "compiles the model as it is now",
             ", ".join(changed[:5]) + (", ..." if len(changed) > 5 else ""),
         )
+
+
+def _say_hooks(holders: str, count: int) -> None:
+    log.python.warning(
+        "%d hooks were put on %s or taken from them after the model was compiled: the compiled "
+        "program goes on with those from before. Call destroy() on the executor, so that the next "
+        "call compiles the model as it is now",
+        count,
+        holders,
+    )
 
 
 class OptimizerChanges:

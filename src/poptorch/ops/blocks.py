@@ -147,6 +147,11 @@ def BeginBlock(layer_to_call: Any, user_id: object | None = None, ipu_id: int | 
     return layer_to_call
 
 
+def starts_block(hook: object) -> bool:
+    """Tell whether a hook of a module is what ``BeginBlock`` put there."""
+    return isinstance(hook, _BeginBlockHook)
+
+
 def _hook_of(module: nn.Module) -> _BeginBlockHook | None:
     hooks = module._forward_pre_hooks.values()
     return next((hook for hook in hooks if isinstance(hook, _BeginBlockHook)), None)

@@ -193,7 +193,9 @@ def _number(name: str, value: Any) -> float:
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         value = value.item()
     if not isinstance(value, int | float):
-        raise AssertionFailure(f"Expected a number for {name}", got=repr(value))
+        raise AssertionFailure(
+            f"Expected a number for {name}", got=repr(value), fix="use a number, such as 0.1"
+        )
     if name in SCALINGS and not 0 < value < math.inf:
         raise InvalidValue(f"{name} must be a positive number", got=repr(value))
     return float(value)

@@ -225,7 +225,7 @@ class GeneralOptions(Container):
         torch.manual_seed(random_seed)
         return self.createOrSet(random_seed=random_seed)
 
-    @option(HINT, Value("use_model", kind=int, check=bool, decides="target.device"))
+    @option(RULES, Value("use_model", kind=int, check=bool, decides="target.device"))
     def useIpuModel(self, use_model: bool) -> Self:
         """Take no chips of the system; nothing is simulated. Beats POPTORCH_IPU_MODEL."""
 

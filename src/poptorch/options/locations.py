@@ -13,7 +13,7 @@ from typing import Any, Self
 from .._base.errors import AssertionFailure
 from .check import expect
 from .container import Container
-from .table import HINT, Value, option
+from .table import HINT, RULES, Value, option
 
 _IO_TILES = range(32, 193, 2)
 
@@ -83,7 +83,7 @@ def _location(kind: str) -> Value:
 class _TensorLocationOptions(Container):
     """Where activations, weights, optimiser state and accumulators rest."""
 
-    @option(HINT, Value("numIOTiles", check=_io_tiles, decides="locations.io_tiles"))
+    @option(RULES, Value("numIOTiles", check=_io_tiles, decides="locations.io_tiles"))
     def numIOTiles(self, num_tiles: int) -> Self:
         """Reserve tiles of each chip for I/O, which overlapped I/O asks for.
 
