@@ -79,7 +79,7 @@ class PoplarExecutor(Inspection):
 
     # Running and compiling.
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the model on a combined batch, compiling for these inputs first if need be.
 
         Args:
@@ -98,7 +98,7 @@ class PoplarExecutor(Inspection):
         with UserFrames(), self._channel.tracepoint("modelExecution"):
             return self._session.run(args, kwargs)
 
-    def compile(self, *args: Any, **kwargs: Any) -> None:
+    def compile(self, /, *args: Any, **kwargs: Any) -> None:
         """Compile for inputs like these without running. Ignored, with a warning, when compiled."""
         if self.isCompiled():
             log.python.warning("Call to compile() ignored: the model is already compiled.")
@@ -107,7 +107,7 @@ class PoplarExecutor(Inspection):
         with UserFrames():
             self._session.compile(args, kwargs)
 
-    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
+    def explain(self, /, *args: Any, **kwargs: Any) -> Explanation:
         """List everything in ``forward`` that cannot be compiled for inputs like these.
 
         Returns:

@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -182,16 +183,30 @@ def test_a_number_that_was_given_to_another_process_is_no_holder() -> None:
     assert "old" not in path.read_text()
 
 
-def test_an_unusable_directory_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("POPTORCH_POD_DIR", str(tmp_path / "file"))
-    with pytest.raises(poptorch.Error, match="bookkept cannot be used") as caught:
-        pod.acquire(1)
-    assert "POPTORCH_POD_DIR" in str(caught.value)
+@pytest.mark.parametrize("place", ["a file", "garbage", "a pipe", "a folder"])
+def test_an_unusable_directory_is_one_warning(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    own: list[tempfile.TemporaryDirectory[str]] = []
+    monkeypatch.setattr(pod, "_own", own)
+    entry = tmp_path / f"{systems.current().name}.json"
+    if place == "a file":
+        (tmp_path / "file").write_text("")
+        tmp_path /= "file"
+    elif place == "garbage":
+        entry.write_text("{}garbage")
+    elif place == "a pipe":
+        os.mkfifo(entry)
+    else:
+        entry.mkdir()
     monkeypatch.setenv("POPTORCH_POD_DIR", str(tmp_path))
-    (tmp_path / "virtual-mk2-4.json").write_text("{}garbage")
-    with pytest.raises(poptorch.Error, match="bookkept cannot be used"):
-        pod.acquire(1)
+    first = pod.acquire(1)
+    with pytest.raises(poptorch.Error, match="Failed to acquire"):  # still known in this process
+        pod.acquire(systems.current().chips)
+    first.release()
+    pod.acquire(systems.current().chips).release()
+    assert caplog.text.count("POPTORCH_POD_DIR") == 1
+    own[0].cleanup()
 
 
 @pytest.mark.slow

@@ -696,3 +696,18 @@ def test_compiled_code_travels_but_is_used_from_trusted_files_only(
         second = poptorch.load(path, trusted=trusted, **target)
         assert len(built) == compiled
         assert all(map(torch.equal, second(X, Y), expected))
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next_save(tmp_path) -> None:
+    wrapper = poptorch.inferenceModel(torch.nn.Linear(2, 2), options())
+    wrapper(torch.ones(2, 2))
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    orphan = tmp_path / f".model.poptorch.{ended.pid}-abcdefgh"
+    living = tmp_path / f".model.poptorch.{os.getpid()}-abcdefgh"
+    others = tmp_path / f".other.poptorch.{ended.pid}-abcdefgh"
+    for path in (orphan, living, others):
+        path.write_bytes(b"half")
+    wrapper.save(str(tmp_path / "model.poptorch"))
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"model.poptorch", living.name, others.name}

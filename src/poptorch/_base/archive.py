@@ -6,6 +6,7 @@ Written under a temporary name and renamed, so that nobody ever sees half a file
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import json
 import os
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO, NoReturn
 
 from .errors import AssertionFailure
+from .processes import is_running
 from .version import VERSION
 
 FORMAT = 2
@@ -43,7 +45,8 @@ def write(path: str | os.PathLike[str], parts: Mapping[str, bytes]) -> None:
     path = Path(path)
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in parts.items()}
     header = {"format": FORMAT, "poptorch": VERSION, "digests": digests}
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    _remove_orphans(path)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=_prefix(path, os.getpid()))
     try:
         with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w") as archive:
             archive.writestr(HEADER, json.dumps(header))
@@ -54,6 +57,19 @@ def write(path: str | os.PathLike[str], parts: Mapping[str, bytes]) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
+
+
+def _prefix(path: Path, pid: int | str) -> str:
+    return f".{path.name}.{pid}-"
+
+
+def _remove_orphans(path: Path) -> None:
+    """Remove what processes left that were killed while they wrote this file."""
+    for left in path.parent.glob(glob.escape(f".{path.name}.") + "*-????????"):
+        pid = left.name.removeprefix(f".{path.name}.").partition("-")[0]
+        if pid.isdigit() and not is_running(int(pid)):
+            with contextlib.suppress(OSError):  # another process has just removed it
+                left.unlink()
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, bytes]:

@@ -1,53 +1,104 @@
-"""Ctrl-C that never lands in the middle of an update of the weights.
+"""Signals that never land in the middle of an update of the weights.
 
-Within ``deferred`` an interrupt is only noted; ``check`` raises it where the state is whole.
+Within ``deferred`` a signal that Python handles is only noted; ``check`` hands it to the program's
+own handler where the state is whole. So neither Ctrl-C nor a handler that raises can tear weights.
 """
 
 from __future__ import annotations
 
 import _signal  # signal's functions look every handler up in an enum: 10 us of every call
-import contextlib
+import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
-_noted = False
+Handler = Callable[[int, FrameType | None], Any]
+
+_NUMBERS = sorted(int(number) for number in signal.valid_signals())
+_main = threading.main_thread().ident
+_handlers: list[Any] = []  # of all signals, when they were last looked at,
+_theirs: dict[int, Handler] = {}  # and those of them that are functions
+_noted: list[tuple[int, FrameType | None]] = []
+_depth = 0
 
 
 def _note(signum: int, frame: FrameType | None) -> None:
-    global _noted
-    _noted = True
+    _noted.append((signum, frame))
 
 
-@contextlib.contextmanager
-def deferred() -> Iterator[None]:
-    """Hold interrupts back until ``check`` or the end of the block.
+class deferred:  # noqa: N801 (used as a function)
+    """Hold signals back until ``check`` or the end of the block; blocks may be nested.
 
-    Only Python's own handler is held back: programs that handle the signal keep doing so.
+    In other threads than the main one it does nothing: Python runs handlers in that one only.
     """
-    mine = (
-        threading.current_thread() is threading.main_thread()
-        and _signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    )
-    if not mine:
-        yield
-        return
-    _signal.signal(signal.SIGINT, _note)
+
+    __slots__ = ("_mine", "_swapped")
+
+    def __enter__(self) -> None:
+        global _depth, _handlers, _theirs
+        self._swapped: dict[int, Handler] = {}
+        self._mine = threading.get_ident() == _main
+        if not self._mine:
+            return
+        if not _depth:
+            handlers = list(map(_signal.getsignal, _NUMBERS))
+            if handlers != _handlers:
+                present = zip(_NUMBERS, handlers, strict=True)
+                _theirs = {number: handler for number, handler in present if callable(handler)}
+                _handlers = handlers
+            self._swapped = _theirs
+            try:
+                for number in _theirs:
+                    _signal.signal(number, _note)
+            except BaseException:  # a handler that was not noted yet
+                _put_back(dict(self._swapped))
+                raise
+        _depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        global _depth
+        if not self._mine:
+            return
+        _depth -= 1
+        if not _depth:
+            _put_back(dict(self._swapped))
+            check()
+
+
+def _put_back(handlers: dict[int, Handler]) -> None:
     try:
-        yield
-    finally:
-        _signal.signal(signal.SIGINT, signal.default_int_handler)
-        check()
+        while handlers:
+            number, handler = next(iter(handlers.items()))
+            if _signal.getsignal(number) is _note:  # unless a handler has chosen another one
+                _signal.signal(number, handler)
+            del handlers[number]
+    except BaseException:  # one that is back already was called, and raised
+        _put_back(handlers)
+        raise
+
+
+def _renew() -> None:
+    """A forked process has one thread, and signals of its own."""
+    global _depth, _main
+    _depth, _main = 0, threading.get_ident()
+    _noted.clear()
+    _put_back(dict(_theirs))
+
+
+os.register_at_fork(after_in_child=_renew)
 
 
 def check() -> None:
-    """Raise the interrupt that was noted, if any.
+    """Run the handlers of the signals that were noted, in their order.
 
     Raises:
-        KeyboardInterrupt: the user pressed Ctrl-C within ``deferred``.
+        BaseException: what a handler raises, KeyboardInterrupt for one. Signals that were noted
+            after that one wait for the next check.
     """
-    global _noted
-    if _noted:
-        _noted = False
-        raise KeyboardInterrupt
+    while _noted and threading.get_ident() == _main:
+        number, frame = _noted.pop(0)
+        handler = _theirs.get(number)
+        if handler is not None:
+            handler(number, frame)

@@ -55,8 +55,7 @@ def setup() -> None:
     """Attach the handlers once and take the level from the environment.
 
     Raises:
-        InvalidValue: ``POPTORCH_LOG_LEVEL`` names no level, or ``POPTORCH_LOG_DEST`` no file that
-            can be written.
+        InvalidValue: ``POPTORCH_LOG_LEVEL`` names no level.
     """
     colour = sys.stdout.isatty() and sys.stderr.isatty()
     destination = env.get("POPTORCH_LOG_DEST")
@@ -80,11 +79,13 @@ def _file(path: str) -> logging.Handler:
     try:
         return logging.FileHandler(path, mode="w")
     except OSError as error:
-        raise InvalidValue(
-            "The file of POPTORCH_LOG_DEST cannot be written",
-            got=f"{path}: {error.strerror}",
-            fix="use stderr, stdout, or a file in a folder that exists",
-        ) from error
+        python.warning(
+            "The file of POPTORCH_LOG_DEST cannot be written, the engine's log goes to stderr: "
+            "%s: %s",
+            path,
+            error.strerror,
+        )
+        return _CurrentStream("stderr")
 
 
 class _Repeats(logging.Filter):

@@ -13,11 +13,15 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 
 from . import companions
+from .errors import Error
+
+DEEPEST = 100
+"""Levels of containers; those of one that contains itself have no end."""
 
 
 class Parser(Protocol):
@@ -171,13 +175,18 @@ def flatten(
         The tensors in traversal order, and the structure.
     """
     tensors: list[torch.Tensor] = []
-    return tensors, Structure(_describe(value, name, like.root if like else None, tensors))
+    return tensors, Structure(_describe(value, name, like.root if like else None, tensors, 0))
 
 
-def _describe(value: Any, path: str, like: _Node | None, tensors: list[torch.Tensor]) -> _Node:
+def _describe(
+    value: Any, path: str, like: _Node | None, tensors: list[torch.Tensor], depth: int
+) -> _Node:
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         return _Tensor(path)
+    if depth > DEEPEST:
+        _refuse_depth(path, value)
+    depth += 1
     parser = parser_of(value)
     if parser is not None:
         own = list(parser.yieldTensors(value))
@@ -187,7 +196,7 @@ def _describe(value: Any, path: str, like: _Node | None, tensors: list[torch.Ten
     if isinstance(value, (list, tuple)):
         known = like.children if isinstance(like, _Items) else ()
         children = tuple(
-            _describe(item, f"{path}[{at}]", known[at] if at < len(known) else None, tensors)
+            _describe(item, f"{path}[{at}]", known[at] if at < len(known) else None, tensors, depth)
             for at, item in enumerate(value)
         )
         return _Items(path, type(value), children)
@@ -198,7 +207,7 @@ def _describe(value: Any, path: str, like: _Node | None, tensors: list[torch.Ten
             *(key for key in value if key not in order),
         )
         children = tuple(
-            _describe(value[key], f"{path}[{key}]", order.get(key), tensors) for key in keys
+            _describe(value[key], f"{path}[{key}]", order.get(key), tensors, depth) for key in keys
         )
         return _Dict(path, type(value), children, keys, dict_builder(value))
     if is_dataclass_instance(value):
@@ -207,11 +216,20 @@ def _describe(value: Any, path: str, like: _Node | None, tensors: list[torch.Ten
             dict(zip(like.keys, like.children, strict=True)) if isinstance(like, _Fields) else {}
         )
         children = tuple(
-            _describe(field, f"{path}.{name}", known_fields.get(name), tensors)
+            _describe(field, f"{path}.{name}", known_fields.get(name), tensors, depth)
             for name, field in fields.items()
         )
         return _Fields(path, type(value), children, tuple(fields))
     return _Constant(path, value)
+
+
+def _refuse_depth(path: str, value: Any) -> NoReturn:
+    start = path if len(path) < 60 else f"{path[:60]}..."
+    raise Error(
+        "Containers are nested too deeply, or contain themselves",
+        got=f"{start}: more than {DEEPEST} levels, and then a {type(value).__name__}",
+        fix="pass tensors in fewer levels of lists, tuples, dicts and dataclasses, without cycles",
+    )
 
 
 def is_dataclass_instance(value: object) -> bool:
@@ -356,13 +374,14 @@ def _keys_detail(expected: tuple[Any, ...], got: tuple[Any, ...]) -> str:
 
 def same_constant(expected: Any, got: Any) -> bool:
     """Tell whether two constants are equal; arrays are equal when all their elements are."""
-    if expected is got:
+    if expected is got or (expected != expected and got != got) is True:
         return True
     differs = expected != got
     try:
         return not differs
     except (ValueError, RuntimeError):  # an array of answers, which has no truth value
-        return expected.shape == got.shape and not bool(differs.any())
+        same_shape = getattr(expected, "shape", None) == getattr(got, "shape", None)
+        return same_shape and not bool(differs.any())
 
 
 def with_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:

@@ -11,7 +11,7 @@ import torch
 from .. import _capture, backends
 from .._base import log, trees
 from .._base.tracing import one_at_a_time
-from .._ir import verify
+from .._ir import indices, verify
 from .._ir.optim_spec import OptimSpec
 from .._ir.plan import Plan
 from .._ir.slot import Kind
@@ -45,6 +45,11 @@ class Compiled:
         """Return the positions of the inputs that forward changes in place."""
         graphs = self.plan.program.graphs.values()
         return [s.index for graph in graphs for s in graph.outputs if s.kind is Kind.BATCH]
+
+    def ranges(self) -> tuple[indices.Range, ...]:
+        """Return what labels and indices among the inputs must lie in, if that is checked."""
+        program, checked = self.plan.program, self.plan.spec.precision.check_indices
+        return indices.ranges(list(program.graphs.values())) if checked else ()
 
 
 @one_at_a_time()

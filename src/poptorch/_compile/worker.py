@@ -74,6 +74,10 @@ def _compile(key: str, graph: Any, builder: backends.Builder, store: Store) -> t
 
 
 def _read(requests: queue.SimpleQueue[str]) -> None:
+    asked = []
     for line in sys.stdin:
-        requests.put(line.rstrip("\n"))
+        asked.append(line.rstrip("\n"))
+        requests.put(asked[-1])
+    for path in asked:  # who wrote them may have been killed
+        Path(path).unlink(missing_ok=True)
     os.killpg(os.getpgrp(), signal.SIGKILL)

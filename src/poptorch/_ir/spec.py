@@ -48,6 +48,7 @@ class Precision:
         floating_point_exceptions: a run that divides by zero, overflows, ... fails.
         stochastic_rounding: float16 results are rounded at random.
         strided_group_norm: GroupNorm's groups take every n-th channel rather than neighbours.
+        check_indices: labels and indices among the inputs are looked at before anything runs.
     """
 
     narrow_64bit: bool = True
@@ -57,6 +58,7 @@ class Precision:
     floating_point_exceptions: bool = False
     stochastic_rounding: bool = False
     strided_group_norm: bool = False
+    check_indices: bool = True
 
 
 @dataclass(frozen=True)

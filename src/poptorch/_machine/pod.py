@@ -7,6 +7,7 @@ Source: PopTorch user guide, "Environment variables".
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import functools
 import json
@@ -97,7 +98,11 @@ def acquire(count: int, ipu_id: int | None = None, wait: bool = False) -> Lease:
     wanted = _candidates(system, count, ipu_id)
     pause = _FIRST_WAIT
     while True:
-        lease, busy = _try(system, wanted)
+        try:
+            lease, busy = _try(system, wanted)
+        except (_Unusable, OSError, filelock.Timeout) as trouble:
+            _keep_to_itself(str(trouble))
+            lease, busy = _try(system, wanted)
         if lease is not None:
             log.trace("Attached to device %s", lease)
             return lease
@@ -109,8 +114,19 @@ def acquire(count: int, ipu_id: int | None = None, wait: bool = False) -> Lease:
 
 
 def holders(system: System | None = None) -> list[Holder]:
-    """Return who holds devices of a system now, oldest first."""
-    entries = _read(_path(system or systems.current()))
+    """Return who holds devices of a system now, oldest first.
+
+    Raises:
+        Error: the file in which they are bookkept cannot be read.
+    """
+    try:
+        entries = _read(_path(system or systems.current()))
+    except (_Unusable, OSError) as error:
+        raise Error(
+            "The file or directory in which devices are bookkept cannot be used",
+            got=str(error),
+            fix="delete it, or set POPTORCH_POD_DIR to another directory",
+        ) from error
     return sorted(entries, key=lambda holder: holder.since)
 
 
@@ -195,31 +211,41 @@ def _give_back(path: Path, token: str, pid: int) -> None:
     if os.getpid() != pid:  # a forked copy of the lease holds nothing
         return
     _returned.add(token)
-    with _lock(path):
-        _write(path, _read(path))
+    try:
+        with _lock(path):
+            _write(path, _read(path))
+    except (_Unusable, OSError, filelock.Timeout) as trouble:  # it ends with this process
+        log.engine.debug("A device is not struck out of %s: %s", path, trouble)
+
+
+class _Unusable(Exception):  # noqa: N818 (it never reaches users)
+    """The file or directory in which devices are bookkept cannot be used."""
+
+
+_own: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def _keep_to_itself(why: str) -> None:
+    """Bookkeep in a folder of this process from now on: other processes do not see its devices."""
+    log.engine.warning(
+        "Devices are not bookkept across processes (POPTORCH_POD_DIR names the directory): %s", why
+    )
+    folder = tempfile.TemporaryDirectory(prefix="poptorch-pod-")
+    atexit.register(folder.cleanup)
+    _own.append(folder)
 
 
 def _folder() -> Path:
     """The directory of the files: the environment's, or one of the user's own."""
+    if _own:
+        return Path(_own[-1].name)
     chosen = env.get("POPTORCH_POD_DIR")
     user = os.getuid() if hasattr(os, "getuid") else Process.current().user
     folder = Path(chosen or Path(tempfile.gettempdir()) / f"poptorch-pod-{user}")
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        mine = chosen or not hasattr(os, "getuid") or folder.stat().st_uid == os.getuid()
-    except OSError as error:
-        raise _unusable(folder, str(error)) from error
-    if not mine:
-        raise _unusable(folder, "it belongs to another user")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not chosen and hasattr(os, "getuid") and folder.stat().st_uid != os.getuid():
+        raise _Unusable(f"{folder} belongs to another user")
     return folder
-
-
-def _unusable(place: Path, why: str) -> Error:
-    return Error(
-        "The file or directory in which devices are bookkept cannot be used",
-        got=f"{place}: {why}",
-        fix="delete it, or set POPTORCH_POD_DIR to another directory",
-    )
 
 
 def _path(system: System) -> Path:
@@ -235,11 +261,13 @@ def _lock(path: Path) -> filelock.BaseFileLock:
 def _read(path: Path) -> list[Holder]:
     """Return the holders that live."""
     try:
+        if not path.is_file() and path.exists():  # reading a pipe would wait
+            raise _Unusable(f"{path} is no file")
         present = [Holder.read(entry) for entry in json.loads(path.read_text())]
     except FileNotFoundError:
         return []
     except (ValueError, TypeError, KeyError) as error:
-        raise _unusable(path, "it was not written by this version") from error
+        raise _Unusable(f"{path} was not written by this version") from error
     return [holder for holder in present if holder.process.lives]
 
 
@@ -247,5 +275,9 @@ def _write(path: Path, present: Iterable[Holder]) -> None:
     """Replace the file at once: readers do not lock."""
     temporary = path.with_suffix(f".{os.getpid()}")
     entries = [dataclasses.asdict(holder) for holder in present if holder.token not in _returned]
-    temporary.write_text(json.dumps(entries))
-    temporary.replace(path)
+    try:
+        temporary.write_text(json.dumps(entries))
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -19,6 +19,7 @@ from .._ir.loops import Loops
 from .._ir.slot import Slot, narrowed
 from .._ir.spec import Spec
 from .signature import Bound
+from .tensors import refuse_odd, row_strides
 
 _RENEW = (
     "wrap the model again, or call destroy() on this wrapper, to compile for these inputs",
@@ -53,6 +54,10 @@ class Inputs:
     def __init__(
         self, bound: Bound, loops: Loops, narrow_64bit: bool, made_up: bool = False
     ) -> None:
+        for path, tensor in zip(bound.paths, bound.tensors, strict=True):
+            if not made_up:
+                refuse_odd(path, tensor)
+            _check_batch(path, tensor, loops)
         self.bound = bound
         self.looked_at = False
         self._made_up = made_up
@@ -61,16 +66,14 @@ class Inputs:
         self._shapes = [t.shape for t in bound.tensors]
         # What a tensor must be like to be used as it is.
         same = [self._device_dtype(dtype) is dtype for dtype in self._dtypes]
+        strides = map(row_strides, self._shapes)
         devices = [t.is_cpu for t in bound.tensors]
-        self._ready = list(zip(self._dtypes, self._shapes, same, devices, strict=True))
+        self._ready = list(zip(self._dtypes, self._shapes, strides, same, devices, strict=True))
         self._warned: set[str] = set()
         self._plain = all(
             len(structure.paths) == 1 and not structure.constants and path == structure.name
             for path, (_, structure) in zip(bound.paths, bound.parts, strict=False)
         ) and len(bound.paths) == len(bound.parts)
-        for path, tensor in zip(bound.paths, bound.tensors, strict=True):
-            _check_kind(path, tensor)
-            _check_batch(path, tensor, loops)
         if narrow_64bit:
             for dtype in self._dtypes:
                 if dtype.is_floating_point:  # a double comes back as a float; labels never do
@@ -120,14 +123,14 @@ class Inputs:
         if not self._plain or kwargs or len(args) != len(self._dtypes):
             return None
         for value in args:
-            if not isinstance(value, torch.Tensor):
+            if type(value) is not torch.Tensor:
                 return None
         return list(args)
 
     def fit(self, tensors: list[torch.Tensor]) -> bool:
         """Tell whether the tensors of a call are of the compiled dtypes and shapes."""
         return len(tensors) == len(self._dtypes) and all(
-            tensor.dtype is dtype and tensor.shape == shape
+            tensor.dtype is dtype and not tensor.is_nested and tensor.shape == shape
             for tensor, dtype, shape in zip(tensors, self._dtypes, self._shapes, strict=True)
         )
 
@@ -163,32 +166,39 @@ class Inputs:
             Error: a dtype or shape differs from the compiled one.
         """
         result = []
-        strided = torch.strided
         for at, (tensor, ready) in enumerate(zip(tensors, self._ready, strict=True)):
-            dtype, shape, same, is_cpu = ready
-            if tensor.is_cpu is not is_cpu or tensor.layout is not strided:
-                self._refuse_kind(at, tensor)
-            matches = tensor.dtype is dtype and tensor.shape == shape
-            if matches and same and not tensor.requires_grad and tensor.is_contiguous():
-                result.append(tensor)
-                continue
-            if tensor.dtype != self._dtypes[at]:
-                path = self.bound.paths[at]
-                detail = f"expected {self._dtypes[at]} but got {tensor.dtype}"
-                _mismatch(f"Data type mismatch for {path}", detail)
-            if tensor.shape != self._shapes[at]:
-                path = self.bound.paths[at]
-                detail = f"expected {tuple(self._shapes[at])} but got {tuple(tensor.shape)}"
-                _mismatch(f"Shape mismatch for {path}", detail)
+            dtype, shape, strides, same, is_cpu = ready
+            try:
+                fits = tensor.dtype is dtype and tensor.shape == shape and tensor.data_ptr()
+                if (
+                    fits
+                    and same
+                    and tensor.is_cpu is is_cpu
+                    and tensor.stride() == strides
+                    and not tensor.requires_grad
+                    and not tensor.is_neg()
+                ):
+                    result.append(tensor)
+                    continue
+            except RuntimeError:  # from tensors that have no memory, or no shape
+                pass
+            self._compare(at, tensor)
             result.append(self._device_form(at, tensor))
         return result
 
-    def _refuse_kind(self, at: int, tensor: torch.Tensor) -> None:
+    def _compare(self, at: int, tensor: torch.Tensor) -> None:
+        """Refuse a tensor that is not like the compiled one, saying in what."""
         path, compiled = self.bound.paths[at], self.bound.tensors[at]
-        _check_kind(path, tensor)
-        _mismatch(
-            f"Device mismatch for {path}", f"expected {compiled.device} but got {tensor.device}"
-        )
+        refuse_odd(path, tensor)
+        if tensor.device.type != compiled.device.type:
+            detail = f"expected {compiled.device} but got {tensor.device}"
+            _mismatch(f"Device mismatch for {path}", detail)
+        if tensor.dtype != self._dtypes[at]:
+            detail = f"expected {self._dtypes[at]} but got {tensor.dtype}"
+            _mismatch(f"Data type mismatch for {path}", detail)
+        if tensor.shape != self._shapes[at]:
+            detail = f"expected {tuple(self._shapes[at])} but got {tuple(tensor.shape)}"
+            _mismatch(f"Shape mismatch for {path}", detail)
 
     def _device_form(self, at: int, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.requires_grad:
@@ -197,7 +207,11 @@ class Inputs:
         if not tensor.is_contiguous():
             self._warn("Input %s is not contiguous: a contiguous copy is made.", at)
             tensor = tensor.contiguous()
-        return tensor.to(self._device_dtype(tensor.dtype))
+        tensor = tensor.to(self._device_dtype(tensor.dtype)).resolve_neg().resolve_conj()
+        # One that is contiguous may still have odd strides where a size is 1: gray images in
+        # torch.channels_last. Code is compiled for those of a tensor that torch makes itself.
+        strides = self._ready[at][2]
+        return tensor if tensor.stride() == strides else tensor.as_strided(tensor.shape, strides)
 
     def _warn(self, message: str, at: int) -> None:
         if message not in self._warned:
@@ -223,15 +237,6 @@ def _micro_shape(tensor: torch.Tensor, loops: Loops) -> tuple[int, ...]:
     return (tensor.shape[0] // loops.slices, *tensor.shape[1:])
 
 
-def _check_kind(path: str, tensor: torch.Tensor) -> None:
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
-        raise Error(
-            "Unsupported tensor input type",
-            got=f'input "{path}" is {tensor.dtype} with layout {tensor.layout} on {tensor.device}',
-            fix="pass a dense tensor with values: tensor.to_dense(), tensor.dequantize()",
-        )
-
-
 def _check_batch(path: str, tensor: torch.Tensor, loops: Loops) -> None:
     if 0 in tensor.shape:
         raise Error(
@@ -252,6 +257,8 @@ def _check_batch(path: str, tensor: torch.Tensor, loops: Loops) -> None:
 
 def dividing(bound: Bound, spec: Spec) -> Spec:
     """Return the settings for a batch that may not divide: then inference takes one iteration."""
+    for path, tensor in zip(bound.paths, bound.tensors, strict=True):
+        refuse_odd(path, tensor)
     rows = [tensor.shape[0] for tensor in bound.tensors if tensor.dim()]
     if spec.training or all(count % spec.loops.slices == 0 for count in rows):
         return spec

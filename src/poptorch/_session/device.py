@@ -170,12 +170,6 @@ class Device:
         for key, value in tensors.items():
             self.state.write(key, value)
 
-    def clear_accumulators(self) -> None:
-        """Forget half an update, after a run that did not reach its end."""
-        for key, slot in self._program.state_slots().items():
-            if slot.kind is Kind.ACCUM:
-                self.state.tensors[key].zero_()
-
 
 def _alike(ours: Program, theirs: Program) -> list[str]:
     """Return the keys of weights and optimizer state that two programs lay out the same way."""

@@ -16,6 +16,7 @@ from .._ir.spec import Spec
 from .arguments import CompiledInputs
 from .counters import Stamped, Stamps
 from .device import Device
+from .indices import Indices
 from .model import Model, Task
 from .modes import Mode
 from .outputs import Outputs
@@ -33,10 +34,12 @@ class Compilation(Task):
     Attributes:
         compiled: the program and what runs it.
         outputs: what ``forward`` returned.
+        indices: what its inputs must lie in.
     """
 
     compiled: _compile.Compiled
     outputs: Outputs
+    indices: Indices
 
     def checked_state(self, state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """Return state that no host tensor mirrors, which comes from a file.

@@ -183,11 +183,11 @@ class SessionOptimizer:
         self._changes.say(self.given)
         return self.outdated
 
-    def after_run(self) -> None:
-        """The device has newer state than the host; schedulers may step."""
-        state, settings = self._state, self._settings
-        if isinstance(state, TorchState) and settings is not None:
-            state.ran(settings.loops.iterations)
+    def after_run(self, updates: int) -> None:
+        """The device has made so many updates and has newer state; schedulers may step."""
+        state = self._state
+        if isinstance(state, TorchState):
+            state.ran(updates)
         else:
             state.host_state_is_dirty = True
         # Torch's schedulers warn when no step was made; the device made them.

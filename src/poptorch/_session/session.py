@@ -15,16 +15,17 @@ import torch
 from torch import nn
 
 from .. import _capture, _compile
-from .._base import log, source
+from .._base import interrupts, log, source
 from .._base.errors import AssertionFailure, Error
 from .._ir.plan import Plan
 from .._ir.spec import Spec
 from ..enums import ConnectionType
-from . import faults, hooks
+from . import faults, hooks, running
 from .arguments import dividing, return_inputs
 from .connection import Connection, refuse_offline
 from .counters import Stamped
 from .device import Device
+from .indices import Indices
 from .live import LIMIT, Compilation, LastCall, Live, Restored, Variant
 from .model import Model
 from .modes import Mode
@@ -33,6 +34,7 @@ from .outputs import Outputs
 from .random import Randomness
 from .signature import Bound
 from .sync import Sync, Transfers, not_compiled
+from .turns import Turns
 from .unfollowed import ModelChanges
 
 Progress = Callable[[], contextlib.AbstractContextManager[Callable[[float], None]]]
@@ -77,6 +79,7 @@ class Session:
         self._settings = settings
         self._progress = progress
         self._connection = Connection()
+        self._turns = Turns()
 
     def get_live(self) -> Live:
         """Return what there is while the model is compiled.
@@ -104,6 +107,7 @@ class Session:
             background: optimised code may come later.
             made_up: the values of the tensors mean nothing.
         """
+        self._turns.take(self.live is not None)
         bound = self.model.signature.bind(args, kwargs)
         self.sync.fetch()
         spec = self._settings()
@@ -136,7 +140,8 @@ class Session:
             )
         narrow = spec.precision.narrow_64bit
         outputs = Outputs(compiled.outputs, compiled.host_outputs, narrow)
-        return Compilation(**vars(task), compiled=compiled, outputs=outputs)
+        checked = Indices(compiled.ranges(), bound.paths)
+        return Compilation(**vars(task), compiled=compiled, outputs=outputs, indices=checked)
 
     def _take(self, compilation: Compilation) -> None:
         """Use a compilation from now on, without attaching."""
@@ -204,18 +209,20 @@ class Session:
         faults.check("attach")
         now, restored = live.now, live.kept is not None
         self._connection.attach(now.spec, now.compiled.plan.layout.reserved)
-        device = Device(now.compiled, now.reading)
-        if live.kept is not None:
-            device.restore(live.kept)
-        if self.optimizer is not None:
-            self.optimizer.attach(device, restored)
-        live.random.start(device.state, restored)
-        live.variants[-1].device = self.sync.device = device
-        live.kept = None
+        with interrupts.deferred():
+            device = Device(now.compiled, now.reading)
+            if live.kept is not None:
+                device.restore(live.kept)
+            if self.optimizer is not None:
+                self.optimizer.attach(device, restored)
+            live.random.start(device.state, restored)
+            live.variants[-1].device = self.sync.device = device
+            live.kept = None
 
     def detach(self) -> None:
         """Save what is only on the device and give the device back."""
-        with _capture.untraced():  # the garbage collector may do it while another is captured
+        # The garbage collector may do it while another is captured.
+        with interrupts.deferred(), _capture.untraced():
             self._save_device()
         self._connection.detach()
 
@@ -264,16 +271,17 @@ class Session:
 
         A first call that fails leaves everything as if it had not been made.
         """
-        if self.live is not None:
-            return self._call(self.live, args, kwargs)
-        restored = self.restored
-        try:
-            self.compile(args, kwargs, background=True)
-            return self._call(self.get_live(), args, kwargs)
-        except Exception:
-            self._forget()
-            self.restored = restored
-            raise
+        with self._turns.take(self.live is not None):
+            if self.live is not None:
+                return self._call(self.live, args, kwargs)
+            restored = self.restored
+            try:
+                self.compile(args, kwargs, background=True)
+                return self._call(self.get_live(), args, kwargs)
+            except Exception:
+                self._forget()
+                self.restored = restored
+                raise
 
     def _forget(self) -> None:
         """Let go of the executable and the device, and of what is on the device."""
@@ -305,7 +313,7 @@ class Session:
             self.sync.fetch()
         batch = now.inputs.prepare(given)
         taken = time.perf_counter()
-        results = self._execute(live, live.synthetic or batch)
+        results = running.execute(live, self.sync, self.optimizer, live.synthetic or batch)
         ready = time.perf_counter()
         if live.changed_inputs and live.synthetic is None:
             return_inputs(live.changed_inputs, given, batch)
@@ -325,19 +333,21 @@ class Session:
             variant = self._new_variant(live, args, kwargs)
             if mode == live.mode:
                 log.python.info("%s: compiled for %s, too", LIMIT, variant.compilation.inputs)
-        self._move(variant, restored=True)
-        live.use(variant)
+        with interrupts.deferred():
+            self._move(variant, restored=True)
+            live.use(variant)
 
     def _compile_again(self, live: Live, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Go on with a program for the optimizer as it is now, weights and all state kept."""
         log.python.info("The optimizer's structure changed: compiling again, with its state kept")
         variant = self._new_variant(live, args, kwargs)
         assert self.optimizer is not None
-        self.optimizer.detach()
-        self.optimizer.compiled(variant.compilation)
-        self._move(variant, restored=False)
-        live.variants.clear()
-        live.use(variant)
+        with interrupts.deferred():
+            self.optimizer.detach()
+            self.optimizer.compiled(variant.compilation)
+            self._move(variant, restored=False)
+            live.variants.clear()
+            live.use(variant)
 
     def _move(self, variant: Variant, restored: bool) -> None:
         """Let the device of a program take the place of the present one, and what it has."""
@@ -359,26 +369,6 @@ class Session:
         self.sync.bring_host_up_to_date()
         compilation = self._compiled(bound, spec, background=True, made_up=False)
         return Variant(self.model.modes.now(), compilation)
-
-    def _execute(self, live: Live, batch: list[torch.Tensor]) -> list[torch.Tensor]:
-        device = self.sync.get_device()
-        if self.optimizer is not None:
-            if self.sync.looked_at:
-                live.changes.say_gradients()
-                self.sync.looked_at = False
-            self.sync.dirty = True
-        try:
-            faults.check("run")
-            with _capture.without_autocast():
-                results = live.now.compiled.executable.run(device.state, batch)
-        except BaseException:
-            device.clear_accumulators()
-            raise
-        finally:
-            live.random.ran()
-            if self.optimizer is not None:
-                self.optimizer.after_run()
-        return results
 
     def take_optimizer(self, optimizer: torch.optim.Optimizer, relaxed: bool = False) -> None:
         """Use another optimizer; values that changed are uploaded.

@@ -85,6 +85,8 @@ class Signature:
                 "Too many arguments provided",
                 f"{len(args)} positional arguments for {len(self._positional)} parameters",
             )
+        if "self" in kwargs:  # torch.nn.Module's own call takes no such keyword either
+            self._fail("'self' is not a valid parameter", "self=...")
         extra: dict[str, Any] = {}
         for name, value in kwargs.items():
             parameter = self._parameters.get(name)

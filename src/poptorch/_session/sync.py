@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable
 from typing import Protocol
 
-from .._base import log
+from .._base import interrupts, log
 from .._base.errors import Error
 from . import links
 from .device import Device
@@ -83,9 +83,10 @@ class Sync:
         """Device to host, unconditionally; nothing to do while detached."""
         if self.device is None:
             return
-        self.dirty = False  # first: the copy itself looks at the module
-        self.version = next(_versions)
-        self.device.download()
+        with interrupts.deferred():
+            self.dirty = False  # first: the copy itself looks at the module
+            self.version = next(_versions)
+            self.device.download()
 
     def upload(self) -> None:
         """Host to device; training progress that was not downloaded is discarded.
@@ -94,8 +95,9 @@ class Sync:
         """
         if self.device is None:
             return
-        self.dirty = False
-        self.device.upload()
+        with interrupts.deferred():
+            self.device.upload()
+            self.dirty = False
 
     # Sharing tensors with a trainer.
 

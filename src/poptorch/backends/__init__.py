@@ -2,6 +2,7 @@
 
 from .protocol import Backend, Builder, Code, Compiled, Executable, Progress
 from .registry import AUTO, OPTIMISE, available, checking, choose, interpreted, works_by_stages
+from .threads import use_one as use_one_thread
 
 __all__ = [
     "AUTO",
@@ -16,5 +17,6 @@ __all__ = [
     "checking",
     "choose",
     "interpreted",
+    "use_one_thread",
     "works_by_stages",
 ]

@@ -21,7 +21,6 @@ from .._base import source
 from .._base.errors import Error
 from .._ir.blocks import label_of, line_of
 from .._ir.program import Axis, Node, Run
-from .._ir.state import State
 from .driver import Collector, Index, LoopExecutable, step_of
 from .protocol import Compiled
 from .reference import Reference
@@ -40,21 +39,7 @@ class _FloatException(Exception):  # noqa: N818 (it is on its way to becoming an
 
 
 class _CheckedExecutable(LoopExecutable):
-    def run(self, state: State, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Do one call; a fault in it leaves the state as it was.
-
-        Raises:
-            Error: an operator made an infinity or NaN, or compared with NaN.
-        """
-        before = {key: tensor.clone() for key, tensor in state.tensors.items()}
-        rng = state.rng
-        try:
-            return super().run(state, batch)
-        except BaseException:
-            for key, tensor in before.items():
-                state.tensors[key].copy_(tensor)
-            state.rng = rng
-            raise
+    by_call = True
 
     def _walk(self, node: Node, runs: Any, slices: Any, index: Index, collector: Collector) -> None:
         try:

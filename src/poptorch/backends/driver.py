@@ -6,12 +6,14 @@ put together, follows PopTorch user guide, "Features".
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Mapping, Sequence
 
 import torch
 
 from .._base import interrupts
-from .._ir import slots
+from .._ir import indices, slots
 from .._ir.loops import Lanes
 from .._ir.plan import Plan
 from .._ir.program import Axis, Node, Program, Repeat, Run
@@ -22,6 +24,7 @@ from ..enums import OutputMode
 from .prepare import GraphSignature
 from .protocol import Compiled
 from .threads import Threads
+from .whole import Whole
 
 Index = dict[Axis, int]
 Mode = tuple[OutputMode, int]  # with the period of EveryN
@@ -34,10 +37,18 @@ class LoopExecutable:
         plan: what is run.
         functions: by graph name, what the prepared graph takes and returns, and its compiled form.
         report: what the program costs.
+        in_place: the functions write results while they run, rather than at their end.
     """
 
+    by_call = False
+    """Whether a call with several updates that fails undoes all of them."""
+
     def __init__(
-        self, plan: Plan, functions: Mapping[str, tuple[GraphSignature, Compiled]], report: Report
+        self,
+        plan: Plan,
+        functions: Mapping[str, tuple[GraphSignature, Compiled]],
+        report: Report,
+        in_place: bool = False,
     ) -> None:
         self._program = plan.program
         self._functions = functions
@@ -47,6 +58,9 @@ class LoopExecutable:
         self._modes = {slot.key: emit.mode_of(slot.key) for slot in emit.slots}
         self._bound: tuple[State, dict[str, _BoundRun]] | None = None
         self._threads = Threads()
+        graphs, checked = plan.program.graphs, plan.spec.precision.check_indices
+        torn = [n for n, graph in graphs.items() if in_place and indices.may_fail(graph, checked)]
+        self._whole = Whole(plan.program, torn, self.by_call)
 
     def report(self) -> Report:
         """Return what the program costs."""
@@ -60,8 +74,14 @@ class LoopExecutable:
         index: Index = dict.fromkeys(Axis, 0)
         random = device_generator(state, self._random)
         with interrupts.deferred(), torch.no_grad(), random, self._threads:
-            for node in self._program.body[:-1]:
-                self._walk(node, runs, slices, index, collector)
+            self._whole.begin(state)
+            try:
+                for node in self._program.body[:-1]:
+                    self._walk(node, runs, slices, index, collector)
+                interrupts.check()
+            except BaseException as error:
+                self._whole.put_back(state, error)
+                raise
         return collector.results()
 
     def _bind(self, state: State) -> dict[str, _BoundRun]:
@@ -88,9 +108,12 @@ class LoopExecutable:
                 for child in node.body:
                     self._walk(child, runs, slices, index, collector)
         elif isinstance(node, Run):
+            assert self._bound is not None
             interrupts.check()
             run, step = runs[node.graph], step_of(self._program, index)
-            collector.take(run.emitted, run(slices, step, index), step, index[Axis.REPLICAS])
+            results = run(slices, step, index)
+            self._whole.ran(node.graph, self._bound[0])
+            collector.take(run.emitted, results, step, index[Axis.REPLICAS])
         else:
             raise NotImplementedError(f"this backend runs one process: {node}")
 
@@ -147,22 +170,38 @@ def step_of(program: Program, index: Index) -> int:
     return step + index[Axis.CHUNKS] * side_by_side
 
 
+_drawing = threading.RLock()
+
+
+def _renew() -> None:  # in a forked process, which does not have the thread that holds it
+    global _drawing
+    _drawing = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew)
+
+
 class device_generator:  # noqa: N801 (used as a function)
-    """Within the block torch's default generator continues the device's random sequence."""
+    """Within the block torch's default generator continues the device's random sequence.
+
+    All threads share that generator, so that programs that draw run one after another.
+    """
 
     def __init__(self, state: State, needed: bool) -> None:
         self._state = state if needed else None
 
     def __enter__(self) -> None:
         if self._state is not None:
-            self._host = torch.get_rng_state()
             assert self._state.rng is not None, "the device's generator was never seeded"
+            _drawing.acquire()
+            self._host = torch.get_rng_state()
             torch.set_rng_state(self._state.rng)
 
     def __exit__(self, *_: object) -> None:
         if self._state is not None:
             self._state.rng = torch.get_rng_state()
             torch.set_rng_state(self._host)
+            _drawing.release()
 
 
 class Collector:

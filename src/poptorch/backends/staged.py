@@ -25,6 +25,7 @@ from .devices import at_home, devices
 from .driver import Collector, device_generator, program_report
 from .prepare import accept_strides
 from .protocol import Executable, Progress
+from .whole import note
 
 
 class ByStages:
@@ -104,12 +105,20 @@ class StagedExecutable:
         ]
         flushes = loops.iterations if self._plan.spec.training else 1
         with interrupts.deferred(), torch.no_grad(), device_generator(state, self._random):
-            for replica in replicas:
-                replica.fill(state)
-            for flush in range(flushes):
-                self._flush(flush, replicas, slices)
+            before = torch.get_rng_state()
+            try:
+                for replica in replicas:
+                    replica.fill(state)
+                for flush in range(flushes):
+                    self._flush(flush, replicas, slices)
+                interrupts.check()
+            except BaseException as error:  # so far nothing was written
+                torch.set_rng_state(before)
+                error.add_note(note(0, 0))
+                raise
             for replica in replicas:
                 replica.give_back(state)
+            state.updates += flushes if self._plan.spec.training else 0
         self._return_inputs(replicas, slices)
         return self._collected(replicas)
 

@@ -95,6 +95,11 @@ class Threads:
         self._rest = REST * sum(map(sum, trial.values()))
 
 
+def use_one() -> None:
+    """Let everything in this process run on its caller alone, compiled code included."""
+    _limit(1)
+
+
 def _limit(number: int, levels: int | None = None) -> int | None:
     """Set how many threads run operators; return the nesting that compiled code was allowed.
 

@@ -73,7 +73,8 @@ class Inductor:
         parts = {
             name: (signature(graph), functions[name]) for name, graph in plan.program.graphs.items()
         }
-        return LoopExecutable(plan, parts, program_report(self.name, plan.program, seconds))
+        report = program_report(self.name, plan.program, seconds)
+        return LoopExecutable(plan, parts, report, in_place=True)
 
     def conditions(self) -> Mapping[str, str]:
         """Return what code depends on besides its graph."""

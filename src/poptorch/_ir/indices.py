@@ -1,0 +1,272 @@
+"""Which values of a graph are indices, their ranges, and which of them can be checked before.
+
+An index that is an input of the graph, through views and casts, can be looked at before anything
+runs. What the graph computes itself cannot, unless its range is known: a graph with such an index,
+or with another operator that looks at values, may fail half way.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from .blocks import line_of
+from .graph import Graph
+from .operators import Operator, draws
+from .slot import Kind, Slot
+
+aten = torch.ops.aten
+
+_KEEPING = {
+    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default,
+    aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.expand.default,
+    aten.permute.default, aten.transpose.int, aten.t.default, aten.clone.default,
+    aten._to_copy.default, aten.slice.Tensor, aten.select.int, aten.alias.default,
+    aten.detach.default, aten.repeat.default, aten.flip.default, aten.contiguous.default,
+}  # fmt: skip
+_CHOOSING = {aten.argmax.default, aten.argmin.default}
+_SORTING = {  # and where they say along which dimension
+    aten.topk.default: 2, aten.kthvalue.default: 2, aten.sort.default: 1, aten.max.dim: 1,
+    aten.min.dim: 1, aten.mode.default: 1, aten.median.dim: 1,
+}  # fmt: skip
+# Operators whose kernels look at values and raise. Those of other libraries may do anything.
+_PICKY = (
+    "bernoulli", "multinomial", "cholesky", "linalg", "lu_", "_assert", "ctc_loss", "embedding_bag",
+    "normal", "poisson", "binomial", "take", "put", "scatter", "gather", "index", "embedding",
+    "nll_loss", "multi_margin", "multilabel", "one_hot", "histc", "bincount", "searchsorted",
+    "repeat_interleave", "unique", "nonzero", "masked_select", "inverse", "triangular", "geqrf",
+)  # fmt: skip
+_QUIET = {
+    aten.index_add.default, aten.linalg_vector_norm.default, aten.max_pool2d_with_indices.default,
+    aten.max_pool2d_with_indices_backward.default,
+}  # fmt: skip
+# Of ours those that run the user's code, or look at values.
+_CALLING = {"host_call", "custom_op", "custom_op_backward", "ctc_losses", "ctc_beam_search"}
+
+
+@dataclass(frozen=True)
+class Range:
+    """What an input must lie in.
+
+    Attributes:
+        slot: the input, a batch's or a buffer.
+        least, most: the smallest and the largest value that is allowed.
+        ignored: one more that is, or None.
+        operator: what reads it.
+        line: the user's file and line, or None.
+    """
+
+    slot: Slot
+    least: int
+    most: int
+    ignored: int | None
+    operator: str
+    line: tuple[str, int] | None
+
+
+@dataclass(frozen=True)
+class _Use:
+    index: fx.Node
+    least: int
+    most: int
+    ignored: int | None = None
+
+
+def ranges(graphs: Sequence[Graph]) -> tuple[Range, ...]:
+    """Return what can be checked of the inputs of graphs; of several alike the first."""
+    result: dict[Any, Range] = {}
+    for graph in graphs:
+        slots = dict(zip(graph.placeholders, graph.inputs, strict=True))
+        for node in graph.module.graph.nodes:
+            for use in _uses(node):
+                root, ignored = _root(use.index)
+                if root not in slots or slots[root].kind not in (Kind.BATCH, Kind.BUFFER):
+                    continue
+                ignored = use.ignored if ignored is None else ignored
+                name = node.target.overloadpacket.__name__
+                new = Range(slots[root], use.least, use.most, ignored, name, line_of(node))
+                result.setdefault((new.slot.key, new.least, new.most, new.ignored), new)
+    return tuple(result.values())
+
+
+def may_fail(graph: Graph, checked: bool) -> bool:
+    """Tell whether running a graph may fail because of a value, after its inputs were checked.
+
+    Args:
+        graph: whatever it is.
+        checked: whether the inputs that :func:`ranges` names are checked.
+    """
+    slots = dict(zip(graph.placeholders, graph.inputs, strict=True))
+    fixed: set[fx.Node] = set()
+    for node in graph.module.graph.nodes:
+        if _is_fixed(node, slots, fixed):
+            fixed.add(node)
+        elif _is_picky(node) and not _is_safe(node, slots, fixed, checked):
+            return True
+    return any(
+        isinstance(part, fx.GraphModule) and part is not graph.module
+        for part in graph.module.modules()
+    )
+
+
+def _is_fixed(node: fx.Node, slots: dict[fx.Node, Slot], fixed: set[fx.Node]) -> bool:
+    """Whether a node has the same value in every call: if it fails, then the first call does."""
+    if node.op == "placeholder":
+        return slots[node].kind is Kind.CONSTANT
+    return node.op == "call_function" and not draws(node) and fixed.issuperset(node.all_input_nodes)
+
+
+def _is_picky(node: fx.Node) -> bool:
+    target = node.target
+    if node.op != "call_function" or not isinstance(target, Operator):
+        return False
+    name = target.overloadpacket.__name__.lstrip("_")
+    if target.namespace == "poptorch":
+        return name in _CALLING
+    if target.namespace not in ("aten", "prims"):
+        return True
+    return target not in _QUIET and name.startswith(_PICKY)
+
+
+def _is_safe(node: fx.Node, slots: dict[fx.Node, Slot], fixed: set[fx.Node], checked: bool) -> bool:
+    uses = list(_uses(node))
+    return bool(uses) and all(
+        _is_covered(use, slots, checked) or use.index in fixed or _is_mask(use.index)
+        for use in uses
+    )
+
+
+def _is_covered(use: _Use, slots: dict[fx.Node, Slot], checked: bool) -> bool:
+    root, _ = _root(use.index)
+    if root in slots:
+        return checked and slots[root].kind in (Kind.BATCH, Kind.BUFFER)
+    least, most = _bounds(root)
+    return use.least <= least and most <= use.most
+
+
+def _is_mask(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dtype is torch.bool
+
+
+def _root(node: fx.Node) -> tuple[fx.Node, int | None]:
+    """Return the node that has the same values, and one that is replaced on the way."""
+    ignored = None
+    while node.op == "call_function" and node.args and isinstance(first := node.args[0], fx.Node):
+        kept = _kept_by_where(node)
+        if kept is not None:
+            node, ignored = kept
+        elif node.target in _KEEPING and _is_integer(first):
+            node = first
+        else:
+            break
+    return node, ignored
+
+
+def _kept_by_where(node: fx.Node) -> tuple[fx.Node, int] | None:
+    """Labels in lanes are ``where(labels != ignored, labels, 0)``."""
+    if node.target is not aten.where.self:
+        return None
+    condition, value, _ = node.args
+    assert isinstance(condition, fx.Node)
+    if condition.target is aten.ne.Scalar and condition.args[0] is value:
+        return value, condition.args[1]  # type: ignore[return-value]
+    return None
+
+
+def _is_integer(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and not (
+        value.dtype.is_floating_point or value.dtype.is_complex or value.dtype is torch.bool
+    )
+
+
+def _bounds(node: fx.Node) -> tuple[float, float]:
+    """Return the range of what an operator computes."""
+    args: Any = node.args
+    if node.target is aten.remainder.Scalar and isinstance(args[1], int) and args[1] > 0:
+        return 0, args[1] - 1
+    if node.target is aten.clamp.default:
+        bounds = [*args[1:], None, None][:2]
+        least = node.kwargs.get("min", bounds[0])
+        most = node.kwargs.get("max", bounds[1])
+        if least is not None and most is not None:
+            return least, most
+    if node.target in _CHOOSING:
+        return 0, _chosen_from(args[0], args[1:2]) - 1
+    if node.target is operator.getitem and args[1] == 1 and args[0].target in _SORTING:
+        operands, at = args[0].args, _SORTING[args[0].target]
+        return 0, _chosen_from(operands[0], operands[at : at + 1] or (-1,)) - 1
+    return -math.inf, math.inf
+
+
+def _chosen_from(node: fx.Node, dims: Sequence[int | None]) -> int:
+    dim = dims[0] if dims else None
+    shape = _shape(node)
+    return math.prod(shape) if dim is None or not shape else shape[dim]
+
+
+def _shape(node: Any) -> torch.Size:
+    return node.meta["val"].shape  # type: ignore[no-any-return]
+
+
+def _of_rows(args: Any) -> Iterator[_Use]:
+    yield _Use(args[1], 0, _shape(args[0])[0] - 1)
+
+
+def _of_row_gradients(args: Any) -> Iterator[_Use]:
+    yield _Use(args[1], 0, args[2] - 1)
+
+
+def _of_dimension(args: Any) -> Iterator[_Use]:
+    shape = _shape(args[0])
+    yield _Use(args[2], 0, shape[args[1]] - 1 if len(shape) else 0)
+
+
+def _of_labels(args: Any, at: int = 0, ignored: int = 4) -> Iterator[_Use]:
+    shape = _shape(args[at])
+    classes = shape[1] if len(shape) > 1 else shape[0]
+    yield _Use(args[at + 1], 0, classes - 1, args[ignored])
+
+
+def _of_places(args: Any) -> Iterator[_Use]:
+    for dim, index in enumerate(args[1]):
+        if isinstance(index, fx.Node):
+            size = _shape(args[0])[dim]
+            yield _Use(index, -size, size - 1)
+
+
+_LABELS_BACK = functools.partial(_of_labels, at=1, ignored=5)
+_READERS: dict[Any, Callable[[Any], Iterator[_Use]]] = {
+    aten.embedding.default: _of_rows,
+    aten.embedding_dense_backward.default: _of_row_gradients,
+    aten.nll_loss_forward.default: _of_labels,
+    aten.nll_loss2d_forward.default: _of_labels,
+    aten.nll_loss_backward.default: _LABELS_BACK,
+    aten.nll_loss2d_backward.default: _LABELS_BACK,
+    aten.gather.default: _of_dimension,
+    aten.index_select.default: _of_dimension,
+    aten.scatter.src: _of_dimension,
+    aten.scatter.value: _of_dimension,
+    aten.scatter_add.default: _of_dimension,
+    aten.scatter_reduce.two: _of_dimension,
+    aten.index.Tensor: _of_places,
+    aten.index_put.default: _of_places,
+    aten._unsafe_index.Tensor: _of_places,
+}
+
+
+def _uses(node: fx.Node) -> Iterator[_Use]:
+    """Yield the indices that an operator reads; masks of bools are none."""
+    reader = _READERS.get(node.target)
+    if reader is not None:
+        for use in reader(node.args):
+            if isinstance(use.index, fx.Node) and not _is_mask(use.index):
+                yield use

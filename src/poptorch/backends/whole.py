@@ -1,0 +1,104 @@
+"""Calls that happen wholly or not at all: what is kept of the state, and put back when one fails.
+
+In training the unit is the update: a call that fails leaves the state as after its last whole
+update, and its error says how many these were. In inference it is the call. Most of it costs
+nothing: a graph writes its results when all of them are there, indices are checked before, and
+signals wait. So only what the micro-batches of an update change is copied, batch norm's statistics
+for one; and of a graph that writes in place while it may yet fail because of a value everything
+that it changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+
+from .._ir.program import Program
+from .._ir.slot import Kind
+from .._ir.state import State
+
+_LAST = ("step", "update")  # the graphs that end an update
+
+
+class Whole:
+    """Keeps what one executable's calls may have to put back.
+
+    Args:
+        program: what is run.
+        torn: names of the graphs that may fail when they have written a part of their results.
+        by_call: the unit is the call in training, too.
+    """
+
+    def __init__(self, program: Program, torn: Collection[str] = (), by_call: bool = False) -> None:
+        ends = [name for name in _LAST if name in program.graphs]
+        self._last = None if by_call or not ends else ends[0]
+        self._training = bool(ends)
+        self._updates = program.loops.iterations if self._training else 1
+        self._random = program.random
+        slots = program.state_slots()
+        changed = {
+            key
+            for name, graph in program.graphs.items()
+            if name != self._last or name in torn
+            for key in graph.updates
+        }
+        if self._last is not None and len(program.graphs) == 1 and self._last not in torn:
+            changed = set()
+        self._keys = sorted(key for key in changed if slots[key].kind is not Kind.ACCUM)
+        self._sums = sorted(key for key, slot in slots.items() if slot.kind is Kind.ACCUM)
+        self._copies: list[torch.Tensor] = []
+        self._generator: torch.Tensor | None = None
+        self._done = self._kept = 0
+
+    def begin(self, state: State) -> None:
+        """A call begins; torch's generator is the device's."""
+        self._done = self._kept = 0
+        self._keep(state)
+
+    def ran(self, graph: str, state: State) -> None:
+        """A graph has run."""
+        if graph not in _LAST:
+            return
+        self._done += 1
+        state.updates += 1
+        if graph == self._last and self._done < self._updates:
+            self._keep(state)
+
+    def _keep(self, state: State) -> None:
+        self._kept = self._done
+        if self._random:
+            self._generator = torch.get_rng_state()
+        if not self._copies:
+            self._copies = [torch.empty_like(state.tensors[key]) for key in self._keys]
+        for key, copy in zip(self._keys, self._copies, strict=True):
+            copy.copy_(state.tensors[key])
+
+    def put_back(self, state: State, error: BaseException) -> None:
+        """Undo what has happened since the last whole update; the error says so."""
+        if self._last is not None and self._done == self._updates:
+            self._kept = self._done
+        else:
+            for key, copy in zip(self._keys, self._copies, strict=True):
+                state.tensors[key].copy_(copy)
+            for key in self._sums:
+                state.tensors[key].zero_()
+            if self._generator is not None:
+                torch.set_rng_state(self._generator)
+            state.updates -= self._done - self._kept
+        error.add_note(note(self._kept, self._updates if self._training else 0))
+
+
+def note(done: int, updates: int) -> str:
+    """Return what is said of a call that failed.
+
+    Args:
+        done: its whole updates.
+        updates: all of them; 0 in inference.
+    """
+    if not done:
+        return "poptorch: the model, its optimizer and its random state are as before this call"
+    return (
+        f"poptorch: {done} of the {updates} updates of this call were made; the model, its "
+        "optimizer and its random state are as after them"
+    )

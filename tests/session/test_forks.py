@@ -1,0 +1,44 @@
+"""A process that was forked: told apart, and never hanging."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from helpers.patience import HANGS
+
+PROGRAM = """
+import os, sys, torch, poptorch
+torch.set_num_threads(2)
+options = poptorch.Options().backend("reference").showCompilationProgressBar(False)
+model = torch.nn.Linear(512, 512)
+wrapper = poptorch.inferenceModel(model, options)
+x = torch.randn(512, 512)
+expected = wrapper(x)
+for _ in range(8):  # both numbers of threads are tried
+    wrapper(x)
+torch.mm(x, x)
+if os.fork() == 0:
+    try:
+        wrapper(x)
+    except RuntimeError as error:
+        print("refused", "before this process was forked" in str(error), flush=True)
+    again = poptorch.inferenceModel(model, options.clone())
+    print("equal", torch.allclose(again(x), expected, atol=1e-5), flush=True)
+    print("threads", torch.get_num_threads(), flush=True)
+    os._exit(0)
+os.wait()
+print("parent", torch.equal(wrapper(x), wrapper(x)))
+"""
+
+
+@pytest.mark.slow
+def test_a_forked_process_says_so_and_runs_what_is_new() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=HANGS, check=True
+    )
+    expected = ["refused", "True", "equal", "True", "threads", "1", "parent", "True"]
+    assert run.stdout.split() == expected
+    assert "forked from one whose operators ran on several threads" in run.stderr
