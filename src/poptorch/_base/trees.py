@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
@@ -374,8 +375,10 @@ def _keys_detail(expected: tuple[Any, ...], got: tuple[Any, ...]) -> str:
 
 def same_constant(expected: Any, got: Any) -> bool:
     """Tell whether two constants are equal; arrays are equal when all their elements are."""
-    if expected is got or (expected != expected and got != got) is True:
+    if expected is got:
         return True
+    if isinstance(expected, float) and isinstance(got, float) and math.isnan(expected):
+        return math.isnan(got)
     differs = expected != got
     try:
         return not differs

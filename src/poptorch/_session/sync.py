@@ -96,8 +96,8 @@ class Sync:
         if self.device is None:
             return
         with interrupts.deferred():
+            self.dirty = False  # first, too
             self.device.upload()
-            self.dirty = False
 
     # Sharing tensors with a trainer.
 
