@@ -14,15 +14,12 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from . import companions
-from .errors import Error
-
-DEEPEST = 100
-"""Levels of containers; those of one that contains itself have no end."""
+from .depth import DEEPEST, too_deep
 
 
 class Parser(Protocol):
@@ -186,7 +183,7 @@ def _describe(
         tensors.append(value)
         return _Tensor(path)
     if depth > DEEPEST:
-        _refuse_depth(path, value)
+        raise too_deep(path, value)
     depth += 1
     parser = parser_of(value)
     if parser is not None:
@@ -222,15 +219,6 @@ def _describe(
         )
         return _Fields(path, type(value), children, tuple(fields))
     return _Constant(path, value)
-
-
-def _refuse_depth(path: str, value: Any) -> NoReturn:
-    start = path if len(path) < 60 else f"{path[:60]}..."
-    raise Error(
-        "Containers are nested too deeply, or contain themselves",
-        got=f"{start}: more than {DEEPEST} levels, and then a {type(value).__name__}",
-        fix="pass tensors in fewer levels of lists, tuples, dicts and dataclasses, without cycles",
-    )
 
 
 def is_dataclass_instance(value: object) -> bool:
