@@ -28,6 +28,7 @@ from .._ir.program import Node, Program, Repeat, Run
 from .._ir.report import Report
 from .._ir.state import State
 from ..backends import Backend, Builder, Compiled, Executable, Progress
+from ..backends.allocator import keep_freed_memory
 from . import helper, worker
 from .code import Store, key_of
 from .job import Job
@@ -177,6 +178,7 @@ class Tiered:
     """
 
     def __init__(self, slow: Executable, code: Code, idle: int = 0) -> None:
+        keep_freed_memory()  # as the fast tier will: the first calls gain as much
         self._current = self._slow_tier = slow
         self._code = code
         self._job: Job | None = None

@@ -22,6 +22,7 @@ from .._base.errors import Error
 from .._ir.blocks import label_of, line_of
 from .._ir.program import Axis, Node, Run
 from .driver import Collector, Index, LoopExecutable, step_of
+from .prepare import accept_strides
 from .protocol import Compiled
 from .reference import Reference
 
@@ -98,8 +99,8 @@ class Checked(Reference):
 
     @staticmethod
     def function(module: fx.GraphModule) -> Compiled:
-        """Return what runs and checks one graph."""
-        return _Interpreter(module).call
+        """Return what runs and checks one prepared graph, which is changed."""
+        return _Interpreter(accept_strides(module)).call
 
 
 def _leaves(value: Any) -> list[Any]:

@@ -11,6 +11,7 @@ from torch import fx
 from .._ir.graph import Graph
 from .._ir.plan import Plan
 from .driver import LoopExecutable, program_report
+from .memory_reuse import reuse_memory
 from .prepare import accept_strides, prepare, signature
 from .protocol import Compiled, Executable, Progress
 
@@ -38,12 +39,12 @@ class Reference:
 
     def interpreted(self, graph: Graph) -> Compiled:
         """Return a graph's function, from its arguments to what it returns once it is prepared."""
-        return self.function(accept_strides(prepare(graph).module))
+        return self.function(prepare(graph).module)
 
     @staticmethod
     def function(module: fx.GraphModule) -> Compiled:
-        """Return what runs one graph."""
-        forward = module.forward  # not module(...): no hooks to look for
+        """Return what runs one prepared graph, which is changed."""
+        forward = accept_strides(reuse_memory(module)).forward  # not module(...): it has no hooks
 
         def run(arguments: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
             return forward(*arguments)  # type: ignore[no-any-return]

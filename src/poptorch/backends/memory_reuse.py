@@ -1,0 +1,156 @@
+"""Elementwise results go where an operand was that nobody reads any more: no memory is asked for.
+
+A step of an optimizer is a dozen elementwise operators on tensors as large as the weights. Each
+would get new memory, which costs as much as the arithmetic, and at the end the new state would be
+copied into the old. The numbers are the same to the last bit.
+"""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import fx
+
+from .._ir.operators import Operator, draws, may_view, storage_root
+
+aten = torch.ops.aten
+
+# Operators that can write over an operand that is not the first; with the name of that argument.
+_OUT = {
+    aten.add.Tensor: (aten.add.out, "out"),
+    aten.sub.Tensor: (aten.sub.out, "out"),
+    aten.mul.Tensor: (aten.mul.out, "out"),
+    aten.div.Tensor: (aten.div.out, "out"),
+    aten.addcmul.default: (aten.addcmul.out, "out"),
+    aten.threshold_backward.default: (aten.threshold_backward.grad_input, "grad_input"),
+    aten.gelu_backward.default: (aten.gelu_backward.grad_input, "grad_input"),
+    aten.tanh_backward.default: (aten.tanh_backward.grad_input, "grad_input"),
+    aten.sigmoid_backward.default: (aten.sigmoid_backward.grad_input, "grad_input"),
+}
+# Whose results are always memory of their own, besides those of elementwise operators.
+_FRESH = {aten.mm.default, aten.addmm.default, aten.bmm.default}
+
+
+def reuse_memory(module: fx.GraphModule) -> fx.GraphModule:
+    """Let elementwise operators of a prepared graph write over what is not read again.
+
+    Args:
+        module: the graph, which is changed; its nodes have shapes in their ``val``.
+
+    Returns:
+        The module.
+    """
+    lives = _Lives(module.graph)
+    for node in list(module.graph.nodes):
+        if not _is_elementwise(node):
+            continue
+        copy = lives.only_copy(node)
+        if copy is not None and _write_over(node, copy.args[0]):
+            lives.keep(node)
+            module.graph.erase_node(copy)
+            continue
+        for operand in node.all_input_nodes:
+            if lives.end_at(operand, node) and _write_over(node, operand):
+                break
+    module.recompile()
+    return module
+
+
+class _Lives:
+    """Who reads the memory behind each node of a graph, and until when."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._at = {node: at for at, node in enumerate(graph.nodes)}
+        self._root = {node: storage_root(node) for node in graph.nodes}
+        self._readers: dict[fx.Node, list[fx.Node]] = {root: [] for root in self._root.values()}
+        self._kept: set[fx.Node] = set()  # read by somebody who is not to be seen
+        self._fresh = {n for n in graph.nodes if _is_elementwise(n) or n.target in _FRESH}
+        self._settled = 0  # no operator fails after this one
+        for node, at in self._at.items():
+            for operand in node.all_input_nodes:
+                self._readers[self._root[operand]].append(node)
+                if not _is_known(node):
+                    self._kept.add(self._root[operand])
+            if not (_is_elementwise(node) or may_view(node) or node.op == "output"):
+                self._settled = at
+
+    def keep(self, node: fx.Node) -> None:
+        """Note that the memory of a node outlives the graph."""
+        self._kept.add(node)
+
+    def end_at(self, operand: fx.Node, node: fx.Node) -> bool:
+        """Tell whether an operand is memory of its own that nobody reads after a node."""
+        return operand in self._fresh and self._is_free(operand, node, self._readers[operand])
+
+    def only_copy(self, node: fx.Node) -> fx.Node | None:
+        """Return the copy of a node into state that the node might as well write itself."""
+        copies = [user for user in node.users if user.target is aten.copy_.default]
+        if len(copies) != 1 or self._at[node] < self._settled:
+            return None
+        copy = copies[0]
+        place = copy.args[0]
+        if not isinstance(place, fx.Node) or copy.args[1] is not node:
+            return None
+        if any(reader.op == "output" for reader in self._readers[node]):
+            return None
+        readers = [reader for reader in self._readers[place] if reader is not copy]
+        return copy if self._is_free(place, node, readers) else None
+
+    def _is_free(self, memory: fx.Node, node: fx.Node, readers: list[fx.Node]) -> bool:
+        """Tell whether a node, the last of the readers, may write into memory."""
+        views = [n for n in node.all_input_nodes if n is not memory and self._root[n] is memory]
+        return (
+            self._root[memory] is memory
+            and memory not in self._kept
+            and all(self._at[reader] <= self._at[node] for reader in readers)
+            and not views
+            and _same_layout(memory, node)
+        )
+
+
+def _is_known(node: fx.Node) -> bool:
+    """Whether only the schema of an operator decides what its results share with its operands."""
+    operators = isinstance(node.target, Operator) and node.target.namespace == "aten"
+    return operators or node.op == "output" or node.target is operator.getitem
+
+
+def _is_elementwise(node: fx.Node) -> bool:
+    target = node.target
+    if not isinstance(target, Operator) or target.namespace != "aten" or draws(node):
+        return False
+    returned = target._schema.returns
+    return (
+        torch.Tag.pointwise in target.tags
+        and len(returned) == 1
+        and returned[0].alias_info is None
+        and not target._schema.is_mutable
+    )
+
+
+def _same_layout(one: fx.Node, other: fx.Node) -> bool:
+    a, b = one.meta.get("val"), other.meta.get("val")
+    if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
+        return False
+    alike = (a.shape, a.dtype, a.device, a.layout) == (b.shape, b.dtype, b.device, b.layout)
+    return alike and a.layout is torch.strided and a.stride() == b.stride() and _is_dense(a)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether no two elements share a place."""
+    return tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last)
+
+
+def _write_over(node: fx.Node, memory: fx.Node) -> bool:
+    """Let an operator put its result into memory; tell whether it can."""
+    if node.args[0] is memory:
+        _, name, overload = str(node.target).split(".")
+        in_place = getattr(getattr(aten, f"{name}_", None), overload, None)
+        if in_place is not None:
+            node.target = in_place
+            return True
+    if node.target in _OUT:
+        node.target, argument = _OUT[node.target]
+        node.kwargs = {**node.kwargs, argument: memory}
+        return True
+    return False
