@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +38,9 @@ def parser(description: str) -> argparse.ArgumentParser:
         help="directory with the four files of FashionMNIST (default: $FASHION_MNIST_DIR)",
     )
     options.add_argument("--limit", type=int, help="train on only so many images")
+    options.add_argument(
+        "--passes", type=int, default=1, help="how often an epoch goes over the images (default: 1)"
+    )
     return options
 
 
@@ -62,6 +66,8 @@ class Result:
         losses: the loss of every step, in order.
         compile_seconds: time spent compiling; None where nothing is compiled.
         accuracy: share of the test images that were classified rightly, 0 to 1.
+        tier: what ran the steps in the end, as poptorch says it.
+        optimised_from: the first step that optimised code made; None where there was none.
     """
 
     name: str
@@ -70,12 +76,16 @@ class Result:
     losses: list[float] = field(default_factory=list)
     compile_seconds: float | None = None
     accuracy: float = 0.0
+    tier: str = ""
+    optimised_from: int | None = None
 
-    def epoch(self, loader: Iterable[Any]) -> Iterator[Any]:
+    def epoch(self, loader: Collection[Any], passes: int = 1) -> Iterator[Any]:
         """Yield the batches of one epoch, then note and print its speed and loss."""
         number = len(self.speeds) + 1
         first = len(self.losses)
-        bar = tqdm(loader, desc=f"[Epoch {number:02d}]", leave=False, disable=None)
+        batches = itertools.chain.from_iterable(itertools.repeat(loader, passes))
+        title, total = f"[Epoch {number:02d}]", passes * len(loader)
+        bar = tqdm(batches, desc=title, total=total, leave=False, disable=None)
         started = time.perf_counter()
         yield from bar
         seconds = time.perf_counter() - started
@@ -110,8 +120,14 @@ def table(results: Sequence[Result]) -> str:
     def seconds(result: Result) -> str:
         return "none" if result.compile_seconds is None else f"{result.compile_seconds:.2f} s"
 
+    def since(result: Result) -> str:
+        step = result.optimised_from
+        return "none" if step is None else f"from call {step} on"
+
     rows = [("", *(result.name for result in results))]
     rows.append(("compile time", *map(seconds, results)))
+    if any(result.optimised_from is not None for result in results):
+        rows.append(("optimised code", *map(since, results)))
     for epoch, _ in enumerate(results[0].speeds):
         cells = (f"{r.speeds[epoch]:.1f} it/s  loss {r.epoch_losses[epoch]:.4f}" for r in results)
         rows.append((f"epoch {epoch + 1}", *cells))

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace, data: FashionMNIST) -> Result:
 
     result = Result("native PyTorch")
     for _ in range(args.epochs):
-        for images, labels in result.epoch(train_loader):
+        for images, labels in result.epoch(train_loader, args.passes):
             images = images.to(device)
             labels = labels.to(device)
             optimizer.zero_grad()

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace, data: FashionMNIST) -> Result:
 
     result = Result("poptorch")
     for _ in range(args.epochs):
-        for images, labels in result.epoch(train_loader):
+        for images, labels in result.epoch(train_loader, args.passes):
             output, loss = training_model(images, labels)
             result.step(loss)
 
@@ -72,6 +72,7 @@ def run(args: argparse.Namespace, data: FashionMNIST) -> Result:
         output = inference_model(images)
         correct += (output.argmax(dim=1) == labels).sum().item()
         total += len(labels)
+    result.tier = training_model.plan().tier
     compiling = training_model.compilationTime() + inference_model.compilationTime()
     return result.finish(correct, total, compiling.total_seconds())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import inspect
 import os
 import re
 import subprocess
@@ -15,10 +16,13 @@ import torch
 from torch.utils.data import TensorDataset
 
 import common
+import demo
 import native
 import poptorch_ipu
 from data import SUBSET, FashionMNIST, load
 from helpers.source_tree import ROOT
+from poptorch._base import log
+from poptorch._compile import tiers
 
 pytestmark = pytest.mark.slow
 
@@ -116,6 +120,7 @@ def test_poptorch_follows_the_native_loop(
 
 def test_the_demo_shows_both() -> None:
     text = script("demo.py", "--limit", "320", "--epochs", "1", "--threads", "1")
+    assert "The optimised program made no whole epoch" in text  # on the reference backend
     assert re.search(r"^ +native PyTorch +poptorch$", text, re.M)
     assert re.search(r"^compile time +none +[\d.]+ s$", text, re.M)
     epoch = r"[\d.]+ it/s  loss [\d.]+"
@@ -123,6 +128,38 @@ def test_the_demo_shows_both() -> None:
     assert re.search(r"^test accuracy +[\d.]+% +[\d.]+%$", text, re.M)
     (apart,) = re.findall(r"Losses of the first 20 steps: at most (\S+) apart", text)
     assert float(apart) < 1e-4
+
+
+def test_the_demo_says_since_when_and_how_fast_optimised_code_ran() -> None:
+    native_result = common.Result("native", [10.0, 10.0, 12.0, 10.0], [0.5] * 4, [0.0] * 40)
+    ours = common.Result("ours", [9.0, 20.0, 36.0, 40.0], [0.5] * 4, [0.0] * 40)
+    listener, fast = demo.TakeOver(), "runs on the inductor backend"
+    try:
+        assert listener.first_call("runs on the reference backend") is None
+        assert listener.first_call(fast) == 1  # nothing had to be compiled
+        log.engine.info("Compiling beside the run, about %.0f s: %d graphs", 10, 1)
+        assert listener.first_call(fast) is None
+        assert "no whole epoch" in demo.gain(native_result, ours)
+        assert "optimised program took over after call %d" in inspect.getsource(tiers)
+        log.engine.info("The optimised program took over after call %d: 2.0 times as fast", 20)
+        log.engine.info("The optimised program took over after call %d: 3.0 times as fast", 5)
+        ours.optimised_from = listener.first_call(fast)
+    finally:
+        log.engine.removeHandler(listener)
+    assert ours.optimised_from == 21
+    assert "3 to 4: 3.50 times as fast as native" in demo.gain(native_result, ours)
+    ours.optimised_from = 22
+    assert "4 to 4: 4.00 times" in demo.gain(native_result, ours)
+    assert "optimised code  none" in common.table([native_result, ours])
+    assert "from call 22 on" in common.table([native_result, ours])
+
+
+def test_an_epoch_may_go_over_the_images_several_times(subset: FashionMNIST) -> None:
+    short = FashionMNIST(
+        TensorDataset(*(t[:64] for t in subset.train.tensors)), subset.test, (), full=False
+    )
+    result = native.run(options("--epochs", "2", "--passes", "3"), short)
+    assert (len(result.losses), len(result.speeds)) == (24, 2)
 
 
 def test_native_script_prints_its_figures() -> None:

@@ -45,13 +45,11 @@ def reuse_memory(module: fx.GraphModule) -> fx.GraphModule:
     for node in list(module.graph.nodes):
         if not _is_elementwise(node):
             continue
-        copy = lives.only_copy(node)
-        if copy is not None and _write_over(node, copy.args[0]):
-            lives.keep(node)
-            module.graph.erase_node(copy)
-            continue
-        for operand in node.all_input_nodes:
-            if lives.end_at(operand, node) and _write_over(node, operand):
+        for memory, copy in lives.places(node):
+            if _write_over(node, memory):
+                if copy is not None:
+                    lives.keep(node)
+                    module.graph.erase_node(copy)
                 break
     module.recompile()
     return module
@@ -79,23 +77,22 @@ class _Lives:
         """Note that the memory of a node outlives the graph."""
         self._kept.add(node)
 
-    def end_at(self, operand: fx.Node, node: fx.Node) -> bool:
-        """Tell whether an operand is memory of its own that nobody reads after a node."""
-        return operand in self._fresh and self._is_free(operand, node, self._readers[operand])
+    def places(self, node: fx.Node) -> list[tuple[fx.Node, fx.Node | None]]:
+        """Return memory that a node may write over; with state, the copy that writes it now."""
+        ending = (operand for operand in node.all_input_nodes if operand in self._fresh)
+        free = (o for o in ending if self._is_free(o, node, self._readers[o]))
+        return [*self._state(node), *((operand, None) for operand in free)]
 
-    def only_copy(self, node: fx.Node) -> fx.Node | None:
-        """Return the copy of a node into state that the node might as well write itself."""
+    def _state(self, node: fx.Node) -> list[tuple[fx.Node, fx.Node | None]]:
         copies = [user for user in node.users if user.target is aten.copy_.default]
-        if len(copies) != 1 or self._at[node] < self._settled:
-            return None
-        copy = copies[0]
-        place = copy.args[0]
-        if not isinstance(place, fx.Node) or copy.args[1] is not node:
-            return None
-        if any(reader.op == "output" for reader in self._readers[node]):
-            return None
-        readers = [reader for reader in self._readers[place] if reader is not copy]
-        return copy if self._is_free(place, node, readers) else None
+        is_result = any(reader.op == "output" for reader in self._readers[node])
+        if len(copies) != 1 or is_result or self._at[node] < self._settled:
+            return []
+        place, value = copies[0].args[:2]
+        if not isinstance(place, fx.Node) or value is not node:
+            return []
+        readers = [reader for reader in self._readers[place] if reader is not copies[0]]
+        return [(place, copies[0])] if self._is_free(place, node, readers) else []
 
     def _is_free(self, memory: fx.Node, node: fx.Node, readers: list[fx.Node]) -> bool:
         """Tell whether a node, the last of the readers, may write into memory."""
