@@ -1,13 +1,17 @@
 """The contestants of the table of record: each returns one call's work as a function.
 
+JAX steps in a process of its own, when it is asked to, and tells the seconds itself.
+
 Eager and ``torch.compile`` do what a careful user would write: gradients set to None, the fastest
 stock form of the optimizer, accumulation as a loop over micro-batches, replicas likewise.
 """
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -69,6 +73,48 @@ def compiled(work: Workload, given: Ingredients | None = None) -> Step:
         return _inference(net, work, given.batch)
     update = torch.compile(given.optimizer.step)
     return _training(net, given.optimizer, update, work, given.batch)
+
+
+class Jax:
+    """A workload in JAX, see ``jax_contestant.py``.
+
+    Attributes:
+        compiling: seconds that the first step took.
+        seconds: of the steps since.
+    """
+
+    WORKLOADS = ("cnn", "mlp", "bert")
+
+    def __init__(self, python: Path, name: str, threads: int) -> None:
+        script = Path(__file__).with_name("jax_contestant.py")
+        self._process = subprocess.Popen(
+            [python, script, name, str(threads)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+        self.seconds: list[float] = []
+        self.compiling = self._read()
+
+    def __call__(self) -> None:
+        """Make one step."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self.seconds.append(self._read())
+
+    def _read(self) -> float:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"JAX ended with status {self._process.wait()}")
+        return float(line.split()[0])
+
+    def end(self) -> None:
+        """End its process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
 
 
 def _training(

@@ -1,4 +1,4 @@
-"""The table of record: ten workloads against the eager loop and against ``torch.compile``.
+"""The table of record: workloads against the eager loop, ``torch.compile`` and JAX.
 
 Every workload runs in processes of its own with an empty compiler cache (precompiled headers apart,
 which a machine makes once). First each contestant alone: seconds from wrapping to the first result
@@ -28,7 +28,7 @@ from typing import Any
 from workloads import QUICK, WORKLOADS, Workload
 
 Figures = dict[str, Any]
-NAMES = {"eager": "eager", "compile": "torch.compile", "ours": "poptorch"}
+JAX = Path(__file__).resolve().parent.parent / ".venv-jax" / "bin" / "python"
 
 
 def main() -> None:
@@ -38,10 +38,11 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=WORKLOADS, metavar="NAME")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--out", type=Path, help="JSON that the rows are added to, and a .md")
+    parser.add_argument("--jax", type=Path, default=JAX, help="interpreter that has JAX")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.child:
-        print("FIGURES " + json.dumps(child(*chosen.child, chosen.threads, chosen.quick)))
+        print("FIGURES " + json.dumps(child(*chosen.child, chosen)))
         return
     rows = json.loads(chosen.out.read_text()) if chosen.out and chosen.out.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
@@ -69,6 +70,7 @@ def measure(name: str, headers: Path, cache: Path, chosen: argparse.Namespace) -
 def start(name: str, part: str, cache: Path, chosen: argparse.Namespace) -> Figures:
     """Run one process and return what it measured."""
     command = [sys.executable, __file__, "--child", name, part, "--threads", str(chosen.threads)]
+    command += ["--jax", str(chosen.jax)]
     if chosen.quick:
         command.append("--quick")
     environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(cache)}
@@ -80,14 +82,14 @@ def start(name: str, part: str, cache: Path, chosen: argparse.Namespace) -> Figu
     raise SystemExit(f"{name}, {part}: failed\n{done.stderr[-3000:]}")
 
 
-def child(name: str, part: str, threads: int, quick: bool) -> Figures:
+def child(name: str, part: str, chosen: argparse.Namespace) -> Figures:
     """Measure one part in this process."""
     import torch
 
-    torch.set_num_threads(threads)
+    torch.set_num_threads(chosen.threads)
     work = WORKLOADS[name]
     if part == "turns":
-        return turns(work, quick)
+        return turns(name, chosen)
     if part == "headers":
         torch.compile(lambda x: x.sin() + 1)(torch.ones(64))
         return {}
@@ -121,26 +123,35 @@ def _peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def turns(work: Workload, quick: bool) -> Figures:
+def turns(name: str, chosen: argparse.Namespace) -> Figures:
     """Medians of alternating runs, and the share of the machine's matmul peak."""
     import contestants
     from harness import alternate, medians
 
+    work = WORKLOADS[name]
     steps: dict[str, Callable[[], object]] = {"eager": contestants.eager(work)}
     if work.optimizer is not None:
         foreach = contestants.ingredients(work, foreach=True)
         steps["foreach"] = contestants.eager(work, foreach)
     steps["compile"] = contestants.compiled(work)
     steps["ours"] = contestants.ours(work, "inductor")[0]
+    jax = None
+    if chosen.jax.exists() and name in contestants.Jax.WORKLOADS:
+        steps["jax"] = jax = contestants.Jax(chosen.jax, name, chosen.threads)
     once = medians(alternate(steps, 3, warmup=3))
-    seconds = 4.0 if quick else 15.0
+    seconds = 4.0 if chosen.quick else 15.0
     rounds = max(11, min(1000, int(seconds / sum(once.values()))))
     middle = medians(alternate(steps, rounds, warmup=3))
     eager = min(middle["eager"], middle.get("foreach", float("inf")))
-    found = {"eager": eager, "compile": middle["compile"], "ours": middle["ours"]}
+    median = {"eager": eager, "compile": middle["compile"], "ours": middle["ours"]}
+    figures: Figures = {"rounds": rounds}
+    if jax is not None:  # its own figures: without the way to its process and back
+        median["jax"] = medians({"jax": jax.seconds[-rounds:]})["jax"]
+        figures["jax compiling"] = jax.compiling
+        jax.end()
     flops = _flops(steps["eager"])
-    rates = {part: flops / seconds / _matmul_peak() for part, seconds in found.items()}
-    return {"seconds": found, "rounds": rounds, "flops": flops, "shares": rates}
+    rates = {part: flops / seconds / _matmul_peak() for part, seconds in median.items()}
+    return figures | {"seconds": median, "flops": flops, "shares": rates}
 
 
 def _flops(step: Callable[[], object]) -> float:
@@ -167,10 +178,11 @@ def line(work: Workload, row: Figures) -> str:
     """One row of the table in words."""
     seconds = row["seconds"]
     eager, other = (seconds[part] / seconds["ours"] for part in ("eager", "compile"))
+    jax = f"  JAX {seconds['jax'] / seconds['ours']:5.2f}" if "jax" in seconds else ""
     marks = ["" if got >= wanted else "!" for got, wanted in zip((eager, other), work.floors)]  # noqa: B905
     return (
         f"{work.title:36s} {seconds['ours'] * 1e3:8.2f} ms  eager {eager:5.2f}{marks[0]:1s}"
-        f" ({work.floors[0]})  compile {other:5.2f}{marks[1]:1s} ({work.floors[1]})"
+        f" ({work.floors[0]})  compile {other:5.2f}{marks[1]:1s} ({work.floors[1]}){jax}"
         f"  first {row['ours-alone']['first']:.2f} s, full {row['ours-alone']['full']:.1f} s,"
         f" again {row['ours-again']['full']:.2f} s;"
         f" torch.compile {row['compile-alone']['full']:.1f} s"
@@ -188,22 +200,25 @@ def document(rows: dict[str, Figures], threads: int) -> str:
         f"{_processor()}, {os.cpu_count()} cores, {threads} threads, "
         f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB; "
         f"{platform.system()} {platform.release()}, Python {platform.python_version()}, torch "
-        f"{torch.__version__}, float32.",
+        f"{torch.__version__}, float32 where the row does not say.",
         "",
         "Milliseconds of one call, medians of runs in turn; ratios are the other's time over ours, "
         "in brackets what is wanted, **bold** where it is missed. Share: model FLOP/s over the "
         "measured rate of a 1024 x 1024 x 1024 matmul.",
         "",
-        "| workload | eager | torch.compile | poptorch | vs eager | vs torch.compile | share |",
-        "|---|---|---|---|---|---|---|",
+        "| workload | eager | torch.compile | JAX | poptorch | vs eager | vs torch.compile "
+        "| vs JAX | share |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, row in rows.items():
         work, seconds = WORKLOADS[name], row["seconds"]
-        cells = [f"{seconds[part] * 1e3:.2f}" for part in ("eager", "compile", "ours")]
+        parts = ("eager", "compile", "jax", "ours")
+        cells = [f"{seconds[part] * 1e3:.2f}" if part in seconds else "" for part in parts]
         for part, floor in zip(("eager", "compile"), work.floors, strict=True):
             ratio = seconds[part] / seconds["ours"]
             text = f"{ratio:.2f}" if ratio >= floor else f"**{ratio:.2f}**"
             cells.append(f"{text} ({floor})")
+        cells.append(f"{seconds['jax'] / seconds['ours']:.2f}" if "jax" in seconds else "")
         cells.append(f"{row['shares']['ours']:.0%}")
         lines.append(f"| {work.title} | " + " | ".join(cells) + " |")
     lines += [
@@ -213,13 +228,14 @@ def document(rows: dict[str, Figures], threads: int) -> str:
         "the process had before, the compiler's own included.",
         "",
         "| workload | first | full | second process: first | full | torch.compile: first "
-        "| MB eager | MB torch.compile | MB poptorch, second process |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| JAX: first | MB eager | MB torch.compile | MB poptorch, second process |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, row in rows.items():
         alone, again = row["ours-alone"], row["ours-again"]
         cells = [f"{alone['first']:.2f}", f"{alone['full']:.1f}", f"{again['first']:.2f}"]
         cells += [f"{again['full']:.2f}", f"{row['compile-alone']['first']:.1f}"]
+        cells.append(f"{row['jax compiling']:.1f}" if "jax compiling" in row else "")
         parts = ("eager-alone", "compile-alone", "ours-again")
         cells += [f"{row[part]['megabytes']:.0f}" for part in parts]
         lines.append(f"| {WORKLOADS[name].title} | " + " | ".join(cells) + " |")

@@ -79,6 +79,18 @@ class Bert(nn.Module):
         return out, F.cross_entropy(out.flatten(0, 1), y.flatten())
 
 
+class Autocast(nn.Module):
+    """A float32 model whose products are computed in bfloat16."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.model(x, y)
+
+
 class Lstm(nn.Module):
     """Two LSTM layers of 128 and a classifier, with its loss."""
 
@@ -132,6 +144,7 @@ class Workload:
         micro: rows of a micro-batch.
         optimizer: "SGD" with momentum or "Adam"; None for inference.
         accumulation, replicas, iterations: of one call.
+        precision: "bfloat16" and "float16" convert the model, "autocast" computes in bfloat16.
         floors: what must hold against eager and against ``torch.compile``.
         first, full: seconds that must suffice for the first training result, and for full speed
             in a second process; None where nothing is said.
@@ -145,6 +158,7 @@ class Workload:
     accumulation: int = 1
     replicas: int = 1
     iterations: int = 1
+    precision: str = "float32"
     floors: tuple[float, float] = (1.0, 1.0)
     first: float | None = None
     full: float | None = None
@@ -152,7 +166,10 @@ class Workload:
     def module(self) -> nn.Module:
         """Return the model, the same weights every time."""
         torch.manual_seed(0)
-        return self.model()
+        model = self.model()
+        if self.precision == "autocast":
+            return Autocast(model)
+        return model.to(getattr(torch, self.precision))
 
     def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the combined batch of one call."""
@@ -166,7 +183,10 @@ class Workload:
 
     def settings(self) -> dict[str, Any]:
         """Return the optimizer's arguments."""
-        return {"lr": 1e-3} | ({"momentum": 0.9} if self.optimizer == "SGD" else {})
+        settings = {"lr": 1e-3} | ({"momentum": 0.9} if self.optimizer == "SGD" else {})
+        if self.precision == "float16" and self.optimizer == "Adam":
+            settings["eps"] = 1e-4  # the usual one is zero in float16
+        return settings
 
 
 _MNIST = images((1, 28, 28))
@@ -195,6 +215,15 @@ WORKLOADS = {
     ),
     "mlp": Workload("MLP 784-512-512-10, 32, Adam", Mlp, images((784,)), 32, "Adam",
                     floors=(2.0, 1.5)),
+    "bert-bfloat16": Workload(
+        "BERT, 8, Adam, bfloat16 weights", Bert, tokens, 8, "Adam", precision="bfloat16"
+    ),
+    "bert-autocast": Workload(
+        "BERT, 8, Adam, autocast to bfloat16", Bert, tokens, 8, "Adam", precision="autocast"
+    ),
+    "bert-float16": Workload(
+        "BERT, 8, Adam, float16 weights", Bert, tokens, 8, "Adam", precision="float16"
+    ),
     "cnn-inference": Workload(
         "CNN inference, 8 iterations of 4", cnn, _MNIST, 4, None, iterations=8, floors=(2, 2)
     ),
