@@ -17,8 +17,6 @@ __all__ = [
     "createPoptorchError",
 ]
 
-RECOVERY_ACTIONS = ("IPU_RESET", "LINK_RESET", "PARTITION_RESET", "FULL_RESET")
-
 
 def createPoptorchError(msg: str) -> Error:
     """Return an error of the Python layer, to be raised."""

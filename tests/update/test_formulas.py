@@ -158,12 +158,13 @@ def test_the_first_gradient_is_not_dampened():
     assert float(ours.state("velocity", "w")) == 0.5 + 0.25
 
 
-def test_dampening_without_momentum_scales_the_rate():
+@pytest.mark.parametrize(("module", "share"), [(poptorch.optim, 0.25), (torch.optim, 1.0)])
+def test_dampening_without_momentum_scales_the_rate_of_our_class_only(module, share: float):
     parameter = torch.nn.Parameter(torch.tensor([1.0]))
-    optimizer = torch.optim.SGD([parameter], lr=0.5, dampening=0.75, weight_decay=2.0)
+    optimizer = module.SGD([parameter], lr=0.5, dampening=0.75, weight_decay=2.0)
     ours = Training(optimizer, {"w": parameter})
     ours.step({"w": torch.tensor([4.0])})
-    assert float(ours.weight("w")) == 1 * (1 - 0.5 * 0.25 * 2) - 0.5 * 0.25 * 4
+    assert float(ours.weight("w")) == 1 * (1 - 0.5 * share * 2) - 0.5 * share * 4
 
 
 @pytest.mark.parametrize("nesterov", [False, True])

@@ -121,8 +121,8 @@ class _Recording:
                 blocks.begin_backward()
                 done.names.add("loss", done.loss)
                 results += self._gradients(done.loss, leaves, values, done.names)
-        done.names.add_inputs(batch)
-        done.names.add_state(leaves)
+        for name, tensor in (*(("input", tensor) for tensor in batch), *leaves.items()):
+            done.names.add(name, tensor)
         self.names = done.names.all
         results += self._anchors(done.names)
         after = {**done.leaves, **{path: leaves[path] for path in request.grouped}}

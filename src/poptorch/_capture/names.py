@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -37,16 +37,6 @@ class Names:
             number += 1
             free = f"{name}/{number}"
         self._tensors[free] = tensor
-
-    def add_inputs(self, batch: Sequence[torch.Tensor]) -> None:
-        """Name the inputs ``input``, ``input/1``, ..."""
-        for tensor in batch:
-            self.add("input", tensor)
-
-    def add_state(self, leaves: Mapping[str, torch.Tensor]) -> None:
-        """Name parameters and buffers by their paths."""
-        for path, tensor in leaves.items():
-            self.add(path, tensor)
 
     def find(self, name: str) -> torch.Tensor | None:
         """Return the tensor of a name, the path of a module standing for its last result."""

@@ -55,12 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _cards(system: System) -> str:
     title = f"Partition: {system.name} [active] has {system.chips} reconfigurable IPUs"
-    rows = [tuple(str(value) for value in _card(system, chip).values()) for chip in _chips(system)]
+    rows = [
+        tuple(str(value) for value in _card(system, chip).values()) for chip in range(system.chips)
+    ]
     return box([("gc-monitor", 15), (title, 81)], _CARD_WIDTHS, [_CARD_HEAD, *rows])
-
-
-def _chips(system: System) -> range:
-    return range(system.chips)
 
 
 def _card(system: System, chip: int) -> dict[str, Any]:
@@ -108,7 +106,7 @@ def _elapsed(holder: Holder) -> str:
 def _facts(system: System, holders: Sequence[Holder], cards: bool) -> dict[str, Any]:
     facts: dict[str, Any] = {"partition": system.name, "ipus": system.chips}
     if cards:
-        facts["cards"] = [_card(system, chip) for chip in _chips(system)]
+        facts["cards"] = [_card(system, chip) for chip in range(system.chips)]
     facts["processes"] = [
         {
             "pid": holder.process.pid,

@@ -6,7 +6,6 @@ A broken rule is our own bug, never the user's, hence ``AssertionError`` and not
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 
 import torch
 
@@ -121,9 +120,5 @@ def verify_state(state: State, program: Program) -> None:
 
 def verify_plan(plan: Plan) -> None:
     """Check the plan's spec and program."""
-    checks: tuple[Callable[[], None], ...] = (
-        lambda: verify_spec(plan.spec),
-        lambda: verify_program(plan.program),
-    )
-    for check in checks:
-        check()
+    verify_spec(plan.spec)
+    verify_program(plan.program)

@@ -17,6 +17,7 @@ from .algorithm import (
     is_constant,
     plus_scaled,
     storage_dtype,
+    with_decay,
 )
 
 
@@ -72,8 +73,7 @@ def prepare_step(
 def _adam(
     weight: torch.Tensor, gradient: torch.Tensor, moments: Tensors, values: Scalars
 ) -> tuple[torch.Tensor, Tensors]:
-    if not is_constant(values["weight_decay"], 0):
-        gradient = plus_scaled(gradient, weight, values["weight_decay"])
+    gradient = with_decay(gradient, weight, values)
     moments, root = advanced(gradient, moments, values)
     return plus_scaled(weight, moments["first"] / root, values["descent"]), moments
 

@@ -96,6 +96,12 @@ def plus_scaled(base: torch.Tensor, other: torch.Tensor, factor: Scalar) -> torc
     return torch.add(base, other, alpha=factor)
 
 
+def with_decay(gradient: torch.Tensor, weight: torch.Tensor, values: Scalars) -> torch.Tensor:
+    """Return the gradient of the loss plus that of the weights' squares, as L2 decay has it."""
+    decay = values["weight_decay"]
+    return gradient if is_constant(decay, 0) else plus_scaled(gradient, weight, decay)
+
+
 def blend(old: torch.Tensor, new: torch.Tensor, share: Scalar) -> torch.Tensor:
     """Return ``old + share * (new - old)``."""
     if isinstance(share, torch.Tensor):

@@ -159,10 +159,6 @@ def _clip_factor(
     weights = [weight for group in groups for weight in group.weights]
     if limit == math.inf or not weights:
         return 1.0
-    squares = [_square_sum(tensors[w.gradient.key].to(w.compute_dtype)) for w in weights]
-    norm = torch.sqrt(torch.stack(squares).sum())
+    gradients = [tensors[w.gradient.key].to(w.compute_dtype) for w in weights]
+    norm = torch.sqrt(torch.stack([(each * each).sum() for each in gradients]).sum())
     return (limit / norm.clamp(min=max(limit, _TINY))).as_strided((), ())
-
-
-def _square_sum(tensor: torch.Tensor) -> torch.Tensor:
-    return (tensor * tensor).sum()

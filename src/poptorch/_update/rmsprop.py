@@ -14,9 +14,9 @@ from .algorithm import (
     blend,
     complement,
     constant,
-    is_constant,
     plus_scaled,
     storage_dtype,
+    with_decay,
 )
 
 
@@ -48,8 +48,7 @@ def _prepare(
 def _step(
     weight: torch.Tensor, gradient: torch.Tensor, moments: Tensors, values: Scalars
 ) -> tuple[torch.Tensor, Tensors]:
-    if not is_constant(values["weight_decay"], 0):
-        gradient = plus_scaled(gradient, weight, values["weight_decay"])
+    gradient = with_decay(gradient, weight, values)
     moments = dict(moments)
     moments["square"] = blend(moments["square"], gradient * gradient, values["share"])
     variance = moments["square"]

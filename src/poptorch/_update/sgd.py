@@ -18,6 +18,7 @@ from .algorithm import (
     is_constant,
     plus_scaled,
     storage_dtype,
+    with_decay,
 )
 
 
@@ -57,8 +58,7 @@ def _prepare(
 def _step(
     weight: torch.Tensor, gradient: torch.Tensor, moments: Tensors, values: Scalars
 ) -> tuple[torch.Tensor, Tensors]:
-    if not is_constant(values["weight_decay"], 0):
-        gradient = plus_scaled(gradient, weight, values["weight_decay"])
+    gradient = with_decay(gradient, weight, values)
     if "velocity" not in moments:
         return plus_scaled(weight, gradient, values["descent"]), {}
     velocity = moments["velocity"] * values["momentum"]

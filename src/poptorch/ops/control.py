@@ -13,6 +13,7 @@ import torch
 from .._base.errors import Error, InvalidValue
 from .._ops import control
 from .._ops.context import Listener, listener
+from .._ops.custom import describe, kinds_of
 from . import check
 
 Body = Callable[..., Any]
@@ -136,38 +137,25 @@ def _only_inference(capture: Listener, function: str) -> None:
 
 
 def _as_list(returned: Any) -> list[torch.Tensor]:
-    values = [returned] if isinstance(returned, torch.Tensor) else returned
-    if not isinstance(values, list | tuple) or not all(
-        isinstance(value, torch.Tensor) for value in values
-    ):
-        raise Error(
-            "A body must return a tensor, or a tuple or list of tensors",
-            got=repr(returned),
-            fix="return tensors only",
-        )
-    return list(values)
+    return check.tensors(returned, "A body must return a tensor, or a tuple or list of tensors")
 
 
 def _returned(body: Body, inputs: list[torch.Tensor]) -> Callable[..., list[torch.Tensor]]:
     """The body, checked to return what it takes."""
-    wanted = [(tuple(t.shape), t.dtype) for t in inputs]
+    wanted = kinds_of(inputs)
 
     def checked(*values: torch.Tensor) -> list[torch.Tensor]:
         results = _as_list(body(*values))
-        got = [(tuple(t.shape), t.dtype) for t in results]
+        got = kinds_of(results)
         if got != wanted:
             raise Error(
                 "The body of a for_loop must return what it takes",
-                got=f"{_kinds(got)} for inputs {_kinds(wanted)}",
+                got=f"{describe(got)} for inputs {describe(wanted)}",
                 fix="return one tensor of the same shape and dtype for each input",
             )
         return results
 
     return checked
-
-
-def _kinds(kinds: list[tuple[tuple[int, ...], torch.dtype]]) -> str:
-    return ", ".join(f"{str(d).removeprefix('torch.')}{list(s)}" for s, d in kinds) or "nothing"
 
 
 def _example(graph: torch.fx.GraphModule) -> list[torch.Tensor]:
@@ -179,13 +167,10 @@ def _common_shapes(taken: list[torch.Tensor], other: list[torch.Tensor]) -> list
     first = [(t.numel(), t.dtype) for t in taken]
     second = [(t.numel(), t.dtype) for t in other]
     if first != second:
-        describe = [
-            _kinds([(tuple(t.shape), t.dtype) for t in results]) for results in (taken, other)
-        ]
         raise Error(
             "Both bodies of a cond must return the same number of tensors, of the same dtypes "
             "and sizes",
-            got=f"{describe[0]} and {describe[1]}",
+            got=f"{describe(kinds_of(taken))} and {describe(kinds_of(other))}",
             fix="return tensors of the same kind from both",
         )
     return [tuple(t.shape) for t in other]

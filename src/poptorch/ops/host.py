@@ -12,6 +12,7 @@ from torch import nn
 from .._base.errors import Error
 from .._ops import host
 from .._ops.context import Listener, listener
+from .._ops.custom import kinds_of
 from . import check
 
 _running: ContextVar[str | None] = ContextVar("poptorch_host_call", default=None)
@@ -107,16 +108,7 @@ class CPU:
         finally:
             _running.reset(token)
         bare = isinstance(returned, torch.Tensor)
-        results = [returned] if bare else returned
-        if not isinstance(results, list | tuple) or not all(
-            isinstance(result, torch.Tensor) for result in results
-        ):
-            raise Error(
-                f"Host call '{self._id}' must return tensors",
-                got=repr(returned),
-                fix="return a tensor, or a tuple or list of tensors",
-            )
-        return list(results), bare
+        return check.tensors(returned, f"Host call '{self._id}' must return tensors"), bare
 
     def _capture(
         self, capture: Listener, tensors: list[torch.Tensor], kwargs: dict[str, Any]
@@ -126,13 +118,13 @@ class CPU:
         with capture.paused():
             zeros = [torch.zeros(s, dtype=d) for s, d in zip(shapes, dtypes, strict=True)]
             examples, bare = self._run(zeros, kwargs)
-        kinds = tuple((tuple(example.shape), example.dtype) for example in examples)
+        kinds = kinds_of(examples)
         self.in_shapes, self.out_shapes = shapes, [example.shape for example in examples]
 
         def call(values: list[torch.Tensor]) -> list[torch.Tensor]:
             self.inputs = values
             self.outputs, _ = self._run(values, kwargs)
-            got = tuple((tuple(result.shape), result.dtype) for result in self.outputs)
+            got = kinds_of(self.outputs)
             if got != kinds:
                 raise Error(
                     f"The results of host call '{self._id}' changed",

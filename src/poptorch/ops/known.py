@@ -15,6 +15,7 @@ from .._base.errors import Error
 from .._ops import collectives
 from .._ops.collectives import Collective
 from .._ops.context import Replicas, listener
+from .._ops.custom import describe, kinds_of
 from .._ops.known import (
     BlockSparse,
     Format,
@@ -218,9 +219,8 @@ def _refuse(name: str, key: str, value: Any, wanted: str) -> NoReturn:
 
 
 def _refuse_shapes(name: str, inputs: Tensors, fix: str) -> NoReturn:
-    kinds = [f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in inputs]
     raise Error(
         f"Custom operator {name} cannot take its inputs",
-        got=", ".join(kinds) or "nothing",
+        got=describe(kinds_of(inputs)),
         fix=fix,
     )

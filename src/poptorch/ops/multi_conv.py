@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -134,12 +133,7 @@ class MultiConv:
             self._scope = capture.group(dict(self._options), source.calling_line())
             self._scope.__enter__()
 
-    def __exit__(
-        self,
-        type: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *failure: Any) -> None:
         if self._scope is not None:
             scope, self._scope = self._scope, None
-            scope.__exit__(type, value, traceback)
+            scope.__exit__(*failure)

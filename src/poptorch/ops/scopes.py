@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from .._base.errors import AssertionFailure
 from .._ops import scopes
@@ -36,10 +35,5 @@ class NameScope(contextlib.ContextDecorator):
         self._entered.append(scope)
         return self
 
-    def __exit__(
-        self,
-        type: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._entered.pop().__exit__(type, value, traceback)
+    def __exit__(self, *failure: Any) -> None:
+        self._entered.pop().__exit__(*failure)

@@ -16,7 +16,6 @@ from .._base.errors import AssertionFailure, StateError
 from .variable_attributes import VariableAttributes
 
 _KEYS = ("ipu_state", "ipu_param")
-_BOOKKEEPING = ("_state_dict", "ipu_state_is_dirty", "host_state_is_dirty", "_device")
 ACCUMULATION_DTYPES = (torch.float16, torch.float32)
 
 
@@ -153,7 +152,8 @@ class Optimizer:
     def __getstate__(self) -> dict[str, Any]:
         self._synchronise()
         native: Any = super().__getstate__()
-        own = {k: v for k, v in self.__dict__.items() if k in self._kept_attributes()}
+        kept = {*self._child_only, *self._child_vars, "variable_attrs"}
+        own = {k: v for k, v in self.__dict__.items() if k in kept}
         return {**native, **own, **self.get_state_dict()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -171,9 +171,6 @@ class Optimizer:
         state["variable_attrs"] = copy.deepcopy(state["variable_attrs"])
         other.__setstate__(state)
         return other
-
-    def _kept_attributes(self) -> set[str]:
-        return {*self._child_only, *self._child_vars, "variable_attrs"}
 
 
 def _filled_in(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

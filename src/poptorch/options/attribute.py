@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any, Self
 
 from .._base import attributes
@@ -45,12 +44,7 @@ class Attribute:
         attributes.current.set({**outer, **merged})
         return self
 
-    def __exit__(
-        self,
-        type: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         attributes.current.set(self._outer.pop())
 
     def __repr__(self) -> str:
