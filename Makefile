@@ -3,6 +3,7 @@
 #   make test                  lint, types and all tests
 #   make check                 lint, types and a quick part of the tests, in about a minute
 #   make sweep                 torch's operators and modules, and models, one by one (long)
+#   make harden                fuzzed calls, damaged files, races, signals, kills (ten minutes)
 #   make PYTHON=python3.12 ... choose the interpreter (3.11 or newer)
 #   make test JOBS=8           run the tests in that many processes
 
@@ -14,7 +15,7 @@ STAMP := $(VENV)/.installed
 TORCH := $(shell sed -n 's/^\(torch==[0-9.]*\).*/\1/p' constraints.txt)
 FASHION := /usr/share/datasets/fashion-mnist
 
-.PHONY: demo test check lint docs sweep bench bench-quick soak dataset clean
+.PHONY: demo test check lint docs sweep harden bench bench-quick soak dataset clean
 .DEFAULT_GOAL := test
 
 # torch goes first and by its exact version, so that nothing later can pull another build of it.
@@ -50,6 +51,10 @@ sweep: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[sweep]'
 	cd tests && for what in operators modules models; do \
 		PYTHONPATH=. ../$(BIN)/python -m sweep $$what || exit 1; done
+
+# Hard use by strangers, seeded; the counts go into tests/harden/RESULTS.md.
+harden: $(STAMP)
+	cd tests && PYTHONPATH=. OMP_NUM_THREADS=1 ../$(BIN)/python -m harden
 
 bench: $(STAMP)
 	mkdir -p benchmarks/results

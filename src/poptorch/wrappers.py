@@ -135,9 +135,10 @@ def load(
             got=f"{os.fspath(filename)} was saved with export_model=False",
             fix="wrap the model again and call executor.loadExecutable(path)",
         )
+    undo: Callable[[], None] | None = None
     if model is not None:
         module = _module(model)
-        _session.fill(saved, module, optimizer, loss)
+        undo = _session.fill(saved, module, optimizer, loss)
     elif trusted:
         objects = saved.objects()
         module, optimizer, loss = objects.model, objects.optimizer, objects.loss
@@ -152,9 +153,24 @@ def load(
                 "programs here",
             ),
         )
-    options = _options_of(saved) if options is None else options.clone()
-    if edit_opts_fn is not None:
-        edit_opts_fn(options)
+    try:
+        own = _options_of(saved) if options is None else options.clone()
+        if edit_opts_fn is not None:
+            edit_opts_fn(own)
+        return _resumed(saved, module, own, optimizer, loss)
+    except BaseException:
+        if undo is not None:
+            undo()
+        raise
+
+
+def _resumed(
+    saved: _session.Saved,
+    module: nn.Module,
+    options: Options,
+    optimizer: torch.optim.Optimizer | None,
+    loss: Callable[..., Any] | None,
+) -> PoplarExecutor:
     own = prepare(options, training=optimizer is not None)
     executor = PoplarExecutor(module, own, optimizer, loss)
     try:

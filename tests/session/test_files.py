@@ -711,3 +711,43 @@ def test_what_a_killed_process_left_is_removed_by_the_next_save(tmp_path) -> Non
     wrapper.save(str(tmp_path / "model.poptorch"))
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"model.poptorch", living.name, others.name}
+
+
+HOSTILE = {
+    "forward fails": {"x": {"tensor": "float32", "shape": [2, 1, 1]}},
+    "no dtype of numbers": {"x": {"tensor": "bits8", "shape": [8, 4]}},
+    "a text": {"x": "text"},
+    "too many": {"x": [None] * 60_000},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_arguments_that_no_model_takes_leave_it_as_it_was(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.poptorch"
+    wrapper = training()
+    wrapper(X, Y)
+    wrapper.save(str(path))
+    parts = archive.read(path)
+    facts = json.loads(parts["facts.json"])
+    facts["arguments"] |= {next(iter(facts["arguments"])): HOSTILE[name]["x"]}
+    archive.write(path, parts | {"facts.json": json.dumps(facts).encode()})
+    mine = into("poptorch")
+    before = {key: value.clone() for key, value in mine["model"].state_dict().items()}
+    rate = mine["optimizer"].param_groups[0]["lr"]
+    with pytest.raises(poptorch.Error, match="Invalid file"):
+        poptorch.load(path, **mine)
+    assert all(torch.equal(v, before[k]) for k, v in mine["model"].state_dict().items())
+    assert mine["optimizer"].param_groups[0]["lr"] == rate
+
+
+@pytest.mark.parametrize("what", ["a folder", "a loop", "a pipe"])
+def test_what_is_no_file(what: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.poptorch"
+    if what == "a folder":
+        path.mkdir()
+    elif what == "a loop":
+        path.symlink_to(path)
+    else:
+        os.mkfifo(path)
+    with pytest.raises(AssertionError, match="Invalid file"):
+        poptorch.load(path, **into())

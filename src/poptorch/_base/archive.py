@@ -76,9 +76,9 @@ def read(path: str | os.PathLike[str]) -> dict[str, bytes]:
     """Return the parts of a file; together they are no larger than the file.
 
     Raises:
-        OSError: it cannot be opened; FileNotFoundError if there is none.
-        InvalidFile: it is damaged, of another format, or no regular file; of another format the
-            message shows both versions.
+        FileNotFoundError: there is none.
+        InvalidFile: it cannot be opened, or is damaged, of another format, or no regular file; of
+            another format the message shows both versions.
     """
     with _opened(path) as file:
         try:
@@ -105,7 +105,12 @@ def read(path: str | os.PathLike[str]) -> dict[str, bytes]:
 
 def _opened(path: str | os.PathLike[str]) -> BinaryIO:
     # Not waiting, because opening a pipe would wait for somebody to write to it.
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError as error:  # no permission, links without an end, ...
+        refuse(path, error.strerror or str(error))
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         refuse(path, "no regular file")

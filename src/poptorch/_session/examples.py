@@ -10,6 +10,8 @@ import torch
 
 LARGEST = 1 << 48
 """Elements of a tensor that a file may ask for."""
+MOST = 50_000
+"""Values in the arguments that a file may have: each is looked at by the capture, many times."""
 Json = Any
 
 
@@ -69,7 +71,22 @@ def decode_all(data: Json) -> dict[str, Any]:
     """
     if not isinstance(data, Mapping):
         raise ValueError("no values by name")
+    if _count(data) > MOST:
+        raise ValueError(f"more than {MOST} values")
     return {str(name): decode(value) for name, value in data.items()}
+
+
+def _count(data: Json) -> int:
+    """Return how many values there are, all levels of lists and dicts together."""
+    count, waiting = 0, [data]
+    while waiting and count <= MOST:
+        count += 1
+        inside = waiting.pop()
+        if isinstance(inside, Mapping):
+            waiting += inside.values()
+        elif isinstance(inside, list):
+            waiting += inside
+    return count
 
 
 def _name(dtype: torch.dtype) -> str:

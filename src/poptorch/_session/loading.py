@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,8 +23,11 @@ _NUMBERS = {name for kind in KINDS for name in ("betas", *kind.hypers)}
 
 def fill(
     saved: Saved, model: nn.Module, optimizer: torch.optim.Optimizer | None, loss: object | None
-) -> None:
+) -> Callable[[], None]:
     """Put the saved weights and hyper-parameters into objects of the user's.
+
+    Returns:
+        A function that undoes it.
 
     Raises:
         Error: they are not like the saved ones; nothing has changed then.
@@ -48,8 +51,20 @@ def fill(
     stored = saved.under(MODEL)
     _check_shapes(model, {path: list(tensor.shape) for path, tensor in stored.items()})
     values = _fitting(saved, optimizer)
+    tensors = _capture.tensors_of(model)
+    before = {path: tied.tensor.detach().clone() for path, tied in tensors.items()}
+    were = [(target, {name: target[name] for name in new}) for target, new in values]
+    _put(tensors, stored, values)
+    return lambda: _put(tensors, before, were)
+
+
+def _put(
+    tensors: Mapping[str, _capture.Tied],
+    stored: Mapping[str, torch.Tensor],
+    values: Sequence[tuple[dict[str, Any], dict[str, Any]]],
+) -> None:
     with torch.no_grad():
-        for path, tied in _capture.tensors_of(model).items():
+        for path, tied in tensors.items():
             tied.tensor.copy_(stored[path])
     for target, new in values:
         target.update(new)
@@ -169,4 +184,12 @@ def resume(session: Session, saved: Saved, spec: Spec, whole: bool) -> None:
             got=f"arguments {', '.join(saved.arguments)} ({error}); "
             f"here forward{session.model.signature}",
         ) from error
-    session.compile(args, kwargs, background=True, made_up=True)
+    try:
+        session.compile(args, kwargs, background=True, made_up=True)
+    except Error:
+        raise
+    except Exception as error:  # forward's own, of whatever the file passes to it
+        raise Error(
+            "Invalid file: it was saved from another model",
+            got=f"forward does not take its arguments: {type(error).__name__}: {error}",
+        ) from error

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from .._base.errors import AssertionFailure, InvalidAttribute
 from . import table
+from .check import expect
 from .freezable import Freezable
 from .show import show_pairs
 
@@ -73,10 +74,12 @@ class Container(Freezable):
 
     def exists(self, name: str) -> bool:
         """Tell whether a value is stored under the name."""
+        expect("name", name, str)
         return name in self._values
 
     def deleteIfExists(self, name: str) -> None:
         """Remove a stored value; silent if there is none."""
+        expect("name", name, str)
         self._check_writable(name)
         self._values.pop(name, None)
 
@@ -84,8 +87,10 @@ class Container(Freezable):
         """Merge the stored values into a dictionary, in place, and return it.
 
         Raises:
-            AssertionFailure: both hold the same key (an ``AssertionError``).
+            AssertionFailure: both hold the same key, or it is no dictionary (an
+                ``AssertionError``).
         """
+        expect("other", other, dict)
         return merge(other, self._values)
 
     def toDict(self) -> dict[str, Any]:
@@ -93,6 +98,7 @@ class Container(Freezable):
         return self.update({})
 
     def __call__(self, name: str) -> Any:
+        expect("name", name, str)
         return getattr(self, name)
 
     if not TYPE_CHECKING:  # to a checker every misspelt name would be a stored value

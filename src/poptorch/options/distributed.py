@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from .._base import env, log
 from .._base.errors import InvalidValue
+from .check import expect
 from .container import Container
 from .table import RULES, Value, row
 
@@ -60,6 +61,8 @@ class _DistributedOptions(Container):
         Raises:
             InvalidValue: a variable holds no integer (a ``ValueError``).
         """
+        expect("var_num_processes", var_num_processes, str)
+        expect("var_process_id", var_process_id, str)
         return self.configureProcessId(
             _integer(var_process_id, "0"), _integer(var_num_processes, "1")
         )

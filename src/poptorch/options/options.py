@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from .._base import env, log
 from .._base.errors import AssertionFailure
+from .check import expect
 from .container import merge
 from .distributed import _DistributedOptions
 from .files import apply_json, load_from_file
@@ -120,6 +121,7 @@ class Options(LegacyOptions):
             json.JSONDecodeError: the string is no JSON (a ``ValueError``).
             InvalidAttribute: an unknown setter (an ``AttributeError``).
         """
+        expect("string", string, str)
         apply_json(self, string)
         return self
 

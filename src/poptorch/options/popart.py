@@ -29,6 +29,7 @@ class _PopartOptions(Freezable):
         Raises:
             InvalidAttribute: the options are frozen (an ``AttributeError``).
         """
+        expect("key", key, str)
         self._check_writable(key)
         self._options[key] = value
         return self

@@ -11,7 +11,7 @@ from typing import Any, Self
 import torch
 
 from .._base import log
-from .._base.errors import InvalidValue
+from .._base.errors import AssertionFailure, InvalidValue
 from ..enums import HalfFloatCastingBehavior
 from .container import Container
 from .legacy_names import deprecated_without_effect
@@ -23,6 +23,10 @@ _PARTIALS = {torch.float32: "float", torch.float16: "half"}
 
 
 def _names_by_rule(policy: Any) -> dict[str, list[str]]:
+    if not all(hasattr(policy, rule) for rule in _AUTOCAST_RULES):
+        raise AssertionFailure(
+            "Unexpected type for policy", got=repr(policy), fix="pass a poptorch.autocasting.Policy"
+        )
     return {rule: [_name(f) for f in getattr(policy, rule)] for rule in _AUTOCAST_RULES}
 
 

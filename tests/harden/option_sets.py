@@ -1,0 +1,99 @@
+"""Options set to anything: accepted, or refused in words; models that run afterwards are right."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import random
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import poptorch
+
+from .models import close
+
+GROUPS = ("", "Training", "Precision", "TensorLocations", "Distributed", "Jit", "_Popart")
+# They read or write files of any name, or say nothing about settings.
+LEFT_OUT = {"loadFromFile", "clone", "toDict", "loadFromDict", "enableProfiling", "sourceLocation"}
+VALUES: list[Any] = [
+    None, True, False, 0, 1, 2, 3, -1, 16, 10**9, -(10**20), 10**30, 0.0, 0.5, 1.5, -0.1,
+    float("nan"), float("inf"), "", "text", "reference", "all", "0.5", "IPU0", b"bytes", [], [1],
+    ["a"], (), (1, 2), {}, {"a": 1}, {"IPU0": 0.5}, {"IPU0": 7}, {1: 2}, {0: 0.3}, set(), object(),
+    object, len, torch.half, torch.float32, torch.ones(2), torch.tensor(1), np.float32(0.5),
+    np.arange(2), nn.Linear(1, 1),
+    Path("folder"), 1j, range(3), Ellipsis, poptorch.OutputMode.All, poptorch.OutputMode.EveryN,
+    poptorch.OutputMode.Sum, poptorch.ConnectionType.Never, poptorch.SyncPattern.Full,
+    poptorch.CommGroupType.All, poptorch.ReductionType.Sum, poptorch.Options(),
+    poptorch.PipelinedExecution(), poptorch.ShardedExecution(), poptorch.TensorLocationSettings(),
+]  # fmt: skip
+
+
+def setters(options: poptorch.Options) -> list[tuple[str, Any]]:
+    """Return every public method of the options and their groups."""
+    result = []
+    for group in GROUPS:
+        owner = getattr(options, group) if group else options
+        for name in dir(type(owner)):
+            if not name.startswith("_") and name not in LEFT_OUT:
+                method = getattr(owner, name)
+                if callable(method):
+                    result.append((f"{group}.{name}".lstrip("."), method))
+    return result
+
+
+def arguments(draw: random.Random, method: Any) -> list[Any]:
+    """Return so many values as a method takes."""
+    least = most = 0
+    for parameter in inspect.signature(method).parameters.values():
+        if parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD):
+            continue
+        most += 1
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            most += 1
+        elif parameter.default is parameter.empty:
+            least += 1
+    return [draw.choice(VALUES) for _ in range(draw.randint(least, max(least, most)))]
+
+
+def trial(number: int) -> Iterator[tuple[str, str | None]]:
+    """Set a few options to anything, then sometimes run a model."""
+    draw = random.Random(number)
+    options = poptorch.Options().backend("reference").showCompilationProgressBar(False)
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        said, refused = [], False
+        for name, method in draw.choices(setters(options), k=draw.randint(1, 4)):
+            values = arguments(draw, method)
+            said.append(f"{name}({', '.join(map(repr, values))})")
+            try:
+                method(*values)
+            except (poptorch.Error, json.JSONDecodeError):
+                refused = True
+            except Exception as error:
+                yield "exception", f"{said[-1]}: {type(error).__name__}: {error}"
+                return
+        problem = ran(options) if draw.random() < 0.2 else None
+    yield "refused" if refused else "accepted", problem and f"{'; '.join(said)}: {problem}"
+
+
+def ran(options: poptorch.Options) -> str | None:
+    """Run a model; return what is wrong."""
+    model, x = nn.Linear(4, 3), torch.randn(8, 4)
+    try:
+        wrapper = poptorch.inferenceModel(model, options)
+        got = wrapper(x)
+        wrapper.destroy()
+    except poptorch.Error:
+        return None
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    expected = model(x).detach()
+    if got.shape == expected.shape and options.output_mode != poptorch.OutputMode.Sum:
+        return None if close(got, expected) else "other numbers"
+    return None

@@ -1,0 +1,200 @@
+"""Damaged saved models: refused with the model unchanged, or loaded as they were saved."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import random
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import poptorch
+from helpers.wrapped import options
+
+from .models import Statistics
+
+HEADER = "header.json"
+ODD: list[Any] = [
+    None, True, -1, 10**30, 1e308, "", "x" * 1000, [], {}, [[]], {"a": 1}, ["a", None], "../../x",
+    {"tuple": 3}, {"float": "x"}, {"tensor": "float32", "shape": [1 << 40, 1 << 40]},
+    {"tensor": "load", "shape": [2]}, {"dict": [[1]]}, "__import__('os').system('touch pwned')",
+]  # fmt: skip
+
+
+def made() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """The kind of model that was saved, with other weights."""
+    torch.manual_seed(1)
+    model = Statistics()
+    return model, poptorch.optim.Adam(model.parameters(), lr=0.1)
+
+
+@functools.cache
+def saved() -> tuple[bytes, dict[str, torch.Tensor]]:
+    """A file, and the weights in it."""
+    torch.manual_seed(0)
+    model = Statistics()
+    optimizer = poptorch.optim.Adam(model.parameters(), lr=0.1)
+    wrapper = poptorch.trainingModel(model, options(), optimizer)
+    wrapper(torch.randn(4, 4), torch.randn(4, 3))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.poptorch"
+        wrapper.save(str(path))
+        weights = {name: t.clone() for name, t in model.state_dict().items()}
+        wrapper.destroy()
+        return path.read_bytes(), weights
+
+
+def trial(number: int) -> Iterator[tuple[str, str | None]]:
+    """Damage a file in one way and load it."""
+    draw = random.Random(number)
+    whole, weights = saved()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.poptorch"
+        path.write_bytes(whole)
+        how = damage(draw, path)
+        outcome, problem = attempt(path, weights)
+        left = sorted(p.name for p in Path(folder).iterdir() if p != path)
+        if left and not problem:
+            problem = f"left over: {left}"
+    yield outcome, problem and f"{how}: {problem}"
+
+
+def attempt(path: Path, weights: dict[str, torch.Tensor]) -> tuple[str, str | None]:
+    """Load a file; return how that went."""
+    model, optimizer = made()
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    try:
+        wrapper = poptorch.load(str(path), model=model, optimizer=optimizer)
+    except (poptorch.Error, FileNotFoundError) as error:
+        unchanged = all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
+        return "refused", None if unchanged else f"the model has changed ({error})"
+    except Exception as error:
+        return "exception", f"{type(error).__name__}: {error}"
+    # Without values the weights that were saved are the only ones that can be there.
+    same = all(torch.equal(t, weights[n]) for n, t in model.state_dict().items())
+    try:
+        wrapper(torch.randn(4, 4), torch.randn(4, 3))
+    except poptorch.Error:
+        pass
+    except Exception as error:
+        return "exception", f"first call: {type(error).__name__}: {error}"
+    finally:
+        wrapper.destroy()
+    return ("as saved" if same else "other values"), None
+
+
+def damage(draw: random.Random, path: Path) -> str:
+    """Damage a file; return in what way."""
+    ways = (_bytes, _cut, _inserted, _replaced, _parts, _facts, _facts, _facts, _zeros)
+    way = draw.choice(ways)
+    way(draw, path)
+    return way.__name__.lstrip("_")
+
+
+def _bytes(draw: random.Random, path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    for _ in range(draw.choice([1, 3, 100])):
+        data[draw.randrange(len(data))] = draw.randrange(256)
+    path.write_bytes(data)
+
+
+def _cut(draw: random.Random, path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[: draw.randrange(len(data))])
+
+
+def _inserted(draw: random.Random, path: Path) -> None:
+    data, at = path.read_bytes(), draw.randrange(1000)
+    path.write_bytes(data[:at] + draw.randbytes(draw.randrange(1, 50)) + data[at:])
+
+
+def _zeros(draw: random.Random, path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    at = draw.randrange(len(data))
+    data[at : at + 512] = bytes(len(data[at : at + 512]))
+    path.write_bytes(data)
+
+
+def _replaced(draw: random.Random, path: Path) -> None:
+    path.unlink()
+    what = draw.randrange(6)
+    if what == 0:
+        path.mkdir()
+    elif what == 1:
+        os.mkfifo(path)
+    elif what == 2:
+        path.symlink_to(path)
+    elif what == 3:
+        path.symlink_to("/dev/zero")
+    elif what == 4:
+        path.write_bytes(draw.randbytes(draw.randrange(2000)))
+
+
+def rewrite(path: Path, parts: dict[str, bytes], header: dict[str, Any] | None = None) -> None:
+    """Write a file whose digests are right, as a stranger could."""
+    digests = {name: hashlib.sha256(data).hexdigest() for name, data in parts.items()}
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(HEADER, json.dumps((header or {}) | {"digests": digests}))
+        for name, data in parts.items():
+            archive.writestr(name, data)
+
+
+def read(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Return the header and the parts of a whole file."""
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    return json.loads(parts.pop(HEADER)), parts
+
+
+def _parts(draw: random.Random, path: Path) -> None:
+    header, parts = read(path)
+    name = draw.choice(sorted(parts))
+    what = draw.randrange(4)
+    if what == 0:
+        del parts[name]
+    elif what == 1:
+        parts[name] = draw.randbytes(draw.randrange(300))
+    elif what == 2:
+        parts[name] = parts[draw.choice(sorted(parts))]
+    else:
+        data = bytearray(parts[name])
+        data[draw.randrange(min(len(data), 400))] = draw.randrange(256)
+        parts[name] = bytes(data)
+    rewrite(path, parts, header)
+
+
+def _facts(draw: random.Random, path: Path) -> None:
+    header, parts = read(path)
+    facts = json.loads(parts["facts.json"])
+    _change(draw, facts)
+    text = json.dumps(facts)
+    if draw.random() < 0.1:
+        depth = draw.choice([50, 100_000])
+        text = text[:-1] + ', "arguments": ' + "[" * depth + "]" * depth + "}"
+    parts["facts.json"] = text.encode()
+    rewrite(path, parts, header)
+
+
+def _change(draw: random.Random, value: Any) -> None:
+    """Change something somewhere in nested lists and dicts."""
+    while True:
+        keys = list(value) if isinstance(value, dict) else list(range(len(value)))
+        if not keys:
+            return
+        key = draw.choice(keys)
+        inside = value[key]
+        if isinstance(inside, (dict, list)) and draw.random() < 0.7:
+            value = inside
+            continue
+        if draw.random() < 0.2:
+            del value[key]
+        else:
+            value[key] = draw.choice(ODD)
+        return

@@ -1,0 +1,90 @@
+"""Signals whose handlers raise, at any moment: the state is that after whole updates."""
+
+from __future__ import annotations
+
+import copy
+import random
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+import poptorch
+from helpers.wrapped import options
+
+from .models import Dropping, same
+
+ITERATIONS, UPDATES = 3, 24
+SIGNALS = {
+    signal.SIGALRM: signal.ITIMER_REAL, signal.SIGVTALRM: signal.ITIMER_VIRTUAL,
+    signal.SIGPROF: signal.ITIMER_PROF,
+}  # fmt: skip
+
+
+class RaisedError(Exception):
+    """What a handler raises."""
+
+
+def _raise(signum: int, frame: object) -> None:
+    raise KeyboardInterrupt if signum == signal.SIGPROF else RaisedError
+
+
+def state_of(model: torch.nn.Module, wrapper: poptorch.PoplarExecutor) -> dict[str, Any]:
+    """Return copies of everything that an update changes."""
+    optimizer = wrapper._session.optimizer.given
+    kept = copy.deepcopy(optimizer.state_dict()["ipu_state"])
+    return {**kept, **copy.deepcopy(model.state_dict()), "random": torch.tensor(wrapper.rng_state)}
+
+
+def wrapped(seed: int, lanes: int, **counts: int) -> tuple[Any, poptorch.PoplarExecutor]:
+    """Return a model and its wrapper, the same for a seed."""
+    torch.manual_seed(seed)
+    model = Dropping()
+    opts = options(accumulation=2, **counts).randomSeed(seed).lanes(lanes)
+    return model, poptorch.trainingModel(
+        model, opts, poptorch.optim.Adam(model.parameters(), lr=0.1)
+    )
+
+
+def trial(number: int) -> Iterator[tuple[str, str | None]]:
+    """Be interrupted several times on the way through some updates."""
+    draw = random.Random(number)
+    seed, lanes = draw.randrange(1 << 20), draw.choice([0, 1])
+    made = torch.Generator().manual_seed(seed)
+    x, y = torch.randn(8 * UPDATES, 4, generator=made), torch.randn(8 * UPDATES, 3, generator=made)
+    model, wrapper = wrapped(seed, lanes)
+    states = []
+    for update in range(UPDATES):
+        rows = slice(8 * update, 8 * update + 8)
+        wrapper(x[rows], y[rows])
+        states.append(state_of(model, wrapper))
+    wrapper.destroy()
+    model, wrapper = wrapped(seed, lanes, iterations=ITERATIONS)
+    done = ITERATIONS
+    wrapper(x[: 8 * done], y[: 8 * done])
+    signum, timer = draw.choice(list(SIGNALS.items()))
+    handler = signal.signal(signum, _raise)
+    try:
+        while done + ITERATIONS <= UPDATES:
+            rows, count = slice(8 * done, 8 * (done + ITERATIONS)), None
+            try:
+                signal.setitimer(timer, draw.uniform(0.0001, 0.006))
+                wrapper(x[rows], y[rows])
+                signal.setitimer(timer, 0)
+                count = ITERATIONS
+            except (RaisedError, KeyboardInterrupt):
+                pass
+            signal.setitimer(timer, 0)
+            now = state_of(model, wrapper)
+            reached = [at for at in range(ITERATIONS + 1) if same(now, states[done + at - 1])]
+            if not reached or (count is not None and reached[-1] != count):
+                yield "interrupted", f"{signal.Signals(signum).name}: part of an update"
+                return
+            outcome = "went through" if count is not None else f"stopped after {reached[-1]}"
+            yield outcome, None
+            done += reached[-1]
+    finally:
+        signal.setitimer(timer, 0)
+        signal.signal(signum, handler)
+    wrapper.destroy()

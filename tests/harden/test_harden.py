@@ -1,0 +1,33 @@
+"""A short, seeded part of ``make harden``."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from harden.__main__ import PARTS
+
+FEW = {
+    "calls": 10, "option_sets": 60, "saved_files": 25, "cache_entries": 15, "races": 3,
+    "signals": 2, "kills": 3,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", PARTS)
+def test_hard_use_finds_nothing(name: str) -> None:
+    module = importlib.import_module(f"harden.{name}")
+    outcomes = [outcome for number in range(1, 1 + FEW[name]) for outcome in module.trial(number)]
+    assert outcomes
+    assert not [problem for _, problem in outcomes if problem]
+
+
+def test_a_defect_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    from harden import calls
+
+    monkeypatch.setattr(calls, "close", lambda got, expected: False)
+    problems = [p for number in range(3) for _, p in calls.trial(number) if p]
+    assert problems
+    assert all("other numbers than eager" in problem for problem in problems)
