@@ -34,6 +34,7 @@ STOREYS: tuple[tuple[str, ...], ...] = (
     ("_ops", "_machine"),
     ("_ir",),
     ("enums",),
+    ("_job",),
     ("_base",),
 )  # fmt: skip
 ROOMS = frozenset(STOREYS[7] + STOREYS[8])
@@ -43,7 +44,11 @@ HEAVY = ("torch._inductor", "torch._dynamo", "torch.distributed", "matplotlib", 
 PRIVATE_TORCH = "_base/private.py"
 ENVIRONMENT_ALLOWED = ("_base/env.py",)
 FILES = sorted(PACKAGE.rglob("*.py"))
-OUR_OTHER_PACKAGE = sorted((PACKAGE.parent / "poptorch_geometric").rglob("*.py"))
+OUR_OTHER_PACKAGE = sorted(
+    path
+    for name in ("poptorch_geometric", "popdist")
+    for path in (PACKAGE.parent / name).rglob("*.py")
+)
 
 
 def home(dotted: str) -> str | None:
@@ -210,7 +215,7 @@ def test_private_attributes_of_others_are_listed() -> None:
     paths = [*FILES, *OUR_OTHER_PACKAGE]
     ours = {n for p in paths if not _allowed_private(p) for n in defined(parse(p))}
     read = {name for path in paths for name in private_attributes(parse(path))}
-    pythons = {"_getframe", "_reconstructor", "_Unpickler"}
+    pythons = {"_exit", "_getframe", "_reconstructor", "_Unpickler"}
     torchs = {
         part for path, _ in private.ROWS.values() for part in path.replace(":", ".").split(".")
     }

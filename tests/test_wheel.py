@@ -52,7 +52,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     folder = PACKAGE.parent
     sources = {path.relative_to(folder).as_posix() for path in folder.rglob("*.py")}
     code = {name for name in names if ".dist-info/" not in name}
-    assert code == sources | {"poptorch/py.typed", "poptorch_geometric/py.typed"}
+    typed = {f"{package}/py.typed" for package in ("poptorch", "poptorch_geometric", "popdist")}
+    assert code == sources | typed
     assert any(name.endswith("LICENSE") for name in names)
 
 

@@ -165,6 +165,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         Returns:
             An iterator of its own. In the asynchronous modes a newer one ends the older one.
         """
+        if self._options is not None and self._options.Distributed.numProcesses > 1:
+            notices.announce_length(self)
         if self._accessor is not None:
             return ConsumersTurn(self, iter(self._accessor)._consumer)
         self._retire_workers()

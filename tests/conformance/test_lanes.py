@@ -135,7 +135,7 @@ def test_the_budget_falls_in_halves(pages: int, monkeypatch) -> None:
     """What is free at the moment must not show in what compiled code is kept under."""
     facts = {"SC_AVPHYS_PAGES": pages, "SC_PAGE_SIZE": 4096}
     monkeypatch.setattr(choosing.os, "sysconf", facts.__getitem__)
-    budget = choosing._default_budget()
+    budget = choosing.default_budget()
     assert budget.bit_count() == 1
     assert budget <= min(choosing.MOST_MEMORY, pages * 4096 // 4)
     assert budget == choosing.MOST_MEMORY or 2 * budget > pages * 4096 // 4

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+import popdist
 import poptorch
-from poptorch import profiling
+from poptorch import _job, profiling
 from poptorch._base import env, log
 from poptorch._base.errors import Error
+from poptorch._cli import launching
 from poptorch._compile.code import default_store
 from poptorch._machine import pod
 from poptorch.autocasting import Policy
@@ -94,14 +96,6 @@ def _no_warning() -> None:
         texts.append("WARNING" in seen)
         wrapper.destroy()
     assert texts == [True, False]
-
-
-@shown_by("Distributed.configureProcessId")
-def _several_processes() -> None:
-    options = Options()
-    options.Distributed.configureProcessId(1, 2)
-    with pytest.raises(Error, match="processes"):
-        prepare(options, training=True)
 
 
 def example(setting: Setting) -> tuple[Any, ...]:
@@ -264,6 +258,8 @@ def poisoned_buffers() -> list[bool]:
     return [bool(element.isnan().any()) for element in kept]
 
 
+OPENMPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+
 # A variable of the table: what is set (itself is ""), what is set in any case, what is observed.
 VARIABLES: dict[str, tuple[dict[str, str], dict[str, str], Callable[[], Any]]] = {
     "POPTORCH_LOG_LEVEL": ({"": "ERR"}, {}, log_level),
@@ -298,6 +294,25 @@ VARIABLES: dict[str, tuple[dict[str, str], dict[str, str], Callable[[], Any]]] =
     "PVTI_OPTIONS": ({"": '{"enable": "true"}'}, {}, profiling._enabled),
     "TORCHINDUCTOR_CACHE_DIR": ({"": "code"}, {}, lambda: default_store().folder),
     "CXX": ({"": "/nowhere/c++"}, {}, toolchain.obstacle),
+    "LOCAL_RANK": ({"": "1"}, {"WORLD_SIZE": "2"}, popdist.getLocalInstanceIndex),
+    "OMPI_COMM_WORLD_LOCAL_RANK": (
+        {"": "1"},
+        {"OMPI_COMM_WORLD_SIZE": "2"},
+        popdist.getLocalInstanceIndex,
+    ),
+    "POPDIST_NUM_TOTAL_REPLICAS": ({"": "4"}, {}, popdist.getNumTotalReplicas),
+    "POPDIST_NUM_LOCAL_REPLICAS": ({"": "2"}, {}, popdist.getNumLocalReplicas),
+    "POPDIST_NUM_IPUS_PER_REPLICA": ({"": "2"}, {}, popdist.getNumIpusPerReplica),
+    "MASTER_ADDR": ({"": "head"}, {"MASTER_PORT": "7"}, _job.place),
+    "MASTER_PORT": ({"": "7"}, {"MASTER_ADDR": "head"}, _job.place),
+    "OMPI_COMM_WORLD_LOCAL_SIZE": (
+        {"": "2"},
+        {"OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": "a"},
+        _job.place,
+    ),
+    "PMIX_NAMESPACE": ({"": "a"}, OPENMPI, _job.place),
+    "OMPI_MCA_ess_base_jobid": ({"": "a"}, OPENMPI, _job.place),
+    "POPTORCH_REMOTE_SHELL": ({"": "rsh -4"}, {}, launching.remote_shell),
 }
 
 
@@ -369,24 +384,23 @@ def test_a_named_model_has_its_name_in_its_plan():
     assert "model" not in str(plain.plan()).splitlines()[0]
 
 
-@pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(
     "variables", [{"OMPI_COMM_WORLD_SIZE": "2"}, {"WORLD_SIZE": "2", "RANK": "1"}, {}]
 )
-def test_no_model_is_shared_by_several_processes_yet(training, variables, monkeypatch):
+def test_processes_that_cannot_meet_are_an_error(variables, monkeypatch):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     options = Options()
     if not variables:
         options.Distributed.configureProcessId(1, 2)
     model = torch.nn.Linear(1, 1)
-    wrap = poptorch.trainingModel if training else poptorch.inferenceModel
-    with pytest.raises(
-        poptorch.Error, match="Several processes cannot share a model yet"
-    ) as caught:
-        wrap(model, options)
+    training = poptorch.trainingModel(model, options, loss=torch.nn.L1Loss())
+    title = "Nothing says where the processes of this job meet"
+    with pytest.raises(poptorch.Error, match=title) as caught:
+        training(torch.ones(1, 1), torch.ones(1, 1))
     assert "of 2" in str(caught.value)
     assert "Distributed.disable()" in str(caught.value)
     assert "test_observable.py" in str(caught.value)
-    options.Distributed.disable()  # not frozen, the model not wrapped
-    wrap(model, options).destroy()
+    training.destroy()
+    other = poptorch.inferenceModel(model, options)  # it waits for nobody
+    assert other(torch.ones(1, 1)).shape == (1, 1)

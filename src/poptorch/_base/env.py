@@ -64,6 +64,16 @@ _ROWS = (
     Variable("OMPI_COMM_WORLD_RANK", int, 0, "index of this process, in every new Options"),
     Variable("WORLD_SIZE", int, 1, "the same from torchrun, unless OpenMPI's is set"),
     Variable("RANK", int, 0, "the same from torchrun, unless OpenMPI's is set"),
+    Variable("OMPI_COMM_WORLD_LOCAL_RANK", int, 0, "index among those on this machine"),
+    Variable("LOCAL_RANK", int, 0, "the same from torchrun"),
+    Variable("POPDIST_NUM_TOTAL_REPLICAS", int, 0, "replicas of a job, set by poprun"),
+    Variable("POPDIST_NUM_LOCAL_REPLICAS", int, 1, "replicas of each process, set by poprun"),
+    Variable("POPDIST_NUM_IPUS_PER_REPLICA", int, 1, "chips of each replica, set by poprun"),
+    Variable("OMPI_COMM_WORLD_LOCAL_SIZE", int, 0, "how many of OpenMPI's are on this machine"),
+    Variable("PMIX_NAMESPACE", str, "", "OpenMPI's name of the job: gives the port to meet at"),
+    Variable("OMPI_MCA_ess_base_jobid", str, "", "the same from older releases"),
+    Variable("MASTER_ADDR", str, "", "the machine at which the processes of a job meet"),
+    Variable("MASTER_PORT", int, 0, "the port there"),
     Variable("POPTORCH_CACHE_DIR", str, "", "directory of cached executables"),
     Variable(
         "POPART_CACHE_DIR", str, "", "directory of cached executables, if no option names one"
@@ -96,6 +106,7 @@ _ROWS = (
         True,
         "compiled programs let glibc keep freed memory for the next step, in the whole process",
     ),
+    Variable("POPTORCH_REMOTE_SHELL", str, "ssh", "command by which poprun reaches other hosts"),
     Variable("CXX", str, "", "the C++ compiler of the inductor backend"),
 )
 TABLE = {row.name: row for row in _ROWS}
@@ -135,6 +146,13 @@ def set_if_absent(name: str, value: str) -> None:
 def put(name: str, value: str) -> None:
     """Set a variable for this process, whatever it was."""
     os.environ[name] = value
+
+
+def shared() -> dict[str, str]:
+    """Return the variables of the table, and Python's, that processes on other hosts need too."""
+    own = ("LOCAL_RANK", "RANK", "WORLD_SIZE", "POPTORCH_POD_DIR")
+    names = {"PYTHONPATH", "PYTHONUNBUFFERED", "OMP_NUM_THREADS", *TABLE} - {*own}
+    return {name: value for name, value in os.environ.items() if name in names}
 
 
 def is_set(name: str) -> bool:

@@ -29,6 +29,7 @@ MEMORY = "every model that is wrapped leaves 0.1 MB of text behind"
 COMPILER = "programs run on the reference backend, without compiled code"
 KEPT_CODE = "compiled code is not kept for later processes"
 QUICK = "compiling takes longer"
+JOBS = "processes that met before the model was wrapped cannot train it together"
 
 # By what does not work without them; ``module:attribute``.
 _NAMES = {
@@ -68,6 +69,7 @@ _NAMES = {
     BACKWARD: ("torch._functorch._aot_autograd.logging_utils:setup_stacktrace_preservation_hooks",),
     OPERATORS: ("torch._subclasses.fake_tensor:UnsupportedOperatorException",),
     MEMORY: ("torch.fx.graph_module:_loader",),
+    JOBS: ("torch.distributed.distributed_c10d:_get_default_store",),
     COMPILER: (
         "torch._functorch.compile_utils:fx_graph_cse",
         "torch._guards:TracingContext",

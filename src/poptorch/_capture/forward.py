@@ -50,6 +50,7 @@ class Request:
         precision: number formats and rounding.
         examples: makes the tensors of the first micro-batch, for a forward that branches on them.
         replicas: how many there are; each evolves by itself what forward changes.
+        processes: that have as many replicas each.
         apart: without lanes, why replicas run one after another.
         lanes: how many micro-batches run side by side; their slots then have a leading lane
             dimension, and each ``gradient.*`` is the sum over the lanes. None for one micro-batch.
@@ -73,6 +74,7 @@ class Request:
     precision: Precision = field(default_factory=Precision)
     examples: Callable[[], list[torch.Tensor]] | None = None
     replicas: int = 1
+    processes: int = 1
     apart: str = "a single micro-batch is looked at"
     lanes: Lanes | None = None
     anchors: tuple[tuple[str, str], ...] = ()

@@ -59,7 +59,7 @@ def run_lanes(
     of_lane: dict[str, Any] = {}
 
     def one(rows: list[torch.Tensor], own: dict[str, torch.Tensor]) -> Any:
-        context.replicas = Replicas(lanes.replicas, [*rows, *own.values()][0])
+        context.replicas = _replicas(request, [*rows, *own.values()][0])
         done = run_forward(request, context, rows, {**shared, **own})
         if done.hosts:
             raise NotVectorisable("forward returns a tensor that it did not compute")
@@ -99,6 +99,11 @@ def run_lanes(
     structure: trees.Structure = of_lane["structure"]
     tensors = list(outputs[: of_lane["tensors"]])
     return Forward(tensors, structure, loss, final, of_lane["names"], {})
+
+
+def _replicas(request: Request, lane: torch.Tensor) -> Replicas:
+    assert request.lanes is not None
+    return Replicas(request.lanes.replicas, lane, processes=request.processes)
 
 
 def batch_norm_statistics(request: Request) -> list[str]:

@@ -85,7 +85,7 @@ class _Recording:
             request.lanes is not None,
             request.precision.stochastic_rounding,
             reads=reads,
-            replicas=Replicas(request.replicas, apart=request.apart),
+            replicas=Replicas(request.replicas, apart=request.apart, processes=request.processes),
         )
         self.overlaps: dict[str, str] = {}
         self.visits: tuple[Visit, ...] = ()

@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .. import _update
-from .._ir.bundle import Bundle
+from .._ir import slots
+from .._ir.bundle import Bundle, laid_out
 from .._ir.graph import Graph, compose
 from .._ir.loops import Lanes, Loops
 from .._ir.optim_spec import OptimSpec
-from .._ir.program import Axis, Emit, Node, Program, Repeat, Run
+from .._ir.program import Axis, Emit, Node, Program, Reduce, Repeat, Run
 from .._ir.slot import Kind, Slot
 from .._ir.spec import Spec
+from ..enums import ReductionType
 from .anchors import emitted_anchors, with_updated_weights
 from .lower import lower
+
+BUCKET = 32 << 20
+"""Bytes that processes exchange at once, unless a single gradient is larger."""
 
 
 def inference_program(micro: Graph, spec: Spec, lanes: Lanes | None) -> Program:
@@ -34,7 +39,8 @@ def training_program(
     """Return the training step.
 
     With one run per update forward, backward and update are one graph; otherwise the micro step
-    adds its gradients to accumulators that the update empties.
+    adds its gradients to accumulators that the update empties. Where processes train together they
+    add them up before the update.
 
     Args:
         micro, spec, optim, lanes: what is built of.
@@ -46,15 +52,20 @@ def training_program(
     updated = [s for s in micro.inputs if s.kind is Kind.PARAM and s.path in trained]
     side_by_side = lanes.count if lanes is not None else 1
     runs = loops.accumulation * loops.replicas // side_by_side
-    batches = _update.MicroBatches(lanes=side_by_side, chunks=runs, replicas=loops.replicas)
+    batches = _update.MicroBatches(
+        lanes=side_by_side, chunks=runs, summed=loops.processes, replicas=loops.all_replicas
+    )
     body: tuple[Node, ...]
-    if runs == 1:
-        graphs, initial = _fused(micro, spec, optim, gradients, updated, batches)
-        body = (Run("step"),)
-    else:
+    if runs > 1:
         graphs, initial = _separate(micro, spec, optim, gradients, updated, batches)
         window = _window(Run("micro"), Axis.ACCUMULATION, loops.accumulation, loops, lanes)
-        body = (*window, Run("update"))
+        body = (*window, *reduction(graphs["micro"], spec), Run("update"))
+    elif loops.processes > 1:
+        graphs, initial = _apart(micro, spec, optim, gradients, updated, batches)
+        body = (Run("gradients"), *reduction(graphs["gradients"], spec), Run("update"))
+    else:
+        graphs, initial = _fused(micro, spec, optim, gradients, updated, batches)
+        body = (Run("step"),)
     body = _repeat(Axis.ITERATIONS, loops.iterations, body)
     graphs = {name: with_updated_weights(graph, spec) for name, graph in graphs.items()}
     return Program((*body, _emit(micro, graphs, spec)), graphs, loops, initial, lanes, bundles)
@@ -86,6 +97,51 @@ def _separate(
         "update": compose("update", [finish, update]),
     }
     return graphs, {**last.initial, **initial}
+
+
+def _apart(
+    micro: Graph,
+    spec: Spec,
+    optim: OptimSpec,
+    gradients: list[Slot],
+    updated: list[Slot],
+    batches: _update.MicroBatches,
+) -> tuple[dict[str, Graph], Mapping[str, float]]:
+    """One run per update, whose gradients other processes add theirs to."""
+    parts, before = [lower(_update.take_back(gradients))], dict[str, float]()
+    scale = _update.scale(optim, gradients, spec.reduction, batches)
+    if scale is not None:
+        parts.append(lower(scale))
+        before |= scale.initial
+    update, initial = update_graph(optim, updated, parts[-1], spec)
+    graphs = {
+        "gradients": compose("gradients", [micro, lower(_update.hand_over(gradients))]),
+        "update": compose("update", [*parts, update]),
+    }
+    return graphs, {**before, **initial}
+
+
+def reduction(graph: Graph, spec: Spec) -> tuple[Node, ...]:
+    """Return what adds the accumulators that a graph writes up over the processes, if several."""
+    processes = spec.loops.processes
+    accums = [slot for slot in graph.outputs if slot.kind is Kind.ACCUM]
+    if processes == 1 or not accums:
+        return ()
+    chunks: list[list[Slot]] = []
+    for dtype in dict.fromkeys(slot.dtype for slot in accums):
+        room = 0
+        for slot in (slot for slot in accums if slot.dtype == dtype):
+            if room < slot.bytes:
+                chunks.append([])
+                room = BUCKET
+            chunks[-1].append(slot)
+            room -= slot.bytes
+    buckets = []
+    for index, chunk in enumerate(chunks):
+        members, size = laid_out(chunk)
+        buckets.append(Bundle(slots.exchanged(index, size, chunk[0].dtype), members))
+    mean = spec.reduction.type == ReductionType.Mean
+    return (Reduce(Kind.ACCUM, "mean" if mean else "sum", processes, tuple(buckets)),)
 
 
 def _fused(
@@ -121,6 +177,6 @@ def _repeat(axis: Axis, count: int, body: tuple[Node, ...]) -> tuple[Node, ...]:
 
 
 def _emit(micro: Graph, graphs: Mapping[str, Graph], spec: Spec) -> Emit:
-    slots = tuple(slot for slot in micro.outputs if slot.kind in (Kind.LOSS, Kind.OUTPUT))
+    results = tuple(slot for slot in micro.outputs if slot.kind in (Kind.LOSS, Kind.OUTPUT))
     anchors, exceptions = emitted_anchors(graphs, spec)
-    return Emit((*slots, *anchors), spec.output.mode, spec.output.period, exceptions)
+    return Emit((*results, *anchors), spec.output.mode, spec.output.period, exceptions)

@@ -34,7 +34,7 @@ def capture(request: _capture.Request, spec: Spec) -> Captured:
         return _one(request, "an input without dimensions is never cut"), None
     if spec.precision.floating_point_exceptions:
         return _one(request, "floating-point exceptions name the micro-batch"), None
-    budget = spec.lane_memory or _default_budget()
+    budget = spec.lane_memory or default_budget()
     length = spec.loops.accumulation if spec.training else spec.loops.iterations
     steps = _first_choice(length, request, spec)
     try:
@@ -93,7 +93,7 @@ def _divisor(length: int, most: int) -> int:
     return next((steps for steps in range(min(length, most), 0, -1) if length % steps == 0), 0)
 
 
-def _default_budget() -> int:
+def default_budget() -> int:
     """Bytes: the most, halved until it fits into a quarter of what is free.
 
     In halves, because lanes are part of what compiled code is kept under: what is free at the

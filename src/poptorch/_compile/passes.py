@@ -136,7 +136,8 @@ def check_broadcast(draft: Draft) -> None:
         Error: one is changed while buffers are broadcast; batch norm's statistics are exempt.
     """
     spec = draft.spec
-    if spec.loops.input_groups == 1 or not spec.broadcast_buffers:
+    alone = spec.loops.input_groups == 1 and not spec.trains_together
+    if alone or not spec.broadcast_buffers:
         return
     changed = {
         slot.path
@@ -148,7 +149,7 @@ def check_broadcast(draft: Draft) -> None:
         if path in changed and not tied.is_statistic:
             raise Error(
                 "PopTorch does not support broadcasting buffers that the model changes",
-                got=f"buffer '{path}' with {spec.loops.replicas} replicas",
+                got=f"buffer '{path}' with {spec.loops.all_replicas} replicas",
                 fix="options.broadcastBuffers(False): every replica keeps a value of its own",
             )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 
@@ -16,7 +17,7 @@ from .._ir.optim_spec import OptimSpec
 from .._ir.plan import Plan
 from .._ir.slot import Kind
 from .._ir.spec import Spec
-from . import cache, passes
+from . import agreement, cache, passes
 from .export import export
 from .tiers import compile_plan, prepare
 
@@ -61,6 +62,7 @@ def compile(
     progress: Callable[[float], None],
     placed: Callable[[int], None] = lambda count: None,
     background: bool = False,
+    beside: Mapping[str, str] = MappingProxyType({}),
 ) -> Compiled:
     """Capture, build, place and compile one wrapped model.
 
@@ -71,6 +73,10 @@ def compile(
         progress: told the share of the work done, from 0 to 1.
         placed: told how many chips all replicas reserve before the backend starts.
         background: return before optimised code is there, if the backend is left to the library.
+        beside: what the processes of a job must agree on besides the program, by name.
+
+    Raises:
+        Error: what cannot be compiled; processes of a job whose programs differ.
     """
     verify.verify_spec(spec)
     backend = backends.choose(spec.target.backend)
@@ -78,6 +84,9 @@ def compile(
         backend = backends.checking(backend)
     left_to_us = spec.target.backend in (backends.AUTO, backends.OPTIMISE)
     idle = prepare(backend, cache.store_of(spec.runtime.cache_dir)) if left_to_us else 0
+    if spec.trains_together:
+        agreement.meet(spec)
+        spec = agreement.with_common_budget(spec)
     progress(0.02)
     draft = passes.Draft(request, spec, optim, backends.works_by_stages(backend))
     for share in passes.run(draft):
@@ -86,6 +95,12 @@ def compile(
     placed(plan.layout.reserved)
     log.engine.debug("Program:\n%s", plan.program)
     export(plan)
+    if spec.loops.processes > 1 and micro.exchanging:
+        # The order of exchanges has to be that of the graph in every process, at all times.
+        agreement.meet(spec)
+        backend = backends.choose("reference")
+    if spec.trains_together:
+        agreement.check_alike(plan, backend.name, request.arguments, beside)
     executable = cache.compile_or_find(
         backend.name,
         plan,

@@ -44,12 +44,12 @@ def step_graphs(
     if optim is None:
         return Step(micro, None)
     loops = spec.loops
-    single = program is not None and program.lanes is None and loops.replicas == 1
+    single = program is not None and program.lanes is None and loops.all_replicas == 1
     # With bundles several weights share a storage; on their chips they have their own.
     if program is not None and single and not program.bundles and "micro" in program.graphs:
         return Step(program.graphs["micro"], program.graphs["update"])
     batches = _update.MicroBatches(
-        chunks=loops.accumulation, summed=loops.replicas, replicas=loops.replicas
+        chunks=loops.accumulation, summed=loops.all_replicas, replicas=loops.all_replicas
     )
     gradients = [slot for slot in micro.outputs if slot.kind is Kind.GRADIENT]
     trained = {slot.path for slot in gradients}

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
+from .. import _job
 from .._base import log
 from .arrangement import Arrangement
 from .sharding import Shard, shard_range
@@ -170,3 +171,11 @@ def _on_batches(batches: int | None, group: int, drop_last: bool) -> Notice | No
         f"The batch sampler yields {batches} micro-batches, one call takes {group}: the last"
         f" {left} {fate}",
     )
+
+
+def announce_length(loader: Any) -> None:
+    """Say for how many calls this process has data: all processes must make as many."""
+    try:
+        _job.lengths.note(len(loader))
+    except TypeError:  # the data set has no length
+        _job.lengths.note(-1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .slot import Slot
@@ -45,6 +46,15 @@ class View:
     slot: Slot
     flat: str
     offset: int
+
+
+def laid_out(slots: Iterable[Slot]) -> tuple[tuple[Member, ...], int]:
+    """Return where tensors begin that lie behind one another, and how many elements all take."""
+    members, end = [], 0
+    for slot in slots:
+        members.append(Member(slot, end))
+        end += blocks_of(slot) * ALIGNMENT
+    return tuple(members), end
 
 
 def blocks_of(slot: Slot) -> int:

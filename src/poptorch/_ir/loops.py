@@ -44,6 +44,7 @@ class Loops:
         replicas: data-parallel copies in this process.
         input_group_size: replicas that read the same input.
         input_group_type: how replicas form input groups.
+        processes: of the job, each with so many replicas.
     """
 
     iterations: int = 1
@@ -51,6 +52,7 @@ class Loops:
     replicas: int = 1
     input_group_size: int = 1
     input_group_type: CommGroupType = CommGroupType.Consecutive
+    processes: int = 1
 
     @property
     def steps(self) -> int:
@@ -61,6 +63,11 @@ class Loops:
     def input_groups(self) -> int:
         """Groups of replicas that read different inputs."""
         return self.replicas // self.input_group_size
+
+    @property
+    def all_replicas(self) -> int:
+        """Data-parallel copies in all processes."""
+        return self.replicas * self.processes
 
     @property
     def slices(self) -> int:

@@ -40,11 +40,24 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Reduce:
-    """Combine tensors of one kind over processes, in place: ``mean`` or ``sum``."""
+    """Add tensors of one kind up over the processes, in place, one flat bucket after another.
+
+    Attributes:
+        kind: of the tensors.
+        operation: ``mean`` or ``sum``: whether the update divides by the number of processes too.
+        processes: how many add theirs.
+        buckets: what travels at once; its members are views of it.
+    """
 
     kind: str
     operation: str
     processes: int
+    buckets: tuple[Bundle, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        """What each process adds."""
+        return sum(bucket.slot.bytes for bucket in self.buckets)
 
 
 @dataclass(frozen=True)
@@ -116,6 +129,12 @@ class Program:
             for slot in (*graph.inputs, *graph.outputs)
             if slot.is_state
         }
+
+    @property
+    def buckets(self) -> list[Bundle]:
+        """Tensors of the state that processes exchange at once."""
+        reduces = (node for node in self.walk() if isinstance(node, Reduce))
+        return [bucket for reduce in reduces for bucket in reduce.buckets]
 
     def views(self) -> list[View]:
         """Weights, moments and accumulators that are parts of a bundle."""

@@ -43,6 +43,11 @@ def accumulator(weight: Slot, dtype: torch.dtype) -> Slot:
     return Slot(Kind.ACCUM, weight.shape, dtype, weight=weight.weight)
 
 
+def exchanged(index: int, size: int, dtype: torch.dtype) -> Slot:
+    """Return the flat tensor in which sums of gradients lie that processes add up at once."""
+    return Slot(Kind.ACCUM, (size,), dtype, "~bucket", index=index)
+
+
 def moment(name: str, weight: Slot, dtype: torch.dtype) -> Slot:
     """Return state that an optimizer keeps for a parameter, for instance its ``velocity``."""
     return Slot(Kind.OPTSTATE, weight.shape, dtype, name, weight.weight)

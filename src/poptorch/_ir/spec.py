@@ -100,6 +100,7 @@ class Runtime:
         cache_dir: directory of cached executables, or None.
         source_excludes: path fragments that are not the user's code when lines are sought.
         programs: kinds of inputs that the model stays compiled for.
+        process_timeout: seconds without a sign of life after which a process counts as lost.
     """
 
     connection: ConnectionType = ConnectionType.Always
@@ -110,6 +111,7 @@ class Runtime:
     cache_dir: str | None = None
     source_excludes: tuple[str, ...] = ()
     programs: int = 1
+    process_timeout: int = 15
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,16 @@ class Spec:
     lanes: int = 0
     lane_memory: int = 0
     recompute: bool | None = None
+
+    @property
+    def trains_together(self) -> bool:
+        """Whether several processes train one model; in inference none waits for another."""
+        return self.training and self.loops.processes > 1
+
+    @property
+    def first_replica(self) -> int:
+        """The number of this process's first replica among those of all."""
+        return self.target.process_id * self.loops.replicas
 
     def for_cache(self) -> Spec:
         """This Spec without what may change from run to run.

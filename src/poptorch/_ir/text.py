@@ -30,7 +30,7 @@ def _write(
     elif isinstance(node, Run):
         lines.append(pad + _run_text(program, program.graphs[node.graph], axes))
     elif isinstance(node, Reduce):
-        lines.append(f"{pad}reduce {node.kind}.* {node.operation} over {node.processes} processes")
+        lines.append(pad + _reduce_text(node))
     elif isinstance(node, Emit):
         period = f" {node.period}" if node.mode.name == "EveryN" else ""
         names = ", ".join(_families(node.slots)) or "nothing"
@@ -56,6 +56,14 @@ def _run_text(program: Program, graph: Graph, axes: Sequence[Axis]) -> str:
         for family in _families(graph.outputs)
     ]
     return f"run {graph.name}({', '.join(reads)}) -> {', '.join(writes)}"
+
+
+def _reduce_text(node: Reduce) -> str:
+    count = len(node.buckets)
+    buckets = f"{count} bucket{'' if count == 1 else 's'}, {node.bytes} bytes"
+    divides = "; update divides" if node.operation == "mean" else ""
+    what = f"reduce {node.kind}.* {node.operation} over {node.processes} processes"
+    return f"{what}  # {buckets}, when all gradients are there{divides}"
 
 
 def _families(slots: Iterable[Slot]) -> list[str]:

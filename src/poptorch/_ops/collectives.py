@@ -13,8 +13,35 @@ from typing import Any
 
 import torch
 
+from .. import _job
 from .._base.errors import Error
+from .library import define
 from .surrogate_gradient import with_surrogate_gradient
+
+
+def _of_all(x: torch.Tensor, processes: int) -> torch.Tensor:
+    parts = _job.current().gather(x.contiguous(), "tensors of replicas")
+    assert len(parts) == processes
+    return torch.cat(parts, 1)
+
+
+def _own(x: torch.Tensor, processes: int) -> torch.Tensor:
+    size = x.shape[1] // processes
+    return x.narrow(1, _job.current().index * size, size).clone()
+
+
+def _wider(x: torch.Tensor, processes: int) -> torch.Tensor:
+    return x.new_empty(x.shape[0], x.shape[1] * processes, *x.shape[2:])
+
+
+def _narrower(x: torch.Tensor, processes: int) -> torch.Tensor:
+    return x.new_empty(x.shape[0], x.shape[1] // processes, *x.shape[2:])
+
+
+OF_ALL = define("of_all_processes", "(Tensor x, int processes) -> Tensor", _of_all, _wider)
+"""(steps, replicas of this process, ...) to (steps, replicas of all, ...)."""
+OWN = define("of_own_process", "(Tensor x, int processes) -> Tensor", _own, _narrower)
+"""(steps, replicas of all, ...) to (steps, replicas of this process, ...)."""
 
 Formula = Callable[[torch.Tensor], torch.Tensor]
 
@@ -30,6 +57,16 @@ class Collective:
 
     forward: Formula
     backward: Formula
+
+    def over(self, processes: int) -> Collective:
+        """Return the same exchange where so many processes have replicas."""
+        if processes == 1:
+            return self
+
+        def spanning(formula: Formula) -> Formula:
+            return lambda x: OWN(formula(OF_ALL(x, processes)), processes)
+
+        return Collective(spanning(self.forward), spanning(self.backward))
 
 
 def all_gather() -> Collective:
@@ -134,5 +171,8 @@ def exchange(
 
 
 def alone(x: torch.Tensor, collective: Collective) -> torch.Tensor:
-    """Run a collective of a single replica."""
-    return collective.forward(x[None, None])[0, 0]
+    """Run a collective of a single replica in this process."""
+    value = collective.forward(x.detach()[None, None])[0, 0]
+    return with_surrogate_gradient(
+        value, x, lambda gradient: collective.backward(gradient[None, None])[0, 0]
+    )

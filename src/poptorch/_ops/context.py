@@ -21,11 +21,18 @@ class Replicas:
         lane: where they run side by side, any tensor of one lane only; replicas are the faster
             part of the lanes.
         apart: where they do not, why.
+        processes: that have as many each.
     """
 
     count: int = 1
     lane: torch.Tensor | None = None
     apart: str = ""
+    processes: int = 1
+
+    @property
+    def total(self) -> int:
+        """How many there are in all processes."""
+        return self.count * self.processes
 
 
 class Listener(Protocol):

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import torch
 
+from .. import _job
 from .._base import log
 from .._base.errors import Error
 from .._capture import Tied, tensors_of, untraced
@@ -61,6 +62,12 @@ class Device:
                 continue
             first = program.initial.get(key, 0.0)
             self.state.tensors[key] = torch.full(slot.device_shape, first, dtype=slot.dtype)
+        for bucket in program.buckets:
+            flat = torch.zeros(bucket.slot.shape, dtype=bucket.slot.dtype)
+            self.state.tensors[bucket.slot.key] = flat
+            for member in bucket.members:
+                part = flat[member.offset :][: member.slot.numel]
+                self.state.tensors[member.slot.key] = part.view(member.slot.shape)
         for view in views:
             part = self.state.tensors[view.flat][view.offset :][: view.slot.numel]
             self.state.tensors[view.slot.key] = part.view(view.slot.shape)
@@ -169,6 +176,13 @@ class Device:
         """Put back what ``device_only`` returned."""
         for key, value in tensors.items():
             self.state.write(key, value)
+
+    def agree(self) -> None:
+        """Take over from process 0 what lives from call to call."""
+        kinds = (*_SHARED, Kind.CONSTANT)
+        slots = self._program.state_slots().items()
+        tensors = [self.state.tensors[key] for key, slot in slots if slot.kind in kinds]
+        _job.current().hand_round(tensors, "the first weights and state")
 
 
 def _alike(ours: Program, theirs: Program) -> list[str]:

@@ -118,7 +118,7 @@ def save(
     options: str,
     with_random: bool,
 ) -> None:
-    """Save a compiled model.
+    """Save a compiled model; of processes that train together the first one does.
 
     Args:
         session: of the model.
@@ -132,6 +132,9 @@ def save(
         AssertionFailure: the path leads through a file.
     """
     now = session.get_live().now
+    if now.spec.trains_together and now.spec.target.process_id > 0:
+        log.python.info("Process 0 writes %s", filename)
+        return
     path = _destination(filename)
     session.sync.bring_host_up_to_date()
     facts: dict[str, Any] = {

@@ -153,6 +153,7 @@ class Live:
         kept: while there is no device: the state that no host tensor mirrors, by key; None
             before there was a device.
         last: the last call, None before it.
+        agreed: whether all processes of the job have begun with the same weights.
     """
 
     now: Compilation
@@ -161,6 +162,7 @@ class Live:
     changes: ModelChanges
     kept: Mapping[str, torch.Tensor] | None = None
     last: LastCall | None = None
+    agreed: bool = False
     variants: list[Variant] = field(default_factory=list)
     spec: Spec = field(init=False)
     changed_inputs: list[int] = field(init=False)
@@ -171,6 +173,18 @@ class Live:
     def __post_init__(self) -> None:
         self.spec = self.now.spec
         self.use(Variant(self.mode, self.now))
+
+    def begin_alike(self, device: Device) -> bool:
+        """Once, let processes that train together begin with the same weights on their devices.
+
+        Returns:
+            Whether the device may have other weights now than the host.
+        """
+        if self.agreed or not self.spec.trains_together:
+            return False
+        device.agree()
+        self.agreed = True
+        return True
 
     def use(self, variant: Variant) -> None:
         """Let calls use a variant from now on; forget those that are too many for its mode."""

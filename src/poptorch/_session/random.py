@@ -11,8 +11,10 @@ from collections.abc import Sequence
 
 import torch
 
+from .. import _job
 from .._base.errors import InvalidValue
 from .._ir import slots
+from .._ir.spec import Spec
 from .._ir.state import State
 
 
@@ -32,14 +34,34 @@ class Randomness:
     Args:
         seed: the user's seed, or None for a non-deterministic one.
         process: the index of this process: processes draw different numbers.
+        together: use the seed of process 0, as what is rounded at random in updates must be alike.
     """
 
-    def __init__(self, seed: int | None, process: int) -> None:
+    def __init__(self, seed: int | None, process: int, together: bool = False) -> None:
         self._chosen = seed is not None
         self._seed = int.from_bytes(os.urandom(4), "little") if seed is None else seed
+        if together:
+            self._seed = _job.current().numbers(self._seed, "the random seed")[0]
         self._process = process
         self._saved: torch.Tensor | None = None
         self._ran = False
+
+    @classmethod
+    def of(cls, spec: Spec) -> Randomness:
+        """Return the randomness of a model with these settings."""
+        return cls(spec.target.seed, spec.target.process_id, spec.trains_together)
+
+    def resume(self, value: Sequence[int] | None) -> None:
+        """Continue from a file, which holds the state of process 0: the others draw other numbers.
+
+        Raises:
+            InvalidValue: it is no state of a generator.
+        """
+        self.set(value, None)
+        if self._process and self._saved is not None:
+            words = self._saved.numpy().tobytes()
+            mixed = int.from_bytes(hashlib.blake2b(words, digest_size=4).digest(), "little")
+            self._saved = first_state(mixed, self._process)
 
     def start(self, state: State, restored: bool) -> None:
         """Give a device its generator: a new sequence, or the one that was left off.

@@ -75,6 +75,7 @@ class Reading:
             loss_scaling=scaling,
             precision=spec.precision,
             replicas=spec.loops.replicas,
+            processes=spec.loops.processes,
             anchors=tuple((short, long) for short, long, *_ in spec.anchors),
             module_scopes=spec.module_scopes,
             grouped={path: grouping.of_replica for path, grouping in self.groups.items()},
@@ -102,7 +103,7 @@ def read(module: nn.Module, asked: Mapping[str, Request], spec: Spec) -> Reading
     tensors = _capture.tensors_of(module)
     groups = {}
     for path, request in asked.items():
-        grouping = request.resolve(path, tensors[path].tensor, spec.loops.replicas)
+        grouping = request.resolve(path, tensors[path].tensor, spec.loops.all_replicas)
         if grouping is not None:
             groups[path] = grouping
     buffers = {path for path, tied in tensors.items() if not tied.is_parameter}

@@ -137,6 +137,7 @@ class Session:
                 progress,
                 lambda count: self._placed(spec, count),
                 background,
+                {key: repr(value) for key, value in task.hypers.items()},
             )
         narrow = spec.precision.narrow_64bit
         outputs = Outputs(compiled.outputs, compiled.host_outputs, narrow)
@@ -145,14 +146,13 @@ class Session:
 
     def _take(self, compilation: Compilation) -> None:
         """Use a compilation from now on, without attaching."""
-        spec = compilation.spec
         # After capturing: a forward that sets modes itself has set them by now.
-        mode, process = self.model.modes.now(), spec.target.process_id
+        mode = self.model.modes.now()
         changes = ModelChanges(self.model.module, compilation.reading.tensors)
-        live = Live(compilation, mode, Randomness(spec.target.seed, process), changes)
+        live = Live(compilation, mode, Randomness.of(compilation.spec), changes)
         if self.restored is not None:
             live.kept = compilation.checked_state(self.restored.device)
-            live.random.set(self.restored.random, None)
+            live.random.resume(self.restored.random)
         if self.optimizer is not None:
             self.optimizer.compiled(compilation)
         self.live, self.restored, self.sync.dirty = live, None, False
@@ -218,6 +218,7 @@ class Session:
             live.random.start(device.state, restored)
             live.variants[-1].device = self.sync.device = device
             live.kept = None
+        self.sync.dirty |= live.begin_alike(device)
 
     def detach(self) -> None:
         """Save what is only on the device and give the device back."""

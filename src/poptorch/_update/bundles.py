@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 
 from .._ir import slots
-from .._ir.bundle import ALIGNMENT, Bundle, Member, blocks_of
+from .._ir.bundle import ALIGNMENT, Bundle, laid_out
 from .._ir.optim_spec import OptimGroup, OptimSpec
 from .._ir.slot import Slot
 from .._ir.slot_function import SlotFunction
@@ -51,11 +51,8 @@ def flatten(spec: OptimSpec, params: Sequence[Slot]) -> tuple[OptimSpec, tuple[B
 
 
 def _bundle(path: str, params: Sequence[Slot]) -> Bundle:
-    members, end = [], 0
-    for slot in params:
-        members.append(Member(slot, end))
-        end += blocks_of(slot) * ALIGNMENT
-    return Bundle(slots.param(path, (end,), params[0].dtype), tuple(members))
+    members, end = laid_out(params)
+    return Bundle(slots.param(path, (end,), params[0].dtype), members)
 
 
 def spread(bundles: Sequence[Bundle]) -> SlotFunction:

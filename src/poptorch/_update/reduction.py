@@ -76,6 +76,30 @@ def accumulate(
     return SlotFunction("accumulate", function, inputs, outputs)
 
 
+def hand_over(gradients: Sequence[Slot]) -> SlotFunction:
+    """Return the function from ``gradient.*`` to ``accum.*`` of the same values.
+
+    It stands for ``accumulate`` where processes add up what a single run makes.
+    """
+    pairs = [(slot, slots.accumulator(slot, slot.dtype)) for slot in gradients]
+
+    def function(tensors: _Tensors) -> dict[str, torch.Tensor]:
+        return {accum.key: tensors[gradient.key] for gradient, accum in pairs}
+
+    accums = tuple(accum for _, accum in pairs)
+    return SlotFunction("hand_over", function, (*accums, *gradients), accums)
+
+
+def take_back(gradients: Sequence[Slot]) -> SlotFunction:
+    """Return the function from ``accum.*``, added up meanwhile, to ``gradient.*``."""
+    pairs = [(slot, slots.accumulator(slot, slot.dtype)) for slot in gradients]
+
+    def function(tensors: _Tensors) -> dict[str, torch.Tensor]:
+        return {gradient.key: tensors[accum.key] for gradient, accum in pairs}
+
+    return SlotFunction("take_back", function, tuple(accum for _, accum in pairs), tuple(gradients))
+
+
 def finish(
     spec: OptimSpec, gradients: Sequence[Slot], reduction: Reduction, batches: MicroBatches
 ) -> SlotFunction:

@@ -75,6 +75,7 @@ class Replica:
         modules: the graph of each pass, for the device of its chip.
         devices: of the chips.
         number: which replica it is.
+        first: what the first replica of this process is called among those of all.
 
     Attributes:
         number: which replica it is.
@@ -87,8 +88,10 @@ class Replica:
         modules: Mapping[StagePass, fx.GraphModule],
         devices: Mapping[int, Device],
         number: int,
+        first: int = 0,
     ) -> None:
         self.number = number
+        self._of_all = first + number
         self._modules = modules
         self.results: dict[Name, torch.Tensor] = {}
         self._staged = staged
@@ -187,7 +190,7 @@ class Replica:
             if slot.kind is Kind.BATCH and name not in chip.memory:
                 chip.memory[name] = chip.device.take(batch[slot.index])
             if slot.kind is Kind.COUNTER:
-                count = self.number if slot == slots.REPLICA else action.micro_batch
+                count = self._of_all if slot == slots.REPLICA else action.micro_batch
                 arguments.append(chip.device.take(torch.tensor(float(count))))
             else:
                 arguments.append(chip.read(name, action))

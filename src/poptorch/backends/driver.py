@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from .. import _job
 from .._base import interrupts
 from .._ir import indices, slots
 from .._ir.loops import Lanes
 from .._ir.plan import Plan
-from .._ir.program import Axis, Node, Program, Repeat, Run
+from .._ir.program import Axis, Node, Program, Reduce, Repeat, Run
 from .._ir.report import Report
 from .._ir.slot import Kind, Slot
 from .._ir.state import State
@@ -54,6 +55,7 @@ class LoopExecutable:
         self._functions = functions
         self._report = report
         self._random = plan.program.random
+        self._first_replica = plan.spec.first_replica
         emit = plan.program.emit
         self._modes = {slot.key: emit.mode_of(slot.key) for slot in emit.slots}
         self._bound: tuple[State, dict[str, _BoundRun]] | None = None
@@ -88,7 +90,7 @@ class LoopExecutable:
         # State tensors keep their identity, so the argument lists are made once per State.
         if self._bound is None or self._bound[0] is not state:
             runs = {
-                name: _BoundRun(signature, function, state, self._program)
+                name: _BoundRun(signature, function, state, self._program, self._first_replica)
                 for name, (signature, function) in self._functions.items()
             }
             self._bound = state, runs
@@ -107,6 +109,9 @@ class LoopExecutable:
                 index[node.axis] = step
                 for child in node.body:
                     self._walk(child, runs, slices, index, collector)
+        elif isinstance(node, Reduce):
+            assert self._bound is not None
+            add_up(node, self._bound[0])
         elif isinstance(node, Run):
             assert self._bound is not None
             interrupts.check()
@@ -115,16 +120,22 @@ class LoopExecutable:
             self._whole.ran(node.graph, self._bound[0])
             collector.take(run.emitted, results, step, index[Axis.REPLICAS])
         else:
-            raise NotImplementedError(f"this backend runs one process: {node}")
+            raise NotImplementedError(f"no backend knows what this means: {node}")
 
 
 class _BoundRun:
     """One graph with its state arguments in place, waiting for batch slices."""
 
     def __init__(
-        self, signature: GraphSignature, function: Compiled, state: State, program: Program
+        self,
+        signature: GraphSignature,
+        function: Compiled,
+        state: State,
+        program: Program,
+        first_replica: int,
     ) -> None:
         self._function = function
+        self._first_replica = first_replica
         self._program = program
         self._loops = program.loops
         inputs = list(enumerate(signature.inputs))
@@ -146,7 +157,8 @@ class _BoundRun:
         for place, source in self._batch:
             arguments[place] = slices[source][at]
         for place, slot in self._counters:
-            count = replica if slot == slots.REPLICA else self._before(index)
+            of_all = self._first_replica + replica
+            count = of_all if slot == slots.REPLICA else self._before(index)
             arguments[place] = torch.tensor(float(count))
         return self._function(arguments)  # type: ignore[arg-type]
 
@@ -161,6 +173,12 @@ def _state_argument(state: State, slot: Slot, replica: int) -> torch.Tensor | No
     if not slot.is_state:
         return None
     return state.tensors[slot.key] if slot.lanes else state.read(slot, replica)
+
+
+def add_up(node: Reduce, state: State) -> None:
+    """Let the processes of the job add up what a reduction names."""
+    buckets = [state.tensors[bucket.slot.key] for bucket in node.buckets]
+    _job.current().add_up(buckets, "the gradients of an update")
 
 
 def step_of(program: Program, index: Index) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
+from .. import _job
 from .._base import interrupts
 from .._base.errors import Error
 from .._ir.plan import Plan
@@ -99,8 +100,9 @@ class StagedExecutable:
         """Do one call; see ``Executable.run``."""
         loops = self._plan.program.loops
         slices = [loops.cut(value) for value in batch]
+        first = self._plan.spec.first_replica
         replicas = [
-            Replica(self._staged, self._modules, self._devices, number)
+            Replica(self._staged, self._modules, self._devices, number, first)
             for number in range(loops.replicas)
         ]
         flushes = loops.iterations if self._plan.spec.training else 1
@@ -136,7 +138,7 @@ class StagedExecutable:
             actions = [row[column] for row in schedule.rows.values()]
             doing = [action for action in actions if action is not None]
             if not reduced and any(action.stage_pass.is_update for action in doing):
-                _add_up(replicas)
+                _add_up(replicas, self._plan.spec.loops.processes)
                 reduced = True
             for replica in replicas:
                 for action in doing:
@@ -174,11 +176,15 @@ class StagedExecutable:
         return collector.results()
 
 
-def _add_up(replicas: Sequence[Replica]) -> None:
-    """Give every replica the sum of all replicas' gradients."""
-    if len(replicas) == 1:
+def _add_up(replicas: Sequence[Replica], processes: int) -> None:
+    """Give every replica the sum of all replicas' gradients, in all processes."""
+    if len(replicas) * processes == 1:
         return
-    for key in replicas[0].gradients():
-        total = torch.stack([replica.read(key) for replica in replicas]).sum(0)
+    keys = replicas[0].gradients()
+    totals = [torch.stack([each.read(key) for each in replicas]).sum(0) for key in keys]
+    if processes > 1:
+        totals = [total.cpu() for total in totals]
+        _job.current().add_up(totals, "the gradients of an update")
+    for key, total in zip(keys, totals, strict=True):
         for replica in replicas:
             replica.write(key, total)

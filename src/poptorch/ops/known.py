@@ -148,12 +148,13 @@ _OPERATORS: dict[str, Operator] = {
 def _replicas() -> int:
     """How many there are; outside of a wrapped model a single one."""
     capture = listener()
-    return 1 if capture is None else capture.together().count
+    return 1 if capture is None else capture.together().total
 
 
 def _exchange(name: str, x: torch.Tensor, collective: Collective) -> torch.Tensor:
     capture = listener()
     replicas = Replicas() if capture is None else capture.together()
+    collective = collective.over(replicas.processes)
     if replicas.count == 1:
         return collectives.alone(x, collective)
     if replicas.lane is None:

@@ -82,26 +82,6 @@ def check_return_period(setter: str, mode: Any, period: int, options: Options) -
         )
 
 
-def check_processes(options: Options) -> None:
-    """Check that the model is of one process: each of several would train alone.
-
-    Raises:
-        Error: ``Distributed`` holds several processes, whoever set them.
-    """
-    count = options.Distributed.numProcesses
-    if count > 1:
-        raise Error(
-            "Several processes cannot share a model yet",
-            got=f"process {options.Distributed.processId} of {count}, from "
-            "Distributed.configureProcessId or a launcher's variables (OMPI_COMM_WORLD_SIZE, "
-            "WORLD_SIZE)",
-            fix=(
-                "use replicas in one process: options.replicationFactor(n)",
-                "options.Distributed.disable() lets each process work alone",
-            ),
-        )
-
-
 def check_inference(options: Options) -> None:
     """Check what a wrapper for inference requires when it is created.
 

@@ -1,5 +1,7 @@
 """``opts.Distributed``: this process among those that train together."""
 
+# mypy: disable-error-code="empty-body"
+
 from __future__ import annotations
 
 from typing import Any, Self
@@ -8,8 +10,10 @@ from .._base import env, log
 from .._base.errors import InvalidValue
 from .check import expect
 from .container import Container
-from .table import RULES, Value, row
+from .table import LOGS, RULES, Value, option, row
 
+TIMEOUT = 15
+"""Seconds, of ``processTimeout``."""
 # Of OpenMPI, which PopTorch read, and of torchrun.
 _LAUNCHERS = (("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("WORLD_SIZE", "RANK"))
 
@@ -42,16 +46,28 @@ class _DistributedOptions(Container):
 
     @row(
         RULES,
-        Value("num_distributed_processes", 1, least=1, reader="dataloader", here=True),
+        Value("num_distributed_processes", 1, least=1, field="loops.processes", here=True),
         Value("distributed_process_id", 0, field="target.process_id", here=True),
     )
     def configureProcessId(self, process_id: int, num_processes: int) -> Self:
         """Set the index of this process, then the number of processes.
 
-        A data loader then gives each process its part of the data. A model of several processes
-        cannot be wrapped yet.
+        A data loader then gives each process its part of the data, and a model trains on the
+        replicas of all of them: their gradients are added up at each update. A launcher's variables
+        (``poprun``, ``torchrun``, OpenMPI) do this by themselves.
         """
         return self.set(distributed_process_id=process_id, num_distributed_processes=num_processes)
+
+    @option(
+        LOGS, Value("process_timeout", TIMEOUT, least=1, field="runtime.process_timeout", here=True)
+    )
+    def processTimeout(self, seconds: int) -> Self:
+        """Set after how many seconds without a sign of life a process counts as lost.
+
+        The others then end with an error that names it. One whose connections break, as those of a
+        process that is killed do, is found out sooner; one that is only slow is waited for. This
+        option is not PopTorch's.
+        """
 
     def setEnvVarNames(self, var_num_processes: str, var_process_id: str) -> Self:
         """Read the count and the index from two environment variables, now.

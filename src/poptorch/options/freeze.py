@@ -16,7 +16,7 @@ from .._base import env, log
 from .._base.errors import Error
 from .._ir.spec import Spec
 from ..enums import MeanReductionStrategy, OutputMode
-from .conditions import check, check_inference, check_processes
+from .conditions import check, check_inference
 from .device_choice import choose_device
 from .options import Options
 from .overview import report_idle, settings
@@ -33,10 +33,8 @@ def prepare(options: Options, training: bool) -> Options:
     inference), and anchors without a mode take that mode and its period.
 
     Raises:
-        Error: several processes, gradient accumulation other than 1 for inference, or no valid
-            output mode.
+        Error: gradient accumulation other than 1 for inference, or no valid output mode.
     """
-    check_processes(options)
     if not training:
         check_inference(options)
     mode, period = resolved_output(options, training)

@@ -1,0 +1,150 @@
+"""PopDist's names: which process of a job this is, over torch.distributed.
+
+Outside of a job there is one instance with one replica. ``poprun`` starts jobs; ``torchrun`` and
+``mpirun`` do as well. Source: PopDist and PopRun user guide.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection
+from typing import Any
+
+from poptorch import _job
+from poptorch._base import log
+from poptorch._base.errors import InvalidValue
+from poptorch.options.distributed import TIMEOUT
+
+__all__ = [
+    "checkNumIpusPerReplica",
+    "execute_on_instances",
+    "finalizeBackend",
+    "getDeviceId",
+    "getInstanceIndex",
+    "getLocalInstanceIndex",
+    "getNumInstances",
+    "getNumIpusPerReplica",
+    "getNumLocalReplicas",
+    "getNumTotalReplicas",
+    "init",
+    "initializeBackend",
+    "isPopdistEnvSet",
+    "registerBackend",
+    "registerCommunicator",
+]
+
+
+def isPopdistEnvSet() -> bool:
+    """Tell whether a launcher (poprun, torchrun, OpenMPI) has started this process."""
+    return _job.in_job()
+
+
+def init() -> None:
+    """Meet the other processes of the job now; the first model that is trained does it otherwise.
+
+    Outside of a job nothing happens.
+
+    Raises:
+        poptorch.Error: they do not meet.
+    """
+    here = _job.membership()
+    if here.count > 1:
+        _job.join(here.index, here.count, TIMEOUT)
+
+
+def getInstanceIndex() -> int:
+    """Return which process of the job this is, from 0."""
+    return _job.membership().index
+
+
+def getLocalInstanceIndex() -> int:
+    """Return which of the job's processes on this machine this is, from 0."""
+    return _job.membership().local_index
+
+
+def getNumInstances() -> int:
+    """Return how many processes the job has."""
+    return _job.membership().count
+
+
+def getNumTotalReplicas() -> int:
+    """Return how many replicas the job has, in all processes."""
+    return _job.membership().total_replicas
+
+
+def getNumLocalReplicas() -> int:
+    """Return how many replicas this process has."""
+    return _job.membership().local_replicas
+
+
+def getNumIpusPerReplica() -> int:
+    """Return how many IPUs each replica has."""
+    return _job.membership().ipus_per_replica
+
+
+def checkNumIpusPerReplica(num_ipus: int) -> None:
+    """Check a model's number of IPUs against the launcher's.
+
+    Raises:
+        ValueError: they differ, in a job that poprun has started.
+    """
+    here = _job.membership()
+    if _job.from_poprun() and num_ipus != here.ipus_per_replica:
+        raise InvalidValue(
+            "The number of IPUs per replica is not the launcher's",
+            got=f"{num_ipus}; poprun --ipus-per-replica {here.ipus_per_replica}",
+            fix=f"start the job with poprun --ipus-per-replica {num_ipus}",
+        )
+
+
+def getDeviceId(num_ipus: int | None = None) -> None:
+    """Return None: processes take whatever devices of the pod are free, first come, first served.
+
+    Args:
+        num_ipus: of the device; has no effect.
+    """
+
+
+def execute_on_instances(
+    instances: Collection[int], function: Callable[..., Any] | None = None, *args: Any, **kw: Any
+) -> Any:
+    """Call a function on some instances only; the others get None and do not wait.
+
+    Args:
+        instances: indices of those that call it.
+        function: what is called now, with the further arguments. Without it a decorator is
+            returned, for functions that are to be called later.
+
+    Returns:
+        What the function returned, or None on the other instances; the decorator.
+    """
+    if function is None:
+        return functools.partial(_limited, frozenset(instances))
+    return _limited(frozenset(instances), function)(*args, **kw)
+
+
+def _limited(instances: frozenset[int], function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **kw: Any) -> Any:
+        return function(*args, **kw) if getInstanceIndex() in instances else None
+
+    return call
+
+
+def initializeBackend(*args: Any, **kw: Any) -> None:
+    """Do what ``init`` does; arguments, which chose between MPI and others, have no effect."""
+    init()
+
+
+def finalizeBackend() -> None:
+    """Nothing needs to be done: a process leaves its job when it ends."""
+
+
+def registerBackend(*args: Any, **kw: Any) -> None:
+    """Say that there is no other backend than torch.distributed: nothing is registered."""
+    log.python.warning("popdist.registerBackend has no effect: torch.distributed is used")
+
+
+def registerCommunicator(*args: Any, **kw: Any) -> None:
+    """Say that there is no other backend than torch.distributed: nothing is registered."""
+    log.python.warning("popdist.registerCommunicator has no effect: torch.distributed is used")

@@ -1,0 +1,85 @@
+"""``popdist.poptorch.Options``: options of a process of a job, filled in by the launcher."""
+
+from __future__ import annotations
+
+from typing import NoReturn, Self
+
+import popdist
+import poptorch
+from poptorch._base.errors import StateError
+
+__all__ = ["Options"]
+
+
+def _refuse(name: str, instead: str) -> NoReturn:
+    raise StateError(
+        f"Cannot call `{name}` with popdist.poptorch.Options",
+        fix=instead,
+    )
+
+
+class _Distributed(type(poptorch.Options().Distributed)):  # type: ignore[misc]
+    """The place of this process in its job, which the launcher has decided."""
+
+    def configureProcessId(self, process_id: int, num_processes: int) -> Self:
+        """Refused.
+
+        Raises:
+            RuntimeError: always.
+        """
+        _refuse("Distributed.configureProcessId", "poprun --num-instances decides")
+
+    def setEnvVarNames(self, var_num_processes: str, var_process_id: str) -> Self:
+        """Refused.
+
+        Raises:
+            RuntimeError: always.
+        """
+        _refuse("Distributed.setEnvVarNames", "poprun --num-instances decides")
+
+    def disable(self) -> Self:
+        """Refused.
+
+        Raises:
+            RuntimeError: always.
+        """
+        _refuse("Distributed.disable", "use poptorch.Options in a process that works alone")
+
+
+class Options(poptorch.Options):
+    """``poptorch.Options`` with the replicas and the place that a launcher gave to this process.
+
+    ``replication_factor`` is that of this process. What the launcher decides cannot be changed:
+    ``useIpuId``, ``replicationFactor`` and the setters of ``Distributed`` are a ``RuntimeError``.
+
+    Args:
+        ipus_per_replica: chips of each replica; must be the launcher's.
+
+    Raises:
+        ValueError: it is not.
+    """
+
+    def __init__(self, ipus_per_replica: int | None = None) -> None:
+        super().__init__()
+        if ipus_per_replica is not None:
+            popdist.checkNumIpusPerReplica(ipus_per_replica)
+        super().replicationFactor(popdist.getNumLocalReplicas())
+        index, count = popdist.getInstanceIndex(), popdist.getNumInstances()
+        self.Distributed.configureProcessId(index, count)
+        self.Distributed.__class__ = _Distributed
+
+    def useIpuId(self, ipu_id: int) -> Self:
+        """Refused.
+
+        Raises:
+            RuntimeError: always.
+        """
+        _refuse("useIpuId", "processes take the devices of the pod that are free")
+
+    def replicationFactor(self, replication_factor: int) -> Self:
+        """Refused.
+
+        Raises:
+            RuntimeError: always.
+        """
+        _refuse("replicationFactor", "poprun --num-replicas decides")

@@ -1,0 +1,23 @@
+"""One job of several processes: meeting, adding up and handing round tensors, noticing losses.
+
+Everything that travels is carried by torch.distributed (gloo); this room says where the processes
+meet, what they wait for and who is to blame when they wait in vain.
+"""
+
+from . import lengths
+from .group import Group, current, join
+from .membership import Membership, from_poprun, in_job, membership
+from .place import Place, place
+
+__all__ = [
+    "Group",
+    "Membership",
+    "Place",
+    "current",
+    "from_poprun",
+    "in_job",
+    "join",
+    "lengths",
+    "membership",
+    "place",
+]

@@ -1,0 +1,96 @@
+"""Where the processes of a job meet: a store of torch.distributed.
+
+Source: PyTorch documentation, "Distributed communication package" (environment variable
+initialization) and "torchrun".
+"""
+
+from __future__ import annotations
+
+import datetime
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+from .._base import env, private
+from .._base.errors import Error
+
+NAMESPACE = "poptorch"
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_PORTS = range(20_000, 32_000)  # below those that systems hand out
+
+
+@dataclass(frozen=True)
+class Place:
+    """An address that all processes of a job know.
+
+    Attributes:
+        address: a host's name or number.
+        port: at which process 0, or the launcher's agent, listens.
+        source: what said so.
+    """
+
+    address: str
+    port: int
+    source: str
+
+
+def place() -> Place | None:
+    """Return where the environment says that the processes meet; None if it says nothing.
+
+    torchrun, poprun and most launchers set MASTER_ADDR and MASTER_PORT. OpenMPI sets neither; while
+    all its processes are on this machine they meet here, at a port that its job's name gives.
+    """
+    if env.is_set("MASTER_ADDR") and env.is_set("MASTER_PORT"):
+        port = env.get("MASTER_PORT")
+        return Place(env.get("MASTER_ADDR"), port, "MASTER_ADDR and MASTER_PORT")
+    size = env.get("OMPI_COMM_WORLD_SIZE")
+    if size > 1 and env.get("OMPI_COMM_WORLD_LOCAL_SIZE") == size:
+        name = env.get("PMIX_NAMESPACE") or env.get("OMPI_MCA_ess_base_jobid")
+        if name:
+            port = _PORTS[zlib.crc32(name.encode()) % len(_PORTS)]
+            return Place("127.0.0.1", port, "OpenMPI's variables")
+    return None
+
+
+def open_store(index: int, count: int, timeout: datetime.timedelta) -> Any:
+    """Return the store that all processes share; waits until process 0 has it.
+
+    Raises:
+        Error: nothing says where, or nobody listens there in time.
+    """
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
+    if dist.is_initialized():  # by the user's script
+        return PrefixStore(NAMESPACE, private.get_default_store())
+    where = place()
+    if where is None:
+        raise Error(
+            "Nothing says where the processes of this job meet",
+            got=f"process {index} of {count}; MASTER_ADDR and MASTER_PORT are not set",
+            fix=(
+                f"start them together: poprun --num-instances {count} python script.py, or "
+                f"torchrun --nproc-per-node {count} script.py",
+                "set MASTER_ADDR and MASTER_PORT, alike for all, to a free port of process 0",
+                "options.Distributed.disable() lets each process work alone",
+            ),
+        )
+    if where.address in LOOPBACK:
+        env.set_if_absent("GLOO_SOCKET_IFNAME", "lo")
+    env.set_if_absent("MASTER_ADDR", where.address)
+    env.set_if_absent("MASTER_PORT", str(where.port))
+    try:
+        store, _, _ = next(rendezvous("env://", index, count, timeout=timeout))
+    except (RuntimeError, ValueError) as error:  # torch's network errors are RuntimeErrors
+        first = str(error).splitlines()[0]
+        raise Error(
+            "The processes of this job do not meet",
+            got=f"process {index} of {count} at {where.address}:{where.port} "
+            f"(from {where.source}): {first}",
+            fix=(
+                "start all of them, with one address and port; each with an index of its own",
+                "choose another MASTER_PORT if something else listens there",
+            ),
+        ) from error
+    return PrefixStore(NAMESPACE, store)

@@ -1,0 +1,71 @@
+"""One process of a job in which process 1 does not do its part.
+
+``python -m helpers.job_fault what``; prints ``ready`` once both have trained, then what is raised.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import torch
+from torch import nn
+
+import poptorch
+
+
+class Small(nn.Module):
+    def __init__(self, at_forward: str) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.at_forward = at_forward
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.at_forward == "killed while compiling":
+            os.kill(os.getpid(), signal.SIGKILL)
+        out = self.layer(x)
+        return poptorch.identity_loss(out.square() * (1 + ("other" in self.at_forward)), "mean")
+
+
+def train(what: str, index: int, calls: int = 2) -> None:
+    options = poptorch.Options().backend("reference")
+    options.Distributed.processTimeout(6)
+    options.Training.gradientAccumulation(2)
+    model = Small(what if index else "")
+    rate = 0.5 if index and what == "other rate" else 0.1
+    data = torch.utils.data.TensorDataset(torch.ones(32, 4))
+    samples = torch.utils.data.Subset(data, range(8 if index and what == "other length" else 16))
+    loader = poptorch.DataLoader(
+        options, samples, batch_size=2, auto_distributed_partitioning=False
+    )
+    training = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=rate))
+    for _, batch in zip(range(calls), loader, strict=False):
+        training(*batch)
+    training.destroy()
+
+
+def main(what: str) -> None:
+    index = int(os.environ["RANK"])
+    if what == "differences":
+        for difference in ("other program", "other rate", "other length"):
+            try:
+                train(difference, index)
+            except poptorch.Error as error:
+                print(f"{difference}: {error}", flush=True)
+        train("alike again", index)
+        print("trained", flush=True)
+        return
+    if what != "killed while compiling":
+        train("", index)
+    if index == 1 and what == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif index == 1 and what == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif index == 1 and what == "raised":
+        raise ValueError("no more data")
+    train(what, index)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,49 @@
+"""Processes that are lost, or are not like the others: nobody waits for ever, and all are named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from helpers import jobs
+from helpers.patience import HANGS
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "what, said",
+    [
+        ("killed", "it was killed, or its machine is gone"),
+        ("killed while compiling", ""),
+        ("stopped", "no sign of life for 6 s"),
+        ("raised", "it ended by ValueError: no more data"),
+    ],
+)
+def test_a_lost_process_is_named_by_the_others(what: str, said: str, tmp_path: Path) -> None:
+    first, second = jobs.start(["-m", "helpers.job_fault", what], 2, tmp_path)
+    try:
+        assert first.wait(HANGS) == 1
+    finally:
+        for process in (first, second):
+            process.kill()
+            process.wait()
+    text = jobs.printed(tmp_path, 0)
+    assert "poptorch.Error: 'poptorch_py_error': Process 1 of the job is lost" in text
+    assert "process 1 of 2: " in text
+    assert said in text
+
+
+def test_processes_that_differ_stop_with_an_error_that_says_in_what(tmp_path: Path) -> None:
+    ended = jobs.run(["-m", "helpers.job_fault", "differences"], 2, tmp_path)
+    for code, text in ended.values():
+        assert code == 0, text
+        program, rate, length = text.split("other ")[-3:]
+        assert "do not train the same program" in program
+        assert "process 1, against process 0" in program
+        assert "operator" in program
+        assert "hyper.0.lr: 0.5 here, 0.1 there" in rate
+        assert "data for different numbers of calls" in length
+        assert "process 0: 4; process 1: 2" in length
+        assert "trained" in length

@@ -1,0 +1,125 @@
+"""What a launcher's environment says: who this process is, and where all meet."""
+
+from __future__ import annotations
+
+import pytest
+
+import popdist
+import popdist.poptorch
+import poptorch
+from poptorch import _job
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+POPRUN = {
+    "WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1", "POPDIST_NUM_TOTAL_REPLICAS": "8",
+    "POPDIST_NUM_LOCAL_REPLICAS": "2", "POPDIST_NUM_IPUS_PER_REPLICA": "2",
+}  # fmt: skip
+TORCHRUN = {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1"}
+MPIRUN = {
+    "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+}  # fmt: skip
+
+
+def names() -> tuple[object, ...]:
+    """What popdist says of this process."""
+    return (
+        popdist.isPopdistEnvSet(),
+        popdist.getInstanceIndex(),
+        popdist.getNumInstances(),
+        popdist.getLocalInstanceIndex(),
+        popdist.getNumTotalReplicas(),
+        popdist.getNumLocalReplicas(),
+        popdist.getNumIpusPerReplica(),
+    )
+
+
+def test_outside_of_a_job_there_is_one_instance() -> None:
+    assert names() == (False, 0, 1, 0, 1, 1, 1)
+    popdist.init()  # nobody to meet
+    options = popdist.poptorch.Options(ipus_per_replica=2)
+    assert (options.replication_factor, options.Distributed.numProcesses) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "variables, said",
+    [
+        (POPRUN, (True, 3, 4, 1, 8, 2, 2)),
+        (TORCHRUN, (True, 3, 4, 1, 4, 1, 1)),
+        (MPIRUN, (True, 3, 4, 1, 4, 1, 1)),
+    ],
+)
+def test_every_launcher_is_understood(variables, said, monkeypatch) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert names() == said
+    options = popdist.poptorch.Options()
+    place = options.Distributed
+    assert (place.processId, place.numProcesses, options.replication_factor) == (3, 4, said[5])
+
+
+@pytest.mark.spec("parallel", 38)
+def test_what_the_launcher_decides_cannot_be_changed(monkeypatch) -> None:
+    for name, value in POPRUN.items():
+        monkeypatch.setenv(name, value)
+    made = popdist.poptorch.Options(ipus_per_replica=2).outputMode(poptorch.OutputMode.All)
+    for options in (made, made.clone()):
+        calls = {
+            "useIpuId": lambda o=options: o.useIpuId(1),
+            "replicationFactor": lambda o=options: o.replicationFactor(2),
+            "Distributed.disable": lambda o=options: o.Distributed.disable(),
+            "Distributed.setEnvVarNames": lambda o=options: o.Distributed.setEnvVarNames("A", "B"),
+            "Distributed.configureProcessId": lambda o=options: o.Distributed.configureProcessId(
+                0, 1
+            ),
+        }
+        for name, call in calls.items():
+            with pytest.raises(RuntimeError) as caught:
+                call()
+            assert f"Cannot call `{name}` with popdist.poptorch.Options" in str(caught.value)
+        assert options.toDict()["replication_factor"] == 2
+    made._freeze()
+    assert made.toDict()["distributed_process_id"] == 3
+    with pytest.raises(AttributeError):
+        made.deviceIterations(2)
+    with pytest.raises(ValueError, match="launcher's"):
+        popdist.poptorch.Options(ipus_per_replica=4)
+
+
+def test_functions_are_called_on_the_instances_that_are_listed(monkeypatch) -> None:
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    assert popdist.execute_on_instances({3}, lambda x: x + 1, 1) == 2
+    assert popdist.execute_on_instances({0}, lambda x: x + 1, 1) is None
+
+    @popdist.execute_on_instances({0, 3})
+    def here(x: int) -> int:
+        return x
+
+    assert here(5) == 5
+
+
+@pytest.mark.parametrize(
+    "variables, address",
+    [
+        ({}, None),
+        ({"MASTER_ADDR": "head", "MASTER_PORT": "7"}, "head"),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": "a"}, None),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+          "PMIX_NAMESPACE": "a"}, None),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+          "PMIX_NAMESPACE": "a"}, "127.0.0.1"),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+          "OMPI_MCA_ess_base_jobid": "7"}, "127.0.0.1"),
+    ],
+)  # fmt: skip
+def test_where_processes_meet(variables, address, monkeypatch) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    place = _job.place()
+    assert (place.address if place else None) == address
