@@ -26,9 +26,19 @@ WITH_BUFFERS = ("conv_batchnorm", "counter")  # which replicas keep for themselv
 OPTIMIZERS = {
     "sgd": lambda p, lib: lib.SGD(p, lr=0.05),
     "momentum": lambda p, lib: lib.SGD(p, lr=0.05, momentum=0.9, weight_decay=0.01),
+    "nesterov": lambda p, lib: lib.SGD(p, lr=0.02, momentum=0.8, nesterov=True),
+    "dampened": lambda p, lib: lib.SGD(p, lr=0.05, momentum=0.8, dampening=0.3),
+    "centred": lambda p, lib: lib.RMSprop(p, lr=0.001, centered=True, eps=1e-2),
     "adam": lambda p, lib: lib.Adam(p, lr=0.01, betas=(0.8, 0.9), eps=1e-3),
     "adamw": lambda p, lib: lib.AdamW(p, lr=0.01, weight_decay=0.1, eps=1e-3),
     "rmsprop": lambda p, lib: lib.RMSprop(p, lr=0.001, momentum=0.5, eps=1e-2),
+}
+# What a user does to the optimizer after the first call. Torch's take all of it.
+CHANGES = {
+    "nothing": {},
+    "rate": {"lr": 0.01},
+    "decay": {"weight_decay": 0.2},
+    "both": {"lr": 0.003, "weight_decay": 0.0},
 }
 # Accepted, and about hardware only: the numbers must not change.
 HINTS = {
@@ -70,6 +80,8 @@ class Case:
     backend: str
     loss_scaling: float
     hints: tuple[str, ...]
+    change: str
+    late: bool
 
 
 CASES = st.builds(
@@ -88,6 +100,8 @@ CASES = st.builds(
     backend=st.sampled_from(["reference", "staged"]),
     loss_scaling=st.sampled_from([1.0, 16.0]),
     hints=st.sets(st.sampled_from(sorted(HINTS)), max_size=3).map(lambda s: tuple(sorted(s))),
+    change=st.sampled_from(sorted(CHANGES)),
+    late=st.booleans(),
 )
 
 
@@ -149,6 +163,16 @@ def selected(case: Case, results, number: int) -> torch.Tensor:
     return torch.stack(chosen) if len(chosen) > 1 else chosen[0]
 
 
+def change(case: Case, wrapped: poptorch.PoplarExecutor, twin: torch.optim.Optimizer) -> None:
+    """Change numbers of the wrapped model's optimizer and of eager's; a rate only of PopTorch's."""
+    numbers = CHANGES[case.change]
+    if case.library == "poptorch":
+        numbers = {name: value for name, value in numbers.items() if name == "lr"}
+    for optimizer in (wrapped._optimizer, twin):
+        optimizer.param_groups[0].update(numbers)
+    wrapped.setOptimizer(wrapped._optimizer)
+
+
 def compare(case: Case) -> None:
     torch.manual_seed(0)
     example = ZOO[case.model]
@@ -163,7 +187,11 @@ def compare(case: Case) -> None:
     else:
         wrapped = poptorch.inferenceModel(model, opts)
     optimizer = optimizer_of(case, eager, torch.optim)
-    for _ in range(CALLS):
+    for call in range(CALLS):
+        if case.late and call == 1:
+            wrapped.detachFromDevice()
+        if case.training and call == 1:
+            change(case, wrapped, optimizer)
         x, y = example.inputs(rows)
         got = wrapped(x, y)
         results = eager_call(case, eager, optimizer, x, y)
@@ -177,7 +205,7 @@ def compare(case: Case) -> None:
 
 @pytest.mark.slow
 @settings(
-    max_examples=20,
+    max_examples=25,
     deadline=None,
     derandomize=True,
     database=None,
