@@ -69,6 +69,14 @@ def test_a_busy_one_is_not_kept(kept, monkeypatch) -> None:
     assert not request.exists()
 
 
+def test_one_that_has_ended_before_it_is_asked_says_why(kept, monkeypatch) -> None:
+    monkeypatch.setattr(helper, "_CODE", "import sys; sys.exit('no memory left')")
+    process = helper.take("b")
+    process.process.wait()
+    assert outcomes(process, "a") == {"a": ("failed", "no memory left")}
+    process.end()
+
+
 @pytest.mark.parametrize("change", ["environment", "backend", "ended", "of a parent"])
 def test_what_cannot_be_used_again_is_not(change: str, kept, monkeypatch) -> None:
     helper.warm("b")

@@ -62,7 +62,7 @@ class Helper:
         """Let it compile; ``request`` is what ``worker`` reads.
 
         Raises:
-            OSError: it has ended, or the request cannot be written.
+            OSError: the request cannot be written.
         """
         with tempfile.NamedTemporaryFile(
             "w", prefix="poptorch-compiling-", suffix=".json", delete=False
@@ -70,8 +70,9 @@ class Helper:
             self._asked = dict.fromkeys(request["graphs"], Path(file.name))
             json.dump(request, file)
         assert self.process.stdin is not None
-        self.process.stdin.write(f"{file.name}\n".encode())
-        self.process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it has ended: ``look`` finds out why
+            self.process.stdin.write(f"{file.name}\n".encode())
+            self.process.stdin.flush()
 
     @property
     def busy(self) -> bool:
