@@ -24,7 +24,7 @@ STOREYS: tuple[tuple[str, ...], ...] = (
     ("__init__",),
     (
         "executor", "wrappers", "dataloader", "argparsers", "autocasting", "autoplacing",
-        "collation", "hardware", "profiling", "testing", "poptorch_core", "_impl",
+        "collation", "estimating", "hardware", "profiling", "testing", "poptorch_core", "_impl",
         "_poplar_executor",
         "_inspection",
     ),

@@ -15,6 +15,7 @@ from .autoplacing import autoplace
 from .collation import PadToSizes
 from .dataloader import AsynchronousDataAccessor, DataLoader
 from .enums import *  # noqa: F403 (its __all__ is every enum)
+from .estimating import Estimate, estimate
 from .executor import PoplarExecutor
 from .hardware import ipuHardwareIsAvailable, ipuHardwareVersion
 from .ops import *  # noqa: F403 (its __all__ is PopTorch's contract)
@@ -35,6 +36,7 @@ __all__ = [
     "AsynchronousDataAccessor",
     "DataLoader",
     "Error",
+    "Estimate",
     "ICustomArgParser",
     "PadToSizes",
     "PoplarExecutor",
@@ -42,6 +44,7 @@ __all__ = [
     "UnrecoverableError",
     "autoplace",
     "createPoptorchError",
+    "estimate",
     "inferenceModel",
     "ipuHardwareIsAvailable",
     "ipuHardwareVersion",

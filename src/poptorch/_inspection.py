@@ -6,13 +6,16 @@ The part of ``PoplarExecutor`` that only reads. Source: PopTorch user guide, "Fe
 from __future__ import annotations
 
 import datetime
+from typing import Any
 
 import torch
 
 from . import _session
 from ._base.errors import AssertionFailure, Error
 from ._ir.plan import Plan
+from ._machine.estimate import Estimate
 from ._session import CompiledInputs, Latency, Stamps, counters
+from .estimating import of_session
 from .options import Options
 
 
@@ -33,6 +36,10 @@ class Inspection:
             poptorch.Error: not compiled, or destroyed.
         """
         return self._session.plan()
+
+    def estimate(self, *args: Any, system: str = "bow:16", **kwargs: Any) -> Estimate:
+        """Return what the program would cost on IPUs; see :func:`poptorch.estimate`."""
+        return of_session(self._session, args, kwargs, system)
 
     # What a call cost.
 

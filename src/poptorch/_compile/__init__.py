@@ -2,6 +2,7 @@
 
 from .._place import Share
 from .cache import differences, flat_fields, store_of
+from .estimate import Capture, capture_for_estimate, estimate, subject
 from .passes import PASSES, Draft, passes_text
 from .pipeline import Compiled, compile, with_stages
 from .shares import shares
@@ -9,15 +10,19 @@ from .tiers import Code
 
 __all__ = [
     "PASSES",
+    "Capture",
     "Code",
     "Compiled",
     "Draft",
     "Share",
+    "capture_for_estimate",
     "compile",
     "differences",
+    "estimate",
     "flat_fields",
     "passes_text",
     "shares",
     "store_of",
+    "subject",
     "with_stages",
 ]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
+
 from .. import _update
 from .._ir import slots
 from .._ir.bundle import Bundle, laid_out
@@ -166,14 +168,26 @@ def update_graph(
     optim: OptimSpec, updated: list[Slot], source: Graph, spec: Spec
 ) -> tuple[Graph, Mapping[str, float]]:
     """Return one optimizer step for the gradients that a graph writes, and its first values."""
-    dtypes = {slot.dtype for slot in source.outputs if slot.kind is Kind.GRADIENT}
-    (dtype,) = dtypes if len(dtypes) == 1 else (None,)
-    step = _update.lower(optim, updated, dtype, spec.precision.stochastic_rounding)
+    rounding = spec.precision.stochastic_rounding
+    step = _update.lower(optim, updated, gradient_dtype(source), rounding)
     return lower(step), step.initial
+
+
+def gradient_dtype(source: Graph) -> torch.dtype | None:
+    """Return the type of all gradients that a graph writes; None if they differ."""
+    dtypes = {slot.dtype for slot in source.outputs if slot.kind is Kind.GRADIENT}
+    return dtypes.pop() if len(dtypes) == 1 else None
 
 
 def _repeat(axis: Axis, count: int, body: tuple[Node, ...]) -> tuple[Node, ...]:
     return body if count == 1 else (Repeat(axis, count, body),)
+
+
+def emit(micro: Graph, spec: Spec) -> Emit:
+    """Return what goes back to the host of a micro graph, without anchored weights."""
+    kinds = (Kind.LOSS, Kind.OUTPUT, Kind.ANCHOR)
+    results = tuple(slot for slot in micro.outputs if slot.kind in kinds)
+    return Emit(results, spec.output.mode, spec.output.period)
 
 
 def _emit(micro: Graph, graphs: Mapping[str, Graph], spec: Spec) -> Emit:

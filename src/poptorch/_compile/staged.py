@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .. import _place, _schedule, _update
@@ -11,13 +11,14 @@ from .._ir.layout import Layout
 from .._ir.optim_spec import OptimSpec
 from .._ir.placement import Strategy
 from .._ir.program import Program
-from .._ir.slot import Kind
-from .._ir.spec import Spec
+from .._ir.slot import Kind, Slot
+from .._ir.slot_function import SlotFunction
+from .._ir.spec import Reduction, Spec
 from .._ir.stage_pass import StagePass
 from .._ir.staged import Staged, Transfer, values_read, values_written
 from .._ir.workload import Workload
-from .build import update_graph
-from .lower import lower
+from .build import gradient_dtype
+from .examples import Examples
 
 Graphs = Mapping[StagePass, Graph]
 Homes = Mapping[str, tuple[int, ...]]
@@ -32,7 +33,11 @@ class Step:
 
 
 def step_graphs(
-    micro: Graph, spec: Spec, optim: OptimSpec | None, program: Program | None = None
+    micro: Graph,
+    spec: Spec,
+    optim: OptimSpec | None,
+    program: Program | None = None,
+    by_example: bool = False,
 ) -> Step:
     """Return the graphs of a program in which every replica has accumulators of its own.
 
@@ -40,6 +45,7 @@ def step_graphs(
         micro: one micro-batch.
         spec, optim: the settings.
         program: the fused program, whose graphs are taken where they are the same.
+        by_example: trace one weight of each kind and copy it: sooner, for graphs that are not run.
     """
     if optim is None:
         return Step(micro, None)
@@ -54,17 +60,28 @@ def step_graphs(
     gradients = [slot for slot in micro.outputs if slot.kind is Kind.GRADIENT]
     trained = {slot.path for slot in gradients}
     params = [s for s in micro.inputs if s.kind is Kind.PARAM and s.path in trained]
-    if batches.chunks == 1:
-        descale = _update.scale(optim, gradients, spec.reduction, batches)
-        step = micro
-    else:
-        descale = _update.finish(optim, gradients, spec.reduction, batches)
-        adding = _update.accumulate(optim, gradients, spec.reduction, batches)
-        accumulate = lower(adding, spec.precision.stochastic_rounding)
-        step = compose("micro", [micro, accumulate])
-    before = [lower(descale)] if descale is not None else []
-    update, _ = update_graph(optim, params, before[0] if before else micro, spec)
+    traced = Examples(optim, gradients if by_example else ()).graph
+    reduction, rounding = spec.reduction, spec.precision.stochastic_rounding
+    step, before = micro, list[Graph]()
+    if batches.chunks > 1:
+        before = [traced(lambda g: _update.finish(optim, g, reduction, batches), gradients)]
+        adding = traced(
+            lambda g: _update.accumulate(optim, g, reduction, batches), gradients, rounding
+        )
+        step = compose("micro", [micro, adding])
+    elif _update.scale(optim, gradients, reduction, batches) is not None:
+        before = [traced(lambda g: _scaling(optim, g, reduction, batches), gradients)]
+    dtype = gradient_dtype(before[0] if before else micro)
+    update = traced(lambda p: _update.lower(optim, p, dtype, rounding), params)
     return Step(step, compose("update", [*before, update]))
+
+
+def _scaling(
+    optim: OptimSpec, gradients: Sequence[Slot], reduction: Reduction, batches: _update.MicroBatches
+) -> SlotFunction:
+    scaling = _update.scale(optim, gradients, reduction, batches)
+    assert scaling is not None
+    return scaling
 
 
 def stage(step: Step, layout: Layout, spec: Spec) -> Staged:

@@ -101,6 +101,8 @@ class Runtime:
         source_excludes: path fragments that are not the user's code when lines are sought.
         programs: kinds of inputs that the model stays compiled for.
         process_timeout: seconds without a sign of life after which a process counts as lost.
+        half_matmuls, half_convolutions: whether products keep their sums in 16 bits on an IPU.
+        memory_proportions: (chip, share of its memory that one product may use on an IPU).
     """
 
     connection: ConnectionType = ConnectionType.Always
@@ -112,6 +114,14 @@ class Runtime:
     source_excludes: tuple[str, ...] = ()
     programs: int = 1
     process_timeout: int = 15
+    half_matmuls: bool = False
+    half_convolutions: bool = False
+    memory_proportions: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def half_partials(self) -> tuple[bool, bool]:
+        """Whether matrix products, and convolutions, keep their sums in 16 bits on an IPU."""
+        return self.half_matmuls, self.half_convolutions
 
 
 @dataclass(frozen=True)

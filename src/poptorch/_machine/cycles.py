@@ -1,55 +1,114 @@
-"""What an operator costs on one chip: a rough estimate from shapes alone.
-
-Products count their multiplications at the rate of the matrix unit; everything else counts the
-bytes that it moves through the tiles' memory. Rates are per tile: IPU Programmer's
-Guide. Estimates of one chip are for weighing operators against one another.
-"""
+"""What a Work costs on one chip, in cycles: computing, exchange between tiles, synchronisation."""
 
 from __future__ import annotations
 
-import torch
+import functools
+import math
+from dataclasses import dataclass
+
 from torch import fx
 
-from .._ir.operators import may_view
+from . import products
+from .constants import DEFAULT, Constants
 from .systems import ChipKind
+from .work import NOTHING, Work, tensors, work_of
 
-_PRODUCTS_PER_CYCLE = {1: (8.0, 32.0), 2: (16.0, 64.0), 21: (16.0, 64.0)}  # float32, 16 bits
-_BYTES_PER_CYCLE = 8.0  # of a tile's memory, read and written by compiled loops
-_SYNC = 600.0  # cycles between any two steps of all tiles
+
+@dataclass(frozen=True)
+class Cost:
+    """Cycles of one chip, by what they are spent on.
+
+    Attributes:
+        compute: tiles compute.
+        exchange: tiles of the chip exchange data.
+        sync: tiles wait for one another and for the next step.
+    """
+
+    compute: float = 0.0
+    exchange: float = 0.0
+    sync: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.compute + self.exchange + self.sync
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            self.compute + other.compute, self.exchange + other.exchange, self.sync + other.sync
+        )
+
+    def times(self, often: float) -> Cost:
+        """Return so many of it."""
+        return Cost(self.compute * often, self.exchange * often, self.sync * often)
+
+
+FREE = Cost()
+
+
+@dataclass(frozen=True)
+class Chip:
+    """What prices depend on besides the work.
+
+    Attributes:
+        kind: of the chip.
+        tiles: that compute: those that are not kept for I/O.
+        constants: of the model.
+        proportion: of a tile's memory that one product may use.
+        half_partials: whether matrix products, and convolutions, add up in 16 bits.
+    """
+
+    kind: ChipKind
+    tiles: int
+    constants: Constants = DEFAULT
+    proportion: float = DEFAULT.memory_proportion
+    half_partials: tuple[bool, bool] = (False, False)
+
+
+@functools.lru_cache(maxsize=16384)
+def cost(work: Work, chip: Chip) -> Cost:
+    """Return what a work costs on a chip."""
+    if work == NOTHING:
+        return FREE
+    c = chip.constants
+    exchange = work.moved / chip.tiles / (c.exchange_bytes * c.exchange_efficiency)
+    compute, steps = work.cycles / chip.tiles, work.steps
+    if steps:
+        compute += c.loop_call * steps
+    if work.moved and not work.cycles:  # arrives in pieces and is put together
+        compute += work.moved / chip.tiles / c.copy_bytes
+    if work.entries:
+        compute += _indexed(work, chip)
+    for product in work.products:
+        spread = products.plan(product, chip.kind, chip.tiles, c, chip.proportion)
+        compute, exchange = compute + spread.compute, exchange + spread.exchange
+        steps += spread.steps
+    return Cost(compute, exchange, steps * c.step)
+
+
+def _indexed(work: Work, chip: Chip) -> float:
+    """Rows that are looked up or added by index: tiles hold pieces of rows and look at all."""
+    pieces = max(1, min(chip.tiles, work.row_bytes // 16))
+    shares = max(1, chip.tiles // pieces)
+    mine = math.ceil(work.entries / shares)
+    words = math.ceil(work.row_bytes / pieces / 4)
+    if work.scattered:  # 3 + 30 + per offset 12 + 3 per further atom, and offsets of others
+        return 33 + mine * (12 + 3 * words) + (work.entries - mine) * 3
+    return 6 * 30 + mine * (19 + 2 * words) + (work.entries - mine) * 8 / 6
+
+
+def temporary_bytes(work: Work, chip: Chip) -> float:
+    """Return the bytes that the products of a work need while they run, on all tiles."""
+    c = chip.constants
+    spread = (products.plan(p, chip.kind, chip.tiles, c, chip.proportion) for p in work.products)
+    return max((each.bytes * chip.tiles for each in spread), default=0.0)
 
 
 def node_cycles(node: fx.Node, kind: ChipKind) -> float:
     """Return the cycles of one node; 0 for what only looks at memory in another way."""
-    if node.op != "call_function" or may_view(node):
-        return 0.0
-    operations = _operations(node)
-    if operations:
-        single, half = _PRODUCTS_PER_CYCLE[kind.generation]
-        rate = half if _itemsize(node) <= 2 else single
-        return _SYNC + operations / 2 / rate / kind.tiles
-    moved = sum(value_bytes(each) for each in (node, *node.all_input_nodes))
-    return _SYNC + moved / _BYTES_PER_CYCLE / kind.tiles
+    return cost(work_of(node), Chip(kind, kind.tiles)).total
 
 
 def value_bytes(node: fx.Node) -> int:
     """Return the bytes of a node's value, all of its tensors together."""
-    value = node.meta.get("val")
-    parts = value if isinstance(value, list | tuple) else (value,)
-    tensors = [part for part in parts if isinstance(part, torch.Tensor)]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def _operations(node: fx.Node) -> int:
-    """Multiplications and additions of a matrix product or convolution; 0 for the rest."""
-    from torch.utils.flop_counter import flop_registry
-
-    count = flop_registry.get(getattr(node.target, "overloadpacket", None))
-    if count is None:
-        return 0
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-    return int(count(*args, **kwargs, out_val=node.meta["val"]))
-
-
-def _itemsize(node: fx.Node) -> int:
-    values = [i.meta.get("val") for i in node.all_input_nodes]
-    return max((v.element_size() for v in values if isinstance(v, torch.Tensor)), default=4)
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors(node))

@@ -65,6 +65,11 @@ class System:
         return f"virtual-{self.kind.name}-{self.chips}"
 
     @property
+    def text(self) -> str:
+        """As the environment and estimates name it, ``bow:16``."""
+        return f"{self.kind.name}:{self.chips}"
+
+    @property
     def devices(self) -> list[range]:
         """Chips of each device, by device id."""
         sizes = [1 << power for power in range(self.chips.bit_length())]
@@ -84,11 +89,23 @@ def current() -> System:
     Raises:
         Error: POPTORCH_POD says neither a number nor ``kind:number``.
     """
-    text = env.get("POPTORCH_POD")
+    return parse(env.get("POPTORCH_POD"), "POPTORCH_POD describes no system")
+
+
+def parse(text: str, title: str = "There is no such system") -> System:
+    """Return the system that a text like ``bow:16`` or ``4`` describes.
+
+    Args:
+        text: a number of chips, of kind mk2, or ``kind:number``.
+        title: of the error.
+
+    Raises:
+        Error: it is neither.
+    """
     match = re.fullmatch(r"(?:([a-z0-9]+):)?(\d+)", text)
     if match is None or (match[1] or "mk2") not in KINDS:
         raise Error(
-            "POPTORCH_POD describes no system",
+            title,
             got=repr(text),
             fix=f"a number of chips, or kind:number with a kind of {', '.join(KINDS)}; "
             "0 for a machine without IPUs",

@@ -5,6 +5,7 @@ from .counters import Latency, Stamps
 from .files import Objects, Saved, read, save
 from .hooks import register_post_compile, register_pre_compile
 from .loading import fill, resume
+from .pricing import capture_for_estimate
 from .proxy import ParameterProxy
 from .session import Session
 from .with_loss import with_loss
@@ -19,6 +20,7 @@ __all__ = [
     "Saved",
     "Session",
     "Stamps",
+    "capture_for_estimate",
     "fill",
     "is_wrapped",
     "owner_of",

@@ -15,6 +15,7 @@ import torch
 from .. import optim
 from .._base import log
 from .._base.errors import Error
+from .._base.storage import address
 from .._ir.optim_spec import OptimSpec
 from .._ir.spec import Spec
 from ..enums import MeanReductionStrategy, ReductionType
@@ -97,7 +98,7 @@ class SessionOptimizer:
 
         Args:
             optimizer: the one to use from now on.
-            paths: of the compiled parameters by ``data_ptr``; unused before compilation.
+            paths: of the compiled parameters by ``address``; unused before compilation.
             spec: the compiled settings, or None before compilation.
             relaxed: say at debug level only which attributes are new.
 
@@ -236,7 +237,7 @@ def _check_membership(optimizer: Any, paths: Paths) -> None:
         names = group.get("param_names") or [""] * len(group["params"])
         for place, (name, parameter) in enumerate(zip(names, group["params"], strict=True)):
             count += 1
-            if parameter.data_ptr() not in paths:
+            if address(parameter) not in paths:
                 what = f"'{name}'" if name else f"{place} of group {index}"
                 strangers.append(f"{what} of shape {tuple(parameter.shape)}")
     if not strangers:

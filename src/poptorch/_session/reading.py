@@ -10,6 +10,7 @@ from torch import nn
 
 from .. import _capture
 from .._base.errors import Error
+from .._base.storage import address
 from .._ir import slots
 from .._ir.optim_spec import OptimSpec
 from .._ir.slot import Slot, narrowed
@@ -86,7 +87,7 @@ class Reading:
 
 def paths_of(tensors: Mapping[str, _capture.Tied]) -> dict[int, str]:
     """Return the paths of the parameters among tensors, by the address of their values."""
-    return {tied.tensor.data_ptr(): path for path, tied in tensors.items() if tied.is_parameter}
+    return {address(tied.tensor): path for path, tied in tensors.items() if tied.is_parameter}
 
 
 def read(module: nn.Module, asked: Mapping[str, Request], spec: Spec) -> Reading:

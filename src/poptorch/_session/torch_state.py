@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from .._base import log
+from .._base.storage import address
 from ..optim.optimizer import DeviceLink
 
 _NAMES = {
@@ -210,5 +211,5 @@ class TorchState:
     def _parameters(self) -> Iterator[tuple[torch.Tensor, str]]:
         for group in self._optimizer.param_groups:
             for parameter in group["params"]:
-                if parameter.data_ptr() in self.paths:
-                    yield parameter, self.paths[parameter.data_ptr()]
+                if address(parameter) in self.paths:
+                    yield parameter, self.paths[address(parameter)]

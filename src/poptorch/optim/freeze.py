@@ -14,6 +14,7 @@ import torch
 
 from .._base import log
 from .._base.errors import AssertionFailure, InvalidValue
+from .._base.storage import address
 from .._ir import slots
 from .._ir.optim_spec import OptimGroup, OptimSpec, Setting
 from . import KINDS
@@ -43,7 +44,7 @@ def freeze(
 
     Args:
         optimizer: one of this package's, or torch's SGD, Adam, AdamW or RMSprop.
-        path_of: ``data_ptr()`` of each of the model's parameters to its path in the program.
+        path_of: ``address()`` of each of the model's parameters to its path in the program.
             Parameters of the optimizer that are not in it, or need no gradient, are left out.
         automatic_loss_scaling: makes ``loss_scaling`` variable.
         compiled: the structure that it is to continue with: of a torch optimizer, what is variable
@@ -162,8 +163,8 @@ def _freeze_group(
 ) -> OptimGroup:
     same = compiled.groups[index] if compiled and index < len(compiled.groups) else None
     group = optimizer.param_groups[index]
-    trained = [p for p in group["params"] if p.requires_grad and p.data_ptr() in path_of]
-    params = tuple(dict.fromkeys(path_of[p.data_ptr()] for p in trained))
+    trained = [p for p in group["params"] if p.requires_grad and address(p) in path_of]
+    params = tuple(dict.fromkeys(path_of[address(p)] for p in trained))
     settings: dict[str, Setting] = {"maximize": bool(group.get("maximize", False))}
     variables = []
     whole = not isinstance(optimizer, Optimizer) and group.get("momentum") == 0

@@ -126,7 +126,12 @@ def _decided(options: Options, training: bool, phased: bool) -> dict[str, Any]:
         (short, long, mode if inherits else OutputMode(own), period if inherits else own_period)
         for short, (long, inherits, own, own_period) in options.anchored_tensors.items()
     )
+    popart = options._Popart.options
+    convolutions = popart.get("convolutionOptions", {})
     return {
+        "runtime.half_matmuls": popart.get("partialsTypeMatMuls") == "half",
+        "runtime.half_convolutions": convolutions.get("partialsType") == "half",
+        "runtime.memory_proportions": tuple(sorted(options.available_memory_proportion.items())),
         "output.mode": mode,
         "output.period": period,
         "loops.accumulation": options.Training.gradient_accumulation if training else 1,

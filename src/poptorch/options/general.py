@@ -204,7 +204,16 @@ class GeneralOptions(Container):
     def syncPattern(self, sync_pattern: SyncPattern) -> Self:
         """Choose how chips and host synchronise."""
 
-    @option(HINT, Value("available_memory_proportion", {}, kind=dict, check=memory_proportions))
+    @option(
+        HINT,
+        Value(
+            "available_memory_proportion",
+            {},
+            kind=dict,
+            check=memory_proportions,
+            decides="runtime.memory_proportions",
+        ),
+    )
     def setAvailableMemoryProportion(self, available_memory_proportion: dict[str, float]) -> Self:
         """Set the budget of temporary memory per device, replacing earlier ones.
 

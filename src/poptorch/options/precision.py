@@ -131,8 +131,8 @@ class _PrecisionOptions(Container):
 
     @row(
         HINT,
-        Backend("partialsTypeMatMuls"),
-        Backend("convolutionOptions", part="partialsType"),
+        Backend("partialsTypeMatMuls", decides="runtime.half_matmuls"),
+        Backend("convolutionOptions", part="partialsType", decides="runtime.half_convolutions"),
     )
     def setPartialsType(self, dtype: torch.dtype) -> Self:
         """Choose the type in which products and convolutions accumulate: always float32.

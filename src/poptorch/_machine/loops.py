@@ -1,0 +1,119 @@
+"""Cycles per element of the tiles' vector loops, by operator and data type.
+
+Worker code runs in six slots that take turns: a tile does, in the cycles of this table, one element
+on one of them, so that ``elements x cycles`` is what a tile needs when all six have work. Rows from
+``popopsCycleEstimators.hpp`` of PopLibs (MIT); what that lacks is composed of rows that it has.
+"""
+
+from __future__ import annotations
+
+# Cycles per element (float32, 16 bits): cycles of one iteration over its elements, with the four
+# more that rows marked * in the source need.
+_READ: dict[str, tuple[float, float]] = {
+    "add": (5 / 2, 5 / 4),
+    "div": (10 / 2, 21 / 4),
+    "maximum": (3 / 2, 4 / 4),
+    "lt": (14 / 4, 9 / 4),
+    "pow": (312, 325),
+    "exp": (6 / 2, 4 / 4),
+    "log": (12 / 2, 4 / 4),
+    "tanh": (12 / 2, 4 / 4),
+    "sigmoid": (12 / 2, 6 / 4),
+    "sqrt": (10 / 2, 23 / 4),
+    "rsqrt": (8 / 2, 19 / 4),
+    "reciprocal": (6 / 2, 15 / 4),
+    "relu": (3 / 2, 3 / 4),
+    "neg": (2 / 2, 2 / 4),
+    "round": (6 / 2, 6 / 4),
+    "erf": (41, 13),
+    "sin": (2304, 25),
+    "tan": (5100, 5700),
+    "int_add": (7, 7),
+    "int_div": (277, 277),
+    "pool": (5 / 2, 5 / 4),
+    "nll_loss": (9, 9),
+}
+
+_SAME = {
+    "sub": "add", "mul": "add", "rsub": "add", "add_": "add", "mul_": "add", "where": "add",
+    "masked_fill": "add", "addcmul": "add", "lerp": "add", "_to_copy": "relu", "clone": "neg",
+    "minimum": "maximum", "clamp": "maximum", "clamp_min": "maximum", "clamp_max": "maximum",
+    "gt": "lt", "ge": "lt", "le": "lt", "eq": "lt", "ne": "lt", "logical_not": "lt",
+    "logical_and": "lt", "logical_or": "lt", "bitwise_and": "lt", "bitwise_not": "lt",
+    "cos": "sin", "floor": "round", "ceil": "round", "trunc": "round", "square": "neg",
+    "abs": "neg", "log2": "log", "log1p": "log", "expm1": "exp", "leaky_relu": "relu",
+    "hardtanh": "maximum", "threshold_backward": "maximum", "remainder": "div", "fmod": "div",
+    "detach": "neg", "alias": "neg",
+}  # fmt: skip
+
+# Made of others: how often each.
+_MADE: dict[str, dict[str, float]] = {
+    "sum": {"neg": 1},
+    "mean": {"neg": 1},
+    "amax": {"maximum": 1},
+    "amin": {"maximum": 1},
+    "max": {"maximum": 1, "lt": 1},
+    "min": {"maximum": 1, "lt": 1},
+    "argmax": {"maximum": 1, "lt": 1},
+    "cumsum": {"add": 2},
+    "var": {"neg": 2, "add": 1},
+    "var_mean": {"neg": 2, "add": 1},
+    # GELU in PopTorch is the approximation with tanh.
+    "gelu": {"add": 3, "tanh": 1},
+    "gelu_backward": {"add": 6, "tanh": 1},
+    "silu": {"sigmoid": 1, "add": 1},
+    "silu_backward": {"sigmoid": 1, "add": 4},
+    "hardswish": {"maximum": 2, "add": 2},
+    "hardswish_backward": {"maximum": 2, "add": 3},
+    "elu": {"exp": 1, "maximum": 1, "add": 1},
+    "softplus": {"exp": 1, "log": 1, "add": 1},
+    "tanh_backward": {"neg": 1, "add": 2},
+    "sigmoid_backward": {"neg": 1, "add": 2},
+    "_softmax": {"maximum": 1, "add": 2, "exp": 1, "neg": 1},
+    "_log_softmax": {"maximum": 1, "add": 2, "exp": 1, "neg": 1},
+    "_softmax_backward_data": {"add": 3, "neg": 1},
+    "_log_softmax_backward_data": {"add": 2, "exp": 1, "neg": 1},
+    "norm": {"neg": 3, "add": 3},
+    "norm_backward": {"neg": 3, "add": 5},
+    "mse_loss": {"add": 1, "neg": 2},
+    "mse_loss_backward": {"add": 2},
+    "nll_loss_backward": {"neg": 1},
+    "addcdiv": {"div": 1, "add": 1},
+    "native_dropout": {"add": 2},
+    "bernoulli": {"add": 1},
+    "normal": {"add": 3},
+    "rand": {"add": 1},
+    "upsample": {"add": 1},
+    "sort": {"lt": 16, "add": 16},
+    "topk": {"lt": 8, "add": 8},
+}
+
+
+def loops_of(name: str, itemsize: int, integers: bool = False) -> float:
+    """Return the cycles per element of an operator.
+
+    Args:
+        name: as in ``torch.ops.aten``.
+        itemsize: bytes of an element.
+        integers: whether its operands are integers.
+    """
+    column = 1 if itemsize <= 2 else 0
+    if integers:
+        return _READ["int_div" if name in ("div", "remainder", "floor_divide") else "int_add"][0]
+    name = _family(name)
+    if name in _MADE:
+        return sum(often * loops_of(part, itemsize) for part, often in _MADE[name].items())
+    return _READ[_SAME.get(name, name)][column]
+
+
+def _family(name: str) -> str:
+    """Names of one kind of operator to that of its row."""
+    if name in _READ or name in _MADE or name in _SAME:
+        return name
+    if "norm" in name:
+        return "norm_backward" if "backward" in name else "norm"
+    for part in ("pool", "upsample", "nll_loss"):
+        if part in name:
+            return part
+    plain = name.rstrip("_")
+    return plain if plain in _READ or plain in _MADE or plain in _SAME else "add"

@@ -1,0 +1,255 @@
+"""Which bytes are on which chip when: liveness over the actions of a schedule.
+
+State is always there. What waits for another pass comes and goes with the actions, by the rules by
+which the ``staged`` backend keeps and forgets tensors; on top comes what the running pass needs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .._ir.schedule import Action, Traffic
+from .._ir.slot import Kind, Slot
+from .._ir.stage_pass import StagePass
+from .priced import PassPrice, Subject, off_chip, shares, waiting_values
+from .sizes import slot_bytes
+from .transient import seeded_values
+
+WEIGHTS, OPTIMIZER, ACCUMULATORS = "weights", "optimizer state", "accumulators"
+ACTIVATIONS, TEMPORARY, CODE = "activations", "temporary", "code"
+STREAMS, GAPS = "host buffers", "gaps and imbalance"
+CATEGORIES = (WEIGHTS, OPTIMIZER, ACCUMULATORS, ACTIVATIONS, TEMPORARY, CODE, STREAMS, GAPS)
+
+_OF_KIND = {Kind.OPTSTATE: OPTIMIZER, Kind.ACCUM: ACCUMULATORS}
+_WAITING = (Kind.VALUE, Kind.BATCH)
+
+Name = tuple[str, int]
+
+
+@dataclass(frozen=True, eq=False)
+class ChipMemory:
+    """The memory of one chip.
+
+    Attributes:
+        always: bytes by category that are there all the time.
+        peak: bytes by category at the fullest moment.
+        at: the action of that moment.
+        waiting: what waits for another pass at that moment: bytes by slot key.
+        state: bytes by slot key of what is always there.
+        live: bytes at every column of the schedule.
+    """
+
+    always: Mapping[str, float]
+    peak: Mapping[str, float]
+    at: Action | None
+    waiting: Mapping[str, float]
+    state: Mapping[str, float]
+    live: tuple[float, ...]
+
+
+def memory_of(subject: Subject, passes: Mapping[StagePass, PassPrice]) -> dict[int, ChipMemory]:
+    """Return the memory of every chip."""
+    return _Accountant(subject, passes).run()
+
+
+class _Held:
+    """What waits on a chip, and how much it is."""
+
+    def __init__(self) -> None:
+        self.sizes: dict[Name, float] = {}
+        self.total = 0.0
+
+    def put(self, name: Name, size: float) -> None:
+        """Add something, or replace it."""
+        self.drop(name)
+        self.sizes[name] = size
+        self.total += size
+
+    def drop(self, name: Name) -> None:
+        """Take something away, if it is there."""
+        self.total -= self.sizes.pop(name, 0.0)
+
+
+class _Accountant:
+    """Keeps the books of all chips while the actions go by."""
+
+    def __init__(self, subject: Subject, passes: Mapping[StagePass, PassPrice]) -> None:
+        self._subject, self._passes = subject, passes
+        self._staged = subject.staged
+        workload = self._staged.workload
+        self._slots = {
+            slot.key: slot
+            for graph in self._staged.graphs.values()
+            for slot in (*graph.inputs, *graph.outputs)
+        }
+        last = {
+            (workload.chip_of(each), slot.key): each
+            for each, graph in self._staged.graphs.items()
+            for slot in graph.inputs
+            if slot.kind in _WAITING
+        }
+        self._read_on = set(last)
+        self._forget: dict[StagePass, list[str]] = defaultdict(list)
+        for (_, key), stage_pass in last.items():
+            self._forget[stage_pass].append(key)
+        self._targets: dict[str, list[int]] = defaultdict(list)
+        for transfer in self._staged.transfers:
+            self._targets[transfer.value.key].append(transfer.target)
+        self._seeds = {k for graph in self._staged.graphs.values() for k in seeded_values(graph)}
+        self._seeds |= self._summed_gradients()
+        self._parked = self._off_chip_values()
+        self._state = {chip: self._state_of(chip) for chip in workload.chips}
+        self._fixed = {chip: self._always(chip) for chip in workload.chips}
+
+    def run(self) -> dict[int, ChipMemory]:
+        """Go through the schedule."""
+        schedule = self._staged.schedule
+        held = {chip: _Held() for chip in schedule.rows}
+        best: dict[int, tuple[float, Action | None, dict[Name, float]]] = {
+            chip: (0.0, None, {}) for chip in schedule.rows
+        }
+        live: dict[int, list[float]] = {chip: [] for chip in schedule.rows}
+        for column in range(schedule.columns):
+            sent: list[tuple[int, Name, float]] = []
+            for chip, row in schedule.rows.items():
+                action, mine, extra = row[column], held[chip], 0.0
+                if action is not None:
+                    extra = self._during(action)
+                    most = mine.total + extra + self._arriving(action, mine.sizes)
+                    if most > best[chip][0]:
+                        best[chip] = (most, action, dict(mine.sizes))
+                    self._do(action, mine, sent)
+                live[chip].append(mine.total + extra)
+            for chip, name, size in sent:
+                held[chip].put(name, size)
+        return {chip: self._summary(chip, *best[chip], live[chip]) for chip in schedule.rows}
+
+    def _arriving(self, action: Action, held: Mapping[Name, float]) -> float:
+        """Bytes of the inputs from outside that an action brings to the chip while it runs."""
+        if action.traffic is Traffic.STORE:
+            return 0.0
+        new = self._loaded(action)
+        return sum(size for name, size in new.items() if name not in held)
+
+    def _loaded(self, action: Action) -> dict[Name, float]:
+        stage_pass, streaming = action.stage_pass, self._staged.workload.streaming
+        if action.traffic is Traffic.LOAD:
+            keys = streaming.loads.get(stage_pass, ())
+            return {self._name(k, action): slot_bytes(self._slots[k]) for k in keys}
+        if action.traffic is Traffic.STORE:
+            return {}
+        return {
+            self._name(slot.key, action): self._bytes(slot)
+            for slot in self._staged.graphs[stage_pass].inputs
+            if slot.kind is Kind.BATCH or slot.key in self._parked
+        }
+
+    def _during(self, action: Action) -> float:
+        return self._passes[action.stage_pass].transient.bytes if action.traffic is None else 0.0
+
+    def _do(self, action: Action, held: _Held, sent: list[tuple[int, Name, float]]) -> None:
+        stage_pass, streaming = action.stage_pass, self._staged.workload.streaming
+        for name, size in self._loaded(action).items():
+            held.put(name, size)
+        if action.traffic is Traffic.STORE:
+            for key in streaming.stores.get(stage_pass, ()):
+                held.drop(self._name(key, action))
+        if action.traffic is not None:
+            return
+        for slot in self._staged.graphs[stage_pass].outputs:
+            name = self._name(slot.key, action)
+            if slot.kind is Kind.VALUE:
+                size = self._bytes(slot)
+                sent += [(target, name, size) for target in self._targets[slot.key]]
+                own = self._staged.workload.chip_of(stage_pass)
+                if (own, slot.key) in self._read_on and slot.key not in self._parked:
+                    held.put(name, size)
+        for key in (*self._forget[stage_pass], *streaming.drops.get(stage_pass, ())):
+            held.drop(self._name(key, action))
+
+    def _name(self, key: str, action: Action) -> Name:
+        per_micro_batch = self._slots[key].kind in _WAITING
+        return key, action.micro_batch if per_micro_batch else 0
+
+    def _bytes(self, slot: Slot) -> float:
+        return 0.0 if slot.key in self._seeds else float(slot_bytes(slot))
+
+    def _summed_gradients(self) -> set[str]:
+        """Parts of the gradient of a weight that several stages of its chip use.
+
+        They are added to the accumulator when they are there, whichever pass that is.
+        """
+        shapes = {(s.shape, s.dtype) for s in self._slots.values() if s.kind is Kind.PARAM}
+        return {
+            slot.key
+            for each, graph in self._staged.graphs.items()
+            if each.backward
+            for slot in graph.outputs
+            if slot.kind is Kind.VALUE and (slot.shape, slot.dtype) in shapes
+            and len(slot.shape) > 1 and slot.key not in self._targets
+        }  # fmt: skip
+
+    def _off_chip_values(self) -> set[str]:
+        """Values that wait for their backward pass in streaming memory, in unphased strategies."""
+        spec = self._subject.spec
+        if spec.placement.phased or spec.locations.activation.on_chip:
+            return set()
+        passes = [p for p in self._staged.graphs if not p.backward and not p.is_update]
+        return {s.key for p in passes for s in waiting_values(p, self._subject)}
+
+    def _state_of(self, chip: int) -> dict[str, float]:
+        """Bytes of the state that rests on a chip, by key."""
+        locations = self._subject.spec.locations
+        return {
+            key: slot_bytes(self._slots[key]) / shares(self._slots[key], self._subject)
+            for key, homes in self._staged.homes.items()
+            if chip in homes and key in self._slots and not off_chip(self._slots[key], locations)
+        }
+
+    def _always(self, chip: int) -> dict[str, float]:
+        c, tiles = self._subject.chip.constants, self._subject.chip.tiles
+        totals = dict.fromkeys(CATEGORIES, 0.0)
+        for key, size in self._state[chip].items():
+            totals[_OF_KIND.get(self._slots[key].kind, WEIGHTS)] += size
+        own = [p for each, p in self._passes.items() if self._staged.workload.chip_of(each) == chip]
+        steps = sum(
+            work.steps + 3 * len(work.products)
+            for work in frozenset().union(*(p.works for p in own))
+        )
+        totals[CODE] = tiles * (c.code_base + c.code_step * steps)
+        totals[STREAMS] = max((p.from_host + p.to_host for p in own), default=0.0)
+        io_tiles = self._subject.chip.kind.tiles - tiles
+        totals[STREAMS] += io_tiles * self._subject.chip.kind.tile_bytes
+        return totals
+
+    def _summary(
+        self,
+        chip: int,
+        most: float,
+        action: Action | None,
+        held: Mapping[Name, float],
+        live: list[float],
+    ) -> ChipMemory:
+        always, factor = self._fixed[chip], self._subject.chip.constants.imbalance - 1
+        peak = dict(always)
+        arriving = {} if action is None else self._loaded(action)
+        waiting = Counter[str]()
+        for name, size in {**arriving, **held}.items():
+            waiting[name[0]] += size  # type: ignore[assignment]
+            peak[_OF_KIND.get(self._slots[name[0]].kind, _dynamic(self._slots[name[0]]))] += size
+        if action is not None and action.traffic is None:
+            transient = self._passes[action.stage_pass].transient
+            peak[ACTIVATIONS] += transient.values
+            peak[TEMPORARY] += transient.temporary
+        fixed = dict(always)
+        for totals in (fixed, peak):
+            totals[GAPS] = factor * sum(totals.values())
+        base = sum(fixed.values())
+        curve = tuple(base + (1 + factor) * size for size in live)
+        return ChipMemory(fixed, peak, action, waiting, self._state[chip], curve)
+
+
+def _dynamic(slot: Slot) -> str:
+    return WEIGHTS if slot.kind is Kind.PARAM else ACTIVATIONS

@@ -1,0 +1,173 @@
+"""How a matrix product is spread over the tiles of a chip, and what that takes.
+
+Every tile gets a block of rows, columns and inner elements, such that the matrix unit's cycles and
+the exchange of operands and partial sums together are fewest, within the memory that a product may
+use. That small blocks are inefficient follows from it. Method: PopLibs (MIT), poplin's planner.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from dataclasses import dataclass
+
+from .constants import Constants
+from .systems import ChipKind
+from .work import Product
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One way to spread a product.
+
+    Attributes:
+        compute: cycles of a tile.
+        exchange: cycles of a tile.
+        steps: supersteps.
+        bytes: that it needs on a tile while it runs: operands, partial sums.
+    """
+
+    compute: float
+    exchange: float
+    steps: int
+    bytes: float
+
+    @property
+    def cycles(self) -> float:
+        """Both together, without the supersteps' own cost."""
+        return self.compute + self.exchange
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A tile's matrix unit for one data type.
+
+    Attributes:
+        inner, columns: sizes of the block of weights that it holds.
+        row_cycles: cycles for one row of such a block.
+    """
+
+    inner: int
+    columns: int
+    row_cycles: float
+
+
+def unit_of(kind: ChipKind, itemsize: int, half_partials: bool) -> Unit:
+    """Return the matrix unit for a data type."""
+    if itemsize == 1 and kind.generation == 21:
+        return Unit(32, 16, 4)
+    if itemsize <= 2:
+        return Unit(16, 16 if half_partials and kind.generation > 1 else 8, 4)
+    return Unit(8, 16 if kind.generation > 1 else 8, 8)
+
+
+def peak_macs(kind: ChipKind, itemsize: int, half_partials: bool) -> float:
+    """Return the multiplications per cycle of a tile at best."""
+    unit = unit_of(kind, itemsize, half_partials)
+    return unit.inner * unit.columns / unit.row_cycles
+
+
+@functools.lru_cache(maxsize=4096)
+def plan(product: Product, kind: ChipKind, tiles: int, c: Constants, proportion: float) -> Plan:
+    """Return the best way to spread a product over so many tiles.
+
+    Args:
+        product: what is computed.
+        kind: of the chip.
+        tiles: that compute.
+        c: the constants.
+        proportion: of a tile's memory that it may use.
+    """
+    unit = unit_of(kind, product.itemsize, product.half_partials)
+    group_parts = min(product.groups, tiles)
+    groups = math.ceil(product.groups / group_parts)
+    rest = tiles // group_parts
+    best = None
+    for rows, inner in itertools.product(
+        _parts(product.rows, rest), _parts(math.ceil(product.inner / unit.inner), rest)
+    ):
+        if rows * inner > rest:
+            continue
+        most = rest // (rows * inner)
+        columns = min(math.ceil(product.columns / unit.columns), most)
+        for parts in {columns, max(1, columns // 2)}:
+            one = _priced(product, unit, groups, (rows, inner, parts), c, kind, proportion)
+            if best is None or one.cycles + one.steps * c.step < best.cycles + best.steps * c.step:
+                best = one
+    assert best is not None
+    return best
+
+
+def _parts(size: int, tiles: int) -> list[int]:
+    """Numbers of parts that are worth trying."""
+    most = min(size, tiles)
+    tried = {1, most}
+    power = 1
+    while power <= most:
+        tried |= {power, min(most, power + power // 2)}
+        power *= 2
+    return sorted(tried)
+
+
+def _priced(
+    product: Product,
+    unit: Unit,
+    groups: int,
+    parts: tuple[int, int, int],
+    c: Constants,
+    kind: ChipKind,
+    proportion: float,
+) -> Plan:
+    rows, inner = math.ceil(product.rows / parts[0]), math.ceil(product.inner / parts[1])
+    columns, size = math.ceil(product.columns / parts[2]), product.itemsize
+    partial = 2 if product.half_partials else 4
+    sums = rows * columns * groups
+    left = groups * _left_elements(product, rows, inner) * size
+    right = groups * inner * columns * size
+    received = _received(
+        (left, parts[2]), (right * ((1 - 1 / parts[0]) if product.resident else 1), parts[0]), kind
+    )
+    compute = groups * min(
+        _on_unit(unit, rows, inner, columns, size, c),
+        rows * inner * columns / (c.vector_products * (1 if size <= 2 else 0.25)),
+    )
+    steps = 1
+    if parts[1] > 1:  # partial sums of one result lie on several tiles
+        received += sums * partial
+        compute += sums * 1.0 + c.loop_call
+        steps += 1
+    if partial > size:
+        compute += sums / parts[1] * 0.75
+    needed = left + right + sums * partial
+    serial = max(1, math.ceil(needed / (proportion * kind.tile_bytes)))
+    exchange = received / (c.exchange_bytes * c.exchange_efficiency)
+    return Plan(compute + c.product_call, exchange, steps * serial + 1, needed / serial)
+
+
+def _received(left: tuple[float, int], right: tuple[float, int], kind: ChipKind) -> float:
+    """Bytes that count for the exchange: what two neighbouring tiles both read comes at twice the
+    width, from the second generation on.
+
+    Args:
+        left, right: bytes of an operand, and how many tiles read the same of it.
+        kind: of the chip.
+    """
+    shared = max((size for size, readers in (left, right) if readers > 1), default=0.0)
+    return left[0] + right[0] - (shared / 2 if kind.generation > 1 else 0.0)
+
+
+def _on_unit(unit: Unit, rows: int, inner: int, columns: int, size: int, c: Constants) -> float:
+    blocks = math.ceil(inner / unit.inner) * math.ceil(columns / unit.columns)
+    load = unit.inner * unit.columns * size / c.weight_load_bytes
+    return blocks * (load + c.product_block + unit.row_cycles * max(rows, c.workers))
+
+
+def _left_elements(product: Product, rows: int, inner: int) -> float:
+    """Elements of the left operand that a tile reads: a convolution reads neighbours once."""
+    if product.taps == 1:
+        return rows * inner
+    whole = product.left / product.groups * rows / product.rows
+    side = math.sqrt(max(1.0, rows))
+    halo = ((side + math.sqrt(product.taps) - 1) / side) ** 2
+    return min(rows * inner, whole * halo * min(1.0, inner * product.taps / product.inner))

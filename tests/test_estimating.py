@@ -1,0 +1,220 @@
+"""What a model would cost on IPUs: bytes that can be counted by hand, time whose parts add up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from poptorch._machine.estimate import Estimate
+
+WIDE = 512
+
+
+class Stack(nn.Module):
+    """Linear layers of 512 x 512, from ``cut`` on on a second chip, and their loss."""
+
+    def __init__(self, layers: int, cut: int | None = None, wide: int = WIDE) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(wide, wide, bias=False) for _ in range(layers))
+        if cut is not None:
+            poptorch.BeginBlock(self.layers[cut], "second", ipu_id=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return poptorch.identity_loss(x, reduction="mean")
+
+
+def stack(layers: int, cut: int | None = None, wide: int = WIDE) -> Stack:
+    with torch.device("meta"):
+        return Stack(layers, cut, wide)
+
+
+def rows(count: int, wide: int = WIDE) -> torch.Tensor:
+    return torch.empty(count, wide, device="meta")
+
+
+def trained(
+    model: nn.Module, accumulation: int = 4, opts: poptorch.Options | None = None, micro: int = 8,
+    optimizer: str = "AdamW", system: str = "mk2:16",
+) -> Estimate:  # fmt: skip
+    opts = opts or poptorch.Options()
+    opts.Training.gradientAccumulation(accumulation)
+    kind = getattr(poptorch.optim, optimizer)
+    executor = poptorch.trainingModel(model, opts, kind(model.parameters(), lr=0.1))
+    wide = next(model.parameters()).shape[1]
+    batch = rows(micro * accumulation * opts.replication_factor, wide)
+    try:
+        return executor.estimate(batch, system=system)
+    finally:
+        executor.destroy()
+
+
+@pytest.fixture(scope="module")
+def pipeline() -> Estimate:
+    return trained(stack(4, cut=2))
+
+
+LAYER = WIDE * WIDE * 4
+
+
+def test_state_is_counted_exactly(pipeline: Estimate) -> None:
+    for chip in pipeline.chips:
+        assert chip.always["weights"] - 2 * LAYER < 64  # and a few numbers: steps, rates
+        assert chip.always["optimizer state"] == pytest.approx(2 * 2 * LAYER, abs=64)
+        assert chip.always["accumulators"] == 2 * LAYER
+
+
+def test_parts_add_up(pipeline: Estimate) -> None:
+    whole = pipeline.seconds * pipeline.clock
+    assert sum(pipeline.bound.values()) == pytest.approx(1)
+    for chip in pipeline.chips:
+        assert sum(chip.parts.values()) == pytest.approx(whole)
+        assert chip.bytes == sum(chip.peak.values()) >= sum(chip.always.values())
+        own = [a for a in pipeline.schedule if a.chip == chip.chip]
+        busy = sum(a.cycles + a.sent for a in own)
+        assert chip.cycles == pytest.approx(busy * pipeline.runs)
+    assert pipeline.items_per_second == pytest.approx(8 * 4 / pipeline.seconds)
+
+
+def test_operators_add_up_to_their_passes(pipeline: Estimate) -> None:
+    for name, own in (("0F", "0F0"), ("1B", "1B0")):
+        parts = [row for row in pipeline.operators if row.stage_pass == name]
+        (action,) = [a for a in pipeline.schedule if a.name == own]
+        inside = sum(action.parts.get(part, 0) for part in ("compute", "exchange", "sync"))
+        assert sum(row.cycles for row in parts) == pytest.approx(inside)
+    products = [row for row in pipeline.operators if row.flops and row.stage_pass == "0F"]
+    assert sum(row.flops for row in products) == 2 * 2 * 8 * WIDE * WIDE
+    assert {row.module for row in products} == {"layers.0", "layers.1"}
+    assert all("layer(x)" in row.line for row in products)
+
+
+def test_the_schedule_is_what_staged_executes() -> None:
+    model = Stack(4, cut=2)
+    opts = poptorch.Options().backend("staged")
+    opts.Training.gradientAccumulation(4)
+    executor = poptorch.trainingModel(model, opts, poptorch.optim.SGD(model.parameters(), lr=0.1))
+    executor.compile(torch.zeros(8 * 4, WIDE))
+    staged = executor.plan().staged
+    priced = executor.estimate(torch.zeros(8 * 4, WIDE), system="mk2:2")
+    executor.destroy()
+    assert staged is not None
+    expected = [(chip, str(action)) for _, chip, action in staged.schedule.cells()]
+    assert [(action.chip, action.name) for action in priced.schedule] == expected
+    ends = {a.name: a.start + a.cycles + a.sent for a in priced.schedule}
+    starts = {action.name: action.start for action in priced.schedule}
+    assert starts["1F2"] >= ends["0F2"]
+    assert starts["0B2"] >= ends["1B2"]
+
+
+def _location(**how: bool) -> poptorch.Options:
+    settings = poptorch.TensorLocationSettings()
+    settings.useOnChipStorage(how.get("on_chip", True))
+    settings.useReplicatedTensorSharding(how.get("sharded", False))
+    opts = poptorch.Options()
+    opts.TensorLocations.setOptimizerLocation(settings)
+    return opts
+
+
+def test_locations_move_bytes_and_cost_transfers(pipeline: Estimate) -> None:
+    off = trained(stack(4, cut=2), opts=_location(on_chip=False))
+    assert off.chips[0].always["optimizer state"] < 64
+    assert off.chips[0].always["weights"] == pipeline.chips[0].always["weights"]
+    # Both moments of both layers come and go once, at 20 GB/s.
+    moved = 2 * (2 * 2 * LAYER) / 20e9 * off.clock
+    assert off.chips[0].parts["streaming memory"] == pytest.approx(moved, rel=0.01)
+    shared = trained(stack(4, cut=2), opts=_location(sharded=True).replicationFactor(4))
+    assert shared.chips[0].always["optimizer state"] == pytest.approx(LAYER, abs=64)
+    assert shared.replicas == 4
+
+
+def test_replicas_add_up_their_gradients(pipeline: Estimate) -> None:
+    four = trained(stack(4, cut=2), opts=poptorch.Options().replicationFactor(4))
+    slower = four.cycles - pipeline.cycles
+    ring = 2 * 3 * (2 * LAYER / 4 / (64e9 * 0.85) + 10e-6) * four.clock
+    assert slower == pytest.approx(ring, rel=0.1)
+    assert 3 * pipeline.items_per_second < four.items_per_second < 4 * pipeline.items_per_second
+
+
+def test_a_model_stops_fitting_where_its_weights_do() -> None:
+    """64 MiB a layer against 897 MiB: 12 layers leave 129 MiB for everything else, 14 one."""
+    wide = 4096
+    verdicts = {}
+    for layers in (11, 14):
+        model = stack(layers, wide=wide).eval()
+        executor = poptorch.inferenceModel(model)
+        verdicts[layers] = executor.estimate(rows(16, wide), system="mk2:1")
+    assert verdicts[11].fits
+    assert not verdicts[14].fits
+    culprit = verdicts[14].culprit
+    assert (culprit.category, culprit.module, culprit.chip) == ("weights", "layers.0", 0)
+    assert culprit.bytes == 14 * wide * wide * 4
+    assert culprit.tensor == "param.layers.0.weight"
+    assert "layer(x)" in culprit.line
+    limit = 1472 * (624 << 10)
+    assert verdicts[14].chips[0].limit == limit
+    assert culprit.over == pytest.approx(100 * (verdicts[14].chips[0].bytes / limit - 1))
+    assert "DOES NOT FIT: weights" in str(verdicts[14])
+
+
+def test_pipelines_keep_more_the_earlier_the_stage() -> None:
+    """When it goes back, the first of three stages has the inputs of five micro-batches.
+
+    The second has those of three and what has just arrived for the next; each also has the gradient
+    that it starts from.
+    """
+    model = stack(6)
+    for ipu in (1, 2):
+        poptorch.BeginBlock(model.layers[2 * ipu], f"b{ipu}", ipu_id=ipu)
+    kept = trained(model, accumulation=8, micro=4096).chips
+    value = 4096 * WIDE * 4
+    assert kept[0].peak["activations"] - kept[1].peak["activations"] == value
+    assert kept[1].peak["activations"] - kept[2].peak["activations"] >= value
+
+
+def test_files(pipeline: Estimate, tmp_path: Path) -> None:
+    pipeline.to_json(tmp_path / "estimate.json")
+    read = json.loads((tmp_path / "estimate.json").read_text())
+    assert read["format"] == 1
+    assert read["cycles"] == pipeline.cycles
+    assert read["chips"][1]["peak"]["weights"] == pipeline.chips[1].peak["weights"]
+    pipeline.to_trace(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    bars = [event for event in events if event["ph"] == "X" and event["cat"] == "action"]
+    assert len(bars) == len(pipeline.schedule)
+    assert {event["pid"] for event in bars} == {0, 1}
+    first = next(event for event in bars if event["name"] == "0F0")
+    assert first["dur"] == pytest.approx(
+        pipeline.schedule[0].cycles / pipeline.clock * 1e6, abs=0.01
+    )
+
+
+def test_a_system_has_to_be_large_enough() -> None:
+    with pytest.raises(poptorch.Error, match="needs more IPUs than the system has") as caught:
+        trained(stack(4, cut=2), system="mk2:1")
+    assert 'system="mk2:2"' in str(caught.value)
+    with pytest.raises(poptorch.Error, match="There is no such system"):
+        trained(stack(1), system="mk9:1")
+
+
+def test_what_is_guessed_is_said(pipeline: Estimate) -> None:
+    names = {guess.name for guess in pipeline.guesses}
+    assert "code_base" in names
+    assert "link_bytes" not in names
+    assert all(0 < guess.share <= 1 and guess.meaning for guess in pipeline.guesses)
+
+
+def test_estimating_leaves_the_model_usable() -> None:
+    torch.manual_seed(1)
+    model = Stack(2)
+    executor = poptorch.inferenceModel(model, poptorch.Options().backend("reference"))
+    x = torch.randn(4, WIDE)
+    priced = poptorch.estimate(executor, x, system="bow:1")
+    assert not executor.isCompiled()
+    assert priced.fits
+    torch.testing.assert_close(executor(x), model(x))
