@@ -23,7 +23,7 @@ class PlacedBlock:
     Attributes:
         ipu: index of the chip, and id of the block.
         begins: path of the module that begins the block; the model's own is empty.
-        cycles: of one micro-batch, forward and backward, by a rough rule per operator.
+        cycles: of one micro-batch, forward and backward, as ``poptorch.estimate`` prices them.
         share: of all chips' cycles, from 0 to 1.
         weight_bytes: parameters, gradients, optimizer state and buffers.
         saved_bytes: what is kept for the backward pass, of all micro-batches under way.
