@@ -13,7 +13,7 @@ from .._ir.plan_text import size_text, table
 FORMAT = 1
 """Version of the JSON form."""
 
-ERROR_BAND = 1.3
+ERROR_BAND = 1.4
 """The factor within which the estimates of the rows that constants were fitted to lie; printed by
 ``benchmarks/ipu_rows.py``."""
 

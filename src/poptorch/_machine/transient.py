@@ -88,7 +88,8 @@ def in_demand(graph: Graph) -> Iterator[fx.Node]:
     """
     nodes = [node for node in graph.module.graph.nodes if node.op == "call_function"]
     direction = graph.name.lstrip("0123456789")[:1]
-    own = [node for node in nodes if _direction(node) == direction]
+    # Weight after weight, where a pass updates them.
+    own = [node for node in nodes if direction != "U" and _direction(node) == direction]
     early = accumulating(graph)
     done: set[fx.Node] = set()
     for target in (*own, *graph.returned, *nodes):
