@@ -56,7 +56,7 @@ SAME: dict[str, Change] = {  # other forms of the same values
     "channels last": lambda x: (
         x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
     ),
-    "negative view": lambda x: torch._neg_view(x) if x.is_floating_point() else x,
+    "negative view": lambda x: torch.complex(x, -x).conj().imag if x.dtype is torch.float32 else x,
     "a gradient": lambda x: x.clone().requires_grad_() if x.is_floating_point() else x,
     "a parameter": lambda x: torch.nn.Parameter(x, requires_grad=False),
     "a subclass": lambda x: x.as_subclass(Sub),

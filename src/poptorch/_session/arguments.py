@@ -176,7 +176,6 @@ class Inputs:
                     and tensor.is_cpu is is_cpu
                     and tensor.stride() == strides
                     and not tensor.requires_grad
-                    and not tensor.is_neg()
                 ):
                     result.append(tensor)
                     continue

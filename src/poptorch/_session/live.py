@@ -49,7 +49,8 @@ class Compilation(Task):
         """
         slots = self.compiled.plan.program.visible_slots()
         for key, value in state.items():
-            shape = slots[key].device_shape if key in slots else None
+            known = key in slots and slots[key].kind in (Kind.OPTSTATE, Kind.RNG)
+            shape = slots[key].device_shape if known else None
             if shape != value.shape:
                 raise Error(
                     "Invalid file: it was saved from another model",
