@@ -17,6 +17,7 @@ import poptorch
 
 from .._base import log, source
 from .._base.errors import Error, InvalidValue
+from ._joining import joined
 
 _RNG_FILE = "poptorch_rng.pt"
 
@@ -96,7 +97,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         executor = self._trainer()
         scale, items = self._scales(len(window), num_items_in_batch)
         window += window[-1:] * (len(scale) - len(window))  # they count nothing
-        inputs = _joined(window)
+        inputs = joined(window)
         if self._random is not None:
             executor.compile(scale, items, **inputs)  # there is no random state before
             executor.rng_state, self._random = self._random, None
@@ -239,31 +240,6 @@ class _Evaluation(nn.Module):
 def _inner(optimizer: Any) -> Any:
     """Return the optimizer that accelerate may have put into an object of its own."""
     return getattr(optimizer, "optimizer", optimizer)
-
-
-def _joined(window: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the inputs of an update: the micro-batches' tensors one after another."""
-    if len(window) == 1:
-        return window[0]
-    joined = {}
-    for name, first in window[0].items():
-        values = [inputs[name] for inputs in window]
-        if not isinstance(first, torch.Tensor):
-            joined[name] = first
-            continue
-        shapes = [tuple(value.shape) for value in values]
-        if len(set(shapes)) > 1:
-            raise Error(
-                "The micro-batches of an update have different shapes",
-                got=f"{name}: {', '.join(map(str, shapes))}",
-                where=source.calling_line(),
-                fix=(
-                    "pad to one length: padding='max_length', or poptorch.PadToSizes as collator",
-                    "gradient_accumulation_steps=1 with options.programs(n)",
-                ),
-            )
-        joined[name] = torch.cat(values)
-    return joined
 
 
 def _check(args: Any) -> None:

@@ -1,0 +1,241 @@
+"""A strategy for Lightning: the steps of a ``LightningModule`` as compiled programs.
+
+Source: Lightning's own documentation, https://lightning.ai/docs/pytorch/stable/extensions/strategy.html.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import nn
+
+import poptorch
+
+from .._base import log
+from .._base.errors import Error
+from ._joining import joined
+
+_GRADIENT_HOOKS = (
+    "backward", "on_before_backward", "on_after_backward", "on_before_optimizer_step",
+    "configure_gradient_clipping",
+)  # fmt: skip
+
+
+class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
+    """Runs ``training_step`` with backward, clipping and update, and the other steps, compiled.
+
+    ``Trainer(strategy=PopTorchStrategy(), accelerator="cpu")`` is all. ``self.log`` inside a step
+    works: the values come back with the call. Schedulers, callbacks, checkpoints, early stopping,
+    ``accumulate_grad_batches`` and ``gradient_clip_val`` are the Trainer's own.
+
+    What differs: gradients stay in the program, so hooks that look at them see none, which a
+    warning says. ``batch_idx`` is a tensor in a step, whose other Python runs once.
+
+    Args:
+        options: a copy is used: backend, caches, precision and so on; counts come from the
+            Trainer. By default up to four kinds of batches stay compiled.
+
+    Raises:
+        poptorch.Error: when fitting begins: manual optimization, several optimizers, clipping by
+            value, or a precision of the Trainer's.
+    """
+
+    strategy_name = "poptorch"
+
+    def __init__(self, options: poptorch.Options | None = None) -> None:
+        super().__init__(device="cpu")
+        self._poptorch_options = poptorch.Options().programs(4) if options is None else options
+        self._training: poptorch.PoplarExecutor | None = None
+        self._others: dict[str, poptorch.PoplarExecutor] = {}
+        self._window: list[tuple[Any, ...]] = []
+        self._settings: dict[str, dict[str, Any]] = {}
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        """Check what the Trainer and the module ask for, and set up as the base does."""
+        super().setup(trainer)
+        if self.precision_plugin.precision != "32-true":
+            _refuse("precision", self.precision_plugin.precision, "module.half() or bfloat16()")
+        if trainer.state.fn != TrainerFn.FITTING:
+            return
+        if not self.lightning_module.automatic_optimization:
+            _refuse("automatic_optimization", False, "let the Trainer optimize")
+        if len(self.optimizers) != 1:
+            _refuse("configure_optimizers", f"{len(self.optimizers)} optimizers", "return one")
+        if trainer.gradient_clip_val:
+            if trainer.gradient_clip_algorithm == "value":
+                _refuse("gradient_clip_algorithm", "value", "gradient_clip_algorithm='norm'")
+            self.optimizers[0].max_grad_norm = trainer.gradient_clip_val
+        for name in _GRADIENT_HOOKS:
+            if is_overridden(name, self.lightning_module):
+                log.python.warning("%s sees no gradients: they stay in the program", name)
+
+    # Training.
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Keep a micro-batch; with the last of an update, make the update.
+
+        Returns:
+            What the module's ``training_step`` returns, its loss being the sum of the update's, as
+            the Trainer scales it; of other results those of the last micro-batch.
+        """
+        trainer = self.lightning_module.trainer
+        self._window.append((*args, *kwargs.values()))
+        count, steps = len(self._window), trainer.accumulate_grad_batches
+        if count < steps and not trainer.is_last_batch:
+            return torch.zeros(())
+        window, self._window = self._window, []
+        window += window[-1:] * (steps - count)  # they count nothing
+        scale = (torch.arange(steps) < count) / steps
+        executor = self._trainer(steps)
+        losses, result, logged = executor(scale, *_arguments(window))
+        rows = {name: value.reshape(steps, -1)[:count] for name, value in logged.items()}
+        self._log({name: value.mean(0).squeeze() for name, value in rows.items()})
+        loss = losses.sum() * steps  # the Trainer divides it again
+        return {**result, "loss": loss} if isinstance(result, dict) else loss
+
+    def _trainer(self, steps: int) -> poptorch.PoplarExecutor:
+        optimizer = self.optimizers[0]
+        if self._training is not None:
+            if self._training.options.Training.gradient_accumulation == steps:
+                self._training.setOptimizer(optimizer)
+                return self._training
+            self._training.destroy()  # a GradientAccumulationScheduler, for one
+        options = self._poptorch_options.clone().outputMode(poptorch.OutputMode.All)
+        options.Training.gradientAccumulation(steps)
+        options.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Sum)
+        step = _TrainingStep(self.lightning_module, "training_step", self._settings)
+        self._training = poptorch.trainingModel(step, options, optimizer)
+        return self._training
+
+    def backward(self, closure_loss: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Return the loss: the program has gone backward."""
+        return closure_loss.detach()
+
+    # The other steps.
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module's ``validation_step`` compiled, and log what it logs."""
+        return self._evaluate("validation_step", (*args, *kwargs.values()))
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module's ``test_step`` compiled, and log what it logs."""
+        return self._evaluate("test_step", (*args, *kwargs.values()))
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module's ``predict_step`` compiled."""
+        return self._evaluate("predict_step", (*args, *kwargs.values()))
+
+    def _evaluate(self, name: str, args: tuple[Any, ...]) -> Any:
+        executor = self._others.get(name)
+        if executor is None:
+            options = self._poptorch_options.clone()
+            executor = poptorch.inferenceModel(
+                _Step(self.lightning_module, name, self._settings), options
+            )
+            self._others[name] = executor
+        result, logged = executor(*_arguments([args]))
+        self._log(logged)
+        return result
+
+    def _log(self, values: Mapping[str, torch.Tensor]) -> None:
+        for name, value in values.items():
+            self.lightning_module.log(name, value, **self._settings[name])
+
+    # Weights.
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """Return the trained weights."""
+        if self._training is not None:
+            self._training.copyWeightsToHostIfNeeded()
+        return dict(super().lightning_module_state_dict())
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Load weights, also into what is compiled."""
+        super().load_model_state_dict(checkpoint, strict)
+        for executor in (self._training, *self._others.values()):
+            if executor is not None and executor.isAttachedToDevice():
+                executor.copyWeightsToDevice()
+
+    def teardown(self) -> None:
+        """Leave an ordinary module with the trained weights."""
+        for executor in (*self._others.values(), self._training):
+            if executor is not None:
+                executor.destroy()
+        self._training = None
+        self._others.clear()
+        super().teardown()
+
+
+class _Step(nn.Module):
+    """One step of a module; what ``self.log`` gets in it is a result of the program.
+
+    Args:
+        module: whose step it is.
+        name: of the step.
+        settings: filled with the settings of ``self.log`` by the name that is logged.
+    """
+
+    def __init__(
+        self, module: pl.LightningModule, name: str, settings: dict[str, dict[str, Any]]
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self._name = name
+        self._settings = settings
+
+    def forward(
+        self, batch: Any, index: torch.Tensor | None = None, *rest: Any
+    ) -> tuple[Any, dict[str, torch.Tensor]]:
+        logged: dict[str, torch.Tensor] = {}
+
+        def keep(name: str, value: Any, *more: Any, **settings: Any) -> None:
+            if more or not isinstance(value, torch.Tensor | int | float):
+                raise Error(
+                    "self.log inside a compiled step takes a number and named settings",
+                    got=f"{name}: {type(value).__name__}",
+                    fix="log a metric object in a hook, on_validation_epoch_end for one",
+                )
+            logged[name] = torch.as_tensor(value, dtype=torch.float32)
+            self._settings[name] = settings
+
+        module = self.module
+        object.__setattr__(module, "log", keep)
+        try:
+            numbers = () if index is None else (index[0], *rest)
+            result = getattr(module, self._name)(batch, *numbers)
+        finally:
+            object.__delattr__(module, "log")
+        return result, logged
+
+
+class _TrainingStep(_Step):
+    """The training step with its loss marked, times what it counts."""
+
+    def forward(self, scale: torch.Tensor, *args: Any) -> tuple[torch.Tensor, Any, Any]:  # type: ignore[override]
+        result, logged = super().forward(*args)
+        loss = result["loss"] if isinstance(result, dict) else result
+        marked = poptorch.identity_loss(loss * scale[0], reduction="sum")
+        rest = (
+            {key: value for key, value in result.items() if key != "loss"}
+            if loss is not result
+            else None
+        )
+        return marked, rest, logged
+
+
+def _arguments(window: list[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """Return the combined batch, the numbers of its micro-batches, and what else there is."""
+    batch, *numbers = zip(*window, strict=True)
+    if not numbers:
+        return (joined(batch),)
+    return (joined(batch), torch.tensor(numbers[0]), *(number[0] for number in numbers[1:]))
+
+
+def _refuse(name: str, value: Any, fix: str) -> None:
+    raise Error(f"PopTorchStrategy cannot take {name}", got=repr(value), fix=fix)

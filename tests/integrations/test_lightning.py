@@ -1,0 +1,188 @@
+"""``PopTorchStrategy`` beside Lightning's own way: same losses, logs, weights and checkpoints."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.callbacks import (
+    EarlyStopping,
+    GradientAccumulationScheduler,
+    ModelCheckpoint,
+)
+from torch.utils.data import DataLoader, TensorDataset
+
+import poptorch
+from helpers.lightning_net import Net
+from helpers.wrapped import normal, options
+from poptorch.integrations.lightning import PopTorchStrategy
+
+pytestmark = [
+    pytest.mark.slow,
+    # its advice on workers, logging and validation
+    pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning"),
+    pytest.mark.filterwarnings("ignore:.*when using `ckpt_path`, callbacks.*"),
+]
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+DATA = TensorDataset(normal(18, 4), normal(18, 2, seed=1))
+
+
+class Record(pl.Callback):
+    """What callbacks see of the logged values and of the returned loss."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, float]] = []
+        self.losses: list[float] = []
+        self.epochs: list[dict[str, float]] = []
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
+        self.steps.append({key: float(value) for key, value in trainer.callback_metrics.items()})
+        self.losses.append(float(outputs["loss"]))
+
+    def on_train_epoch_end(self, trainer, module) -> None:
+        self.epochs.append({key: float(value) for key, value in trainer.callback_metrics.items()})
+
+
+def trainer(ours: bool, folder: Path, *callbacks: pl.Callback, **settings: Any) -> pl.Trainer:
+    strategy = PopTorchStrategy(options().programs(3)) if ours else "auto"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Lightning, about loggers and hardware
+        return pl.Trainer(
+            accelerator="cpu", devices=1, strategy=strategy, default_root_dir=folder,
+            logger=False, enable_progress_bar=False, enable_model_summary=False,
+            log_every_n_steps=1, callbacks=list(callbacks), num_sanity_val_steps=0,
+            **{"max_epochs": 2, "enable_checkpointing": False, **settings},
+        )  # fmt: skip
+
+
+def loader(size: int = 4) -> DataLoader:
+    return DataLoader(DATA, batch_size=size)
+
+
+def fitted(module: Net, ours: bool, folder: Path, **settings: Any) -> Record:
+    record = Record()
+    run = trainer(ours, folder, record, **settings)
+    run.fit(module, loader(), loader(8))
+    return record
+
+
+@pytest.mark.parametrize("settings", [{}, {"gradient_clip_val": 0.1}], ids=["plain", "clipped"])
+def test_losses_logs_and_weights_are_the_same(settings: dict[str, Any], tmp_path: Path) -> None:
+    """18 samples: the last batch of an epoch is short."""
+    module = Net()
+    other = copy.deepcopy(module)
+    ours = fitted(module, True, tmp_path, **settings)
+    plain = fitted(other, False, tmp_path, **settings)
+    assert len(ours.steps) == 10
+    assert ours.losses == pytest.approx(plain.losses, rel=1e-5)
+    for mine, theirs in zip(ours.steps + ours.epochs, plain.steps + plain.epochs, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-5)
+    for name, value in other.state_dict().items():
+        torch.testing.assert_close(module.state_dict()[name], value)
+
+
+def test_accumulated_batches(tmp_path: Path) -> None:
+    """Of 4 complete batches per epoch 3 make an update, and the last alone another."""
+    module = Net()
+    other = copy.deepcopy(module)
+    for net, ours in ((module, True), (other, False)):
+        run = trainer(ours, tmp_path, accumulate_grad_batches=3, limit_train_batches=4)
+        run.fit(net, loader())
+        assert run.global_step == 4
+    for name, value in other.state_dict().items():
+        torch.testing.assert_close(module.state_dict()[name], value)
+
+
+def test_accumulation_that_changes_with_the_epoch(tmp_path: Path) -> None:
+    module = Net()
+    other = copy.deepcopy(module)
+    for net, ours in ((module, True), (other, False)):
+        change = GradientAccumulationScheduler({0: 1, 1: 2})
+        trainer(ours, tmp_path, change, limit_train_batches=4).fit(net, loader())
+    for name, value in other.state_dict().items():
+        torch.testing.assert_close(module.state_dict()[name], value)
+
+
+def test_testing_and_predicting(tmp_path: Path) -> None:
+    module = Net()
+    ours, plain = trainer(True, tmp_path), trainer(False, tmp_path)
+    mine = ours.test(module, [loader(8), loader(9)], verbose=False)
+    theirs = plain.test(module, [loader(8), loader(9)], verbose=False)
+    assert len(mine) == 2
+    for one, another in zip(mine, theirs, strict=True):
+        assert one == pytest.approx(another, rel=1e-5)
+    rows = torch.cat(ours.predict(module, loader(8)))
+    torch.testing.assert_close(rows, module(DATA.tensors[0]).detach())
+
+
+def test_checkpoints_resume_in_either_way(tmp_path: Path) -> None:
+    whole = Net()
+    start = copy.deepcopy(whole)
+    saving = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
+    trainer(True, tmp_path, saving, enable_checkpointing=True, max_epochs=3).fit(whole, loader())
+    for ours in (True, False):
+        again = copy.deepcopy(start)
+        run = trainer(ours, tmp_path, max_epochs=3)
+        run.fit(again, loader(), ckpt_path=tmp_path / "epoch=0.ckpt", weights_only=False)
+        assert run.global_step == 15
+        for name, value in whole.state_dict().items():
+            torch.testing.assert_close(again.state_dict()[name], value)
+
+
+def test_early_stopping_sees_what_validation_logs(tmp_path: Path) -> None:
+    stopping = EarlyStopping("val_loss", patience=1, mode="max")  # it falls
+    run = trainer(True, tmp_path, stopping, max_epochs=20)
+    run.fit(Net(), loader(), loader(8))
+    assert run.current_epoch == 2
+
+
+def test_max_steps(tmp_path: Path) -> None:
+    run = trainer(True, tmp_path, max_epochs=None, max_steps=3)
+    run.fit(Net(), loader())
+    assert run.global_step == 3
+
+
+class Manual(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+
+class Two(Net):
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in self.layers[::2]]
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        raise AssertionError("never called")
+
+
+class Looks(Net):
+    def on_after_backward(self) -> None:
+        """Would look at gradients."""
+
+
+class LogsAnObject(Net):
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.log("name", "a text")  # type: ignore[arg-type]
+        return super().training_step(batch, batch_idx)
+
+
+def test_what_it_cannot_take_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(poptorch.Error, match="cannot take automatic_optimization"):
+        trainer(True, tmp_path).fit(Manual(), loader())
+    with pytest.raises(poptorch.Error, match="cannot take gradient_clip_algorithm"):
+        settings = {"gradient_clip_val": 1.0, "gradient_clip_algorithm": "value"}
+        trainer(True, tmp_path, **settings).fit(Net(), loader())
+    with pytest.raises(poptorch.Error, match="cannot take precision"):
+        trainer(True, tmp_path, precision="bf16-mixed").fit(Net(), loader())
+    with pytest.raises(poptorch.Error, match="takes a number and named settings"):
+        trainer(True, tmp_path).fit(LogsAnObject(), loader())
+    with caplog.at_level(logging.WARNING, "poptorch"):
+        trainer(True, tmp_path, max_steps=1).fit(Looks(), loader())
+    assert "on_after_backward sees no gradients" in caplog.text
