@@ -154,3 +154,27 @@ def test_hooks_on_layers_that_come_after_compiling_are_said(register: str, caplo
         executor(*arguments)
         assert caplog.text.count("1 hooks were put on layers") == 1
         caplog.clear()
+
+
+def test_another_number_format_is_said(caplog) -> None:
+    for executor in (training(Net()), poptorch.inferenceModel(Net(), options())):
+        arguments = (X, Y) if executor._optimizer is not None else (X,)
+        executor(*arguments)
+        executor(*arguments)
+        assert "compiled in" not in caplog.text
+        executor.model.bfloat16()
+        executor(*arguments)
+        executor(*arguments)
+        assert caplog.text.count("was compiled in float32 and is bfloat16 now") == 1
+        caplog.clear()
+        executor.model.float()
+
+
+def test_a_parametrization_that_comes_after_compiling_is_said(caplog) -> None:
+    model = Net()
+    executor = poptorch.inferenceModel(model, options())
+    before = executor(X)
+    torch.nn.utils.parametrizations.weight_norm(model.second)
+    assert torch.equal(executor(X), before)
+    executor(X)
+    assert caplog.text.count("changed after it was compiled (new inside of others: param") == 1

@@ -25,7 +25,7 @@ _NUMBERS = sorted({name for kind in KINDS for name in kind.hypers})
 
 
 class ModelChanges:
-    """Remembers the layers of a model, which parameters wanted gradients, and hooks.
+    """Remembers the layers of a model, its number format, which parameters wanted gradients, hooks.
 
     Args:
         module: what was compiled.
@@ -36,7 +36,12 @@ class ModelChanges:
         self._holders = [(m, m._modules) for m in module.modules() if m._modules]
         self._dicts = [children for _, children in self._holders]
         self._layers = self._now()
+        # Layers without others inside: that one is put there, by a parametrization, shows at once.
+        self._no_layers = [m._modules for m in module.modules() if not m._modules]
         self._parameters = {p: tied.tensor for p, tied in tensors.items() if tied.is_parameter}
+        numbers = (p for p in self._parameters.values() if p.is_floating_point())
+        self._first = next(numbers, torch.empty(0))  # half() and its like change all of them
+        self._format = self._first.dtype
         self._wanted = self._requires_grad()
         self._hooks = self._parameter_hooks()
         # Dicts of hooks that are empty: that one is put there shows at once.
@@ -54,9 +59,13 @@ class ModelChanges:
         return [hooks_of(parameter) for parameter in self._parameters.values()]
 
     def say_layers(self) -> None:
-        """Warn if a layer was put in, taken out or replaced, or has hooks now; for every call."""
+        """Warn of layers put in, taken out or replaced, of hooks and formats; for every call."""
         if any(self._no_hooks):
             self._say_module_hooks()
+        if any(self._no_layers):
+            self._say_inner_layers()
+        if self._first.dtype is not self._format:
+            self._say_format()
         layers = self._now()
         if layers == self._layers:
             return
@@ -67,11 +76,19 @@ class ModelChanges:
             for name, child in children.items()
             if child not in before
         )
+        _say_layers(", ".join(new) or "some were taken out")
+
+    def _say_inner_layers(self) -> None:
+        names = sorted({name for children in self._no_layers for name in children})
+        self._no_layers = []
+        _say_layers(f"new inside of others: {', '.join(names)}")
+
+    def _say_format(self) -> None:
+        before, self._format = self._format, self._first.dtype
         log.python.warning(
-            "The layers of the model changed after it was compiled (%s): the compiled program goes "
-            "on with those from before. Call destroy() on the executor, so that the next call "
-            "compiles the model as it is now",
-            ", ".join(new) or "some were taken out",
+            "The model was compiled in %s and is %s now: the compiled program goes on in %s. Call "
+            "destroy() on the executor, so that the next call compiles the model as it is now",
+            *(str(kind).removeprefix("torch.") for kind in (before, self._format, before)),
         )
 
     def _say_module_hooks(self) -> None:
@@ -100,6 +117,15 @@ class ModelChanges:
             "compiles the model as it is now",
             ", ".join(changed[:5]) + (", ..." if len(changed) > 5 else ""),
         )
+
+
+def _say_layers(which: str) -> None:
+    log.python.warning(
+        "The layers of the model changed after it was compiled (%s): the compiled program goes on "
+        "with those from before. Call destroy() on the executor, so that the next call compiles "
+        "the model as it is now",
+        which,
+    )
 
 
 def _say_hooks(holders: str, count: int) -> None:
