@@ -1,7 +1,7 @@
 """The constants of the cost model: each with its value, its unit and where it comes from.
 
 The facts about chips themselves (tiles, clock, memory) are rows of ``systems.KINDS``. A *fitted*
-constant comes from ``benchmarks/ipu_rows.py``, which fits at most four of them to published
+constant, four at most, was chosen so that ``benchmarks/ipu_rows.py`` comes near to published
 results. A *guess* has no source that could be found; estimates say how much of a result it decides.
 """
 
@@ -17,7 +17,7 @@ class Mark(enum.StrEnum):
 
     READ = "read in a public source"
     DERIVED = "derived by arithmetic from public figures"
-    FITTED = "fitted to published results"
+    FITTED = "chosen by hand to meet published results"
     GUESS = "guess"
 
 
