@@ -141,6 +141,21 @@ def test_replicas_add_up_their_gradients(pipeline: Estimate) -> None:
     assert 3 * pipeline.items_per_second < four.items_per_second < 4 * pipeline.items_per_second
 
 
+def test_replicas_of_other_processes_count() -> None:
+    together = trained(stack(4, cut=2), opts=poptorch.Options().replicationFactor(4))
+    opts = poptorch.Options().replicationFactor(2)
+    opts.Distributed.configureProcessId(1, 2)
+    apart = trained(stack(4, cut=2), opts=opts)
+    assert apart.replicas == 4
+    assert apart.items_per_second == together.items_per_second
+    assert apart.share_of_peak == together.share_of_peak
+    assert apart.bound == together.bound
+    opts = poptorch.Options().replicationFactor(2)
+    opts.Distributed.configureProcessId(0, 16)
+    with pytest.raises(poptorch.Error, match="32 replicas of 2 IPUs on mk2:16"):
+        trained(stack(4, cut=2), opts=opts)
+
+
 def test_a_model_stops_fitting_where_its_weights_do() -> None:
     """64 MiB a layer against 897 MiB: 12 layers leave 129 MiB for everything else, 14 one."""
     wide = 4096

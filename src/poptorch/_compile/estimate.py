@@ -28,7 +28,7 @@ class Capture:
         request: what was captured.
         micro: one micro-batch.
         optim: the optimizer's structure; None in inference.
-        rows: of the combined batch.
+        rows: of the combined batch of one process.
     """
 
     request: _capture.Request
@@ -48,7 +48,7 @@ def capture_for_estimate(
         request: what is captured.
         spec: every setting.
         optim: the optimizer's structure; None in inference.
-        rows: of the combined batch.
+        rows: of the combined batch of one process.
     """
     recompute = bool(spec.training and spec.recompute)
     why = "estimates look at one micro-batch at a time"
@@ -92,16 +92,15 @@ def subject(
         system.kind, system.kind.tiles - io_tiles, constants,
         _proportion(spec, constants), spec.runtime.half_partials,
     )  # fmt: skip
-    fabric = Fabric(system.kind, max(1, layout.chips), spec.loops.replicas, constants)
+    fabric = Fabric(system.kind, max(1, layout.chips), spec.loops.all_replicas, constants)
     emit = build.emit(captured.micro.graph, own)
-    return Subject(
-        cut, own, emit, chip, fabric, captured.rows, _flops(graph), bool(captured.micro.overlaps)
-    )
+    rows = captured.rows * spec.loops.processes
+    return Subject(cut, own, emit, chip, fabric, rows, _flops(graph), bool(captured.micro.overlaps))
 
 
 def _one_replica(spec: Spec) -> Spec:
     """The settings of one replica, on a device without rules about reserving chips."""
-    loops = replace(spec.loops, replicas=1, input_group_size=1)
+    loops = replace(spec.loops, replicas=1, input_group_size=1, processes=1)
     target = replace(spec.target, device="model", auto_round=True)
     return replace(spec, loops=loops, target=target)
 

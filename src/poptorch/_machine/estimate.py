@@ -188,13 +188,13 @@ class Estimate:
         culprit: what takes most on the fullest chip.
         seconds: per call, the host's part included.
         cycles: per call, of the chips.
-        items_per_second: samples of the combined batch, of all replicas, per second.
+        items_per_second: samples per second, of all replicas of all processes.
         share_of_peak: of the peak of all chips that are used, for the products of the model, none
             counted twice.
         bound: what the chips' time goes to, as shares that add up to 1: compute, exchange, sync,
             host link, streaming memory, bubble, host call.
         chips: of one replica.
-        replicas: how many there are.
+        replicas: how many there are, in all processes.
         operators: by cost, the dearest first.
         schedule: every action of one run of the schedule.
         runs: how often a call runs the schedule.

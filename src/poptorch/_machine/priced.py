@@ -80,7 +80,7 @@ class Subject:
         emit: what goes back to the host.
         chip: what the prices inside a chip depend on.
         fabric: what joins the chips.
-        rows: of the combined batch.
+        rows: of the combined batches of all processes.
         flops: of one micro-batch, forward and backward, nothing computed twice.
         overlapped: whether inputs and outputs travel while the chips compute.
     """
