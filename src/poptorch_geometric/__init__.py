@@ -6,6 +6,7 @@ ops".
 
 from poptorch._base.version import VERSION
 
+from . import _substitution
 from .collate import make_exclude_keys
 from .common import call_once as call_once
 from .dataloader import FixedSizeDataLoader
@@ -30,3 +31,4 @@ __version__ = VERSION
 
 
 registerCustomArgParsers()
+_substitution.register()

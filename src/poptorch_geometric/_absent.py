@@ -1,0 +1,113 @@
+"""Edges and nodes that are not there: their number is -1.
+
+A program has fixed shapes. Where torch_geometric would shorten a list of edges, ours keeps its
+length and gives what is gone the number -1; what gathers and reduces leaves it out. As long as
+nothing of the kind was made in a capture, torch_geometric's own functions run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch_geometric.utils import scatter as _scatter
+
+_noted: ContextVar[list[bool] | None] = ContextVar("absent", default=None)
+
+
+@contextlib.contextmanager
+def watching() -> Iterator[None]:
+    """Within the block :func:`note` is remembered."""
+    token = _noted.set([False])
+    try:
+        yield
+    finally:
+        _noted.reset(token)
+
+
+def note() -> None:
+    """Say that there may be numbers of -1 from now on."""
+    noted = _noted.get()
+    if noted is not None:
+        noted[0] = True
+
+
+def possible() -> bool:
+    """Tell whether there may be numbers of -1."""
+    noted = _noted.get()
+    return noted is not None and noted[0]
+
+
+def leave_out(edge_index: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return edges of which those are gone where a mask is False."""
+    note()
+    return torch.where(mask, edge_index, -1)
+
+
+def present(index: torch.Tensor) -> torch.Tensor:
+    """Tell which numbers stand for something."""
+    return index >= 0
+
+
+def somewhere(index: torch.Tensor) -> torch.Tensor:
+    """Return numbers to gather with; what they gather for -1 does not matter."""
+    return index.clamp(min=0) if possible() else index
+
+
+def scatter(
+    src: torch.Tensor,
+    index: torch.Tensor,
+    dim: int = 0,
+    dim_size: int | None = None,
+    reduce: str = "sum",
+) -> torch.Tensor:
+    """Reduce as torch_geometric does, into one row more, which takes what is gone."""
+    if not possible() or dim_size is None:
+        plain: torch.Tensor = _scatter(src, index, dim, dim_size, reduce)
+        return plain
+    routed = torch.where(index < 0, dim_size, index)
+    whole: torch.Tensor = _scatter(src, routed, dim, dim_size + 1, reduce)
+    return whole.narrow(dim, 0, dim_size)
+
+
+def degree(
+    index: torch.Tensor, num_nodes: int | None = None, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """Count as torch_geometric does, but not what is gone."""
+    if num_nodes is None:
+        num_nodes = int(index.max()) + 1
+    ones = torch.ones(len(index), dtype=dtype, device=index.device)
+    return scatter(ones, index, 0, num_nodes)
+
+
+def softmax_for(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Return a softmax over groups in which what is gone has no part."""
+
+    def softmax(
+        src: torch.Tensor,
+        index: torch.Tensor | None = None,
+        ptr: torch.Tensor | None = None,
+        num_nodes: int | None = None,
+        dim: int = 0,
+    ) -> torch.Tensor:
+        if index is None or num_nodes is None or not possible():
+            return original(src, index, ptr, num_nodes, dim)
+        safe = somewhere(index)
+        most = scatter(src.detach(), index, dim, num_nodes, "max").index_select(dim, safe)
+        shape = [1] * src.dim()
+        shape[dim] = -1
+        there = present(index).view(shape)
+        # A large value that is gone must not make an infinity, whose gradient would be none.
+        powers = torch.where(there, src - most, 0.0).exp() * there
+        total = scatter(powers, index, dim, num_nodes) + 1e-16
+        return powers / total.index_select(dim, safe)
+
+    return softmax
+
+
+def index_select(module: Any, src: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Gather for the messages of a layer."""
+    return src.index_select(module.node_dim, somewhere(index))

@@ -1,0 +1,180 @@
+"""What torch_geometric does with lists that become shorter or longer, in fixed sizes.
+
+Each takes what the function of its name takes. Edges that are left out get the number -1; results
+that depend on how many are left have the largest size that there can be.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch_geometric.nn.pool.select import SelectOutput
+from torch_geometric.utils.loop import compute_loop_attr
+from torch_geometric.utils.num_nodes import maybe_num_nodes
+
+from . import _absent
+
+Edges = torch.Tensor
+Optional = torch.Tensor | None
+
+
+def remove_self_loops(edge_index: Edges, edge_attr: Optional = None) -> tuple[Edges, Optional]:
+    """Leave out edges from a node to itself."""
+    return _absent.leave_out(edge_index, edge_index[0] != edge_index[1]), edge_attr
+
+
+def segregate_self_loops(
+    edge_index: Edges, edge_attr: Optional = None
+) -> tuple[Edges, Optional, Edges, Optional]:
+    """Return the edges without loops, and the loops."""
+    loops = edge_index[0] == edge_index[1]
+    return (
+        _absent.leave_out(edge_index, ~loops),
+        edge_attr,
+        _absent.leave_out(edge_index, loops),
+        edge_attr,
+    )
+
+
+def add_remaining_self_loops(
+    edge_index: Edges,
+    edge_attr: Optional = None,
+    fill_value: Any = None,
+    num_nodes: int | None = None,
+) -> tuple[Edges, Optional]:
+    """Give every node one loop, with the attribute of the one that it has had."""
+    nodes = maybe_num_nodes(edge_index, num_nodes)
+    is_loop = edge_index[0] == edge_index[1]
+    loops = torch.arange(nodes, device=edge_index.device)
+    joined = torch.cat([_absent.leave_out(edge_index, ~is_loop), torch.stack([loops, loops])], 1)
+    if edge_attr is None:
+        return joined, None
+    made = compute_loop_attr(edge_index, edge_attr, nodes, False, fill_value)
+    places = torch.where(is_loop & (edge_index[0] >= 0), edge_index[0], nodes)
+    with_spare = torch.cat([made, made.new_zeros(1, *made.shape[1:])])
+    made = with_spare.index_put((places,), edge_attr)[:nodes]
+    return joined, torch.cat([edge_attr, made])
+
+
+def get_self_loop_attr(
+    edge_index: Edges, edge_attr: Optional = None, num_nodes: int | None = None
+) -> torch.Tensor:
+    """Return the attribute of each node's loop, 0 where there is none."""
+    nodes = maybe_num_nodes(edge_index, num_nodes)
+    is_loop = (edge_index[0] == edge_index[1]) & (edge_index[0] >= 0)
+    if edge_attr is None:
+        edge_attr = torch.ones(edge_index.shape[1], device=edge_index.device)
+    places = torch.where(is_loop, edge_index[0], nodes)
+    spare = edge_attr.new_zeros(nodes + 1, *edge_attr.shape[1:])
+    return spare.index_put((places,), edge_attr)[:nodes]
+
+
+def masked_edge_index(edge_index: Edges, edge_mask: torch.Tensor) -> Edges:
+    """Keep the edges of a mask."""
+    return _absent.leave_out(edge_index, edge_mask)
+
+
+def dropout_edge(
+    edge_index: Edges, p: float = 0.5, force_undirected: bool = False, training: bool = True
+) -> tuple[Edges, torch.Tensor]:
+    """Leave out edges at random; the mask (or the numbers) of the others comes, too."""
+    if not 0.0 <= p <= 1.0:
+        raise ValueError(f"Dropout probability has to be between 0 and 1 (got {p})")
+    count = edge_index.shape[1]
+    if not training or p == 0.0:
+        return edge_index, edge_index.new_ones(count, dtype=torch.bool)
+    kept = torch.rand(count, device=edge_index.device) >= p
+    if not force_undirected:
+        return _absent.leave_out(edge_index, kept), kept
+    kept = kept & (edge_index[0] <= edge_index[1])
+    one_way = _absent.leave_out(edge_index, kept)
+    numbers = torch.where(kept, torch.arange(count, device=kept.device), -1)
+    return torch.cat([one_way, one_way.flip(0)], dim=1), numbers.repeat(2)
+
+
+def topk(
+    x: torch.Tensor,
+    ratio: float | int | None,
+    batch: torch.Tensor,
+    min_score: float | None = None,
+    tol: float = 1e-7,
+) -> torch.Tensor:
+    """Return the numbers of the best nodes of each graph, then -1 up to the number of all."""
+    nodes = len(batch)
+    there, x = batch >= 0, x.view(-1)
+    _absent.note()
+    places = _absent.somewhere(batch)
+    if min_score is not None:
+        best = _absent.scatter(x, batch, 0, nodes, "max")[places] - tol
+        kept = (x > best.clamp(max=min_score)) & there
+        order = torch.arange(nodes, device=x.device)
+    elif ratio is not None:
+        counts = _absent.scatter(torch.ones_like(batch), batch, 0, nodes)
+        if ratio >= 1:
+            wanted = torch.full_like(counts, int(ratio))
+        else:
+            wanted = (float(ratio) * counts.to(x.dtype)).ceil().to(counts.dtype)
+        order = x.argsort(descending=True, stable=True)
+        order = order[torch.where(there, batch, nodes)[order].argsort(stable=True)]
+        first = counts.cumsum(0) - counts
+        rank = torch.arange(nodes, device=x.device) - first[places[order]]
+        kept = (rank < wanted[places[order]]) & there[order]
+    else:
+        raise ValueError("At least one of the 'ratio' and 'min_score' parameters must be specified")
+    chosen = torch.where(kept, order, -1)
+    return chosen[kept.logical_not().to(torch.int8).argsort(stable=True)]
+
+
+def select_top_k(module: Any, x: torch.Tensor, batch: Optional = None) -> SelectOutput:
+    """Select as ``SelectTopK`` does; nodes that are gone weigh nothing."""
+    if batch is None:
+        batch = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+    x = x.view(-1, 1) if x.dim() == 1 else x
+    score = (x * module.weight).sum(dim=-1)
+    if module.min_score is None:
+        score = module.act(score / module.weight.norm(p=2, dim=-1))
+    else:
+        _absent.note()
+        score = _absent.softmax_for(_never)(score, batch, num_nodes=len(x))
+    chosen = topk(score, module.ratio, batch, module.min_score)
+    return SelectOutput(
+        node_index=chosen,
+        num_nodes=len(x),
+        cluster_index=torch.arange(len(chosen), device=x.device),
+        num_clusters=len(chosen),
+        weight=torch.where(chosen < 0, 0.0, score[chosen.clamp(min=0)]),
+    )
+
+
+def _never(*args: Any) -> torch.Tensor:
+    raise AssertionError("the number of groups is known")
+
+
+def filter_adj(
+    edge_index: Edges,
+    edge_attr: Optional,
+    node_index: torch.Tensor,
+    cluster_index: Optional = None,
+    num_nodes: int | None = None,
+) -> tuple[Edges, Optional]:
+    """Leave out edges of nodes that are gone, and number the others anew."""
+    nodes = maybe_num_nodes(edge_index, num_nodes)
+    if cluster_index is None:
+        cluster_index = torch.arange(len(node_index), device=node_index.device)
+    names = node_index.new_full((nodes + 1,), -1)
+    names = names.index_put((torch.where(node_index < 0, nodes, node_index),), cluster_index)
+    names = torch.cat([names[:nodes], names.new_full((1,), -1)])
+    renamed = names[torch.where(edge_index < 0, nodes, edge_index)]
+    return _absent.leave_out(renamed, (renamed >= 0).all(0)), edge_attr
+
+
+def get_pooled_batch(select_output: SelectOutput, batch: Optional) -> Optional:
+    """Return the graph of each node that is left, -1 for those that are gone."""
+    if batch is None:
+        return None
+    chosen = select_output.node_index
+    graphs = torch.where(chosen < 0, -1, batch[chosen.clamp(min=0)])
+    return graphs.new_zeros(select_output.num_clusters).scatter(
+        0, select_output.cluster_index, graphs
+    )

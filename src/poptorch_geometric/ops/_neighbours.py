@@ -1,0 +1,228 @@
+"""Nearest neighbours with as many columns as were asked for. Needs no plug-in package."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from poptorch._base.errors import AssertionFailure
+
+from .. import _absent
+
+FLOWS = ("source_to_target", "target_to_source")
+
+
+def knn(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    k: int,
+    batch_x: torch.Tensor | None = None,
+    batch_y: torch.Tensor | None = None,
+    *args: Any,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """Return for each point of ``y`` the nearest points of ``x``, of the same example.
+
+    Args:
+        x, y: [N, F] and [M, F], or [N] and [M] for points on a line.
+        k: how many.
+        batch_x, batch_y: [N] and [M], the example of each point; by default there is one.
+        args: ``cosine``: by angle rather than by distance; more has no effect on results.
+
+    Returns:
+        int64 [2, M * k]: numbers of ``y`` (0, 0, ..., 1, 1, ...) and of ``x``, nearest first; -1 in
+        both where an example has fewer points.
+
+    Raises:
+        AssertionError: shapes do not match.
+    """
+    cosine = bool(args[0] if args else kwargs.get("cosine", False))
+    x, y = _points(x, batch_x), _points(y, batch_y)
+    return _nearest(_distances(x, y, batch_x, batch_y, cosine), k)
+
+
+def knn_graph(
+    x: torch.Tensor,
+    k: int,
+    batch: torch.Tensor | None = None,
+    loop: bool = False,
+    flow: str = "source_to_target",
+    cosine: bool = False,
+    num_workers: int = 1,
+    batch_size: int | None = None,
+) -> torch.Tensor:
+    """Return edges from each point's nearest points to it, of the same example.
+
+    Args:
+        x: [N, F].
+        k: how many.
+        batch: [N], the example of each point.
+        loop: whether a point is its own neighbour.
+        flow: "source_to_target", or "target_to_source" for edges the other way round.
+        cosine: by angle rather than by distance.
+        num_workers, batch_size: no effect on results.
+
+    Returns:
+        int64 [2, N * k]; -1 in both rows where an example has too few points.
+
+    Raises:
+        AssertionError: shapes do not match, or another ``flow``.
+    """
+    points = _points(x, batch)
+    distances = _distances(points, points, batch, batch, cosine)
+    return _edges(_nearest(_without_self(distances, loop), k), flow)
+
+
+def radius(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    r: float,
+    batch_x: torch.Tensor | None = None,
+    batch_y: torch.Tensor | None = None,
+    max_num_neighbors: int = 32,
+    *args: Any,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """Return for each point of ``y`` the points of ``x`` within a distance, of the same example.
+
+    Args:
+        x, y: [N, F] and [M, F], or [N] and [M] for points on a line.
+        r: the distance.
+        batch_x, batch_y: the example of each point; by default there is one.
+        max_num_neighbors: at most so many, the nearest.
+        args: no effect on results.
+
+    Returns:
+        int64 [2, M * min(N, max_num_neighbors)]: numbers of ``y`` and of ``x``, nearest first; -1
+        in both where there are fewer.
+
+    Raises:
+        AssertionError: shapes do not match.
+    """
+    x, y = _points(x, batch_x), _points(y, batch_y)
+    distances = _distances(x, y, batch_x, batch_y, False)
+    return _within(distances, r, min(len(x), max_num_neighbors))
+
+
+def radius_graph(
+    x: torch.Tensor,
+    r: float,
+    batch: torch.Tensor | None = None,
+    loop: bool = False,
+    max_num_neighbors: int = 32,
+    flow: str = "source_to_target",
+    *args: Any,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """Return edges between points within a distance, of the same example.
+
+    Args:
+        x: [N, F].
+        r: the distance.
+        batch: [N], the example of each point.
+        loop: whether a point is its own neighbour.
+        max_num_neighbors: of each point, the nearest.
+        flow: as for :func:`knn_graph`.
+        args: no effect on results.
+
+    Returns:
+        int64 [2, N * min(N, max_num_neighbors)]; -1 in both rows where there are fewer.
+    """
+    points = _points(x, batch)
+    distances = _without_self(_distances(points, points, batch, batch, False), loop)
+    return _edges(_within(distances, r, min(len(points), max_num_neighbors)), flow)
+
+
+def knn_interpolate(
+    x: torch.Tensor,
+    pos_x: torch.Tensor,
+    pos_y: torch.Tensor,
+    batch_x: torch.Tensor | None = None,
+    batch_y: torch.Tensor | None = None,
+    k: int = 3,
+    num_workers: int = 1,
+) -> torch.Tensor:
+    """Return features at other points: of the nearest, weighted by 1 / distance ** 2.
+
+    Args:
+        x: [N, F], features of the points ``pos_x``.
+        pos_x, pos_y: [N, d] and [M, d]; no gradient reaches them.
+        batch_x, batch_y: the example of each point; by default there is one.
+        k: of how many.
+        num_workers: no effect on results.
+
+    Returns:
+        [M, F]; 0 where an example has no point.
+    """
+    near = knn(pos_x, pos_y, k, batch_x, batch_y)[1]
+    there = near >= 0
+    sources = near.clamp(min=0)
+    positions_x, positions_y = _points(pos_x, batch_x).detach(), _points(pos_y, batch_y).detach()
+    apart = positions_x[sources] - positions_y.repeat_interleave(k, 0)
+    weights = there / apart.square().sum(-1).clamp(min=1e-16)
+    weights = weights.view(-1, k, 1)
+    total = (x[sources].view(-1, k, x.shape[-1]) * weights).sum(1)
+    return total / weights.sum(1).clamp(min=torch.finfo(weights.dtype).tiny)
+
+
+def _points(x: torch.Tensor, batch: torch.Tensor | None) -> torch.Tensor:
+    x = x.view(-1, 1) if x.dim() == 1 else x
+    if batch is not None and len(batch) != len(x):
+        raise AssertionFailure(
+            "Every point needs the number of its example",
+            got=f"{len(x)} points, {len(batch)} numbers",
+        )
+    return x.detach() if x.is_floating_point() else x.float()
+
+
+def _distances(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    batch_x: torch.Tensor | None,
+    batch_y: torch.Tensor | None,
+    cosine: bool,
+) -> torch.Tensor:
+    """Return [M, N], infinite between examples."""
+    if x.dim() != 2 or y.dim() != 2 or x.shape[1] != y.shape[1]:
+        raise AssertionFailure(
+            "Points must be rows of as many numbers each",
+            got=f"shapes {tuple(x.shape)} and {tuple(y.shape)}",
+        )
+    if cosine:
+        x, y = (torch.nn.functional.normalize(points, dim=1) for points in (x, y))
+    distances = (y[:, None] - x[None]).square().sum(-1)
+    if batch_x is not None or batch_y is not None:
+        first = y.new_zeros(len(y)) if batch_y is None else batch_y
+        second = x.new_zeros(len(x)) if batch_x is None else batch_x
+        distances = distances.masked_fill(first[:, None] != second[None], torch.inf)
+    return distances
+
+
+def _without_self(distances: torch.Tensor, loop: bool) -> torch.Tensor:
+    if loop:
+        return distances
+    here = torch.arange(len(distances), device=distances.device)
+    return distances.masked_fill(here[:, None] == here[None], torch.inf)
+
+
+def _within(distances: torch.Tensor, r: float, most: int) -> torch.Tensor:
+    return _nearest(distances.masked_fill(distances > r * r, torch.inf), most)
+
+
+def _nearest(distances: torch.Tensor, k: int) -> torch.Tensor:
+    """Return [2, M * k]: rows and their nearest columns, -1 where there is none."""
+    rows, columns = distances.shape
+    least, near = distances.topk(min(k, columns), largest=False)
+    near = near.masked_fill(torch.isinf(least), -1)
+    if k > columns:
+        near = torch.cat([near, near.new_full((rows, k - columns), -1)], dim=1)
+    centre = torch.arange(rows, device=near.device)[:, None].expand(rows, k)
+    _absent.note()
+    return torch.stack([torch.where(near < 0, -1, centre).flatten(), near.flatten()])
+
+
+def _edges(pairs: torch.Tensor, flow: str) -> torch.Tensor:
+    if flow not in FLOWS:
+        raise AssertionFailure("Unknown flow", got=repr(flow), fix=" or ".join(map(repr, FLOWS)))
+    return pairs.flip(0) if flow == "source_to_target" else pairs

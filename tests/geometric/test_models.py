@@ -1,0 +1,271 @@
+"""Networks on padded batches against the same networks, eager, on the graphs alone."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+pytest.importorskip("torch_geometric")
+
+import torch_geometric.nn as pyg
+import torch_geometric.transforms as transforms
+from torch_geometric.data import Batch, Data
+
+import poptorch
+import poptorch_geometric as pg
+from helpers import graphs as made
+from helpers.wrapping import infer, options, training
+from poptorch_geometric.neighbor_loader import FixedSizeNeighborLoader
+
+
+def molecules(count: int = 9) -> list[Data]:
+    generator = torch.Generator().manual_seed(3)
+    samples = made.graphs(count)
+    for sample in samples:
+        sample.x = torch.randn(sample.x.shape, generator=generator)
+        sample.y = sample.x.sum().view(1)
+    return samples
+
+
+class Network(nn.Module):
+    """Two layers of isomorphism networks with a norm, and a mean over each graph."""
+
+    def __init__(self, graphs: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.convolution = pyg.GINConv(pyg.MLP([2, 8, 8], norm=None))
+        self.attention = pyg.GATConv(8, 4, heads=2)
+        self.head, self.graphs = nn.Linear(8, 1), graphs
+
+    def forward(self, batch):
+        x = self.convolution(batch.x, batch.edge_index).relu()
+        x = self.attention(x, batch.edge_index).relu()
+        out = self.head(pyg.global_mean_pool(x, batch.batch, self.graphs))[:, 0]
+        error = torch.where(batch.graphs_mask, (out - batch.y).square(), 0.0)
+        return out, poptorch.identity_loss(error.sum() / sum(batch.graphs_mask), "none")
+
+
+@pytest.mark.spec("geometric", 81)
+def test_training_on_padded_batches_is_training_on_the_graphs() -> None:
+    samples, opts = molecules(), options(accumulation=3)
+    model, eager = Network(4), Network(3)
+    trainer = training(model, opts, 0.01)
+    optimizer = torch.optim.SGD(eager.parameters(), lr=0.01)
+    (batch,) = pg.FixedSizeDataLoader(samples, 4, options=opts)
+    for _ in range(3):
+        _, loss = trainer(batch)
+        optimizer.zero_grad()
+        for at in range(0, 9, 3):
+            real = Batch.from_data_list(samples[at : at + 3])
+            real.graphs_mask = torch.ones(3, dtype=torch.bool)
+            _, expected = eager(real)
+            (expected / 3).backward()
+        optimizer.step()
+        torch.testing.assert_close(loss, expected.detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(model.state_dict(), eager.state_dict(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.spec("geometric", 81)
+def test_node_labels_of_packed_and_sampled_batches() -> None:
+    class Classifier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.layer = pyg.SAGEConv(4, 3)
+
+        def forward(self, x, edge_index, y, mask):
+            out = self.layer(x, edge_index)
+            y = torch.where(mask, y, -100)
+            loss = F.cross_entropy(out, y, reduction="sum") / sum(mask)
+            return out, poptorch.identity_loss(loss, "none")
+
+    graph = made.random_graph()
+    loader = FixedSizeNeighborLoader(
+        graph, [-1], batch_size=6, fixed_size_options=pg.FixedSizeOptions(61, 400),
+    )  # fmt: skip
+    model, eager = Classifier(), Classifier()
+    trainer, optimizer = training(model), torch.optim.SGD(eager.parameters(), lr=0.1)
+    seeds = torch.arange(61) < 6
+    for at, batch in zip(range(3), loader, strict=False):
+        out, loss = trainer(batch.x, batch.edge_index, batch.y, seeds)
+        native = loader.nativeCollate([*range(6 * at, 6 * at + 6)])
+        real = torch.arange(native.num_nodes) < 6
+        expected, eager_loss = eager(native.x, native.edge_index, native.y, real)
+        optimizer.zero_grad()
+        eager_loss.backward()
+        optimizer.step()
+        torch.testing.assert_close(out[:6], expected[:6].detach(), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(loss, eager_loss.detach(), rtol=1e-5, atol=1e-5)
+        # A metric after masking.
+        ours = (out.argmax(1) == batch.y)[:6].sum()
+        assert ours == (expected.argmax(1) == native.y)[:6].sum()
+    torch.testing.assert_close(model.state_dict(), eager.state_dict(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.spec("geometric", 82)
+def test_loops_in_the_data_or_added_by_the_layer() -> None:
+    graph = made.random_graph()
+    torch.manual_seed(0)
+    layer = pyg.GCNConv(4, 3)
+    expected = layer(graph.x, graph.edge_index).detach()
+    without = copy.deepcopy(layer)
+    without.add_self_loops = False
+    looped = transforms.AddSelfLoops()(copy.deepcopy(graph))
+    for model, edges in ((without, looped.edge_index), (layer, graph.edge_index)):
+        out = poptorch.inferenceModel(model, options())(graph.x, edges)
+        torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+
+
+LOOPED = torch.tensor([[0, 1, 2, 2, 3, 1], [1, 1, 0, 2, 3, 0]])
+WEIGHTS = torch.tensor([0.5, 2.0, 1.0, 3.0, 1.5, 0.7])
+FEATURES = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+TYPES = torch.tensor([0, 1, 2, 0, 1, 2])
+# Lists of edges that eager torch_geometric shortens: what is gone must not count.
+SHRINKING = {
+    "GCN": (pyg.GCNConv(4, 3), (FEATURES, LOOPED, WEIGHTS)),
+    "improved GCN": (pyg.GCNConv(4, 3, improved=True), (FEATURES, LOOPED)),
+    "GAT": (pyg.GATConv(4, 3, edge_dim=1, fill_value="mean"), (FEATURES, LOOPED, WEIGHTS)),
+    "GATv2": (pyg.GATv2Conv(4, 3), (FEATURES, LOOPED)),
+    "Cheb": (pyg.ChebConv(4, 3, 2), (FEATURES, LOOPED, WEIGHTS)),
+    "RGCN": (pyg.RGCNConv(4, 3, 3), (FEATURES, LOOPED, TYPES)),
+    "FiLM": (pyg.FiLMConv(4, 3, 3), (FEATURES, LOOPED, TYPES)),
+    "EG": (pyg.EGConv(4, 4, ["symnorm"], 2), (FEATURES, LOOPED)),
+}
+
+
+@pytest.mark.parametrize("name", SHRINKING)
+def test_edges_that_are_gone_do_not_count(name: str) -> None:
+    layer, inputs = SHRINKING[name]
+
+    class Summed(nn.Module):
+        def __init__(self, layer) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, *args):
+            out = self.layer(*args)
+            return out, poptorch.identity_loss(out.square(), "mean")
+
+    model, eager = Summed(copy.deepcopy(layer)), Summed(copy.deepcopy(layer))
+    expected, loss = eager(*inputs)
+    loss.backward()
+    torch.optim.SGD(eager.parameters(), lr=0.1).step()
+    out, trained = training(model)(*inputs)
+    torch.testing.assert_close(out, expected.detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(trained, loss.detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(model.state_dict(), eager.state_dict(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("ratio, least", [(0.5, None), (2, None), (0.5, 0.3)])
+@pytest.mark.parametrize("kind", [pyg.TopKPooling, pyg.SAGPooling])
+def test_pooling_of_the_best_nodes_has_an_upper_bound(kind, ratio, least) -> None:
+    batch = Batch.from_data_list(molecules(3))
+    torch.manual_seed(1)
+    pool = kind(2, ratio=ratio, min_score=least)
+    layer = pyg.GraphConv(2, 3)
+
+    def network(x, edge_index, numbers):
+        x, edge_index, _, numbers, chosen, _ = pool(x, edge_index, batch=numbers)
+        return pyg.global_add_pool(layer(x, edge_index), numbers, 3), chosen, numbers
+
+    inputs = (batch.x, batch.edge_index, batch.batch)
+    expected, theirs, _ = network(*inputs)
+    out, chosen, numbers = infer(network, *inputs)
+    torch.testing.assert_close(out, expected.detach(), rtol=1e-5, atol=1e-5)
+    assert len(chosen) == batch.num_nodes
+    assert chosen[: len(theirs)].tolist() == theirs.tolist()
+    assert (chosen[len(theirs) :] == -1).all()
+    assert ((numbers < 0) == (chosen < 0)).all()
+
+
+def test_dropped_edges_have_an_upper_bound() -> None:
+    from torch_geometric.utils import dropout_edge
+
+    graph = made.random_graph()
+
+    def drop(edge_index, undirected=False):
+        from torch_geometric import utils
+
+        return utils.dropout_edge(edge_index, p=0.5, force_undirected=undirected)
+
+    edges, kept = infer(drop, graph.edge_index)
+    assert edges.shape == graph.edge_index.shape
+    assert 0.3 < kept.float().mean() < 0.7
+    assert torch.equal(edges[:, kept], graph.edge_index[:, kept].int())
+    assert (edges[:, ~kept] == -1).all()
+    both, numbers = infer(lambda e: drop(e, True), graph.edge_index)
+    there = both[0] >= 0
+    assert torch.equal(both[:, there], torch.cat(
+        [graph.edge_index[:, numbers[: graph.num_edges][there[: graph.num_edges]].long()],
+         graph.edge_index[:, numbers[graph.num_edges :][there[graph.num_edges :]].long()].flip(0)],
+        dim=1).int())  # fmt: skip
+    assert dropout_edge(graph.edge_index, 0.5)[0].shape[1] < graph.num_edges
+
+
+@pytest.mark.spec("geometric", 90)
+@pytest.mark.parametrize("name", ["HeteroConv", "HANConv", "HGTConv", "to_hetero"])
+def test_dicts_of_types(name: str) -> None:
+    data = made.hetero_graph()
+    torch.manual_seed(0)
+    metadata = data.metadata()
+    model: nn.Module
+    if name == "HeteroConv":
+        model = pyg.HeteroConv({kind: pyg.SAGEConv((-1, -1), 5) for kind in metadata[1]}, "sum")
+    elif name == "to_hetero":
+        model = pyg.to_hetero(pyg.GraphSAGE((-1, -1), 5, 2, 3), metadata)
+    else:
+        model = getattr(pyg, name)({"v0": 2, "v1": 3}, 6, metadata, heads=2)
+    expected = model(data.x_dict, data.edge_index_dict)  # which makes lazy weights, too
+    out = poptorch.inferenceModel(copy.deepcopy(model), options())(
+        data.x_dict, data.edge_index_dict
+    )
+    assert list(out) == list(expected)
+    for kind in out:
+        torch.testing.assert_close(out[kind], expected[kind].detach(), rtol=1e-5, atol=1e-5)
+
+
+def test_a_model_of_several_types_trains_on_padded_batches() -> None:
+    class Typed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.layer = pyg.HeteroConv(
+                {kind: pyg.SAGEConv(((2, 3)[kind[0] == "v1"], (2, 3)[kind[2] == "v1"]), 4)
+                 for kind in made.EDGES}
+            )  # fmt: skip
+            self.head = nn.Linear(4, 1)
+
+        def forward(self, data):
+            out = self.head(self.layer(data.x_dict, data.edge_index_dict)["v0"])[:, 0]
+            error = torch.where(data["v0"].nodes_mask, (out - data["v0"].y).square(), 0.0)
+            return out, poptorch.identity_loss(error.sum() / data["v0"].nodes_mask.sum(), "none")
+
+    samples = made.heteros(4)
+    model, eager = Typed(), Typed()
+    trainer = training(model, lr=0.01)
+    optimizer = torch.optim.SGD(eager.parameters(), lr=0.01)
+    for at, batch in enumerate(pg.FixedSizeDataLoader(samples, 3)):
+        _, loss = trainer(batch)
+        real = Batch.from_data_list(samples[2 * at : 2 * at + 2])
+        real["v0"].nodes_mask = torch.ones(real["v0"].num_nodes, dtype=torch.bool)
+        _, expected = eager(real)
+        optimizer.zero_grad()
+        expected.backward()
+        optimizer.step()
+        torch.testing.assert_close(loss, expected.detach(), rtol=1e-5, atol=1e-5)
+    assert at == 1
+    torch.testing.assert_close(model.state_dict(), eager.state_dict(), rtol=1e-5, atol=1e-5)
+
+
+def test_a_graph_in_lanes_is_a_graph_alone() -> None:
+    opts = options(accumulation=3).lanes(3)
+    model, alone = Network(4), Network(4)
+    (batch,) = pg.FixedSizeDataLoader(molecules(), 4, options=opts)
+    _, loss = training(model, opts, 0.01)(batch)
+    _, expected = training(alone, options(accumulation=3).lanes(1), 0.01)(batch)
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(model.state_dict(), alone.state_dict(), rtol=1e-5, atol=1e-5)

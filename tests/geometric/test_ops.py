@@ -1,0 +1,202 @@
+"""Nearest neighbours and layers of fixed shapes, eagerly and in wrapped models."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("torch_geometric")
+
+import torch_geometric.nn as pyg
+from torch_geometric.nn.pool.knn import L2KNNIndex  # noqa: F401 (imported, as programs may)
+from torch_geometric.utils import add_self_loops, remove_self_loops, scatter
+
+import poptorch
+from helpers import graphs as made
+from helpers.wrapping import infer, options
+from poptorch_geometric import ops
+
+POINTS, OTHERS = torch.rand(20, 3), torch.rand(7, 3)
+GROUPS, OTHER_GROUPS = (
+    torch.tensor([0] * 12 + [1] * 2 + [2] * 6),
+    torch.tensor([0, 0, 1, 1, 2, 2, 2]),
+)
+
+
+def brute(x, y, batch_x, batch_y, keep) -> set[tuple[int, int]]:
+    """Pairs (of y, of x) that a function of one row of distances keeps."""
+    pairs = set()
+    for at in range(len(y)):
+        same = (batch_x == batch_y[at]).nonzero()[:, 0]
+        apart = (x[same] - y[at]).norm(dim=1)
+        pairs |= {(at, int(same[i])) for i in keep(apart)}
+    return pairs
+
+
+def close(apart) -> list[int]:
+    return (apart <= 0.5).nonzero()[:, 0].tolist()
+
+
+def pairs_of(pairs: torch.Tensor) -> set[tuple[int, int]]:
+    return {(a, b) for a, b in pairs.t().tolist() if a >= 0}
+
+
+@pytest.mark.spec("geometric", 85)
+def test_nearest_points_come_first_and_missing_ones_are_marked() -> None:
+    near = ops.knn(POINTS, OTHERS, 4, GROUPS, OTHER_GROUPS)
+    assert near.shape == (2, 28)
+    expected = brute(POINTS, OTHERS, GROUPS, OTHER_GROUPS, lambda d: d.argsort()[:4].tolist())
+    assert pairs_of(near) == expected
+    assert ((near[0] == -1) == (near[1] == -1)).all()
+    assert (near.view(2, 7, 4)[:, 2:4, 2:] == -1).all()
+    apart = (POINTS[near[1]] - OTHERS[near[0]]).norm(dim=1).view(7, 4)
+    assert (apart[0].diff() >= 0).all()
+    assert torch.equal(infer(lambda x, y: ops.knn(x, y, 4, GROUPS, OTHER_GROUPS), POINTS, OTHERS),
+                       near.int())  # fmt: skip
+    same = ops.knn(torch.zeros(3), torch.zeros(2), 5)
+    assert (same.view(2, 2, 5)[1, :, :3] >= 0).all()
+    assert (same.view(2, 2, 5)[:, :, 3:] == -1).all()
+    angles = ops.knn(POINTS, 9 * POINTS, 1, cosine=True)
+    assert torch.equal(angles[0], angles[1])
+    with pytest.raises(AssertionError, match="number of its example"):
+        ops.knn(POINTS, OTHERS, 2, GROUPS[:3], OTHER_GROUPS)
+    with pytest.raises(AssertionError, match="as many numbers"):
+        ops.knn(POINTS, OTHERS[:, :2], 2)
+
+
+@pytest.mark.spec("geometric", 86)
+def test_points_within_a_radius() -> None:
+    near = ops.radius(POINTS, OTHERS, 0.5, GROUPS, OTHER_GROUPS)
+    assert near.shape == (2, 7 * 20)
+    inside = brute(
+        POINTS, OTHERS, GROUPS, OTHER_GROUPS, lambda d: (d <= 0.5).nonzero()[:, 0].tolist()
+    )
+    assert pairs_of(near) == inside
+    assert ops.radius(POINTS, OTHERS, 9.0, max_num_neighbors=2).shape == (2, 14)
+    integers = ops.radius(torch.tensor([[0], [3]]), torch.tensor([[1]]), 1.5)
+    assert integers.tolist() == [[0, -1], [0, -1]]
+    edges = ops.radius_graph(POINTS, 0.5, GROUPS)
+    pairs = brute(POINTS, POINTS, GROUPS, GROUPS, close)
+    assert pairs_of(edges.flip(0)) == {(a, b) for a, b in pairs if a != b}
+
+
+@pytest.mark.spec("geometric", 87)
+@pytest.mark.parametrize("loop", [True, False])
+@pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
+def test_graphs_of_nearest_points(loop: bool, flow: str) -> None:
+    edges = ops.knn_graph(POINTS, 3, GROUPS, loop=loop, flow=flow)
+    assert edges.shape == (2, 60)
+    centre, near = edges.flip(0) if flow == "source_to_target" else edges
+    ranks = slice(0, 3) if loop else slice(1, 4)
+    expected = brute(POINTS, POINTS, GROUPS, GROUPS, lambda d: d.argsort()[ranks].tolist())
+    assert pairs_of(torch.stack([centre, near])) == expected
+    with pytest.raises(AssertionError, match="Unknown flow"):
+        ops.knn_graph(POINTS, 3, flow="up")
+
+
+@pytest.mark.spec("geometric", 88)
+def test_interpolated_features() -> None:
+    x = torch.rand(20, 5, requires_grad=True)
+    groups, others = torch.tensor([0] * 12 + [1] * 8), torch.tensor([0, 0, 1, 1, 1, 1, 1])
+    out = ops.knn_interpolate(x, POINTS, OTHERS, groups, others, k=3)
+    near = ops.knn(POINTS, OTHERS, 3, groups, others)
+    weights = 1 / (POINTS[near[1]] - OTHERS[near[0]]).square().sum(-1, keepdim=True).clamp(1e-16)
+    expected = scatter(x[near[1]] * weights, near[0], 0, 7) / scatter(weights, near[0], 0, 7)
+    torch.testing.assert_close(out, expected)
+    assert torch.autograd.grad(out.sum(), x)[0].any()
+    alone = ops.knn_interpolate(x, POINTS, OTHERS, GROUPS, torch.full((7,), 5))
+    assert torch.equal(alone, torch.zeros(7, 5))
+    pair = ops.knn_interpolate(x, POINTS, OTHERS, GROUPS, OTHER_GROUPS)
+    assert pair.isfinite().all()
+    torch.testing.assert_close(
+        infer(lambda x: ops.knn_interpolate(x, POINTS, OTHERS, groups, others), x.detach()),
+        out.detach(),
+    )
+
+
+class Layer(nn.Module):
+    """A layer, and the mean of squares of what it returns."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, *args):
+        out = self.layer(*args)
+        return out, poptorch.identity_loss(out.square(), "mean")
+
+
+GRAPH = made.random_graph(12, 30)
+LOOPS = remove_self_loops(GRAPH.edge_index)[0]
+LOOPS = add_self_loops(LOOPS, num_nodes=12)[0]
+TYPES = torch.arange(12) % 3
+ARGUMENTS = {
+    "MFConv": (4, 5),
+    "ClusterGCNConv": (4, 5),
+    "HeteroLinear": (4, 5, 3),
+    "InstanceNorm": (4,),
+}
+CASES = {
+    "HeteroLinear": (ops.HeteroLinear(4, 5, 3), (GRAPH.x, TYPES)),
+    "HeteroLinear without bias": (ops.HeteroLinear(4, 5, 3, bias=False), (GRAPH.x, TYPES)),
+    "MFConv": (ops.MFConv(4, 5, max_degree=3), (GRAPH.x, GRAPH.edge_index)),
+    "ClusterGCNConv": (ops.ClusterGCNConv(4, 5, 0.5), (GRAPH.x, LOOPS)),
+    "ClusterGCNConv adding loops": (ops.ClusterGCNConv(4, 5, 0.5), (GRAPH.x, GRAPH.edge_index)),
+    "InstanceNorm": (ops.InstanceNorm(4, affine=True), (GRAPH.x, TYPES.sort()[0], 3)),
+    "InstanceNorm of all": (ops.InstanceNorm(4, affine=True), (GRAPH.x,)),
+    "InstanceNorm that remembers": (
+        ops.InstanceNorm(4, affine=True, track_running_stats=True), (GRAPH.x, TYPES.sort()[0], 3),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.spec("geometric", 89)
+@pytest.mark.parametrize("name", CASES)
+def test_layers_give_torch_geometrics_values(name: str) -> None:
+    layer, inputs = CASES[name]
+    theirs = getattr(pyg, type(layer).__name__)
+    layer = copy.deepcopy(layer)
+    original = copy.deepcopy(layer)
+    theirs(*ARGUMENTS.get(theirs.__name__, ()))  # which compiles its methods
+    original.__class__ = theirs
+    eager, _ = Layer(copy.deepcopy(layer))(*inputs)
+    expected, loss = Layer(original)(*inputs)
+    torch.testing.assert_close(eager, expected)
+    loss.backward()
+    torch.optim.SGD(original.parameters(), lr=0.1).step()
+    # Both ours and torch_geometric's own class work in wrapped models.
+    for kind in (type(layer), theirs):
+        model = Layer(copy.deepcopy(layer))
+        model.layer.__class__ = kind
+        trainer = poptorch.trainingModel(
+            model, options(), torch.optim.SGD(model.parameters(), lr=0.1)
+        )
+        out, trained_loss = trainer(*inputs)
+        torch.testing.assert_close(out, expected.detach(), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(trained_loss, loss.detach(), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(model.layer.state_dict(), original.state_dict())
+        if "remembers" in name:
+            model.eval()
+            model.layer.eval()
+            original.eval()
+            evaluated = poptorch.inferenceModel(model.layer, options())(*inputs)
+            torch.testing.assert_close(evaluated, original(*inputs).detach())
+            original.train()
+
+
+def test_sorted_numbers_are_taken_at_their_word() -> None:
+    unsorted = torch.tensor([1, 0])
+    assert ops.Aggregation().assert_sorted_index(unsorted) is None
+    with pytest.raises(ValueError, match="not sorted"):
+        pyg.aggr.Aggregation().assert_sorted_index(unsorted)
+    aggregation = pyg.aggr.SortAggregation(k=2)
+    numbers = torch.tensor([0, 0, 0, 1, 1])
+    x = torch.rand(5, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        out = infer(lambda x: aggregation(x, numbers, dim_size=2, max_num_elements=4), x)
+    torch.testing.assert_close(out, aggregation(x, numbers, dim_size=2))

@@ -1,0 +1,90 @@
+"""What is swapped in torch_geometric while a model is captured, and only then."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch_geometric
+
+pytest.importorskip("torch_geometric")
+
+import torch_geometric.nn as pyg
+from torch_geometric.experimental import is_experimental_mode_enabled, set_experimental_mode
+
+import poptorch
+from helpers import graphs as made
+from helpers.wrapping import Calling, infer, options
+from poptorch_geometric import _substitution
+
+GRAPH = made.random_graph()
+FLAG = "disable_dynamic_shapes"
+
+
+def swapped() -> list[object]:
+    """Everything that may be swapped, as it is now."""
+    functions = [vars(owner)[name] for owner, name, _ in _substitution._places(0)]
+    return functions + [vars(owner)[name] for owner, name, _ in _substitution.METHODS]
+
+
+@pytest.mark.spec("geometric", 83)
+def test_aggregations_need_the_number_of_rows() -> None:
+    aggregation, numbers = pyg.SumAggregation(), torch.tensor([0, 0, 1])
+    x = torch.ones(3, 2)
+    with pytest.raises(ValueError, match="Argument 'dim_size' needs to be set"):
+        infer(lambda x: aggregation(x, numbers), x)
+    assert aggregation(x, numbers).tolist() == [[2, 2], [1, 1]]
+    assert infer(lambda x: aggregation(x, numbers, dim_size=2), x).tolist() == [[2, 2], [1, 1]]
+    with pytest.raises(poptorch.Error):
+        infer(lambda x, numbers: pyg.global_mean_pool(x, numbers), x, numbers)
+
+
+@pytest.mark.spec("geometric", 84)
+@pytest.mark.parametrize("flag", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+def test_everything_is_as_before_afterwards(flag: bool, fails: bool) -> None:
+    inside = []
+
+    def forward(x):
+        inside.append(is_experimental_mode_enabled(FLAG))
+        inside.append(torch_geometric.utils.scatter)
+        if fails:
+            raise KeyError("a fault of the model")
+        return x + 1
+
+    before = swapped()
+    with set_experimental_mode(flag, FLAG):
+        model = poptorch.inferenceModel(Calling(forward), options())
+        if fails:
+            with pytest.raises(KeyError, match="a fault of the model"):
+                model(torch.ones(2))
+        else:
+            model(torch.ones(2))
+        assert is_experimental_mode_enabled(FLAG) == flag
+    assert inside[0] is True
+    assert inside[1] is not torch_geometric.utils.scatter
+    assert all(now is then for now, then in zip(swapped(), before, strict=True))
+    assert len(before) > 50
+
+
+def test_neighbours_are_found_inside_models_without_a_plugin() -> None:
+    points = torch.rand(9, 3)
+    edges = infer(lambda x: pyg.knn_graph(x, 2), points)
+    assert edges.shape == (2, 18)
+    if not torch_geometric.typing.WITH_KNN:
+        with pytest.raises(ImportError):
+            pyg.knn_graph(points, 2)
+    inside = infer(lambda x: pyg.radius_graph(x, 0.4, max_num_neighbors=4), points)
+    assert inside.shape == (2, 36)
+
+
+def test_missing_neighbours_send_nothing() -> None:
+    torch.manual_seed(0)
+    layer = pyg.EdgeConv(torch.nn.Linear(6, 4), aggr="sum")
+    points, numbers = torch.rand(5, 3), torch.tensor([0, 0, 0, 1, 1])
+
+    def forward(x):
+        return layer(x, pyg.knn_graph(x, 2, numbers))
+
+    full = [(a, b) for a in range(5) for b in range(5) if a != b and numbers[a] == numbers[b]]
+    expected = layer(points, torch.tensor(full).t())
+    torch.testing.assert_close(infer(forward, points), expected.detach())
