@@ -24,11 +24,13 @@ from .slot import Kind, Slot
 
 aten = torch.ops.aten
 
+# A part of an input is not among them: the rest may have larger numbers, as the two rows of an
+# edge list between unlike sets have.
 _KEEPING = {
     aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default,
     aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.expand.default,
     aten.permute.default, aten.transpose.int, aten.t.default, aten.clone.default,
-    aten._to_copy.default, aten.slice.Tensor, aten.select.int, aten.alias.default,
+    aten._to_copy.default, aten.alias.default,
     aten.detach.default, aten.repeat.default, aten.flip.default, aten.contiguous.default,
 }  # fmt: skip
 _CHOOSING = {aten.argmax.default, aten.argmin.default}
