@@ -49,7 +49,7 @@ docs: $(STAMP)
 # Everything torch knows through wrapped models; takes about an hour and writes RESULTS.md.
 sweep: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[sweep]'
-	cd tests && for what in operators modules models; do \
+	cd tests && for what in operators modules models graphs; do \
 		PYTHONPATH=. ../$(BIN)/python -m sweep $$what || exit 1; done
 
 # Hard use by strangers, seeded; the counts go into tests/harden/RESULTS.md.
@@ -65,6 +65,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/call_overhead.py
 	$(BIN)/python benchmarks/fused_update.py
 	$(BIN)/python benchmarks/data.py
+	$(BIN)/python benchmarks/graphs.py
 
 bench-quick: $(STAMP)
 	$(BIN)/python benchmarks/speed.py --quick

@@ -58,6 +58,8 @@ METHODS: tuple[tuple[Any, str, Any], ...] = (
     (torch_geometric.nn.MessagePassing, "_index_select", _absent.index_select),
     (torch_geometric.nn.aggr.Aggregation, "assert_sorted_index", _no_check),
     (torch_geometric.nn.InstanceNorm, "forward", _layers.instance_norm),
+    (torch_geometric.nn.HeteroBatchNorm, "forward", _layers.hetero_batch_norm),
+    (torch_geometric.nn.MaskLabel, "forward", _layers.mask_label),
     (torch_geometric.nn.HeteroLinear, "forward", _layers.hetero_linear),
     (torch_geometric.nn.ClusterGCNConv, "forward", _layers.cluster_gcn),
     (torch_geometric.nn.MFConv, "forward", _layers.mf),

@@ -1,7 +1,7 @@
-"""Sweep torch's operators and modules, and models of transformers, through wrapped models.
+"""Sweep torch's operators and modules, models of transformers and of graphs through wrapped models.
 
-``python -m sweep operators|modules|models [--samples N] [names ...]``, run in ``tests``. Without
-names it tries everything and writes the rate into ``tests/sweep/RESULTS.md``. With
+``python -m sweep operators|modules|models|graphs [--samples N] [names ...]``, run in ``tests``.
+Without names it tries everything and writes the rate into ``tests/sweep/RESULTS.md``. With
 ``--record FILE`` what was tried is kept there and not tried again, so that a long sweep can be made
 in pieces, of ``--seconds`` each.
 """
@@ -24,9 +24,14 @@ import torch
 from . import known
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
-KNOWN = {"operators": known.OPERATORS, "modules": known.MODULES, "models": known.MODELS}
+KNOWN = {
+    "operators": known.OPERATORS,
+    "modules": known.MODULES,
+    "models": known.MODELS,
+    "graphs": known.GRAPHS,
+}
 DATABASES = {"operators": ("ops", "operators"), "modules": ("modules", "modules"),
-             "models": ("models", "models")}  # fmt: skip
+             "models": ("models", "models"), "graphs": ("graphs", "names")}  # fmt: skip
 
 
 def outcomes(what: str, name: str, most: int) -> Iterator[tuple[str, str | None]]:
@@ -120,6 +125,11 @@ def _write(what: str, rate: str, failing: set[str]) -> None:
         lines += [
             f"| `{name}` | {reasons.get(name, 'not looked into')} |" for name in sorted(failing)
         ]
+        lines.append("")
+    untried = getattr(importlib.import_module(f"sweep.{DATABASES[what][0]}"), "UNTRIED", {})
+    if untried:
+        lines += ["| not tried | why |", "|---|---|"]
+        lines += [f"| `{name}` | {why} |" for name, why in sorted(untried.items())]
         lines.append("")
     text = RESULTS.read_text() if RESULTS.exists() else "# What the sweeps found\n\n"
     text = re.sub(rf"## {what.capitalize()}\n.*?(?=\n## |\Z)", "", text, flags=re.S).rstrip()

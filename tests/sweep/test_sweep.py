@@ -37,6 +37,17 @@ def test_modules_compute_what_eager_torch_does(name: str) -> None:
     assert not problems or name in known.MODULES, problems[0]
 
 
+# What is gone from a list of edges, of nodes, of groups: a layer of each kind.
+GRAPHS = ["GATConv", "HeteroBatchNorm", "LSTMAggregation", "MaskLabel", "RGCNConv", "TopKPooling"]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", GRAPHS)
+def test_graph_layers_train_as_in_eager_torch(name: str) -> None:
+    pytest.importorskip("torch_geometric")
+    assert [p for _, p in outcomes("graphs", name, 1) if p] == []
+
+
 def test_a_check_that_fails_is_seen() -> None:
     answers = iter([1.0, 2.0, 3.0])
     problem = checks.problem_of(
@@ -48,8 +59,15 @@ def test_a_check_that_fails_is_seen() -> None:
 
 @pytest.mark.parametrize(
     "what, names",
-    [("operators", known.OPERATORS), ("modules", known.MODULES), ("models", known.MODELS)],
+    [
+        ("operators", known.OPERATORS),
+        ("modules", known.MODULES),
+        ("models", known.MODELS),
+        ("graphs", known.GRAPHS),
+    ],
 )
 def test_every_known_exception_is_something_that_is_tried(what: str, names: dict[str, str]) -> None:
+    if what == "graphs":
+        pytest.importorskip("torch_geometric")
     assert set(names) <= set(names_of(what))
     assert all(names.values())

@@ -200,3 +200,32 @@ def chebyshev_norm(
     scaled = 2.0 * weight / lambda_max
     scaled = scaled.masked_fill(scaled == torch.inf, 0)
     return edge_index, scaled - (edge_index[0] == edge_index[1]).to(scaled.dtype)
+
+
+def hetero_batch_norm(module: Any, x: torch.Tensor, type_vec: torch.Tensor) -> torch.Tensor:
+    """Normalise as ``HeteroBatchNorm`` does; what is remembered of absent types stays."""
+    types = module.num_types
+    if not module.training and module.track_running_stats:
+        mean, var = module.running_mean, module.running_var
+    else:
+        with torch.no_grad():
+            mean, var = module.mean_var(x, type_vec, dim_size=types)
+    if module.training and module.track_running_stats:
+        factor = module.momentum
+        with torch.no_grad():
+            if factor is None:
+                module.num_batches_tracked.add_(1)
+                factor = 1.0 / module.num_batches_tracked
+            here = _absent.degree(type_vec, types, x.dtype).clamp(max=1).view(-1, 1)
+            module.running_mean.add_(here * factor * (mean - module.running_mean))
+            module.running_var.add_(here * factor * (var - module.running_var))
+    out: torch.Tensor = (x - mean[type_vec]) / var.clamp(module.eps).sqrt()[type_vec]
+    if module.affine:
+        out = out * module.weight[type_vec] + module.bias[type_vec]
+    return out
+
+
+def mask_label(module: Any, x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Add labels as ``MaskLabel`` does, where a mask says."""
+    known = mask.view(-1, 1) * module.emb(torch.where(mask, y, 0))
+    return torch.cat([x, known], dim=-1) if module.method == "concat" else x + known
