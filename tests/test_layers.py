@@ -26,7 +26,7 @@ STOREYS: tuple[tuple[str, ...], ...] = (
         "executor", "wrappers", "dataloader", "argparsers", "autocasting", "autoplacing",
         "collation", "estimating", "hardware", "profiling", "testing", "poptorch_core", "_impl",
         "_poplar_executor",
-        "_inspection",
+        "_inspection", "varying",
     ),
     ("_session",),
     ("_compile",),

@@ -22,6 +22,7 @@ from .ops import *  # noqa: F403 (its __all__ is PopTorch's contract)
 from .ops import print as print
 from .options import *  # noqa: F403 (its __all__ is PopTorch's contract)
 from .poptorch_core import createPoptorchError
+from .varying import what_if
 from .wrappers import (
     inferenceModel,
     load,
@@ -55,6 +56,7 @@ __all__ = [
     "registerPreCompileHook",
     "setLogLevel",
     "trainingModel",
+    "what_if",
 ]
 __all__ += enums.__all__
 __all__ += ops.__all__

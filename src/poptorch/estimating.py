@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from . import _compile, _session
 from ._base.errors import Error
 from ._machine.estimate import Estimate
-from ._machine.systems import parse
+from ._machine.systems import System, parse
 
 if TYPE_CHECKING:
     from .executor import PoplarExecutor
@@ -45,11 +45,20 @@ def of_session(
     chips = parse(system)
     captured, spec = _session.capture_for_estimate(session, args, kwargs)
     priced = _compile.estimate(captured, spec, chips)
+    refuse_too_few(priced, chips)
+    return priced
+
+
+def refuse_too_few(priced: Estimate, chips: System) -> None:
+    """Refuse a system that has fewer chips than the model needs.
+
+    Raises:
+        poptorch.Error: it has.
+    """
     needed = len(priced.chips) * priced.replicas
     if needed > chips.chips:
         raise Error(
             "The model needs more IPUs than the system has",
-            got=f"{priced.replicas} replicas of {len(priced.chips)} IPUs on {system}",
+            got=f"{priced.replicas} replicas of {len(priced.chips)} IPUs on {chips.text}",
             fix=f'system="{chips.kind.name}:{1 << (needed - 1).bit_length()}", or fewer replicas',
         )
-    return priced

@@ -5,7 +5,7 @@ from .counters import Latency, Stamps
 from .files import Objects, Saved, read, save
 from .hooks import register_post_compile, register_pre_compile
 from .loading import fill, resume
-from .pricing import capture_for_estimate
+from .pricing import Captures, capture_for_estimate
 from .proxy import ParameterProxy
 from .session import Session
 from .with_loss import with_loss
@@ -13,6 +13,7 @@ from .wrapping import is_wrapped, owner_of, suspend, unwrap, wrap
 from .wrapping import resume as undo_suspend
 
 __all__ = [
+    "Captures",
     "CompiledInputs",
     "Latency",
     "Objects",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from .. import _compile
+from .. import _capture, _compile
 from .._base import source
+from .._ir.slot import Kind
 from .._ir.spec import Spec
 from .session import Session
 
@@ -23,10 +25,49 @@ def capture_for_estimate(
     Returns:
         What was captured, and the settings.
     """
-    bound = session.model.signature.bind(args, kwargs)
-    session.sync.fetch()
     spec = session._settings()
-    task = session.model.task(bound, spec, session.optimizer, made_up=True)
-    rows = max((t.shape[0] for t in bound.tensors if t.dim()), default=1)
-    with source.excluding(spec.runtime.source_excludes):
-        return _compile.capture_for_estimate(task.request, spec, task.optim, rows), spec
+    return Captures(session, args, kwargs).capture(spec), spec
+
+
+class Captures:
+    """A wrapped model and arguments, captured once for all settings that it is the same for.
+
+    Args:
+        session: of the wrapped model, whose weights may be on the meta device.
+        args, kwargs: as for ``forward``; they may be, too.
+
+    Attributes:
+        rows: of the combined batch of this process.
+    """
+
+    def __init__(self, session: Session, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self._session = session
+        self._bound = session.model.signature.bind(args, kwargs)
+        self.rows = max((t.shape[0] for t in self._bound.tensors if t.dim()), default=1)
+        self._made: list[tuple[_capture.Request, bool | None, _compile.Capture]] = []
+        session.sync.fetch()
+
+    def capture(self, spec: Spec) -> _compile.Capture:
+        """Return the captured model.
+
+        Args:
+            spec: every setting; of those that it was called with before, only loops, locations,
+                recomputation and what the capture does not depend on may differ.
+        """
+        model, optimizer = self._session.model, self._session.optimizer
+        task = model.task(self._bound, spec, optimizer, made_up=True)
+        for request, recompute, before in self._made:
+            if recompute == spec.recompute and _same(request, task.request, before.micro):
+                return replace(before, optim=task.optim)
+        with source.excluding(spec.runtime.source_excludes):
+            made = _compile.capture_for_estimate(task.request, spec, task.optim, self.rows)
+        self._made.append((task.request, spec.recompute, made))
+        return made
+
+
+def _same(before: _capture.Request, now: _capture.Request, micro: _capture.Micro) -> bool:
+    """Tell whether a capture stands for another request too."""
+    same = (before.batch, before.state, before.grouped) == (now.batch, now.state, now.grouped)
+    written = any(slot.kind in (Kind.BUFFER, Kind.CONSTANT) for slot in micro.graph.outputs)
+    by_replica = written or micro.exchanging or bool(before.grouped)
+    return same and (before.replicas == now.replicas or not by_replica)

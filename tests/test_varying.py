@@ -1,0 +1,166 @@
+"""``what_if``: every line is the estimate of the changed options."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from poptorch import _session
+from poptorch._machine.comparison import Variant
+from poptorch.varying import LOCATIONS
+
+WIDE, ROWS = 128, 64
+
+
+class Stack(nn.Module):
+    """Two linear layers on two chips, with a norm whose statistics forward changes or without."""
+
+    def __init__(self, norm: bool = False) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDE, WIDE) for _ in range(2))
+        self.norm = nn.BatchNorm1d(WIDE) if norm else nn.Identity()
+        poptorch.BeginBlock(self.layers[1], "second", ipu_id=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(x)
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return poptorch.identity_loss(x, reduction="mean") if self.training else x
+
+
+BATCH = torch.empty(ROWS, WIDE, device="meta")
+
+
+def wrapped(training: bool, norm: bool = False, **settings: Any) -> poptorch.PoplarExecutor:
+    """The model with options as a user would write them."""
+    with torch.device("meta"):
+        model = Stack(norm).train(training)
+    opts = poptorch.Options().replicationFactor(settings.get("replicas", 1))
+    at_once = settings.get("replicas", 1) * settings.get("micro_batch", 8)
+    steps = settings.get("accumulation", ROWS // at_once)
+    if "recomputation" in settings:
+        opts._Popart.set("autoRecomputation", int(settings["recomputation"]))
+    if settings.get("half_partials"):
+        opts.Precision.setPartialsType(torch.half)
+    for kind in ("Activation", "Weight", "Optimizer", "Accumulator"):
+        if f"{kind.lower()}_location" in settings:
+            on_chip, sharded = LOCATIONS[settings[f"{kind.lower()}_location"]]
+            where = poptorch.TensorLocationSettings().useOnChipStorage(on_chip)
+            where.useReplicatedTensorSharding(sharded)
+            getattr(opts.TensorLocations, f"set{kind}Location")(where)
+    if not training:
+        return poptorch.inferenceModel(model, opts.deviceIterations(steps))
+    opts.Training.gradientAccumulation(steps)
+    optimizer = poptorch.optim.AdamW(model.parameters(), lr=0.1)
+    return poptorch.trainingModel(model, opts, optimizer)
+
+
+def expected(row: Variant, training: bool, norm: bool) -> Variant:
+    """The line that ``estimate`` gives."""
+    executor = wrapped(training, norm, **row.settings)
+    priced = executor.estimate(BATCH, system=f"{row.settings.get('chip', 'mk2')}:16")
+    executor.destroy()
+    peak = max(chip.bytes for chip in priced.chips)
+    return Variant(
+        row.settings, priced.items_per_second, peak, priced.fits, priced.culprit,
+        priced.bound["bubble"], priced.share_of_peak,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("training", "norm", "vary"),
+    [
+        (True, False, {"micro_batch": [4, 8], "replicas": [2]}),
+        (True, True, {"replicas": [2, 1], "half_partials": [True]}),
+        (True, False, {"accumulation": [16], "recomputation": [True, False]}),
+        (
+            True, False,
+            {
+                "replicas": [2], "optimizer_location": ["on chip, sharded", "off chip, sharded"],
+                "activation_location": ["off chip"],
+            },
+        ),
+        (True, False, {"weight_location": ["off chip"], "accumulator_location": ["off chip"]}),
+        (False, False, {"micro_batch": [4, 16], "chip": ["bow", "c600"]}),
+    ],
+)  # fmt: skip
+def test_lines_are_estimates(training: bool, norm: bool, vary: dict[str, list[Any]]) -> None:
+    executor = wrapped(training, norm)
+    lines = poptorch.what_if(executor, BATCH, system="mk2:16", vary=vary)
+    executor.destroy()
+    count = 1
+    for values in vary.values():
+        count *= len(values)
+    assert len({tuple(line.settings.values()) for line in lines}) == len(lines) == count
+    for line in lines:
+        assert line == expected(line, training, norm)
+    rates = [line.items_per_second for line in lines]
+    assert rates == sorted(rates, reverse=True)
+
+
+def test_captured_once_where_it_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    capture = _session.pricing._compile.capture_for_estimate
+
+    def counted(*args: Any) -> Any:
+        made.append(args)
+        return capture(*args)
+
+    monkeypatch.setattr(_session.pricing._compile, "capture_for_estimate", counted)
+    vary = {"replicas": [1, 2], "micro_batch": [4, 8], "chip": ["mk2", "bow"]}
+    assert len(poptorch.what_if(wrapped(True), BATCH, vary=vary)) == 8
+    assert len(made) == 2  # by micro-batch
+    made.clear()
+    # Every replica has statistics of its own.
+    poptorch.what_if(wrapped(True, norm=True), BATCH, vary={"replicas": [1, 2], "chip": ["bow"]})
+    assert len(made) == 2
+
+
+def test_what_does_not_fit_comes_last(tmp_path: Path) -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(*(nn.Linear(4096, 4096, bias=False) for _ in range(11))).eval()
+    executor = poptorch.inferenceModel(model)
+    batch = torch.empty(16, 4096, device="meta")
+    lines = poptorch.what_if(executor, batch, vary={"chip": ["mk1", "mk2", "bow"]})
+    assert [line.settings["chip"] for line in lines] == ["bow", "mk2", "mk1"]
+    assert [line.fits for line in lines] == [True, True, False]
+    assert str(lines).splitlines()[-1].endswith("%: weights")
+    lines.to_csv(tmp_path / "lines.csv")
+    with (tmp_path / "lines.csv").open(newline="") as file:
+        read = list(csv.DictReader(file))
+    assert [row["chip"] for row in read] == ["bow", "mk2", "mk1"]
+    assert [float(row["peak_bytes"]) for row in read] == [line.peak_bytes for line in lines]
+    assert read[2]["culprit"] == str(lines[2].culprit)
+
+
+@pytest.mark.parametrize(
+    ("vary", "title"),
+    [
+        ({"batch": [4]}, "what_if cannot vary that"),
+        ({"replicas": 4}, "vary needs a list of values for replicas"),
+        ({"replicas": [0]}, "replicas cannot be that"),
+        ({"micro_batch": [True]}, "micro_batch cannot be that"),
+        ({"recomputation": [1]}, "recomputation cannot be that"),
+        ({"weight_location": ["disk"]}, "weight_location cannot be that"),
+        ({"chip": ["mk9"]}, "There is no such system"),
+        ({"micro_batch": [3]}, "The samples do not divide"),
+        ({"replicas": [3]}, "The samples do not divide"),
+        ({"replicas": [1], "accumulation": [4], "micro_batch": [4]}, "One of accumulation and"),
+        ({"replicas": [2], "micro_batch": [1], "chip": ["mk2"]}, "needs more IPUs than the system"),
+    ],
+)
+def test_what_cannot_be_is_refused(vary: dict[str, Any], title: str) -> None:
+    with pytest.raises(poptorch.Error, match=title) as caught:
+        poptorch.what_if(wrapped(True), BATCH, system="mk2:2", vary=vary)
+    assert all(part in str(caught.value) for part in ("Got:", "Where:", "Fix:"))
+
+
+def test_inference_accumulates_nothing() -> None:
+    with pytest.raises(poptorch.Error, match="no gradient accumulation in inference"):
+        poptorch.what_if(wrapped(False), BATCH, vary={"accumulation": [2]})
