@@ -178,3 +178,44 @@ def test_a_parametrization_that_comes_after_compiling_is_said(caplog) -> None:
     assert torch.equal(executor(X), before)
     executor(X)
     assert caplog.text.count("changed after it was compiled (new inside of others: param") == 1
+
+
+def test_a_forward_that_is_replaced_is_said_once(caplog) -> None:
+    for wrap in (training, lambda model: poptorch.inferenceModel(model, options())):
+        model = Net()
+        model.more = nn.ModuleList(nn.Linear(1, 1) for _ in range(20))  # several calls' worth
+        executor = wrap(model)
+        arguments = (X, Y) if executor._optimizer is not None else (X,)
+        for _ in range(7):
+            executor(*arguments)
+        assert "forward" not in caplog.text
+        _triple(model.second)
+        for _ in range(14):
+            executor(*arguments)
+        assert caplog.text.count("forward of a Linear was replaced after the model was comp") == 1
+        _triple(model)
+        for _ in range(7):
+            executor(*arguments)
+        assert caplog.text.count("forward of a Net was replaced after the model was wrapped") == 1
+        caplog.clear()
+        executor.destroy()
+        executor = wrap(model)
+        expected = model(*arguments)
+        torch.testing.assert_close(executor(*arguments), expected)
+        for _ in range(7):
+            executor(*arguments)
+        assert "forward" not in caplog.text  # compiled with both
+
+
+def _triple(module: nn.Module) -> None:
+    forward = module.forward
+    module.forward = lambda first, *rest: forward(3 * first, *rest)
+
+
+def test_a_forward_that_is_replaced_before_the_first_call_is_said_too(caplog) -> None:
+    model = Net()
+    executor = poptorch.inferenceModel(model, options())
+    _triple(model)
+    executor(X)
+    executor(X)
+    assert caplog.text.count("forward of a Net was replaced after the model was wrapped") == 1

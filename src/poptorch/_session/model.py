@@ -50,6 +50,8 @@ class Model:
 
     Attributes:
         module: what is traced.
+        users: the user's module.
+        wrapped_forward: the ``forward`` that the user's module had of its own, if it had one.
         signature: of the original ``forward``.
         modes: which of the modules train.
         groupings: parameters that are to have a value per group of replicas, by path.
@@ -58,7 +60,8 @@ class Model:
     def __init__(
         self, module: nn.Module, users: nn.Module, entry: Callable[..., Any] | None
     ) -> None:
-        self.module = module
+        self.module, self.users = module, users
+        self.wrapped_forward = users.__dict__.get("forward")
         self.signature = Signature(entry or module.forward, type(module).__name__)
         self.modes = Modes(module, users)
         self.groupings: dict[str, Request] = {}

@@ -148,7 +148,12 @@ class Session:
         """Use a compilation from now on, without attaching."""
         # After capturing: a forward that sets modes itself has set them by now.
         mode = self.model.modes.now()
-        changes = ModelChanges(self.model.module, compilation.reading.tensors)
+        changes = ModelChanges(
+            self.model.module,
+            compilation.reading.tensors,
+            self.model.users,
+            self.model.wrapped_forward,
+        )
         live = Live(compilation, mode, Randomness.of(compilation.spec), changes)
         if self.restored is not None:
             live.kept = compilation.checked_state(self.restored.device)
