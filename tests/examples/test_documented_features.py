@@ -128,6 +128,21 @@ def test_multiple_losses_are_marked(reduction: str) -> None:
     assert_same(model, eager)
 
 
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_torch_loss_and_a_marked_loss_can_be_marked(twice: bool) -> None:
+    def custom(output, target):
+        loss = F.cross_entropy(output, target)
+        if twice:
+            loss = poptorch.identity_loss(loss * 2, reduction="none")
+        return poptorch.identity_loss(loss, reduction="sum")
+
+    model = WithLoss(Plain(), custom)
+    factor = 2 if twice else 1
+    eager = loop(model, lambda m, x, y: factor * F.cross_entropy(m.model(x), y), X, LABELS)
+    poptorch.trainingModel(model, options(), sgd(model))(X, LABELS)
+    assert_same(model, eager)
+
+
 def test_weights_stay_in_step_until_the_host_changes_them() -> None:
     model = WithLoss(Plain(), nn.MSELoss())
     eager = loop(model, lambda m, x, y: m(x, y)[1], X, Y)

@@ -88,6 +88,23 @@ def test_annotating_a_model_directly() -> None:
     assert [chip for _, chip, _ in chips(executor)] == [0, 1]
 
 
+def test_the_order_of_writing_and_unused_layers_do_not_matter() -> None:
+    """As docs/differences.md has it; the guide makes both a rule."""
+
+    class Unused(Encoder):
+        def forward(self, x, labels=None):
+            self.dead(x)
+            return super().forward(x, labels)
+
+    model = Unused()
+    model.dead = poptorch.BeginBlock(nn.Linear(8, 8), "dead", ipu_id=0)
+    model.classifier = poptorch.BeginBlock(model.classifier, "late", ipu_id=1)
+    poptorch.BeginBlock(model.embeddings, "early", ipu_id=0)
+    model.never = poptorch.BeginBlock(nn.Linear(8, 8), "never", ipu_id=3)
+    executor = trained(model, X, Y)
+    assert [chip for _, chip, _ in chips(executor)] == [0, 1]
+
+
 def test_stages_on_devices_0_1_0() -> None:
     same, increment = (
         poptorch.PipelinedExecution(auto) for auto in (AutoStage.SameAsIpu, AutoStage.AutoIncrement)
