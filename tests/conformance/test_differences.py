@@ -529,7 +529,7 @@ def test_mixed_operands() -> None:
 
 @row("recurrent layers want inputs and weights of one type")
 def test_mixed_recurrent_layers() -> None:
-    assert infer(nn.GRU(4, 3), X.half())[0].dtype == torch.half
+    assert infer(nn.GRU(4, 3), X[:1].half())[0].dtype == torch.half
 
 
 @row(
