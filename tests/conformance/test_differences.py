@@ -599,8 +599,9 @@ def test_python_runs_once() -> None:
 
 
 @row(
-    "a layer that is replaced or parametrized, another number format (`half()`), a changed"
-    " `requires_grad` or block counts from the next call on"
+    "a layer that is replaced or parametrized, another `forward` put on one (on the"
+    " wrapped module itself it counts when that is wrapped again), another number format"
+    " (`half()`), a changed `requires_grad` or block counts from the next call on"
 )
 def test_a_replaced_layer(warned: pytest.LogCaptureFixture) -> None:
     net = Net()
