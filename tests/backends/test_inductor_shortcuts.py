@@ -83,6 +83,7 @@ def test_a_compiler_that_fails(
     settings = {**compiler.SETTINGS, "cpp.cxx": (None, str(script))}
     monkeypatch.setattr(compiler, "SETTINGS", settings)
     monkeypatch.setattr(compiler.Cores, "idle", lambda self: idle)
+    monkeypatch.setattr(compiler, "LARGE", 0 if idle else 1000)  # two sources, or one
     monkeypatch.setattr(tiers._cores, "idle", lambda: 0.0)
     monkeypatch.setattr(code, "_loaded", {})
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))

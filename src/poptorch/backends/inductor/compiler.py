@@ -42,14 +42,15 @@ Compiled = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 # With -O3, like them, it takes most of the C++ compiler's time: processor time for a BERT of 4
 # layers 13.8 of 18.4 s, for the tutorial's CNN 4.2 of 7.8 s. A source of its own, it gets -O1:
 # 5.0 and 3.1 s. A call is no slower (the CNN, 600 alternating calls: 1.77 ms against 1.82).
-# With -O0 it would be 1.87, for 2.1 and 0.6 s less.
+# With -O0 it would be 1.87, for 2.1 and 0.6 s less. A multi-layer perceptron takes 6.1 s in two
+# sources, 5.1 in one.
 SETTINGS: Mapping[str, Any] = {
     "fallback_random": True,
     "layout_optimization": False,
     "reorder_for_peak_memory": False,
     "cpp_cache_precompile_headers": False,
-    "cpp_wrapper_build_separate": True,
 }
+LARGE = 300  # operators: with fewer, reading the headers twice costs more than that saves
 
 
 @dataclass(frozen=True)
@@ -145,13 +146,18 @@ def _compile(module: fx.GraphModule, examples: list[torch.Tensor], cpp_wrapper: 
             with private.V.set_fake_mode(mode):
                 private.joint_graph_passes(lowered)
             _keep_output_strides(lowered, _output_strides(module))
-            return private.compile_fx_inner(
-                lowered,
-                inputs,
-                is_inference=True,
-                static_input_idxs=range(len(inputs)),
-                cpp_wrapper=cpp_wrapper,
-            )
+            with private.config.patch(cpp_wrapper_build_separate=_is_large(lowered)):
+                return private.compile_fx_inner(
+                    lowered,
+                    inputs,
+                    is_inference=True,
+                    static_input_idxs=range(len(inputs)),
+                    cpp_wrapper=cpp_wrapper,
+                )
+
+
+def _is_large(lowered: fx.GraphModule) -> bool:
+    return len(lowered.graph.nodes) >= LARGE
 
 
 def _shortcuts() -> Mapping[str, Any]:
