@@ -35,13 +35,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item in kept]
 
 
+_still_held: set[str] = set()
+"""Devices that something else than a test's own exception holds, a module's fixture for one."""
+
+
 @pytest.fixture(autouse=True)
 def _devices_of_earlier_tests() -> None:
     """Give back what an exception holds that a test kept: its frames have executors in them."""
+    if _held() - _still_held:
+        gc.collect()
+        _still_held.clear()
+        _still_held.update(_held())
+
+
+def _held() -> set[str]:
     from poptorch._machine import pod
 
-    if any(holder.process.pid == os.getpid() for holder in pod.holders()):
-        gc.collect()
+    return {holder.token for holder in pod.holders() if holder.process.pid == os.getpid()}
 
 
 @pytest.fixture(autouse=True)
