@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import zipfile
+from email import message_from_string
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from helpers.source_tree import PACKAGE, ROOT
 
 pytestmark = pytest.mark.slow
 
-PARTS = ("src", "pyproject.toml", "README.md", "LICENSE")
+PARTS = ("src", "setup.py", "pyproject.toml", "README.md", "LICENSE")
 
 
 def run(*command: object, cwd: Path, **environment: str) -> str:
@@ -57,29 +63,123 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert any(name.endswith("LICENSE") for name in names)
 
 
+def required(name: str, extra: str = "") -> set[str]:
+    """The names of the distributions that one asks for, and those ask for, with itself."""
+    wanted, names = [(name, extra)], {name}
+    while wanted:
+        holder, chosen = wanted.pop()
+        for line in metadata.requires(holder) or ():
+            needed = Requirement(line)
+            if needed.marker is None or needed.marker.evaluate({"extra": chosen}):
+                found = canonicalize_name(needed.name)
+                if found not in names:
+                    names.add(found)
+                    wanted += [(found, part) for part in needed.extras or {""}]
+    return names
+
+
 @pytest.fixture(scope="module")
-def place(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the wheel holds."""
-    folder = tmp_path_factory.mktemp("installed")
-    zipfile.ZipFile(wheel).extractall(folder)
+def alone(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the wheel and what it asks for, linked, and nothing else."""
+    folder = tmp_path_factory.mktemp("alone") / "venv"
+    run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder.parent)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    pip = [sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install"]
+    run(*pip, "--quiet", "--no-deps", "--no-index", wheel, cwd=folder)
+    (info,) = packages.glob("poptorch-*.dist-info")
+    ours = metadata.PathDistribution(info)
+    direct = [Requirement(line) for line in ours.requires or () if "extra ==" not in line]
+    for name in set().union(*(required(canonicalize_name(part.name)) for part in direct)):
+        files = metadata.files(name) or ()
+        tops = {path.parts[0] for path in files} - {"..", "__pycache__"}
+        for top in tops:
+            place = Path(str(metadata.distribution(name).locate_file(top)))
+            if place.exists() and not (packages / top).exists():
+                (packages / top).symlink_to(place)
     return folder
 
 
-def test_the_readme_runs_from_the_wheel(place: Path, tmp_path: Path) -> None:
+MORE = """
+import contextlib, importlib, io, json, sys, traceback
+from importlib import metadata
+
+def missing(module):
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        return "".join(traceback.format_exception(error))
+
+def helped(command):
+    shown = io.StringIO()
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(shown):
+        command.load()(["--help"])
+    return shown.getvalue()
+
+print(json.dumps({
+    "prefix": sys.prefix,
+    "file": poptorch.__file__,
+    "beside": sorted(each.name.lower() for each in metadata.distributions()),
+    "missing": {extra: missing(module) for extra, module in %r.items()},
+    "commands": {
+        each.name: helped(each)
+        for each in metadata.distribution("poptorch").entry_points.select(group="console_scripts")
+    },
+}))
+"""
+EXTRAS = {
+    "transformers": "poptorch.integrations.transformers",
+    "lightning": "poptorch.integrations.lightning",
+    "graphs": "poptorch_geometric",
+}
+
+
+@pytest.fixture(scope="module")
+def printed(alone: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What the README's program prints there, then what a look around finds, as JSON."""
     readme = (ROOT / "README.md").read_text()
     program = readme.split("```python\n")[1].split("```")[0]
-    (tmp_path / "program.py").write_text(f"{program}\nprint(poptorch.__file__)\n")
-    printed = run(
-        sys.executable,
-        "-W",
-        "error",
-        "program.py",
-        cwd=tmp_path,
-        PYTHONPATH=str(place),
-        POPTORCH_BACKEND="reference",
-    )
-    assert printed.splitlines()[-1] == str(place / "poptorch" / "__init__.py")
+    folder = tmp_path_factory.mktemp("program")
+    (folder / "program.py").write_text(program + MORE % EXTRAS)
+    settings = {"PYTHONPATH": "", "POPTORCH_BACKEND": "reference"}
+    python = alone / "bin" / "python"
+    return run(python, "-W", "error", "program.py", cwd=folder, **settings).splitlines()
+
+
+def test_the_readme_trains_where_nothing_else_is_installed(alone: Path, printed: list[str]) -> None:
     assert "emit loss, output.* final" in printed
+    seen = json.loads(printed[-1])
+    assert seen["file"].startswith(str(alone))
+    assert {"torch", "numpy", "tqdm", "filelock", "safetensors"} <= set(seen["beside"])
+    tools = {"pytest", "mypy", "transformers", "lightning", "torch-geometric"}
+    assert tools.isdisjoint(seen["beside"])
+
+
+def test_an_extra_that_is_missing_says_what_to_install(printed: list[str]) -> None:
+    for extra, told in json.loads(printed[-1])["missing"].items():
+        assert f'pip install "poptorch[{extra}]"' in told
+
+
+def test_every_command_is_installed_with_a_help(alone: Path, printed: list[str]) -> None:
+    commands = json.loads(printed[-1])["commands"]
+    assert sorted(commands) == ["gc-info", "gc-monitor", "poprun", "poptorch"]
+    for name, told in commands.items():
+        assert (alone / "bin" / name).is_file()
+        assert told.startswith("usage: ")
+
+
+def test_the_metadata_says_what_people_look_for(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as packed:
+        (name,) = [name for name in packed.namelist() if name.endswith("METADATA")]
+        told = message_from_string(packed.read(name).decode())
+    assert told["License-Expression"] == "MIT"
+    assert set(told.get_all("Provides-Extra")) >= {"graphs", "transformers", "lightning"}
+    assert told["Description-Content-Type"] == "text/markdown"
+    text = told.get_payload()
+    assert isinstance(text, str)
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert [link for link in links if not link.startswith("http")] == []
+    assert "pip install ." in text
+    assert "[Architecture]" in (ROOT / "README.md").read_text()  # so there was one to take out
 
 
 ACCEPTED = """
@@ -157,9 +257,11 @@ poptorch.OutputMode.Al
 """
 
 
-def test_type_checkers_accept_a_script_and_find_misspelt_names(place: Path, tmp_path: Path) -> None:
+def test_type_checkers_accept_a_script_and_find_misspelt_names(wheel: Path, tmp_path: Path) -> None:
     (tmp_path / "accepted.py").write_text(ACCEPTED)
     (tmp_path / "refused.py").write_text(REFUSED)
+    place = tmp_path / "installed"
+    zipfile.ZipFile(wheel).extractall(place)
     mypy = ["-m", "mypy", "--strict", "--config-file=", "--follow-imports=silent"]
     done = subprocess.run(
         [sys.executable, *mypy, "--hide-error-context", "accepted.py", "refused.py"],

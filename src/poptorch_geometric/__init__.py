@@ -4,7 +4,11 @@ Needs the package torch_geometric, and no plug-in of it. Source: PopTorch user g
 ops".
 """
 
+from poptorch._base.extras import extra as _extra
 from poptorch._base.version import VERSION
+
+with _extra("graphs"):
+    import torch_geometric as _torch_geometric  # noqa: F401
 
 from . import _substitution
 from .collate import make_exclude_keys

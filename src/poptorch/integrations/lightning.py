@@ -8,18 +8,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import lightning.pytorch as pl
 import torch
-from lightning.pytorch.strategies import SingleDeviceStrategy
-from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
 import poptorch
 
 from .._base import log
 from .._base.errors import Error
+from .._base.extras import extra
 from ._joining import joined
+
+with extra("lightning"):
+    import lightning.pytorch as pl
+    from lightning.pytorch.strategies import SingleDeviceStrategy
+    from lightning.pytorch.trainer.states import TrainerFn
+    from lightning.pytorch.utilities.model_helpers import is_overridden
 
 _GRADIENT_HOOKS = (
     "backward", "on_before_backward", "on_after_backward", "on_before_optimizer_step",

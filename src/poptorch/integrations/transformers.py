@@ -10,14 +10,17 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import transformers
 from torch import nn
 
 import poptorch
 
 from .._base import log, source
 from .._base.errors import Error, InvalidValue
+from .._base.extras import extra
 from ._joining import joined
+
+with extra("transformers"):
+    import transformers
 
 _RNG_FILE = "poptorch_rng.pt"
 
