@@ -6,6 +6,7 @@ from .lanes import NotVectorisable, batch_norm_statistics
 from .micro import Micro, say_narrowed
 from .overwrite import OverwriteContextManager
 from .parameter_hooks import hooks_of
+from .recompute import recomputed
 from .sources import forgetting_sources
 from .swap import Tied, tensors_of
 from .trace import untraced, without_autocast
@@ -23,6 +24,7 @@ __all__ = [
     "explain",
     "forgetting_sources",
     "hooks_of",
+    "recomputed",
     "say_narrowed",
     "search",
     "tensors_of",

@@ -2,7 +2,7 @@
 
 from .._place import Share
 from .cache import differences, flat_fields, store_of
-from .estimate import Capture, capture_for_estimate, estimate, subject
+from .estimate import Capture, capture_for_estimate, estimate, recomputed, subject
 from .passes import PASSES, Draft, passes_text
 from .pipeline import Compiled, compile, with_stages
 from .shares import shares
@@ -21,6 +21,7 @@ __all__ = [
     "estimate",
     "flat_fields",
     "passes_text",
+    "recomputed",
     "shares",
     "store_of",
     "subject",

@@ -2,22 +2,45 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from .. import _capture, _place
 from .._base.tracing import one_at_a_time
 from .._ir.graph import Graph
+from .._ir.layout import Layout
 from .._ir.optim_spec import OptimSpec
-from .._ir.spec import Spec
+from .._ir.placement import Locations
+from .._ir.spec import Runtime, Spec
+from .._ir.staged import Staged
 from .._machine.constants import DEFAULT, Constants
 from .._machine.cycles import Chip
 from .._machine.estimate import Estimate
+from .._machine.inside import Known
 from .._machine.links import Fabric
 from .._machine.priced import Subject
 from .._machine.pricing import price
 from .._machine.systems import System
 from .._machine.work import work_of
 from . import build, staged
+
+
+@dataclass(frozen=True, eq=False)
+class Pieces:
+    """The passes of a captured model, which variants with other loop counts or locations share.
+
+    Attributes:
+        layout: what placement decided.
+        cut: the passes.
+        known: what has been found out about them.
+        flops: of one micro-batch.
+        scheduled: by what decides about their order.
+    """
+
+    layout: Layout
+    cut: staged.Cut
+    known: Known
+    flops: int
+    scheduled: dict[object, Staged] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,31 +52,36 @@ class Capture:
         micro: one micro-batch.
         optim: the optimizer's structure; None in inference.
         rows: of the combined batch of one process.
+        pieces: by the settings that decide about them.
     """
 
     request: _capture.Request
     micro: _capture.Micro
     optim: OptimSpec | None
     rows: int
+    pieces: dict[object, Pieces] = field(default_factory=dict)
 
 
 @one_at_a_time()
 @_capture.forgetting_sources()
-def capture_for_estimate(
-    request: _capture.Request, spec: Spec, optim: OptimSpec | None, rows: int
-) -> Capture:
-    """Capture one micro-batch, on tensors without data.
+def capture_for_estimate(request: _capture.Request, optim: OptimSpec | None, rows: int) -> Capture:
+    """Capture one micro-batch, on tensors without data, in which nothing is computed again.
 
     Args:
         request: what is captured.
-        spec: every setting.
         optim: the optimizer's structure; None in inference.
         rows: of the combined batch of one process.
     """
-    recompute = bool(spec.training and spec.recompute)
     why = "estimates look at one micro-batch at a time"
-    micro = _capture.capture(replace(request, apart=why, recompute=recompute))
+    micro = _capture.capture(replace(request, apart=why, recompute=False))
     return Capture(request, micro, optim, rows)
+
+
+@one_at_a_time()
+def recomputed(captured: Capture) -> Capture:
+    """Return the same model with activations that are computed again."""
+    micro = replace(captured.micro, graph=_capture.recomputed(captured.micro.graph))
+    return replace(captured, micro=micro, pieces={})
 
 
 def estimate(
@@ -83,19 +111,42 @@ def subject(
 ) -> Subject:
     """Return what is priced: the program of one replica, and what joins the chips."""
     own = _one_replica(spec)
-    layout = _place.place(captured.micro.graph, captured.micro.visits, own)
-    graph = layout.graph
-    step = staged.step_graphs(graph, own, captured.optim, by_example=True)
-    cut = staged.stage(step, layout, own)
+    pieces = _pieces(captured, own)
     io_tiles = spec.locations.io_tiles or 0
     chip = Chip(
         system.kind, system.kind.tiles - io_tiles, constants,
         _proportion(spec, constants), spec.runtime.half_partials,
     )  # fmt: skip
-    fabric = Fabric(system.kind, max(1, layout.chips), spec.loops.all_replicas, constants)
+    fabric = Fabric(system.kind, max(1, pieces.layout.chips), spec.loops.all_replicas, constants)
     emit = build.emit(captured.micro.graph, own)
     rows = captured.rows * spec.loops.processes
-    return Subject(cut, own, emit, chip, fabric, rows, _flops(graph), bool(captured.micro.overlaps))
+    return Subject(
+        _scheduled(pieces, own), pieces.known, own, emit, chip, fabric, rows, pieces.flops,
+        bool(captured.micro.overlaps),
+    )  # fmt: skip
+
+
+def _pieces(captured: Capture, own: Spec) -> Pieces:
+    """Place and cut, or take what was cut for settings that differ only in what is not looked at:
+    how many micro-batches are accumulated, where tensors rest."""
+    loops = replace(own.loops, iterations=1, accumulation=min(own.loops.accumulation, 2))
+    key = captured.optim, replace(own, loops=loops, locations=Locations(), runtime=Runtime())
+    if key not in captured.pieces:
+        layout = _place.place(captured.micro.graph, captured.micro.visits, own)
+        step = staged.step_graphs(layout.graph, own, captured.optim, by_example=True)
+        cut = staged.cut(step, layout, own)
+        captured.pieces[key] = Pieces(layout, cut, Known(cut.graphs), _flops(layout.graph))
+    pieces = captured.pieces[key]
+    _place.check_batches(pieces.layout.depth, len(pieces.layout.stages), own)
+    return pieces
+
+
+def _scheduled(pieces: Pieces, own: Spec) -> Staged:
+    where = own.locations if own.placement.phased else None  # the others stream nothing
+    key = own.loops.accumulation if own.training else own.loops.iterations, where
+    if key not in pieces.scheduled:
+        pieces.scheduled[key] = staged.schedule(pieces.cut, pieces.layout, own)
+    return pieces.scheduled[key]
 
 
 def _one_replica(spec: Spec) -> Spec:

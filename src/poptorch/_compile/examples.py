@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from torch import fx
 
-from .._ir.graph import Graph, identifier
+from .._ir.graph import Graph, Identifiers
 from .._ir.optim_spec import OptimSpec
 from .._ir.slot import Slot
 from .._ir.slot_function import SlotFunction
@@ -70,9 +70,9 @@ class _Copies:
         self._few, self._whole = few, whole
         self._made = fx.Graph()
         self._inputs: dict[str, fx.Node] = {}
+        names = Identifiers()
         for slot in whole.inputs:
-            name = identifier(slot.key, self._inputs)
-            self._inputs[slot.key] = self._made.placeholder(name)
+            self._inputs[slot.key] = self._made.placeholder(names.new(slot.key))
         self._own: dict[str, list[fx.Node]] = {}
         for node, of in weights.items():
             if node.op != "placeholder":

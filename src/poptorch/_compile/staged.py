@@ -84,6 +84,14 @@ def _scaling(
     return scaling
 
 
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """The passes of a step: ``graphs`` and ``homes`` of a ``Staged``."""
+
+    graphs: Graphs
+    homes: Homes
+
+
 def stage(step: Step, layout: Layout, spec: Spec) -> Staged:
     """Cut a step into passes that run one by one, each on its chip, and schedule them.
 
@@ -94,11 +102,22 @@ def stage(step: Step, layout: Layout, spec: Spec) -> Staged:
         layout: which stages there are.
         spec: the settings.
     """
+    return schedule(cut(step, layout, spec), layout, spec)
+
+
+def cut(step: Step, layout: Layout, spec: Spec) -> Cut:
+    """Cut a step into passes; loop counts and locations do not matter for it."""
     graphs, homes = _place.split(step.micro, layout, spec.training, _recomputes(layout, spec))
     if step.update is not None:
         update_homes = _place.update_homes(step.update, homes)
         graphs |= _place.split_update(step.update, update_homes)
         homes = _united(homes, update_homes)
+    return Cut(graphs, homes)
+
+
+def schedule(made: Cut, layout: Layout, spec: Spec) -> Staged:
+    """Say in which order the passes of all micro-batches are done."""
+    graphs = made.graphs
     workload = Workload(
         stages=layout.stages,
         micro_batches=spec.loops.accumulation if spec.training else spec.loops.iterations,
@@ -107,9 +126,9 @@ def stage(step: Step, layout: Layout, spec: Spec) -> Staged:
         updates=tuple(stage_pass for stage_pass in graphs if stage_pass.is_update),
         streaming=_place.find_streaming(graphs, layout, spec),
     )
-    schedule = _schedule.make(workload, spec.placement)
-    _schedule.check(schedule, workload)
-    return Staged(graphs, homes, tuple(_transfers(graphs, workload)), workload, schedule)
+    order = _schedule.make(workload, spec.placement)
+    _schedule.check(order, workload)
+    return Staged(graphs, made.homes, tuple(_transfers(graphs, workload)), workload, order)
 
 
 def _recomputes(layout: Layout, spec: Spec) -> bool:

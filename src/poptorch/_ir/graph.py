@@ -7,6 +7,7 @@ one is an input slot of the next, so composition needs no positions.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -86,8 +87,9 @@ def compose(
     inputs: dict[str, Slot] = {}
     outputs: dict[str, Slot] = {}
     attributes: dict[str, object] = {}
+    names = Identifiers()
     for slot in _free_inputs(parts):
-        node = graph.placeholder(identifier(slot.key, inputs))
+        node = graph.placeholder(names.new(slot.key))
         inputs[slot.key] = slot
         values[slot.key] = node
     for part in parts:
@@ -118,10 +120,18 @@ def compose(
     return Graph(name, module, tuple(inputs.values()), tuple(result))
 
 
-def identifier(key: str, taken: Collection[str]) -> str:
-    """Return a name for Python code; keys that differ in punctuation only get different ones."""
-    same = sum(re.sub(r"\W", "_", other) == re.sub(r"\W", "_", key) for other in taken)
-    return re.sub(r"\W", "_", key) + (f"__{same}" if same else "")
+class Identifiers:
+    """Names for Python code: keys that differ in punctuation only get different ones."""
+
+    def __init__(self) -> None:
+        self._given = Counter[str]()
+
+    def new(self, key: str) -> str:
+        """Return the name of one more key."""
+        plain = re.sub(r"\W", "_", key)
+        same = self._given[plain]
+        self._given[plain] += 1
+        return f"{plain}__{same}" if same else plain
 
 
 def _free_inputs(parts: Sequence[Graph]) -> list[Slot]:

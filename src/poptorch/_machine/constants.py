@@ -106,10 +106,18 @@ class Constants:
         0.6, "share", Mark.READ, "of a tile that one product may use; PopTorch user guide"
     )
 
+    @property
+    def inside(self) -> tuple[float, ...]:
+        """Those that prices inside a chip depend on."""
+        return tuple(getattr(self, name) for name in _INSIDE)
+
     def marked(self, mark: Mark) -> list[str]:
         """Return the names of the constants with a mark."""
         return [each.name for each in fields(self) if each.metadata["mark"] is mark]
 
+
+_NAMES = [each.name for each in fields(Constants)]
+_INSIDE = tuple(_NAMES[: _NAMES.index("external_sync")])
 
 DEFAULT = Constants()
 """What the library uses."""

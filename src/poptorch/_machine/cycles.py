@@ -64,6 +64,12 @@ class Chip:
     proportion: float = DEFAULT.memory_proportion
     half_partials: tuple[bool, bool] = (False, False)
 
+    @property
+    def inside(self) -> tuple[object, ...]:
+        """All that prices inside the chip depend on."""
+        known = self.kind.name, self.tiles, self.proportion, self.half_partials
+        return (*known, *self.constants.inside)
+
 
 @functools.lru_cache(maxsize=16384)
 def cost(work: Work, chip: Chip) -> Cost:

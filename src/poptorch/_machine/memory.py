@@ -15,7 +15,6 @@ from .._ir.slot import Kind, Slot
 from .._ir.stage_pass import StagePass
 from .priced import PassPrice, Subject, off_chip, shares, waiting_values
 from .sizes import slot_bytes
-from .transient import seeded_values
 
 WEIGHTS, OPTIMIZER, ACCUMULATORS = "weights", "optimizer state", "accumulators"
 ACTIVATIONS, TEMPORARY, CODE = "activations", "temporary", "code"
@@ -97,7 +96,7 @@ class _Accountant:
         self._targets: dict[str, list[int]] = defaultdict(list)
         for transfer in self._staged.transfers:
             self._targets[transfer.value.key].append(transfer.target)
-        self._seeds = {k for graph in self._staged.graphs.values() for k in seeded_values(graph)}
+        self._seeds = {key for each in self._staged.graphs for key in subject.known.seeded(each)}
         self._seeds |= self._summed_gradients()
         self._parked = self._off_chip_values()
         self._state = {chip: self._state_of(chip) for chip in workload.chips}
@@ -147,7 +146,11 @@ class _Accountant:
         }
 
     def _during(self, action: Action) -> float:
-        return self._passes[action.stage_pass].transient.bytes if action.traffic is None else 0.0
+        return (
+            self._passes[action.stage_pass].inside.transient.bytes
+            if action.traffic is None
+            else 0.0
+        )
 
     def _do(self, action: Action, held: _Held, sent: list[tuple[int, Name, float]]) -> None:
         stage_pass, streaming = action.stage_pass, self._staged.workload.streaming
@@ -216,7 +219,7 @@ class _Accountant:
         own = [p for each, p in self._passes.items() if self._staged.workload.chip_of(each) == chip]
         steps = sum(
             work.steps + 3 * len(work.products)
-            for work in frozenset().union(*(p.works for p in own))
+            for work in frozenset().union(*(p.inside.works for p in own))
         )
         totals[CODE] = tiles * (c.code_base + c.code_step * steps)
         totals[STREAMS] = max((p.from_host + p.to_host for p in own), default=0.0)
@@ -240,7 +243,7 @@ class _Accountant:
             waiting[name[0]] += size  # type: ignore[assignment]
             peak[_OF_KIND.get(self._slots[name[0]].kind, _dynamic(self._slots[name[0]]))] += size
         if action is not None and action.traffic is None:
-            transient = self._passes[action.stage_pass].transient
+            transient = self._passes[action.stage_pass].inside.transient
             peak[ACTIVATIONS] += transient.values
             peak[TEMPORARY] += transient.temporary
         fixed = dict(always)

@@ -2,50 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from torch import fx
-
-from .._ir.blocks import label_of, line_of, pass_of
 from .._ir.graph import Graph
-from .._ir.operators import aten
 from .._ir.placement import Location, Locations
 from .._ir.program import Emit
 from .._ir.slot import Kind, Slot
 from .._ir.spec import Spec
 from .._ir.stage_pass import StagePass
 from .._ir.staged import Staged
-from .cycles import FREE, Chip, Cost, cost
+from .cycles import Chip
+from .inside import Inside, Known
 from .links import Fabric
-from .loops import loops_of
 from .sizes import slot_bytes
-from .transient import Transient, accumulating, seeded_values, transient
-from .work import NOTHING, Work, tensors, work_of
 
 _RESULTS = (Kind.LOSS, Kind.OUTPUT, Kind.ANCHOR)
-
-
-@dataclass(frozen=True)
-class Operator:
-    """One kind of operator of one module in one pass, all its occurrences together.
-
-    Attributes:
-        name: of the operator.
-        module: path of the module.
-        line: the user's (file, line), or None.
-        count: occurrences.
-        cost: of all of them.
-        flops: of all of them.
-    """
-
-    name: str
-    module: str
-    line: tuple[str, int] | None
-    count: int
-    cost: Cost
-    flops: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,21 +25,15 @@ class PassPrice:
     """What one run of a pass takes on its chip.
 
     Attributes:
-        cost: cycles.
-        transient: memory while it runs.
-        operators: what the cycles are spent on.
+        inside: cycles and memory of the chip itself.
         from_host, to_host: bytes of one replica.
         streamed: bytes between the chip and streaming memory, besides the schedule's own loads.
-        works: different operators: what there is code for.
     """
 
-    cost: Cost
-    transient: Transient
-    operators: tuple[Operator, ...]
+    inside: Inside
     from_host: float
     to_host: float
     streamed: float
-    works: frozenset[Work]
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +42,7 @@ class Subject:
 
     Attributes:
         staged: the program, pass by pass.
+        known: what has been found out about its passes; shared by variants with the same passes.
         spec: every setting.
         emit: what goes back to the host.
         chip: what the prices inside a chip depend on.
@@ -86,6 +53,7 @@ class Subject:
     """
 
     staged: Staged
+    known: Known
     spec: Spec
     emit: Emit
     chip: Chip
@@ -93,7 +61,6 @@ class Subject:
     rows: int
     flops: int
     overlapped: bool = False
-    works: dict[fx.Node, Work] = field(default_factory=dict)
 
     def with_constants(self, **changes: float) -> Subject:
         """Return the same with other constants."""
@@ -131,7 +98,6 @@ def price_passes(subject: Subject) -> dict[StagePass, PassPrice]:
 
 
 def _price(stage_pass: StagePass, graph: Graph, subject: Subject) -> PassPrice:
-    chip, works = subject.chip, _works(graph, subject)
     per_call = subject.spec.loops.micro_batches
     returned = sum(
         slot_bytes(slot) * subject.emit.count(slot.key, subject.spec.loops) / per_call
@@ -139,72 +105,18 @@ def _price(stage_pass: StagePass, graph: Graph, subject: Subject) -> PassPrice:
         if slot.kind in _RESULTS
     )
     synthetic = subject.spec.target.synthetic_data
-    total = FREE
-    for work in works.values():
-        total += cost(work, chip)
     return PassPrice(
-        total,
-        transient(graph, works, chip),
-        tuple(_operators(works, chip)),
+        subject.known.inside(stage_pass, subject.chip, _update_shares(stage_pass, subject)),
         0 if synthetic else sum(slot_bytes(s) for s in graph.inputs if s.kind is Kind.BATCH),
         0 if synthetic else returned,
         _streamed(stage_pass, graph, subject),
-        frozenset(works.values()),
     )
 
 
-def _works(graph: Graph, subject: Subject) -> dict[fx.Node, Work]:
-    """What the nodes of a pass ask for; updates of state are one loop over each tensor."""
-    pairs = zip(graph.outputs, graph.returned, strict=True)
-    state = {node: slot.kind for slot, node in pairs if slot.is_state}
-    fused = accumulating(graph)
-    works = {}
-    for node in graph.module.graph.nodes:
-        if node.op != "call_function":
-            continue
-        work = subject.works.get(node)
-        if work is None:
-            work = work_of(node, subject.chip.half_partials)
-            if node in fused and work.cycles:
-                work = _fused(node, work, state)
-            subject.works[node] = work
-        if work != NOTHING:
-            works[node] = work
-    return works
-
-
-def _fused(node: fx.Node, work: Work, state: Mapping[fx.Node, Kind]) -> Work:
-    """One loop updates a tensor, conversions included; an accumulator takes one addition."""
-    direction = pass_of(node)
-    adds = direction is not None and not direction.is_update
-    if adds:
-        size = tensors(node)[0]
-        cycles = loops_of("add", size.element_size()) * size.numel() if node in state else 0.0
-        return replace(work, cycles=cycles, steps=int(node in state), moved=0)
-    cycles = 0.0 if node.target is aten._to_copy.default else work.cycles
-    return replace(work, cycles=cycles, steps=int(node in state), moved=0)
-
-
-def _operators(works: Mapping[fx.Node, Work], chip: Chip) -> list[Operator]:
-    counts = Counter((_name(node), label_of(node).module, work) for node, work in works.items())
-    lines = {(_name(n), label_of(n).module): n for n in works}
-    merged: dict[tuple[str, str], Operator] = {}
-    for (name, module, work), count in counts.items():
-        price = cost(work, chip).times(count)
-        before = merged.get((name, module))
-        if before is None:
-            line = line_of(lines[name, module])
-            before = Operator(name, module, line, 0, FREE, 0)
-        merged[name, module] = replace(
-            before, count=before.count + count, cost=before.cost + price,
-            flops=before.flops + work.flops * count,
-        )  # fmt: skip
-    return list(merged.values())
-
-
-def _name(node: fx.Node) -> str:
-    packet = getattr(node.target, "overloadpacket", None)
-    return str(packet or getattr(node.target, "__name__", node.target))
+def _update_shares(stage_pass: StagePass, subject: Subject) -> int:
+    """Replicas among which the update is divided: each updates the weights whose state it holds."""
+    sharded = stage_pass.is_update and subject.spec.locations.optimizer.sharded
+    return subject.fabric.replicas if sharded else 1
 
 
 def _streamed(stage_pass: StagePass, graph: Graph, subject: Subject) -> float:
@@ -233,10 +145,10 @@ def shares(slot: Slot, subject: Subject) -> int:
 
 def waiting_values(stage_pass: StagePass, subject: Subject) -> list[Slot]:
     """Return what waits for the backward pass, of what a pass makes or reads back."""
-    graphs = subject.staged.graphs
+    graphs: Mapping[StagePass, Graph] = subject.staged.graphs
     forward = [p for p in graphs if not p.backward and not p.is_update]
     made = {s.key: s for p in forward for s in graphs[p].outputs if s.kind is Kind.VALUE}
-    seeds = {key for p in forward for key in seeded_values(graphs[p])}
+    seeds = {key for p in forward for key in subject.known.seeded(p)}
     own = graphs[stage_pass].inputs if stage_pass.backward else graphs[stage_pass].outputs
     backward = {
         slot.key

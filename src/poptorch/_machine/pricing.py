@@ -118,7 +118,12 @@ def _bound(chips: tuple[ChipEstimate, ...]) -> dict[str, float]:
 
 def _best_type(subject: Subject) -> tuple[int, bool]:
     """The narrowest operands of products, and whether sums are kept in 16 bits."""
-    made = [product for work in subject.works.values() for product in work.products]
+    made = [
+        product
+        for each in subject.staged.graphs
+        for work in subject.known.works(each, subject.chip.half_partials).values()
+        for product in work.products
+    ]
     size = min((product.itemsize for product in made), default=4)
     return size, any(product.half_partials for product in made)
 
@@ -132,7 +137,7 @@ def _operators(subject: Subject, timeline: Timeline) -> tuple[OperatorEstimate, 
             each.cost.compute, each.cost.exchange, each.cost.sync, each.flops,
         )
         for stage_pass, price in timeline.passes.items()
-        for each in price.operators
+        for each in price.inside.operators
     ]  # fmt: skip
     return tuple(sorted(rows, key=lambda row: -row.cycles))
 
@@ -169,13 +174,13 @@ def _largest(
         memory.ACTIVATIONS: (Kind.VALUE, Kind.BATCH),
     }.get(category)
     if kinds is None:
-        at = held.at and timeline.passes[held.at.stage_pass].transient.at
+        at = held.at and timeline.passes[held.at.stage_pass].inside.transient.at
         return (at.name, at) if at and category == memory.TEMPORARY else ("", None)
     graphs = subject.staged.graphs
     of_kind = {s.key for g in graphs.values() for s in (*g.inputs, *g.outputs) if s.kind in kinds}
     sizes = {k: v for k, v in {**held.state, **held.waiting}.items() if k in of_kind}
     if category == memory.ACTIVATIONS and held.at is not None:
-        transient = timeline.passes[held.at.stage_pass].transient
+        transient = timeline.passes[held.at.stage_pass].inside.transient
         if transient.at is not None and transient.values > max(sizes.values(), default=0):
             return transient.at.name, transient.at
     if not sizes:

@@ -167,7 +167,7 @@ class _Clock:
             size = sum(slot_bytes(self._slots[key]) for key in lists.get(stage_pass, ()))
             return Parts(streaming=fabric.streamed(size) * self._clock)
         price = self._passes[stage_pass]
-        cost = price.cost
+        cost = price.inside.cost
         fetched = fabric.from_host(price.from_host, cost.total / self._clock)
         host = (fetched + fabric.to_host(price.to_host)) * self._clock
         if self._subject.overlapped:

@@ -18,7 +18,7 @@ from .._ir.operators import aten, draws, may_view
 from .._ir.slot import Kind
 from .cycles import Chip, temporary_bytes
 from .sizes import node_bytes
-from .work import Work, is_conversion_of_product
+from .work import Work, is_conversion_of_product, tensors
 
 _EMPTY = (aten.empty_like.default, aten.empty.memory_format, aten.zeros_like.default)
 
@@ -44,17 +44,41 @@ class Transient:
         return self.values + self.temporary
 
 
-def transient(graph: Graph, works: Mapping[fx.Node, Work], chip: Chip) -> Transient:
-    """Return what a pass needs besides what it reads.
+@dataclass(frozen=True)
+class Course:
+    """What a pass holds of its own values while it runs, whatever chip that is on.
 
-    Args:
-        graph: of the pass.
-        works: of its nodes.
-        chip: that it runs on.
+    Attributes:
+        nodes: in the order in which they run.
+        held: bytes while each of them runs.
     """
-    order = list(in_demand(graph))
+
+    nodes: tuple[fx.Node, ...]
+    held: tuple[float, ...]
+
+    def fullest(self, works: Mapping[fx.Node, Work], chip: Chip, shares: int = 1) -> Transient:
+        """Return the moment at which a pass needs most.
+
+        Args:
+            works: of its nodes.
+            chip: that it runs on.
+            shares: replicas that each do a part of the pass.
+        """
+        most = Transient()
+        for node, held in zip(self.nodes, self.held, strict=True):
+            work = works.get(node)
+            temporary = temporary_bytes(work, chip) if work is not None and work.products else 0.0
+            if held / shares + temporary > most.bytes:
+                most = Transient(held / shares, temporary, node)
+        return most
+
+
+def course(graph: Graph, works: Mapping[fx.Node, Work]) -> Course:
+    """Return what a pass holds besides what it reads, operator by operator."""
+    order = tuple(in_demand(graph))
     owners = {node: _owner(node) for node in order}
-    sizes = {node: _own_bytes(node) for node in order}
+    streamed = _never_whole(graph)
+    sizes = {node: 0 if node in streamed else _own_bytes(node) for node in order}
     for slot, node in zip(graph.outputs, graph.returned, strict=True):
         if slot.is_state:  # is written over the old value
             sizes[node] = 0
@@ -67,17 +91,33 @@ def transient(graph: Graph, works: Mapping[fx.Node, Work], chip: Chip) -> Transi
     dying: dict[int, list[fx.Node]] = {}
     for node, at in last.items():
         dying.setdefault(at, []).append(node)
-    alive, most = 0, Transient()
+    alive, held = 0, []
     for at, node in enumerate(order):
         new = sizes[node] if owners[node] is node else 0
         gone = sum(sizes.get(n, 0) for n in dying.get(at, ()) if n.op == "call_function")
         over = min(new, gone) if _in_place(works.get(node)) else 0
         alive += new
-        temporary = temporary_bytes(works[node], chip) if node in works else 0.0
-        if alive - over + temporary > most.bytes:
-            most = Transient(alive - over, temporary, node)
+        held.append(alive - over)
         alive -= gone
-    return most
+    return Course(order, tuple(held))
+
+
+def _never_whole(graph: Graph) -> set[fx.Node]:
+    """Values inside the loop that updates a tensor: of each only the element at hand exists.
+
+    What is reduced has to be there as a whole, as the update whose norm LAMB takes.
+    """
+    inside = set()
+    for node in accumulating(graph):
+        size = _elements(node)
+        users = [user for user in node.users if user.op == "call_function"]
+        if size > 1 and users and all(_elements(user) == size for user in users):
+            inside.add(node)
+    return inside
+
+
+def _elements(node: fx.Node) -> int:
+    return max((each.numel() for each in tensors(node)), default=0)
 
 
 def in_demand(graph: Graph) -> Iterator[fx.Node]:

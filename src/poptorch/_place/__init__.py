@@ -1,6 +1,7 @@
 """Blocks to stages and chips; where tensors live; cutting the graph into one piece per stage."""
 
 from .balance import Share, balance
+from .devices import check_batches
 from .log_lines import log_layout, operator_names
 from .place import place
 from .split import split
@@ -11,6 +12,7 @@ from .units import find_units
 __all__ = [
     "Share",
     "balance",
+    "check_batches",
     "find_streaming",
     "find_units",
     "log_layout",

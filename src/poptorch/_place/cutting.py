@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from .._ir import slots
-from .._ir.graph import Graph, identifier
+from .._ir.graph import Graph, Identifiers
 from .._ir.slot import Slot
 from .._ir.stage_pass import StagePass
 
@@ -110,11 +110,10 @@ class Cutter:
         reads = [(n, s) for n, s in self._inputs.items() if n in used and n not in values]
         reads += [(node, self._value(node)) for node in values]
         made = fx.Graph()
-        seen: list[str] = []
+        names = Identifiers()
         mapping: dict[fx.Node, fx.Node] = {}
         for node, slot in reads:
-            mapping[node] = made.placeholder(identifier(slot.key, seen))
-            seen.append(slot.key)
+            mapping[node] = made.placeholder(names.new(slot.key))
             mapping[node].meta = {"val": node.meta.get("val")}
         for node in nodes:
             mapping[node] = made.node_copy(node, mapping.__getitem__)

@@ -28,7 +28,8 @@ def with_passes(graph: Graph, of_visit: Mapping[int, int], stages: int) -> Graph
         if node.op == "call_function" and stage is not None:
             own = StagePass(stage, Direction.BACKWARD if label.backward else Direction.FORWARD)
             relabel(node, replace(label, stage_pass=own))
-    return completed(graph, stages)
+    _complete(graph, stages)
+    return graph
 
 
 def completed(graph: Graph, stages: int) -> Graph:
@@ -37,6 +38,11 @@ def completed(graph: Graph, stages: int) -> Graph:
     They run as early as those allow; what reads nothing runs where its first reader does.
     """
     graph = graph.copy()
+    _complete(graph, stages)
+    return graph
+
+
+def _complete(graph: Graph, stages: int) -> None:
     last_backward = StagePass(stages - 1, Direction.BACKWARD)
     readers = _first_readers(graph)
     floating = []
@@ -63,7 +69,6 @@ def completed(graph: Graph, stages: int) -> Graph:
         first = last_backward if label_of(node).backward else StagePass(0)
         users = [where for user in node.users if (where := pass_of(user)) is not None]
         _write(node, max(first, min(users, default=first)))
-    return graph
 
 
 def _write(node: fx.Node, stage_pass: StagePass) -> None:

@@ -10,6 +10,7 @@ from .. import _capture, _compile
 from .._base import source
 from .._ir.slot import Kind
 from .._ir.spec import Spec
+from .model import Task
 from .session import Session
 
 
@@ -44,7 +45,8 @@ class Captures:
         self._session = session
         self._bound = session.model.signature.bind(args, kwargs)
         self.rows = max((t.shape[0] for t in self._bound.tensors if t.dim()), default=1)
-        self._made: list[tuple[_capture.Request, bool | None, _compile.Capture]] = []
+        self._made: list[_compile.Capture] = []
+        self._again: dict[_compile.Capture, _compile.Capture] = {}
         session.sync.fetch()
 
     def capture(self, spec: Spec) -> _compile.Capture:
@@ -56,12 +58,20 @@ class Captures:
         """
         model, optimizer = self._session.model, self._session.optimizer
         task = model.task(self._bound, spec, optimizer, made_up=True)
-        for request, recompute, before in self._made:
-            if recompute == spec.recompute and _same(request, task.request, before.micro):
-                return replace(before, optim=task.optim)
+        captured = self._like(task, spec)
+        if spec.training and spec.recompute:
+            if captured not in self._again:
+                self._again[captured] = _compile.recomputed(captured)
+            captured = self._again[captured]
+        return replace(captured, optim=task.optim)
+
+    def _like(self, task: Task, spec: Spec) -> _compile.Capture:
+        for before in self._made:
+            if _same(before.request, task.request, before.micro):
+                return before
         with source.excluding(spec.runtime.source_excludes):
-            made = _compile.capture_for_estimate(task.request, spec, task.optim, self.rows)
-        self._made.append((task.request, spec.recompute, made))
+            made = _compile.capture_for_estimate(task.request, task.optim, self.rows)
+        self._made.append(made)
         return made
 
 
