@@ -64,13 +64,32 @@ def scatter(
     dim_size: int | None = None,
     reduce: str = "sum",
 ) -> torch.Tensor:
-    """Reduce as torch_geometric does, into one row more, which takes what is gone."""
+    """Reduce as torch_geometric does, without what is gone.
+
+    Sums get a zero of it. One row more to take it, to be cut off, costs a part of a larger tensor,
+    and layers compute in place on that: a step of a GCN of two layers took 5 times as long.
+    """
     if not possible() or dim_size is None:
         plain: torch.Tensor = _scatter(src, index, dim, dim_size, reduce)
         return plain
-    routed = torch.where(index < 0, dim_size, index)
+    dim = dim % src.dim()
+    if reduce in ("sum", "add", "mean"):
+        there = _along(present(index), src, dim)
+        total: torch.Tensor = _scatter(torch.where(there, src, 0), somewhere(index), dim, dim_size)
+        if reduce != "mean":
+            return total
+        return total / _along(degree(index, dim_size, src.dtype).clamp(min=1), src, dim)
+    # What is gone goes into one row more: nothing that it could be would leave others alone.
+    routed = torch.where(present(index), index, dim_size)
     whole: torch.Tensor = _scatter(src, routed, dim, dim_size + 1, reduce)
     return whole.narrow(dim, 0, dim_size)
+
+
+def _along(values: torch.Tensor, like: torch.Tensor, dim: int) -> torch.Tensor:
+    """Return one value for each place of a dimension, to be spread over the others."""
+    shape = [1] * like.dim()
+    shape[dim] = -1
+    return values.view(shape)
 
 
 def degree(
@@ -97,9 +116,7 @@ def softmax_for(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Te
             return original(src, index, ptr, num_nodes, dim)
         safe = somewhere(index)
         most = scatter(src.detach(), index, dim, num_nodes, "max").index_select(dim, safe)
-        shape = [1] * src.dim()
-        shape[dim] = -1
-        there = present(index).view(shape)
+        there = _along(present(index), src, dim)
         # A large value that is gone must not make an infinity, whose gradient would be none.
         powers = torch.where(there, src - most, 0.0).exp() * there
         total = scatter(powers, index, dim, num_nodes) + 1e-16
