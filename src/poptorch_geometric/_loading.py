@@ -1,14 +1,28 @@
-"""What loaders of graphs on PopTorch's loader have in common."""
+"""What loaders of graphs have in common: those on torch's own loader, and those on PopTorch's."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch.utils.data
+
 from poptorch._base.errors import Error
 from poptorch.enums import DataLoaderMode
 from poptorch.options import Options
 
-from .collate import CombinedBatchingCollater, FillingCollater
+from .collate import CombinedBatchingCollater, FillingCollater, FixedSizeCollater
+
+
+class Plain(torch.utils.data.DataLoader[Any]):
+    """On torch's own loader. Subclasses may make collaters of their own."""
+
+    def _create_collater(self, **collater_args: Any) -> Any:
+        """Return what makes a micro-batch of a list of samples."""
+        return FixedSizeCollater(**collater_args)
+
+    def _combined(self, collater: Any, size: int | None) -> Any:
+        """Return what makes a batch, of so many samples in each micro-batch."""
+        return collater
 
 
 class Combining:

@@ -20,7 +20,7 @@ from torch_geometric.sampler import (
 )
 from torch_geometric.sampler.base import NumNeighbors, SubgraphType
 
-from poptorch._base.errors import Error
+from poptorch._base.errors import Error, Unsupported
 
 from . import _graphs
 
@@ -152,7 +152,14 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
         Raises:
             NotImplementedError: always.
         """
-        raise NotImplementedError("this sampler starts from nodes; pyg-lib's starts from edges too")
+        raise Unsupported(
+            "This sampler starts from nodes",
+            got="sample_from_edges, for the neighbourhoods of edges",
+            fix=(
+                "sample from the nodes at their ends: FixedSizeNeighborLoader",
+                "pass a neighbor_sampler of your own that starts from edges",
+            ),
+        )
 
     def _seed_times(self, index: NodeSamplerInput) -> torch.Tensor | None:
         if index.time is not None:

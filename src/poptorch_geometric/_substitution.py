@@ -9,7 +9,7 @@ import contextlib
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch_geometric.backend
@@ -26,25 +26,26 @@ from . import _absent, _static
 from .common import call_once
 from .ops import _layers, _neighbours
 
-# Functions, wherever torch_geometric has imported them.
-FUNCTIONS: tuple[tuple[str, str, Callable[..., Any]], ...] = (
-    ("torch_geometric.utils", "scatter", _absent.scatter),
-    ("torch_geometric.utils", "degree", _absent.degree),
-    ("torch_geometric.utils", "softmax", _absent.softmax_for(torch_geometric.utils.softmax)),
-    ("torch_geometric.utils", "remove_self_loops", _static.remove_self_loops),
-    ("torch_geometric.utils", "segregate_self_loops", _static.segregate_self_loops),
-    ("torch_geometric.utils", "add_remaining_self_loops", _static.add_remaining_self_loops),
-    ("torch_geometric.utils", "get_self_loop_attr", _static.get_self_loop_attr),
-    ("torch_geometric.utils", "dropout_edge", _static.dropout_edge),
-    ("torch_geometric.nn.conv.rgcn_conv", "masked_edge_index", _static.masked_edge_index),
-    ("torch_geometric.nn.pool.select.topk", "topk", _static.topk),
-    ("torch_geometric.nn.pool.connect.filter_edges", "filter_adj", _static.filter_adj),
-    ("torch_geometric.nn.pool", "knn", _neighbours.knn),
-    ("torch_geometric.nn.pool", "knn_graph", _neighbours.knn_graph),
-    ("torch_geometric.nn.pool", "radius", _neighbours.radius),
-    ("torch_geometric.nn.pool", "radius_graph", _neighbours.radius_graph),
-    ("torch_geometric.nn.unpool", "knn_interpolate", _neighbours.knn_interpolate),
-)  # fmt: skip
+# Functions by where torch_geometric has those of the same names, wherever else it imports them.
+FUNCTIONS: Mapping[str, tuple[Callable[..., Any], ...]] = {
+    "utils": (
+        _absent.scatter,
+        _absent.degree,
+        _absent.softmax_for(torch_geometric.utils.softmax),
+        _static.remove_self_loops,
+        _static.segregate_self_loops,
+        _static.add_remaining_self_loops,
+        _static.get_self_loop_attr,
+        _static.dropout_edge,
+    ),
+    "nn.conv.rgcn_conv": (_static.masked_edge_index,),
+    "nn.pool.select.topk": (_static.topk,),
+    "nn.pool.connect.filter_edges": (_static.filter_adj,),
+    "nn.pool": (
+        _neighbours.knn, _neighbours.knn_graph, _neighbours.radius, _neighbours.radius_graph,
+    ),
+    "nn.unpool": (_neighbours.knn_interpolate,),
+}  # fmt: skip
 
 
 def _no_check(module: Any, index: Any) -> None:
@@ -89,9 +90,10 @@ def _places(modules: int) -> tuple[tuple[Any, str, Any], ...]:
     Args:
         modules: how many are imported; where it is another number they are searched anew.
     """
-    wanted = {}
-    for module, name, replacement in FUNCTIONS:
-        wanted[getattr(importlib.import_module(module), name)] = replacement
+    wanted: dict[Any, Any] = {}
+    for path, replacements in FUNCTIONS.items():
+        module = importlib.import_module(f"torch_geometric.{path}")
+        wanted |= {getattr(module, each.__name__): each for each in replacements}
     places = []
     for path, owner in list(sys.modules.items()):
         if path.partition(".")[0] == "torch_geometric":

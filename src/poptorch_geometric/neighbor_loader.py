@@ -14,7 +14,7 @@ import poptorch.dataloader
 from poptorch.options import Options
 
 from . import _graphs, _sampling
-from ._loading import Combining
+from ._loading import Combining, Plain
 from ._seeds import with_seeds
 from .collate import FixedSizeCollater
 from .fixed_size_options import FixedSizeOptions
@@ -27,7 +27,7 @@ __all__ = ["FixedSizeNeighborLoader", "PyGFixedSizeNeighborLoader"]
 UNPADDED = ("batch_size", "input_id", "seed_time", "num_sampled_nodes", "num_sampled_edges")
 
 
-class PyGFixedSizeNeighborLoader(torch.utils.data.DataLoader[Any]):
+class PyGFixedSizeNeighborLoader(Plain):
     """Samples neighbourhoods of seeds and pads them to one size, on torch's own loader.
 
     A neighbourhood is one graph, a second one is padding. The seeds are its first ``batch_size``
@@ -121,12 +121,6 @@ class PyGFixedSizeNeighborLoader(torch.utils.data.DataLoader[Any]):
     def fixedSizeCollate(self, sample: Any) -> Any:
         """Return a sampled neighbourhood padded to the fixed sizes."""
         return self._padder.padded(sample)
-
-    def _create_collater(self, **collater_args: Any) -> Any:
-        return FixedSizeCollater(**collater_args)
-
-    def _combined(self, collater: Any, size: int | None) -> Any:
-        return collater
 
 
 class FixedSizeNeighborLoader(

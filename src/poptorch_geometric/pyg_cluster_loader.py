@@ -9,6 +9,7 @@ import torch_geometric.loader
 
 from poptorch._base.errors import AssertionFailure
 
+from ._loading import Plain
 from ._partition import ClusterData
 from .collate import FixedSizeCollater
 from .fixed_size_options import FixedSizeOptions
@@ -17,7 +18,7 @@ from .pyg_dataloader import OverSizeStrategy, refuse, trimming
 __all__ = ["ClusterData", "FixedSizeClusterLoader"]
 
 
-class FixedSizeClusterLoader(torch.utils.data.DataLoader[Any]):
+class FixedSizeClusterLoader(Plain):
     """Merges clusters of a graph, with the edges between them, and pads to one size.
 
     Merged clusters are one graph: ``batch`` is 0 for real nodes and 1 for padding.
@@ -62,12 +63,6 @@ class FixedSizeClusterLoader(torch.utils.data.DataLoader[Any]):
             collate_fn=self._combined(_Merging(clusters.collate_fn, fixed), batch_size),
             **kwargs,
         )
-
-    def _create_collater(self, **collater_args: Any) -> Any:
-        return FixedSizeCollater(**collater_args)
-
-    def _combined(self, collater: Any, size: int | None) -> Any:
-        return collater
 
 
 class Places(torch.utils.data.Dataset[int]):

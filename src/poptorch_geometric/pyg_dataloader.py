@@ -6,12 +6,11 @@ import enum
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch.utils.data
 from torch.utils.data import RandomSampler, SequentialSampler
 
-from poptorch._base.errors import AssertionFailure, InvalidValue
+from poptorch._base.errors import AssertionFailure, InvalidValue, Unsupported
 
-from .collate import FixedSizeCollater
+from ._loading import Plain
 from .fixed_size_options import FixedSizeOptions, suited
 from .pyg_collate import Collater
 from .stream_packing_sampler import StreamPackingSampler, TrimmedPackingSampler
@@ -47,7 +46,7 @@ def trimming(strategy: OverSizeStrategy) -> dict[str, bool]:
     }
 
 
-class DataLoader(torch.utils.data.DataLoader[Any]):
+class DataLoader(Plain):
     """Batches of graphs as they are, without padding.
 
     Args:
@@ -81,11 +80,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def _create_collater(self, **collater_args: Any) -> Any:
         return Collater(**collater_args)
 
-    def _combined(self, collater: Any, size: int | None) -> Any:
-        return collater
 
-
-class FixedSizeDataLoader(torch.utils.data.DataLoader[Any]):
+class FixedSizeDataLoader(Plain):
     """Batches of graphs that all have one size, the last graphs being padding.
 
     Args:
@@ -146,7 +142,11 @@ class FixedSizeDataLoader(torch.utils.data.DataLoader[Any]):
                 )
             sampler = _packing(dataset, sizes, shuffle, over_size_strategy)
         elif fixed_size_strategy is not FixedSizeStrategy.PadToMax:
-            raise NotImplementedError(f"Unknown strategy {fixed_size_strategy!r}")
+            raise Unsupported(
+                "Unknown fixed_size_strategy",
+                got=repr(fixed_size_strategy),
+                fix=" or ".join(map(str, FixedSizeStrategy)),
+            )
         if sampler is not None:
             kwargs["batch_sampler"] = sampler
             kwargs["collate_fn"] = self._combined(collater, None)
@@ -154,12 +154,6 @@ class FixedSizeDataLoader(torch.utils.data.DataLoader[Any]):
             kwargs |= {"batch_size": batch_size - 1, "shuffle": shuffle}
             kwargs["collate_fn"] = self._combined(collater, batch_size - 1)
         super().__init__(dataset=dataset, **kwargs)
-
-    def _create_collater(self, **collater_args: Any) -> Any:
-        return FixedSizeCollater(**collater_args)
-
-    def _combined(self, collater: Any, size: int | None) -> Any:
-        return collater
 
 
 def refuse(loader: str, kwargs: Mapping[str, Any], *names: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.utils.data
 
-from poptorch._base.errors import Error, InvalidValue, StateError
+from poptorch._base.errors import Error, InvalidValue, StateError, Unsupported
 
 from . import _graphs
 
@@ -124,7 +124,14 @@ class StreamPackingSampler(torch.utils.data.Sampler[list[int]]):
             NotImplementedError: the order is random, and the number with it.
         """
         if isinstance(self.base_sampler, torch.utils.data.RandomSampler):
-            raise NotImplementedError("the number of micro-batches depends on a random order")
+            raise Unsupported(
+                "The number of micro-batches depends on a random order",
+                got="len() of a StreamPackingSampler whose base_sampler is a RandomSampler",
+                fix=(
+                    "count while iterating: another order may give another number",
+                    "leave out shuffle, or give a base_sampler with an order of its own",
+                ),
+            )
         if self._length is None:
             self._length = sum(1 for _ in self)
         return self._length

@@ -11,6 +11,7 @@ from torch import nn
 from torch_geometric.nn import MessagePassing
 
 import poptorch.wrappers
+from poptorch._base.errors import Unsupported
 from poptorch.optim import Adam
 from poptorch.options import Options
 
@@ -159,7 +160,11 @@ class TrainingStepper:
             NotImplementedError: "gpu".
         """
         if "gpu" in devices:
-            raise NotImplementedError("there is no wrapped model on a GPU to compare with")
+            raise Unsupported(
+                "There is no wrapped model on a GPU to compare with",
+                got=f"devices={devices!r}",
+                fix='devices="ipu", "cpu", or both in one tuple',
+            )
         do: dict[str, Any] = {"ipu": lambda: self.ipu_step(batch, copy_weights=False),
               "cpu": lambda: self.cpu_step(batch)}  # fmt: skip
         times = {}

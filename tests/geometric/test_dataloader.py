@@ -57,7 +57,7 @@ def test_what_the_loaders_decide_themselves() -> None:
     with pytest.raises(ValueError, match="incompatible"):
         pg.FixedSizeDataLoader(GRAPHS, 4, fixed_size_strategy=pg.FixedSizeStrategy.StreamPack,
                                batch_sampler=[[0]])  # fmt: skip
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(NotImplementedError, match="Unknown fixed_size_strategy"):
         pg.FixedSizeDataLoader(GRAPHS, 4, fixed_size_strategy="all")
     with pytest.raises(poptorch.Error, match="cannot be assembled from smaller ones"):
         pg.FixedSizeDataLoader(GRAPHS, 4, mode=poptorch.DataLoaderMode.AsyncRebatched)

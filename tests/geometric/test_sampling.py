@@ -119,5 +119,5 @@ def test_types_are_sampled_each_with_its_number() -> None:
     assert (
         first == data[made.EDGES[1]].edge_index[1].bincount(minlength=30)[[4, 9]].clamp(max=3).sum()
     )
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(NotImplementedError, match="starts from nodes"):
         NeighborSampler(data, fanouts).sample_from_edges(None)

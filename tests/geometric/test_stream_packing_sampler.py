@@ -32,7 +32,7 @@ def test_packing_takes_as_many_as_fit_in_order() -> None:
     assert len(sampler) == 5
     backwards = StreamPackingSampler(GRAPHS, 3, 8, 8, base_sampler=[2, 1, 0])
     assert list(backwards) == [[2, 1], [0]]
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(NotImplementedError, match="random order"):
         len(StreamPackingSampler(GRAPHS, 3, 8, 8, base_sampler=RandomSampler(GRAPHS)))
     batches = list(loader(GRAPHS, 9, 9, 4))
     assert [int(batch.graphs_mask.sum()) for batch in batches] == [2, 2, 2, 2, 1]

@@ -42,7 +42,7 @@ def test_the_stepper_compares_training() -> None:
     other = pg.TrainingStepper(Network(), options=options(), rtol=9, atol=9)
     other.run(1, BATCH, longer)
     assert set(stepper.benchmark(2, BATCH, ("ipu", "cpu"))) == {"ipu_time", "cpu_time"}
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(NotImplementedError, match="on a GPU"):
         stepper.benchmark(2, BATCH, ("gpu",))
 
 

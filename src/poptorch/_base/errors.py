@@ -159,6 +159,12 @@ class InvalidAttribute(Error, AttributeError):  # noqa: N818 (the builtin is Att
     __module__ = "poptorch"
 
 
+class Unsupported(Error, NotImplementedError):  # noqa: N818 (the builtin's own name is longer)
+    """Something that is not done, where PopTorch raised NotImplementedError."""
+
+    __module__ = "poptorch"
+
+
 class InvalidKey(Error, KeyError):  # noqa: N818 (the builtin's own name is KeyError)
     """A name outside the accepted set where PopTorch raised KeyError."""
 
