@@ -1,6 +1,7 @@
 # Every target makes its own virtual environment first; nothing else needs to be set up.
 #   make demo                  train and evaluate FashionMNIST, native PyTorch and poptorch side by side
 #   make test                  lint, types and all tests
+#   make docs                  the site in build/site, and the tests of its pages
 #   make check                 lint, types and a quick part of the tests, in about a minute
 #   make sweep                 torch's operators and modules, and models, one by one (long)
 #   make harden                fuzzed calls, damaged files, races, signals, kills (ten minutes)
@@ -15,7 +16,7 @@ STAMP := $(VENV)/.installed
 TORCH := $(shell sed -n 's/^\(torch==[0-9.]*\).*/\1/p' constraints.txt)
 FASHION := /usr/share/datasets/fashion-mnist
 
-.PHONY: demo test check lint docs sweep harden bench bench-quick soak dataset clean
+.PHONY: demo test check lint docs site sweep harden bench bench-quick soak dataset clean
 .DEFAULT_GOAL := test
 
 # torch goes first and by its exact version, so that nothing later can pull another build of it.
@@ -30,7 +31,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) dataset
 	$(BIN)/python examples/fashion_mnist/demo.py
 
-test: lint
+test: lint site
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 # Of each test function the first case, and none that is marked slow.
@@ -43,8 +44,12 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/codespell
 
-docs: $(STAMP)
-	$(BIN)/python -m pytest tests/test_docs.py
+docs: site
+	$(BIN)/python -m pytest tests/test_docs.py tests/test_site.py
+
+# Strict: a broken link, a page that is not in the menu or an entry of nothing ends it.
+site: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # Everything torch knows through wrapped models; takes about an hour and writes RESULTS.md.
 sweep: $(STAMP)

@@ -13,5 +13,5 @@ def unwrapModelIfNecessary(model: nn.Module) -> None:
 
 
 def rewrapModelIfNecessary(model: nn.Module) -> None:
-    """Undo :func:`unwrapModelIfNecessary`."""
+    """Undo ``unwrapModelIfNecessary``."""
     _session.undo_suspend(model)

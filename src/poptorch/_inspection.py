@@ -38,7 +38,7 @@ class Inspection:
         return self._session.plan()
 
     def estimate(self, *args: Any, system: str = "bow:16", **kwargs: Any) -> Estimate:
-        """Return what the program would cost on IPUs; see :func:`poptorch.estimate`."""
+        """Return what the program would cost on IPUs; see ``poptorch.estimate``."""
         return of_session(self._session, args, kwargs, system)
 
     # What a call cost.

@@ -34,8 +34,8 @@ class ICustomArgParser(abc.ABC):
         """Build a new object like the original one, around other tensors.
 
         Args:
-            original_structure: the object that :meth:`yieldTensors` saw; it must not be changed.
-            tensor_iterator: yields as many tensors as :meth:`yieldTensors` did, in that order.
+            original_structure: the object that ``yieldTensors`` saw; it must not be changed.
+            tensor_iterator: yields as many tensors as ``yieldTensors`` did, in that order.
 
         Returns:
             A new object; fields that are no tensors are copied from the original one.
@@ -55,7 +55,7 @@ def registerCustomArgParser(arg_data_type: type, arg_parser: ICustomArgParser | 
             is no error when there is none.
 
     Raises:
-        poptorch.Error: the parser does not derive from :class:`ICustomArgParser`, or
+        poptorch.Error: the parser does not derive from ``ICustomArgParser``, or
             ``arg_data_type`` is not a class.
     """
     if not isinstance(arg_data_type, type):

@@ -46,7 +46,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         auto_distributed_partitioning: give each process its part; otherwise each reads all.
         mode: load here, in another process, or in another process that assembles the combined
             batches from smaller ones.
-        async_options: arguments of :class:`AsynchronousDataAccessor` for the asynchronous modes.
+        async_options: arguments of ``AsynchronousDataAccessor`` for the asynchronous modes.
         rebatched_worker_size: batch size of the workers in mode ``AsyncRebatched``, at most the
             combined batch size, which is the default.
         batch_sampler: yields the indices of one micro-batch at a time; excludes ``batch_size``,
@@ -332,7 +332,7 @@ class AsynchronousDataAccessor:
         everything is dropped and the data set is iterated anew.
 
         Raises:
-            AssertionError: after :meth:`terminate`.
+            AssertionError: after ``terminate``.
         """
         self._consumer.restart()
         return self

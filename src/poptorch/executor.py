@@ -230,7 +230,7 @@ class PoplarExecutor(Inspection):
         export_model: bool = True,
         **kwargs: Any,
     ) -> None:
-        """Compile for inputs like these unless compiled, and :meth:`save`; needs no device."""
+        """Compile for inputs like these unless compiled, and ``save``; needs no device."""
         if not self.isCompiled():
             self.compile(*args, **kwargs)
         self.save(filename, export_model=export_model)

@@ -20,7 +20,7 @@ _noted: ContextVar[list[bool] | None] = ContextVar("absent", default=None)
 
 @contextlib.contextmanager
 def watching() -> Iterator[None]:
-    """Within the block :func:`note` is remembered."""
+    """Within the block ``note`` is remembered."""
     token = _noted.set([False])
     try:
         yield

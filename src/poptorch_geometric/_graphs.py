@@ -62,7 +62,7 @@ def stores(sample: Any) -> dict[Any, Any]:
 
 
 def set_attribute(sample: Any, key: Any, name: str, value: Any) -> None:
-    """Set an attribute of one of the stores of :func:`stores`."""
+    """Set an attribute of one of the stores of ``stores``."""
     (sample if key is None else sample[key])[name] = value
 
 

@@ -137,7 +137,7 @@ class FixedSizeNeighborLoader(
         options: default ``poptorch.Options()``; frozen from now on.
         kwargs: further arguments of ``poptorch.DataLoader``.
 
-    The other arguments are those of :class:`PyGFixedSizeNeighborLoader`, but masks are added unless
+    The other arguments are those of ``PyGFixedSizeNeighborLoader``, but masks are added unless
     ``add_pad_masks`` is False.
 
     Raises:

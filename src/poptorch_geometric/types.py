@@ -47,7 +47,7 @@ class PyGArgsParser(ICustomArgParser):
 
         Args:
             batches: the micro-batches.
-            joined: made by :meth:`reconstruct` of the last one and the joined tensors.
+            joined: made by ``reconstruct`` of the last one and the joined tensors.
         """
         return join_others(batches, joined)
 

@@ -108,7 +108,7 @@ class _Custom(_Items):
 class Structure:
     """A value without its tensors; immutable, and picklable when its constants are.
 
-    Compare two with :func:`first_difference`: constants of any type may be inside, so ``==`` means
+    Compare two with ``first_difference``: constants of any type may be inside, so ``==`` means
     identity only.
     """
 
@@ -167,7 +167,7 @@ def flatten(
         value: any nesting of containers, tensors and constants.
         name: path of the whole value; elements get ``name[0]``, ``name[key]``, ``name.field``.
         like: an earlier structure whose dicts give the order of keys. Keys that it lacks follow;
-            whether they are allowed is for :func:`first_difference` to say.
+            whether they are allowed is for ``first_difference`` to say.
 
     Returns:
         The tensors in traversal order, and the structure.

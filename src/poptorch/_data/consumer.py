@@ -78,7 +78,7 @@ class Consumer:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether :meth:`stop` was called."""
+        """Whether ``stop`` was called."""
         return not self._stop.still_active()
 
     def stop(self) -> None:

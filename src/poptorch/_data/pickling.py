@@ -29,7 +29,7 @@ class Pickled:
 
     Args:
         value: what to send.
-        through_file_system: use a named temporary file, which :meth:`discard` removes, in place
+        through_file_system: use a named temporary file, which ``discard`` removes, in place
             of nameless memory.
     """
 

@@ -52,7 +52,7 @@ def _opened(duplicate: Any) -> Handle:
 
 
 class _Inherited:
-    """Like :class:`Pickled`, for a process that has everything in its memory already."""
+    """Like ``Pickled``, for a process that has everything in its memory already."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -65,7 +65,7 @@ class _Inherited:
 
 
 class Process:
-    """A running worker with the channel to it; :meth:`stop` leaves nothing of it behind."""
+    """A running worker with the channel to it; ``stop`` leaves nothing of it behind."""
 
     def __init__(
         self, source: Any, descriptor: int, strategy: SharingStrategy, settings: worker.Settings

@@ -62,7 +62,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message; see :class:`Kind` for what the numbers mean."""
+    """One message; see ``Kind`` for what the numbers mean."""
 
     kind: Kind
     slot: int
@@ -84,7 +84,7 @@ class Channel:
         self._poll.register(end, select.POLLIN)
 
     def watch(self, descriptor: int) -> None:
-        """Let :meth:`has_message` return, False then, when this descriptor gets readable, too."""
+        """Let ``has_message`` return, False then, when this descriptor gets readable, too."""
         self._poll.register(descriptor, select.POLLIN)
 
     def send(self, kind: Kind, slot: int = 0, rows: int = 0, content: Any = None) -> None:
@@ -97,7 +97,7 @@ class Channel:
         self._socket.sendall(_HEADER.pack(kind, slot, rows, len(carried)) + carried)
 
     def has_message(self, seconds: float | None = 0.0) -> bool:
-        """Wait, for ever if None, until :meth:`receive` has something: a message, or the end."""
+        """Wait, for ever if None, until ``receive`` has something: a message, or the end."""
         if self._received or self._arrived():
             return True
         if seconds == 0.0:

@@ -44,7 +44,7 @@ class Ring:
     """Views of the buffers of a ring whose file both processes map.
 
     Args:
-        descriptor: the file, :func:`reserve` d to :func:`size_of` the same arguments.
+        descriptor: the file, ``reserve`` d to ``size_of`` the same arguments.
         specs: the tensors of one slot.
         slots: number of slots.
 

@@ -23,7 +23,7 @@ from .sharding import Shard
 
 
 class TensorBatches:
-    """Iterates over the batches of a loader for which :func:`suits` holds."""
+    """Iterates over the batches of a loader for which ``suits`` holds."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._tensors, self._rows = _source(loader.dataset)

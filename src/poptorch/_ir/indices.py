@@ -103,7 +103,7 @@ def may_fail(graph: Graph, checked: bool) -> bool:
 
     Args:
         graph: whatever it is.
-        checked: whether the inputs that :func:`ranges` names are checked.
+        checked: whether the inputs that ``ranges`` names are checked.
     """
     slots = dict(zip(graph.placeholders, graph.inputs, strict=True))
     fixed: set[fx.Node] = set()

@@ -63,7 +63,7 @@ def advanced(
 def prepare_step(
     spec: OptimSpec, group: OptimGroup, hyper: Scalars, count: torch.Tensor | None
 ) -> dict[str, Scalar]:
-    """Return what :func:`prepare` does, the step's length and what decay leaves."""
+    """Return what ``prepare`` does, the step's length and what decay leaves."""
     prepared = prepare(spec, group, hyper, count)
     prepared["descent"] = -(hyper["lr"] * prepared["first_factor"])
     prepared["shrink"] = 1 - hyper["lr"] * hyper["weight_decay"]

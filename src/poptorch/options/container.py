@@ -51,7 +51,7 @@ class Container(Freezable):
         return self._store(values)
 
     def createOrSet(self, **values: Any) -> Self:
-        """Store values like :meth:`set`, declaring names that are new (without a type check)."""
+        """Store values like ``set``, declaring names that are new (without a type check)."""
         for name in values:
             self._check_writable(name)
         return self._store(values)

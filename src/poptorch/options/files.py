@@ -68,7 +68,7 @@ def load_from_file(options: Any, filepath: str | os.PathLike[str]) -> None:
 
 
 def apply_calls(options: Any, text: str, name: str = "the options") -> None:
-    """Apply the lines of a file, or of :func:`as_calls`; see :func:`load_from_file`."""
+    """Apply the lines of a file, or of ``as_calls``; see ``load_from_file``."""
     calls = []
     count = 0
     for number, line in enumerate(text.splitlines(), start=1):
@@ -93,7 +93,7 @@ def apply_calls(options: Any, text: str, name: str = "the options") -> None:
 
 
 def apply_data(options: Any, text: str) -> None:
-    """Apply what :func:`as_calls` returned, which may have come through strangers' hands.
+    """Apply what ``as_calls`` returned, which may have come through strangers' hands.
 
     Nothing is called but the setters of the table: no method that reads a file, for one.
 
@@ -114,7 +114,7 @@ def apply_data(options: Any, text: str) -> None:
 
 
 def as_calls(options: Any) -> str:
-    """Return lines for :func:`apply_calls` that set on new options what was set on these.
+    """Return lines for ``apply_calls`` that set on new options what was set on these.
 
     What belongs to this machine or process is left out: directories, engine options, the process's
     index.

@@ -12,7 +12,7 @@ from .._base.errors import InvalidAttribute
 
 
 class Freezable:
-    """An object whose writers call :meth:`_check_writable` first.
+    """An object whose writers call ``_check_writable`` first.
 
     The flag lives in the plain instance dictionary, so that it survives pickling and does not
     go through the subclasses' own attribute rules.

@@ -76,7 +76,7 @@ def resolved_output(options: Options, training: bool) -> tuple[OutputMode, int]:
 def freeze(options: Options, training: bool) -> Spec:
     """Check the compile-time conditions and translate options, without changing them.
 
-    Accepts both the user's options and those that :func:`prepare` returned.
+    Accepts both the user's options and those that ``prepare`` returned.
 
     Raises:
         Error: a condition is broken, or a key or value of ``_Popart`` is not accepted.

@@ -344,7 +344,7 @@ class GeneralOptions(Container):
         """
 
     def appendToLocationExcludes(self, *excludes: str) -> Self:
-        """Add path fragments to :meth:`sourceLocationExcludes`."""
+        """Add path fragments to ``sourceLocationExcludes``."""
         return self.sourceLocationExcludes([*self._source_location_excludes, *excludes])
 
     @option(LOGS, Private("_relax_optimizer_checks", False, kind=bool, reader="executor"))

@@ -21,12 +21,12 @@ class LegacyOptions(OwnOptions):
     _precision: _PrecisionOptions
 
     def anchorMode(self, anchor_mode: OutputMode, anchor_return_period: int | None = None) -> Self:
-        """Set the output mode. Deprecated: :meth:`outputMode`."""
+        """Set the output mode. Deprecated: ``outputMode``."""
         deprecated("anchorMode", "outputMode")
         return self.outputMode(anchor_mode, anchor_return_period)
 
     def defaultAnchorMode(self) -> bool:
-        """Tell whether the output mode is the default. Deprecated: :meth:`defaultOutputMode`."""
+        """Tell whether the output mode is the default. Deprecated: ``defaultOutputMode``."""
         deprecated("defaultAnchorMode", "defaultOutputMode")
         return self.defaultOutputMode()
 
@@ -62,12 +62,12 @@ class LegacyOptions(OwnOptions):
         return self._precision
 
     def enablePipelining(self, enabled: bool) -> Self:
-        """Choose pipelined or sharded execution. Deprecated: :meth:`setExecutionStrategy`."""
+        """Choose pipelined or sharded execution. Deprecated: ``setExecutionStrategy``."""
         deprecated("enablePipelining", "setExecutionStrategy")
         return self.setExecutionStrategy(PipelinedExecution() if enabled else ShardedExecution())
 
     def profile(self, enabled: bool) -> Self:
-        """Switch profiling on. Deprecated: :meth:`enableProfiling`."""
+        """Switch profiling on. Deprecated: ``enableProfiling``."""
         deprecated("profile", "enableProfiling")
         return self.enableProfiling() if enabled else self
 

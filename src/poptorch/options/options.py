@@ -30,7 +30,7 @@ class Options(LegacyOptions):
     """Settings of a model wrapper and of a DataLoader.
 
     Setters return the object that they belong to, so that calls chain. Giving the options to a
-    wrapper or a loader freezes them; :meth:`clone` returns a copy that can be changed.
+    wrapper or a loader freezes them; ``clone`` returns a copy that can be changed.
 
     At construction the environment applies: rank and size of OpenMPI or torchrun,
     POPTORCH_CACHE_DIR, then POPTORCH_DEFAULT_OPTIONS.

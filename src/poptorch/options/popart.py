@@ -53,7 +53,7 @@ class _PopartOptions(Freezable):
         return self.set("patterns", patterns).set("patterns_level", level)
 
     def Set(self, key: str, value: Any) -> Self:
-        """Store a value under the name of mid-2020. Deprecated: :meth:`set`."""
+        """Store a value under the name of mid-2020. Deprecated: ``set``."""
         deprecated("_Popart.Set", "_Popart.set")
         return self.set(key, value)
 

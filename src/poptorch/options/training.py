@@ -98,7 +98,7 @@ class _TrainingOptions(Container):
     def accumulationReductionType(self, reduction_type: ReductionType) -> Self:
         """Set the reduction as releases 2.0 and 2.1 did.
 
-        Deprecated: :meth:`accumulationAndReplicationReductionType`.
+        Deprecated: ``accumulationAndReplicationReductionType``.
         """
         deprecated(
             "Training.accumulationReductionType", "Training.accumulationAndReplicationReductionType"

@@ -123,7 +123,7 @@ def radius_graph(
         batch: [N], the example of each point.
         loop: whether a point is its own neighbour.
         max_num_neighbors: of each point, the nearest.
-        flow: as for :func:`knn_graph`.
+        flow: as for ``knn_graph``.
         args: no effect on results.
 
     Returns:

@@ -1,0 +1,127 @@
+"""The site: every public name has an entry, made pages are whole, messages are as quoted."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import re
+import types
+from collections.abc import Iterator
+
+import site_hooks
+import site_pages
+from helpers.source_tree import ROOT
+
+REFERENCE = ROOT / "docs" / "reference"
+ENTRIES = set(re.findall(r"^::: (\S+)", "".join(p.read_text() for p in REFERENCE.iterdir()), re.M))
+MODULES = (
+    "poptorch",
+    "poptorch.optim",
+    "poptorch.profiling",
+    "poptorch.testing",
+    "poptorch.autocasting",
+    "poptorch_geometric",
+    "poptorch_geometric.ops",
+    "poptorch_geometric.cluster_loader",
+    "poptorch_geometric.neighbor_loader",
+    "popdist",
+    "popdist.poptorch",
+)
+
+
+def public() -> Iterator[tuple[str, object]]:
+    """Yield the public names of the modules, and the values."""
+    for module in map(importlib.import_module, MODULES):
+        for name in getattr(module, "__all__", ()) or vars(module):
+            value = getattr(module, name)
+            ours = getattr(value, "__module__", "pop").startswith("pop")
+            if ours and not name.startswith("_") and not isinstance(value, types.ModuleType):
+                yield f"{module.__name__}.{name}", value
+
+
+PUBLIC = dict(public())
+
+
+def is_module(name: str) -> bool:
+    """Tell whether a dotted name is a module's."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def value_of(entry: str) -> object:
+    """Return what an entry of the reference documents."""
+    module, names = entry, []
+    while not is_module(module):
+        module, _, last = module.rpartition(".")
+        names.insert(0, last)
+    value: object = importlib.import_module(module)
+    for name in names:
+        value = getattr(value, name)
+    return value
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    modules = {entry for entry in ENTRIES if entry in MODULES}
+    placed = {id(value_of(entry)) for entry in ENTRIES}
+    absent = [
+        name
+        for name, value in PUBLIC.items()
+        if name not in ENTRIES
+        and name.rpartition(".")[0] not in modules
+        and id(value) not in placed  # under another of its names
+    ]
+    assert absent == [], "add a line to a page of docs/reference"
+    assert len(PUBLIC) > 100
+
+
+def test_every_public_name_is_documented() -> None:
+    """Functions and classes, and the public methods of classes that are written here."""
+    undocumented = []
+    for name, value in PUBLIC.items():
+        if not (inspect.isclass(value) or inspect.isfunction(value)):
+            continue
+        if not inspect.getdoc(value):
+            undocumented.append(name)
+        for attribute, member in vars(value).items() if inspect.isclass(value) else ():
+            shown = inspect.isfunction(member) or isinstance(member, property)
+            if shown and not attribute.startswith("_"):
+                inherited = inspect.getdoc(getattr(value, attribute))
+                if not inherited:
+                    undocumented.append(f"{name}.{attribute}")
+    assert undocumented == []
+
+
+def test_errors_by_title_and_commands_are_whole() -> None:
+    titles = {title for title, _, _ in site_pages.errors()}
+    assert "Can't modify frozen Options" in titles
+    assert ("Index out of range", "") in {(title, kind) for title, kind, _ in site_pages.errors()}
+    assert "Shape mismatch for ..." in titles  # by a function that makes the error
+    page = site_pages.errors_page()
+    assert "| A sequence is longer than all sizes | `ValueError` | cut it, or add a size" in page
+    shown = site_pages.commands_page()
+    for words in ("poptorch doctor", "poptorch cache", "poprun", "gc-info", "gc-monitor"):
+        assert f"## {words}\n\n```text\nusage: {words} [" in shown
+    assert shown.count("\nexample:\n") == shown.count("\n## ")
+
+
+def test_messages_are_quoted_as_they_are() -> None:
+    page = (ROOT / "docs" / "howto" / "troubleshooting.md").read_text()
+    quoted = re.findall(r"^\| `([^`]+)` ", page, re.M)
+    assert len(quoted) > 15
+    code = "".join(path.read_text() for path in sorted((ROOT / "src").rglob("*.py")))
+    joined = re.sub(r'"\s*f?"', "", code)  # texts over several lines
+    assert [message for message in quoted if message not in joined] == []
+
+
+def test_links_are_those_of_the_site() -> None:
+    places = site_hooks.site_paths()
+    assert places["README.md"] == "index.md"
+    text = "[a](../../README.md#status) [`b.py`](../../src/b.py) [c/d](../../src/c) [e](data.md)"
+    text += "\n```python continued\n[x](../../README.md)\n```\n![p](batch.svg)"
+    assert site_hooks.rewritten(text, "docs/guide/speed.md", places) == (
+        "[a](../index.md#status) `b.py` `c/d` [e](data.md)"
+        "\n```python\n[x](../../README.md)\n```\n![p](batch.svg)"
+    )
