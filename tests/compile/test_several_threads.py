@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import copy
 import threading
 
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 import poptorch
 from helpers.patience import HANGS
 from helpers.wrapping import options
+from poptorch._base.per_thread import PerThread
 
 
 class Net(nn.Module):
@@ -62,3 +64,97 @@ def test_first_calls_at_once_do_not_mix(sizes: tuple[int, int]) -> None:
         for name, tensor in model.state_dict().items():
             assert type(tensor) is torch.Tensor
             torch.testing.assert_close(tensor, native.state_dict()[name])
+
+
+class Seen(nn.Module):
+    """While it is captured another thread looks at it, copies it and uses it as eager code does."""
+
+    def __init__(self, momentum: float | None) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4, momentum=momentum)
+        self.register_buffer("scale", torch.ones(4))
+        self.looks: list[dict[str, torch.Tensor]] = []
+
+    def forward(self, x, target):
+        if poptorch.isRunningOnIpu():
+            assert type(self.layer.weight) is not nn.Parameter
+            with concurrent.futures.ThreadPoolExecutor(1) as pool:
+                self.looks.append(pool.submit(self.look).result(HANGS))
+        return nn.functional.mse_loss(self.norm(self.layer(x)) * self.scale, target)
+
+    def look(self) -> dict[str, torch.Tensor]:
+        twin, x = copy.deepcopy(self.layer), torch.ones(2, 4)
+        with torch.no_grad():
+            self(x, x)
+        states = (self.state_dict(keep_vars=True), dict(self.layer.named_parameters()))
+        return {**states[0], **states[1], "copied": twin.weight, "by name": self.layer.weight}
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_no_other_thread_meets_traced_tensors(momentum: float | None) -> None:
+    """They have no data; and what the other thread does is no part of the program."""
+    torch.manual_seed(1)
+    model, native = Seen(momentum), Seen(momentum)
+    native.load_state_dict(model.state_dict())
+    own = dict(model.layer.named_parameters())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    training = poptorch.trainingModel(model, options(accumulation=2), optimizer)
+    x, target = torch.randn(6, 4), torch.randn(6, 4)
+    training(x, target)
+    assert model.looks
+    for look in model.looks:
+        kinds = {type(tensor) for tensor in look.values()}
+        assert kinds == {torch.Tensor, nn.Parameter}
+        assert look["by name"] is own["weight"]
+        assert look["bias"] is own["bias"]
+        native.look()
+    steps = torch.optim.SGD(native.parameters(), lr=0.1)
+    for rows in (slice(3), slice(3, 6)):  # side by side in the program, where momentum is given
+        (native(x[rows], target[rows]) / 2).backward()
+    steps.step()
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(tensor, native.state_dict()[name])
+    assert type(model.layer._parameters) is not PerThread
+
+
+class Meets(nn.Module):
+    """While it is captured a call ends that another thread had begun before."""
+
+    def __init__(self, go_on: threading.Event, ended: threading.Event) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.go_on, self.ended = go_on, ended
+
+    def forward(self, x):
+        if poptorch.isRunningOnIpu():
+            self.go_on.set()
+            assert self.ended.wait(HANGS)
+        return self.layer(x)
+
+
+class Theirs(nn.Module):
+    def __init__(self, begun: threading.Event, go_on: threading.Event) -> None:
+        super().__init__()
+        self.begun, self.go_on, self.inner = begun, go_on, nn.Tanh()
+
+    def forward(self, x):
+        self.begun.set()
+        assert self.go_on.wait(HANGS)
+        return self.inner(x)
+
+
+def test_calls_of_another_thread_are_no_part_of_a_capture() -> None:
+    """Torch's hooks on the calls of modules are called in all threads."""
+    begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+    theirs, x = Theirs(begun, go_on), torch.ones(2, 4)
+    theirs.register_forward_hook(lambda *_: None)  # then torch asks for all hooks at the end
+    model = Meets(go_on, ended)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        result = pool.submit(theirs, x)
+        result.add_done_callback(lambda _: ended.set())
+        assert begun.wait(HANGS)
+        wrapper = poptorch.inferenceModel(model, options())
+        torch.testing.assert_close(wrapper(x), model.layer(x).detach())
+        assert torch.equal(result.result(HANGS), x.tanh())
+    assert not [name for name in wrapper.getTensorNames() if "Tanh" in name or "Theirs" in name]

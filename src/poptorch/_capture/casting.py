@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from .._base.per_thread import by_thread
 from .._base.trees import with_tensors
 from .._ir.spec import Precision
 from .losses import LOSS_FUNCTIONS
@@ -131,14 +132,18 @@ def recurrent_inputs(root: nn.Module) -> Iterator[None]:
     layers = [part for part in root.modules() if isinstance(part, nn.RNNBase)]
     changed = [layer for layer in layers if "check_input" not in layer.__dict__]
     for layer in changed:
-        layer.__dict__["check_input"] = lambda x, sizes, layer=layer: type(layer).check_input(
-            layer, x.new_empty(x.shape, dtype=layer.weight_ih_l0.dtype, device="meta"), sizes
-        )
+        mine = functools.partial(_check_shape, layer)
+        layer.__dict__["check_input"] = by_thread(mine, layer.check_input)
     try:
         yield
     finally:
         for layer in changed:
             del layer.__dict__["check_input"]
+
+
+def _check_shape(layer: nn.RNNBase, x: torch.Tensor, sizes: torch.Tensor | None) -> None:
+    of_its_type = x.new_empty(x.shape, dtype=layer.weight_ih_l0.dtype, device="meta")
+    type(layer).check_input(layer, of_its_type, sizes)
 
 
 def _name(function: Any) -> str:

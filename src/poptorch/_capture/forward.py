@@ -61,6 +61,8 @@ class Request:
             one value per group; forward sees the value of its replica's group.
         arguments: the structure of every argument, constants included, for explanations.
         recompute: whether the backward pass computes activations again rather than keep them.
+        users: the module that the user has, of which ``module`` is a copy with the same tensors;
+            None if it is that one.
     """
 
     module: nn.Module
@@ -82,6 +84,7 @@ class Request:
     grouped: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     arguments: Mapping[str, trees.Structure] = field(default_factory=dict)
     recompute: bool = False
+    users: nn.Module | None = None
 
     @property
     def inputs(self) -> tuple[Slot, ...]:
@@ -137,7 +140,7 @@ def run_forward(
     finder = context.losses
     names = Names(request.module, request.module_scopes)
     with (
-        swapped(request.tensors, leaves) as reassigned,
+        swapped(request.tensors, leaves, request.users) as reassigned,
         listening(context),
         explained(request.module),
         answering(context.reads),

@@ -17,6 +17,7 @@ from torch import nn
 
 from .._base import private, source, trees
 from .._base.errors import Error
+from .._base.per_thread import only_here
 from .._ir.loops import Lanes
 from .._ops.context import Replicas
 from .capture_context import CaptureContext
@@ -171,7 +172,7 @@ def _counting(calls: dict[nn.Module, int]) -> Iterator[None]:
     def count(module: nn.Module, _: Any) -> None:
         calls[module] += 1
 
-    handles = [module.register_forward_pre_hook(count) for module in calls]
+    handles = [module.register_forward_pre_hook(only_here(count)) for module in calls]
     try:
         yield
     finally:

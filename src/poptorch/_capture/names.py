@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from .._base import trees
+from .._base.per_thread import only_here
 
 
 class Names:
@@ -51,7 +52,7 @@ class Names:
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """Name what modules return within the block."""
-        handle = register_module_forward_hook(self._heard)
+        handle = register_module_forward_hook(only_here(self._heard))
         try:
             yield
         finally:

@@ -7,12 +7,14 @@ compiled in for good.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from .._base.per_thread import by_thread
 from .swap import BATCH_NORMS
 
 _BATCH_NORM_FORWARD = nn.BatchNorm1d.forward  # the one of all dimensions
@@ -24,7 +26,7 @@ def cumulative_averages(root: nn.Module) -> Iterator[None]:
     norms = [module for module in root.modules() if isinstance(module, BATCH_NORMS)]
     changed = [norm for norm in norms if _averages(norm)]
     for norm in changed:
-        norm.__dict__["forward"] = lambda x, norm=norm: _forward(norm, x)
+        norm.__dict__["forward"] = by_thread(functools.partial(_forward, norm), norm.forward)
     try:
         yield
     finally:

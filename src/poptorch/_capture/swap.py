@@ -15,8 +15,10 @@ from torch import nn
 
 from .._base import source
 from .._base.errors import Error
+from .._base.per_thread import PerThread
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_HOLDERS = ("_parameters", "_buffers")
 Place = tuple[nn.Module, str, str]  # the module, "_parameters" or "_buffers", the name in it
 
 
@@ -37,7 +39,7 @@ class Tied:
 def tensors_of(module: nn.Module) -> dict[str, Tied]:
     """Return parameters, then buffers, by qualified name; a tied one once, with all its places."""
     by_identity: dict[int, tuple[str, Tied]] = {}
-    for holder in ("_parameters", "_buffers"):
+    for holder in _HOLDERS:
         for prefix, owner in module.named_modules(remove_duplicate=True):
             for name, tensor in getattr(owner, holder).items():
                 if tensor is None:
@@ -52,9 +54,14 @@ def tensors_of(module: nn.Module) -> dict[str, Tied]:
 
 @contextlib.contextmanager
 def swapped(
-    places: Mapping[str, Tied], values: Mapping[str, torch.Tensor]
+    places: Mapping[str, Tied], values: Mapping[str, torch.Tensor], users: nn.Module | None = None
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Within the block the module's tensors are ``values``; afterwards everything is as before.
+    """Within the block this thread finds ``values`` in the module; others find its own tensors.
+
+    Args:
+        places: the module's tensors by path.
+        values: what stands in their places, by path.
+        users: a module whose dicts of tensors the first one shares.
 
     Yields:
         A dict that, after the block, holds what each tensor of a batch norm was reassigned to.
@@ -62,24 +69,28 @@ def swapped(
     Raises:
         Error: ``forward`` reassigned or removed a parameter or buffer.
     """
-    originals = [(place, _get(place)) for tied in places.values() for place in tied.places]
-    reassigned: dict[str, torch.Tensor] = {}
+    seen: dict[int, dict[str, torch.Tensor]] = {}  # by the dict that they stand in
     for path, tied in places.items():
         for owner, holder, name in tied.places:
-            getattr(owner, holder)[name] = values[path]
+            own = owner.__dict__[holder]
+            seen.setdefault(id(own), dict(own))[name] = values[path]
+    owners = {owner for tied in places.values() for owner, _, _ in tied.places}
+    before = [
+        (owner, holder, owner.__dict__[holder])
+        for owner in (owners if users is None else {*owners, users})
+        for holder in _HOLDERS
+        if id(owner.__dict__[holder]) in seen
+    ]
+    reassigned: dict[str, torch.Tensor] = {}
     try:
+        for owner, holder, own in before:
+            owner.__dict__[holder] = PerThread(own, seen[id(own)])
         yield reassigned
         for path, tied in places.items():
             _check(path, tied, values[path], reassigned)
     finally:
-        for (owner, holder, name), tensor in originals:
-            getattr(owner, holder)[name] = tensor
-
-
-def _get(place: Place) -> torch.Tensor:
-    owner, holder, name = place
-    tensor: torch.Tensor = getattr(owner, holder)[name]
-    return tensor
+        for owner, holder, own in before:
+            owner.__dict__[holder] = own
 
 
 def _check(path: str, tied: Tied, value: torch.Tensor, reassigned: dict[str, torch.Tensor]) -> None:

@@ -22,6 +22,7 @@ from torch.nn.modules.module import (
 )
 
 from .._base import private, source
+from .._base.per_thread import only_here
 from .._ir.blocks import META, OUTSIDE, Label, Visit, keep_line, label_of, relabel
 
 _DEPTH = "poptorch_backward"  # the note of how many of autograd's functions are being called
@@ -135,8 +136,8 @@ def _following_modules(root: nn.Module, mine: Recorder) -> Iterator[None]:
         mine.set(replace(mine.label, module=outer.pop()))
 
     handles = (
-        register_module_forward_pre_hook(enter),
-        register_module_forward_hook(leave, always_call=True),
+        register_module_forward_pre_hook(only_here(enter)),
+        register_module_forward_hook(only_here(leave), always_call=True),
     )
     try:
         yield

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -87,6 +87,7 @@ class Model:
         optim, hypers = (None, {}) if optimizer is None else optimizer.frozen(now.paths, spec)
         call = self.signature.caller(self._entry or self.module.__call__, bound)
         request = now.request(call, bound, inputs, spec, optim)
+        request = replace(request, users=self.users)
         return Task(spec, now, inputs, optim, hypers, request)
 
     def paths(self) -> dict[int, str]:

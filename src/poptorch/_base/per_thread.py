@@ -1,0 +1,65 @@
+"""What only the thread that captures a model is to see or to notice."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+_METHODS = (
+    "__contains__", "__delitem__", "__eq__", "__getitem__", "__ior__", "__iter__", "__len__",
+    "__ne__", "__or__", "__repr__", "__reversed__", "__ror__", "__setitem__", "clear", "copy",
+    "get", "items", "keys", "pop", "popitem", "setdefault", "update", "values",
+)  # fmt: skip
+
+
+class PerThread(dict[str, Any]):
+    """A dict that is one for the thread that makes it, and another for all others.
+
+    Args:
+        others: what other threads look at and change.
+        mine: what this thread does.
+    """
+
+    __slots__ = ("_mine", "_others", "_thread")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, others: dict[str, Any], mine: dict[str, Any]) -> None:
+        super().__init__(others)  # for C code that asks no method
+        self._others, self._mine, self._thread = others, mine, threading.get_ident()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return dict, (list(self.items()),)  # copies and pickles are plain
+
+
+def _delegating(name: str) -> Callable[..., Any]:
+    method: Callable[..., Any] = getattr(dict, name)
+
+    def delegate(self: PerThread, *args: Any, **named: Any) -> Any:
+        here = threading.get_ident() == self._thread
+        return getattr(self._mine if here else self._others, name)(*args, **named)
+
+    delegate.__name__, delegate.__doc__ = name, method.__doc__
+    return delegate
+
+
+for _name in _METHODS:
+    setattr(PerThread, _name, _delegating(_name))
+
+
+def by_thread(mine: Callable[..., Any], others: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that is one for the thread that makes it, and another for all others."""
+    thread = threading.get_ident()
+
+    def chosen(*args: Any, **named: Any) -> Any:
+        return (mine if threading.get_ident() == thread else others)(*args, **named)
+
+    return chosen
+
+
+def only_here(hook: Callable[..., None]) -> Callable[..., None]:
+    """Return a hook that does nothing in other threads than this one.
+
+    Torch's hooks on the calls of modules are for all threads, and another may use the same model.
+    """
+    return by_thread(hook, lambda *_: None)
