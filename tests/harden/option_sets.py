@@ -93,6 +93,8 @@ def ran(options: poptorch.Options) -> str | None:
         return None
     except Exception as error:
         return f"{type(error).__name__}: {error}"
+    if options._popart.options.get("syntheticDataMode"):  # it never looks at the input
+        return None
     expected = model(x).detach()
     if got.shape == expected.shape and options.output_mode != poptorch.OutputMode.Sum:
         return None if close(got, expected) else "other numbers"

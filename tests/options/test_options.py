@@ -290,6 +290,12 @@ def test_source_location_excludes():
         lambda o: o.Training.setAutomaticLossScaling("no"),
         lambda o: o.Training.setConvolutionDithering("no"),
         lambda o: o.enableExecutableCaching(3),
+        lambda o: o.enablePipelining(torch.ones(2)),
+        lambda o: o.profile(torch.ones(2)),
+        lambda o: o.enableProfiling(torch.ones(2)),
+        lambda o: o.useOfflineIpuTarget(torch.ones(2)),
+        lambda o: o.updatableNamedBuffers((1, 2)),
+        lambda o: o.updatableNamedBuffers("weight"),
     ],
 )
 def test_a_value_of_another_type_is_refused_at_once(call):
@@ -298,6 +304,19 @@ def test_a_value_of_another_type_is_refused_at_once(call):
     with pytest.raises(AssertionError, match="Unexpected type"):
         call(options)
     assert repr(options) == text
+
+
+def test_engine_options_that_are_no_dict_are_not_added_to():
+    options = Options()
+    options._Popart.set("engineOptions", 1.5)
+    with pytest.raises(AssertionError, match="Unexpected type for engineOptions"):
+        options.enableProfiling()
+
+
+@pytest.mark.parametrize("seed", [10**30, -(10**20), 1 << 64])
+def test_seeds_that_torch_has_no_room_for(seed):
+    with pytest.raises(ValueError, match="The random seed is out of range"):
+        Options().randomSeed(seed)
 
 
 def test_a_strategy_must_be_one_of_the_four():

@@ -27,12 +27,33 @@ def expect(name: str, value: Any, types: type | tuple[type, ...]) -> None:
         )
 
 
-def texts(values: Any) -> list[str]:
+def texts(values: Any, name: str = "excludes") -> list[str]:
     """Return a list of strings; anything else is an ``AssertionError``."""
-    expect("excludes", values, (list, tuple))
+    expect(name, values, (list, tuple))
     for part in values:
-        expect("excludes", part, str)
+        expect(name, part, str)
     return list(values)
+
+
+def buffer_names(values: Any) -> list[str]:
+    """Return the names of buffers; anything else is an ``AssertionError``."""
+    return texts(values, "buffers")
+
+
+def check_seed(seed: Any) -> None:
+    """Check the seed of a random generator.
+
+    Raises:
+        AssertionFailure: no int (an ``AssertionError``).
+        InvalidValue: torch's generators have 64 bits (a ``ValueError``).
+    """
+    expect("random_seed", seed, int)
+    if not -(1 << 63) <= seed < 1 << 64:
+        raise InvalidValue(
+            "The random seed is out of range",
+            got=repr(seed),
+            fix="use a number from 0 to 2**64 - 1",
+        )
 
 
 def limit(count: int | None) -> int | None:

@@ -19,7 +19,9 @@ from .._base.errors import InvalidValue
 from .._base.source import OURS
 from ..enums import CommGroupType, ConnectionType, OutputMode, SyncPattern
 from .check import (
+    buffer_names,
     check_period,
+    check_seed,
     expect,
     grouping_problem,
     is_on,
@@ -230,7 +232,7 @@ class GeneralOptions(Container):
     def randomSeed(self, random_seed: int) -> Self:
         """Seed the device generator; also calls ``torch.manual_seed`` on the host, now."""
         self._check_writable("random_seed")
-        expect("random_seed", random_seed, int)
+        check_seed(random_seed)
         torch.manual_seed(random_seed)
         return self.createOrSet(random_seed=random_seed)
 
@@ -249,6 +251,7 @@ class GeneralOptions(Container):
         Args:
             ipu_version: 1 (Mk1), 2 (Mk2) or 21 (Mk2 with FP8); checked at compile.
         """
+        expect("ipu_version", ipu_version, int)
         self.createOrSet(ipu_version=ipu_version)
         return self.connectionType(ConnectionType.Never)
 
@@ -282,7 +285,12 @@ class GeneralOptions(Container):
     def enableSyntheticData(self, enabled: bool | int) -> Self:
         """Skip host input and output, to time the device alone; the outputs are meaningless."""
 
-    @option(RESULTS, Backend("updatableNamedBuffers", field="updatable_buffers", frozen=tuple))
+    @option(
+        RESULTS,
+        Backend(
+            "updatableNamedBuffers", check=buffer_names, field="updatable_buffers", frozen=tuple
+        ),
+    )
     def updatableNamedBuffers(self, buffers: Sequence[str]) -> Self:
         """Name the buffers that ``executor.copyNamedBuffersToDevice()`` may update."""
 
@@ -304,9 +312,11 @@ class GeneralOptions(Container):
         Args:
             profile_dir: None for the working directory.
         """
-        directory = os.fspath(profile_dir) if profile_dir else "."
+        expect("profile_dir", profile_dir, (str, os.PathLike, type(None)))
+        directory = (os.fspath(profile_dir) if profile_dir is not None else "") or "."
         chosen = dict(zip(PROFILING_KEYS, ("true", directory, "true"), strict=True))
         before = self._popart.options.get("engineOptions", {})
+        expect("engineOptions", before, dict)
         self._popart.setEngineOptions({**before, **chosen})
         text = env.get("POPLAR_ENGINE_OPTIONS")
         for key in PROFILING_KEYS:

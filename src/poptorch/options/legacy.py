@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Self
 
 from ..enums import OutputMode
+from .check import is_on
 from .legacy_names import deprecated
 from .own import OwnOptions
 from .popart import _PopartOptions
@@ -64,12 +65,14 @@ class LegacyOptions(OwnOptions):
     def enablePipelining(self, enabled: bool) -> Self:
         """Choose pipelined or sharded execution. Deprecated: ``setExecutionStrategy``."""
         deprecated("enablePipelining", "setExecutionStrategy")
-        return self.setExecutionStrategy(PipelinedExecution() if enabled else ShardedExecution())
+        return self.setExecutionStrategy(
+            PipelinedExecution() if is_on(enabled) else ShardedExecution()
+        )
 
     def profile(self, enabled: bool) -> Self:
         """Switch profiling on. Deprecated: ``enableProfiling``."""
         deprecated("profile", "enableProfiling")
-        return self.enableProfiling() if enabled else self
+        return self.enableProfiling() if is_on(enabled) else self
 
     if not TYPE_CHECKING:
 
