@@ -13,6 +13,7 @@ for _name in [name for name in os.environ if name.startswith(_OURS)]:
     del os.environ[_name]
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
 os.environ["POPTORCH_POD_DIR"] = tempfile.mkdtemp(prefix="poptorch-test-pod-")  # devices of our own
+os.environ["POPTORCH_KEY_FILE"] = os.path.join(os.environ["POPTORCH_POD_DIR"], "key", "key")
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started us may ignore it
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,11 @@ from torch import fx, nn
 
 import poptorch
 from helpers.wrapped import normal, options
+from poptorch._base import archive, keyed
 from poptorch._compile import code, serial, tiers
 from poptorch._ir import slots
 from poptorch._ir.graph import Graph
-from poptorch.backends.inductor import Inductor
+from poptorch.backends.inductor import Inductor, backend
 
 pytestmark = pytest.mark.slow
 
@@ -120,6 +122,80 @@ def test_a_folder_of_others_is_not_used(tmp_path, monkeypatch, caplog) -> None:
     assert own.folder != tmp_path / "poptorch"
     assert own.folder == code.default_store().folder
     assert caplog.text.count("others can write to") == 1
+
+
+@pytest.mark.parametrize("wrong", ["no digest", "another key", "another graph"])
+def test_code_of_strangers_is_made_again(wrong, store, tmp_path, monkeypatch, caplog) -> None:
+    if wrong == "no digest":
+        store.folder.mkdir(mode=0o700)
+        archive.write(store.path("key"), {"code": b"theirs"})
+    else:
+        with monkeypatch.context() as elsewhere:
+            if wrong == "another key":
+                elsewhere.setenv("POPTORCH_KEY_FILE", str(tmp_path / "their key"))
+            store.keep("key" if wrong == "another key" else "other", b"theirs")
+        if wrong == "another graph":
+            store.path("other").replace(store.path("key"))
+    assert store.function("key", None, Builder())([]) == [1]
+    assert len(caplog.records) == 1
+    assert "does not carry this user's digest" in caplog.text
+    monkeypatch.setattr(code, "_loaded", {})
+    assert store.function("key", None, Builder())([]) == [2]  # it was written over
+    assert len(caplog.records) == 1
+
+
+def test_a_key_that_others_can_read_is_none(store, tmp_path, monkeypatch, caplog) -> None:
+    path = tmp_path / "folder" / "key"
+    monkeypatch.setenv("POPTORCH_KEY_FILE", str(path))
+    mine = keyed.digest("name", b"code")
+    assert path.stat().st_mode & 0o777 == 0o600
+    for spoil in (lambda: path.chmod(0o640), lambda: path.write_bytes(b"short"), path.unlink):
+        path.chmod(0o600)
+        spoil()
+        if not path.exists():
+            path.mkdir()
+        keyed._key.cache_clear()
+        caplog.clear()
+        assert store.function("key", None, Builder())([]) == [1]
+        assert not store.path("key").exists()
+        monkeypatch.setattr(code, "_loaded", {})
+        assert len(caplog.records) == 1
+        assert "there is no key to mark it with" in caplog.text
+        assert keyed.digest("name", b"code") != mine
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+def test_folders_of_another_user(tmp_path, monkeypatch, caplog) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    os.chown(code.default_store().folder, 12345, 12345)
+    assert code.default_store().folder != tmp_path / "poptorch"
+    assert "it belongs to another user" in caplog.text
+    path = tmp_path / "key"
+    monkeypatch.setenv("POPTORCH_KEY_FILE", str(path))
+    mine = keyed.digest("name", b"code")
+    os.chown(path, 12345, 12345)
+    keyed._key.cache_clear()
+    assert keyed.digest("name", b"code") != mine
+    assert "is not the user's alone" in caplog.text
+
+
+def test_what_torchs_compiler_keeps_is_where_nobody_else_writes(tmp_path, monkeypatch) -> None:
+    seen = []
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+    def fail(graph: object) -> None:
+        seen.append(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(backend, "prepare", fail)
+    for expected in (True, False):
+        with pytest.raises(ZeroDivisionError):
+            BUILDER.build(None)
+        folder = Path(seen.pop())
+        assert (folder.parent == tmp_path / "poptorch") is expected
+        assert folder.parent.stat().st_mode & 0o777 == 0o700
+        (tmp_path / "poptorch").chmod(0o770)
+        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path)
 
 
 def test_a_graph_without_a_text_form_is_compiled_and_not_kept(store) -> None:

@@ -14,7 +14,7 @@ import torch
 import popdist
 import poptorch
 from poptorch import _job, profiling
-from poptorch._base import env, log
+from poptorch._base import env, keyed, log
 from poptorch._base.errors import Error
 from poptorch._cli import launching
 from poptorch._compile.code import default_store
@@ -293,6 +293,7 @@ VARIABLES: dict[str, tuple[dict[str, str], dict[str, str], Callable[[], Any]]] =
     ),
     "PVTI_OPTIONS": ({"": '{"enable": "true"}'}, {}, profiling._enabled),
     "TORCHINDUCTOR_CACHE_DIR": ({"": "code"}, {}, lambda: default_store().folder),
+    "POPTORCH_KEY_FILE": ({"": "key"}, {}, lambda: keyed.digest("name", b"code")),
     "CXX": ({"": "/nowhere/c++"}, {}, toolchain.obstacle),
     "LOCAL_RANK": ({"": "1"}, {"WORLD_SIZE": "2"}, popdist.getLocalInstanceIndex),
     "OMPI_COMM_WORLD_LOCAL_RANK": (

@@ -6,8 +6,9 @@ table of variables is generated from here. Source: PopTorch user guide, "Environ
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,6 +102,12 @@ _ROWS = (
         "TORCHINDUCTOR_CACHE_DIR", str, "", "directory of torch's compiler cache, and of our code"
     ),
     Variable(
+        "POPTORCH_KEY_FILE",
+        str,
+        "",
+        "file of the key that marks compiled code as this user's; made when it is first needed",
+    ),
+    Variable(
         "POPTORCH_KEEP_FREED_MEMORY",
         _flag,
         True,
@@ -146,6 +153,20 @@ def set_if_absent(name: str, value: str) -> None:
 def put(name: str, value: str) -> None:
     """Set a variable for this process, whatever it was."""
     os.environ[name] = value
+
+
+@contextlib.contextmanager
+def put_within(name: str, value: str) -> Iterator[None]:
+    """Set a variable for this process within the block; then it is as it was."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before
 
 
 def shared() -> dict[str, str]:

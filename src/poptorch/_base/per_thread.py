@@ -22,7 +22,7 @@ class PerThread(dict[str, Any]):
     """
 
     __slots__ = ("_mine", "_others", "_thread")
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
     def __init__(self, others: dict[str, Any], mine: dict[str, Any]) -> None:
         super().__init__(others)  # for C code that asks no method

@@ -142,8 +142,8 @@ def recurrent_inputs(root: nn.Module) -> Iterator[None]:
 
 
 def _check_shape(layer: nn.RNNBase, x: torch.Tensor, sizes: torch.Tensor | None) -> None:
-    of_its_type = x.new_empty(x.shape, dtype=layer.weight_ih_l0.dtype, device="meta")
-    type(layer).check_input(layer, of_its_type, sizes)
+    dtype: Any = layer.weight_ih_l0.dtype
+    type(layer).check_input(layer, x.new_empty(x.shape, dtype=dtype, device="meta"), sizes)
 
 
 def _name(function: Any) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -39,7 +40,7 @@ def _averages(norm: nn.Module) -> bool:
     return torchs and norm.momentum is None and norm.running_mean is not None
 
 
-def _forward(norm: nn.BatchNorm1d, x: torch.Tensor) -> torch.Tensor:
+def _forward(norm: Any, x: torch.Tensor) -> torch.Tensor:
     if not norm.training:
         return _BATCH_NORM_FORWARD(norm, x)
     norm._check_input_dim(x)

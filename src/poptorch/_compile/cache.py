@@ -20,13 +20,14 @@ from typing import Any
 import torch
 
 from .._base import archive, log, trees
+from .._base.folders import of_the_process, trouble
 from .._base.version import VERSION
 from .._ir.plan import Plan
 from .._ir.slot import Kind, Slot
 from ..backends import Executable
 from . import serial
 from .code import SUFFIX as CODE_SUFFIX
-from .code import Store, alone, default_store, own_store, trouble, warn
+from .code import Store, alone, default_store, warn
 
 SUFFIX = ".popef"
 CODE = "code"  # the folder of compiled graphs beside them
@@ -84,7 +85,7 @@ def compile_or_find(
         log.engine.warning("Specified directory not found. Creating %s", folder)
     why = trouble(folder) or trouble(folder / CODE)
     if why is not None:
-        return build(own_store(f"executable cache {folder}: {why}"))
+        return build(Store(of_the_process(f"executable cache {folder}: {why}")))
     path = folder / f"{key_of(plan, backend)}{SUFFIX}"
     with alone(path.with_suffix(".lock")):
         is_known = _is_known(path)

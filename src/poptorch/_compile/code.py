@@ -6,14 +6,11 @@ in the graphs, so plans that differ in those only share them. One file per graph
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
 import hashlib
 import json
 import os
-import stat
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +18,8 @@ from typing import Any
 import torch
 from filelock import FileLock
 
-from .._base import archive, env, log
+from .._base import archive, keyed, log
+from .._base.folders import of_the_user
 from .._base.version import VERSION
 from .._ir.graph import Graph
 from ..backends import Builder, Code, Compiled
@@ -29,7 +27,7 @@ from ..backends.prepare import written
 from . import serial
 
 SUFFIX = ".code"
-_PART = "code"
+_PART, _DIGEST = "code", "digest"
 _loaded: dict[str, Compiled] = {}  # a library stays in the process anyway once it is loaded
 
 
@@ -82,27 +80,33 @@ class Store:
         return self.folder / f"{key}{SUFFIX}"
 
     def read(self, key: str) -> bytes | None:
-        """Return a graph's code, or None; a damaged file counts as none, with a warning."""
+        """Return a graph's code, or None.
+
+        A file that is damaged, or was not written by this user, counts as none, with a warning.
+        """
         path = self.path(key)
         try:
-            code = archive.read(path)[_PART]
+            parts = archive.read(path)
+            code = parts[_PART]
+            if not keyed.is_own(key, code, parts.get(_DIGEST, b"")):
+                archive.refuse(path, "it does not carry this user's digest")
         except FileNotFoundError:
             return None
         except (archive.InvalidFile, KeyError, OSError) as error:
-            log.engine.warning("Compiled code %s is made again: %s", path, error)
+            warn("Compiled code %s is made again: %s", path, error)
             return None
         with contextlib.suppress(OSError):  # another process may just have removed it
             os.utime(path)
         return code
 
     def keep(self, key: str, code: bytes) -> None:
-        """Take a graph's code over from elsewhere."""
-        path = self.path(key)
-        if path.exists():
+        """Put a graph's code into its file, marked as this user's."""
+        path, digest = self.path(key), keyed.digest(key, code)
+        if digest is None:
             return
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            archive.write(path, {_PART: code})
+            archive.write(path, {_PART: code, _DIGEST: digest})
         except OSError as error:  # a full disk, for one: this process has the code anyway
             warn("Compiled code is not kept in %s: %s", self.folder, error)
 
@@ -159,51 +163,17 @@ def alone(path: Path) -> Iterator[None]:
         lock.release()
 
 
-def warn(text: str, folder: Path, error: object) -> None:
-    """Say what is wrong with a folder; once for each folder and trouble."""
+def warn(text: str, path: Path, error: object) -> None:
+    """Say what is wrong with a file or folder; once for each and trouble."""
     why = error.strerror if isinstance(error, OSError) else None
-    _warn(text, folder, why or str(error))
+    _warn(text, path, why or str(error))
 
 
 @functools.cache
-def _warn(text: str, folder: Path, why: str) -> None:
-    log.engine.warning(text, folder, why)
-
-
-def trouble(folder: Path) -> str | None:
-    """Make a folder; return why it is of no use for code that will be run, None if it is.
-
-    What is found in it is trusted, so it must belong to the user, and nobody else may write to it.
-    """
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.stat()
-    except OSError as error:
-        return error.strerror or str(error)
-    if status.st_uid != os.getuid():
-        return "it belongs to another user"
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return "others can write to it (chmod go-w)"
-    return None if os.access(folder, os.W_OK | os.X_OK) else "it cannot be written to"
+def _warn(text: str, path: Path, why: str) -> None:
+    log.engine.warning(text, path, why)
 
 
 def default_store() -> Store:
-    """Return the user's own store, beside torch's compiler cache.
-
-    Code that is found there is run, so a folder that others can write to is not used; the process
-    then keeps its code to itself.
-    """
-    root = env.get("TORCHINDUCTOR_CACHE_DIR")
-    folder = Path(root) if root else Path(tempfile.gettempdir()) / f"poptorch-code-{os.getuid()}"
-    folder /= "poptorch"
-    why = trouble(folder)
-    return Store(folder) if why is None else own_store(f"{folder}: {why}")
-
-
-@functools.cache
-def own_store(why: str) -> Store:
-    """Return a store that ends with the process, and say why."""
-    log.engine.warning("Compiled code is not kept for later processes: %s", why)
-    folder = tempfile.TemporaryDirectory(prefix="poptorch-code-")
-    atexit.register(folder.cleanup)
-    return Store(Path(folder.name))
+    """Return the user's own store, or one that ends with the process."""
+    return Store(of_the_user())

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 
 import torch
 
-from ..._base import private
+from ..._base import env, private
+from ..._base.folders import of_the_user
 from ..._ir.graph import Graph
 from ..._ir.plan import Plan
 from ..allocator import keep_freed_memory
@@ -53,11 +54,15 @@ class Inductor:
     def build(self, graph: Graph) -> Code:
         """Compile one graph.
 
+        Torch's compiler runs what it finds in its cache, too, so that it is given a folder to which
+        nobody else can write.
+
         Raises:
             Gone: this torch's compiler lacks a name.
             Error: the C++ compiler failed.
         """
-        with warnings.catch_warnings():
+        caches = env.put_within("TORCHINDUCTOR_CACHE_DIR", str(of_the_user() / "torch"))
+        with caches, warnings.catch_warnings():
             # Torch's own deprecations, met while its compiler is imported and runs.
             warnings.simplefilter("ignore", DeprecationWarning)
             private.demand(private.COMPILER)

@@ -1,0 +1,51 @@
+"""Folders of code that will be run: the user's own, and nobody else writes to them."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from . import env, log
+
+
+def trouble(folder: Path) -> str | None:
+    """Make a folder; return why it is of no use for code that will be run, None if it is.
+
+    What is found in it is trusted, so it must belong to the user, and nobody else may write to it.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+    except OSError as error:
+        return error.strerror or str(error)
+    if status.st_uid != os.getuid():
+        return "it belongs to another user"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return "others can write to it (chmod go-w)"
+    return None if os.access(folder, os.W_OK | os.X_OK) else "it cannot be written to"
+
+
+def of_the_user() -> Path:
+    """Return the folder for compiled code where no option names one.
+
+    It is beside torch's compiler cache, or in the temporary directory. One that others can write to
+    is not used; the process then keeps its code to itself.
+    """
+    root = env.get("TORCHINDUCTOR_CACHE_DIR")
+    folder = Path(root) if root else Path(tempfile.gettempdir()) / f"poptorch-code-{os.getuid()}"
+    folder /= "poptorch"
+    why = trouble(folder)
+    return folder if why is None else of_the_process(f"{folder}: {why}")
+
+
+@functools.cache
+def of_the_process(why: str) -> Path:
+    """Return a folder that ends with the process, and say why."""
+    log.engine.warning("Compiled code is not kept for later processes: %s", why)
+    folder = tempfile.TemporaryDirectory(prefix="poptorch-code-")
+    atexit.register(folder.cleanup)
+    return Path(folder.name)

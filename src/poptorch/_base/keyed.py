@@ -1,0 +1,91 @@
+"""Digests that only this user can make, of code that will be run.
+
+Whoever hands a folder of compiled code to a user, in an archive or a repository for example, does
+not know the user's key, so that nothing in it is taken for the user's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import hmac
+import os
+import secrets
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from . import env, log
+from .folders import of_the_user
+
+_BYTES = 32
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def digest(name: str, data: bytes) -> bytes | None:
+    """Return the digest of what is kept under a name; None if this user can have no key."""
+    key = _key(env.get("POPTORCH_KEY_FILE"))
+    if key is None:
+        return None
+    return hmac.digest(key, len(name).to_bytes(8, "little") + name.encode() + data, hashlib.sha256)
+
+
+def is_own(name: str, data: bytes, given: bytes) -> bool:
+    """Tell whether a digest is the one that ``digest`` returns."""
+    own = digest(name, data)
+    return own is not None and hmac.compare_digest(own, given)
+
+
+@functools.cache
+def _key(chosen: str) -> bytes | None:
+    """Return the user's key; where the home directory is of no use, one beside the code."""
+    why: object = None
+    for path in (Path(chosen),) if chosen else _usual():
+        try:
+            return _read(path) or _made(path)
+        except (OSError, ValueError) as error:
+            why = error
+    log.engine.warning("Compiled code is not kept: there is no key to mark it with: %s", why)
+    return None
+
+
+def _usual() -> Iterator[Path]:
+    with contextlib.suppress(RuntimeError):  # no home
+        yield Path.home() / ".local" / "state" / "poptorch" / "key"
+    yield of_the_user() / "key"
+
+
+def _read(path: Path) -> bytes | None:
+    """Return the key in a file, None if there is no such file.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no key, or others than the user may have it.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    with os.fdopen(handle, "rb") as file:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode) or status.st_size != _BYTES:
+            raise ValueError(f"{path} is no key")
+        if status.st_uid != os.getuid() or status.st_mode & _OTHERS:
+            raise ValueError(f"{path} is not the user's alone (chmod 600)")
+        return file.read()
+
+
+def _made(path: Path) -> bytes | None:
+    """Make a key unless another process has just done so; the file is whole when it appears."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".key-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(secrets.token_bytes(_BYTES))
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)
+    finally:
+        os.unlink(temporary)
+    return _read(path)
