@@ -219,3 +219,17 @@ def test_a_forward_that_is_replaced_before_the_first_call_is_said_too(caplog) ->
     executor(X)
     executor(X)
     assert caplog.text.count("forward of a Net was replaced after the model was wrapped") == 1
+
+
+def test_another_forward_of_a_class_is_said_once(caplog, monkeypatch) -> None:
+    model = Net()
+    executor = poptorch.inferenceModel(model, options())
+    before = executor(X)
+    kinds = {type(module) for module in model.modules()}
+    original = nn.Linear.forward
+    monkeypatch.setattr(nn.Linear, "forward", lambda layer, x: original(layer, 3 * x))
+    for _ in range(2 * len(kinds)):
+        assert torch.equal(executor(X), before)
+    assert caplog.text.count("forward of a Linear was replaced after the model was comp") == 1
+    executor.destroy()
+    torch.testing.assert_close(executor(X), model(X))

@@ -23,6 +23,7 @@ from ..optim import KINDS
 _layers_of = operator.methodcaller("values")
 _NUMBERS = sorted({name for kind in KINDS for name in kind.hypers})
 _IN_TURN = 4  # layers whose forward one call looks at: a model of 60 costs less than 1 us then
+_ANEW = "Call destroy() on the executor, so that the next call compiles anew"
 
 
 class ModelChanges:
@@ -46,6 +47,8 @@ class ModelChanges:
         self._users, self._forward = users, forward
         self._modules = list(module.modules())
         self._turns = self._forwards()
+        kinds = {type(layer): None for layer in users.modules()}
+        self._kinds = itertools.cycle([[kind, kind.forward] for kind in kinds])
         self._parameters = {p: tied.tensor for p, tied in tensors.items() if tied.is_parameter}
         numbers = (p for p in self._parameters.values() if p.is_floating_point())
         self._first = next(numbers, torch.empty(0))  # half() and its like change all of them
@@ -75,7 +78,8 @@ class ModelChanges:
     def say_layers(self) -> None:
         """Warn of layers put in, taken out or replaced, of hooks and formats; for every call.
 
-        A layer's own ``forward`` is looked at in every few calls, the model's in each.
+        A layer's own ``forward``, and that of a class, is looked at in every few calls, the model's
+        in each.
         """
         if any(self._no_hooks):
             self._say_module_hooks()
@@ -85,10 +89,14 @@ class ModelChanges:
             self._say_format()
         if self._users.__dict__.get("forward") != self._forward:
             self._forward = self._users.__dict__.get("forward")
-            _say_forward(self._users, "wrapped", "Wrap the model again, after destroy()")
+            _say_forward(type(self._users), "wrapped", "Wrap the model again, after destroy()")
         group, forwards = next(self._turns)
         if _own_forwards(group) != forwards:
             self._say_layers_forward(group, forwards)
+        kind = next(self._kinds)
+        if kind[0].forward != kind[1]:
+            kind[1] = kind[0].forward
+            _say_forward(kind[0], "compiled", _ANEW)
         layers = self._now()
         if layers == self._layers:
             return
@@ -119,9 +127,7 @@ class ModelChanges:
         index = next(i for i, (new, old) in enumerate(zip(now, before, strict=True)) if new != old)
         layer = next(module for module in self._modules if module.__dict__ is group[index])
         self._turns = self._forwards()
-        _say_forward(
-            layer, "compiled", "Call destroy() on the executor, so that the next call compiles anew"
-        )
+        _say_forward(type(layer), "compiled", _ANEW)
 
     def _say_module_hooks(self) -> None:
         hooks = [hook for present in self._no_hooks for hook in present.values()]
@@ -155,11 +161,11 @@ def _own_forwards(group: list[dict[str, Any]]) -> list[Any]:
     return [own.get("forward") for own in group]
 
 
-def _say_forward(layer: nn.Module, when: str, remedy: str) -> None:
+def _say_forward(kind: type[nn.Module], when: str, remedy: str) -> None:
     log.python.warning(
         "forward of a %s was replaced after the model was %s: the program goes on with the one "
         "from before. %s",
-        type(layer).__name__.removeprefix("Poptorch"),
+        kind.__name__.removeprefix("Poptorch"),
         when,
         remedy,
     )
