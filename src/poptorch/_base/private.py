@@ -103,6 +103,8 @@ _NAMES = {
         "torch._inductor.codegen.cpp:stride_at_vec_range",
         "torch._inductor.codecache:_worker_compile_cpp",
         "torch._inductor.cpu_vec_isa:VecISA.check_build",
+        "torch.fx._lazy_graph_module:_get_graph_module_cls",
+        "torch.fx._lazy_graph_module:_use_lazy_graph_module",
     ),
 }
 ROWS = {path.replace(":", ".").rpartition(".")[2].lstrip("_"): (path, lost)

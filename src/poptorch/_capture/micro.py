@@ -17,6 +17,7 @@ from .._base.errors import Error
 from .._ir import slots
 from .._ir.blocks import Visit
 from .._ir.graph import Graph
+from .._ir.modules import graph_module
 from .._ir.slot import Kind, Slot, narrowed
 from .._ops import annotate
 from .._ops.context import Replicas
@@ -317,5 +318,5 @@ def _without_unchanged(graph: Graph) -> Graph:
             fxgraph.erase_node(node)
     fxgraph.lint()
     return Graph(
-        graph.name, fx.GraphModule(graph.module, fxgraph), tuple(inputs), tuple(s for s, _ in kept)
+        graph.name, graph_module(graph.module, fxgraph), tuple(inputs), tuple(s for s, _ in kept)
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import operator
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
@@ -20,7 +21,8 @@ from torch import fx
 from torch.overrides import TorchFunctionMode
 
 from .._base import private
-from .._ir.operators import draws, writes
+from .._ir.modules import graph_module, lazily
+from .._ir.operators import Operator, draws, writes
 from .._ops import annotate, side_effects
 from .._ops.control import is_control_flow
 from .._ops.lstm import lstm
@@ -135,6 +137,7 @@ def trace(
     without_values = contextlib.nullcontext() if real else mode
     recurrent = _Recurrent(by_hand=False)
     with (
+        lazily(),
         fx_traceback.preserve_node_meta(),
         _without_fused_lstm(),
         recurrent,
@@ -151,14 +154,15 @@ def trace(
         )(list(inputs))
     if edit is not None:
         edit(recorded.graph)
-        recorded.recompile()
     annotate.copy_to_backward(recorded.graph)
     constants = _lift_constants(recorded, len(inputs))
     fakes = [mode.from_tensor(tensor) for tensor in (*inputs, *constants)]
-    pure = _functionalize(recorded, fakes, mode, stochastic)
+    if not stochastic and _is_pure(recorded.graph, fakes):
+        pure = _copy(recorded)
+    else:
+        pure = _functionalize(recorded, fakes, mode, stochastic)
     clean(pure.graph)
     side_effects.chain(pure.graph)
-    pure.recompile()
     return pure, constants
 
 
@@ -319,7 +323,6 @@ def _lift_constants(module: fx.GraphModule, after: int) -> list[torch.Tensor]:
             node.replace_all_uses_with(anchor)
             module.graph.erase_node(node)
         values.append(getattr(module, target))
-    module.recompile()
     return values
 
 
@@ -329,6 +332,38 @@ def _at_start(graph: fx.Graph) -> Iterator[None]:
         yield
 
 
+def _is_pure(graph: fx.Graph, inputs: Tensors) -> bool:
+    """Tell whether the second pass would change nothing; gives the placeholders their values.
+
+    It removes writes, computes half in single precision and goes into loops and branches.
+    """
+    for placeholder, value in zip(graph.find_nodes(op="placeholder"), inputs, strict=True):
+        placeholder.meta["val"] = value
+    return all(map(_stays, graph.nodes))
+
+
+def _stays(node: fx.Node) -> bool:
+    if node.op == "output":
+        return True
+    known = node.target is operator.getitem or isinstance(node.target, Operator)
+    if node.op != "placeholder" and (not known or writes(node) or "val" not in node.meta):
+        return False
+    value = node.meta["val"]
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return all(
+        hasattr(value, "fake_mode") and value.dtype != torch.float16
+        for value in values
+        if value is not None
+    )
+
+
+def _copy(module: fx.GraphModule) -> fx.GraphModule:
+    """Return a module of the same nodes, whose arguments and results are flat."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(module.graph, val_map={}))
+    return graph_module(module, graph)
+
+
 def _functionalize(
     recorded: fx.GraphModule, inputs: Tensors, mode: Any, stochastic: bool
 ) -> fx.GraphModule:
@@ -336,7 +371,7 @@ def _functionalize(
         # Inputs that the function modifies must not be: work on copies, dropped where unneeded.
         return fx.Interpreter(recorded).run(*(a.clone() for a in args))
 
-    with fx_traceback.preserve_node_meta(), mode, without_autocast():
+    with lazily(), fx_traceback.preserve_node_meta(), mode, without_autocast():
         pure: fx.GraphModule = private.make_fx(
             torch.func.functionalize(replay, remove="mutations"),
             decomposition_table=dict(half.rules(stochastic)),
@@ -346,7 +381,9 @@ def _functionalize(
     return pure
 
 
-_IDENTITIES = {aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default}
+_IDENTITIES = {
+    aten.detach.default, aten.alias.default, aten.lift_fresh.default, aten.lift_fresh_copy.default,
+}  # fmt: skip
 
 
 def clean(graph: fx.Graph) -> None:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 
-from torch import fx
-
 from .._base.errors import Error
 from .._ir import slots
 from .._ir.graph import Graph
+from .._ir.modules import graph_module
 from .._ir.slot import Kind, Slot
 from .._ir.spec import Spec
 from ..enums import OutputMode
@@ -38,7 +37,7 @@ def with_updated_weights(graph: Graph, spec: Spec) -> Graph:
     output.args = ((*returned, *(returned[at] for _, at in wanted)),)
     weights = ((short, graph.outputs[at]) for short, at in wanted)
     anchored = [slots.anchor(short, weight.shape, weight.dtype) for short, weight in weights]
-    module = fx.GraphModule(copied.module, copied.module.graph)
+    module = graph_module(copied.module, copied.module.graph)
     return Graph(graph.name, module, graph.inputs, (*graph.outputs, *anchored))
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from torch import fx
 
 from .._ir.graph import Graph, Identifiers
+from .._ir.modules import graph_module
 from .._ir.optim_spec import OptimSpec
 from .._ir.slot import Slot
 from .._ir.slot_function import SlotFunction
@@ -99,7 +100,7 @@ class _Copies:
     def graph(self) -> Graph:
         """Return what has been copied."""
         self._made.output(tuple(self._results[slot.key] for slot in self._whole.outputs))
-        module = fx.GraphModule(self._few.module, self._made)
+        module = graph_module(self._few.module, self._made)
         return Graph(self._few.name, module, self._whole.inputs, self._whole.outputs)
 
 

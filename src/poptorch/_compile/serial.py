@@ -25,6 +25,7 @@ from .._base import source
 from .._base.errors import AssertionFailure
 from .._capture import trace
 from .._ir.graph import Graph
+from .._ir.modules import graph_module
 from .._ir.operators import Operator
 from .._ir.slot import Slot
 
@@ -242,4 +243,4 @@ def _decode_nodes(data: list[Json]) -> fx.GraphModule:
         else:
             raise Unreadable(f"Unknown kind of node {operation!r}")
     graph.lint()
-    return fx.GraphModule(attributes, graph)
+    return graph_module(attributes, graph)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from .modules import graph_module
 from .operators import draws
 from .slot import Kind, Slot
 
@@ -61,7 +62,7 @@ class Graph:
         """Return a graph that may be edited without touching this one."""
         graph = fx.Graph()
         graph.output(graph.graph_copy(self.module.graph, val_map={}))
-        return Graph(self.name, fx.GraphModule(self.module, graph), self.inputs, self.outputs)
+        return Graph(self.name, graph_module(self.module, graph), self.inputs, self.outputs)
 
     def zero_inputs(self) -> list[torch.Tensor]:
         """Return zero-filled example tensors of the inputs."""
@@ -116,7 +117,7 @@ def compose(
     graph.output(tuple(values[slot.key] for slot in result))
     graph.eliminate_dead_code()
     graph.lint()
-    module = fx.GraphModule(attributes, graph)
+    module = graph_module(attributes, graph)
     return Graph(name, module, tuple(inputs.values()), tuple(result))
 
 

@@ -9,6 +9,7 @@ from torch import fx
 
 from .._ir import slots
 from .._ir.graph import Graph, Identifiers
+from .._ir.modules import graph_module
 from .._ir.slot import Slot
 from .._ir.stage_pass import StagePass
 
@@ -118,7 +119,7 @@ class Cutter:
         for node in nodes:
             mapping[node] = made.node_copy(node, mapping.__getitem__)
         made.output(tuple(mapping[node] for _, node in results))
-        module = fx.GraphModule(self._graph.module, made)
+        module = graph_module(self._graph.module, made)
         return Graph(
             str(stage_pass), module, tuple(s for _, s in reads), tuple(s for s, _ in results)
         )

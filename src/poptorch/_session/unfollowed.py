@@ -47,8 +47,8 @@ class ModelChanges:
         self._users, self._forward = users, forward
         self._modules = list(module.modules())
         self._turns = self._forwards()
-        kinds = {type(layer): None for layer in users.modules()}
-        self._kinds = itertools.cycle([[kind, kind.forward] for kind in kinds])
+        kinds = {type(layer): type(layer).forward for layer in users.modules()}
+        self._kinds, self._classes = kinds, itertools.cycle(kinds)
         self._parameters = {p: tied.tensor for p, tied in tensors.items() if tied.is_parameter}
         numbers = (p for p in self._parameters.values() if p.is_floating_point())
         self._first = next(numbers, torch.empty(0))  # half() and its like change all of them
@@ -93,10 +93,10 @@ class ModelChanges:
         group, forwards = next(self._turns)
         if _own_forwards(group) != forwards:
             self._say_layers_forward(group, forwards)
-        kind = next(self._kinds)
-        if kind[0].forward != kind[1]:
-            kind[1] = kind[0].forward
-            _say_forward(kind[0], "compiled", _ANEW)
+        kind = next(self._classes)
+        if kind.forward != self._kinds[kind]:
+            self._kinds[kind] = kind.forward
+            _say_forward(kind, "compiled", _ANEW)
         layers = self._now()
         if layers == self._layers:
             return

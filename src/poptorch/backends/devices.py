@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from .._ir.modules import graph_module
+
 
 @dataclass(frozen=True)
 class Device:
@@ -65,7 +67,7 @@ def at_home(module: fx.GraphModule, device: torch.device) -> fx.GraphModule:
         node.args, node.kwargs = fx.node.map_aggregate(
             (node.args, node.kwargs), lambda a: device if isinstance(a, torch.device) else a
         )
-    moved = fx.GraphModule(module, graph)
+    moved = graph_module(module, graph)
     for name, part in list(moved.named_children()):
         if isinstance(part, fx.GraphModule):  # the body of a loop or branch
             setattr(moved, name, at_home(part, device))

@@ -44,7 +44,8 @@ class Reference:
     @staticmethod
     def function(module: fx.GraphModule) -> Compiled:
         """Return what runs one prepared graph, which is changed."""
-        forward = accept_strides(reuse_memory(module)).forward  # not module(...): it has no hooks
+        module = accept_strides(reuse_memory(module))
+        forward = fx.GraphModule(module, module.graph).forward  # not module(...): it has no hooks
 
         def run(arguments: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
             return forward(*arguments)  # type: ignore[no-any-return]

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from ..._base import private
+from ..._ir.modules import graph_module
 from .order import OrderedReplay
 
 aten = torch.ops.aten
@@ -58,7 +59,7 @@ def lower(
             _allow_non_fake_inputs=True,
         )(*inputs)
     lowered.graph.eliminate_dead_code()
-    lowered = fx.GraphModule(lowered, private.fx_graph_cse(lowered.graph))
+    lowered = graph_module(lowered, private.fx_graph_cse(lowered.graph))
     _append_writes(lowered.graph, returned, targets)
     lowered.recompile()
     return lowered
@@ -79,7 +80,7 @@ def _without_writes(module: fx.GraphModule) -> tuple[fx.GraphModule, int, list[i
     targets = [places[write.args[0]] for write in writes]
     for write in writes:
         graph.erase_node(write)
-    return fx.GraphModule(module, graph), len(returned), targets
+    return graph_module(module, graph), len(returned), targets
 
 
 def _append_writes(graph: fx.Graph, returned: int, targets: Sequence[int]) -> None:
