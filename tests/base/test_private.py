@@ -121,7 +121,9 @@ def usual() -> torch.Tensor:
     return losses()
 
 
-@pytest.mark.parametrize("lost", [private.RECURRENT, private.BACKWARD, private.MEMORY])
+@pytest.mark.parametrize(
+    "lost", [private.RECURRENT, private.BACKWARD, private.MEMORY, private.UNREAD]
+)
 def test_training_goes_on_without(lost: str, monkeypatch, caplog) -> None:
     wanted = usual()
     for name in NAMES_OF[lost]:

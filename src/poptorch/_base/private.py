@@ -29,6 +29,7 @@ MEMORY = "every model that is wrapped leaves 0.1 MB of text behind"
 COMPILER = "programs run on the reference backend, without compiled code"
 KEPT_CODE = "compiled code is not kept for later processes"
 QUICK = "compiling takes longer"
+UNREAD = "capturing takes longer"
 JOBS = "processes that met before the model was wrapped cannot train it together"
 
 # By what does not work without them; ``module:attribute``.
@@ -69,6 +70,10 @@ _NAMES = {
     BACKWARD: ("torch._functorch._aot_autograd.logging_utils:setup_stacktrace_preservation_hooks",),
     OPERATORS: ("torch._subclasses.fake_tensor:UnsupportedOperatorException",),
     MEMORY: ("torch.fx.graph_module:_loader",),
+    UNREAD: (
+        "torch.fx._lazy_graph_module:_get_graph_module_cls",
+        "torch.fx._lazy_graph_module:_use_lazy_graph_module",
+    ),
     JOBS: ("torch.distributed.distributed_c10d:_get_default_store",),
     COMPILER: (
         "torch._functorch.compile_utils:fx_graph_cse",
@@ -103,8 +108,6 @@ _NAMES = {
         "torch._inductor.codegen.cpp:stride_at_vec_range",
         "torch._inductor.codecache:_worker_compile_cpp",
         "torch._inductor.cpu_vec_isa:VecISA.check_build",
-        "torch.fx._lazy_graph_module:_get_graph_module_cls",
-        "torch.fx._lazy_graph_module:_use_lazy_graph_module",
     ),
 }
 ROWS = {path.replace(":", ".").rpartition(".")[2].lstrip("_"): (path, lost)
