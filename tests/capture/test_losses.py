@@ -191,6 +191,15 @@ def test_losses_under_torch_itself_are_known() -> None:
     torch.testing.assert_close(got, eager(loss))
 
 
+def test_a_margin_loss_of_one_sample_has_the_shape_that_it_really_has() -> None:
+    def loss(out, y):
+        each = F.multilabel_margin_loss(out[0], torch.tensor([0, -1, 1]), reduction="none")
+        return poptorch.identity_loss((each * 2).square(), "sum")  # torch promises a shape of (1,)
+
+    got, _ = gradient(loss)
+    torch.testing.assert_close(got, eager(loss))
+
+
 def by_hand(out, y):
     return (out - y).square().mean()
 

@@ -6,10 +6,11 @@ from .lanes import NotVectorisable, batch_norm_statistics
 from .micro import Micro, say_narrowed
 from .overwrite import OverwriteContextManager
 from .parameter_hooks import hooks_of
+from .purity import without_autocast
 from .recompute import recomputed
 from .sources import forgetting_sources
 from .swap import Tied, tensors_of
-from .trace import untraced, without_autocast
+from .trace import untraced
 
 __all__ = [
     "Call",

@@ -1,15 +1,14 @@
-"""From a Python function over tensors to a pure ATen graph: the only place that drives the tracer.
+"""From a Python function over tensors to a pure ATen graph, in two passes.
 
-Two passes. The first runs the function once on fake tensors with autograd recording, so hooks,
-``autograd.Function`` and in-place updates mean what they mean in torch. The second replays the
-recorded operators with mutation removed, which gives a functional graph.
+The first runs the function once on fake tensors with autograd recording, so hooks,
+``autograd.Function`` and in-place updates mean what they mean in torch. The second (``purity``)
+removes mutation from what was recorded, where there is any, which gives a functional graph.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import operator
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
@@ -21,12 +20,10 @@ from torch import fx
 from torch.overrides import TorchFunctionMode
 
 from .._base import private
-from .._ir.modules import graph_module, lazily
-from .._ir.operators import Operator, draws, writes
+from .._ir.modules import lazily
 from .._ops import annotate, side_effects
-from .._ops.control import is_control_flow
 from .._ops.lstm import lstm
-from . import half
+from . import purity
 from .recorders import recorders, within
 
 aten = torch.ops.aten
@@ -157,11 +154,7 @@ def trace(
     annotate.copy_to_backward(recorded.graph)
     constants = _lift_constants(recorded, len(inputs))
     fakes = [mode.from_tensor(tensor) for tensor in (*inputs, *constants)]
-    if not stochastic and _is_pure(recorded.graph, fakes):
-        pure = _copy(recorded)
-    else:
-        pure = _functionalize(recorded, fakes, mode, stochastic)
-    clean(pure.graph)
+    pure = purity.pure(recorded, fakes, mode, stochastic)
     side_effects.chain(pure.graph)
     return pure, constants
 
@@ -228,13 +221,6 @@ def untraced() -> contextlib.AbstractContextManager[None]:
     return active
 
 
-def without_autocast() -> contextlib.AbstractContextManager[None]:
-    """Within the block operators take the types that they are given: casts are recorded once."""
-    if not torch.is_autocast_enabled("cpu"):
-        return contextlib.nullcontext()
-    return torch.autocast("cpu", enabled=False)
-
-
 def run_recorded(
     function: Callable[[list[torch.Tensor]], list[torch.Tensor]], inputs: Tensors
 ) -> None:
@@ -266,14 +252,23 @@ def _without_fused_lstm() -> Iterator[None]:
 
 
 def _honest() -> dict[Any, Callable[..., Any]]:
-    """Operators that change their arguments without saying so in their schema, made honest."""
+    """Operators that change arguments, or return shapes, of which torch says nothing."""
 
     def polygamma_(x: torch.Tensor, n: int) -> torch.Tensor:  # torch cannot make it functional
         return x.copy_(aten.polygamma.default(n, x))
 
+    def multilabel_margin_loss(x: torch.Tensor, labels: torch.Tensor, reduction: int) -> Any:
+        if x.dim() > 1:
+            return NotImplemented
+        loss, is_label = aten.multilabel_margin_loss_forward.default(
+            x[None], labels[None], reduction
+        )
+        return loss.reshape(()), is_label.reshape(labels.shape)  # torch promises (1,)
+
     return {
         aten.native_batch_norm.default: private.native_batch_norm_decomposition,
         aten.polygamma_.default: polygamma_,
+        aten.multilabel_margin_loss_forward.default: multilabel_margin_loss,
     }
 
 
@@ -330,84 +325,3 @@ def _lift_constants(module: fx.GraphModule, after: int) -> list[torch.Tensor]:
 def _at_start(graph: fx.Graph) -> Iterator[None]:
     with graph.inserting_before(next(iter(graph.nodes))):
         yield
-
-
-def _is_pure(graph: fx.Graph, inputs: Tensors) -> bool:
-    """Tell whether the second pass would change nothing; gives the placeholders their values.
-
-    It removes writes, computes half in single precision and goes into loops and branches.
-    """
-    for placeholder, value in zip(graph.find_nodes(op="placeholder"), inputs, strict=True):
-        placeholder.meta["val"] = value
-    return all(map(_stays, graph.nodes))
-
-
-def _stays(node: fx.Node) -> bool:
-    if node.op == "output":
-        return True
-    known = node.target is operator.getitem or isinstance(node.target, Operator)
-    if node.op != "placeholder" and (not known or writes(node) or "val" not in node.meta):
-        return False
-    value = node.meta["val"]
-    values = value if isinstance(value, (list, tuple)) else [value]
-    return all(
-        hasattr(value, "fake_mode") and value.dtype != torch.float16
-        for value in values
-        if value is not None
-    )
-
-
-def _copy(module: fx.GraphModule) -> fx.GraphModule:
-    """Return a module of the same nodes, whose arguments and results are flat."""
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(module.graph, val_map={}))
-    return graph_module(module, graph)
-
-
-def _functionalize(
-    recorded: fx.GraphModule, inputs: Tensors, mode: Any, stochastic: bool
-) -> fx.GraphModule:
-    def replay(*args: torch.Tensor) -> object:
-        # Inputs that the function modifies must not be: work on copies, dropped where unneeded.
-        return fx.Interpreter(recorded).run(*(a.clone() for a in args))
-
-    with lazily(), fx_traceback.preserve_node_meta(), mode, without_autocast():
-        pure: fx.GraphModule = private.make_fx(
-            torch.func.functionalize(replay, remove="mutations"),
-            decomposition_table=dict(half.rules(stochastic)),
-            tracing_mode="real",
-            _allow_non_fake_inputs=True,
-        )(*inputs)
-    return pure
-
-
-_IDENTITIES = {
-    aten.detach.default, aten.alias.default, aten.lift_fresh.default, aten.lift_fresh_copy.default,
-}  # fmt: skip
-
-
-def clean(graph: fx.Graph) -> None:
-    """Drop what means nothing in a pure graph: detach, alias, copies of inputs, dead nodes."""
-    for node in list(graph.nodes):
-        if node.op != "call_function":
-            continue
-        source = node.args[0] if node.args else None
-        copied_input = (
-            node.target is aten.clone.default
-            and isinstance(source, fx.Node)
-            and source.op == "placeholder"
-            and not node.kwargs
-            and not any(is_control_flow(user) for user in node.users)
-        )
-        if node.target in _IDENTITIES or copied_input:
-            node.replace_all_uses_with(source)
-            graph.erase_node(node)
-    graph.eliminate_dead_code(is_impure_node=_is_effect)
-    graph.lint()
-
-
-def _is_effect(node: fx.Node) -> bool:
-    """Random operators are pure here: a draw that nobody reads may go."""
-    if node.op in ("placeholder", "output"):
-        return True
-    return writes(node) or (node.is_impure() and not draws(node))
