@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from torch_geometric.data import HeteroData
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from poptorch._base.errors import Error, InvalidValue
 

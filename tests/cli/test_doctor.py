@@ -189,6 +189,24 @@ class Outer(torch.nn.Module):
     assert f"{inside}\n    error, if this line runs: .item() needs a tensor's value" in out
 
 
+@pytest.mark.slow
+def test_models_of_hugging_face_take_their_inputs_by_name(tmp_path, capsys) -> None:
+    file = tmp_path / "bert.py"
+    file.write_text(
+        "from transformers import BertConfig, BertForSequenceClassification\n"
+        "sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=9)\n"
+        "def make():\n"
+        "    return BertForSequenceClassification(BertConfig(intermediate_size=8, **sizes))\n"
+    )
+    words = ["doctor", "--training", f"{file}:make", "input_ids=2,4:int64"]
+    assert main([*words, "labels=2:int64"]) == 0
+    out = capsys.readouterr().out
+    assert "transformers/integrations/sdpa_attention.py:" in out
+    assert "error, if this line runs: .item() needs a tensor's value" in out
+    assert main(words) == 1
+    assert "error: Couldn't find a loss in graph" in capsys.readouterr().out
+
+
 def test_each_command_has_a_help_page_with_an_example(capsys) -> None:
     pages = [["doctor"], ["cache"], ["cache", "list"], ["cache", "explain"], ["cache", "trim"]]
     for words in pages:

@@ -135,6 +135,27 @@ def test_checkpoints_resume_in_either_way(tmp_path: Path) -> None:
             torch.testing.assert_close(again.state_dict()[name], value)
 
 
+class Dropping(Net):
+    """Draws random numbers in every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers[1] = torch.nn.Dropout(0.5)
+
+
+def test_a_resumed_run_draws_what_the_whole_one_drew(tmp_path: Path) -> None:
+    whole = Dropping()
+    start = copy.deepcopy(whole)
+    saving = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
+    settings = {"max_epochs": 2, "limit_train_batches": 3}
+    trainer(True, tmp_path, saving, enable_checkpointing=True, **settings).fit(whole, loader())
+    run = trainer(True, tmp_path, **settings)
+    torch.manual_seed(7)
+    run.fit(start, loader(), ckpt_path=tmp_path / "epoch=0.ckpt", weights_only=False)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(start.state_dict()[name], value), name
+
+
 def test_early_stopping_sees_what_validation_logs(tmp_path: Path) -> None:
     stopping = EarlyStopping("val_loss", patience=1, mode="max")  # it falls
     run = trainer(True, tmp_path, stopping, max_epochs=20)

@@ -29,13 +29,15 @@ ends it after some calls, and says at last whether the host or the device limite
 
 With FILE.py:NAME, a module, a class or a function that makes one: imports that file, which runs all
 of it but what stands under if __name__ == "__main__", then explains that module. With shapes of its
-inputs, such as 8,3 or 8:int64, its forward runs once; without shapes its source is searched.
+inputs, such as 8,3 or 8:int64, or labels=8:int64 for one that goes by its name, its forward runs
+once; without shapes its source is searched.
 
 The first line of the output says what is run. The exit status is 1 if something prevents compiling
 or running."""
 _EXAMPLE = """
 poptorch doctor --calls 5 train.py --epochs 1
-poptorch doctor --training model.py:Classifier 16,1,28,28 16:int64"""
+poptorch doctor --training model.py:Classifier 16,1,28,28 16:int64
+poptorch doctor --training bert.py:make input_ids=8,128:int64 labels=8:int64"""
 
 
 def add_parser(commands: Any) -> None:
@@ -106,12 +108,14 @@ def _module(path: Path, name: str, shapes: list[str], training: bool) -> int:
         findings = _capture.search(module)
     else:
         options = Options().backend("reference")
-        inputs = [_input(text) for text in shapes]
+        inputs = [_input(text) for text in shapes if "=" not in text]
+        split = [text.split("=", 1) for text in shapes if "=" in text]
+        named = {word: _input(text) for word, text in split}
         if training:
             optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
-            findings = wrappers.trainingModel(module, options, optimizer).explain(*inputs)
+            findings = wrappers.trainingModel(module, options, optimizer).explain(*inputs, **named)
         else:
-            findings = wrappers.inferenceModel(module, options).explain(*inputs)
+            findings = wrappers.inferenceModel(module, options).explain(*inputs, **named)
     if shapes or findings:
         print(findings)
     else:

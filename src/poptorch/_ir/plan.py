@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from .._base import html
 from .layout import Layout
 from .program import Program
 from .spec import Spec
@@ -38,3 +39,8 @@ class Plan:
         from .plan_text import plan_text
 
         return plan_text(self)
+
+    def _repr_html_(self) -> str:
+        """Show it in a notebook, the schedule as a picture."""
+        pictures = [] if self.staged is None else [self.staged.schedule.to_svg()]
+        return "".join([html.text_block(str(self)), *pictures])

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from .._base import html
 from .._ir.plan_text import size_text, table
 from .estimate import Culprit, Estimate
 
@@ -54,16 +55,25 @@ class WhatIf(tuple[Variant, ...]):
     __slots__ = ()
 
     def __str__(self) -> str:
+        return "\n".join(table(self._rows()))
+
+    def _repr_html_(self) -> str:
+        """Show it in a notebook."""
+        return html.table(self._rows())
+
+    def _rows(self) -> list[list[str]]:
         head = [*self[0].settings, "items/s", "peak", "bubble", "of peak", "verdict"]
-        rows = [
-            [
-                *map(str, each.settings.values()), f"{each.items_per_second:,.0f}",
-                size_text(each.peak_bytes), f"{each.bubble:.0%}", f"{each.share_of_peak:.1%}",
-                "fits" if each.fits else f"{each.culprit.over:+.0f} %: {each.culprit.category}",
-            ]
-            for each in self
+        return [
+            head,
+            *(
+                [
+                    *map(str, each.settings.values()), f"{each.items_per_second:,.0f}",
+                    size_text(each.peak_bytes), f"{each.bubble:.0%}", f"{each.share_of_peak:.1%}",
+                    "fits" if each.fits else f"{each.culprit.over:+.0f} %: {each.culprit.category}",
+                ]
+                for each in self
+            ),
         ]  # fmt: skip
-        return "\n".join(table([head, *rows]))
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
         """Write a line per variant: what was varied, then the attributes of ``Variant``."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from .._base import html
 from .._ir.plan_text import size_text, table
 
 FORMAT = 1
@@ -223,7 +224,12 @@ class Estimate:
     clock: float
 
     def __str__(self) -> str:
-        return "\n".join(_lines(self))
+        return "\n".join([*_summary(self), *table(_chips(self)), *_remarks(self)])
+
+    def _repr_html_(self) -> str:
+        """Show it in a notebook."""
+        parts = html.paragraphs(_summary(self)), html.table(_chips(self))
+        return "".join([*parts, html.paragraphs(_remarks(self))])
 
     def to_dict(self) -> dict[str, object]:
         """Return it as plain values, as ``to_json`` writes them."""
@@ -240,10 +246,10 @@ class Estimate:
         Path(path).write_text(json.dumps(trace(self)))
 
 
-def _lines(estimate: Estimate) -> list[str]:
+def _summary(estimate: Estimate) -> list[str]:
     busiest = max(estimate.bound, key=lambda part: estimate.bound[part])
     used = len(estimate.chips) * estimate.replicas
-    lines = [
+    return [
         f"on {estimate.system}: {estimate.replicas} replicas of {len(estimate.chips)} IPUs, "
         f"{used} used (estimated, within a factor {estimate.error_band:g} where it was checked)",
         f"{'fits' if estimate.fits else 'DOES NOT FIT'}: {estimate.culprit}",
@@ -251,8 +257,10 @@ def _lines(estimate: Estimate) -> list[str]:
         f"{estimate.cycles:,.0f} cycles, {estimate.share_of_peak:.1%} of peak, bound by {busiest}",
         "  ".join(f"{name} {share:.0%}" for name, share in estimate.bound.items()),
     ]
-    head = ["ipu", "busy", "peak", "of limit", "at", "most of it"]
-    rows = []
+
+
+def _chips(estimate: Estimate) -> list[list[str]]:
+    rows = [["ipu", "busy", "peak", "of limit", "at", "most of it"]]
     for chip in estimate.chips:
         whole = sum(chip.parts.values())
         top = sorted(chip.peak.items(), key=lambda item: -item[1])[:3]
@@ -263,7 +271,11 @@ def _lines(estimate: Estimate) -> list[str]:
                 ", ".join(f"{name} {size_text(size)}" for name, size in top),
             ]
         )  # fmt: skip
-    lines += table([head, *rows])
+    return rows
+
+
+def _remarks(estimate: Estimate) -> list[str]:
+    lines = []
     if estimate.guesses:
         named = ", ".join(f"{guess.name} {guess.share:.0%}" for guess in estimate.guesses[:4])
         lines.append(f"guessed: {named}")

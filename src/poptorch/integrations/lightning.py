@@ -28,6 +28,7 @@ _GRADIENT_HOOKS = (
     "backward", "on_before_backward", "on_after_backward", "on_before_optimizer_step",
     "configure_gradient_clipping",
 )  # fmt: skip
+_RANDOM = "poptorch_random_state"
 
 
 class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
@@ -58,6 +59,7 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         self._others: dict[str, poptorch.PoplarExecutor] = {}
         self._window: list[tuple[Any, ...]] = []
         self._settings: dict[str, dict[str, Any]] = {}
+        self._random: list[int] | None = None  # of a checkpoint, for what is compiled next
 
     def setup(self, trainer: pl.Trainer) -> None:
         """Check what the Trainer and the module ask for, and set up as the base does."""
@@ -96,7 +98,12 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         window += window[-1:] * (steps - count)  # they count nothing
         scale = (torch.arange(steps) < count) / steps
         executor = self._trainer(steps)
-        losses, result, logged = executor(scale, *_arguments(window))
+        inputs = _arguments(window)
+        if self._random is not None:
+            if not executor.isCompiled():
+                executor.compile(scale, *inputs)  # there is no random state before
+            executor.rng_state, self._random = self._random, None
+        losses, result, logged = executor(scale, *inputs)
         rows = {name: value.reshape(steps, -1)[:count] for name, value in logged.items()}
         self._log({name: value.mean(0).squeeze() for name, value in rows.items()})
         loss = losses.sum() * steps  # the Trainer divides it again
@@ -164,6 +171,20 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         for executor in (self._training, *self._others.values()):
             if executor is not None and executor.isAttachedToDevice():
                 executor.copyWeightsToDevice()
+
+    # Checkpoints.
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        """Save a checkpoint with the random state of dropout, which lives in the program."""
+        if self._training is not None and self._training.isCompiled():
+            checkpoint = {**checkpoint, _RANDOM: self._training.rng_state}
+        super().save_checkpoint(checkpoint, *args, **kwargs)
+
+    def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Load a checkpoint; the next update goes on with its random state, if it has one."""
+        checkpoint: dict[str, Any] = super().load_checkpoint(*args, **kwargs)
+        self._random = checkpoint.get(_RANDOM)
+        return checkpoint
 
     def teardown(self) -> None:
         """Leave an ordinary module with the trained weights."""

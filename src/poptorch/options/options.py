@@ -15,7 +15,7 @@ from .files import apply_json, load_from_file
 from .jit import _JitOptions
 from .legacy import LegacyOptions
 from .locations import _TensorLocationOptions
-from .overview import idle
+from .overview import changes, idle
 from .popart import _PopartOptions
 from .precision import _PrecisionOptions
 from .progress import CompilationProgressBar
@@ -153,6 +153,10 @@ class Options(LegacyOptions):
         if self._show_compilation_progress_bar:
             merge(result, {"compilation_progress_bar_fn": self._progress_bar})
         return result
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Show in a notebook what differs from the defaults; ``repr`` has every setting."""
+        printer.text(changes(self))
 
     def __repr__(self) -> str:
         groups = [f"{name}={show(getattr(self, name))}" for name in GROUPS]

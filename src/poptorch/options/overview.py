@@ -48,6 +48,17 @@ def report_idle(options: Any) -> None:
         log.python.warning("POPLAR_ENGINE_OPTIONS has no effect here: %s", text)
 
 
+def changes(options: Any) -> str:
+    """Return what differs from the defaults, on one line."""
+    changed = [
+        f"{setting.option}={value.text(setting.group)}"
+        for setting in settings(options)
+        for value in setting.row.values[:1]
+        if setting.changed
+    ]
+    return f"{type(options).__name__}({', '.join(changed)})"
+
+
 def describe(options: Any, every: bool = False) -> str:
     """Return a text table of options: effect, setter, value, what it does; ``*`` marks changes.
 

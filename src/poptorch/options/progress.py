@@ -63,7 +63,7 @@ class CompilationProgressBar:
 
 
 def _open_bar(total: int) -> Any:
-    from tqdm import tqdm
+    from tqdm.auto import tqdm  # a widget in a notebook
 
     class Bar(tqdm):  # type: ignore[misc]
         # The default lock is shared between processes and deadlocks with forked data workers.

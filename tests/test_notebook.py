@@ -1,0 +1,100 @@
+"""What a cell of a notebook shows: short lines for options and executors, tables for the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from helpers.wrapped import options
+
+X, Y = torch.randn(12, 4), torch.randn(12, 4)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x, y=None):
+        out = self.second(self.first(x))
+        return out if y is None else nn.functional.mse_loss(out, y)
+
+
+class Printer:
+    """The part of IPython's printer that counts."""
+
+    def __init__(self) -> None:
+        self.shown = ""
+
+    def text(self, text: str) -> None:
+        self.shown += text
+
+
+def shown(value: Any) -> str:
+    """Return what IPython shows of a value where it shows text."""
+    printer = Printer()
+    value._repr_pretty_(printer, False)
+    return printer.shown
+
+
+def test_options_show_what_differs() -> None:
+    own = poptorch.Options()
+    assert shown(own) == "Options()"
+    own.deviceIterations(2).modelName("net")
+    own.Training.gradientAccumulation(4)
+    own._Popart.set("autoRecomputation", 3)
+    text = shown(own)
+    assert text.startswith("Options(deviceIterations=2, modelName='net', Training.gradientAccum")
+    assert "autoRecomputation" in text
+    assert len(text) < 120 < len(repr(own))
+
+
+def test_an_executor_shows_model_kind_and_what_runs_it() -> None:
+    model = Net()
+    training = poptorch.trainingModel(model, options())
+    assert shown(training) == "PoplarExecutor: Net, training, not compiled"
+    training(X, Y)
+    assert shown(training) == (
+        "PoplarExecutor: Net, training, compiled, runs on the reference backend"
+    )
+    inference = poptorch.inferenceModel(model, options())
+    assert shown(inference) == "PoplarExecutor: Net, inference, not compiled"
+    training.destroy()
+    assert shown(training) == "PoplarExecutor: Net, training, not compiled"
+    assert "(first): Linear" in repr(training)
+
+
+def test_a_cell_that_wraps_again_is_told_what_to_call() -> None:
+    model = Net()
+    first = poptorch.trainingModel(model, options())
+    first(X, Y)
+    with pytest.raises(RuntimeError, match=r"call model\.destroy\(\) first"):
+        poptorch.trainingModel(model, options())
+    model.destroy()
+    poptorch.trainingModel(model, options())(X, Y)
+
+
+def test_plans_and_estimates_are_tables_and_pictures() -> None:
+    model = Net()
+    poptorch.BeginBlock(model.second, "<second>", ipu_id=1)
+    own = options()
+    own.Training.gradientAccumulation(3)
+    training = poptorch.trainingModel(model, own)
+    training.compile(X, Y)
+    plan = training.plan()._repr_html_()
+    assert plan.startswith("<pre>runs on")
+    assert "&lt;second&gt;" in plan
+    assert plan.count("<rect") > 3 * 4
+    priced = training.estimate(X, Y)
+    page = priced._repr_html_()
+    assert page.startswith("<p>on bow:16: 1 replicas of 2 IPUs")
+    assert "<tr><th>ipu</th><th>busy</th>" in page
+    assert page.count("<tr>") == 3
+    assert all(cell in page for cell in str(priced).split() if cell.isalnum())
+    table = poptorch.what_if(training, X, Y, vary={"recomputation": [True, False]})
+    assert table._repr_html_().startswith("<table><tr><th>recomputation</th><th>items/s</th>")
+    assert table._repr_html_().count("<tr>") == 3
