@@ -24,8 +24,8 @@ STOREYS: tuple[tuple[str, ...], ...] = (
     ("__init__",),
     (
         "executor", "wrappers", "dataloader", "argparsers", "autocasting", "autoplacing",
-        "collation", "estimating", "hardware", "profiling", "testing", "poptorch_core", "_impl",
-        "_poplar_executor",
+        "checkpoints", "collation", "estimating", "hardware", "profiling", "testing",
+        "poptorch_core", "_impl", "_poplar_executor",
         "_inspection", "varying",
     ),
     ("_session",),

@@ -12,6 +12,7 @@ from .argparsers import (
     registerGeometricCustomArgParsers,
 )
 from .autoplacing import autoplace
+from .checkpoints import Checkpoints
 from .collation import PadToSizes
 from .dataloader import AsynchronousDataAccessor, DataLoader
 from .enums import *  # noqa: F403 (its __all__ is every enum)
@@ -35,6 +36,7 @@ from .wrappers import (
 # `optim`), and not `poptorch.print`, which would take the place of Python's.
 __all__ = [
     "AsynchronousDataAccessor",
+    "Checkpoints",
     "DataLoader",
     "Error",
     "Estimate",

@@ -74,7 +74,7 @@ class PoplarExecutor(Inspection):
             self._adopt_strategy()
             self._wrap()
         # An executor that is dropped must not take trained weights with it.
-        self._finalizer = weakref.finalize(self, _finish, self._session, self._user_model)
+        self._finalizer = weakref.finalize(self, _finish, self._session, self._user_model, True)
         self._finalizer.atexit = False
 
     # Running and compiling.
@@ -213,6 +213,9 @@ class PoplarExecutor(Inspection):
             export_model: with weights, the optimizer's state and options, for ``poptorch.load``;
                 model, optimizer and options must be picklable.
             save_rng_state: with the random state.
+
+        In a job process 0 writes the file. Where processes keep the optimizer's state in parts, all
+        of them must call this.
 
         Raises:
             poptorch.Error: not compiled.
@@ -362,8 +365,8 @@ class PoplarExecutor(Inspection):
         return PoplarExecutor, (self._user_model, self._options, self._optimizer, self._loss)
 
 
-def _finish(session: _session.Session, model: nn.Module) -> None:
-    session.release()
+def _finish(session: _session.Session, model: nn.Module, alone: bool = False) -> None:
+    session.release(alone)
     if session.sync.linked:
         session.sync.unlink()
         _session.unwrap(model)

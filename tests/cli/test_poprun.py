@@ -3,76 +3,63 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from helpers import jobs
-from helpers.patience import HANGS
 from poptorch._cli import poprun
 from poptorch._cli.launching import KILLED
 
-POPRUN = [sys.executable, "-m", "poptorch._cli.poprun"]
 WHO = "import popdist; print(popdist.getInstanceIndex(), popdist.getNumTotalReplicas(), \
 popdist.getNumLocalReplicas(), popdist.getNumIpusPerReplica())"
 
 
-def job(*options: str, code: str = WHO, **more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*POPRUN, *options, sys.executable, "-c", code],
-        env=jobs.environment(**more),
-        capture_output=True,
-        text=True,
-        timeout=HANGS,
-        check=False,
-    )
+def job(folder: Path, *arguments: str, **more: str) -> tuple[int, str]:
+    """Return the status of ``poprun`` with these arguments, and what was printed."""
+    output = folder / "out"
+    process = jobs.fork("helpers.job_launch", arguments, output, jobs.environment(**more))
+    try:
+        return jobs.status(process), output.read_text()
+    finally:
+        jobs.end([process])
 
 
 @pytest.mark.slow
-@pytest.mark.spec("parallel", 37)
+@pytest.mark.spec("parallel", 36, 37)
 def test_replicas_are_those_of_all_instances(tmp_path: Path) -> None:
     exported = tmp_path / "job.json"
-    done = job(
-        "--num-instances=2", "--num-replicas=6", "--ipus-per-replica=2", "--vipu-partition=p",
-        "--print-topology=yes", f"--export-config={exported}",
+    status, printed = job(
+        tmp_path, "--num-instances=2", "--num-replicas=6", "--ipus-per-replica=2",
+        "--vipu-partition=p", "--print-topology=yes", f"--export-config={exported}",
+        sys.executable, "-c", WHO,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert {"[0] 0 6 3 2", "[1] 1 6 3 2"} <= {*done.stdout.splitlines()}
-    assert "1  localhost  3 to 5" in done.stdout
-    assert "without effect here: --vipu-partition" in done.stderr
+    assert status == 0, printed
+    assert {"[0] 0 6 3 2", "[1] 1 6 3 2"} <= {*printed.splitlines()}
+    assert "1  localhost  3 to 5" in printed
+    assert "without effect here: --vipu-partition" in printed
     stored = json.loads(exported.read_text())
     assert (stored["num_instances"], stored["num_replicas"]) == (2, 6)
 
 
 @pytest.mark.slow
 def test_a_killed_instance_is_named_and_the_others_end(tmp_path: Path) -> None:
-    code = (
-        "import os, popdist, signal\n"
-        "print('started', flush=True)\n"
-        "os.kill(os.getpid(), 9) if popdist.getInstanceIndex() == 1 else signal.pause()"
+    code = "echo started; if [ $RANK = 1 ]; then kill -9 $$; fi; exec sleep 1000"
+    status, printed = job(
+        tmp_path, "--num-instances=2", "--only-output-from-instance=0", "sh", "-c", code
     )
-    done = job("--num-instances=2", "--only-output-from-instance=0", code=code)
-    assert done.returncode == KILLED + 9
-    assert "instance 1 of 2 was killed by SIGKILL, the first to fail" in done.stderr
-    assert "[1]" not in done.stdout
+    assert status == KILLED + 9
+    assert "instance 1 of 2 was killed by SIGKILL, the first to fail" in printed
+    assert "[1]" not in printed
 
 
 @pytest.mark.slow
 def test_a_job_starts_again(tmp_path: Path) -> None:
-    mark = tmp_path / "mark"
-    code = (
-        "import os, pathlib, popdist\n"
-        f"mark = pathlib.Path({str(mark)!r})\n"
-        "if popdist.getInstanceIndex() == 1 and not mark.exists():\n"
-        "    mark.touch()\n"
-        "    os._exit(4)\n"
-        "print('done')"
-    )
-    done = job("--num-instances=2", "--max-restarts=1", code=code)
-    assert done.returncode == 0, done.stderr
-    assert "[1] done" in done.stdout
+    code = "if [ $RANK = 1 ] && ! [ -e mark ]; then touch mark; exit 4; fi; echo done"
+    status, printed = job(tmp_path, "--num-instances=2", "--max-restarts=1", "sh", "-c", code)
+    assert status == 0, printed
+    assert "[1] done" in printed
 
 
 @pytest.mark.slow
@@ -81,12 +68,12 @@ def test_other_hosts_are_reached_by_a_shell(tmp_path: Path) -> None:
     shell = tmp_path / "shell"
     shell.write_text('#!/bin/sh\nexec sh -c "$2"\n')
     shell.chmod(0o755)
-    done = job(
-        "--host=localhost,other", "--num-instances=2", f"--port={jobs.free_port()}",
-        POPTORCH_REMOTE_SHELL=str(shell),
+    status, printed = job(
+        tmp_path, "--host=localhost,other", "--num-instances=2", f"--port={jobs.free_port()}",
+        "sh", "-c", "echo $RANK of $WORLD_SIZE", POPTORCH_REMOTE_SHELL=str(shell),
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert {line.split()[1] for line in done.stdout.splitlines()} == {"0", "1"}
+    assert status == 0, printed
+    assert {"0 of 2", "1 of 2"} == {line[4:] for line in printed.splitlines() if " of " in line}
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,11 @@
 """Models that one process trains with P x R replicas, and P processes with R each.
 
-As a program (``python -m helpers.job_cases folder``) it is one process of a job, runs all cases and
-writes what came of them into the folder.
+Its ``main`` is one process of a job: it runs cases and writes what came of them into a folder.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +15,7 @@ import torch
 from torch import nn
 
 import poptorch
+from poptorch._ir.slot import Kind
 
 UPDATES = 20
 LOCAL = 2
@@ -36,6 +35,20 @@ class Small(nn.Module):
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         out = self.second(torch.tanh(self.norm(self.first(x))))
         return out, self.loss(out.float() if out.dtype == torch.float16 else out, y)
+
+
+class Wide(nn.Module):
+    """Two large weights and two small ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 400)
+        self.second = nn.Linear(400, 3)
+        self.loss = nn.CrossEntropyLoss()
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        out = self.second(torch.tanh(self.first(x)))
+        return out, self.loss(out, y)
 
 
 class Grouped(nn.Module):
@@ -139,6 +152,17 @@ def _anchored(options: poptorch.Options) -> None:
     options.anchorTensor("updated", "UpdatedVar___second.bias")
 
 
+def _in_parts(options: poptorch.Options) -> None:
+    settings = poptorch.TensorLocationSettings().useReplicatedTensorSharding(True)
+    settings.minElementsForReplicatedTensorSharding(1000)
+    options.TensorLocations.setOptimizerLocation(settings)
+
+
+def _anchored_not_in_parts(options: poptorch.Options) -> None:
+    _anchored(options)
+    _in_parts(options)
+
+
 sgd, adam = poptorch.optim.SGD, poptorch.optim.Adam
 CASES = {
     "sgd, sum": Case(lambda p: sgd(p, lr=0.01, momentum=0.9), options=_sum),
@@ -154,7 +178,7 @@ CASES = {
     "adamw, clipped, anchors": Case(
         lambda p: poptorch.optim.AdamW(p, lr=0.01, max_grad_norm=0.05),
         accumulation=2,
-        options=_anchored,
+        options=_anchored_not_in_parts,
     ),
     "rmsprop, all outputs": Case(
         lambda p: poptorch.optim.RMSprop(p, lr=0.01),
@@ -180,6 +204,14 @@ CASES = {
         dtype=torch.float16,
         tolerance=2e-3,  # of half numbers, whose sums depend on the order
     ),
+    "adam in parts": Case(lambda p: adam(p, lr=0.01), Wide, accumulation=2, options=_in_parts),
+    "sgd in parts, chunks": Case(
+        lambda p: sgd(p, lr=0.05, momentum=0.9, use_combined_accum=True),
+        Wide,
+        accumulation=4,
+        lanes=4,
+        options=_in_parts,
+    ),
     "exchanges over processes": Case(
         lambda p: adam(p, lr=0.01), lambda: Exchanging(2 * LOCAL), accumulation=2
     ),
@@ -203,7 +235,10 @@ class Result:
     losses: list[torch.Tensor] = field(default_factory=list)
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
     anchors: dict[str, torch.Tensor] = field(default_factory=dict)
+    state: dict[str, torch.Tensor] = field(default_factory=dict)
     program: str = ""
+    moments: int = 0
+    """Bytes of the optimizer's state in this process."""
 
 
 def rows(case: Case, replicas: int, call: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -215,7 +250,14 @@ def rows(case: Case, replicas: int, call: int) -> tuple[torch.Tensor, torch.Tens
     return x.to(case.dtype), y
 
 
-def run(case: Case, process: int, processes: int, seed: int = 7, alone: bool = False) -> Result:
+def run(
+    case: Case,
+    process: int,
+    processes: int,
+    seed: int = 7,
+    alone: bool = False,
+    calls: int | None = None,
+) -> Result:
     """Train: as one of several processes with LOCAL replicas, or as one alone with all of them.
 
     Args:
@@ -224,6 +266,7 @@ def run(case: Case, process: int, processes: int, seed: int = 7, alone: bool = F
         processes: how many share the replicas.
         seed: of the first weights.
         alone: one process has all replicas.
+        calls: how many; None for as many as make UPDATES.
     """
     total = processes * LOCAL
     local = total if alone else LOCAL
@@ -234,12 +277,13 @@ def run(case: Case, process: int, processes: int, seed: int = 7, alone: bool = F
     case.options(options)
     torch.manual_seed(seed)
     model = case.model()
-    training = poptorch.trainingModel(model, options, case.optimizer(model.parameters()))
+    optimizer = case.optimizer(model.parameters())
+    training = poptorch.trainingModel(model, options, optimizer)
     if case.group:
         retrieval = poptorch.VariableRetrievalMode.OnePerGroup
         training.weight.replicaGrouping(poptorch.CommGroupType.Orthogonal, case.group, retrieval)
     result = Result()
-    for call in range(UPDATES // case.iterations):
+    for call in range(UPDATES // case.iterations if calls is None else calls):
         x, y = rows(case, total, call)
         mine = slice(process * local, (process + 1) * local)
         x, y = x[:, mine].flatten(0, 2), y[:, mine].flatten(0, 2)
@@ -249,18 +293,19 @@ def run(case: Case, process: int, processes: int, seed: int = 7, alone: bool = F
     result.weights = {k: v.detach().clone() for k, v in model.state_dict().items()}
     names = training.options.anchored_tensors
     result.anchors = {name: training.getAnchoredTensor(name).clone() for name in names}
-    result.program = "" if alone else str(training._session.get_live().now.compiled.plan.program)
+    live, device = training._session.get_live(), training._session.sync.device
+    result.program = str(live.now.compiled.plan.program)
+    slots = live.now.compiled.plan.program.state_slots().values()
+    kept = [device.state.tensors[s.key] for s in slots if s.kind is Kind.OPTSTATE]
+    result.moments = sum(tensor.nbytes for tensor in kept)
+    result.state = optimizer.state_dict().get("ipu_state") or {}
     training.destroy()
     return result
 
 
-def main(folder: str) -> None:
-    """Run all cases as one process of a job."""
+def main(folder: str, *names: str) -> None:
+    """Run cases, all if none is named, as one process of a job."""
     index, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     # Other first weights in each process: those of process 0 are what counts.
-    results = {name: vars(run(case, index, count, 7 + index)) for name, case in CASES.items()}
+    results = {name: vars(run(CASES[name], index, count, 7 + index)) for name in names or CASES}
     torch.save(results, Path(folder) / f"{index}.pt")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

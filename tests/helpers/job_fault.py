@@ -1,18 +1,20 @@
 """One process of a job in which process 1 does not do its part.
 
-``python -m helpers.job_fault what``; prints ``ready`` once both have trained, then what is raised.
+Its ``main`` prints what is raised.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 
 import torch
 from torch import nn
 
 import poptorch
+
+FORWARDS = ("killed while compiling", "other program")
+DIFFERENCES = ("other program", "other rate", "other length", "other weights", "other numbers")
 
 
 class Small(nn.Module):
@@ -30,25 +32,30 @@ class Small(nn.Module):
 
 def train(what: str, index: int, calls: int = 2) -> None:
     options = poptorch.Options().backend("reference")
-    options.Distributed.processTimeout(6)
+    options.Distributed.processTimeout(6).broadcastWeights(what != "other weights")
     options.Training.gradientAccumulation(2)
-    model = Small(what if index else "")
+    torch.manual_seed(5 + index * (what == "other weights"))
+    model = Small(what if index and what in FORWARDS else "")
     rate = 0.5 if index and what == "other rate" else 0.1
     data = torch.utils.data.TensorDataset(torch.ones(32, 4))
     samples = torch.utils.data.Subset(data, range(8 if index and what == "other length" else 16))
     loader = poptorch.DataLoader(
         options, samples, batch_size=2, auto_distributed_partitioning=False
     )
-    training = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=rate))
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    training = poptorch.trainingModel(model, options, optimizer)
     for _, batch in zip(range(calls), loader, strict=False):
         training(*batch)
+        if what == "other numbers" or (index and what == "changed alone"):
+            optimizer.param_groups[0]["lr"] = 0.2 + 0.1 * index
+            training.setOptimizer(optimizer)
     training.destroy()
 
 
 def main(what: str) -> None:
     index = int(os.environ["RANK"])
     if what == "differences":
-        for difference in ("other program", "other rate", "other length"):
+        for difference in DIFFERENCES:
             try:
                 train(difference, index)
             except poptorch.Error as error:
@@ -65,7 +72,3 @@ def main(what: str) -> None:
     elif index == 1 and what == "raised":
         raise ValueError("no more data")
     train(what, index)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

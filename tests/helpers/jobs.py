@@ -1,12 +1,21 @@
-"""Jobs of several processes for tests: scripts started together, as a launcher would."""
+"""Jobs of several processes for tests, as a launcher would start them.
+
+The processes are forks of one that has imported everything already: starting Python and importing
+torch would take longer than what most tests do.
+"""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import importlib
+import multiprocessing
 import os
 import socket
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from helpers.patience import HANGS
@@ -32,30 +41,96 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
 
 
+@contextlib.contextmanager
+def _variables(values: Mapping[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def fork(
+    module: str, arguments: Sequence[object], output: Path, variables: Mapping[str, str]
+) -> BaseProcess:
+    """Call ``main`` of a module with these arguments, as text, in another process.
+
+    Args:
+        module: its dotted name.
+        arguments: of ``main``; what it returns is the process's status.
+        output: file of all that is printed.
+        variables: the process's environment.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["helpers.job_prepared"])
+    texts = [str(argument) for argument in arguments]
+    process = context.Process(target=_run, args=(module, texts, str(output), dict(variables)))
+    with _variables(environment()):  # of the process that is forked, if it is yet to be started
+        process.start()
+    return process
+
+
+def _run(module: str, arguments: list[str], output: str, variables: dict[str, str]) -> None:
+    """Be a process like any other: its own output, hooks of exceptions and of the end included."""
+    with open(output, "wb", buffering=0) as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    os.environ.clear()
+    os.environ.update(variables)
+    os.chdir(Path(output).parent)
+    status = 1
+    try:
+        status = int(importlib.import_module(module).main(*arguments) or 0)
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+    try:
+        atexit._run_exitfuncs()
+    except BaseException:
+        traceback.print_exc()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status)
+
+
 def start(
-    arguments: Sequence[object], count: int, folder: Path, **more: str
-) -> list[subprocess.Popen[bytes]]:
-    """Start Python with these arguments in so many processes, which are told who they are.
+    module: str, arguments: Sequence[object], count: int, folder: Path, **more: str
+) -> list[BaseProcess]:
+    """Start a job of so many processes, each of which is told who it is.
 
     What process i prints goes to the file ``i.out`` of the folder.
     """
-    port = str(free_port())
-    processes = []
+    port, processes = str(free_port()), []
     for index in range(count):
         place = {"RANK": str(index), "WORLD_SIZE": str(count)}
         place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         place |= {"GLOO_SOCKET_IFNAME": "lo"}  # no other is looked for
-        with (folder / f"{index}.out").open("wb") as output:
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, *map(str, arguments)],
-                    cwd=folder,
-                    env=environment(**place, **more),
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                )
-            )
+        variables = environment(**place, **more)
+        processes.append(fork(module, arguments, folder / f"{index}.out", variables))
     return processes
+
+
+def status(process: BaseProcess, seconds: float = HANGS) -> int:
+    """Wait for the end of a process; return its status, negative for a signal.
+
+    Raises:
+        TimeoutError: it does not end.
+    """
+    process.join(seconds)
+    if process.exitcode is None:
+        raise TimeoutError(f"process {process.pid} has not ended")
+    return process.exitcode
+
+
+def end(processes: Sequence[BaseProcess]) -> None:
+    """End all of a job."""
+    for process in processes:
+        process.kill()
+        process.join()
 
 
 def printed(folder: Path, index: int) -> str:
@@ -64,14 +139,12 @@ def printed(folder: Path, index: int) -> str:
 
 
 def run(
-    arguments: Sequence[object], count: int, folder: Path, **more: str
+    module: str, arguments: Sequence[object], count: int, folder: Path, **more: str
 ) -> Mapping[int, tuple[int, str]]:
     """Run a job to its end; return exit status and output of each process."""
-    processes = start(arguments, count, folder, **more)
+    processes = start(module, arguments, count, folder, **more)
     try:
-        codes = [process.wait(2 * HANGS) for process in processes]
+        codes = [status(process, 2 * HANGS) for process in processes]
     finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+        end(processes)
     return {index: (code, printed(folder, index)) for index, code in enumerate(codes)}

@@ -11,9 +11,20 @@ from torch import fx
 
 from poptorch._compile.lower import lower
 from poptorch._ir import slots, verify
+from poptorch._ir.bundle import Bundle
 from poptorch._ir.graph import Graph
 from poptorch._ir.loops import Loops
-from poptorch._ir.program import Axis, Emit, Program, Reduce, Repeat, Run
+from poptorch._ir.program import (
+    Axis,
+    Emit,
+    Gather,
+    Program,
+    Reduce,
+    Repeat,
+    Run,
+    Scatter,
+    Shard,
+)
 from poptorch._ir.slot_function import SlotFunction
 from poptorch._ir.spec import Output, Spec
 from poptorch._ir.state import State
@@ -94,7 +105,10 @@ def test_updates_keep_the_dtype() -> None:
         ("P2", (Run("other"), EMIT)),
         ("P3", (Repeat(Axis.ITERATIONS, 0, (Run("step"),)), EMIT)),
         ("P3", (Run("step"), Reduce("accum", "median", 2), EMIT)),
+        ("P3", (Run("step"), Scatter("median", 1, ((PARAM, PARAM),)), EMIT)),
         ("P5", (Run("step"), Emit((BATCH,), OutputMode.Final))),
+        ("P6", (Run("step"), Scatter("sum", 2, ((PARAM, PARAM),)), EMIT)),
+        ("P6", (Run("step"), Gather(2, (Shard(Bundle(PARAM, ()), PARAM),)), EMIT)),
     ],
 )
 def test_program_rules(rule: str, body) -> None:

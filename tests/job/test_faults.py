@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from helpers import jobs
-from helpers.patience import HANGS
+from helpers.job_fault import DIFFERENCES
 
 pytestmark = pytest.mark.slow
+DIFFERENCE = "|".join(DIFFERENCES)
 
 
 @pytest.mark.parametrize(
@@ -19,16 +21,15 @@ pytestmark = pytest.mark.slow
         ("killed while compiling", ""),
         ("stopped", "no sign of life for 6 s"),
         ("raised", "it ended by ValueError: no more data"),
+        ("changed alone", "it does something else: it exchanges the numbers of the optimizer"),
     ],
 )
 def test_a_lost_process_is_named_by_the_others(what: str, said: str, tmp_path: Path) -> None:
-    first, second = jobs.start(["-m", "helpers.job_fault", what], 2, tmp_path)
+    processes = jobs.start("helpers.job_fault", [what], 2, tmp_path)
     try:
-        assert first.wait(HANGS) == 1
+        assert jobs.status(processes[0]) == 1
     finally:
-        for process in (first, second):
-            process.kill()
-            process.wait()
+        jobs.end(processes)
     text = jobs.printed(tmp_path, 0)
     assert "poptorch.Error: 'poptorch_py_error': Process 1 of the job is lost" in text
     assert "process 1 of 2: " in text
@@ -36,14 +37,17 @@ def test_a_lost_process_is_named_by_the_others(what: str, said: str, tmp_path: P
 
 
 def test_processes_that_differ_stop_with_an_error_that_says_in_what(tmp_path: Path) -> None:
-    ended = jobs.run(["-m", "helpers.job_fault", "differences"], 2, tmp_path)
+    ended = jobs.run("helpers.job_fault", ["differences"], 2, tmp_path)
     for code, text in ended.values():
         assert code == 0, text
-        program, rate, length = text.split("other ")[-3:]
+        _, program, rate, length, weights, numbers = re.split(f"(?:{DIFFERENCE}): ", text)
         assert "do not train the same program" in program
         assert "process 1, against process 0" in program
         assert "operator" in program
         assert "hyper.0.lr: 0.5 here, 0.1 there" in rate
         assert "data for different numbers of calls" in length
         assert "process 0: 4; process 1: 2" in length
-        assert "trained" in length
+        assert "begin with other weights" in weights
+        assert "param.layer.weight: " in weights
+        assert "hyper.0.lr: 0.3 here, 0.2 there" in numbers.replace("0.30000000000000004", "0.3")
+        assert "trained" in numbers

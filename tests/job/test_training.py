@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,16 +12,27 @@ from helpers import job_cases, jobs
 from helpers.job_cases import CASES, LOCAL, Result
 
 pytestmark = pytest.mark.slow
-PROCESSES = 2
+IN_FOUR = ("adam, running, outputs added up", "adam in parts")
+Results = dict[int, dict[str, dict[str, Any]]]
+
+
+def job(folder: Path, processes: int, *names: str) -> tuple[Results, str]:
+    """Return by process what came of each case in one job, and what process 0 printed."""
+    ended = jobs.run("helpers.job_cases", [folder, *names], processes, folder)
+    assert all(code == 0 for code, _ in ended.values()), ended
+    return {index: torch.load(folder / f"{index}.pt") for index in ended}, ended[0][1]
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, dict[str, Any]]]:
-    """By process, what came of each case in one job."""
-    folder = tmp_path_factory.mktemp("job")
-    ended = jobs.run(["-m", "helpers.job_cases", folder], PROCESSES, folder)
-    assert all(code == 0 for code, _ in ended.values()), ended
-    return {index: torch.load(folder / f"{index}.pt") for index in ended}
+def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Results, str]:
+    """All cases in two processes."""
+    return job(tmp_path_factory.mktemp("two"), 2)
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> tuple[Results, str]:
+    """A few in four."""
+    return job(tmp_path_factory.mktemp("four"), 4, *IN_FOUR)
 
 
 def close(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float) -> None:
@@ -30,40 +42,76 @@ def close(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float) -> None:
     assert difference <= tolerance * scale, f"{difference / scale} of the largest"
 
 
-def part(value: torch.Tensor, process: int, row: tuple[int, ...]) -> torch.Tensor:
+def part(value: torch.Tensor, process: int, processes: int, row: tuple[int, ...]) -> torch.Tensor:
     """Return what one process has of the results of all replicas.
 
     Args:
         value: by step, then by replica.
         process: which one.
+        processes: how many there are.
         row: shape of what a replica returns at a step.
     """
-    rows = value.reshape(-1, PROCESSES * LOCAL, *row)
+    rows = value.reshape(-1, processes * LOCAL, *row)
     return rows[:, process * LOCAL : (process + 1) * LOCAL].flatten(0, 1)
 
 
-@pytest.mark.spec("parallel", 31, 36)
-@pytest.mark.parametrize("name", CASES)
-def test_two_processes_train_as_one_with_all_replicas(results: Any, name: str) -> None:
-    case = CASES[name]
-    alone = job_cases.run(case, 0, PROCESSES, alone=True)
+def compare(results: Results, name: str) -> None:
+    """Compare what the processes have with one process that has all replicas."""
+    case, processes = CASES[name], len(results)
+    alone = job_cases.run(case, 0, processes, alone=True)
     for process, of_process in results.items():
         own = Result(**of_process[name])
         for key, weight in own.weights.items():
             if "running" not in key or process == 0:  # statistics: those of its first replica
                 close(weight, alone.weights[key], case.tolerance)
+        assert own.state.keys() == alone.state.keys()
+        for key, moment in own.state.items():
+            close(moment, alone.state[key], 20 * case.tolerance)
         for ours, theirs in zip(own.outputs, alone.outputs, strict=True):
-            expected = part(theirs, process, (3, *theirs.shape[1:]))
+            expected = part(theirs, process, processes, (3, *theirs.shape[1:]))
             close(ours.reshape(expected.shape), expected, 20 * case.tolerance)
         for ours, theirs in zip(own.losses, alone.losses, strict=True):
-            close(ours.reshape(-1), part(theirs, process, ()), 20 * case.tolerance)
+            expected = part(theirs, process, processes, ())
+            close(ours.reshape(-1), expected, 20 * case.tolerance)
         for key, anchor in own.anchors.items():
             theirs = alone.anchors[key]
-            expected = part(theirs, process, (3,)) if key == "gradient" else theirs
+            of_replicas = key == "gradient"
+            expected = part(theirs, process, processes, (3,)) if of_replicas else theirs
             close(anchor.reshape(expected.shape), expected, 20 * case.tolerance)
 
 
-def test_the_plan_says_what_processes_exchange(results: Any) -> None:
+@pytest.mark.spec("parallel", 31, 36)
+@pytest.mark.parametrize("name", CASES)
+def test_two_processes_train_as_one_with_all_replicas(two: Any, name: str) -> None:
+    compare(two[0], name)
+
+
+@pytest.mark.spec("parallel", 36)
+@pytest.mark.parametrize("name", IN_FOUR)
+def test_four_processes_train_as_one_with_all_replicas(four: Any, name: str) -> None:
+    compare(four[0], name)
+
+
+def test_processes_keep_parts_of_the_optimizers_state(two: Any, four: Any) -> None:
+    """Of the two large weights; the small ones, and the count of updates, are whole."""
+    large, small = 2 * 4 * (6 * 400 + 400 * 3), 2 * 4 * 403 + 4
+    for results, _ in (two, four):
+        padding = 2 * 4 * 64  # of each part, at most
+        for own in results.values():
+            kept = own["adam in parts"]["moments"] - small
+            assert large <= len(results) * kept <= large + len(results) * padding
+    results, printed = two
+    assert "because max_grad_norm needs the norm of all gradients; tensors are anchored" in printed
+    lines = results[0]["adam in parts"]["program"].splitlines()
+    assert [line.split("  #")[0].strip() for line in lines if "over" in line] == [
+        "scatter accum.* mean over 2 processes",
+        "reduce accum.* mean over 2 processes",
+        "gather param.* over 2 processes",
+    ]
+
+
+def test_the_plan_says_what_processes_exchange(two: Any) -> None:
+    results, _ = two
     lines = results[0]["sgd, combined, chunks"]["program"].splitlines()
     assert [line.split("  #")[0].strip() for line in lines] == [
         "repeat 2 iterations",

@@ -130,7 +130,8 @@ def _run(job: Job, meeting: str | None) -> int:
     level = {0: logging.CRITICAL, 1: logging.WARNING}.get(job.verbosity, logging.INFO)
     logging.getLogger("torch.distributed.elastic").setLevel(level)
     folder = tempfile.mkdtemp(prefix="poprun-")
-    program, *arguments = job.program
+    program, *rest = job.program
+    arguments = [text.replace("$", "$$") for text in rest]  # the agent substitutes its variables
     try:
         elastic_launch(_config(job, meeting, folder), program)(*arguments)
     except ChildFailedError as error:

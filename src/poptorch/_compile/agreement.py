@@ -6,8 +6,12 @@ digests differ.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import replace
+
+import torch
 
 from .. import _job
 from .._base import trees
@@ -52,23 +56,76 @@ def check_alike(
     """
     _check_lengths()
     facts = {**facts_of(plan, backend, arguments), **beside}
-    there = _job.current().compare(facts, "digests of their programs and options")
-    if not there:
-        return
-    first = there.pop(0)
+    _check(
+        facts,
+        "digests of their programs and options",
+        "The processes of this job do not train the same program",
+        "give all of them the same model, options, optimizer and sizes of batches",
+    )
+
+
+def check_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Compare this process's first weights and state with those of the others.
+
+    Raises:
+        Error: they are not those of process 0; it is raised in every process.
+    """
+    facts = {key: _digest(tensor) for key, tensor in tensors.items()}
+    _check(
+        facts,
+        "digests of their first weights",
+        "The processes of this job begin with other weights, or other state",
+        "give all of them the same seed or the same file, or let process 0 hand its own to all: "
+        "options.Distributed.broadcastWeights(True)",
+    )
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    return hashlib.sha256(flat.numpy().tobytes()).hexdigest()[:12]
+
+
+def check_numbers(values: Mapping[str, float], other: bool) -> None:
+    """Compare the numbers of an optimizer that was changed with those of the other processes.
+
+    Args:
+        values: by key.
+        other: what is compiled in changed, too.
+
+    Raises:
+        Error: they are not the same, or another process has changed nothing.
+    """
+    facts = {"compiled in": "changed" if other else "as before"}
+    facts |= {key: repr(value) for key, value in values.items()}
+    texts = _job.current().texts(json.dumps(facts), "the numbers of the optimizer, which changed")
+    all_facts = [json.loads(text) for text in texts]
+    _refuse(
+        {index: each for index, each in enumerate(all_facts) if each != all_facts[0] or not index},
+        "The optimizers of the processes of this job changed in different ways",
+        "call setOptimizer with the same numbers in every process",
+    )
+
+
+def _check(facts: Mapping[str, str], what: str, title: str, fix: str) -> None:
+    _refuse(_job.current().compare(facts, what), title, fix)
+
+
+def _refuse(there: Mapping[int, dict[str, str]], title: str, fix: str) -> None:
+    """Say what differs from process 0, if anything does.
+
+    Raises:
+        Error: something does.
+    """
     lines = []
     for index, own in there.items():
-        apart = differences(own, first)
+        apart = differences(own, there[0])
         lines += [
             f"process {index}, against process 0 ('there'): {line}" for line in apart[:_SHOWN]
         ]
         if len(apart) > _SHOWN:
             lines.append(f"process {index}: and {len(apart) - _SHOWN} more")
-    raise Error(
-        "The processes of this job do not train the same program",
-        got="\n".join(lines),
-        fix="give all of them the same model, options, optimizer and sizes of batches",
-    )
+    if lines:
+        raise Error(title, got="\n".join(lines), fix=fix)
 
 
 def _check_lengths() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -12,7 +13,18 @@ from .._ir.bundle import Bundle, laid_out
 from .._ir.graph import Graph, compose
 from .._ir.loops import Lanes, Loops
 from .._ir.optim_spec import OptimSpec
-from .._ir.program import Axis, Emit, Node, Program, Reduce, Repeat, Run
+from .._ir.program import (
+    Axis,
+    Emit,
+    Gather,
+    Node,
+    Program,
+    Reduce,
+    Repeat,
+    Run,
+    Scatter,
+    Shard,
+)
 from .._ir.slot import Kind, Slot
 from .._ir.spec import Spec
 from ..enums import ReductionType
@@ -31,12 +43,30 @@ def inference_program(micro: Graph, spec: Spec, lanes: Lanes | None) -> Program:
     return Program((*body, _emit(micro, graphs, spec)), graphs, spec.loops, {}, lanes)
 
 
+@dataclass(frozen=True)
+class _Trained:
+    """What is trained, and how its gradients meet.
+
+    Attributes:
+        gradients: what a micro step makes.
+        own: those that the update sees: of parts, where processes update parts.
+        updated: the weights that it changes, or parts of them.
+        batches: the micro-batches of an update.
+    """
+
+    gradients: list[Slot]
+    own: list[Slot]
+    updated: list[Slot]
+    batches: _update.MicroBatches
+
+
 def training_program(
     micro: Graph,
     spec: Spec,
     optim: OptimSpec,
     lanes: Lanes | None,
     bundles: tuple[Bundle, ...] = (),
+    shards: tuple[Shard, ...] = (),
 ) -> Program:
     """Return the training step.
 
@@ -47,30 +77,49 @@ def training_program(
     Args:
         micro, spec, optim, lanes: what is built of.
         bundles: the weights that share a storage in it.
+        shards: those of which each process updates a part.
     """
     loops = spec.loops
-    gradients = [slot for slot in micro.outputs if slot.kind is Kind.GRADIENT]
-    trained = {slot.path for slot in gradients}
-    updated = [s for s in micro.inputs if s.kind is Kind.PARAM and s.path in trained]
     side_by_side = lanes.count if lanes is not None else 1
     runs = loops.accumulation * loops.replicas // side_by_side
     batches = _update.MicroBatches(
         lanes=side_by_side, chunks=runs, summed=loops.processes, replicas=loops.all_replicas
     )
+    trained = _trained(micro, shards, batches)
+    gather = (Gather(loops.processes, shards),) if shards else ()
     body: tuple[Node, ...]
     if runs > 1:
-        graphs, initial = _separate(micro, spec, optim, gradients, updated, batches)
+        graphs, initial = _separate(micro, spec, optim, trained)
         window = _window(Run("micro"), Axis.ACCUMULATION, loops.accumulation, loops, lanes)
-        body = (*window, *reduction(graphs["micro"], spec), Run("update"))
+        body = (*window, *reduction(graphs["micro"], spec, shards), Run("update"), *gather)
     elif loops.processes > 1:
-        graphs, initial = _apart(micro, spec, optim, gradients, updated, batches)
-        body = (Run("gradients"), *reduction(graphs["gradients"], spec), Run("update"))
+        graphs, initial = _apart(micro, spec, optim, trained)
+        reduce = reduction(graphs["gradients"], spec, shards)
+        body = (Run("gradients"), *reduce, Run("update"), *gather)
     else:
-        graphs, initial = _fused(micro, spec, optim, gradients, updated, batches)
+        graphs, initial = _fused(micro, spec, optim, trained)
         body = (Run("step"),)
     body = _repeat(Axis.ITERATIONS, loops.iterations, body)
     graphs = {name: with_updated_weights(graph, spec) for name, graph in graphs.items()}
     return Program((*body, _emit(micro, graphs, spec)), graphs, loops, initial, lanes, bundles)
+
+
+def _trained(micro: Graph, shards: Sequence[Shard], batches: _update.MicroBatches) -> _Trained:
+    parts = {shard.whole.slot.weight: shard.part for shard in shards}
+    gradients = [slot for slot in micro.outputs if slot.kind is Kind.GRADIENT]
+    paths = {slot.path for slot in gradients}
+    weights = [s for s in micro.inputs if s.kind is Kind.PARAM and s.path in paths]
+    return _Trained(
+        gradients,
+        [_in_parts(slot, parts) for slot in gradients],
+        [parts.get(slot.weight, slot) for slot in weights],
+        batches,
+    )
+
+
+def _in_parts(slot: Slot, parts: Mapping[str, Slot]) -> Slot:
+    """Return what a process sees of a tensor that belongs to a weight."""
+    return slot.of(parts[slot.weight]) if slot.weight in parts else slot
 
 
 def _window(
@@ -82,53 +131,56 @@ def _window(
 
 
 def _separate(
-    micro: Graph,
-    spec: Spec,
-    optim: OptimSpec,
-    gradients: list[Slot],
-    updated: list[Slot],
-    batches: _update.MicroBatches,
+    micro: Graph, spec: Spec, optim: OptimSpec, trained: _Trained
 ) -> tuple[dict[str, Graph], Mapping[str, float]]:
-    stochastic = spec.precision.stochastic_rounding
-    accumulate = lower(_update.accumulate(optim, gradients, spec.reduction, batches), stochastic)
-    last = _update.finish(optim, gradients, spec.reduction, batches)
+    stochastic, batches = spec.precision.stochastic_rounding, trained.batches
+    add = _update.accumulate(optim, trained.gradients, spec.reduction, batches)
+    last = _update.finish(optim, trained.own, spec.reduction, batches)
     finish = lower(last)
-    update, initial = update_graph(optim, updated, finish, spec)
+    update, initial = update_graph(optim, trained.updated, finish, spec)
     graphs = {
-        "micro": compose("micro", [micro, accumulate]),
+        "micro": compose("micro", [micro, lower(add, stochastic)]),
         "update": compose("update", [finish, update]),
     }
     return graphs, {**last.initial, **initial}
 
 
 def _apart(
-    micro: Graph,
-    spec: Spec,
-    optim: OptimSpec,
-    gradients: list[Slot],
-    updated: list[Slot],
-    batches: _update.MicroBatches,
+    micro: Graph, spec: Spec, optim: OptimSpec, trained: _Trained
 ) -> tuple[dict[str, Graph], Mapping[str, float]]:
     """One run per update, whose gradients other processes add theirs to."""
-    parts, before = [lower(_update.take_back(gradients))], dict[str, float]()
-    scale = _update.scale(optim, gradients, spec.reduction, batches)
+    parts, before = [lower(_update.take_back(trained.own))], dict[str, float]()
+    scale = _update.scale(optim, trained.own, spec.reduction, trained.batches)
     if scale is not None:
         parts.append(lower(scale))
         before |= scale.initial
-    update, initial = update_graph(optim, updated, parts[-1], spec)
+    update, initial = update_graph(optim, trained.updated, parts[-1], spec)
+    hand_over = lower(_update.hand_over(trained.gradients))
     graphs = {
-        "gradients": compose("gradients", [micro, lower(_update.hand_over(gradients))]),
+        "gradients": compose("gradients", [micro, hand_over]),
         "update": compose("update", [*parts, update]),
     }
     return graphs, {**before, **initial}
 
 
-def reduction(graph: Graph, spec: Spec) -> tuple[Node, ...]:
+def reduction(graph: Graph, spec: Spec, shards: Sequence[Shard] = ()) -> tuple[Node, ...]:
     """Return what adds the accumulators that a graph writes up over the processes, if several."""
     processes = spec.loops.processes
-    accums = [slot for slot in graph.outputs if slot.kind is Kind.ACCUM]
-    if processes == 1 or not accums:
+    written = [slot for slot in graph.outputs if slot.kind is Kind.ACCUM]
+    if processes == 1 or not written:
         return ()
+    operation = "mean" if spec.reduction.type == ReductionType.Mean else "sum"
+    parts = {shard.whole.slot.weight: shard.part for shard in shards}
+    pairs = tuple((s, _in_parts(s, parts)) for s in written if s.weight in parts)
+    scatter = (Scatter(operation, processes, pairs),) if pairs else ()
+    accums = [slot for slot in written if slot.weight not in parts]
+    buckets = _buckets(accums)
+    reduce = (Reduce(Kind.ACCUM, operation, processes, buckets),) if buckets else ()
+    return (*scatter, *reduce)
+
+
+def _buckets(accums: Sequence[Slot]) -> tuple[Bundle, ...]:
+    """Return accumulators in a few flat tensors, each of one type."""
     chunks: list[list[Slot]] = []
     for dtype in dict.fromkeys(slot.dtype for slot in accums):
         room = 0
@@ -142,25 +194,19 @@ def reduction(graph: Graph, spec: Spec) -> tuple[Node, ...]:
     for index, chunk in enumerate(chunks):
         members, size = laid_out(chunk)
         buckets.append(Bundle(slots.exchanged(index, size, chunk[0].dtype), members))
-    mean = spec.reduction.type == ReductionType.Mean
-    return (Reduce(Kind.ACCUM, "mean" if mean else "sum", processes, tuple(buckets)),)
+    return tuple(buckets)
 
 
 def _fused(
-    micro: Graph,
-    spec: Spec,
-    optim: OptimSpec,
-    gradients: list[Slot],
-    updated: list[Slot],
-    batches: _update.MicroBatches,
+    micro: Graph, spec: Spec, optim: OptimSpec, trained: _Trained
 ) -> tuple[dict[str, Graph], Mapping[str, float]]:
     parts = [micro]
-    scale = _update.scale(optim, gradients, spec.reduction, batches)
+    scale = _update.scale(optim, trained.gradients, spec.reduction, trained.batches)
     before: Mapping[str, float] = {}
     if scale is not None:
         parts.append(lower(scale))
         before = scale.initial
-    update, initial = update_graph(optim, updated, parts[-1], spec)
+    update, initial = update_graph(optim, trained.updated, parts[-1], spec)
     return {"step": compose("step", [*parts, update])}, {**before, **initial}
 
 

@@ -25,7 +25,7 @@ def bundled(micro: Graph, spec: Spec, optim: OptimSpec) -> Bundled:
     weights: LAMB's norms, anchored tensors, the shares that automatic loss scaling counts, checks
     for floating-point exceptions.
     """
-    members = _members(micro, optim)
+    members = [slot for slot in trained_alone(micro, optim) if slot.numel <= LARGEST]
     alone = (
         optim.algorithm == "lamb"
         or bool(spec.anchors)
@@ -40,8 +40,8 @@ def bundled(micro: Graph, spec: Spec, optim: OptimSpec) -> Bundled:
     return compose("micro", parts, keep=(Kind.GRADIENT,), drop=hidden), flat, bundles
 
 
-def _members(micro: Graph, optim: OptimSpec) -> list[Slot]:
-    """The weights that are small, trained, and changed by nothing but the optimizer."""
+def trained_alone(micro: Graph, optim: OptimSpec) -> list[Slot]:
+    """Return the weights that are trained and changed by nothing but the optimizer."""
     gradients = {s.path: s for s in micro.outputs if s.kind is Kind.GRADIENT}
     changed = {slot.path for slot in micro.outputs if slot.kind is Kind.PARAM}
     trained = {path for group in optim.groups for path in group.params} - changed
@@ -52,5 +52,4 @@ def _members(micro: Graph, optim: OptimSpec) -> list[Slot]:
         and slot.path in trained
         and slot.path in gradients
         and gradients[slot.path].dtype == slot.dtype
-        and slot.numel <= LARGEST
     ]

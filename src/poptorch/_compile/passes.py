@@ -22,11 +22,11 @@ from .._ir.loops import Lanes
 from .._ir.optim_spec import OptimSpec
 from .._ir.plan import Plan
 from .._ir.plan_text import table
-from .._ir.program import Program
+from .._ir.program import Program, Shard
 from .._ir.slot import Kind
 from .._ir.spec import Spec
 from .._ir.staged import Staged
-from . import build, bundle, lanes, overlap, staged
+from . import build, bundle, lanes, overlap, sharding, staged
 
 
 @dataclass(eq=False)
@@ -45,6 +45,7 @@ class Draft:
             pay.
         bundled: the optimizer over these bundles; None in inference.
         bundles: the weights that share a storage.
+        shards: those of them of which each process updates a part.
         program: the static step.
         staged: the program cut into the passes of its stages, for backends that work so.
     """
@@ -59,6 +60,7 @@ class Draft:
     graph: Graph = field(init=False)
     bundled: OptimSpec | None = None
     bundles: tuple[Bundle, ...] = ()
+    shards: tuple[Shard, ...] = ()
     program: Program = field(init=False)
     staged: Staged | None = None
 
@@ -110,13 +112,21 @@ def place(draft: Draft) -> None:
     _place.log_layout(draft.layout, draft.spec)
 
 
+def shard(draft: Draft) -> None:
+    """Let each process keep a part of the optimizer's state of large weights."""
+    draft.graph, draft.bundled = draft.layout.graph, draft.optim
+    if draft.optim is not None:
+        draft.graph, draft.bundled, draft.shards = sharding.sharded(
+            draft.graph, draft.spec, draft.optim, draft.by_stages
+        )
+        draft.bundles = tuple(each.whole for each in draft.shards)
+
+
 def bundle_weights(draft: Draft) -> None:
     """Put small weights together for the update."""
-    draft.graph, draft.bundled = draft.layout.graph, draft.optim
-    if draft.optim is not None and not draft.by_stages:  # on their chips they rest one by one
-        draft.graph, draft.bundled, draft.bundles = bundle.bundled(
-            draft.graph, draft.spec, draft.optim
-        )
+    if draft.bundled is not None and not draft.by_stages:  # on their chips they rest one by one
+        draft.graph, draft.bundled, small = bundle.bundled(draft.graph, draft.spec, draft.bundled)
+        draft.bundles += small
 
 
 def build_program(draft: Draft) -> None:
@@ -125,7 +135,7 @@ def build_program(draft: Draft) -> None:
         draft.program = build.inference_program(draft.graph, draft.spec, draft.lanes)
     else:
         draft.program = build.training_program(
-            draft.graph, draft.spec, draft.bundled, draft.lanes, draft.bundles
+            draft.graph, draft.spec, draft.bundled, draft.lanes, draft.bundles, draft.shards
         )
 
 
@@ -173,6 +183,8 @@ PASSES = (
          "overlapped inputs and outputs need settings that allow them", check_overlap),
     Pass("place", "_place", ("layout",),
          "blocks to stages and chips; every operator's label says in which pass it runs", place),
+    Pass("shard", "_compile", ("graph", "bundled", "bundles", "shards"),
+         "several processes, if asked for: each keeps a part of the optimizer's state", shard),
     Pass("bundle", "_update", ("graph", "bundled", "bundles"),
          "training: small weights that are updated together share a storage", bundle_weights),
     Pass("build", "_update", ("program",),

@@ -101,6 +101,11 @@ class Permutations:
         self._state = torch.Generator().manual_seed(seed).get_state()
         self._left_over: torch.Tensor | None = None
 
+    def skip(self, epochs: int) -> None:
+        """Go on as after so many epochs."""
+        for _ in range(epochs):
+            self.next()
+
     def next(self) -> torch.Tensor:
         """Return the permutation of the next epoch: int64, of the size of the data set."""
         generator = torch.Generator()

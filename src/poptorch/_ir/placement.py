@@ -109,6 +109,7 @@ class Location:
         sharded: each replica holds a part.
         load_by_io_tiles, store_by_io_tiles: whether transfers go through the I/O tiles.
         min_off_chip: tensors with fewer elements stay on chip; None for the machine's default.
+        min_sharded: tensors with fewer elements stay whole; None for the default, 8192.
     """
 
     on_chip: bool = True
@@ -116,6 +117,7 @@ class Location:
     load_by_io_tiles: bool = False
     store_by_io_tiles: bool = False
     min_off_chip: int | None = None
+    min_sharded: int | None = None
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from ..enums import OutputMode
 from .bundle import Bundle, View
 from .graph import Graph
 from .loops import Lanes, Loops
-from .slot import Slot
+from .slot import Kind, Slot
 
 
 class Axis(enum.StrEnum):
@@ -61,6 +61,47 @@ class Reduce:
 
 
 @dataclass(frozen=True)
+class Shard:
+    """Weights of which each process updates a part, and keeps the optimizer's state of that part.
+
+    Attributes:
+        whole: the weights behind one another, which every process has.
+        part: what each process updates of them: equally many elements, in the processes' order.
+    """
+
+    whole: Bundle
+    part: Slot
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """Add tensors up over the processes; each keeps its part of the sums, and zeros around it.
+
+    Attributes:
+        operation: as of a reduction.
+        processes: how many add theirs.
+        pairs: what each process adds, and the part of it that it keeps.
+    """
+
+    operation: str
+    processes: int
+    pairs: tuple[tuple[Slot, Slot], ...]
+
+
+@dataclass(frozen=True)
+class Gather:
+    """Put weights together of which each process has updated its part.
+
+    Attributes:
+        processes: how many there are.
+        shards: the weights.
+    """
+
+    processes: int
+    shards: tuple[Shard, ...]
+
+
+@dataclass(frozen=True)
 class Emit:
     """Return results to the host: which tensors, and which of a call's many values."""
 
@@ -85,7 +126,7 @@ class Emit:
         return kept * loops.accumulation * loops.replicas
 
 
-Node = Run | Repeat | Reduce | Emit
+Node = Run | Repeat | Reduce | Scatter | Gather | Emit
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,6 +177,19 @@ class Program:
         reduces = (node for node in self.walk() if isinstance(node, Reduce))
         return [bucket for reduce in reduces for bucket in reduce.buckets]
 
+    @property
+    def shards(self) -> list[Shard]:
+        """Weights of which each process updates a part."""
+        gathers = (node for node in self.walk() if isinstance(node, Gather))
+        return [shard for gather in gathers for shard in gather.shards]
+
+    @property
+    def parts(self) -> list[tuple[Slot, Slot]]:
+        """Each tensor of the state of which a process has a part of its own to write, and that."""
+        pairs = [(shard.whole.slot, shard.part) for shard in self.shards]
+        scatters = (node for node in self.walk() if isinstance(node, Scatter))
+        return [*pairs, *(pair for scatter in scatters for pair in scatter.pairs)]
+
     def views(self) -> list[View]:
         """Weights, moments and accumulators that are parts of a bundle."""
         members = {bundle.slot.weight: bundle.members for bundle in self.bundles}
@@ -146,11 +200,22 @@ class Program:
         ]
 
     def visible_slots(self) -> dict[str, Slot]:
-        """Every tensor that lives on the device, by key: members in the place of bundles."""
-        views = self.views()
-        flat = {view.flat for view in views}
-        slots = {key: slot for key, slot in self.state_slots().items() if key not in flat}
-        return {**slots, **{view.slot.key: view.slot for view in views}}
+        """Every tensor that lives on devices, by key: members in the place of bundles and parts."""
+        views, state = self.views(), self.state_slots()
+        flat, parts = {view.flat for view in views}, {shard.part.weight for shard in self.shards}
+        slots = {k: slot for k, slot in state.items() if k not in flat and slot.weight not in parts}
+        spread = (view.slot for view in (*views, *self.spread()))
+        return {**slots, **{slot.key: slot for slot in spread}}
+
+    def spread(self) -> list[View]:
+        """State of the optimizer that lies in parts on all processes: its place in all parts."""
+        members = {shard.part.weight: shard.whole.members for shard in self.shards}
+        return [
+            View(slot.of(member.slot), slot.key, member.offset)
+            for slot in self.state_slots().values()
+            if slot.kind is Kind.OPTSTATE
+            for member in members.get(slot.weight, ())
+        ]
 
     def walk(self) -> Iterator[Node]:
         """Every node, parents before children."""

@@ -101,6 +101,8 @@ class Runtime:
         source_excludes: path fragments that are not the user's code when lines are sought.
         programs: kinds of inputs that the model stays compiled for.
         process_timeout: seconds without a sign of life after which a process counts as lost.
+        broadcast_weights: processes begin with the weights of the first; otherwise all must have
+            the same.
         half_matmuls, half_convolutions: whether products keep their sums in 16 bits on an IPU.
         memory_proportions: (chip, share of its memory that one product may use on an IPU).
     """
@@ -114,6 +116,7 @@ class Runtime:
     source_excludes: tuple[str, ...] = ()
     programs: int = 1
     process_timeout: int = 15
+    broadcast_weights: bool = True
     half_matmuls: bool = False
     half_convolutions: bool = False
     memory_proportions: tuple[tuple[int, float], ...] = ()

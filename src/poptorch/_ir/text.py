@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from .graph import Graph
-from .program import Axis, Emit, Node, Program, Reduce, Repeat, Run
+from .program import Axis, Emit, Gather, Node, Program, Reduce, Repeat, Run, Scatter
 from .slot import Kind, Slot
 
 _INDEX = {Axis.ITERATIONS: "i", Axis.ACCUMULATION: "a", Axis.REPLICAS: "r", Axis.CHUNKS: "c"}
@@ -31,6 +31,11 @@ def _write(
         lines.append(pad + _run_text(program, program.graphs[node.graph], axes))
     elif isinstance(node, Reduce):
         lines.append(pad + _reduce_text(node))
+    elif isinstance(node, Scatter):
+        lines.append(pad + _scatter_text(node))
+    elif isinstance(node, Gather):
+        size = sum(shard.whole.slot.bytes for shard in node.shards)
+        lines.append(f"{pad}gather param.* over {node.processes} processes  # {size} bytes")
     elif isinstance(node, Emit):
         period = f" {node.period}" if node.mode.name == "EveryN" else ""
         names = ", ".join(_families(node.slots)) or "nothing"
@@ -64,6 +69,13 @@ def _reduce_text(node: Reduce) -> str:
     divides = "; update divides" if node.operation == "mean" else ""
     what = f"reduce {node.kind}.* {node.operation} over {node.processes} processes"
     return f"{what}  # {buckets}, when all gradients are there{divides}"
+
+
+def _scatter_text(node: Scatter) -> str:
+    size = sum(whole.bytes for whole, _ in node.pairs)
+    divides = "; update divides" if node.operation == "mean" else ""
+    what = f"scatter accum.* {node.operation} over {node.processes} processes"
+    return f"{what}  # {size} bytes, of which each gets its part{divides}"
 
 
 def _families(slots: Iterable[Slot]) -> list[str]:

@@ -6,6 +6,7 @@ A broken rule is our own bug, never the user's, hence ``AssertionError`` and not
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 import torch
 
@@ -13,7 +14,7 @@ from ..enums import OutputMode
 from .graph import Graph
 from .operators import writes
 from .plan import Plan
-from .program import Program, Reduce, Repeat, Run
+from .program import Gather, Program, Reduce, Repeat, Run, Scatter
 from .slot import Kind, Slot
 from .spec import Spec
 from .state import State
@@ -29,6 +30,7 @@ RULES = {
     "P3": "a repeat has a count of at least 1 and a body",
     "P4": "a tensor that a run reads is a batch input, a counter or state",
     "P5": "what is emitted is written by some run",
+    "P6": "the parts of a tensor, one for each process, are all of it",
     "S1": "a spec is resolved: counts of at least 1 and an output mode other than Default",
     "S2": "replicas divide into input groups, and EveryN's period divides the iterations",
     "T1": "state holds every state slot of its program with its shape on the device and dtype",
@@ -73,7 +75,7 @@ def _matches(slot: Slot, value: torch.Tensor) -> bool:
 
 
 def verify_program(program: Program) -> None:
-    """Check rules P1 to P5, and the rules of every graph."""
+    """Check rules P1 to P6, and the rules of every graph."""
     for graph in program.graphs.values():
         verify_graph(graph)
     emits = [type(node).__name__ for node in program.walk()].count("Emit")
@@ -85,8 +87,12 @@ def verify_program(program: Program) -> None:
     for node in program.walk():
         if isinstance(node, Repeat) and (node.count < 1 or not node.body):
             raise _broken("P3", str(node))
-        if isinstance(node, Reduce) and node.operation not in ("mean", "sum"):
+        if isinstance(node, Reduce | Scatter) and node.operation not in ("mean", "sum"):
             raise _broken("P3", str(node))
+        if isinstance(node, Scatter):
+            _verify_parts(node.pairs, node.processes)
+        if isinstance(node, Gather):
+            _verify_parts([(each.whole.slot, each.part) for each in node.shards], node.processes)
     for name, graph in program.graphs.items():
         for slot in graph.inputs:
             if not slot.is_state and slot.kind not in (Kind.BATCH, Kind.COUNTER):
@@ -95,6 +101,12 @@ def verify_program(program: Program) -> None:
     for slot in program.emit.slots:
         if slot.key not in written:
             raise _broken("P5", slot.key)
+
+
+def _verify_parts(pairs: Iterable[tuple[Slot, Slot]], processes: int) -> None:
+    for whole, part in pairs:
+        if (part.numel * processes, part.dtype) != (whole.numel, whole.dtype):
+            raise _broken("P6", f"{whole} and {processes} times {part}")
 
 
 def verify_spec(spec: Spec) -> None:

@@ -77,6 +77,7 @@ class Group:
         self._lost: Error | None = None
         self._cause: Loss | None = None
         self._pending = False
+        self._told = 0  # the number of the exchange in which this process wrote a text
         store = open_store(index, count, MEETING)
         self._store = store
         own = not dist.is_initialized()
@@ -116,6 +117,27 @@ class Group:
 
         with self._exchange(what):
             self._wait([begin(tensor) for tensor in tensors], what)
+
+    def put_together(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], what: str) -> None:
+        """Fill flat tensors with the parts that the processes have, in their order.
+
+        Args:
+            pairs: each tensor, and the part of it that this process has, which is a view of it.
+            what: is exchanged, for messages.
+
+        Raises:
+            Error: a process is lost.
+        """
+        import torch.distributed as dist
+
+        # Torch before 2.13 knows the exchange by its older name only.
+        exchange: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+        def begin(whole: torch.Tensor, part: torch.Tensor) -> Any:
+            return exchange(whole, part, group=self._pg, async_op=True)
+
+        with self._exchange(what):
+            self._wait([begin(*pair) for pair in pairs], what)
 
     def hand_round(self, tensors: Sequence[torch.Tensor], what: str) -> None:
         """Replace tensors by those of process 0.
@@ -169,6 +191,36 @@ class Group:
             self._store.set(f"facts/{self.index}", text)
         self.numbers(0, what)  # until all have written
         return {i: json.loads(self._store.get(f"facts/{i}")) for i in (0, *others)}
+
+    def texts(self, text: str, what: str) -> list[str]:
+        """Return a text of every process.
+
+        It goes through the store: gloo would take what another process exchanges instead for it,
+        and end this one.
+
+        Raises:
+            Error: a process is lost, or does something else.
+        """
+        with self._exchange(what):
+            number = self._watch.doing[0]
+            self._store.set(f"text/{number}/{self.index}", text)
+            keys = [f"text/{number}/{index}" for index in range(self.count)]
+            pause, looked = 1e-4, time.monotonic()
+            while not self._store.check(keys):
+                interrupts.check()
+                if time.monotonic() - looked > watch.BEAT:
+                    looked = time.monotonic()
+                    loss = self._watch.look()
+                    if loss is not None:
+                        self._pending = True
+                        raise self._loss(loss, what)
+                time.sleep(pause)
+                pause = min(2 * pause, 0.05)
+            texts = [self._store.get(key).decode() for key in keys]
+        if self._told:  # all have read their last text, or they would not have written this one
+            self._store.delete_key(f"text/{self._told}/{self.index}")
+        self._told = number
+        return texts
 
     # Waiting.
 

@@ -1,10 +1,12 @@
 """One wrapped model: arguments, compilation, calls, weights kept in step."""
 
+from . import host_random
 from .arguments import CompiledInputs
 from .counters import Latency, Stamps
+from .examples import decode, encode
 from .files import Objects, Saved, read, save
 from .hooks import register_post_compile, register_pre_compile
-from .loading import fill, resume
+from .loading import fill, restore, resume
 from .pricing import Captures, capture_for_estimate
 from .proxy import ParameterProxy
 from .session import Session
@@ -22,12 +24,16 @@ __all__ = [
     "Session",
     "Stamps",
     "capture_for_estimate",
+    "decode",
+    "encode",
     "fill",
+    "host_random",
     "is_wrapped",
     "owner_of",
     "read",
     "register_post_compile",
     "register_pre_compile",
+    "restore",
     "resume",
     "save",
     "suspend",

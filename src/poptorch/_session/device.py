@@ -13,12 +13,13 @@ from .. import _job
 from .._base import log
 from .._base.errors import Error
 from .._capture import Tied, tensors_of, untraced
-from .._compile import Compiled
+from .._compile import Compiled, agreement
 from .._ir import verify
 from .._ir.program import Program
 from .._ir.slot import Kind, Slot
 from .._ir.state import State
 from .reading import Reading
+from .shards import Shards
 
 # What a detached executor keeps: it is on the device only, no host tensor mirrors it.
 _DEVICE_ONLY = (Kind.OPTSTATE, Kind.RNG)
@@ -36,9 +37,16 @@ class Device:
         compiled: the program.
         reading: the module that was compiled.
         other: the device of another program of the same model, to go on from.
+        agreed: whether the processes of the job have begun with the same weights and state.
     """
 
-    def __init__(self, compiled: Compiled, reading: Reading, other: Device | None = None) -> None:
+    def __init__(
+        self,
+        compiled: Compiled,
+        reading: Reading,
+        other: Device | None = None,
+        agreed: bool = True,
+    ) -> None:
         self._module = reading.module
         self._paths = reading.tensors.keys()
         program = compiled.plan.program
@@ -51,6 +59,7 @@ class Device:
             if slot.kind in (Kind.PARAM, Kind.BUFFER)
         }
         changed = {key for graph in program.graphs.values() for key in graph.updates}
+        changed |= {whole.key for whole, part in program.parts if part.key in changed}
         changed |= {view.slot.key for view in views if view.flat in changed}
         self._downloaded = [key for key in self._slots if key in changed]
         self.state = State()
@@ -68,6 +77,8 @@ class Device:
             for member in bucket.members:
                 part = flat[member.offset :][: member.slot.numel]
                 self.state.tensors[member.slot.key] = part.view(member.slot.shape)
+        self.shards = Shards(program, compiled.plan.spec.target.process_id, agreed)
+        self.shards.place(self.state.tensors)
         for view in views:
             part = self.state.tensors[view.flat][view.offset :][: view.slot.numel]
             self.state.tensors[view.slot.key] = part.view(view.slot.shape)
@@ -137,14 +148,15 @@ class Device:
         What only this one has comes from the host.
         """
         ours, theirs = self._program.visible_slots(), other._program.visible_slots()
-        tensors = other.state.tensors
+        tensors = other.readable() if not self._shares_parts(other) else other.state.tensors
         for key, slot in ours.items():
             if (
                 key in theirs
                 and slot.kind in _SHARED
-                and self.state.tensors[key] is not tensors[key]
+                and key in tensors
+                and self.state.tensors.get(key) is not tensors[key]
             ):
-                self.state.write(key, tensors[key])
+                self.write(key, tensors[key])
         self._upload({key: slot for key, slot in self._slots.items() if key not in theirs})
         self.state.rng, self.state.updates = other.state.rng, other.state.updates
 
@@ -165,24 +177,58 @@ class Device:
                 self.state.tensors[key].fill_(self._program.initial.get(key, 0.0))
 
     def device_only(self) -> dict[str, torch.Tensor]:
-        """Return copies of the state that no host tensor mirrors: moments, counters, rounding."""
-        return {
-            key: self.state.tensors[key].clone()
-            for key, slot in self._program.visible_slots().items()
-            if slot.kind in _DEVICE_ONLY
-        }
+        """Return copies of the state that no host tensor mirrors: moments, counters, rounding.
+
+        What processes have in parts is this one's part: see ``whole_state``.
+        """
+        visible = self._program.visible_slots().items()
+        keys = [key for key, slot in visible if slot.kind in _DEVICE_ONLY]
+        own = [key for key in keys if key not in self.shards.views]
+        return {key: self.state.tensors[key].clone() for key in (*own, *self.shards.flat)}
 
     def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Put back what ``device_only`` returned."""
+        """Put back what ``device_only`` returned, or what a file has."""
         for key, value in tensors.items():
+            self.write(key, value)
+
+    def write(self, key: str, value: torch.Tensor) -> None:
+        """Copy a value into a tensor of the state; of one in parts this process keeps its own."""
+        if key in self.shards.views:
+            self.shards.write(self.state.tensors, key, value)
+        else:
             self.state.write(key, value)
 
-    def agree(self) -> None:
-        """Take over from process 0 what lives from call to call."""
+    def readable(self) -> Mapping[str, torch.Tensor]:
+        """Return the tensors by key; where processes have parts all of them must call this."""
+        return {**self.state.tensors, **self.shards.whole(self.state.tensors)}
+
+    def shapes(self) -> Mapping[str, Slot | torch.Tensor]:
+        """Return what knows the shapes of the tensors, by key."""
+        spread = {key: view.slot for key, view in self.shards.views.items()}
+        return {**self.state.tensors, **spread}
+
+    def _shares_parts(self, other: Device) -> bool:
+        """Tell whether all that processes have in parts is the same here as on another device."""
+        ours, theirs = self.state.tensors, other.state.tensors
+        same = all(ours[key] is theirs.get(key) for key in self.shards.flat)
+        return same and self.shards.flat == other.shards.flat
+
+    def agree(self, broadcast: bool) -> None:
+        """Take over from process 0 what lives from call to call, or check that it is the same.
+
+        Raises:
+            Error: it is not.
+        """
         kinds = (*_SHARED, Kind.CONSTANT)
+        apart = {*self.shards.flat, *(part.key for _, part in self._program.parts)}
         slots = self._program.state_slots().items()
-        tensors = [self.state.tensors[key] for key, slot in slots if slot.kind in kinds]
-        _job.current().hand_round(tensors, "the first weights and state")
+        keys = [key for key, slot in slots if slot.kind in kinds and key not in apart]
+        tensors = {key: self.state.tensors[key] for key in keys}
+        if not broadcast:
+            agreement.check_tensors({**tensors, **self.shards.waiting})
+        _job.current().hand_round([*tensors.values()], "the first weights and state")
+        if self.shards.views:
+            self.shards.agree(self.state.tensors)
 
 
 def _alike(ours: Program, theirs: Program) -> list[str]:

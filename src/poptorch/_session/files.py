@@ -117,6 +117,7 @@ def save(
     objects: Objects | None,
     options: str,
     with_random: bool,
+    pickled: bool = True,
 ) -> None:
     """Save a compiled model; of processes that train together the first one does.
 
@@ -126,12 +127,14 @@ def save(
         objects: the user's; without them the file has no weights, and no state of the device.
         options: the executor's, as lines of calls.
         with_random: keep the random state.
+        pickled: with the objects themselves, besides the values in them, where that can be done.
 
     Raises:
         Error: not compiled.
         AssertionFailure: the path leads through a file.
     """
     now = session.get_live().now
+    state = session.state_to_save() if objects is not None else {}
     if now.spec.trains_together and now.spec.target.process_id > 0:
         log.python.info("Process 0 writes %s", filename)
         return
@@ -153,8 +156,8 @@ def save(
     if objects is not None:
         own = _capture.tensors_of(objects.model)
         tensors = {f"{MODEL}{path}": tied.tensor for path, tied in own.items()}
-        tensors |= _pickle(objects, tensors, parts)
-        tensors |= {f"{DEVICE}{key}": value for key, value in session.state_to_save().items()}
+        tensors |= _pickle(objects, tensors, parts) if pickled else {}
+        tensors |= {f"{DEVICE}{key}": value for key, value in state.items()}
         if objects.optimizer is not None:
             facts["hypers"] = [_plain(group) for group in attributes(objects.optimizer)]
     parts |= {_FACTS: json.dumps(facts).encode(), _TENSORS: _tensor_bytes(tensors)}

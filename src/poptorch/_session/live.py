@@ -21,6 +21,7 @@ from .model import Model, Task
 from .modes import Mode
 from .outputs import Outputs
 from .random import Randomness
+from .shards import Shards
 from .unfollowed import ModelChanges
 
 LIMIT = "Options.programs"
@@ -69,7 +70,7 @@ class Compilation(Task):
         """Return the names of the program's tensors, those that can be anchored first."""
         names = list(self.compiled.names)
         if self.optim is not None:
-            slots = self.compiled.plan.program.state_slots().values()
+            slots = self.compiled.plan.program.visible_slots().values()
             names += [f"UpdatedVar___{slot.path}" for slot in slots if slot.kind is Kind.PARAM]
         return names
 
@@ -111,10 +112,12 @@ class Restored:
     Attributes:
         device: what no host tensor mirrors, by key.
         random: the random state, None for a new sequence.
+        own: whether that is this process's; otherwise process 0's.
     """
 
     device: Mapping[str, torch.Tensor]
     random: list[int] | None
+    own: bool = False
 
 
 @dataclass(eq=False)
@@ -175,15 +178,29 @@ class Live:
         self.spec = self.now.spec
         self.use(Variant(self.mode, self.now))
 
+    def whole(self, kept: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """Return state that was kept of the device, put together if the processes have parts."""
+        shards = Shards(self.now.compiled.plan.program, self.spec.target.process_id)
+        own = {key: value for key, value in kept.items() if key not in shards.flat}
+        return {**own, **shards.whole(kept)} if kept else own
+
+    @property
+    def has_agreed(self) -> bool:
+        """Whether this process has the weights and state of all that it trains with."""
+        return self.agreed or not self.spec.trains_together
+
     def begin_alike(self, device: Device) -> bool:
         """Once, let processes that train together begin with the same weights on their devices.
 
         Returns:
             Whether the device may have other weights now than the host.
+
+        Raises:
+            Error: they are not the same, and are not to be handed round.
         """
-        if self.agreed or not self.spec.trains_together:
+        if self.has_agreed:
             return False
-        device.agree()
+        device.agree(self.spec.runtime.broadcast_weights)
         self.agreed = True
         return True
 

@@ -142,6 +142,17 @@ def _alike(new: Any, old: Any) -> bool:
     return isinstance(old, str if isinstance(new, str) else (int, float))
 
 
+def restore(session: Session, saved: Saved, random: list[int] | None) -> None:
+    """Let the next compilation continue with the state of optimizer and device in a file.
+
+    Args:
+        session: of the model, not compiled.
+        saved: the file.
+        random: the random state of this process; None for a new sequence.
+    """
+    session.restored = Restored(saved.under(DEVICE), random, own=True)
+
+
 def resume(session: Session, saved: Saved, spec: Spec, whole: bool) -> None:
     """Compile a model for the arguments of a file, or leave that to the first call.
 

@@ -16,6 +16,7 @@ from .. import optim
 from .._base import log
 from .._base.errors import Error
 from .._base.storage import address
+from .._compile import agreement
 from .._ir.optim_spec import OptimSpec
 from .._ir.spec import Spec
 from ..enums import MeanReductionStrategy, ReductionType
@@ -54,6 +55,7 @@ class SessionOptimizer:
         self.given = optimizer
         self.spec: OptimSpec | None = None
         self.outdated = False
+        self._untold = False  # changed since the processes of a job compared their numbers
         self._snapshot = _snapshot(optimizer)
         self._watch = AttributeWatch(optimizer)
         self._changes = OptimizerChanges(optimizer)
@@ -113,6 +115,7 @@ class SessionOptimizer:
             new, asked = self._frozen(snapshot, paths, spec, self.spec)
             again = not isinstance(optimizer, optim.Optimizer)
             self.outdated = check_replacement(self.spec, new, _mean_strategy(spec), again)
+            self._untold |= self.outdated or asked != self._asked
             if asked != self._asked and not self.outdated:
                 self._asked, self._values = asked, dict(asked)
                 if self._device is not None:
@@ -162,11 +165,25 @@ class SessionOptimizer:
             state.host_state_is_dirty = True
         device.write_hypers(self._values)
 
-    def detach(self) -> None:
-        """The device goes away: read its state first."""
+    def detach(self, alone: bool = False) -> None:
+        """The device goes away: read its state first.
+
+        Args:
+            alone: nothing is exchanged with other processes; what they have in parts is lost.
+        """
+        if self._device is None:
+            return
+        state = self._state
+        if alone and self._device.shards.views and state.host_state_is_dirty:
+            log.python.info("The state of the optimizer, in parts on all processes, is not read")
+            state.host_state_is_dirty = False
+        state._detach_device()
+        self._device = None
+
+    def read(self) -> None:
+        """Bring the user's optimizer up to date; all processes do where they keep parts."""
         if self._device is not None:
-            self._state._detach_device()
-            self._device = None
+            self._state._synchronise()
 
     def forget(self) -> None:
         """The program goes away, and the device with what it has: nothing is read from it."""
@@ -178,9 +195,18 @@ class SessionOptimizer:
             state.set_state_dict(state.get_state_dict())  # for the next device
 
     def prepare_run(self) -> bool:
-        """Upload state that was loaded since the last run; tell if another program is needed."""
+        """Upload state that was loaded since the last run; tell if another program is needed.
+
+        Raises:
+            Error: it changed in another way than in the other processes of the job.
+        """
         if self._state.ipu_state_is_dirty:
+            before = self._values
             self._upload(with_values=True)
+            self._untold |= self._values != before
+        if self._untold and self._settings is not None and self._settings.trains_together:
+            agreement.check_numbers(self._values, self.outdated)
+        self._untold = False
         self._changes.say(self.given)
         return self.outdated
 
@@ -206,9 +232,9 @@ class SessionOptimizer:
             self._device.write_hypers(self._values)
             self._changes.look(self.given)
         log.engine.debug("Writing optimiser state tensors from host to IPU memory")
-        tensors = self._device.state.tensors
-        for key, value in from_ipu_state(self.spec, tensors, cached["ipu_state"]).items():
-            self._device.state.write(key, value)
+        shapes = self._device.shapes()
+        for key, value in from_ipu_state(self.spec, shapes, cached["ipu_state"]).items():
+            self._device.write(key, value)
         state.ipu_state_is_dirty = False
         state.host_state_is_dirty = True  # merged with what was not loaded
 
@@ -222,7 +248,7 @@ class SessionOptimizer:
         assert self._device is not None
         assert self.spec is not None
         log.engine.debug("Writing optimiser state tensors from IPU to host")
-        state = to_ipu_state(self.spec, self._device.state.tensors)
+        state = to_ipu_state(self.spec, self._device.readable())
         return state, to_ipu_param(self.spec, self._values)
 
 

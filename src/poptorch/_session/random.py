@@ -51,14 +51,18 @@ class Randomness:
         """Return the randomness of a model with these settings."""
         return cls(spec.target.seed, spec.target.process_id, spec.trains_together)
 
-    def resume(self, value: Sequence[int] | None) -> None:
-        """Continue from a file, which holds the state of process 0: the others draw other numbers.
+    def resume(self, value: Sequence[int] | None, own: bool = False) -> None:
+        """Continue from a file.
+
+        Args:
+            value: the state in it.
+            own: of this process; otherwise of process 0: the others draw other numbers.
 
         Raises:
             InvalidValue: it is no state of a generator.
         """
         self.set(value, None)
-        if self._process and self._saved is not None:
+        if not own and self._process and self._saved is not None:
             words = self._saved.numpy().tobytes()
             mixed = int.from_bytes(hashlib.blake2b(words, digest_size=4).digest(), "little")
             self._saved = first_state(mixed, self._process)

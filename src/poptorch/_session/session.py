@@ -157,7 +157,7 @@ class Session:
         live = Live(compilation, mode, Randomness.of(compilation.spec), changes)
         if self.restored is not None:
             live.kept = compilation.checked_state(self.restored.device)
-            live.random.resume(self.restored.random)
+            live.random.resume(self.restored.random, self.restored.own)
         if self.optimizer is not None:
             self.optimizer.compiled(compilation)
         self.live, self.restored, self.sync.dirty = live, None, False
@@ -215,7 +215,7 @@ class Session:
         now, restored = live.now, live.kept is not None
         self._connection.attach(now.spec, now.compiled.plan.layout.reserved)
         with interrupts.deferred():
-            device = Device(now.compiled, now.reading)
+            device = Device(now.compiled, now.reading, agreed=live.has_agreed)
             if live.kept is not None:
                 device.restore(live.kept)
             if self.optimizer is not None:
@@ -225,14 +225,14 @@ class Session:
             live.kept = None
         self.sync.dirty |= live.begin_alike(device)
 
-    def detach(self) -> None:
-        """Save what is only on the device and give the device back."""
+    def detach(self, alone: bool = False) -> None:
+        """Save what is only on the device and give it back; ``alone``: exchanging nothing."""
         # The garbage collector may do it while another is captured.
         with interrupts.deferred(), _capture.untraced():
-            self._save_device()
+            self._save_device(alone)
         self._connection.detach()
 
-    def _save_device(self) -> None:
+    def _save_device(self, alone: bool) -> None:
         device = self.sync.device
         if device is None:
             return
@@ -240,16 +240,21 @@ class Session:
         self.sync.bring_host_up_to_date()
         live.kept = device.device_only()
         if self.optimizer is not None:
-            self.optimizer.detach()
+            self.optimizer.detach(alone)
         live.random.leave(device.state)
         self.sync.device = None
         for variant in live.variants:
             variant.device = None
 
     def state_to_save(self) -> Mapping[str, torch.Tensor]:
-        """Return state that no host tensor mirrors, by key: the device's, or what was kept."""
-        device = self.sync.device
-        return device.device_only() if device is not None else self.get_live().kept or {}
+        """Return state that no host tensor mirrors, by key: the device's, or what was kept.
+
+        Where processes have parts of it all of them must call this.
+        """
+        device, live = self.sync.device, self.get_live()
+        if self.optimizer is not None and live.now.compiled.plan.program.shards:
+            self.optimizer.read()
+        return live.whole(device.device_only() if device is not None else live.kept or {})
 
     @property
     def rng_state(self) -> list[int] | None:
@@ -262,9 +267,9 @@ class Session:
         device = self.sync.device
         self.get_live().random.set(state, device.state if device is not None else None)
 
-    def release(self) -> None:
-        """Bring the host up to date and let go of the executable and the device."""
-        self.detach()
+    def release(self, alone: bool = False) -> None:
+        """Bring the host up to date and let go of executable and device, as ``detach``."""
+        self.detach(alone)
         if self.optimizer is not None:
             self.optimizer.spec = None
         self.live = None

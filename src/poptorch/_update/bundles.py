@@ -21,12 +21,16 @@ from .._ir.slot_function import SlotFunction
 _Tensors = Mapping[str, torch.Tensor]
 
 
-def flatten(spec: OptimSpec, params: Sequence[Slot]) -> tuple[OptimSpec, tuple[Bundle, ...]]:
+def flatten(
+    spec: OptimSpec, params: Sequence[Slot], name: str = "~", multiple: int = ALIGNMENT
+) -> tuple[OptimSpec, tuple[Bundle, ...]]:
     """Return the same optimizer over bundles of its weights.
 
     Args:
         spec: the optimizer.
         params: the ``param`` slots to bundle, which have a gradient. Others stay as they are.
+        name: what the bundles' paths begin with.
+        multiple: of ALIGNMENT; what their lengths are multiples of.
 
     Returns:
         A spec whose groups name the bundles in the place of their members, and the bundles, both
@@ -39,7 +43,7 @@ def flatten(spec: OptimSpec, params: Sequence[Slot]) -> tuple[OptimSpec, tuple[B
         members = [by_path[path] for path in group.params if path in by_path]
         dtypes = dict.fromkeys(slot.dtype for slot in members)
         made = [
-            _bundle(f"~{index}.{str(dtype).removeprefix('torch.')}", same)
+            _bundle(f"{name}{index}.{str(dtype).removeprefix('torch.')}", same, multiple)
             for dtype in dtypes
             if (same := [slot for slot in members if slot.dtype == dtype])
         ]
@@ -50,9 +54,9 @@ def flatten(spec: OptimSpec, params: Sequence[Slot]) -> tuple[OptimSpec, tuple[B
     return replace(spec, groups=tuple(groups)), tuple(bundles)
 
 
-def _bundle(path: str, params: Sequence[Slot]) -> Bundle:
+def _bundle(path: str, params: Sequence[Slot], multiple: int) -> Bundle:
     members, end = laid_out(params)
-    return Bundle(slots.param(path, (end,), params[0].dtype), members)
+    return Bundle(slots.param(path, (-(-end // multiple) * multiple,), params[0].dtype), members)
 
 
 def spread(bundles: Sequence[Bundle]) -> SlotFunction:
@@ -84,11 +88,12 @@ def gather(bundles: Sequence[Bundle]) -> SlotFunction:
 
 
 def _joined(bundle: Bundle, tensors: _Tensors) -> torch.Tensor:
-    padding = torch.zeros(ALIGNMENT, dtype=bundle.slot.dtype)
+    ends = [member.offset for member in bundle.members[1:]] + [bundle.slot.numel]
+    rests = [e - m.offset - m.slot.numel for m, e in zip(bundle.members, ends, strict=True)]
+    padding = torch.zeros(max(ALIGNMENT, *rests), dtype=bundle.slot.dtype)
     parts = []
-    for member in bundle.members:
+    for member, rest in zip(bundle.members, rests, strict=True):
         parts.append(tensors[slots.gradient(member.slot).key].reshape(-1))
-        rest = -member.slot.numel % ALIGNMENT
         if rest:
             parts.append(padding[:rest])
     return torch.cat(parts)

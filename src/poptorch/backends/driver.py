@@ -17,7 +17,7 @@ from .._base import interrupts
 from .._ir import indices, slots
 from .._ir.loops import Lanes
 from .._ir.plan import Plan
-from .._ir.program import Axis, Node, Program, Reduce, Repeat, Run
+from .._ir.program import Axis, Gather, Node, Program, Reduce, Repeat, Run, Scatter
 from .._ir.report import Report
 from .._ir.slot import Kind, Slot
 from .._ir.state import State
@@ -109,9 +109,9 @@ class LoopExecutable:
                 index[node.axis] = step
                 for child in node.body:
                     self._walk(child, runs, slices, index, collector)
-        elif isinstance(node, Reduce):
+        elif isinstance(node, Reduce | Scatter | Gather):
             assert self._bound is not None
-            add_up(node, self._bound[0])
+            exchange(node, self._bound[0])
         elif isinstance(node, Run):
             assert self._bound is not None
             interrupts.check()
@@ -175,10 +175,30 @@ def _state_argument(state: State, slot: Slot, replica: int) -> torch.Tensor | No
     return state.tensors[slot.key] if slot.lanes else state.read(slot, replica)
 
 
-def add_up(node: Reduce, state: State) -> None:
-    """Let the processes of the job add up what a reduction names."""
-    buckets = [state.tensors[bucket.slot.key] for bucket in node.buckets]
-    _job.current().add_up(buckets, "the gradients of an update")
+def exchange(node: Reduce | Scatter | Gather, state: State) -> None:
+    """Let the processes of the job exchange what a node names."""
+    group, tensors = _job.current(), state.tensors
+    if isinstance(node, Gather):
+        pairs = [(tensors[s.whole.slot.key], tensors[s.part.key]) for s in node.shards]
+        group.put_together(pairs, "the updated weights")
+        return
+    keys = (
+        [bucket.slot.key for bucket in node.buckets]
+        if isinstance(node, Reduce)
+        else [whole.key for whole, _ in node.pairs]
+    )
+    # Parts are views: gloo adds all of 20 MB up in 15 ms and scatters the sums in 59.
+    group.add_up([tensors[key] for key in keys], "the gradients of an update")
+    if isinstance(node, Scatter):
+        for whole, part in node.pairs:
+            _empty_others(tensors[whole.key], tensors[part.key])
+
+
+def _empty_others(whole: torch.Tensor, part: torch.Tensor) -> None:
+    """Zero all of a flat tensor but a part, which the update empties."""
+    first = part.storage_offset() - whole.storage_offset()
+    whole[:first].zero_()
+    whole[first + part.numel() :].zero_()
 
 
 def step_of(program: Program, index: Index) -> int:

@@ -15,6 +15,7 @@ from .._base import log
 from .._base.errors import StateError
 from .._ir import slots
 from .._ir.optim_spec import OptimGroup, OptimSpec
+from .._ir.slot import Slot
 
 _Hypers = dict[str, float]
 
@@ -52,7 +53,9 @@ def to_ipu_state(spec: OptimSpec, tensors: Mapping[str, torch.Tensor]) -> dict[s
 
 
 def from_ipu_state(
-    spec: OptimSpec, tensors: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]
+    spec: OptimSpec,
+    tensors: Mapping[str, Slot | torch.Tensor],
+    state: Mapping[str, torch.Tensor],
 ) -> dict[str, torch.Tensor]:
     """Return what a loaded ``ipu_state`` puts into the device's state, by key.
 
@@ -71,7 +74,7 @@ def from_ipu_state(
             missing.append(name)
             continue
         value = torch.as_tensor(state[name]).detach()
-        if value.shape != tensors[key].shape:
+        if tuple(value.shape) != tuple(tensors[key].shape):
             raise StateError(
                 f"The loaded optimizer state {name!r} has the wrong shape",
                 got=f"{tuple(value.shape)}; the model needs {tuple(tensors[key].shape)}",

@@ -69,6 +69,14 @@ class _DistributedOptions(Container):
         option is not PopTorch's.
         """
 
+    @option(LOGS, Value("broadcast_weights", True, field="runtime.broadcast_weights"))
+    def broadcastWeights(self, broadcast: bool) -> Self:
+        """Say whether all begin with process 0's weights; if not, they are compared and must agree.
+
+        So must the optimizer's state. What differs is an error in every process, which names it.
+        This option is not PopTorch's.
+        """
+
     def setEnvVarNames(self, var_num_processes: str, var_process_id: str) -> Self:
         """Read the count and the index from two environment variables, now.
 

@@ -1,6 +1,7 @@
 """``opts.TensorLocations``: where tensors rest, and the tiles kept for I/O.
 
-Nothing here changes a result; plans show it.
+Nothing here changes a result; plans show it. The state of the optimizer can be divided over the
+processes of a job.
 """
 
 # mypy: disable-error-code="empty-body"
@@ -33,7 +34,7 @@ class TensorLocationSettings(Container):
         return self.createOrSet(minElementsForOffChip=min_elements)
 
     def minElementsForReplicatedTensorSharding(self, min_elements: int) -> Self:
-        """Keep tensors with fewer elements whole on every replica."""
+        """Keep tensors with fewer elements whole on every replica; by default fewer than 8192."""
         expect("min_elements", min_elements, int)
         return self.createOrSet(minElementsForReplicatedTensorSharding=min_elements)
 
@@ -45,7 +46,10 @@ class TensorLocationSettings(Container):
         return self._switch("onChip", use)
 
     def useReplicatedTensorSharding(self, use: bool = True) -> Self:
-        """Give each replica a part of the tensors rather than all of them."""
+        """Give each replica a part of the tensors rather than all of them.
+
+        Between processes it divides the optimizer's state only, and a warning says where it cannot.
+        """
         return self._switch("useReplicatedTensorSharding", use)
 
     def useIOTilesToLoad(self, use: bool = True) -> Self:
@@ -101,7 +105,11 @@ class _TensorLocationOptions(Container):
 
     @option(HINT, _location("optimizer"))
     def setOptimizerLocation(self, location: TensorLocationSettings) -> Self:
-        """Say where optimiser state rests."""
+        """Say where optimiser state rests.
+
+        Sharded over the replicas of several processes, each process keeps a part of it and updates
+        that part of the weights.
+        """
 
     @option(HINT, _location("accumulator"))
     def setAccumulatorLocation(self, location: TensorLocationSettings) -> Self:

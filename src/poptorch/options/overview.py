@@ -31,8 +31,22 @@ def settings(options: Any) -> list[Setting]:
 
 def idle(options: Any) -> list[Setting]:
     """Return the options that were changed and have no effect, by name."""
-    changed = [s for s in settings(options) if s.row.effect in IDLE and s.changed]
+    changed = [
+        setting
+        for setting in settings(options)
+        if setting.row.effect in IDLE and setting.changed and not _divides(setting, options)
+    ]
     return sorted(changed, key=lambda setting: setting.option)
+
+
+def _divides(setting: Setting, options: Any) -> bool:
+    """Tell whether an option divides the optimizer's state over the processes of a job."""
+    (value, *_) = setting.row.values
+    return (
+        value.decides == "locations.optimizer"
+        and options.Distributed.numProcesses > 1
+        and bool(value.read(setting.group).get("useReplicatedTensorSharding"))
+    )
 
 
 def report_idle(options: Any) -> None:

@@ -74,19 +74,20 @@ def freeze_locations(options: Any, phased: bool) -> Locations:
     """Return where tensors rest.
 
     Phased strategies rest everything off chip by default; sharding over replicas is ignored when
-    there is one replica (PopTorch user guide, "Parallel execution").
+    there is one replica, in all processes (PopTorch user guide, "Parallel execution").
     """
     values: Mapping[str, Any] = options.TensorLocations._values
+    replicas = options.replication_factor * options.Distributed.numProcesses
 
     def location(kind: str) -> Location:
         stored = values.get(f"location_{kind}", {})
         return Location(
             on_chip=bool(stored.get("onChip", not phased)),
-            sharded=options.replication_factor > 1
-            and bool(stored.get("useReplicatedTensorSharding", 0)),
+            sharded=replicas > 1 and bool(stored.get("useReplicatedTensorSharding", 0)),
             load_by_io_tiles=bool(stored.get("useIOTilesToLoad", 0)),
             store_by_io_tiles=bool(stored.get("useIOTilesToStore", 0)),
             min_off_chip=stored.get("minElementsForOffChip"),
+            min_sharded=stored.get("minElementsForReplicatedTensorSharding"),
         )
 
     return Locations(

@@ -1,0 +1,119 @@
+"""The optimizer's state in parts over the processes of a job: which weights, and as what.
+
+Each process keeps the state of, and updates, its part of every large weight. Weights and gradients
+stay whole. Source: PopTorch user guide, "Options" (replicated tensor sharding); Rajbhandari et al.,
+"ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", stage 1.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from .. import _update
+from .._base import log
+from .._ir import slots
+from .._ir.bundle import ALIGNMENT, Bundle
+from .._ir.graph import Graph, compose
+from .._ir.optim_spec import OptimSpec
+from .._ir.placement import Location
+from .._ir.program import Shard
+from .._ir.slot import Kind, Slot
+from .._ir.spec import Spec
+from .bundle import trained_alone
+from .lower import lower
+
+FEWEST_ELEMENTS = 8192
+"""Of a weight whose state is divided, unless ``minElementsForReplicatedTensorSharding`` says so."""
+_WHOLE, _PART = "~whole.", "~part."
+
+Sharded = tuple[Graph, OptimSpec, tuple[Shard, ...]]
+
+
+def sharded(micro: Graph, spec: Spec, optim: OptimSpec, by_stages: bool) -> Sharded:
+    """Return the micro step over large weights behind one another, the optimizer over their parts.
+
+    All are returned as they are where nothing is to be divided; where the user asked for what is
+    not done, a warning says so.
+
+    Args:
+        micro: forward and backward.
+        spec, optim: what is built.
+        by_stages: the backend runs blocks on their chips.
+    """
+    if not spec.trains_together:
+        return micro, optim, ()
+    _say_whole(spec)
+    if not spec.locations.optimizer.sharded:
+        return micro, optim, ()
+    why = _hindrance(spec, optim, by_stages)
+    if why:
+        log.python.warning(
+            "useReplicatedTensorSharding has no effect: every process keeps all of the "
+            "optimizer's state, because %s",
+            why,
+        )
+        return micro, optim, ()
+    least = _fewest(spec.locations.optimizer)
+    members = [slot for slot in trained_alone(micro, optim) if slot.numel >= max(1, least)]
+    if not members:
+        log.python.warning(
+            "useReplicatedTensorSharding has no effect: no weight has %d elements, of which "
+            "minElementsForReplicatedTensorSharding makes parts",
+            least,
+        )
+        return micro, optim, ()
+    processes = spec.loops.processes
+    flat, bundles = _update.flatten(optim, members, _WHOLE, processes * ALIGNMENT)
+    shards = tuple(
+        Shard(bundle, _part(number, bundle, processes)) for number, bundle in enumerate(bundles)
+    )
+    parts = {shard.whole.slot.path: shard.part.path for shard in shards}
+    groups = [replace(g, params=tuple(parts.get(p, p) for p in g.params)) for g in flat.groups]
+    hidden = {slot.key for member in members for slot in (member, slots.gradient(member))}
+    graphs = [lower(_update.spread(bundles)), micro, lower(_update.gather(bundles))]
+    joined = compose("micro", graphs, keep=(Kind.GRADIENT,), drop=hidden)
+    return joined, replace(flat, groups=tuple(groups)), shards
+
+
+def _fewest(location: Location) -> int:
+    return FEWEST_ELEMENTS if location.min_sharded is None else location.min_sharded
+
+
+def _part(number: int, bundle: Bundle, processes: int) -> Slot:
+    shape = (bundle.slot.numel // processes,)
+    return slots.param(f"{_PART}{number}", shape, bundle.slot.dtype)
+
+
+def _hindrance(spec: Spec, optim: OptimSpec, by_stages: bool) -> str:
+    """Why the update cannot work on parts; "" if it can."""
+    norm = dict(optim.settings).get("max_grad_norm", math.inf)
+    hindrances = {
+        "LAMB needs the norm of each whole weight": optim.algorithm == "lamb",
+        "max_grad_norm needs the norm of all gradients": norm != math.inf,
+        "tensors are anchored": bool(spec.anchors),
+        "automatic loss scaling looks at whole gradients": spec.reduction.automatic_loss_scaling,
+        "every operator is checked for floating-point exceptions": (
+            spec.precision.floating_point_exceptions
+        ),
+        "updates are rounded at random": spec.precision.stochastic_rounding,
+        "the staged backend keeps weights on their chips": by_stages,
+    }
+    return "; ".join(why for why, true in hindrances.items() if true)
+
+
+def _say_whole(spec: Spec) -> None:
+    """Say that nothing else than the optimizer's state is divided over processes."""
+    locations = spec.locations
+    kinds = {
+        "weights": locations.weight,
+        "activations": locations.activation,
+        "accumulators": locations.accumulator,
+    }
+    asked = [name for name, location in kinds.items() if location.sharded]
+    if asked:
+        log.python.warning(
+            "useReplicatedTensorSharding of %s has no effect on what processes keep: only the "
+            "optimizer's state is divided over them",
+            " and ".join(asked),
+        )

@@ -1,0 +1,302 @@
+"""``poptorch.Checkpoints``: saving a run every few steps, and going on as if nothing had happened.
+
+Not a part of PopTorch. A checkpoint is a folder of files without pickles: the model's, as
+``executor.save`` writes it, and one of each process. It gets its name when all of it is there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import _job, _session
+from ._base import archive, log
+from ._base.errors import AssertionFailure, Error
+from .dataloader import DataLoader
+from .executor import PoplarExecutor
+
+__all__ = ["Checkpoints"]
+
+_MODEL, _FACTS, _UNFINISHED = "model.poptorch", "facts.json", "unfinished-"
+
+
+class Checkpoints:
+    """The checkpoints of one training run, in a folder.
+
+    The data comes from :meth:`batches`, which knows how much of it has been used:
+
+    .. code-block:: python
+
+        checkpoints = poptorch.Checkpoints("run", training, loader, scheduler=scheduler)
+        checkpoints.resume()
+        for batch in checkpoints.batches(epochs=3):
+            out, loss = training(*batch)
+            if checkpoints.step % 100 == 0:
+                checkpoints.save()
+
+    In a job all processes make the same calls, and all see the folder.
+
+    Args:
+        folder: where the checkpoints are; made if it is missing.
+        executor: a model that is wrapped for training.
+        loader: what the batches come from; any iterable that begins anew at each iteration.
+        keep: how many checkpoints stay, the latest ones.
+        stateful: by name, whatever else goes on: schedulers, and other objects with
+            ``state_dict()`` and ``load_state_dict()`` whose state is numbers, texts, and lists and
+            dicts of these.
+
+    Attributes:
+        step: how many batches have been handed out, that of the moment included.
+        epoch: which epoch they are of, from 0.
+
+    Raises:
+        AssertionError: the executor does not train, ``keep`` is less than 1, or the loader shuffles
+            in another process, from where its order cannot be told.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        executor: PoplarExecutor,
+        loader: Any,
+        keep: int = 2,
+        **stateful: Any,
+    ) -> None:
+        if executor._optimizer is None:
+            raise AssertionFailure("Checkpoints are of a model that is wrapped for training")
+        if keep < 1:
+            raise AssertionFailure("At least one checkpoint must be kept", got=f"keep={keep}")
+        _check_loader(loader)
+        self.step = self.epoch = 0
+        self._folder, self._keep = Path(folder), keep
+        self._executor, self._loader, self._stateful = executor, loader, stateful
+        place = executor.options.Distributed
+        self._process, self._processes = place.processId, place.numProcesses
+        self._samples = (getattr(loader, "combinedBatchSize", None) or 1) * self._processes
+        self._taken = 0  # batches of this epoch
+        self._begun: Any = None  # the host's generators when it began
+        self._resumed: Any = None  # and when the checkpoint was made
+        self._tidy = False
+
+    # Going on.
+
+    def resume(self) -> bool:
+        """Go on from the latest checkpoint, if there is one: before the model's first call.
+
+        With as many processes as before, all losses are those of a run without an interruption.
+        With another number the run goes on after the same samples, with other random numbers.
+
+        Returns:
+            Whether there was one.
+
+        Raises:
+            poptorch.Error: the model is compiled already, a file is damaged, or it was made by
+                another model or optimizer.
+        """
+        executor = self._executor
+        if executor.isCompiled():
+            raise Error(
+                "A run is resumed before its first call",
+                fix="call resume() first, or destroy() the executor before",
+            )
+        latest = self._agree(max(self._steps(), default=-1))[0]
+        if latest < 0:
+            return False
+        folder = self._path(latest)
+        saved = _session.read(folder / _MODEL)
+        facts = _read_facts(folder / _name(0))
+        same = facts["processes"] == self._processes
+        if same and self._process:
+            facts = _read_facts(folder / _name(self._process))
+        unknown = facts["stateful"].keys() ^ self._stateful.keys()
+        if unknown:
+            raise Error(
+                "The checkpoint is of other objects than those given",
+                got=f"{', '.join(sorted(unknown))} is on one side only",
+            )
+        _session.fill(saved, executor._user_model, executor._optimizer, executor._loss)
+        assert executor._optimizer is not None
+        executor.setOptimizer(executor._optimizer)  # it has other numbers now
+        _session.restore(executor._session, saved, facts["device"] if same else None)
+        for name, each in self._stateful.items():
+            each.load_state_dict(_session.decode(facts["stateful"][name]))
+        self.step, self.epoch = facts["step"], facts["epoch"]
+        self._taken = facts["taken"] * facts["samples"] // self._samples
+        self._begun, self._resumed = facts["begun"], facts["host"]
+        log.python.info("Going on from checkpoint %s, step %d", folder, self.step)
+        return True
+
+    def batches(self, epochs: int) -> Iterator[Any]:
+        """Yield what is left of the batches of so many epochs.
+
+        After ``resume`` those of the current epoch that were used are loaded again and dropped.
+        """
+        permutations = getattr(self._loader, "_permutations", None)
+        if self._resumed is not None and permutations is not None:
+            permutations.skip(self.epoch)
+        while self.epoch < epochs:
+            for batch in self._epoch():
+                self.step += 1
+                self._taken += 1
+                yield batch
+            self.epoch, self._taken = self.epoch + 1, 0
+
+    def _epoch(self) -> Iterator[Any]:
+        """What is left of this epoch."""
+        resumed, self._resumed = self._resumed, None
+        if resumed is None:
+            self._begun = _session.host_random.state()
+            yield from self._loader
+            return
+        _session.host_random.restore(self._begun)
+        rest = iter(self._loader)
+        for _ in zip(range(self._taken), rest, strict=False):
+            pass
+        _session.host_random.restore(resumed)
+        yield from rest
+
+    # Saving.
+
+    def save(self) -> Path:
+        """Write a checkpoint; a run that is killed meanwhile goes on from the one before.
+
+        Returns:
+            Its folder, once it is whole.
+
+        Raises:
+            poptorch.Error: the model is not compiled, processes are at different steps or do not
+                see one folder, or the state of an object has no JSON form.
+        """
+        steps = self._agree(self.step)
+        if len({*steps}) > 1:
+            raise Error(
+                "The processes of this job make checkpoints of different steps",
+                got="; ".join(f"process {i}: step {step}" for i, step in enumerate(steps)),
+            )
+        final = self._path(self.step)
+        folder = final.with_name(f"{_UNFINISHED}{final.name}")
+        if not self._process:
+            self._clear(folder)
+        self._agree(0)  # the folder is there
+        if not folder.is_dir():
+            raise Error(
+                "The processes of this job do not see one folder",
+                got=f"{folder}, which process 0 has made, is not there for process {self._process}",
+                fix="keep checkpoints where all hosts see the same files",
+            )
+        _session.save(
+            self._executor._session,
+            folder / _MODEL,
+            _session.Objects(self._executor._user_model, self._executor._optimizer, None),
+            "",
+            with_random=False,
+            pickled=False,
+        )
+        archive.write(folder / _name(self._process), {_FACTS: json.dumps(self._facts()).encode()})
+        self._agree(0)  # all is written
+        if not self._process:
+            _synchronise(folder)
+            folder.rename(final)
+            for old in sorted(self._steps())[: -self._keep]:
+                self._remove(self._path(old))
+        return final
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "processes": self._processes,
+            "samples": self._samples,
+            "step": self.step,
+            "epoch": self.epoch,
+            "taken": self._taken,
+            "begun": self._begun,
+            "host": _session.host_random.state(),
+            "device": self._executor.rng_state,
+            "stateful": {name: _encoded(name, each) for name, each in self._stateful.items()},
+        }
+
+    # Folders.
+
+    def _path(self, step: int) -> Path:
+        return self._folder / f"{step:09d}"
+
+    def _steps(self) -> list[int]:
+        """Return the steps of the checkpoints that are whole."""
+        if not self._folder.is_dir():
+            return []
+        return [int(path.name) for path in self._folder.iterdir() if path.name.isdecimal()]
+
+    def _clear(self, folder: Path) -> None:
+        """Make the folder of a new checkpoint; remove its namesake, and unfinished ones."""
+        if not self._tidy and self._folder.is_dir():
+            for left in self._folder.glob(f"{_UNFINISHED}*"):
+                shutil.rmtree(left)
+        self._tidy = True
+        folder.mkdir(parents=True)
+        if self._path(self.step).exists():
+            self._remove(self._path(self.step))
+
+    def _remove(self, path: Path) -> None:
+        """Remove a checkpoint, of which nobody ever sees a part."""
+        gone = path.with_name(f"{_UNFINISHED}gone-{path.name}")
+        path.rename(gone)
+        shutil.rmtree(gone)
+
+    def _agree(self, number: int) -> list[int]:
+        """Wait for all processes; return the number of each."""
+        if self._processes == 1:
+            return [number]
+        timeout = self._executor._settings().runtime.process_timeout
+        group = _job.join(self._process, self._processes, timeout)
+        return group.numbers(number, "checkpoints")
+
+
+def _check_loader(loader: Any) -> None:
+    if not isinstance(loader, DataLoader) or loader._accessor is None:
+        return
+    if loader._permutations is not None or isinstance(
+        loader.sampler, torch.utils.data.RandomSampler
+    ):
+        raise AssertionFailure(
+            "Checkpoints need to know the order of the data",
+            got="a loader that shuffles in another process",
+            fix="use DataLoaderMode.Sync, with num_workers for loading beside the computation",
+        )
+
+
+def _name(process: int) -> str:
+    return f"process-{process}"
+
+
+def _read_facts(path: Path) -> Any:
+    return json.loads(archive.read(path)[_FACTS])
+
+
+def _encoded(name: str, stateful: Any) -> Any:
+    state = {
+        key: dict(value) if isinstance(value, dict) else value
+        for key, value in stateful.state_dict().items()
+    }
+    try:
+        return _session.encode(state)
+    except TypeError as error:
+        raise Error(
+            f"The state of {name} cannot be kept in a checkpoint",
+            got=str(error),
+            fix="keep it in a file of its own",
+        ) from error
+
+
+def _synchronise(folder: Path) -> None:
+    """Have the disk write what is in a folder."""
+    for path in (*folder.iterdir(), folder):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

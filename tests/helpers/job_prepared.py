@@ -1,0 +1,15 @@
+"""Imported by the process that jobs are forked from: all that a job imports when it trains."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed
+import torch.distributed.elastic.multiprocessing.errors
+import torch.distributed.launcher.api
+import torch.distributed.rendezvous
+
+from helpers import job_cases, job_fault, job_launch  # noqa: F401 (what jobs run)
+
+torch.set_num_threads(1)  # a pool of threads would not survive the fork
+with torch.random.fork_rng():
+    job_cases.run(job_cases.CASES["adam of torch, post and loss"], 0, 1, calls=1)

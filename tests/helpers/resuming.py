@@ -1,0 +1,102 @@
+"""A run with everything random that a checkpoint has to bring back, whole or in two parts.
+
+Its ``main`` is one process of a job: it makes the run, then stops another one and goes on with it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import poptorch
+
+EPOCHS = 2
+SAVED_AT = 4  # steps: in the second epoch
+
+
+class Noisy(torch.utils.data.Dataset[Any]):
+    """Samples with noise from two generators."""
+
+    def __len__(self) -> int:
+        return 14
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((6,), float(index)) + torch.randn(6) + random.random()
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 40), nn.Linear(40, 2)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.second(self.drop(torch.tanh(self.first(x))))
+        return poptorch.identity_loss(out.square(), "mean")
+
+
+class Run:
+    """A model, its optimizer and scheduler, its data, and the checkpoints of all of them.
+
+    Args:
+        folder: of the checkpoints.
+        seed: of first weights and of the order of the data.
+        process, processes: place in a job.
+    """
+
+    def __init__(self, folder: Path, seed: int, process: int = 0, processes: int = 1) -> None:
+        torch.manual_seed(seed)
+        random.seed(seed)
+        options = poptorch.Options().backend("reference").randomSeed(3)
+        options.showCompilationProgressBar(False)
+        options.Distributed.configureProcessId(process, processes)
+        settings = poptorch.TensorLocationSettings().useReplicatedTensorSharding(True)
+        settings.minElementsForReplicatedTensorSharding(100)
+        options.TensorLocations.setOptimizerLocation(settings)
+        model = Dropping()
+        self.optimizer = poptorch.optim.Adam(model.parameters(), lr=0.1)
+        self.scheduler = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [2, 5], 0.5)
+        self.training = poptorch.trainingModel(model, options, self.optimizer)
+        loader = poptorch.DataLoader(options, Noisy(), batch_size=4 // processes, shuffle=True)
+        self.checkpoints = poptorch.Checkpoints(
+            folder, self.training, loader, scheduler=self.scheduler
+        )
+
+    def go_on(self, until: int | None = None) -> list[float]:
+        """Return the losses up to a step, at which a checkpoint is made, or to the end."""
+        losses = []
+        for batch in self.checkpoints.batches(EPOCHS):
+            losses.append(float(self.training(batch)))
+            self.scheduler.step()
+            self.training.setOptimizer(self.optimizer)
+            if self.checkpoints.step == until:
+                self.checkpoints.save()
+                return losses
+        return losses
+
+
+def whole_and_resumed(folder: Path, *place: int) -> tuple[list[float], list[float]]:
+    """Return the losses of a run, and those of one that was stopped and resumed."""
+    whole = Run(folder / "unused", 1, *place)
+    losses = whole.go_on()
+    whole.training.destroy()
+    first = Run(folder / "run", 1, *place)
+    begun = first.go_on(SAVED_AT)
+    first.training.destroy()
+    again = Run(folder / "run", 2, *place)
+    assert again.checkpoints.resume()
+    begun += again.go_on()
+    again.training.destroy()
+    return losses, begun
+
+
+def main(folder: str) -> None:
+    """Be one process of a job."""
+    index, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    losses, resumed = whole_and_resumed(Path(folder), index, count)
+    torch.save((losses, resumed), Path(folder) / f"{index}.pt")

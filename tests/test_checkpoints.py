@@ -1,0 +1,122 @@
+"""Checkpoints: a run that was stopped goes on as if it had not been."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from helpers import jobs, resuming
+from helpers.resuming import SAVED_AT, Run, whole_and_resumed
+
+
+def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    losses, resumed = whole_and_resumed(tmp_path)
+    assert len(losses) == 6
+    assert resumed == losses
+
+
+@pytest.mark.slow
+def test_processes_resume_together_and_one_goes_on_alone(tmp_path: Path) -> None:
+    ended = jobs.run("helpers.resuming", [tmp_path], 2, tmp_path)
+    assert all(code == 0 for code, _ in ended.values()), ended
+    for process in ended:
+        losses, resumed = torch.load(tmp_path / f"{process}.pt")
+        assert len(losses) == 6
+        assert resumed == losses
+    alone = Run(tmp_path / "run", 1)
+    assert alone.checkpoints.resume()
+    assert alone.checkpoints.step == SAVED_AT
+    assert len(alone.go_on()) == 2
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return poptorch.identity_loss(self.layer(x), "sum")
+
+
+def make(folder: Path, calls: int = 0, **stateful: object) -> poptorch.Checkpoints:
+    model = Plain()
+    options = poptorch.Options().backend("reference")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    training = poptorch.trainingModel(model, options, optimizer)
+    checkpoints = poptorch.Checkpoints(folder, training, [torch.ones(1, 2)] * 9, **stateful)
+    for _, batch in zip(range(calls), checkpoints.batches(1), strict=False):
+        training(batch)
+    return checkpoints
+
+
+def test_the_latest_ones_stay_and_what_is_unfinished_is_none(tmp_path: Path) -> None:
+    checkpoints = make(tmp_path)
+    left = tmp_path / "unfinished-000000008"
+    for step, batch in enumerate(checkpoints.batches(1), 1):
+        checkpoints._executor(batch)
+        if step in (3, 5, 7):
+            assert checkpoints.save().name == f"00000000{step}"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["000000005", "000000007"]
+    shutil.copytree(tmp_path / "000000005", left)  # as of a process that was killed
+    again = make(tmp_path)
+    assert again.resume()
+    assert again.step == 7
+    (batch,) = (batch for _, batch in zip(range(1), again.batches(1), strict=False))
+    again._executor(batch)
+    again.save()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["000000007", "000000008"]
+
+
+def test_there_is_nothing_to_resume_at_first(tmp_path: Path) -> None:
+    assert not make(tmp_path / "none").resume()
+
+
+class Counter:
+    def __init__(self, state: object) -> None:
+        self.state = state
+
+    def state_dict(self) -> dict[str, object]:
+        return {"state": self.state}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        self.state = state["state"]
+
+
+def test_what_cannot_be_kept_or_resumed_is_said(tmp_path: Path) -> None:
+    with pytest.raises(poptorch.Error, match="state of counter cannot be kept"):
+        make(tmp_path, 1, counter=Counter(object())).save()
+    assert not make(tmp_path).resume()
+    made = make(tmp_path, 1, counter=Counter([1.5]))
+    made.save()
+    with pytest.raises(poptorch.Error, match="before its first call"):
+        made.resume()
+    with pytest.raises(poptorch.Error, match="counter is on one side only"):
+        make(tmp_path).resume()
+    counter = Counter([0.0])
+    assert make(tmp_path, counter=counter).resume()
+    assert counter.state == [1.5]
+    file = tmp_path / "000000001" / "process-0"
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(AssertionError, match="Invalid file"):
+        make(tmp_path, counter=counter).resume()
+
+
+def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="wrapped for training"):
+        poptorch.Checkpoints(tmp_path, poptorch.inferenceModel(Plain()), [])
+    training = make(tmp_path)._executor
+    with pytest.raises(AssertionError, match="At least one"):
+        poptorch.Checkpoints(tmp_path, training, [], keep=0)
+    options = poptorch.Options()
+    mode = poptorch.DataLoaderMode.Async
+    loader = poptorch.DataLoader(options, resuming.Noisy(), shuffle=True, mode=mode)
+    try:
+        with pytest.raises(AssertionError, match="order of the data"):
+            poptorch.Checkpoints(tmp_path, training, loader)
+    finally:
+        loader.terminate()
