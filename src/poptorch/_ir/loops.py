@@ -8,6 +8,7 @@ accumulation step of one iteration; steps are counted through the call.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -54,12 +55,12 @@ class Loops:
     input_group_type: CommGroupType = CommGroupType.Consecutive
     processes: int = 1
 
-    @property
+    @functools.cached_property  # every call asks for it, several times
     def steps(self) -> int:
         """Steps of a call."""
         return self.iterations * self.accumulation
 
-    @property
+    @functools.cached_property
     def input_groups(self) -> int:
         """Groups of replicas that read different inputs."""
         return self.replicas // self.input_group_size
@@ -69,7 +70,7 @@ class Loops:
         """Data-parallel copies in all processes."""
         return self.replicas * self.processes
 
-    @property
+    @functools.cached_property
     def slices(self) -> int:
         """Micro-batches that one combined input is cut into."""
         return self.steps * self.input_groups

@@ -29,6 +29,7 @@ from .whole import Whole
 
 Index = dict[Axis, int]
 Mode = tuple[OutputMode, int]  # with the period of EveryN
+_FIRST: Index = dict.fromkeys(Axis, 0)
 
 
 class LoopExecutable:
@@ -62,7 +63,7 @@ class LoopExecutable:
         self._threads = Threads()
         graphs, checked = plan.program.graphs, plan.spec.precision.check_indices
         torn = [n for n, graph in graphs.items() if in_place and indices.may_fail(graph, checked)]
-        self._whole = Whole(plan.program, torn, self.by_call)
+        self._whole = Whole(plan.program, torn, self.by_call, in_place)
 
     def report(self) -> Report:
         """Return what the program costs."""
@@ -73,7 +74,7 @@ class LoopExecutable:
         runs = self._bind(state)
         collector = Collector(self._program, self._modes)
         slices = [self._program.loops.cut(value, self._program.lanes) for value in batch]
-        index: Index = dict.fromkeys(Axis, 0)
+        index: Index = _FIRST.copy()
         random = device_generator(state, self._random)
         with interrupts.deferred(), torch.no_grad(), random, self._threads:
             self._whole.begin(state)

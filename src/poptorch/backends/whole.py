@@ -4,8 +4,8 @@ In training the unit is the update: a call that fails leaves the state as after 
 update, and its error says how many these were. In inference it is the call. Most of it costs
 nothing: a graph writes its results when all of them are there, indices are checked before, and
 signals wait. So only what the micro-batches of an update change is copied, batch norm's statistics
-for one; and of a graph that writes in place while it may yet fail because of a value everything
-that it changes.
+for one; and of a graph that writes in place while it may yet fail, because of a value or because
+the system refuses memory, everything that it changes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Collection
 
 import torch
 
+from .._base import memory
 from .._ir.program import Program
 from .._ir.slot import Kind
 from .._ir.state import State
@@ -26,16 +27,35 @@ class Whole:
 
     Args:
         program: what is run.
-        torn: names of the graphs that may fail when they have written a part of their results.
+        torn: names of the graphs that may fail when they have written a part of their results,
+            because of a value.
         by_call: the unit is the call in training, too.
+        in_place: all graphs write while they run, so that they are torn when memory is refused.
     """
 
-    def __init__(self, program: Program, torn: Collection[str] = (), by_call: bool = False) -> None:
+    def __init__(
+        self,
+        program: Program,
+        torn: Collection[str] = (),
+        by_call: bool = False,
+        in_place: bool = False,
+    ) -> None:
         ends = [name for name in _LAST if name in program.graphs]
         self._last = None if by_call or not ends else ends[0]
         self._training = bool(ends)
         self._updates = program.loops.iterations if self._training else 1
         self._random = program.random
+        slots = program.state_slots()
+        self._usual = self._changed(program, torn)
+        self._tight = self._changed(program, program.graphs) if in_place else self._usual
+        self._keys = self._usual
+        self._sums = sorted(key for key, slot in slots.items() if slot.kind is Kind.ACCUM)
+        self._copies: dict[str, torch.Tensor] = {}
+        self._generator: torch.Tensor | None = None
+        self._done = self._kept = 0
+
+    def _changed(self, program: Program, torn: Collection[str]) -> list[str]:
+        """Return what has to be copied: what changes before the last results are there."""
         slots = program.state_slots()
         changed = {
             key
@@ -43,17 +63,13 @@ class Whole:
             if name != self._last or name in torn
             for key in graph.updates
         }
-        if self._last is not None and len(program.graphs) == 1 and self._last not in torn:
-            changed = set()
-        self._keys = sorted(key for key in changed if slots[key].kind is not Kind.ACCUM)
-        self._sums = sorted(key for key, slot in slots.items() if slot.kind is Kind.ACCUM)
-        self._copies: list[torch.Tensor] = []
-        self._generator: torch.Tensor | None = None
-        self._done = self._kept = 0
+        return sorted(key for key in changed if slots[key].kind is not Kind.ACCUM)
 
     def begin(self, state: State) -> None:
         """A call begins; torch's generator is the device's."""
         self._done = self._kept = 0
+        if self._tight is not self._usual:
+            self._keys = self._tight if memory.can_be_refused() else self._usual
         self._keep(state)
 
     def ran(self, graph: str, state: State) -> None:
@@ -69,18 +85,18 @@ class Whole:
         self._kept = self._done
         if self._random:
             self._generator = torch.get_rng_state()
-        if not self._copies:
-            self._copies = [torch.empty_like(state.tensors[key]) for key in self._keys]
-        for key, copy in zip(self._keys, self._copies, strict=True):
-            copy.copy_(state.tensors[key])
+        for key in self._keys:
+            if key not in self._copies:
+                self._copies[key] = torch.empty_like(state.tensors[key])
+            self._copies[key].copy_(state.tensors[key])
 
     def put_back(self, state: State, error: BaseException) -> None:
         """Undo what has happened since the last whole update; the error says so."""
         if self._last is not None and self._done == self._updates:
             self._kept = self._done
         else:
-            for key, copy in zip(self._keys, self._copies, strict=True):
-                state.tensors[key].copy_(copy)
+            for key in self._keys:
+                state.tensors[key].copy_(self._copies[key])
             for key in self._sums:
                 state.tensors[key].zero_()
             if self._generator is not None:

@@ -1,0 +1,92 @@
+"""Compiled code that is refused memory while it writes: whole updates, where that may happen."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator, Mapping, Sequence
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from helpers.wrapped import options
+from poptorch import backends
+from poptorch._base import memory
+from poptorch.backends.driver import LoopExecutable, program_report
+from poptorch.backends.prepare import signature
+from poptorch.backends.protocol import Compiled
+
+X, Y = torch.ones(8, 4), torch.zeros(8, 3)
+
+
+@pytest.fixture(params=[resource.RLIMIT_AS, resource.RLIMIT_DATA])
+def limited(request: pytest.FixtureRequest) -> Iterator[None]:
+    soft, hard = resource.getrlimit(request.param)
+    resource.setrlimit(request.param, (1 << 46, hard))
+    yield
+    resource.setrlimit(request.param, (soft, hard))
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(4, 3), nn.BatchNorm1d(3)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(self.norm(self.layer(x)), y)
+
+
+def tearing(run: Compiled, at: int, runs: list[int]) -> Compiled:
+    """Let the run of some number fail when it has written, as code that writes in place may."""
+
+    def function(arguments: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        results = run(arguments)
+        runs.append(1)
+        if len(runs) == at:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return results
+
+    return function
+
+
+def copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {key: tensor.clone() for key, tensor in tensors.items()}
+
+
+def in_place(wrapper: poptorch.PoplarExecutor, at: int) -> LoopExecutable:
+    plan, runs = wrapper.plan(), list[int]()
+    parts = {
+        name: (signature(graph), tearing(backends.interpreted(graph), at, runs))
+        for name, graph in plan.program.graphs.items()
+    }
+    return LoopExecutable(plan, parts, program_report("toy", plan.program, 0.0), in_place=True)
+
+
+@pytest.mark.parametrize("lanes", [0, 1])
+def test_what_a_run_has_written_is_put_back(lanes: int, limited: None) -> None:
+    """Of two updates of two micro-batches the second tears."""
+    model = Model()
+    opts = options(iterations=2, accumulation=2).lanes(lanes)
+    optimizer = poptorch.optim.Adam(model.parameters(), lr=0.1)
+    wrapper = poptorch.trainingModel(model, opts, optimizer)
+    wrapper.compile(X, Y)
+    state = wrapper._session.sync.device.state
+    before = copies(state.tensors)
+    runs = {1: 2, 2: 6}[len(wrapper.plan().program.graphs)]  # of a call: micro-batches and updates
+    last = in_place(wrapper, at=runs)
+    kept = last._whole._keep
+    states = []
+    last._whole._keep = lambda state: states.append(copies(state.tensors)) or kept(state)
+    with pytest.raises(RuntimeError, match="can't allocate") as caught:
+        last.run(state, [X, Y])
+    assert any("1 of the 2 updates" in note for note in caught.value.__notes__)
+    assert all(torch.equal(state.tensors[key], states[1][key]) for key in before)
+    assert not all(torch.equal(states[1][key], before[key]) for key in before)
+
+
+def test_nothing_is_copied_where_memory_is_granted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_is_exact", lambda: False)
+    assert not memory.can_be_refused()
+    monkeypatch.setattr(memory, "_is_exact", lambda: True)
+    assert memory.can_be_refused()
