@@ -1,6 +1,7 @@
 # Every target makes its own virtual environment first; nothing else needs to be set up.
 #   make demo                  train and evaluate FashionMNIST, native PyTorch and poptorch side by side
 #   make test                  lint, types and all tests
+#   make examples              eight programs on real data, beside eager PyTorch, a few steps each
 #   make docs                  the site in build/site, and the tests of its pages
 #   make check                 lint, types and a quick part of the tests, in about a minute
 #   make sweep                 torch's operators and modules, and models, one by one (long)
@@ -16,7 +17,7 @@ STAMP := $(VENV)/.installed
 TORCH := $(shell sed -n 's/^\(torch==[0-9.]*\).*/\1/p' constraints.txt)
 FASHION := /usr/share/datasets/fashion-mnist
 
-.PHONY: demo test check lint docs site sweep harden bench bench-quick soak dataset clean
+.PHONY: demo examples test check lint docs site sweep harden bench bench-quick soak dataset clean
 .DEFAULT_GOAL := test
 
 # torch goes first and by its exact version, so that nothing later can pull another build of it.
@@ -30,6 +31,12 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP) dataset
 	$(BIN)/python examples/fashion_mnist/demo.py
+
+# Real data, beside eager PyTorch. Without --small they train longer, with --plot FILE they draw.
+EXAMPLES := series/train text/train images/train pipeline/train bert/train \
+	graphs/nodes graphs/molecules graphs/temporal
+examples: $(STAMP)
+	for name in $(EXAMPLES); do $(BIN)/python examples/$$name.py --small || exit 1; done
 
 test: lint site
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
@@ -71,6 +78,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/fused_update.py
 	$(BIN)/python benchmarks/data.py
 	$(BIN)/python benchmarks/graphs.py
+	$(BIN)/python benchmarks/trainer.py
 
 bench-quick: $(STAMP)
 	$(BIN)/python benchmarks/speed.py --quick

@@ -26,15 +26,16 @@ _FENCE = re.compile(r"^```(\S+) \S+$", re.M)
 
 def site_paths() -> dict[str, str]:
     """Return where each file of the repository that is part of the site has its place there."""
-    places = {"README.md": "index.md", **{name: name for name in PROJECT}}
+    places = {"README.md": "index.md", "examples/README.md": "examples/index.md"}
+    places |= {name: name for name in PROJECT}
     for path in (ROOT / "docs").rglob("*"):
         if path.is_file():
             places[path.relative_to(ROOT).as_posix()] = path.relative_to(ROOT / "docs").as_posix()
     for page in (ROOT / "examples").glob("*/README.md"):
         places[page.relative_to(ROOT).as_posix()] = f"examples/{page.parent.name}.md"
-        for image in page.parent.glob("*.png"):
-            name = image.relative_to(ROOT).as_posix()
-            places[name] = name
+    for image in (ROOT / "examples").rglob("*.png"):
+        name = image.relative_to(ROOT).as_posix()
+        places[name] = name
     return places
 
 

@@ -19,7 +19,10 @@ import options_table
 from helpers.source_tree import ROOT
 
 PAGES = sorted(
-    path for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")] if path.is_file()
+    path
+    for pattern in ("*.md", "docs/**/*.md", "examples/**/*.md")
+    for path in ROOT.glob(pattern)
+    if path.is_file()
 )
 
 

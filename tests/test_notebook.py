@@ -35,10 +35,15 @@ class Printer:
 
 
 def shown(value: Any) -> str:
-    """Return what IPython shows of a value where it shows text."""
+    """Return what IPython shows of a value where it shows text: the first class decides."""
     printer = Printer()
-    value._repr_pretty_(printer, False)
-    return printer.shown
+    for cls in type(value).__mro__:
+        if "_repr_pretty_" in vars(cls):
+            cls._repr_pretty_(value, printer, False)
+            return printer.shown
+        if "__repr__" in vars(cls):
+            break
+    return repr(value)
 
 
 def test_options_show_what_differs() -> None:

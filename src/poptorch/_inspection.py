@@ -25,13 +25,6 @@ class Inspection:
     _session: _session.Session
     _options: Options
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Show it in a notebook: model, kind, what runs it; ``repr`` has all its layers."""
-        name = type(self._session.model.module).__name__.removeprefix("Poptorch")
-        kind = "inference" if self._session.optimizer is None else "training"
-        state = f"compiled, {self.plan().tier}" if self.isCompiled() else "not compiled"
-        printer.text(f"{type(self).__name__}: {name}, {kind}, {state}")
-
     def isCompiled(self) -> bool:
         """Tell whether the model is compiled."""
         return self._session.live is not None

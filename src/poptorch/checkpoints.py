@@ -29,16 +29,16 @@ _MODEL, _FACTS, _UNFINISHED = "model.poptorch", "facts.json", "unfinished-"
 class Checkpoints:
     """The checkpoints of one training run, in a folder.
 
-    The data comes from :meth:`batches`, which knows how much of it has been used:
+    The data comes from ``batches``, which knows how much of it has been used:
 
-    .. code-block:: python
-
-        checkpoints = poptorch.Checkpoints("run", training, loader, scheduler=scheduler)
-        checkpoints.resume()
-        for batch in checkpoints.batches(epochs=3):
-            out, loss = training(*batch)
-            if checkpoints.step % 100 == 0:
-                checkpoints.save()
+    ```python
+    checkpoints = poptorch.Checkpoints("run", training, loader, scheduler=scheduler)
+    checkpoints.resume()
+    for batch in checkpoints.batches(epochs=3):
+        out, loss = training(*batch)
+        if checkpoints.step % 100 == 0:
+            checkpoints.save()
+    ```
 
     In a job all processes make the same calls, and all see the folder.
 

@@ -356,6 +356,13 @@ class PoplarExecutor(Inspection):
     def __repr__(self) -> str:
         return module_repr(self._user_model)
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Show it in a notebook: model, kind, what runs it; ``repr`` has all its layers."""
+        name = type(self._session.model.module).__name__.removeprefix("Poptorch")
+        kind = "inference" if self._session.optimizer is None else "training"
+        state = f"compiled, {self.plan().tier}" if self.isCompiled() else "not compiled"
+        printer.text(f"{type(self).__name__}: {name}, {kind}, {state}")
+
     def __copy__(self) -> PoplarExecutor:
         return self  # a model has one executor
 

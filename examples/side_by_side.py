@@ -1,0 +1,135 @@
+"""What the examples share: the same training in plain PyTorch and in PopTorch, compared.
+
+Both start from the same weights and see the same batches in the same order. They take turns, a
+round each, so that whatever else the machine does hits both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import poptorch
+
+Batch = tuple[torch.Tensor, ...]
+Step = Callable[[Batch], float]
+
+
+@dataclass
+class Run:
+    """One of the two: its losses, and the micro-batches per second of each round."""
+
+    name: str
+    losses: list[float] = field(default_factory=list)
+    speeds: list[float] = field(default_factory=list)
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """Return the arguments that all examples take."""
+    arguments = argparse.ArgumentParser(description=description)
+    arguments.add_argument("--small", action="store_true", help="a few steps, to see that it runs")
+    arguments.add_argument("--plot", type=Path, help="save losses and speeds as a picture there")
+    return arguments
+
+
+def eager_step(model: nn.Module, optimizer: torch.optim.Optimizer, accumulation: int) -> Step:
+    """Return the native loop over the micro-batches of one update."""
+
+    def step(batch: Batch) -> float:
+        optimizer.zero_grad()
+        for micro in zip(*(part.chunk(accumulation) for part in batch), strict=True):
+            loss = model(*micro)
+            (loss / accumulation).backward()
+        optimizer.step()
+        return loss.item()
+
+    return step
+
+
+def poptorch_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, options: poptorch.Options
+) -> Step:
+    """Return one call of the wrapped model."""
+    training = poptorch.trainingModel(model, options, optimizer)
+    return lambda batch: training(*batch).item()
+
+
+def compare(
+    model: nn.Module,
+    make_optimizer: Callable[[nn.Module], torch.optim.Optimizer],
+    batches: Sequence[Batch],
+    rounds: int,
+    options: poptorch.Options | None = None,
+) -> list[Run]:
+    """Train two copies of a model, one natively and one wrapped.
+
+    Args:
+        model: its ``forward`` returns the loss.
+        make_optimizer: from a model.
+        batches: what an update takes each; a round goes over all of them.
+        rounds: over the batches.
+        options: of the wrapped model.
+    """
+    options = options or poptorch.Options()
+    accumulation = options.Training.gradient_accumulation
+    other = copy.deepcopy(model)
+    runs = [Run("eager PyTorch"), Run("poptorch")]
+    steps = [
+        eager_step(other, make_optimizer(other), accumulation),
+        poptorch_step(model, make_optimizer(model), options),
+    ]
+    for _ in range(rounds):
+        for run, step in zip(runs, steps, strict=True):
+            start = time.perf_counter()
+            run.losses += [step(batch) for batch in batches]
+            run.speeds.append(len(batches) * accumulation / (time.perf_counter() - start))
+    return runs
+
+
+def table(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield the comparison as lines."""
+    first, last = runs
+    yield f"{'':<16}{first.name:>16}{last.name:>16}"
+    for title, pick in (("first", 0), ("last", -1)):
+        yield f"{title + ' loss':<16}{first.losses[pick]:>16.4f}{last.losses[pick]:>16.4f}"
+    for title, pick in (("first", 0), ("last", -1)):
+        speeds = f"{first.speeds[pick]:>16.1f}{last.speeds[pick]:>16.1f}"
+        yield f"{title + ' round':<16}{speeds}  micro-batches/s"
+    apart = max(abs(a - b) for a, b in zip(first.losses[:20], last.losses[:20], strict=True))
+    yield f"losses of the first 20 updates: at most {apart:.1e} apart"
+    yield f"last round: {last.speeds[-1] / first.speeds[-1]:.2f} times as fast as eager"
+
+
+def plot(runs: Sequence[Run], path: Path, title: str) -> None:
+    """Save losses and speeds as a picture."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (losses, speeds) = pyplot.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+    styles = [{"linewidth": 4, "alpha": 0.35}, {"linewidth": 1.2}]
+    for run, style in zip(runs, styles, strict=True):
+        losses.plot(range(1, len(run.losses) + 1), run.losses, label=run.name, **style)
+        speeds.plot(range(1, len(run.speeds) + 1), run.speeds, "o-", label=run.name)
+    losses.set(xlabel="update", ylabel="loss")
+    speeds.set(xlabel="round", ylabel="micro-batches per second", ylim=(0, None))
+    speeds.xaxis.get_major_locator().set_params(integer=True)
+    losses.legend()
+    figure.suptitle(title)
+    figure.savefig(path, dpi=100)
+    pyplot.close(figure)
+
+
+def finish(runs: Sequence[Run], arguments: argparse.Namespace, title: str) -> None:
+    """Print the comparison, and plot it if that was asked for."""
+    print(title, *table(runs), sep="\n")
+    if arguments.plot:
+        plot(runs, arguments.plot, title)

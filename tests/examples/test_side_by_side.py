@@ -1,0 +1,52 @@
+"""The examples on real data: each runs, learns as eager PyTorch does, and draws its picture."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+import side_by_side
+from helpers.source_tree import ROOT
+
+pytestmark = pytest.mark.slow
+EXAMPLES = ROOT / "examples"
+FOLDERS = sorted(path.parent.name for path in EXAMPLES.glob("*/train.py"))
+# Half precision and twelve layers round: an update later the runs are this far apart.
+APART = {"images": 0.02}
+
+
+def test_the_examples_are_all_in_the_makefile_and_have_a_page() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    (listed,) = re.findall(r"^EXAMPLES := ((?:.*\\\n)*.*)$", makefile, re.M)
+    programs = listed.replace("\\", "").split()
+    assert {f"{name}/train" for name in FOLDERS} <= set(programs)
+    assert [name for name in programs if not (EXAMPLES / f"{name}.py").is_file()] == []
+    for name in FOLDERS:
+        page = (EXAMPLES / name / "README.md").read_text()
+        assert f"python examples/{name}/train.py" in page
+        shown = "](plot.png)" in page
+        assert shown == (EXAMPLES / name / "plot.png").is_file()
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_it_learns_as_eager_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POPTORCH_BACKEND", "reference")
+    place = EXAMPLES / name / "train.py"
+    spec = importlib.util.spec_from_file_location(f"examples_{name}", place)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    eager, wrapped = module.main(["--small"])
+    assert len(eager.losses) == len(wrapped.losses) >= 2
+    assert wrapped.losses == pytest.approx(eager.losses, rel=APART.get(name, 1e-3))
+    assert wrapped.losses[-1] != wrapped.losses[0]
+
+
+def test_a_picture_is_drawn(tmp_path: Path) -> None:
+    runs = [side_by_side.Run(name, [2.0, 1.0], [5.0, 10.0]) for name in ("one", "other")]
+    side_by_side.plot(runs, tmp_path / "plot.png", "title")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
