@@ -136,7 +136,8 @@ def _on_samples(
             f"The data set's {samples} samples are not divisible by the combined batch size"
             f" ({combined}) x {processes} processes: the last batch of this process has"
             f" {size or combined} samples, and a model that was compiled for {combined} rejects"
-            " any other size. Pass drop_last=True to leave it out.",
+            " any other size, unless options.programs(2) lets it be compiled for that, too. Pass"
+            " drop_last=True to leave it out.",
         )
     if left == samples:
         return Notice(
