@@ -5,6 +5,7 @@ Sources: PopTorch user guide, "PopTorch ops" and "Features".
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -71,7 +72,7 @@ def lower_hints(
         elif kind is Hint.AVAILABLE_MEMORY:
             _limit_memory(node.args[0], float(node.args[2]))
         else:
-            scopes.note(_unmarked(node), **{KEEP: True})
+            scopes.note(_maker(_unmarked(node)), **{KEEP: True})
     for node in marked:
         node.replace_all_uses_with(node.args[0])
         graph.erase_node(node)
@@ -84,6 +85,13 @@ def _unmarked(node: fx.Node) -> fx.Node:
     while node.target is hint:
         node = node.args[0]  # type: ignore[assignment]
     return node
+
+
+def _maker(node: fx.Node) -> fx.Node:
+    """The operator that makes a value; notes on one of its several results would get lost."""
+    source = node.args[0] if node.target is operator.getitem else node
+    assert isinstance(source, fx.Node)
+    return source
 
 
 def _limit_memory(node: fx.Node, proportion: float) -> None:

@@ -7,6 +7,7 @@ Placement adds the stage and the direction in which the node runs.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -88,7 +89,9 @@ def line_of(node: fx.Node) -> tuple[str, int] | None:
 
 
 def is_kept(node: fx.Node) -> bool:
-    """Tell whether the user wants a value kept for the backward pass."""
+    """Tell whether the user wants a value kept for the backward pass, or one made with it."""
+    if node.target is operator.getitem:
+        (node, *_) = node.all_input_nodes
     return bool(_custom(node).get(KEEP))
 
 
