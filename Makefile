@@ -100,5 +100,15 @@ dataset:
 			echo "It could not be installed; going on without it"; \
 	fi
 
+# A test draws report.html in Chromium, a Debian package, and is skipped without it.
+.PHONY: browser
+browser:
+	@if ! command -v chromium >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "Installing the Debian package chromium"; \
+		timeout 300 sh -c 'apt-get install -y -qq --no-install-recommends chromium || \
+			{ apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; }' \
+			>/dev/null 2>&1 || echo "It could not be installed; its test is skipped"; \
+	fi
+
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache

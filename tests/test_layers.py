@@ -23,9 +23,10 @@ STOREYS: tuple[tuple[str, ...], ...] = (
     ("integrations",),
     ("__init__",),
     (
-        "executor", "wrappers", "dataloader", "argparsers", "autocasting", "autoplacing",
+        "executor", "wrappers", "dataloader", "advising", "argparsers", "autocasting",
+        "autoplacing",
         "checkpoints", "collation", "estimating", "hardware", "profiling", "testing",
-        "poptorch_core", "_impl", "_poplar_executor",
+        "poptorch_core", "repricing", "_impl", "_poplar_executor",
         "_inspection", "varying",
     ),
     ("_session",),
@@ -46,7 +47,7 @@ ENVIRONMENT_ALLOWED = ("_base/env.py",)
 FILES = sorted(PACKAGE.rglob("*.py"))
 OUR_OTHER_PACKAGE = sorted(
     path
-    for name in ("poptorch_geometric", "popdist")
+    for name in ("poptorch_geometric", "popdist", "pva")
     for path in (PACKAGE.parent / name).rglob("*.py")
 )
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import poptorch
+import pva
 from helpers.source_tree import ROOT
 
 pytestmark = pytest.mark.slow
@@ -87,7 +88,8 @@ def run(tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.spec("runtime", 14)
 def test_channels_record_events(tmp_path: Path) -> None:
-    events = json.loads(run(tmp_path, PVTI_OPTIONS='{"enable":"true"}').stdout)
+    wanted = '{"enable":"true","directory":"traces"}'
+    events = json.loads(run(tmp_path, PVTI_OPTIONS=wanted).stdout)
     ours = {name: n for name, n in events.items() if name.startswith(("poptorch.", "dataset", "m"))}
     assert ours == {
         "dataset.__getitem__": 4,
@@ -99,6 +101,13 @@ def test_channels_record_events(tmp_path: Path) -> None:
         "poptorch.trainingModel.setOptimizer": 1,
         "poptorch.trainingModel.destroy": 1,
     }
+    (path,) = (tmp_path / "traces").iterdir()
+    (process,) = pva.openTrace(path).processes.values()
+    outer = [event for thread in process.threads.values() for event in thread.events]
+    calls = [event for event in outer if event.label == "modelExecution"]
+    assert len(calls) == 2
+    assert [event.label for event in calls[0].children()] == ["modelCompilation"]
+    assert all(event.channel == "poptorch.trainingModel" for event in calls)
 
 
 def test_options_that_say_no_and_options_that_say_nothing(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ class Inspection:
 
     def estimate(self, *args: Any, system: str = "bow:16", **kwargs: Any) -> Estimate:
         """Return what the program would cost on IPUs; see ``poptorch.estimate``."""
-        return of_session(self._session, args, kwargs, system)
+        return of_session(self._session, self._options, args, kwargs, system)
 
     # What a call cost.
 
@@ -60,7 +60,7 @@ class Inspection:
         return elapsed
 
     def cycleCount(self) -> int:
-        """Return the cycles of the last call, estimated from its time and the chip's clock.
+        """Return the cycles that a call would take on IPUs, as the cost model estimates them.
 
         Raises:
             poptorch.Error: ``logCycleCount`` is off, or the model has not run.
@@ -68,10 +68,9 @@ class Inspection:
         if not self._options._Popart.options.get("instrumentWithHardwareCycleCounter", False):
             raise Error("Cycle count logging is disabled", fix="options.logCycleCount(True)")
         live = self._session.live
-        cycles = live.cycles() if live is not None else None
-        if cycles is None:
+        if live is None or live.last is None:
             raise Error("Please run the model at least once before asking for its cycle count")
-        return cycles
+        return self._session.reports.cycles()
 
     def getPerfCounters(self) -> Stamps:
         """Return time stamps of the last call in seconds, by kind, per tensor.

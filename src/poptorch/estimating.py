@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from . import _compile, _session
-from ._base.errors import Error
+from . import _session
 from ._machine.estimate import Estimate
-from ._machine.systems import System, parse
+from ._machine.systems import parse
+from .advising import advice
+from .options import Options
+from .repricing import Repricer
 
 if TYPE_CHECKING:
     from .executor import PoplarExecutor
@@ -35,30 +38,17 @@ def estimate(
         poptorch.Error: there is no such system, it has fewer chips than the model needs, or the
             model cannot be captured.
     """
-    return of_session(executor._session, args, kwargs, system)
+    return of_session(executor._session, executor._options, args, kwargs, system)
 
 
 def of_session(
-    session: _session.Session, args: tuple[Any, ...], kwargs: Mapping[str, Any], system: str
+    session: _session.Session,
+    options: Options,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    system: str,
 ) -> Estimate:
-    """Return the estimate of a wrapped model."""
-    chips = parse(system)
-    captured, spec = _session.capture_for_estimate(session, args, kwargs)
-    priced = _compile.estimate(captured, spec, chips)
-    refuse_too_few(priced, chips)
-    return priced
-
-
-def refuse_too_few(priced: Estimate, chips: System) -> None:
-    """Refuse a system that has fewer chips than the model needs.
-
-    Raises:
-        poptorch.Error: it has.
-    """
-    needed = len(priced.chips) * priced.replicas
-    if needed > chips.chips:
-        raise Error(
-            "The model needs more IPUs than the system has",
-            got=f"{priced.replicas} replicas of {len(priced.chips)} IPUs on {chips.text}",
-            fix=f'system="{chips.kind.name}:{1 << (needed - 1).bit_length()}", or fewer replicas',
-        )
+    """Return the estimate of a wrapped model, with advice."""
+    repricer = Repricer(session, options, args, kwargs, parse(system))
+    priced = repricer.price({}, guesses=True)
+    return replace(priced, advice=advice(repricer, priced))

@@ -373,6 +373,7 @@ class PoplarExecutor(Inspection):
 
 
 def _finish(session: _session.Session, model: nn.Module, alone: bool = False) -> None:
+    session.reports.finish()
     session.release(alone)
     if session.sync.linked:
         session.sync.unlink()

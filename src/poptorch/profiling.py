@@ -1,4 +1,4 @@
-"""Trace channels: named stretches of a program in torch's own profiler.
+"""Trace channels: named stretches of a program, in torch's own profiler and in a trace of the host.
 
 Source: PopTorch user guide, "Environment variables" and "PopTorch ops".
 """
@@ -8,17 +8,20 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
 from ._base import env, log
+from ._base.host_trace import HostTrace
 
 T = TypeVar("T")
 
 
-def _enabled() -> bool:
+def _settings() -> dict[str, Any]:
     text = env.get("PVTI_OPTIONS")
     try:
         settings = json.loads(text) if text else {}
@@ -26,18 +29,22 @@ def _enabled() -> bool:
         settings = None
     if not isinstance(settings, dict):
         log.python.warning('PVTI_OPTIONS is ignored: it is no JSON object like {"enable":"true"}')
-        return False
-    return str(settings.get("enable", "false")).lower() == "true"
+        return {}
+    return settings
 
 
-_ENABLED = _enabled()  # read once, at import, as it was
+_SETTINGS = _settings()  # read once, at import, as it was
+_ENABLED = str(_SETTINGS.get("enable", "false")).lower() == "true"
+_TRACE = HostTrace(Path(str(_SETTINGS.get("directory", ".")))) if _ENABLED else None
 
 
 class Channel:
     """A group of events under one name; equal names share one channel.
 
-    Events are recorded while ``torch.profiler`` runs, as ``channel.event``. Without
-    ``PVTI_OPTIONS='{"enable":"true"}'`` in the environment at import nothing is traced.
+    With ``PVTI_OPTIONS='{"enable":"true","directory":"DIR"}'`` in the environment at import events
+    are recorded: for torch's profiler while that runs, as ``channel.event``, and for
+    ``DIR/trace_PID.json``, written at exit, which ``pva.openTrace`` and https://ui.perfetto.dev
+    open. Otherwise nothing is.
 
     Args:
         name: of the channel.
@@ -66,7 +73,19 @@ class Channel:
         """Return a context manager: what runs inside is one event."""
         if not _ENABLED:
             return contextlib.nullcontext()
-        return torch.profiler.record_function(f"{self._name}.{name}")
+        return _recorded(self._name, name)
+
+
+@contextlib.contextmanager
+def _recorded(channel: str, name: str) -> Iterator[None]:
+    """Record what runs inside as one event."""
+    start = time.perf_counter()
+    try:
+        with torch.profiler.record_function(f"{channel}.{name}"):
+            yield
+    finally:
+        if _TRACE is not None:
+            _TRACE.add(channel, name, start, time.perf_counter())
 
 
 @functools.cache
@@ -86,7 +105,7 @@ def _traced(cls: Any, channel: str, methods: tuple[str, ...]) -> Any:
 def _event(method: Callable[..., Any], channel: str, name: str) -> Callable[..., Any]:
     @functools.wraps(method)
     def traced(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with torch.profiler.record_function(f"{channel}.{name}"):
+        with _recorded(channel, name):
             return method(self, *args, **kwargs)
 
     return traced

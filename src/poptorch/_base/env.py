@@ -93,10 +93,16 @@ _ROWS = (
         "POPTORCH_EXPORT_PROTO_AS_BINARY", _flag, False, "write it for programs, not for people"
     ),
     Variable(
-        "POPLAR_ENGINE_OPTIONS", str, "", "engine options as JSON: checked, without effect here"
+        "POPLAR_ENGINE_OPTIONS",
+        str,
+        "",
+        "engine options as JSON: those of autoReport ask for profile reports, others do nothing",
     ),
     Variable(
-        "PVTI_OPTIONS", str, "", 'JSON, read at import: {"enable":"true"} turns trace channels on'
+        "PVTI_OPTIONS",
+        str,
+        "",
+        'JSON, read at import: {"enable":"true","directory":"DIR"} writes trace channels there',
     ),
     Variable(
         "TORCHINDUCTOR_CACHE_DIR", str, "", "directory of torch's compiler cache, and of our code"

@@ -1,4 +1,4 @@
-"""The command ``poptorch``: options, cache, doctor, passes."""
+"""The command ``poptorch``: options, cache, doctor, passes, estimate, report."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import argparse
 from collections.abc import Sequence
 
 from .._base.version import VERSION
-from . import cache, doctor, options, passes
+from . import cache, doctor, estimating, options, passes, report
 from .commands import quiet_when_closed, shown
 
-COMMANDS = (options, cache, doctor, passes)
+COMMANDS = (options, cache, doctor, passes, estimating, report)
 
 
 @quiet_when_closed

@@ -97,6 +97,7 @@ class Runtime:
         model_name: what printed plans call the model; None for nothing.
         max_repeat_logs: how often an identical engine log line appears.
         cycle_count: whether cycles are counted for ``executor.cycleCount()``.
+        report: directory of profile reports, or None.
         cache_dir: directory of cached executables, or None.
         source_excludes: path fragments that are not the user's code when lines are sought.
         programs: kinds of inputs that the model stays compiled for.
@@ -112,6 +113,7 @@ class Runtime:
     model_name: str | None = None
     max_repeat_logs: int = 4
     cycle_count: bool = False
+    report: str | None = None
     cache_dir: str | None = None
     source_excludes: tuple[str, ...] = ()
     programs: int = 1

@@ -53,6 +53,25 @@ class Culprit:
 
 
 @dataclass(frozen=True)
+class LiveTensor:
+    """A tensor that is on a chip at its fullest moment.
+
+    Attributes:
+        name: of the tensor; of what waits of several micro-batches, all together.
+        category: of memory.
+        bytes: that it takes.
+        module: path of the module that makes or reads it.
+        line: the user's line, described, or "".
+    """
+
+    name: str
+    category: str
+    bytes: float
+    module: str
+    line: str
+
+
+@dataclass(frozen=True)
 class ChipEstimate:
     """One chip of a replica.
 
@@ -65,6 +84,7 @@ class ChipEstimate:
         peak_at: the action of that moment.
         limit: bytes that it has.
         live: bytes at every column of the schedule.
+        largest: tensors at the fullest moment, the largest first.
     """
 
     chip: int
@@ -75,6 +95,7 @@ class ChipEstimate:
     peak_at: str
     limit: int
     live: tuple[float, ...] = field(repr=False)
+    largest: tuple[LiveTensor, ...] = field(repr=False)
 
     @property
     def bytes(self) -> float:
@@ -238,6 +259,16 @@ class Estimate:
     def to_json(self, path: str | os.PathLike[str]) -> None:
         """Write it as JSON; the key ``format`` is the version, the others are the attributes."""
         Path(path).write_text(json.dumps(self.to_dict(), indent=1))
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write it as one page for browsers, which needs plotly to be installed.
+
+        Raises:
+            poptorch.Error: plotly is not.
+        """
+        from .profile import estimate_page
+
+        estimate_page(self, Path(path))
 
     def to_trace(self, path: str | os.PathLike[str]) -> None:
         """Write one run of the schedule for Perfetto: a process per chip, a lane per kind."""

@@ -7,23 +7,18 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from torch import fx
-
 from .._base import source
-from .._ir.blocks import label_of, line_of
-from .._ir.slot import Kind
-from . import memory
 from .constants import Constants, Mark
 from .estimate import (
     ERROR_BAND,
     Action,
     ChipEstimate,
-    Culprit,
     Estimate,
     Guess,
     OperatorEstimate,
 )
 from .memory import ChipMemory, memory_of
+from .naming import Names
 from .priced import Subject
 from .products import peak_macs
 from .simulate import Parts, Timeline, simulate
@@ -48,18 +43,18 @@ def price(subject: Subject, system: str, guesses: bool = True) -> Estimate:
     clock = kind.clock_mhz * 1e6
     call = seconds * clock - cycles
     limit = kind.tiles * kind.tile_bytes
+    names = Names(subject, timeline.passes)
     chips = tuple(
-        _chip(chip, timeline.by_chip[chip], subject.flushes, call, memories[chip], limit)
+        _chip(names, chip, timeline.by_chip[chip], subject.flushes, call, memories[chip], limit)
         for chip in sorted(timeline.by_chip)
     )
     used = len(chips) * subject.fabric.replicas
     flops = subject.flops * subject.spec.loops.steps * subject.fabric.replicas
     peak = 2 * peak_macs(kind, *_best_type(subject)) * kind.tiles * clock * used
-    culprit = _culprit(subject, chips, memories, timeline)
     return Estimate(
         system=system,
         fits=all(chip.bytes <= chip.limit for chip in chips),
-        culprit=culprit,
+        culprit=names.culprit(chips, memories),
         seconds=seconds,
         cycles=cycles,
         items_per_second=subject.rows / seconds,
@@ -98,13 +93,13 @@ def _plain(parts: Parts) -> dict[str, float]:
 
 
 def _chip(
-    chip: int, parts: Parts, runs: int, call: float, held: ChipMemory, limit: int
+    names: Names, chip: int, parts: Parts, runs: int, call: float, held: ChipMemory, limit: int
 ) -> ChipEstimate:
     whole = Parts(call=call).plus(parts, runs)
     named = {NAMES.get(each.name, each.name): getattr(whole, each.name) for each in fields(whole)}
     return ChipEstimate(
         chip, whole.total - whole.bubble - whole.call, named, dict(held.always), dict(held.peak),
-        "" if held.at is None else str(held.at), limit, held.live,
+        "" if held.at is None else str(held.at), limit, held.live, names.live(held),
     )  # fmt: skip
 
 
@@ -140,68 +135,6 @@ def _operators(subject: Subject, timeline: Timeline) -> tuple[OperatorEstimate, 
         for each in price.inside.operators
     ]  # fmt: skip
     return tuple(sorted(rows, key=lambda row: -row.cycles))
-
-
-def _culprit(
-    subject: Subject,
-    chips: tuple[ChipEstimate, ...],
-    memories: Mapping[int, ChipMemory],
-    timeline: Timeline,
-) -> Culprit:
-    """What takes most on the fullest chip."""
-    fullest = max(chips, key=lambda chip: chip.bytes)
-    held = memories[fullest.chip]
-    real = {k: v for k, v in fullest.peak.items() if k != memory.GAPS}
-    category = max(real, key=lambda name: real[name])
-    tensor, node = _largest(subject, category, held, timeline)
-    module = label_of(node).module if node is not None else ""
-    line = line_of(node) if node is not None else None
-    return Culprit(
-        fullest.chip, fullest.peak_at, category, tensor, module,
-        source.describe(*line) if line else "", real[category],
-        100 * (fullest.bytes / fullest.limit - 1),
-    )  # fmt: skip
-
-
-def _largest(
-    subject: Subject, category: str, held: ChipMemory, timeline: Timeline
-) -> tuple[str, fx.Node | None]:
-    """The largest tensor of a category, and an operator that makes or reads it."""
-    kinds = {
-        memory.WEIGHTS: (Kind.PARAM, Kind.BUFFER, Kind.CONSTANT),
-        memory.OPTIMIZER: (Kind.OPTSTATE,),
-        memory.ACCUMULATORS: (Kind.ACCUM,),
-        memory.ACTIVATIONS: (Kind.VALUE, Kind.BATCH),
-    }.get(category)
-    if kinds is None:
-        at = held.at and timeline.passes[held.at.stage_pass].inside.transient.at
-        return (at.name, at) if at and category == memory.TEMPORARY else ("", None)
-    graphs = subject.staged.graphs
-    of_kind = {s.key for g in graphs.values() for s in (*g.inputs, *g.outputs) if s.kind in kinds}
-    sizes = {k: v for k, v in {**held.state, **held.waiting}.items() if k in of_kind}
-    if category == memory.ACTIVATIONS and held.at is not None:
-        transient = timeline.passes[held.at.stage_pass].inside.transient
-        if transient.at is not None and transient.values > max(sizes.values(), default=0):
-            return transient.at.name, transient.at
-    if not sizes:
-        return "", None
-    key = max(sizes, key=lambda name: sizes[name])
-    return key, _node_of(subject, key)
-
-
-def _node_of(subject: Subject, key: str) -> fx.Node | None:
-    """An operator that makes a value, or else the first that reads it or its weight."""
-    weight = {s.key: s.weight for g in subject.staged.graphs.values() for s in g.inputs}.get(key)
-    for graph in subject.staged.graphs.values():
-        for slot, node in zip(graph.outputs, graph.returned, strict=True):
-            if slot.key == key and slot.kind is Kind.VALUE and node.op == "call_function":
-                return node
-    for graph in subject.staged.graphs.values():
-        for slot, node in zip(graph.inputs, graph.placeholders, strict=True):
-            same = slot.key == key or (weight and slot.kind is Kind.PARAM and slot.weight == weight)
-            if same and node.users:
-                return next(iter(node.users))
-    return None
 
 
 def _guesses(

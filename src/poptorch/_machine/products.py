@@ -25,7 +25,8 @@ class Plan:
         compute: cycles of a tile.
         exchange: cycles of a tile.
         steps: supersteps.
-        bytes: that it needs on a tile while it runs: operands, partial sums.
+        bytes: that it needs on a tile besides operands where they rest and the result: operands
+            brought together, partial sums.
     """
 
     compute: float
@@ -141,8 +142,12 @@ def _priced(
         compute += sums / parts[1] * 0.75
     needed = left + right + sums * partial
     serial = max(1, math.ceil(needed / (proportion * kind.tile_bytes)))
+    # Sums that one tile makes alone, in the result's type, are the result, which is no temporary;
+    # nor is what lies where it is wanted.
+    result = sums * partial if parts[1] == 1 and partial <= size else 0
+    extra = needed - result - (right / parts[0] if product.resident else 0)
     exchange = received / (c.exchange_bytes * c.exchange_efficiency)
-    return Plan(compute + c.product_call, exchange, steps * serial + 1, needed / serial)
+    return Plan(compute + c.product_call, exchange, steps * serial + 1, extra / serial)
 
 
 def _received(left: tuple[float, int], right: tuple[float, int], kind: ChipKind) -> float:

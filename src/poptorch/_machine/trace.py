@@ -1,28 +1,38 @@
 """The simulated schedule as trace events that Perfetto and browsers open.
 
-Format: Trace Event Format, JSON; times in microseconds.
+Format: Trace Event Format, JSON; times in microseconds. What was measured on this machine is a
+process of its own, apart from the chips, whose times are estimated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .estimate import Action, Estimate
+    from .profile import Call
 
 LANES = ("action", "compute", "exchange", "sync", "host", "streaming")
+HERE = 1000
+"""The process that stands for this machine."""
+CALL = ("prepare", "device", "collect")
 
 
-def trace(estimate: Estimate) -> dict[str, Any]:
-    """Return the trace of one run of the schedule."""
+def trace(estimate: Estimate, calls: Sequence[Call] = ()) -> dict[str, Any]:
+    """Return the trace of one run of the schedule, and of calls that were measured here."""
     events: list[dict[str, Any]] = []
     for chip in estimate.chips:
-        events.append(_named("process_name", chip.chip, 0, f"IPU {chip.chip}"))
+        events.append(_named("process_name", chip.chip, 0, f"IPU {chip.chip} (estimated)"))
         events += [_named("thread_name", chip.chip, lane, name) for lane, name in enumerate(LANES)]
     microseconds = 1e6 / estimate.clock
     for action in estimate.schedule:
         events += _events(action, microseconds)
+    if calls:
+        events.append(_named("process_name", HERE, 0, "this machine (measured)"))
+        events.append(_named("thread_name", HERE, 0, "calls"))
+    for number, call in enumerate(calls):
+        events += _measured(number, call)
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
@@ -34,18 +44,33 @@ def _events(action: Action, scale: float) -> Iterator[dict[str, Any]]:
     """One bar for the action, and its parts below; on a chip they really alternate."""
     yield _bar(action, "action", action.name, action.start * scale, action.cycles * scale)
     at = action.start
-    order = ("streaming", "host", "compute", "exchange", "sync")
+    order = ("streaming memory", "host link", "compute", "exchange", "sync")
     for part in order:
         length = action.parts.get(part, 0.0)
         if length:
-            yield _bar(action, part, f"{action.name} {part}", at * scale, length * scale)
+            lane = part.split()[0]
+            yield _bar(action, lane, f"{action.name} {part}", at * scale, length * scale)
             at += length
     if action.sent:
         yield _bar(action, "exchange", f"{action.name} sends", at * scale, action.sent * scale)
 
 
 def _bar(action: Action, lane: str, name: str, start: float, length: float) -> dict[str, Any]:
+    return _span(action.chip, LANES.index(lane), name, start, length, lane)
+
+
+def _measured(number: int, call: Call) -> Iterator[dict[str, Any]]:
+    at = call.start
+    for part in CALL:
+        length = getattr(call, part)
+        yield _span(HERE, 0, f"call {number}: {part}", at * 1e6, length * 1e6, part)
+        at += length
+
+
+def _span(
+    process: int, thread: int, name: str, start: float, length: float, kind: str
+) -> dict[str, Any]:
     return {
-        "ph": "X", "name": name, "pid": action.chip, "tid": LANES.index(lane),
-        "ts": round(start, 3), "dur": round(length, 3), "cat": lane,
+        "ph": "X", "name": name, "pid": process, "tid": thread,
+        "ts": round(start, 3), "dur": round(length, 3), "cat": kind,
     }  # fmt: skip

@@ -83,7 +83,7 @@ _FREE = {
     operator.getitem, aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default,
     aten.ones_like.default, aten.zeros_like.default, aten.zeros.default, aten.ones.default,
     aten.full.default, aten.full_like.default, aten.arange.default, aten.arange.start_step,
-    aten.new_zeros.default, aten.scalar_tensor.default, aten.bernoulli.p,
+    aten.new_zeros.default, aten.scalar_tensor.default,
     aten.empty_strided.default, aten.new_empty_strided.default,
 }  # fmt: skip
 _GATHER = {

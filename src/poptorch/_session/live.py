@@ -25,7 +25,6 @@ from .shards import Shards
 from .unfollowed import ModelChanges
 
 LIMIT = "Options.programs"
-CLOCKS = {1: 1.6e9, 2: 1.33e9, 21: 1.85e9}  # cycles per second of the chips' generations
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,11 +248,3 @@ class Live:
         if self.synthetic is not None:
             results, times = [0] * len(results), 0
         return self.last.stamps.counters(len(self.now.inputs.bound.paths), results, times)
-
-    def cycles(self) -> int | None:
-        """Return an estimate of the last call's cycles, None before any call."""
-        if self.last is None:
-            return None
-        _, taken, ready, _ = self.last.stamps.moments
-        clock = CLOCKS[self.now.spec.target.generation or 2]
-        return max(1, round((ready - taken) * clock))

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import _capture, _compile
 from .._base import source
 from .._ir.slot import Kind
 from .._ir.spec import Spec
 from .model import Task
-from .session import Session
+from .signature import Bound
+
+if TYPE_CHECKING:
+    from .session import Session
 
 
 def capture_for_estimate(
@@ -36,14 +39,21 @@ class Captures:
     Args:
         session: of the wrapped model, whose weights may be on the meta device.
         args, kwargs: as for ``forward``; they may be, too.
+        bound: them, if they are bound already.
 
     Attributes:
         rows: of the combined batch of this process.
     """
 
-    def __init__(self, session: Session, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        session: Session,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        bound: Bound | None = None,
+    ) -> None:
         self._session = session
-        self._bound = session.model.signature.bind(args, kwargs)
+        self._bound = bound or session.model.signature.bind(args, kwargs or {})
         self.rows = max((t.shape[0] for t in self._bound.tensors if t.dim()), default=1)
         self._made: list[_compile.Capture] = []
         self._again: dict[_compile.Capture, _compile.Capture] = {}

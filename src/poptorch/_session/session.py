@@ -16,11 +16,11 @@ from torch import nn
 
 from .. import _capture, _compile
 from .._base import interrupts, log, source
-from .._base.errors import AssertionFailure, Error
+from .._base.errors import AssertionFailure
 from .._ir.plan import Plan
 from .._ir.spec import Spec
 from ..enums import ConnectionType
-from . import faults, hooks, running
+from . import faults, hooks, reporting, running
 from .arguments import dividing, return_inputs
 from .connection import Connection, refuse_offline
 from .counters import Stamped
@@ -58,6 +58,7 @@ class Session:
         optimizer: what trains the model, None in inference.
         model: what is captured.
         restored: state from a file, until it is compiled for.
+        reports: what profile reports and cycle counts are made from.
     """
 
     def __init__(
@@ -76,10 +77,9 @@ class Session:
         self.sync = Sync(tuple(id(t.tensor) for t in tensors.values()), transfers)
         self.model = Model(module, users, entry)
         self.restored: Restored | None = None
-        self._settings = settings
-        self._progress = progress
-        self._connection = Connection()
-        self._turns = Turns()
+        self._settings, self._progress = settings, progress
+        self._connection, self._turns = Connection(), Turns()
+        self.reports = reporting.Reports(self)
 
     def get_live(self) -> Live:
         """Return what there is while the model is compiled.
@@ -112,12 +112,7 @@ class Session:
         self.sync.fetch()
         spec = self._settings()
         log.limit_repeats(spec.runtime.max_repeat_logs)
-        if spec.runtime.cycle_count and spec.target.device == "model":
-            raise Error(
-                "The IPU model has no cycle counts",
-                got="logCycleCount(True) with the simulated device",
-                fix="drop one of the two",
-            )
+        reporting.check(spec)
         try:
             self._take(self._compiled(bound, spec, background, made_up))
         except BaseException:
@@ -125,6 +120,7 @@ class Session:
             raise
         if spec.runtime.connection != ConnectionType.Never:
             self.attach()
+        self.reports.compiled()
 
     def _compiled(self, bound: Bound, spec: Spec, background: bool, made_up: bool) -> Compilation:
         task = self.model.task(bound, spec, self.optimizer, made_up)
@@ -139,8 +135,7 @@ class Session:
                 background,
                 {key: repr(value) for key, value in task.hypers.items()},
             )
-        narrow = spec.precision.narrow_64bit
-        outputs = Outputs(compiled.outputs, compiled.host_outputs, narrow)
+        outputs = Outputs(compiled.outputs, compiled.host_outputs, spec.precision.narrow_64bit)
         checked = Indices(compiled.ranges(), bound.paths)
         return Compilation(**vars(task), compiled=compiled, outputs=outputs, indices=checked)
 
@@ -173,8 +168,9 @@ class Session:
         compiled = live.now.compiled
         tier = compiled.executable.report().tier
         if compiled.plan.tier != tier:
-            plan = dataclasses.replace(compiled.plan, tier=tier)
-            compiled = dataclasses.replace(compiled, plan=plan)
+            compiled = dataclasses.replace(
+                compiled, plan=dataclasses.replace(compiled.plan, tier=tier)
+            )
             live.replace(dataclasses.replace(live.now, compiled=compiled))
         return compiled.plan
 
@@ -331,6 +327,7 @@ class Session:
         returned = now.outputs.build(results[: now.outputs.count])
         moments = (started, taken, ready, time.perf_counter())
         live.last = LastCall(Stamped(moments), now.anchors(results))
+        self.reports.called()
         return returned
 
     def _change_program(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from .._base import env, log
@@ -21,7 +22,7 @@ from .device_choice import choose_device
 from .options import Options
 from .overview import report_idle, settings
 from .placement import freeze_locations
-from .popart_keys import validate_popart
+from .popart_keys import WANTS_REPORT, validate_popart
 from .show import show
 from .table import UNSET
 
@@ -139,6 +140,7 @@ def _decided(options: Options, training: bool, phased: bool) -> dict[str, Any]:
         "target.device": choice.device,
         "target.generation": choice.generation,
         "target.tiles": choice.tiles,
+        "runtime.report": report_directory(options),
         "runtime.cache_dir": None if choice.device == "model" else cache_directory(options),
         "locations": freeze_locations(options, phased),
         "anchors": anchors,
@@ -153,6 +155,14 @@ def cache_directory(options: Options) -> str | None:
         return None
     path: str | None = popart.get("cachePath", variable)
     return path
+
+
+def report_directory(options: Options) -> str | None:
+    """Return where profile reports are written, or None if none are asked for."""
+    chosen = engine_options(options)
+    if not any(chosen.get(key) == "true" for key in WANTS_REPORT):
+        return None
+    return str(Path(chosen.get("autoReport.directory", ".")).absolute())
 
 
 def engine_options(options: Options) -> dict[str, str]:

@@ -35,7 +35,19 @@ from .placement import freeze_strategy
 from .popart import _PopartOptions
 from .progress import CompilationProgressBar
 from .strategies import PipelinedExecution, _IExecutionStrategy
-from .table import HINT, LOGS, MISSING, RESULTS, RULES, Backend, Private, Value, option, row
+from .table import (
+    ESTIMATES,
+    HINT,
+    LOGS,
+    MISSING,
+    RESULTS,
+    RULES,
+    Backend,
+    Private,
+    Value,
+    option,
+    row,
+)
 
 PROFILING_KEYS = ("autoReport.all", "autoReport.directory", "debug.allowOutOfMemory")
 
@@ -207,7 +219,7 @@ class GeneralOptions(Container):
         """Choose how chips and host synchronise."""
 
     @option(
-        HINT,
+        ESTIMATES,
         Value(
             "available_memory_proportion",
             {},
@@ -238,7 +250,7 @@ class GeneralOptions(Container):
 
     @option(RULES, Value("use_model", kind=int, check=bool, decides="target.device"))
     def useIpuModel(self, use_model: bool) -> Self:
-        """Take no chips of the system; nothing is simulated. Beats POPTORCH_IPU_MODEL."""
+        """Take no chips of the system; estimates are of the model's. Beats POPTORCH_IPU_MODEL."""
 
     @option(RULES, Value("ipu_id", kind=int, field="runtime.ipu_id"))
     def useIpuId(self, ipu_id: int) -> Self:
@@ -257,7 +269,7 @@ class GeneralOptions(Container):
 
     @option(LOGS, Value("model_name", kind=str, field="runtime.model_name"))
     def modelName(self, name: str) -> Self:
-        """Name the model in printed plans."""
+        """Name the model in printed plans, and the folder of its reports."""
 
     @option(
         RULES,
@@ -301,13 +313,20 @@ class GeneralOptions(Container):
         ),
     )
     def logCycleCount(self, log_cycle_count: bool) -> Self:
-        """Count device cycles, for ``executor.cycleCount()``."""
+        """Estimate the cycles of a call on IPUs, for ``executor.cycleCount()``."""
 
-    @row(MISSING, *(Backend("engineOptions", part=key, here=True) for key in PROFILING_KEYS))
+    @row(
+        LOGS,
+        *(
+            Backend("engineOptions", part=key, here=True, decides="runtime.report")
+            for key in PROFILING_KEYS
+        ),
+    )
     def enableProfiling(self, profile_dir: str | os.PathLike[str] | None = None) -> Self:
-        """Ask for a profile report under a directory: none is written.
+        """Have profile reports written under a directory.
 
-        Adds three keys to the engine options set before. POPLAR_ENGINE_OPTIONS beats them.
+        They hold estimates for IPUs and what was measured here. Adds three keys to the engine
+        options set before. POPLAR_ENGINE_OPTIONS beats them.
 
         Args:
             profile_dir: None for the working directory.

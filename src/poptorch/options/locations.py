@@ -14,7 +14,7 @@ from typing import Any, Self
 from .._base.errors import AssertionFailure
 from .check import expect
 from .container import Container
-from .table import HINT, RULES, Value, option
+from .table import ESTIMATES, RULES, Value, option
 
 _IO_TILES = range(32, 193, 2)
 
@@ -95,15 +95,15 @@ class _TensorLocationOptions(Container):
             AssertionFailure: not an even int from 32 to 192 (an ``AssertionError``).
         """
 
-    @option(HINT, _location("activation"))
+    @option(ESTIMATES, _location("activation"))
     def setActivationLocation(self, location: TensorLocationSettings) -> Self:
         """Say where activations rest between forward and backward."""
 
-    @option(HINT, _location("weight"))
+    @option(ESTIMATES, _location("weight"))
     def setWeightLocation(self, location: TensorLocationSettings) -> Self:
         """Say where weights rest."""
 
-    @option(HINT, _location("optimizer"))
+    @option(ESTIMATES, _location("optimizer"))
     def setOptimizerLocation(self, location: TensorLocationSettings) -> Self:
         """Say where optimiser state rests.
 
@@ -111,6 +111,6 @@ class _TensorLocationOptions(Container):
         that part of the weights.
         """
 
-    @option(HINT, _location("accumulator"))
+    @option(ESTIMATES, _location("accumulator"))
     def setAccumulatorLocation(self, location: TensorLocationSettings) -> Self:
         """Say where gradient accumulators rest."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from .._base import env, log
-from .popart_keys import key_rows
+from .popart_keys import REPORT_KEYS, key_rows
 from .table import IDLE, MEANING, MISSING, Backend, Setting, rows_of
 
 _GROUPS = ("Training", "Precision", "Distributed", "TensorLocations")
@@ -56,10 +57,20 @@ def report_idle(options: Any) -> None:
             _said.add(setting.option)
             say = log.python.warning if setting.row.effect is MISSING else log.python.info
             say("%s has no effect here. %s", setting.option, setting.row.sentence)
-    text = env.get("POPLAR_ENGINE_OPTIONS")
-    if text and text not in _said:
-        _said.add(text)
-        log.python.warning("POPLAR_ENGINE_OPTIONS has no effect here: %s", text)
+    unread = _unread(env.get("POPLAR_ENGINE_OPTIONS"))
+    if unread and unread not in _said:
+        _said.add(unread)
+        log.python.warning("POPLAR_ENGINE_OPTIONS: no effect here of %s", unread)
+
+
+def _unread(text: str) -> str:
+    """Name the engine options of the environment that nothing reads; what is no JSON is refused
+    when the model is compiled."""
+    try:
+        given = json.loads(text or "{}")
+    except ValueError:
+        return ""
+    return ", ".join(sorted(set(given) - REPORT_KEYS)) if isinstance(given, dict) else ""
 
 
 def changes(options: Any) -> str:

@@ -78,6 +78,11 @@ LAST_MEMBER = {
     "virtualGraphMode": 3,
 }
 LAST_INSTRUMENTATION = 1
+WANTS_REPORT = (
+    "autoReport.all", "autoReport.outputGraphProfile", "autoReport.outputExecutionProfile",
+)  # fmt: skip
+REPORT_KEYS = frozenset({*WANTS_REPORT, "autoReport.directory", "debug.allowOutOfMemory"})
+"""The engine options that are read here."""
 _HINT = "Kept for the backend compiler that is not here."
 # Which keys without a setter of their own do something: effect, what it is, the Spec's field.
 _READ: dict[str, tuple[Effect, str, dict[str, Any]]] = {
@@ -105,9 +110,7 @@ _READ: dict[str, tuple[Effect, str, dict[str, Any]]] = {
         HINT,
         _HINT,
         {
-            "others": frozenset(
-                {"autoReport.all", "autoReport.directory", "debug.allowOutOfMemory"}
-            ),
+            "others": REPORT_KEYS,
             "here": True,
         },
     ),

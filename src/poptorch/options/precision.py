@@ -16,7 +16,7 @@ from ..enums import HalfFloatCastingBehavior
 from .container import Container
 from .legacy_names import deprecated_without_effect
 from .popart import _PopartOptions
-from .table import HINT, RESULTS, RULES, Backend, Value, option, row
+from .table import ESTIMATES, RESULTS, RULES, Backend, Value, option, row
 
 _AUTOCAST_RULES = ("fp16", "fp32", "promote", "demote")
 _PARTIALS = {torch.float32: "float", torch.float16: "half"}
@@ -130,12 +130,12 @@ class _PrecisionOptions(Container):
         """Round float16 results up or down at random, so that their mean is unbiased."""
 
     @row(
-        HINT,
+        ESTIMATES,
         Backend("partialsTypeMatMuls", decides="runtime.half_matmuls"),
         Backend("convolutionOptions", part="partialsType", decides="runtime.half_convolutions"),
     )
     def setPartialsType(self, dtype: torch.dtype) -> Self:
-        """Choose the type in which products and convolutions accumulate: always float32.
+        """Choose the type in which products accumulate on an IPU; here it is always float32.
 
         Shares the ``convolutionOptions`` key with ``Training.setConvolutionDithering``: the last
         call wins.

@@ -28,16 +28,18 @@ class Effect(enum.StrEnum):
     RESULTS = "N"
     RULES = "V"
     LOGS = "L"
+    ESTIMATES = "E"
     HINT = "H"
     MISSING = "M"
 
 
-RESULTS, RULES, LOGS, HINT, MISSING = Effect
+RESULTS, RULES, LOGS, ESTIMATES, HINT, MISSING = Effect
 IDLE = (HINT, MISSING)
 MEANING = {
     RESULTS: "changes results",
     RULES: "decides what is accepted and which chips are taken",
     LOGS: "logs, files, caching",
+    ESTIMATES: "changes what estimates say of IPUs, not what runs here",
     HINT: "a hint to hardware, no effect here",
     MISSING: "not done here",
 }

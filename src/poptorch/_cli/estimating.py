@@ -1,0 +1,94 @@
+"""``poptorch estimate``: what the models of a script would cost on IPUs."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import runpy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .commands import add
+
+
+class _Enough(BaseException):
+    """Ends a script whose first model is priced; no handler of the script catches it."""
+
+
+def add_parser(commands: Any) -> None:
+    """Add this command."""
+    parser = add(
+        commands,
+        "estimate",
+        "say what the models of a script would cost on IPUs",
+        "poptorch estimate train.py\npoptorch estimate --system bow:64 --all train.py --epochs 1",
+        "The script runs until it first compiles or calls a wrapped model. That is priced instead\n"
+        "and the script ends. With --all each wrapped model is priced when it is first used, and\n"
+        "the script runs to its end.",
+    )
+    parser.add_argument("--system", default="bow:16", help="the chips, kind:number (bow:16)")
+    parser.add_argument("--all", action="store_true", help="price every model and run the script")
+    parser.add_argument("--json", type=Path, help="write the last estimate into this file, too")
+    parser.add_argument("--html", type=Path, help="write its page into this file, too")
+    parser.add_argument("script", type=Path)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="those of the script")
+    parser.set_defaults(run=run)
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Run the script and print the estimates; 1 if it used no wrapped model or one does not fit."""
+    priced: list[Any] = []
+    before = sys.argv, sys.path[:]
+    sys.argv = [str(chosen.script), *chosen.arguments]
+    sys.path.insert(0, str(chosen.script.resolve().parent))
+    try:
+        with _pricing(chosen, priced), contextlib.suppress(_Enough):
+            runpy.run_path(str(chosen.script), run_name="__main__")
+    finally:
+        sys.argv, sys.path[:] = before
+    if not priced:
+        print(f"{chosen.script} used no wrapped model", file=sys.stderr)
+        return 1
+    if chosen.json:
+        priced[-1].to_json(chosen.json)
+    if chosen.html:
+        priced[-1].to_html(chosen.html)
+    return 0 if all(estimate.fits for estimate in priced) else 1
+
+
+@contextlib.contextmanager
+def _pricing(chosen: argparse.Namespace, priced: list[Any]) -> Iterator[None]:
+    """Within this, what first uses an executor has it priced."""
+    from ..executor import PoplarExecutor
+
+    seen: set[int] = set()
+    kept = []  # so that no other object gets the number of one that is gone
+
+    def first(executor: PoplarExecutor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if id(executor) in seen:
+            return
+        seen.add(id(executor))
+        kept.append(executor)
+        priced.append(executor.estimate(*args, system=chosen.system, **kwargs))
+        kind = "inference" if executor._optimizer is None else "training"
+        print(f"{type(executor.model).__name__}, {kind}, {priced[-1]}")
+        if not chosen.all:
+            raise _Enough
+
+    call, compile_only = PoplarExecutor.__call__, PoplarExecutor.compile
+
+    def called(self: PoplarExecutor, /, *args: Any, **kwargs: Any) -> Any:
+        first(self, args, kwargs)
+        return call(self, *args, **kwargs)
+
+    def compiled(self: PoplarExecutor, /, *args: Any, **kwargs: Any) -> None:
+        first(self, args, kwargs)
+        compile_only(self, *args, **kwargs)
+
+    PoplarExecutor.__call__, PoplarExecutor.compile = called, compiled  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        PoplarExecutor.__call__, PoplarExecutor.compile = call, compile_only  # type: ignore[method-assign]

@@ -1,0 +1,61 @@
+"""``poptorch report``: print a profile report, or compare two within a budget."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from .._base.errors import Error
+from .._machine import budget, page, profile
+from .._machine.page_parts import text
+from .commands import add
+
+
+def add_parser(commands: Any) -> None:
+    """Add this command."""
+    parser = add(
+        commands,
+        "report",
+        "print a profile report, or compare two",
+        "poptorch report reports/training\n"
+        "poptorch report --html page.html reports/training/profile.json\n"
+        "poptorch report --compare old/training new/training --budget memory=3%,cycles=1%",
+        "With a budget the exit status is 1 if the new one needs more than it allows.",
+    )
+    parser.add_argument("file", type=Path, nargs="?", help="profile.json, or its directory")
+    parser.add_argument("--html", type=Path, help="write the page into this file")
+    parser.add_argument(
+        "--compare", type=Path, nargs=2, metavar=("OLD", "NEW"), help="two of them instead"
+    )
+    parser.add_argument("--budget", help="what the new one may need more: memory=3%%,cycles=1%%")
+    parser.set_defaults(run=run)
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Print; return 1 if a budget is exceeded, 2 if there is nothing to print."""
+    if (chosen.file is None) == (chosen.compare is None):
+        print("poptorch report: give one report, or --compare OLD NEW", file=sys.stderr)
+        return 2
+    try:
+        return _show(chosen, budget.parse(chosen.budget) if chosen.budget else {})
+    except Error as error:
+        print(f"poptorch report: {error}", file=sys.stderr)
+        return 2
+
+
+def _show(chosen: argparse.Namespace, allowed: dict[str, float]) -> int:
+    if chosen.compare is None:
+        shown, before, changes = profile.read(chosen.file), None, []
+        print(text(shown))
+    else:
+        before, shown = map(profile.read, chosen.compare)
+        changes = budget.compare(before, shown)
+        print(budget.text(changes))
+    if chosen.html and not page.write(shown, chosen.html, before):
+        return 2
+    over = budget.exceeded(changes, allowed)
+    for each in over:
+        print(f"over budget: {each.name} {each.change:+.1%}, allowed {allowed[each.name]:+.1%}")
+    return 1 if over else 0

@@ -1,0 +1,195 @@
+"""The text of a report: summary, tables and the program as a tree."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from .._ir.plan_text import size_text, table
+from .budget import compare
+
+Profile = Mapping[str, Any]
+MOST_ROWS = 500
+escape = html.escape
+
+
+def views(profile: Profile, before: Profile | None) -> dict[str, str]:
+    """Return the content of every section by its name."""
+    made = {
+        "summary": _summary(profile),
+        "memory": _memory(profile),
+        "liveness": _liveness(profile),
+        "schedule": '<p class="note">Drag to zoom, double-click to see all.</p>',
+        "operators": _operators(profile),
+        "program": _program(profile),
+    }
+    if profile["measured"]:
+        made["measured"] = _measured(profile["measured"])
+    if profile["settings"]:
+        made["settings"] = _table(("setting", "value"), profile["settings"].items())
+    if before is not None:
+        rows = [
+            (each.name, each.before, each.after, f"{each.change:+.1%}")
+            for each in compare(before, profile)
+        ]
+        made["comparison"] = _table(("figure", "before", "now", "change"), rows)
+    return made
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    titles = "".join(f'<th data-sort="">{escape(name)}</th>' for name in head)
+    lines = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
+    return f"<table><thead><tr>{titles}</tr></thead><tbody>{lines}</tbody></table>"
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        shown = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.4g}"
+        return f'<td class="n" data-value="{value}">{shown}</td>'
+    return f"<td>{escape(str(value))}</td>"
+
+
+def _summary(profile: Profile) -> str:
+    priced, culprit = profile["estimated"], profile["estimated"]["culprit"]
+    verdict = "It fits." if priced["fits"] else "It does not fit."
+    where = f"{culprit['category']}, {size_text(culprit['bytes'])}, on IPU {culprit['chip']}"
+    parts = [where, culprit["tensor"], culprit["module"], culprit["line"]]
+    named = "; ".join(part for part in parts if part)
+    rows = [
+        ("items per second (estimated)", priced["items_per_second"]),
+        ("seconds per call (estimated)", priced["seconds"]),
+        ("cycles per call (estimated)", priced["cycles"]),
+        ("share of peak", f"{priced['share_of_peak']:.1%}"),
+        ("replicas", priced["replicas"]),
+        *((f"time: {name}", f"{share:.1%}") for name, share in priced["bound"].items()),
+    ]
+    advice = "".join(
+        f"<li>{escape(each['change'])}: saves {size_text(each['saves'])}, "
+        f"{each['costs']:+.3g} s per call, {'fits' if each['fits'] else 'does not fit'}</li>"
+        for each in priced["advice"]
+    )
+    guesses = ", ".join(f"{each['name']} {each['share']:.0%}" for each in priced["guesses"])
+    return (
+        f'<p class="verdict">{verdict}</p><p>Most: {escape(named)}; '
+        f"{culprit['over']:+.1f} % against the limit.</p>"
+        f"{_table(('figure', 'value'), rows)}"
+        + (f"<h3>Advice</h3><ol>{advice}</ol>" if advice else "<p>No advice.</p>")
+        + f'<p class="note">Estimated, not measured: within a factor {priced["error_band"]:g} '
+        "where it was checked. Guessed, with its share of the result: "
+        f"{escape(guesses) or 'nothing'}.</p>"
+    )
+
+
+def _memory(profile: Profile) -> str:
+    tiles = profile["target"]["tiles"]
+    rows = []
+    for chip in profile["estimated"]["chips"]:
+        peak, always = sum(chip["peak"].values()), sum(chip["always"].values())
+        rows.append(
+            (
+                chip["chip"], size_text(peak), f"{peak / chip['limit']:.0%}", size_text(always),
+                size_text(peak / tiles), chip["peak_at"],
+            )
+        )  # fmt: skip
+    head = ("IPU", "peak", "of limit", "always", "per tile, on average", "fullest at")
+    return _table(head, rows)
+
+
+def _liveness(profile: Profile) -> str:
+    rows = [
+        (chip["chip"], t["name"], t["category"], t["bytes"], t["module"], t["line"])
+        for chip in profile["estimated"]["chips"]
+        for t in chip["largest"]
+    ]
+    head = ("IPU", "live at the peak", "category", "bytes", "module", "line")
+    return _table(head, rows)
+
+
+def _operators(profile: Profile) -> str:
+    rows = [
+        (
+            each["name"], each["module"], each["stage_pass"], each["chip"], each["count"],
+            each["compute"] + each["exchange"] + each["sync"], each["compute"], each["exchange"],
+            each["sync"], each["flops"], each["line"],
+        )
+        for each in profile["estimated"]["operators"][:MOST_ROWS]
+    ]  # fmt: skip
+    head = (
+        "operator", "module", "pass", "IPU", "count", "cycles", "compute", "exchange", "sync",
+        "FLOP", "line",
+    )  # fmt: skip
+    return _table(head, rows)
+
+
+def _program(profile: Profile) -> str:
+    """A call, the passes of the schedule, the operators of each."""
+    priced = profile["estimated"]
+    passes: dict[tuple[int, str], list[Mapping[str, Any]]] = {}
+    for each in priced["operators"]:
+        passes.setdefault((each["chip"], each["stage_pass"]), []).append(each)
+    runs: dict[str, int] = {}
+    for action in priced["schedule"]:
+        name = action["name"].lstrip("LS")
+        for _, stage_pass in passes:
+            update = stage_pass == name
+            if update or (name.startswith(stage_pass) and name[len(stage_pass) :].isdigit()):
+                runs[stage_pass] = runs.get(stage_pass, 0) + 1
+                break
+    inner = "".join(
+        f"<details><summary>{escape(name)} on IPU {chip}, {runs.get(name, 0)} times</summary>"
+        + "".join(
+            f"<div>{escape(o['name'])} x {o['count']}: "
+            f"{o['compute'] + o['exchange'] + o['sync']:,.0f} cycles, {escape(o['module'])}</div>"
+            for o in own[:100]
+        )
+        + "</details>"
+        for (chip, name), own in sorted(passes.items())
+    )
+    return (
+        f"<details open><summary>call: the schedule {priced['runs']} times</summary>"
+        f"{inner}</details>"
+    )
+
+
+def _measured(measured: Mapping[str, Any]) -> str:
+    first = measured["first"]
+    rows = [
+        ("what ran it", measured["tier"]),
+        ("compiling, s", measured["compile_seconds"]),
+        ("calls", measured["calls"]),
+        ("most memory of the process", size_text(measured["process_bytes"])),
+    ]
+    if first:
+        rows.append(("seconds of the last call shown", sum(
+            first[-1][part] for part in ("prepare", "device", "collect")
+        )))  # fmt: skip
+    return '<p class="note">On this machine, not on IPUs.</p>' + _table(("figure", "value"), rows)
+
+
+def text(profile: Profile) -> str:
+    """Return the summary for a terminal: verdict, rates, chips, the dearest operators."""
+    priced, culprit = profile["estimated"], profile["estimated"]["culprit"]
+    lines = [
+        f"{profile['name']} on {priced['system']} (estimated)",
+        f"{'fits' if priced['fits'] else 'DOES NOT FIT'}: {culprit['category']}, "
+        f"{size_text(culprit['bytes'])} on IPU {culprit['chip']}, {culprit['over']:+.1f} % against "
+        f"the limit; largest: {culprit['tensor'] or '-'} {culprit['line']}",
+        f"{priced['items_per_second']:,.0f} items/s, {priced['seconds']:.4g} s per call, "
+        f"{priced['cycles']:,.0f} cycles, {priced['share_of_peak']:.1%} of peak",
+    ]
+    chips = [
+        [str(c["chip"]), size_text(sum(c["peak"].values())), c["peak_at"]] for c in priced["chips"]
+    ]
+    dear = [
+        [
+            o["name"], o["module"], o["stage_pass"],
+            f"{o['compute'] + o['exchange'] + o['sync']:,.0f}",
+        ]
+        for o in priced["operators"][:10]
+    ]  # fmt: skip
+    lines += table([["ipu", "peak", "at"], *chips])
+    lines += table([["operator", "module", "pass", "cycles"], *dear])
+    if profile["measured"]:
+        lines.append(f"measured here: {profile['measured']['calls']} calls")
+    return "\n".join(lines)

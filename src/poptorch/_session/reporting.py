@@ -1,0 +1,170 @@
+"""Profile reports: written when a model is compiled and after calls 1, 2, 4, 8, ... of it.
+
+Source: PopTorch user guide, "Profiling": the directory is ``autoReport.directory``, in it a folder
+named after the model or its use.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import resource
+import sys
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import _compile
+from .._base import log
+from .._base.errors import Error
+from .._ir.spec import Spec
+from .._machine import page, profile
+from .._machine.estimate import Estimate
+from .._machine.systems import KINDS, ChipKind, System, current
+from .._machine.trace import trace
+from .live import Live
+from .pricing import Captures
+
+if TYPE_CHECKING:
+    from .session import Session
+
+FIRST = 64
+"""So many calls are kept one by one."""
+OLD_NAME = "profile.pop"
+"""Scripts look for the report under this name; it has the content of ``profile.json``."""
+
+
+class Reports:
+    """What is reported of one wrapped model.
+
+    Args:
+        session: the wrapped model.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = weakref.ref(session)
+        self._estimate: Estimate | None = None
+        self._calls: list[profile.Call] = []
+        self._count = 0
+        self._began = self._ended = 0.0
+
+    def compiled(self) -> None:
+        """Write the report of a program that was compiled, if one is asked for."""
+        self._estimate, self._calls, self._count = None, [], 0
+        if self._spec().runtime.report is not None:
+            self._write()
+
+    def called(self) -> None:
+        """Note what the last call took; write the report after some of them."""
+        runtime = self._spec().runtime
+        if runtime.cycle_count:
+            log.engine.debug("Total number of IPU cycles: %d (estimated)", self.cycles())
+        if runtime.report is None:
+            return
+        last = self._live().last
+        assert last is not None
+        started, taken, ready, ended = last.stamps.moments
+        if not self._count:
+            self._began = self._ended = started
+        self._count += 1
+        if len(self._calls) < FIRST:
+            call = profile.Call(
+                started - self._began, started - self._ended, taken - started, ready - taken,
+                ended - ready,
+            )  # fmt: skip
+            self._calls.append(call)
+        if self._count & (self._count - 1) == 0:  # a power of two
+            self._write()
+        self._ended = ended
+
+    def finish(self) -> None:
+        """Write the report of a program that is let go of."""
+        session = self._session()
+        if session is not None and session.live is not None and self._count:
+            self._write()
+        self._calls, self._count, self._estimate = [], 0, None
+
+    def cycles(self) -> int:
+        """Return the cycles of one call of the compiled program, as the cost model has them."""
+        return max(1, round(self._priced().cycles))
+
+    def _spec(self) -> Spec:
+        return self._live().now.spec
+
+    def _live(self) -> Live:
+        session = self._session()
+        assert session is not None
+        return session.get_live()
+
+    def _priced(self) -> Estimate:
+        """Price the compiled program: capture one micro-batch once more, without data."""
+        if self._estimate is None:
+            session = self._session()
+            assert session is not None
+            spec = self._spec()
+            captured = Captures(session, bound=self._live().now.inputs.bound).capture(spec)
+            kind = modelled(spec)
+            needed = _compile.subject(captured, spec, System(kind, 1)).fabric
+            chips = needed.per_replica * needed.replicas
+            system = System(kind, 1 << (chips - 1).bit_length())
+            self._estimate = _compile.estimate(captured, spec, system)
+        return self._estimate
+
+    def _write(self) -> None:
+        spec = self._spec()
+        name = spec.runtime.model_name or ("training" if spec.training else "inference")
+        directory = Path(str(spec.runtime.report)) / name
+        try:
+            estimate = self._priced()
+        except Error as error:
+            log.python.warning("No profile report is written: %s", error)
+            return
+        ran = self._live().now.compiled.executable.report()
+        measured = profile.Measured(
+            ran.tier, ran.compile_seconds, self._count, tuple(self._calls), _process_bytes()
+        )
+        content = profile.profile(name, estimate, modelled(spec), measured, dict(_flat(spec)))
+        directory.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(content)
+        for file in (profile.NAME, OLD_NAME):
+            (directory / file).write_text(text)
+        (directory / "trace.json").write_text(json.dumps(trace(estimate, measured.first)))
+        page.write(content, directory / "report.html")
+
+
+def check(spec: Spec) -> None:
+    """Refuse what cannot be reported.
+
+    Raises:
+        Error: cycle counts of the simulated device, which has none.
+    """
+    if spec.runtime.cycle_count and spec.target.device == "model":
+        raise Error(
+            "The IPU model has no cycle counts",
+            got="logCycleCount(True) with the simulated device",
+            fix="drop one of the two",
+        )
+
+
+def modelled(spec: Spec) -> ChipKind:
+    """Return the chips that a program is priced for: those it is compiled for, or the system's."""
+    if spec.target.generation is None:
+        return current().kind
+    kind = next(k for k in KINDS.values() if k.generation == spec.target.generation)
+    return dataclasses.replace(kind, tiles=spec.target.tiles or kind.tiles)
+
+
+def _process_bytes() -> int:
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the settings of a Spec by their paths."""
+    for each in dataclasses.fields(value):
+        own, name = getattr(value, each.name), f"{path}{each.name}"
+        if dataclasses.is_dataclass(own):
+            yield from _flat(own, f"{name}.")
+        else:
+            yield name, str(own)

@@ -1,0 +1,157 @@
+"""A wrapped model priced with other settings; what does not depend on them is found out once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from . import _compile, _session
+from ._base.errors import Error
+from ._machine.estimate import Estimate
+from ._machine.systems import System, parse
+from .options import Options, TensorLocationSettings
+from .options.freeze import freeze
+
+LOCATIONS = {
+    "on chip": (True, False),
+    "off chip": (False, False),
+    "on chip, sharded": (True, True),
+    "off chip, sharded": (False, True),
+}
+
+
+def _located(setter: str) -> Callable[[Options, Any], object]:
+    def change(options: Options, where: str) -> object:
+        on_chip, sharded = LOCATIONS[where]
+        settings = TensorLocationSettings().useOnChipStorage(on_chip)
+        settings.useReplicatedTensorSharding(sharded)
+        return getattr(options.TensorLocations, setter)(settings)
+
+    return change
+
+
+def _recomputing(options: Options, recompute: bool) -> object:
+    return options._Popart.set("autoRecomputation", int(recompute))
+
+
+def _partials(options: Options, half: bool) -> object:
+    return options.Precision.setPartialsType(torch.float16 if half else torch.float32)
+
+
+def _proportion(options: Options, share: float) -> object:
+    return options.setAvailableMemoryProportion({"IPU0": share})
+
+
+CHANGES: Mapping[str, Callable[[Options, Any], object]] = {
+    "replicas": Options.replicationFactor,
+    "recomputation": _recomputing,
+    "half_partials": _partials,
+    "memory_proportion": _proportion,
+    "activation_location": _located("setActivationLocation"),
+    "weight_location": _located("setWeightLocation"),
+    "optimizer_location": _located("setOptimizerLocation"),
+    "accumulator_location": _located("setAccumulatorLocation"),
+}
+SETTINGS = ("micro_batch", "accumulation", *CHANGES, "chip")
+
+
+class Repricer:
+    """Prices of one wrapped model for one combined batch.
+
+    Args:
+        session: of the wrapped model.
+        options: its own, which stay as they are.
+        args, kwargs: as for a call of it.
+        system: the chips.
+
+    Attributes:
+        rows: of the combined batch.
+        training: whether gradients are computed.
+    """
+
+    def __init__(
+        self,
+        session: _session.Session,
+        options: Options,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        system: System,
+    ) -> None:
+        self._options, self._system = options, system
+        self._captures = _session.Captures(session, args, kwargs)
+        self.rows = self._captures.rows
+        self.training = session.optimizer is not None
+
+    @property
+    def options(self) -> Options:
+        """A copy of the wrapped model's options."""
+        return self._options.clone()
+
+    def price(self, settings: Mapping[str, Any], guesses: bool = False) -> Estimate:
+        """Return the estimate for changed settings.
+
+        Args:
+            settings: values by the names of ``SETTINGS``; what is not named stays.
+            guesses: find out how much each guess decides.
+
+        Raises:
+            Error: the samples do not divide, or the system has too few chips.
+        """
+        options, chips = self._options.clone(), self._system
+        micro = self.rows / freeze(options, self.training).loops.slices
+        for name, value in settings.items():
+            if name in CHANGES:
+                CHANGES[name](options, value)
+        if settings.keys() & {"micro_batch", "accumulation", "replicas"}:
+            share = settings.get("accumulation", settings.get("micro_batch", micro))
+            _divide(options, self.rows, share, "accumulation" in settings, self.training)
+        if "chip" in settings:
+            chips = parse(f"{settings['chip']}:{chips.chips}")
+        spec = freeze(options, self.training)
+        priced = _compile.estimate(self._captures.capture(spec), spec, chips, guesses=guesses)
+        _refuse_too_few(priced, chips)
+        return priced
+
+
+def _divide(options: Options, rows: int, share: float, steps_given: bool, training: bool) -> None:
+    """Share the rows of a call out over micro-batches.
+
+    Args:
+        options: get the steps.
+        rows: of the combined batch.
+        share: steps if they are given, else samples of a micro-batch.
+        steps_given: which of the two.
+        training: steps accumulate gradients; in inference they are device iterations.
+    """
+    loops = freeze(options, training).loops
+    at_once = loops.input_groups * (loops.iterations if training else 1)
+    if share % 1 or rows % (at_once * share):
+        unit = "accumulation steps" if steps_given else "samples per micro-batch"
+        per = rows // loops.iterations if training else rows
+        raise Error(
+            "The samples do not divide",
+            got=f"{share:g} {unit} on {loops.replicas} replicas, {per} samples",
+            fix=f"values in vary whose product with the replicas divides {per}",
+        )
+    steps = int(share if steps_given else rows // (at_once * share))
+    if training:
+        options.Training.gradientAccumulation(steps)
+    else:
+        options.deviceIterations(steps)
+
+
+def _refuse_too_few(priced: Estimate, chips: System) -> None:
+    """Refuse a system that has fewer chips than the model needs.
+
+    Raises:
+        Error: it has.
+    """
+    needed = len(priced.chips) * priced.replicas
+    if needed > chips.chips:
+        raise Error(
+            "The model needs more IPUs than the system has",
+            got=f"{priced.replicas} replicas of {len(priced.chips)} IPUs on {chips.text}",
+            fix=f'system="{chips.kind.name}:{1 << (needed - 1).bit_length()}", or fewer replicas',
+        )

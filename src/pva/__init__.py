@@ -1,0 +1,18 @@
+"""The names of libpva over the profile reports and traces that poptorch writes.
+
+Scripts that walk a report with ``pva`` run on ``profile.json`` (or ``profile.pop``, its copy). Its
+figures are estimates for IPUs, and on traces that ``PVTI_OPTIONS`` has written, which were measured
+here. What the cost model does not know is not made up: a tile has its chip's average.
+Source: libpva's public documentation; PopVision tutorials.
+"""
+
+from __future__ import annotations
+
+from ._programs import Program, ProgramVisitor
+from ._report import IPU, OperationAnalysis, Report, openReport
+from ._trace import Event, Process, Thread, Trace, openTrace
+
+__all__ = [
+    "IPU", "Event", "OperationAnalysis", "Process", "Program", "ProgramVisitor", "Report",
+    "Thread", "Trace", "openReport", "openTrace",
+]  # fmt: skip

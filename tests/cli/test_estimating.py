@@ -1,0 +1,98 @@
+"""``poptorch estimate`` prices what a script wraps; ``poptorch report`` prints and compares."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from poptorch._cli.main import main
+
+SCRIPT = """
+import sys
+import torch, poptorch
+model = torch.nn.Linear(int(sys.argv[1]), 4)
+poptorch.inferenceModel(model)(torch.ones(2, int(sys.argv[1])))
+print("ran on")
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    return str(path)
+
+
+def test_the_first_model_is_priced_and_the_script_ends(
+    script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = list(sys.argv)
+    file = str(tmp_path / "estimate.json")
+    assert main(["estimate", "--system", "mk2:1", "--json", file, script, "8"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("Linear, inference, on mk2:1: 1 replicas of 1 IPUs")
+    assert "ran on" not in shown
+    assert sys.argv == before
+    assert json.loads(Path(file).read_text())["system"] == "mk2:1"
+
+
+def test_all_of_a_script_runs(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["estimate", "--all", script, "8"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.index("Linear, inference, on bow:16") < shown.index("ran on")
+
+
+def test_a_model_that_does_not_fit_is_a_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(
+        "import torch, poptorch\n"
+        "with torch.device('meta'): model = torch.nn.Linear(1 << 15, 1 << 14)\n"
+        "poptorch.inferenceModel(model).compile(torch.empty(1, 1 << 15, device='meta'))\n"
+    )
+    assert main(["estimate", str(path)]) == 1
+    assert "DOES NOT FIT: weights, 2.0 GiB" in capsys.readouterr().out
+
+
+def test_a_script_without_models_is_a_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "script.py").write_text("")
+    assert main(["estimate", str(tmp_path / "script.py")]) == 1
+    assert "used no wrapped model" in capsys.readouterr().err
+
+
+def made(directory: Path, cycles: float, size: float) -> str:
+    """A profile with what is printed and compared."""
+    chip = {"chip": 0, "peak": {"weights": size}, "peak_at": "0F0"}
+    culprit = {"category": "weights", "bytes": size, "chip": 0, "over": -1.0}
+    culprit |= {"tensor": "", "line": ""}
+    priced = {
+        "system": "bow:1", "fits": True, "culprit": culprit, "items_per_second": 10.0,
+        "seconds": 1.0, "cycles": cycles, "share_of_peak": 0.1, "chips": [chip], "operators": [],
+    }  # fmt: skip
+    content: dict[str, Any] = {"format": 1, "name": "net", "estimated": priced, "measured": None}
+    directory.mkdir()
+    (directory / "profile.json").write_text(json.dumps(content))
+    return str(directory)
+
+
+def test_reports_are_printed_and_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = made(tmp_path / "old", 1000, 500), made(tmp_path / "new", 1015, 500)
+    assert main(["report", old]) == 0
+    assert "net on bow:1 (estimated)\nfits: weights, 500 B on IPU 0" in capsys.readouterr().out
+    assert main(["report", "--compare", old, new]) == 0
+    assert main(["report", "--compare", old, new, "--budget", "memory=3%,cycles=2%"]) == 0
+    capsys.readouterr()
+    assert main(["report", "--compare", old, new, "--budget", "memory=3%,cycles=1%"]) == 1
+    assert "over budget: cycles +1.5%, allowed +1.0%" in capsys.readouterr().out
+    assert main(["report", str(tmp_path)]) == 2
+    assert main(["report"]) == 2
+    assert main(["report", old, "--budget", "speed=1%"]) == 2

@@ -1,0 +1,127 @@
+"""Profile reports: where they lie, when they are written, what is in them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from poptorch._machine import page, profile
+
+
+class Net(nn.Module):
+    """Two linear layers on two chips."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
+        poptorch.BeginBlock(self.second, "second", ipu_id=1)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor | None = None) -> Any:
+        out = self.second(torch.relu(self.first(x)))
+        return out if y is None else nn.functional.cross_entropy(out, y)
+
+
+X, Y = torch.ones(12, 8), torch.zeros(12, dtype=torch.long)
+
+
+@pytest.fixture
+def ask(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., poptorch.Options]:
+    """Options that ask for reports: by the environment, by Python, or by both."""
+    monkeypatch.setattr(page, "write", lambda content, path: path.write_text("page"))
+
+    def make(environment: Path | None = None, python: Path | None = None) -> poptorch.Options:
+        if environment is not None:
+            chosen = {"autoReport.all": "true", "autoReport.directory": str(environment)}
+            monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", json.dumps(chosen))
+        opts = poptorch.Options().backend("reference")
+        return opts if python is None else opts.enableProfiling(python)
+
+    monkeypatch.chdir(tmp_path)
+    return make
+
+
+def training(opts: poptorch.Options) -> poptorch.PoplarExecutor:
+    opts.Training.gradientAccumulation(3)
+    model = Net()
+    return poptorch.trainingModel(model, opts, poptorch.optim.SGD(model.parameters(), lr=0.1))
+
+
+FILES = {"profile.json", "profile.pop", "trace.json", "report.html"}
+
+
+def names(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir()}
+
+
+@pytest.mark.spec("runtime", 21)
+def test_reports_lie_in_a_folder_named_after_the_model_or_its_use(ask, tmp_path: Path) -> None:
+    executor = training(ask(environment=tmp_path / "env"))
+    executor.compile(X, Y)
+    executor.destroy()
+    opts = ask(environment=tmp_path / "env", python=tmp_path / "ignored").deviceIterations(3)
+    executor = poptorch.inferenceModel(Net(), opts.clone())
+    executor.compile(X)
+    del executor
+    poptorch.inferenceModel(Net(), opts.modelName("mine")).compile(X)
+    assert names(tmp_path / "env") == {"training", "inference", "mine"}
+    assert all(names(folder) == FILES for folder in (tmp_path / "env").iterdir())
+    assert not (tmp_path / "ignored").exists()
+
+
+@pytest.mark.spec("runtime", 22)
+def test_without_a_directory_it_is_the_working_one(ask, tmp_path: Path) -> None:
+    training(ask().enableProfiling()).compile(X, Y)
+    assert names(tmp_path) == {"training"}
+
+
+def test_the_report_has_the_estimate_and_what_was_measured(ask, tmp_path: Path) -> None:
+    executor = training(ask(python=tmp_path).useIpuModel(True))
+    executor.compile(X, Y)
+    before = profile.read(tmp_path / "training")
+    assert before["format"] == 1
+    assert before["measured"]["calls"] == 0
+    for _ in range(3):
+        executor(X, Y)
+    priced = executor.estimate(X, Y, system="mk2:2")
+    executor.destroy()
+    after = profile.read(tmp_path / "training" / "profile.json")
+    assert after["measured"]["calls"] == len(after["measured"]["first"]) == 3
+    assert all(call["device"] > 0 for call in after["measured"]["first"])
+    assert after["target"]["kind"] == "mk2"
+    assert after["estimated"]["cycles"] == before["estimated"]["cycles"] == priced.cycles
+    assert after["settings"]["loops.accumulation"] == "3"
+    live = {row["name"]: row for row in after["estimated"]["chips"][1]["largest"]}
+    assert live["param.second.weight"]["bytes"] == 4 * 8 * 4
+    assert "self.second(" in live["param.second.weight"]["line"]
+    events = json.loads((tmp_path / "training" / "trace.json").read_text())["traceEvents"]
+    assert sum(event["name"].endswith(": device") for event in events) == 3
+    assert {event["cat"] for event in events if event.get("pid") == 0 and "cat" in event} >= {
+        "action", "compute", "exchange", "sync", "host",
+    }  # fmt: skip
+
+
+def test_nothing_is_written_unless_it_is_asked_for(ask, tmp_path: Path) -> None:
+    training(ask()).compile(X, Y)
+    assert not names(tmp_path)
+
+
+def test_cycles_are_those_of_the_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POPTORCH_POD", "bow:4")
+    executor = training(poptorch.Options().backend("reference").logCycleCount(True))
+    executor(X, Y)
+    assert executor.cycleCount() == round(executor.estimate(X, Y, system="bow:2").cycles)
+
+
+def test_a_file_of_another_form_is_refused(tmp_path: Path) -> None:
+    for text in ("", "[]", '{"format": 0}'):
+        (tmp_path / "profile.json").write_text(text)
+        with pytest.raises(poptorch.Error, match="profile") as caught:
+            profile.read(tmp_path)
+        assert "enableProfiling" in str(caught.value)

@@ -1,0 +1,115 @@
+"""``pva``: scripts that walk a report of libpva's run on ours."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+import pva
+from poptorch._machine import profile, systems
+from poptorch._machine.estimate import Estimate
+
+
+@pytest.fixture(scope="module")
+def priced() -> Estimate:
+    """Two stages, four micro-batches."""
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 8)).eval()
+    poptorch.BeginBlock(model[1], "b", ipu_id=1)
+    executor = poptorch.inferenceModel(model, poptorch.Options().deviceIterations(4))
+    estimate = executor.estimate(torch.empty(8, 64, device="meta"), system="bow:2")
+    executor.destroy()
+    return estimate
+
+
+@pytest.fixture(scope="module")
+def report(priced: Estimate, tmp_path_factory: pytest.TempPathFactory) -> pva.Report:
+    measured = profile.Measured("here", 1.0, 3, (), 1)
+    content = profile.profile("net", priced, systems.KINDS["bow"], measured, {})
+    path = tmp_path_factory.mktemp("reports") / "profile.json"
+    path.write_text(json.dumps(content))
+    return pva.openReport(str(path))
+
+
+def test_target_and_memory(report: pva.Report, priced: Estimate) -> None:
+    target = report.compilation.target
+    assert (target.numTiles, target.numIPUs, target.numReplicas) == (2 * 1472, 2, 1)
+    assert target.totalMemory == 2 * 1472 * (624 << 10)
+    assert target.clockFrequency == 1.85e9
+    assert target.architecture == pva.IPU.Architecture.Ipu2
+    tiles = report.compilation.tiles
+    assert len(tiles) == target.numTiles
+    total = sum(tile.memory.total.includingGaps for tile in tiles)
+    assert total == pytest.approx(sum(chip.bytes for chip in priced.chips))
+    assert tiles[-1].memory.total.excludingGaps < tiles[-1].memory.total.includingGaps
+    always = sum(variable.size for variable in report.compilation.alwaysLiveVariables)
+    peak = max(s.notAlwaysLiveMemory.bytes for s in report.compilation.livenessProgramSteps)
+    assert always == pytest.approx(sum(sum(chip.always.values()) for chip in priced.chips))
+    assert 0 < peak <= total - always + 1e-6
+
+
+def test_execution(report: pva.Report, priced: Estimate) -> None:
+    steps = report.execution.steps
+    assert [step.name for step in steps] == [action.name for action in priced.schedule]
+    for chip in priced.chips:
+        assert sum(s.ipus[chip.chip].cycles for s in steps) == pytest.approx(chip.cycles)
+    assert report.execution.totalCycles == priced.cycles
+    assert len(report.execution.runs) == 3
+    (first, *_, last) = report.execution.blocks(1472)
+    assert (first.name, last.name) == ("1F0", "1F3")
+    assert first.cyclesTo <= last.cyclesFrom
+
+
+class Computed(pva.ProgramVisitor):
+    """Collects what tiles compute, as the tutorial's visitor does."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def visitOnTileExecute(self, program: pva.Program) -> None:  # noqa: N802
+        assert program.type == pva.Program.Type.OnTileExecute
+        assert program.computeset is not None
+        self.names += [program.name] * len(program.computeset.vertices)
+
+
+def test_visitors(report: pva.Report) -> None:
+    step, whole = Computed(), Computed()
+    report.execution.steps[0].program.accept(step)
+    assert step.names == ["0/aten.addmm"]
+    (program,) = report.compilation.programs
+    program.accept(whole)
+    assert whole.names == ["0/aten.addmm", "1/aten.addmm"]
+    assert len(whole.names) == report.compilation.graph.numComputeSets
+
+
+def test_operations(report: pva.Report) -> None:
+    operations = pva.OperationAnalysis(report).operations
+    assert [each.debugContext.name for each in operations] == ["0/aten.addmm", "1/aten.addmm"]
+    assert operations[0].flops == 2 * 2 * 64 * 64
+    assert report.version == report.poplarVersion
+    assert report.version.string == poptorch.__version__
+    assert report.instrumentationSettings.computeInstrumentationLevel == "Off"
+    report.listPrintLength(1)
+    assert len(str(report).splitlines()) == 2
+
+
+def test_events_lie_in_one_another(tmp_path: Path) -> None:
+    rows = [(0, 100, "call"), (10, 20, "compile"), (12, 5, "trace"), (40, 10, "run"), (200, 1, "x")]
+    events = [
+        {"ph": "X", "cat": "c", "name": name, "ts": ts, "dur": dur, "pid": 1, "tid": 2}
+        for ts, dur, name in rows
+    ]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    outer = pva.openTrace(path).process(1).thread(2).events
+    assert [event.label for event in outer] == ["call", "x"]
+    assert [event.label for event in outer[0].children()] == ["compile", "run"]
+    assert outer[0].children()[0].children()[0].duration == pytest.approx(5e-6)
+    assert outer[0].channel == "c"
+    with pytest.raises(poptorch.Error, match="There is no trace to open"):
+        pva.openTrace(tmp_path / "other.json")
