@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers import patience
 from poptorch._machine import budget, figures, page, page_parts, profile, systems
 
 VIEWS = ("summary", "memory", "liveness", "schedule", "operators", "program", "measured",
@@ -85,7 +86,7 @@ def test_a_browser_draws_every_view(content: dict[str, Any], tmp_path: Path) -> 
     ]  # fmt: skip
     dump = subprocess.run(
         [*command, "--dump-dom", path.as_uri()], capture_output=True, text=True, check=True,
-        timeout=240,
+        timeout=patience.HANGS,
     )  # fmt: skip
     assert "CONSOLE" not in dump.stderr, dump.stderr
     assert 'data-ready="yes"' in dump.stdout
@@ -95,7 +96,7 @@ def test_a_browser_draws_every_view(content: dict[str, Any], tmp_path: Path) -> 
     assert dump.stdout.count('class="point"') >= 4  # bars
     picture = tmp_path / "page.png"
     subprocess.run(
-        [*command, f"--screenshot={picture}", path.as_uri()], check=True, timeout=240,
+        [*command, f"--screenshot={picture}", path.as_uri()], check=True, timeout=patience.HANGS,
         capture_output=True,
     )  # fmt: skip
     assert picture.stat().st_size > 20_000  # an empty page of this size has about 8 000 bytes
