@@ -1,59 +1,59 @@
 """Hard use, seeded: ``python -m harden [part ...] [--scale SHARE] [--seed N]``, run in ``tests``.
 
-Each part makes so many trials and prints how they went. A whole run of everything is written into
-``tests/harden/RESULTS.md``. The exit status tells whether anything was undocumented, wrong
-afterwards, left over, or hung.
+Each part makes so many trials and prints how they went; ``--jobs`` processes share them, in pieces.
+With ``--done FILE`` finished pieces are noted there, and those that it has are not made again. A
+whole run of everything is written into ``tests/harden/RESULTS.md``. The exit status tells whether
+anything was undocumented, wrong afterwards, left over, or hung.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
-import faulthandler
-import importlib
-import logging
+import concurrent.futures
+import json
+import multiprocessing
 import platform
 import sys
-import time
-import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from harden.pieces import PARTS, piece, pieces
+
 RESULTS = Path(__file__).with_name("RESULTS.md")
-PARTS = {
-    "calls": 20_000, "option_sets": 5_000, "saved_files": 1_000, "cache_entries": 1_000,
-    "races": 200, "signals": 200, "kills": 100,
-}  # fmt: skip
-HANGS = 300  # seconds that one trial may take
 SHOWN = 20
 
 
-class Part:
-    """What became of the trials of one part."""
+def run(todo: list[tuple[str, int, int]], jobs: int, done: Path | None) -> dict[str, Any]:
+    """Make pieces, or read what is known of them; return by name what came of each."""
+    known = {}
+    if done is not None and done.exists():
+        known = dict(json.loads(line) for line in done.read_text().splitlines())
+    results = {text: known[text] for text in map(str, todo) if text in known}
+    spawn = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(jobs, spawn) as pool:
+        waiting = {pool.submit(piece, *each): str(each) for each in todo if str(each) not in known}
+        for future in concurrent.futures.as_completed(waiting):
+            text, result = waiting[future], future.result()
+            results[text] = result
+            print(text, *result["problems"], sep="\n  ", flush=True)
+            if done is not None:
+                with done.open("a") as file:
+                    file.write(json.dumps([text, result]) + "\n")
+    return results
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.outcomes: collections.Counter[str] = collections.Counter()
-        self.problems: list[str] = []
 
-    def run(self, count: int, seed: int) -> None:
-        """Make trials until there are so many outcomes."""
-        module = importlib.import_module(f"harden.{self.name}")
-        number = seed * 1_000_000
-        while self.outcomes.total() < count:
-            faulthandler.dump_traceback_later(HANGS, exit=True)
-            for outcome, problem in module.trial(number):
-                self.outcomes["defect" if problem else outcome] += 1
-                if problem:
-                    self.problems.append(f"trial {number}, {outcome}: {problem}")
-                    print(f"  {self.problems[-1]}", flush=True)
-            number += 1
-        faulthandler.cancel_dump_traceback_later()
-
-    def __str__(self) -> str:
-        counts = ", ".join(f"{number} {what}" for what, number in self.outcomes.most_common())
-        return f"{self.name}: {self.outcomes.total()} tried: {counts}"
+def summary(name: str, results: list[dict[str, Any]]) -> list[str]:
+    """Return the lines of a part."""
+    outcomes = sum(
+        (collections.Counter(each["outcomes"]) for each in results), collections.Counter()
+    )
+    problems = [problem for each in results for problem in each["problems"]]
+    counts = ", ".join(f"{number} {what}" for what, number in outcomes.most_common())
+    line = f"- {name}: {outcomes.total()} tried: {counts}"
+    return [line, *(f"  - {problem}" for problem in problems[:SHOWN])]
 
 
 def main() -> int:
@@ -62,23 +62,24 @@ def main() -> int:
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []])
     parser.add_argument("--scale", type=float, default=1.0, help="share of the trials")
     parser.add_argument("--seed", type=int, default=19)
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("--done", type=Path, help="file of finished pieces")
     chosen = parser.parse_args()
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    lines, defects, start = [], 0, time.time()
-    for name in chosen.parts or PARTS:
-        part = Part(name)
-        part.run(max(1, round(PARTS[name] * chosen.scale)), chosen.seed)
-        print(part, flush=True)
-        lines += [f"- {part}", *(f"  - {problem}" for problem in part.problems[:SHOWN])]
-        defects += len(part.problems)
-    print(f"{defects} defects, {time.time() - start:.0f} s")
+    names = chosen.parts or list(PARTS)
+    todo = list(pieces(names, chosen.scale, chosen.seed))
+    results = run(todo, chosen.jobs, chosen.done)
+    lines = [line for name in names for line in
+             summary(name, [results[str(each)] for each in todo if each[0] == name])]  # fmt: skip
+    defects = sum(len(each["problems"]) for each in results.values())
+    seconds = sum(each["seconds"] for each in results.values())
+    print(*lines, f"{defects} defects, {seconds:.0f} s of {chosen.jobs} processes", sep="\n")
     if not chosen.parts:
-        head = f"# What hard use found\n\n`make harden`, {chosen.scale:.2g} of the trials, seed "
-        head += f"{chosen.seed}, torch {torch.__version__}, Python {platform.python_version()}, "
-        head += f"{time.time() - start:.0f} s: {defects} defects.\n\n"
-        RESULTS.write_text(head + "\n".join(lines) + "\n")
+        RESULTS.write_text(
+            f"# What hard use found\n\n`make harden`, {chosen.scale:.2g} of the trials, seed "
+            f"{chosen.seed}, torch {torch.__version__}, Python {platform.python_version()}, "
+            f"{seconds:.0f} s of {chosen.jobs} processes: {defects} defects.\n\n"
+            + "\n".join(lines) + "\n"
+        )  # fmt: skip
     return 1 if defects else 0
 
 

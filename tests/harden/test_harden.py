@@ -6,11 +6,11 @@ import importlib
 
 import pytest
 
-from harden.__main__ import PARTS
+from harden.pieces import PARTS
 
 FEW = {
-    "calls": 10, "option_sets": 60, "saved_files": 25, "cache_entries": 15, "races": 3,
-    "signals": 2, "kills": 3,
+    "calls": 8, "option_sets": 40, "saved_files": 20, "cache_entries": 15, "races": 2,
+    "signals": 1, "kills": 2,
 }  # fmt: skip
 
 

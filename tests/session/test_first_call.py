@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,13 +14,6 @@ from helpers.wrapped import normal, options
 from poptorch._session import faults
 
 X, Y = normal(8, 4), normal(8, 4, seed=1)
-
-
-@pytest.fixture(autouse=True)
-def _collected() -> Iterator[None]:
-    """An error and the frames that it went through hold one another, and the executor's device."""
-    yield
-    gc.collect()
 
 
 class Net(nn.Module):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -19,12 +18,6 @@ from poptorch.backends import driver
 
 SLOW = pytest.mark.slow
 BACKENDS = ["reference", "staged", pytest.param("optimise", marks=SLOW)]
-
-
-@pytest.fixture(autouse=True)
-def _collected() -> Iterator[None]:
-    yield
-    gc.collect()
 
 
 class Labelled(nn.Module):
@@ -142,14 +135,17 @@ def raising(signum: int, frame: object) -> None:
     raise StoppedError(signum)
 
 
-@pytest.fixture(params=[signal.SIGALRM, signal.SIGUSR1, signal.SIGINT])
+@pytest.fixture
 def signum(request: pytest.FixtureRequest) -> Iterator[int]:
     before = signal.signal(request.param, raising)
     yield request.param
     signal.signal(request.param, before)
 
 
-@pytest.mark.parametrize("lanes", [0, 1])
+SIGNALS = [(signal.SIGALRM, 0), (signal.SIGUSR1, 1), (signal.SIGINT, 1)]
+
+
+@pytest.mark.parametrize(("signum", "lanes"), SIGNALS, indirect=["signum"])
 def test_a_handler_that_raises_waits_for_a_whole_state(
     signum: int, lanes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,15 +29,25 @@ def trouble(folder: Path) -> str | None:
     return None if os.access(folder, os.W_OK | os.X_OK) else "it cannot be written to"
 
 
+def temporary() -> str | None:
+    """Return the temporary directory, or None: full disks and read-only ones have none."""
+    try:
+        return tempfile.gettempdir()
+    except OSError:
+        return None
+
+
 def of_the_user() -> Path:
     """Return the folder for compiled code where no option names one.
 
     It is beside torch's compiler cache, or in the temporary directory. One that others can write to
     is not used; the process then keeps its code to itself.
     """
-    root = env.get("TORCHINDUCTOR_CACHE_DIR")
-    folder = Path(root) if root else Path(tempfile.gettempdir()) / f"poptorch-code-{os.getuid()}"
-    folder /= "poptorch"
+    root = env.get("TORCHINDUCTOR_CACHE_DIR") or temporary()
+    if root is None:
+        return of_the_process("there is no temporary directory that can be written to")
+    own = "" if env.is_set("TORCHINDUCTOR_CACHE_DIR") else f"poptorch-code-{os.getuid()}"
+    folder = Path(root) / own / "poptorch"
     why = trouble(folder)
     return folder if why is None else of_the_process(f"{folder}: {why}")
 
@@ -46,6 +56,9 @@ def of_the_user() -> Path:
 def of_the_process(why: str) -> Path:
     """Return a folder that ends with the process, and say why."""
     log.engine.warning("Compiled code is not kept for later processes: %s", why)
-    folder = tempfile.TemporaryDirectory(prefix="poptorch-code-")
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="poptorch-code-")
+    except OSError:  # a full disk, for one: whoever writes below this meets an error, and says so
+        return Path(os.devnull) / "poptorch"
     atexit.register(folder.cleanup)
     return Path(folder.name)

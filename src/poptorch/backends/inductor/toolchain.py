@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shutil
 import sysconfig
-import tempfile
 from pathlib import Path
 
 import torch
 
 from ..._base import env, log, private
 from ..._base.errors import Error
+from ..._base.folders import temporary
 
 _SHOWN = 5  # lines of a C++ compiler's complaint
 
@@ -27,7 +27,7 @@ def obstacle() -> str | None:
 
 
 def _folders() -> tuple[str, ...]:
-    cache = env.get("TORCHINDUCTOR_CACHE_DIR") or tempfile.gettempdir()
+    cache = env.get("TORCHINDUCTOR_CACHE_DIR") or temporary() or ""
     torch_itself = Path(torch.__file__).parent
     return cache, str(torch_itself), sysconfig.get_config_var("LIBDIR") or ""
 
