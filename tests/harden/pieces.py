@@ -6,7 +6,6 @@ import collections
 import faulthandler
 import importlib
 import logging
-import time
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -29,7 +28,7 @@ def piece(name: str, number: int, count: int) -> dict[str, Any]:
     logging.disable(logging.WARNING)
     module = importlib.import_module(f"harden.{name}")
     outcomes: collections.Counter[str] = collections.Counter()
-    problems, start = [], time.time()
+    problems: list[str] = []
     while outcomes.total() < count:
         faulthandler.dump_traceback_later(HANGS, exit=True)  # which ends the run
         for outcome, problem in module.trial(number):
@@ -38,7 +37,7 @@ def piece(name: str, number: int, count: int) -> dict[str, Any]:
                 problems.append(f"trial {number}, {outcome}: {problem}")
         number += 1
     faulthandler.cancel_dump_traceback_later()
-    return {"outcomes": outcomes, "problems": problems, "seconds": time.time() - start}
+    return {"outcomes": outcomes, "problems": problems}
 
 
 def pieces(parts: list[str], scale: float, seed: int) -> Iterator[tuple[str, int, int]]:
