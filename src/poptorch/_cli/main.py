@@ -6,10 +6,10 @@ import argparse
 from collections.abc import Sequence
 
 from .._base.version import VERSION
-from . import cache, doctor, estimating, options, passes, report
+from . import cache, doctor, estimate, options, passes, report
 from .commands import quiet_when_closed, shown
 
-COMMANDS = (options, cache, doctor, passes, estimating, report)
+COMMANDS = (options, cache, doctor, passes, estimate, report)
 
 
 @quiet_when_closed
