@@ -1,4 +1,5 @@
 """Rows of docs/differences.md, each executed: a test names its row by the row's first cell."""
+# ruff: noqa: E501 (cells of the page)
 
 from __future__ import annotations
 
@@ -39,6 +40,7 @@ def row(first_cell: str) -> Callable[[Test], Test]:
             assert first_cell in FIRST_CELLS, f"no row of {PAGE.name} begins so: {first_cell}"
             test(*args, **kwargs)
 
+        checked.row = first_cell  # type: ignore[attr-defined]
         return checked
 
     return decorate
@@ -719,3 +721,46 @@ def test_estimates() -> None:
     estimate = poptorch.estimate(poptorch.inferenceModel(Net()), X, system="bow:1")
     assert estimate.fits
     assert estimate.seconds > 0
+
+
+# Rows that are shown by tests of their own parts, by their first cells.
+ELSEWHERE = {
+    "needs IPUs, or the SDK's simulator": "test_wheel.py::test_the_readme_trains_where_nothing_else_is_installed",
+    "compiles before the first result": "compile/test_tiers.py::test_what_is_said",
+    "a missing toolchain is an error": "conformance/test_backends.py::test_without_a_compiler_the_reference_backend_runs",
+    "a loaded executable runs as it was saved": "session/test_files.py::test_other_settings_than_the_file_has_are_named",
+    "the arguments of a saved model are pickled": "session/test_files.py::test_arguments_of_plain_types",
+    "an executable is found by an undocumented key, and the cache grows for ever": "compile/test_cache.py::test_misses_say_what_differs",
+    "loading recorded the first batch in the file": "session/test_files.py::test_files_hold_no_values_of_the_arguments",
+    "`identity_loss` of a torch loss or of another `identity_loss` was not supported": "capture/test_losses.py::test_inner_losses_keep_their_reduction_and_may_be_returned",
+    "an unused layer in a block, or `BeginBlock` on a later layer written before one on an earlier layer, was an error": "examples/test_documented_placement.py::test_the_order_of_writing_and_unused_layers_do_not_matter",
+    "many operators were missing or limited": "sweep/test_sweep.py",
+    "processes of a job trained whatever each had": "job/test_faults.py::test_processes_that_differ_stop_with_an_error_that_says_in_what",
+    "jobs went through MPI, Horovod or the fabric": "cli/test_poprun.py",
+    "graph layers that add or remove edges, and pooling of the best nodes, were refused": "geometric/test_models.py::test_pooling_of_the_best_nodes_has_an_upper_bound",
+    "batches of graphs dropped texts, trimmed seeds, let padding edges point behind the last node": "geometric/test_collate.py::test_trimming_nodes_keeps_one_of_each_sample",
+    "the guide of 2.x names `INFO` as the default level of the log": "test_runtime.py::test_levels",
+    "`sourceLocationExcludes` replaced three default entries": "options/test_observable.py::test_excluded_files_are_not_the_users",
+    "an error in the data set ended the loading process": "test_dataloader_faults.py::test_a_later_error_arrives_in_its_place_and_the_loader_can_be_used_again",
+    "Ctrl-C reached the loading process too": "test_dataloader_exit.py::test_a_program_that_survives_ctrl_c_goes_on_loading_and_fails_with_its_own_error",
+    "the last asynchronous element had the size of the others": "data/test_filling.py::test_a_last_element_may_have_fewer_rows",
+    "two loops over one asynchronous loader took turns": "test_dataloader.py::test_a_newer_iterator_over_one_loading_process_ends_the_older_one",
+    "a subclass's `__iter__` ran in the loading process and again outside": "test_dataloader.py::test_subclasses_with_mix_ins",
+    "the loading process polled at a fixed interval": "data/test_waiting.py",
+    "errors have four parts: what, the values, your own source line, a remedy": "base/test_errors.py",
+    "the first call returns before optimised code is there; a background compilation takes over between two calls; `options.backend(\"optimise\")` compiles first": "compile/test_tiers.py::test_a_takeover_keeps_weights_moments_statistics_and_random_numbers",
+    "[`transformers.Trainer`](guide/transformers.md) and [Lightning](guide/lightning.md) train through compiled steps, with integrations that are part of the package": "integrations/test_transformers.py::test_losses_are_those_of_the_plain_trainer",
+    "a backend is chosen by option or `POPTORCH_BACKEND`, and others can be added": "conformance/test_backends.py::test_the_environment_chooses_a_backend_unless_an_option_does",
+}  # fmt: skip
+# The suite was run by hand on the releases that CONTRIBUTING.md names.
+BY_HAND = {"one exact torch version"}
+HEADS = {"PopTorch", "torch", "here"}
+
+
+def test_every_row_is_shown_by_a_test() -> None:
+    here = {getattr(test, "row", None) for test in globals().values()}
+    rows = FIRST_CELLS - HEADS
+    assert rows == (here - {None}) | ELSEWHERE.keys() | BY_HAND
+    for place in ELSEWHERE.values():
+        path, _, name = place.partition("::")
+        assert f"def {name or 'test_'}" in (ROOT / "tests" / path).read_text(), place

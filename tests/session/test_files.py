@@ -253,6 +253,17 @@ def test_what_cannot_be_compiled_for_while_loading(tmp_path: Path) -> None:
     assert not poptorch.load(path, model=Takes(4, 4)).isCompiled()
 
 
+def test_files_hold_no_values_of_the_arguments(tmp_path: Path) -> None:
+    saved = poptorch.inferenceModel(nn.Linear(4, 4), options())
+    marked = torch.full((2, 4), 1234.5)
+    saved(marked)
+    saved.compileAndExport(tmp_path / "m", marked)
+    contents = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    weight = saved.model.weight.detach().numpy().tobytes()
+    assert any(weight in content for content in contents)  # they would be found
+    assert not any(marked[:1].numpy().tobytes() in content for content in contents)
+
+
 @pytest.mark.parametrize("value", [None, True, 3, 2.5, "text", torch.float16, [1, (2.0, {"a": X})]])
 def test_arguments_of_plain_types(value: object, tmp_path: Path) -> None:
     class Takes(nn.Module):
