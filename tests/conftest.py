@@ -55,6 +55,17 @@ def _held() -> set[str]:
     return {holder.token for holder in pod.holders() if holder.process.pid == os.getpid()}
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _headers_are_compiled_once() -> None:
+    """The C++ compiler then needs a third less time for each of some hundred small programs.
+
+    Users compile few, for which it does not pay; the code is the same.
+    """
+    from poptorch.backends.inductor import compiler
+
+    compiler.SETTINGS = {**compiler.SETTINGS, "cpp_cache_precompile_headers": True}
+
+
 @pytest.fixture(autouse=True)
 def _fixed_seed() -> None:
     torch.manual_seed(0)

@@ -219,7 +219,6 @@ def test_each_command_has_a_help_page_with_an_example(capsys) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [
     ["poptorch._cli.main", "doctor", "--help"], ["poptorch._cli.main", "doctor", "SCRIPT"],
-    ["poptorch._cli.main", "options", "--all"], ["poptorch._cli.monitor"],
     ["poptorch._cli.info", "--list-devices"],
 ], ids=" ".join)  # fmt: skip
 def test_nobody_who_reads_on_is_no_error(command: list[str], script) -> None:
