@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import gc
 import os
 import signal
@@ -36,17 +37,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item in kept]
 
 
-_still_held: set[str] = set()
-"""Devices that something else than a test's own exception holds, a module's fixture for one."""
+_TRIES = 3
+_tries: collections.Counter[str] = collections.Counter()
+"""How often it was tried to free a device: a module's fixture keeps one, pytest's log for a test."""
 
 
 @pytest.fixture(autouse=True)
 def _devices_of_earlier_tests() -> None:
     """Give back what an exception holds that a test kept: its frames have executors in them."""
-    if _held() - _still_held:
+    if any(_tries[device] < _TRIES for device in _held()):
         gc.collect()
-        _still_held.clear()
-        _still_held.update(_held())
+        _tries.update(_held())
 
 
 def _held() -> set[str]:

@@ -74,7 +74,8 @@ MISSES = {
 
 @pytest.mark.spec("runtime", 15, 16, 17)
 @pytest.mark.parametrize("change", HITS)
-def test_hits(change: str, folder: Path, caplog) -> None:
+def test_hits(change: str, folder: Path, caplog, monkeypatch) -> None:
+    monkeypatch.setenv("POPTORCH_POD_DIR", str(folder.parent / "pod"))  # device 5 is free
     trained(folder)
     assert len(files(folder)) == 1
     assert "Specified directory not found. Creating" in caplog.text
