@@ -34,8 +34,7 @@ def train(model: nn.Module, opts: poptorch.Options, batches) -> tuple[torch.Tens
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("lanes", [0, 3])
+@pytest.mark.parametrize("lanes, replicas", [(3, 1), (0, 2)])
 @pytest.mark.parametrize("name", CASES)
 def test_lanes_equal_the_loop(name: str, lanes: int, replicas: int) -> None:
     torch.manual_seed(0)
@@ -55,8 +54,7 @@ def test_lanes_equal_the_loop(name: str, lanes: int, replicas: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lanes", [1, 0])
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name, lanes", [*((name, 0) for name in ZOO), (next(iter(ZOO)), 1)])
 def test_compiled_programs_equal_the_interpreted_ones(name: str, lanes: int) -> None:
     torch.manual_seed(0)
     model = ZOO[name].build()
