@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 _TRIES = 3
 _tries: collections.Counter[str] = collections.Counter()
-"""How often it was tried to free a device: a module's fixture keeps one, pytest's log for a test."""
+"""How often it was tried to free a device: fixtures of modules keep some, as do logs of tests."""
 
 
 @pytest.fixture(autouse=True)
