@@ -736,6 +736,8 @@ ELSEWHERE = {
     "an unused layer in a block, or `BeginBlock` on a later layer written before one on an earlier layer, was an error": "examples/test_documented_placement.py::test_the_order_of_writing_and_unused_layers_do_not_matter",
     "many operators were missing or limited": "sweep/test_sweep.py",
     "replicated tensor sharding also divided weights, over the replicas of a process too": "job/test_training.py::test_processes_keep_parts_of_the_optimizers_state",
+    "profile reports held what the hardware had measured, in a format of their own": "session/test_reporting.py::test_the_report_has_the_estimate_and_what_was_measured",
+    "`cycleCount()` was read from the hardware": "session/test_reporting.py::test_cycles_are_those_of_the_estimate",
     "processes of a job trained whatever each had": "job/test_faults.py::test_processes_that_differ_stop_with_an_error_that_says_in_what",
     "jobs went through MPI, Horovod or the fabric": "cli/test_poprun.py",
     "graph layers that add or remove edges, and pooling of the best nodes, were refused": "geometric/test_models.py::test_pooling_of_the_best_nodes_has_an_upper_bound",
