@@ -1,5 +1,6 @@
 # Every target makes its own virtual environment first; nothing else needs to be set up.
 #   make demo                  train and evaluate FashionMNIST, native PyTorch and poptorch side by side
+#   make demo-processes        the same training in two processes that work together
 #   make test                  lint, types and all tests
 #   make examples              eight programs on real data, beside eager PyTorch, a few steps each
 #   make docs                  the site in build/site, and the tests of its pages
@@ -17,7 +18,7 @@ STAMP := $(VENV)/.installed
 TORCH := $(shell sed -n 's/^\(torch==[0-9.]*\).*/\1/p' constraints.txt)
 FASHION := /usr/share/datasets/fashion-mnist
 
-.PHONY: demo examples test check lint docs site sweep harden bench bench-quick soak dataset clean
+.PHONY: demo demo-processes examples test check lint docs site sweep harden bench bench-quick soak dataset clean
 .DEFAULT_GOAL := test
 
 # torch goes first and by its exact version, so that nothing later can pull another build of it.
@@ -37,6 +38,9 @@ EXAMPLES := series/train text/train images/train pipeline/train bert/train \
 	graphs/nodes graphs/molecules graphs/temporal
 examples: $(STAMP)
 	for name in $(EXAMPLES); do $(BIN)/python examples/$$name.py --small || exit 1; done
+
+demo-processes: $(STAMP) dataset
+	$(BIN)/poprun --num-instances 2 --only-output-from-instance 0 $(BIN)/python examples/fashion_mnist/processes.py
 
 test: lint site
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
@@ -79,6 +83,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/data.py
 	$(BIN)/python benchmarks/graphs.py
 	$(BIN)/python benchmarks/trainer.py
+	$(BIN)/python benchmarks/processes.py
 
 bench-quick: $(STAMP)
 	$(BIN)/python benchmarks/speed.py --quick

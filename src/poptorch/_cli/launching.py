@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -32,7 +33,7 @@ class Job:
         ipus_per_replica: chips of each.
         hosts: the first one is this one.
         port: of the first host, to meet at, where there are several hosts.
-        rendezvous: on the other hosts: where to meet, how many hosts, and the job's name.
+        rendezvous: on the other hosts: where to meet, how many hosts, the job's and the own name.
         restarts: how often all are started again after a failure.
         cache: folder of executables that all share, or None.
         only: whose output is shown, or None for all.
@@ -107,7 +108,7 @@ def _start_at(host: str, job: Job, meeting: str) -> subprocess.Popen[bytes]:
         "--max-restarts": job.restarts,
         "--executable-cache-path": job.cache,
         "--only-output-from-instance": job.only,
-        "--rendezvous": meeting,
+        "--rendezvous": f"{meeting}/{host}",
     }
     options = [f"{name}={value}" for name, value in own.items() if value is not None]
     command = [sys.executable, "-m", "poptorch._cli.poprun", *options, *job.program]
@@ -148,11 +149,14 @@ def _config(job: Job, meeting: str | None, folder: str) -> Any:
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
     from torch.distributed.launcher.api import LaunchConfig
 
+    more: dict[str, Any] = {}
     if meeting is None:
         endpoint, name = "localhost:0", uuid.uuid4().hex
     else:
-        endpoint, _, name = meeting.split("/")
-    more: dict[str, Any] = {}
+        endpoint, _, name, *own = meeting.split("/")
+        # Told, because a host's idea of its own name need not be that of the others.
+        more["rdzv_configs"] = {"is_host": not own}
+        more["local_addr"] = _resolvable(own[0] if own else job.hosts[0])
     if job.numa:
         from torch.numa.binding import AffinityMode, NumaOptions
 
@@ -175,6 +179,15 @@ def _config(job: Job, meeting: str | None, folder: str) -> Any:
         shutdown_timeout=_PATIENCE,
         **more,
     )
+
+
+def _resolvable(host: str) -> str | None:
+    """Return a host's name if it has an address; None for one that only the remote shell knows."""
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError:
+        return None
+    return host
 
 
 def _say_failed(job: Job, error: Any) -> int:

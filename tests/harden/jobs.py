@@ -1,0 +1,83 @@
+"""Processes of a job that are killed at any moment: the others say which, and all go on together.
+
+What starts them again is this file, in the place of a launcher's agent.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from helpers import jobs
+from helpers.patience import HANGS, eventually
+
+MOMENTS = ("starting", "compiling", "in a call", "saving", "between calls")
+
+
+def trial(number: int) -> Iterator[tuple[str, str | None]]:
+    """Kill one process of two or three at a moment of one kind; start all of them again."""
+    draw = random.Random(number)
+    count = draw.choice((2, 2, 3))
+    with tempfile.TemporaryDirectory() as name:
+        yield _killed(draw, count, Path(name))
+
+
+def _killed(draw: random.Random, count: int, folder: Path) -> tuple[str, str | None]:
+    moment, victim = draw.choice(MOMENTS), draw.randrange(count)
+    times = draw.randint(1, 6) if moment not in ("starting", "compiling") else 1
+    processes = jobs.start("helpers.job_killed", [folder], count, folder)
+    try:
+        eventually(lambda: _printed(folder, victim).splitlines().count(moment) >= times)
+        time.sleep(draw.choice((0, draw.uniform(0, 0.01), draw.uniform(0, 0.2))))
+        had_met = all("met" in _printed(folder, index).split() for index in range(count))
+        processes[victim].kill()
+        problem = _outlived(processes, victim, folder) if had_met else None
+    finally:
+        jobs.end(processes)
+    what = f"killed {moment}" if had_met else "killed before all had met"
+    return what, problem or _again(count, folder)
+
+
+def _outlived(processes: list[jobs.BaseProcess], victim: int, folder: Path) -> str | None:
+    for index, process in enumerate(processes):
+        if index == victim:
+            continue
+        try:
+            status = jobs.status(process, HANGS)
+        except TimeoutError:
+            return f"process {index} hangs: {_printed(folder, index)[-300:]}"
+        text = _printed(folder, index)
+        said = f"process {victim} of {len(processes)}" in text
+        if status != 1 or not said:
+            return f"process {index} ended with {status}: {text[-300:]}"
+    return None
+
+
+def _again(count: int, folder: Path) -> str | None:
+    """Start all processes again; return what is wrong with how they end."""
+    ended = jobs.run("helpers.job_killed", [folder], count, folder)
+    for index, (status, text) in ended.items():
+        if status:
+            return f"again, process {index} ended with {status}: {text[-300:]}"
+        if text.split()[-1] != undisturbed(count):
+            return f"again, process {index} has other weights"
+    return None
+
+
+@functools.cache
+def undisturbed(count: int) -> str:
+    """Return the digest of the weights of a job that nobody disturbs."""
+    with tempfile.TemporaryDirectory() as folder:
+        ended = jobs.run("helpers.job_killed", [folder], count, Path(folder))
+    digests = {text.split()[-1] for _, text in ended.values()}
+    assert len(digests) == 1, ended
+    return digests.pop()
+
+
+def _printed(folder: Path, index: int) -> str:
+    path = folder / f"{index}.out"
+    return path.read_text() if path.exists() else ""

@@ -1,0 +1,37 @@
+"""``poprun`` on the first of two hosts, and the program that it starts on both."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from torch import nn
+
+import popdist.poptorch
+import poptorch
+from helpers import namespaces
+from poptorch._cli import poprun
+
+
+def main(*arguments: str) -> int:
+    """Run a job from the first host; return its status."""
+    namespaces.enter(next(iter(namespaces.HOSTS)))
+    return poprun.main([*arguments, sys.executable, "-m", "helpers.job_hosts"])
+
+
+def train() -> None:
+    """Be one process of the job; print the weights."""
+    options = popdist.poptorch.Options().backend("reference").showCompilationProgressBar(False)
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))
+    training = poptorch.trainingModel(
+        model, options, torch.optim.SGD(model.parameters(), lr=0.1), loss=nn.MSELoss()
+    )
+    x = torch.arange(12.0).view(4, 3) / 10 + options.Distributed.processId
+    for _ in range(3):
+        training(x, x.sum(1))
+    print("weights", model[0].weight.tolist(), flush=True)
+
+
+if __name__ == "__main__":
+    train()

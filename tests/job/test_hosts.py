@@ -1,0 +1,54 @@
+"""Two hosts: processes in two network namespaces train together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from helpers import jobs, namespaces
+
+
+def alone() -> list[list[float]]:
+    """What one process gets with the data of both."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.cat([torch.arange(12.0).view(4, 3) / 10 + process for process in range(2)])
+    for _ in range(3):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), x.sum(1)).backward()
+        optimizer.step()
+    return model[0].weight.tolist()
+
+
+@pytest.mark.slow
+def test_processes_on_two_hosts_train_together(tmp_path: Path) -> None:
+    shell = tmp_path / "shell"
+    shell.write_text('#!/bin/sh\nexec ip netns exec poptorch-b sh -c "$2"\n')
+    shell.chmod(0o755)
+    hosts = tmp_path / "hosts"
+    hosts.write_text("".join(f"{address}\n" for address in namespaces.HOSTS.values()))
+    variables = {"POPTORCH_REMOTE_SHELL": str(shell), "GLOO_SOCKET_IFNAME": namespaces.INTERFACE}
+    arguments = [f"--hostfile={hosts}", "--num-instances=2"]
+    output = tmp_path / "out"
+    try:
+        with namespaces.two_hosts():
+            process = jobs.fork(
+                "helpers.job_hosts", arguments, output, jobs.environment(**variables)
+            )
+            try:
+                status = jobs.status(process)
+            finally:
+                jobs.end([process])
+    except namespaces.UnavailableError as error:
+        pytest.skip(f"no network namespaces: {error}")
+    printed = output.read_text()
+    assert status == 0, printed
+    lines = [line for line in printed.splitlines() if "weights" in line]
+    assert {line.split()[0] for line in lines} == {"[0]", "[1]"}
+    for line in lines:
+        ours = torch.tensor([float(word.strip("[],")) for word in line.split()[2:]])
+        torch.testing.assert_close(ours, torch.tensor(alone()[0]))
