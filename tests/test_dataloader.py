@@ -379,6 +379,7 @@ class Subclass(Mixin, DataLoader):
 
 
 @pytest.mark.slow
+@pytest.mark.spec("programs", 20)
 def test_subclasses_with_mix_ins():
     made = Subclass(options(2), Numbers(4), extra=10)
     assert values(made) == [[10, 11], [12, 13]]

@@ -39,6 +39,7 @@ def names() -> tuple[object, ...]:
     )
 
 
+@pytest.mark.spec("programs", 12)
 def test_outside_of_a_job_there_is_one_instance() -> None:
     assert names() == (False, 0, 1, 0, 1, 1, 1)
     popdist.init()  # nobody to meet

@@ -126,6 +126,7 @@ def test_automatic_ids_restart_only_when_asked() -> None:
 
 
 @pytest.mark.spec("parallel", 15)
+@pytest.mark.spec("programs", 9)
 def test_ids_are_evaluated_at_run_time() -> None:
     def forward(x):
         for layer in range(3):
@@ -161,6 +162,7 @@ def test_begin_block_lasts_until_the_next_and_the_backward_follows() -> None:
 
 @pytest.mark.spec("ops", 19)
 @pytest.mark.spec("parallel", 6, 48)
+@pytest.mark.spec("programs", 8)
 def test_annotating_twice_is_refused_until_removed() -> None:
     model = Layers()
     poptorch.BeginBlock(model.second, ipu_id=1)

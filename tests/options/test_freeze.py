@@ -55,6 +55,7 @@ def test_anchors_without_a_mode_inherit_the_resolved_one():
 
 
 @pytest.mark.spec("options", 31)
+@pytest.mark.spec("programs", 2)
 def test_the_executors_copy_has_a_dictionary():
     own = prepare(Options().deviceIterations(3), training=True)
     assert own.toDict()["device_iterations"] == 3
@@ -115,6 +116,7 @@ def test_a_refused_wrap_leaves_the_options_writable():
     assert prepare(options.outputMode(OutputMode.Sum), training=True).output_mode == 3
 
 
+@pytest.mark.spec("programs", 3)
 def test_inference_ignores_no_accumulation_but_refuses_it_when_prepared():
     options = Options()
     options.Training.gradientAccumulation(4)

@@ -56,6 +56,7 @@ def test_values_created_on_first_use():
     assert [options(name) for name in names] == [1, 0, True, "m", 2]
 
 
+@pytest.mark.spec("programs", 1)
 def test_setters_chain():
     options = Options()
     chain = (
@@ -179,6 +180,7 @@ def test_anchors_cannot_be_added_to_frozen_options():
 
 
 @pytest.mark.spec("options", 16)
+@pytest.mark.spec("programs", 17)
 def test_caching_can_be_switched_off_again(monkeypatch, tmp_path):
     monkeypatch.setenv("POPTORCH_CACHE_DIR", str(tmp_path))
     options = Options()
@@ -226,6 +228,7 @@ def test_bad_default_options_fail_the_constructor(monkeypatch):
 
 
 @pytest.mark.spec("options", 35)
+@pytest.mark.spec("programs", 10)
 def test_memory_proportions_replace_each_other():
     options = Options().setAvailableMemoryProportion({"IPU0": 0.2, "IPU1": 2})
     assert options.available_memory_proportion == {0: 0.2, 1: 2}

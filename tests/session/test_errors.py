@@ -301,6 +301,7 @@ def test_an_unknown_backend_is_named(inputs) -> None:
     model(*inputs)
 
 
+@pytest.mark.spec("programs", 24)
 def test_using_it_before_compiling() -> None:
     training = wrapped(Net())
     for use in (training.copyWeightsToHost, training.copyWeightsToDevice, training.plan):

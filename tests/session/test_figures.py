@@ -39,6 +39,7 @@ def batch(rows: int):
         (OutputMode.Sum, None, 2),
     ],
 )
+@pytest.mark.spec("programs", 26)
 def test_counters(mode, period, results: int) -> None:
     opts = options(iterations=4, accumulation=2, replicas=2).outputMode(mode, period)
     training = poptorch.trainingModel(Net(), opts)

@@ -99,6 +99,7 @@ def test_two_models_on_one_device_take_turns() -> None:
 
 
 @pytest.mark.spec("executor", 64)
+@pytest.mark.spec("programs", 16)
 def test_destroying_the_trainer_frees_the_device_for_inference() -> None:
     model = Net()
     validation = poptorch.inferenceModel(model, options().useIpuId(2))

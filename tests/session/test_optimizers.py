@@ -134,6 +134,7 @@ def test_the_state_is_read_once(caplog) -> None:
 
 @pytest.mark.spec("executor", 29, 69)
 @pytest.mark.spec("optimizers", 1, 2)
+@pytest.mark.spec("programs", 19)
 def test_a_changed_rate_waits_for_set_optimizer() -> None:
     for kind in (poptorch.optim.SGD, torch.optim.SGD):
         model = Net()

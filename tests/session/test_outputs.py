@@ -39,6 +39,7 @@ SHAPES = [
 
 @pytest.mark.spec("executor", 10, 11, 12, 13, 14)
 @pytest.mark.parametrize(("d", "g", "r", "mode", "period", "rows", "loss"), SHAPES)
+@pytest.mark.spec("programs", 13, 14)
 def test_shapes_and_contents_of_training_outputs(d, g, r, mode, period, rows, loss) -> None:
     model = Loss()
     x, y = torch.randn(2 * d * g * r, 3), torch.randn(2 * d * g * r, 2)

@@ -92,6 +92,7 @@ GROUPINGS = [
 @pytest.mark.spec("parallel", 32, 33, 34)
 @pytest.mark.parametrize("backend", ["reference", "staged"])
 @pytest.mark.parametrize(("kind", "size", "of_replica"), GROUPINGS)
+@pytest.mark.spec("programs", 28)
 def test_weights_per_group(kind, size: int, of_replica: list[int], backend: str) -> None:
     groups = max(of_replica) + 1
     model = Grouped(groups)
@@ -183,6 +184,7 @@ class Counts(nn.Module):
 
 
 @pytest.mark.spec("executor", 25, 26, 70)
+@pytest.mark.spec("programs", 25)
 def test_buffers_persist_and_plain_tensors_do_not() -> None:
     module = Counts()
     wrapped = inference(module, iterations=3)

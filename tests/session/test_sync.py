@@ -61,6 +61,7 @@ LOOKS = {
 
 @pytest.mark.spec("executor", 4, 5)
 @pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.spec("programs", 5)
 def test_every_look_sees_trained_values(look: str) -> None:
     model = Net()
     expected = eagerly_trained(model)
@@ -111,6 +112,7 @@ def test_one_download_per_burst_of_training(transfers) -> None:
 
 @pytest.mark.spec("executor", 39)
 @pytest.mark.parametrize("first", ["training", "inference"])
+@pytest.mark.spec("programs", 6)
 def test_validation_refreshes_itself(first: str, transfers) -> None:
     model = Net()
     if first == "inference":
