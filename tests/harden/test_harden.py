@@ -10,7 +10,7 @@ from harden.pieces import PARTS
 
 FEW = {
     "calls": 8, "option_sets": 40, "saved_files": 20, "cache_entries": 15, "races": 2,
-    "signals": 1, "kills": 2,
+    "signals": 1, "kills": 2, "jobs": 1,
 }  # fmt: skip
 
 
