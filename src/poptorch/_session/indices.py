@@ -13,6 +13,9 @@ from .._ir.slot import Kind
 from .._ir.state import State
 
 
+_FEW = 64  # numbers that Python looks through sooner than torch starts: 3 us instead of 9
+
+
 class Indices:
     """What the inputs of one compilation must lie in.
 
@@ -34,7 +37,7 @@ class Indices:
         for wanted in self._ranges:
             slot = wanted.slot
             value = batch[slot.index] if slot.kind is Kind.BATCH else state.tensors[slot.key]
-            least, most = torch.aminmax(value)
+            least, most = _extremes(value)
             if least < wanted.least or most > wanted.most:
                 self._look(wanted, value)
 
@@ -60,3 +63,11 @@ class Indices:
                 "options.Precision.checkIndices(False) before wrapping leaves this check out",
             ),
         )
+
+
+def _extremes(value: torch.Tensor) -> tuple[float, float]:
+    if value.numel() > _FEW:
+        least, most = torch.aminmax(value)
+        return least.item(), most.item()
+    numbers = value.flatten().tolist()
+    return min(numbers), max(numbers)
