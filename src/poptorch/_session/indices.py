@@ -12,7 +12,6 @@ from .._ir.indices import Range
 from .._ir.slot import Kind
 from .._ir.state import State
 
-
 _FEW = 64  # numbers that Python looks through sooner than torch starts: 3 us instead of 9
 
 
