@@ -65,8 +65,8 @@ def options(accumulation: int) -> poptorch.Options:
 @pytest.mark.parametrize(
     "name, blocks",
     [
-        *((name, blocks) for name in STAGE_ZOO for blocks in (1, 3)),
-        ("mlp", 4),
+        *((name, blocks) for name in STAGE_ZOO for blocks in (3,)),
+        ("mlp", 1), ("mlp", 4),
         ("tied", 2),
         ("skip", 8),
     ],

@@ -26,22 +26,15 @@ def test_changed_hints_are_listed():
     options.TensorLocations.setWeightLocation(TensorLocationSettings().useOnChipStorage(False))
     options.Training.setConvolutionDithering(True)
     options._Popart.set("outlineThreshold", 10.0).set("syntheticDataMode", 0)
-    assert options.withoutEffect() == [
-        "TensorLocations.setWeightLocation",
+    assert options.withoutEffect() == [  # estimates follow the location and the proportion
         "Training.setConvolutionDithering",
         '_Popart.set("outlineThreshold")',
         "enableStableNorm",
-        "setAvailableMemoryProportion",
         "syncPattern",
     ]
     options.syncPattern(SyncPattern.Full).setAvailableMemoryProportion({})
-    options.Precision.setPartialsType(torch.half)
-    assert options.withoutEffect() == [
-        "Precision.setPartialsType",
-        "TensorLocations.setWeightLocation",
-        '_Popart.set("outlineThreshold")',
-        "enableStableNorm",
-    ]
+    options.Precision.setPartialsType(torch.half)  # in the place of the dithering
+    assert options.withoutEffect() == ['_Popart.set("outlineThreshold")', "enableStableNorm"]
 
 
 def test_a_hint_from_the_environment_counts(monkeypatch):
