@@ -54,7 +54,9 @@ def test_lanes_equal_the_loop(name: str, lanes: int, replicas: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, lanes", [*((name, 0) for name in list(ZOO)[::2]), (next(iter(ZOO)), 1)])
+@pytest.mark.parametrize(
+    "name, lanes", [*((name, 0) for name in list(ZOO)[::2]), (next(iter(ZOO)), 1)]
+)
 def test_compiled_programs_equal_the_interpreted_ones(name: str, lanes: int) -> None:
     torch.manual_seed(0)
     model = ZOO[name].build()

@@ -66,7 +66,8 @@ def options(accumulation: int) -> poptorch.Options:
     "name, blocks",
     [
         *((name, blocks) for name in STAGE_ZOO for blocks in (3,)),
-        ("mlp", 1), ("mlp", 4),
+        ("mlp", 1),
+        ("mlp", 4),
         ("tied", 2),
         ("skip", 8),
     ],
