@@ -77,7 +77,7 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert len(PUBLIC) > 100
 
 
-OURS = ("poptorch", "popdist", "pva")
+SOURCES = str(ROOT / "src")
 
 
 def test_every_public_name_is_documented() -> None:
@@ -92,7 +92,7 @@ def test_every_public_name_is_documented() -> None:
             function = member.fget if isinstance(member, property) else member
             if not inspect.isfunction(function) or attribute.startswith("_"):
                 continue
-            if str(function.__module__).startswith(OURS):  # torch_geometric writes some
+            if function.__code__.co_filename.startswith(SOURCES):  # torch_geometric writes some
                 inherited = inspect.getdoc(getattr(value, attribute))
                 if not inherited:
                     undocumented.append(f"{name}.{attribute}")
