@@ -37,6 +37,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item in kept]
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What was imported stays: collecting garbage between tests need not look at it again."""
+    gc.collect()
+    gc.freeze()
+
+
 _TRIES = 3
 _tries: collections.Counter[str] = collections.Counter()
 """How often it was tried to free a device: fixtures of modules keep some, as do logs of tests."""
