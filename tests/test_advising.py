@@ -24,11 +24,17 @@ class Wide(nn.Module):
 
 
 def priced(
-    layers: int, wide: int, micro: int, optimizer: str, advice: str = "", system: str = "bow:1"
+    layers: int,
+    wide: int,
+    micro: int,
+    optimizer: str,
+    advice: str = "",
+    system: str = "bow:1",
+    model: type[nn.Module] = Wide,
 ) -> Estimate:
     """The estimate with the options that the lines of an advice set."""
     with torch.device("meta"):
-        model = Wide(layers, wide).train(bool(optimizer))
+        made_of = model(layers, wide).train(bool(optimizer))
     options = poptorch.Options()
     rows = 8 * micro
     if optimizer:
@@ -37,10 +43,10 @@ def priced(
         options.deviceIterations(8)
     exec(advice, {"options": options, "poptorch": poptorch, "torch": torch})
     if optimizer:
-        made = getattr(poptorch.optim, optimizer)(model.parameters(), lr=0.1)
-        executor = poptorch.trainingModel(model, options, made)
+        made = getattr(poptorch.optim, optimizer)(made_of.parameters(), lr=0.1)
+        executor = poptorch.trainingModel(made_of, options, made)
     else:
-        executor = poptorch.inferenceModel(model, options)
+        executor = poptorch.inferenceModel(made_of, options)
     try:
         return executor.estimate(torch.empty(rows, wide, device="meta"), system=system)
     finally:
@@ -82,13 +88,41 @@ def test_the_first_advice_makes_it_fit_as_it_says() -> None:
     assert fitting >= 9
 
 
+class Half(Wide):
+    """The same in half, with results in float."""
+
+    def __init__(self, layers: int, wide: int) -> None:
+        super().__init__(layers, wide)
+        self.half()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.half())
+
+
 def test_what_fits_is_told_what_makes_it_faster() -> None:
-    before = priced(2, 256, 16, "AdamW", "options.setAvailableMemoryProportion({'IPU0': 0.05})")
+    case = (4, 1024, 512, "")
+    before = priced(*case, model=Half)
     assert before.fits
-    assert all(line.fits and line.costs < 0 for line in before.advice)
-    costs = [line.costs for line in before.advice]
-    assert costs == sorted(costs)
-    assert f"advice: {before.advice[0]}" in str(before) if before.advice else True
+    (line,) = before.advice
+    assert line.change == "options.Precision.setPartialsType(torch.half)"
+    assert line.fits
+    assert line.costs < 0
+    after = priced(*case, advice=line.change, model=Half)
+    assert after.seconds - before.seconds == pytest.approx(line.costs, abs=1e-9)
+    assert str(line) in str(before)
+
+
+def test_a_micro_batch_that_the_model_cannot_take_is_said(caplog) -> None:
+    class Picky(Wide):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if x.shape[0] < 250000:
+                raise ValueError("too few samples")
+            return super().forward(x)
+
+    caplog.set_level("INFO", "poptorch::python")
+    advice = priced(2, 512, 250000, "", model=Picky).advice
+    assert not any("deviceIterations" in line.change for line in advice)
+    assert "125000 samples per micro-batch are not priced" in caplog.text
 
 
 def test_enough_alone_comes_first_and_the_quickest_of_it() -> None:

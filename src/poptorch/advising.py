@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ._base.errors import Error
+from ._base import log
 from ._machine.constants import DEFAULT
 from ._machine.estimate import Advice, Estimate
 from .options.freeze import freeze
@@ -140,6 +140,11 @@ def _smaller(repricer: Repricer, before: Estimate) -> list[Tried]:
         change = Change(text, {"micro_batch": micro // parts})
         try:
             made.append(Tried(change, repricer.price(change.settings)))
-        except Error:  # what the model does with a batch may need its size
+        except Exception as error:  # forward may need the size of its batch, and raise anything
+            log.python.info(
+                "Advice: %d samples per micro-batch are not priced: %s",
+                micro // parts,
+                error,
+            )
             break
     return [each for each in made if _bytes(each.priced) < _bytes(before)]
