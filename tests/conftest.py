@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import collections
 import gc
 import os
+import shutil
 import signal
 import tempfile
 
@@ -13,8 +15,23 @@ _OURS = ("POPTORCH_", "POPLAR_", "POPART_", "POPDIST_", "PVTI_", "OMPI_", "FASHI
 for _name in [name for name in os.environ if name.startswith(_OURS)]:
     del os.environ[_name]
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
-os.environ["POPTORCH_POD_DIR"] = tempfile.mkdtemp(prefix="poptorch-test-pod-")  # devices of our own
-os.environ["POPTORCH_KEY_FILE"] = os.path.join(os.environ["POPTORCH_POD_DIR"], "key", "key")
+
+# A run starts with no compiled code and no key, and its workers share them, as one user's programs
+# do: who finds code that carries another key says so, and that would be in what tests read.
+_WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
+if not _WORKER:
+    os.environ["_TESTS"] = tempfile.mkdtemp(prefix="poptorch-tests-")
+
+    @atexit.register
+    def _clean_up(pid: int = os.getpid()) -> None:
+        if os.getpid() == pid:  # and not a process that a test forked
+            shutil.rmtree(os.environ["_TESTS"], ignore_errors=True)
+
+
+_RUN = os.environ["_TESTS"]
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(_RUN, "code")
+os.environ["POPTORCH_KEY_FILE"] = os.path.join(_RUN, "key", "key")
+os.environ["POPTORCH_POD_DIR"] = os.path.join(_RUN, f"pod{_WORKER}")  # each has its own devices
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started us may ignore it
 
@@ -66,8 +83,10 @@ def _held() -> set[str]:
 def _headers_are_compiled_once() -> None:
     """The C++ compiler then needs a third less time for each of some hundred small programs.
 
-    Users compile few, for which it does not pay; the code is the same.
+    Users compile few, for which it does not pay, nor for a file of tests; the code is the same.
     """
+    if not _WORKER:
+        return
     from poptorch.backends.inductor import compiler
 
     compiler.SETTINGS = {**compiler.SETTINGS, "cpp_cache_precompile_headers": True}
