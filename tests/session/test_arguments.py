@@ -43,6 +43,27 @@ def test_variadic_arguments() -> None:
         wrapped(X, scale=3, other=X)
 
 
+def test_tensors_alone_take_the_short_way_where_it_means_the_same() -> None:
+    def forward(x, *rest, scale=2):
+        return sum(rest, x) * scale
+
+    wrapped = poptorch.inferenceModel(forward, options())
+    assert torch.equal(wrapped(X, X + 1, X + 2), 2 * (3 * X + 3))
+    inputs = wrapped._session.live.now.inputs
+    assert inputs.quick((X, X, X), {}) is not None
+    assert inputs.quick((X, X), {}) is None
+    assert inputs.quick((X, X, X), {"scale": 2}) is None
+    assert torch.equal(wrapped(X + 1, X, X + 2), 2 * (3 * X + 3))
+    with pytest.raises(poptorch.Error, match="Number of positional arguments mismatch"):
+        wrapped(X, X)
+
+    wrapped = poptorch.inferenceModel(forward, options())
+    assert torch.equal(wrapped(X, scale=3), 3 * X)
+    assert wrapped._session.live.now.inputs.quick((X,), {}) is None  # the default is another
+    with pytest.raises(poptorch.Error, match=r"Value mismatch for scale\n.*expected 3 but got 2"):
+        wrapped(X)
+
+
 @pytest.mark.spec("executor", 16, 17)
 def test_every_tensor_is_split_and_scalars_are_not() -> None:
     scalar = torch.tensor(2.0)

@@ -45,6 +45,7 @@ class Inputs:
         bound: the arguments that are compiled for.
         loops: how the device cuts them.
         narrow_64bit: whether the device has 32-bit types only.
+        alone: whether a call with the tensors alone, in their order, is a call like this one.
         made_up: the values of the tensors mean nothing.
 
     Attributes:
@@ -52,7 +53,7 @@ class Inputs:
     """
 
     def __init__(
-        self, bound: Bound, loops: Loops, narrow_64bit: bool, made_up: bool = False
+        self, bound: Bound, loops: Loops, narrow_64bit: bool, alone: bool, made_up: bool = False
     ) -> None:
         for path, tensor in zip(bound.paths, bound.tensors, strict=True):
             if not made_up:
@@ -70,10 +71,7 @@ class Inputs:
         devices = [t.is_cpu for t in bound.tensors]
         self._ready = list(zip(self._dtypes, self._shapes, strides, same, devices, strict=True))
         self._warned: set[str] = set()
-        self._plain = all(
-            len(structure.paths) == 1 and not structure.constants and path == structure.name
-            for path, (_, structure) in zip(bound.paths, bound.parts, strict=False)
-        ) and len(bound.paths) == len(bound.parts)
+        self._alone = alone
         if narrow_64bit:
             for dtype in self._dtypes:
                 if dtype.is_floating_point:  # a double comes back as a float; labels never do
@@ -119,8 +117,8 @@ class Inputs:
         ]
 
     def quick(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor] | None:
-        """Return the tensors of a plain positional call at once, or None for the long way."""
-        if not self._plain or kwargs or len(args) != len(self._dtypes):
+        """Return the tensors of a call that gives them alone, or None for the long way."""
+        if not self._alone or kwargs or len(args) != len(self._dtypes):
             return None
         for value in args:
             if type(value) is not torch.Tensor:

@@ -82,7 +82,8 @@ class Model:
             Error: model, arguments and settings do not fit together.
         """
         self.modes.look_again()
-        inputs = Inputs(bound, spec.loops, spec.precision.narrow_64bit, made_up)
+        alone = self.signature.takes_tensors_alone(bound)
+        inputs = Inputs(bound, spec.loops, spec.precision.narrow_64bit, alone, made_up)
         now = reading.read(self.module, self.groupings, spec)
         optim, hypers = (None, {}) if optimizer is None else optimizer.frozen(now.paths, spec)
         call = self.signature.caller(self._entry or self.module.__call__, bound)

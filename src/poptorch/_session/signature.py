@@ -177,6 +177,15 @@ class Signature:
             raise KeyError(next(iter(rest)))
         return tuple(args), kwargs
 
+    def takes_tensors_alone(self, bound: Bound) -> bool:
+        """Tell whether a call with the tensors alone, in their order, is a call like this one."""
+        try:
+            alone = self.bind(tuple(bound.tensors), {})
+        except Error:
+            return False
+        pairs = zip(bound.parts, alone.parts, strict=True)
+        return not any(trees.first_difference(ours, theirs) for (_, ours), (_, theirs) in pairs)
+
     def given(self, bound: Bound) -> dict[str, Any]:
         """Return what ``assemble`` needs for a call like this: no defaults."""
         tensors = iter(bound.tensors)
