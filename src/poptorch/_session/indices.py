@@ -68,5 +68,5 @@ def _extremes(value: torch.Tensor) -> tuple[float, float]:
     if value.numel() > _FEW:
         least, most = torch.aminmax(value)
         return least.item(), most.item()
-    numbers = value.flatten().tolist()
+    numbers = (value if value.dim() == 1 else value.flatten()).tolist()
     return min(numbers), max(numbers)

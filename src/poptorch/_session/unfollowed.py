@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from .._base import compiled, log
 from .._capture import Tied, hooks_of
@@ -55,7 +56,9 @@ class ModelChanges:
         self._format = self._first.dtype
         self._wanted = self._requires_grad()
         self._hooks = self._parameter_hooks()
-        # Dicts of hooks that are empty: that one is put there shows at once.
+        # Dicts of hooks that are empty: that one is put there shows at once, and they need not be
+        # looked at while torch has given out no handle of a hook.
+        self._handles = RemovableHandle.next_id
         dicts = ((m._forward_hooks, m._forward_pre_hooks) for m in module.modules())
         self._no_hooks = [hooks for pair in dicts for hooks in pair if not hooks]
         compiled.remember(self, module)
@@ -81,7 +84,7 @@ class ModelChanges:
         A layer's own ``forward``, and that of a class, is looked at in every few calls, the model's
         in each.
         """
-        if any(self._no_hooks):
+        if RemovableHandle.next_id != self._handles:
             self._say_module_hooks()
         if any(self._no_layers):
             self._say_inner_layers()
@@ -130,6 +133,9 @@ class ModelChanges:
         _say_forward(type(layer), "compiled", _ANEW)
 
     def _say_module_hooks(self) -> None:
+        self._handles = RemovableHandle.next_id
+        if not any(self._no_hooks):
+            return
         hooks = [hook for present in self._no_hooks for hook in present.values()]
         self._no_hooks = []
         new = [hook for hook in hooks if not starts_block(hook)]  # BeginBlock warns
