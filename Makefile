@@ -82,6 +82,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/fused_update.py
 	$(BIN)/python benchmarks/data.py
 	$(BIN)/python benchmarks/graphs.py
+	$(BIN)/python benchmarks/graph_order.py
 	$(BIN)/python benchmarks/trainer.py
 	$(BIN)/python benchmarks/processes.py
 
