@@ -1,29 +1,28 @@
 """The PopTorch API on today's torch: a wrapped model is one compiled program."""
 
 from . import autocasting, enums, ops, optim, options, profiling
+from ._autoplacing import autoplace
 from ._base import env as _env
 from ._base import log as _log
 from ._base.errors import Error, RecoverableError, UnrecoverableError
 from ._base.version import VERSION as _VERSION
 from ._capture import OverwriteContextManager as _OverwriteContextManager
+from ._checkpoints import Checkpoints
+from ._collation import PadToSizes
+from ._estimates import Estimate, estimate, what_if
 from .argparsers import (
     ICustomArgParser,
     registerCustomArgParser,
     registerGeometricCustomArgParsers,
 )
-from .autoplacing import autoplace
-from .checkpoints import Checkpoints
-from .collation import PadToSizes
 from .dataloader import AsynchronousDataAccessor, DataLoader
 from .enums import *  # noqa: F403 (its __all__ is every enum)
-from .estimating import Estimate, estimate
 from .executor import PoplarExecutor
 from .hardware import ipuHardwareIsAvailable, ipuHardwareVersion
 from .ops import *  # noqa: F403 (its __all__ is PopTorch's contract)
 from .ops import print as print
 from .options import *  # noqa: F403 (its __all__ is PopTorch's contract)
 from .poptorch_core import createPoptorchError
-from .varying import what_if
 from .wrappers import (
     inferenceModel,
     load,

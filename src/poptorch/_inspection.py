@@ -12,10 +12,10 @@ import torch
 
 from . import _session
 from ._base.errors import AssertionFailure, Error
+from ._estimates import of_session
 from ._ir.plan import Plan
 from ._machine.estimate import Estimate
 from ._session import CompiledInputs, Latency, Stamps, counters
-from .estimating import of_session
 from .options import Options
 
 

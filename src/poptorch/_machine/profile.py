@@ -3,7 +3,7 @@
 Version 1 of the form is an object with
 
 - ``format``: 1; ``poptorch``, ``torch``: versions; ``name``: of the model or its use
-- ``estimated``: the attributes of ``poptorch.estimating.Estimate``; cycles, bytes, seconds
+- ``estimated``: the attributes of ``poptorch.Estimate``; cycles, bytes, seconds
 - ``target``: ``kind``, ``tiles`` and ``tile_bytes`` of a chip, ``clock`` in cycles per second
 - ``measured``: the attributes of ``Measured``, of this machine and not of IPUs, or null
 - ``settings``: every setting by its path, as text

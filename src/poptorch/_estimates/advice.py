@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ._base import log
-from ._machine.constants import DEFAULT
-from ._machine.estimate import Advice, Estimate
-from .options.freeze import freeze
+from .._base import log
+from .._machine.constants import DEFAULT
+from .._machine.estimate import Advice, Estimate
+from ..options.freeze import freeze
 from .repricing import Repricer
 
 MOST = 5

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from ._base.errors import Error
-from ._machine.comparison import Variant, WhatIf, ranked, variant
-from ._machine.systems import parse
+from .._base.errors import Error
+from .._machine.comparison import Variant, WhatIf, ranked, variant
+from .._machine.systems import parse
 from .repricing import LOCATIONS, SETTINGS, Repricer
 
 if TYPE_CHECKING:
-    from .executor import PoplarExecutor
+    from ..executor import PoplarExecutor
 
 __all__ = ["Variant", "WhatIf", "what_if"]
 

@@ -12,8 +12,8 @@ from torch import nn
 
 import poptorch
 from poptorch import _session
+from poptorch._estimates.variants import LOCATIONS
 from poptorch._machine.comparison import Variant
-from poptorch.varying import LOCATIONS
 
 WIDE, ROWS = 128, 64
 

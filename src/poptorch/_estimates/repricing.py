@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from . import _compile, _session
-from ._base.errors import Error
-from ._machine.estimate import Estimate
-from ._machine.systems import System, parse
-from .options import Options, TensorLocationSettings
-from .options.freeze import freeze
+from .. import _compile, _session
+from .._base.errors import Error
+from .._machine.estimate import Estimate
+from .._machine.systems import System, parse
+from ..options import Options, TensorLocationSettings
+from ..options.freeze import freeze
 
 LOCATIONS = {
     "on chip": (True, False),

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from . import _session
-from ._machine.estimate import Estimate
-from ._machine.systems import parse
-from .advising import advice
-from .options import Options
+from .. import _session
+from .._machine.estimate import Estimate
+from .._machine.systems import parse
+from ..options import Options
+from .advice import advice
 from .repricing import Repricer
 
 if TYPE_CHECKING:
-    from .executor import PoplarExecutor
+    from ..executor import PoplarExecutor
 
 __all__ = ["Estimate", "estimate"]
 
