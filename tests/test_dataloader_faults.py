@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.data import _utils as torch_utils
 from torch.utils.data._utils import worker as torch_worker
 
 from helpers.data_sets import Broken, Fatal, Numbers, Slow, Unpicklable, Unreadable
@@ -141,8 +142,9 @@ def test_a_killed_process_does_not_leave_its_workers(monkeypatch, strategy):
         del made, iterator
 
 
-def test_a_killed_worker_of_torch_ends_the_iteration_only():
+def test_a_killed_worker_of_torch_ends_the_iteration_only(monkeypatch):
     # Asynchronously only: in the program itself, torch raises from a signal handler, anywhere.
+    monkeypatch.setattr(torch_utils, "MP_STATUS_CHECK_INTERVAL", 0.1)  # torch looks every 5 s
     data = Fatal(8, 5, signal.SIGKILL)
     with nothing_left():
         made = loader(data, 1, mode=DataLoaderMode.Async, num_workers=1)

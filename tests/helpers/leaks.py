@@ -88,12 +88,16 @@ def nothing_left(seconds: float = HANGS) -> Iterator[dict[int, str]]:
     yield known
 
     def left() -> dict[str, list]:
-        gc.collect()
-        return {
+        remains = {
             "processes": still_there(known) + [p for p in descendants() if p not in before],
             "descriptors": sorted(set(descriptors().items()) - files),
             "mappings": mappings()[maps:],
             "segments": sorted(segments({os.getpid(), *known})),
         }
+        if any(remains.values()):
+            gc.collect()  # cycles may keep it; the next look tells
+        return remains
 
-    assert eventually(lambda: not any(left().values()), seconds), f"left behind: {left()}"
+    # To look takes milliseconds, which those who are to end need, too.
+    gone = eventually(lambda: not any(left().values()), seconds, pause=0.02)
+    assert gone, f"left behind: {left()}"

@@ -8,9 +8,11 @@ from collections.abc import Callable
 HANGS = 120.0  # seconds after which something hangs; how soon it came decides nothing
 
 
-def eventually(condition: Callable[[], object], seconds: float = HANGS) -> bool:
-    """Wait until a condition holds; return whether it does."""
+def eventually(
+    condition: Callable[[], object], seconds: float = HANGS, pause: float = 0.005
+) -> bool:
+    """Wait until a condition holds, asked after each pause; return whether it does."""
     end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.005)
-    return bool(condition())
+    while not (holds := condition()) and time.monotonic() < end:
+        time.sleep(pause)
+    return bool(holds)
