@@ -69,20 +69,23 @@ def test_the_logger_has_a_name_of_its_own(caplog) -> None:
 @pytest.mark.spec("runtime", 6, 7, 20)
 def test_logs_go_to_stderr_without_colours() -> None:
     code = (
-        "import torch, poptorch\n"
-        "opts = poptorch.Options().backend('reference').showCompilationProgressBar({shown})\n"
-        "model = poptorch.inferenceModel(torch.nn.ReLU(), opts)\n"
-        "x = torch.ones(2)\n"
-        "model(x)\n"
-        "if {again}: model.compile(x)\n"
-        "print('done')\n"
+        "import sys, torch, poptorch\n"
+        "for shown, again in ((False, False), (True, False), (False, True)):\n"
+        "    opts = poptorch.Options().backend('reference').showCompilationProgressBar(shown)\n"
+        "    model = poptorch.inferenceModel(torch.nn.ReLU(), opts)\n"
+        "    x = torch.ones(2)\n"
+        "    model(x)\n"
+        "    if again: model.compile(x)\n"
+        "    print('done')\n"
+        "    print('----', file=sys.stderr)\n"
     )
-    done = python(code.format(shown=False, again=True))
-    assert done.stdout == "done\n"
-    assert "[poptorch::python] [warning] Call to compile() ignored" in done.stderr
-    assert "\033" not in done.stderr
-    assert python(code.format(shown=False, again=False)).stderr == ""
-    assert "Graph compilation: 100%" in python(code.format(shown=True, again=False)).stderr
+    done = python(code)
+    assert done.stdout == "done\n" * 3
+    silent, shown, told, end = done.stderr.split("----\n")
+    assert (silent, end) == ("", "")
+    assert "Graph compilation: 100%" in shown
+    assert "[poptorch::python] [warning] Call to compile() ignored" in told
+    assert "\033" not in told
 
 
 @pytest.mark.spec("runtime", 8)

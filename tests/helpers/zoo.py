@@ -126,7 +126,7 @@ def _classes(rows: int, count: int = 3) -> torch.Tensor:
 
 
 def _sequence(rows: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randn(rows, 7, width), _classes(rows)
+    return torch.randn(rows, 4, width), _classes(rows)
 
 
 ZOO = {
