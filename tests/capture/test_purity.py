@@ -43,8 +43,13 @@ def replayed(monkeypatch) -> list[bool]:
 
 @pytest.mark.parametrize(
     "layers, first",
-    [((), False), ((nn.BatchNorm1d(3),), True), ((nn.ReLU(inplace=True),), True)],
-    ids=["nothing", "batch norm", "in place"],
+    [
+        ((), False),
+        ((nn.Dropout(0.5),), False),
+        ((nn.BatchNorm1d(3),), True),
+        ((nn.ReLU(inplace=True),), True),
+    ],
+    ids=["nothing", "dropout", "batch norm", "in place"],
 )
 def test_graphs_that_write_are_replayed(layers, first: bool, replayed: list[bool]) -> None:
     training(Net(*layers), options())(X, Y)
@@ -57,16 +62,24 @@ def test_half_is_computed_in_single_precision(replayed: list[bool]) -> None:
     assert replayed[0]
 
 
-def test_a_replayed_graph_is_the_one_that_was_taken(monkeypatch) -> None:
+def test_half_that_is_only_priced_stays(replayed: list[bool]) -> None:
+    training(Net().half(), options()).estimate(X.half(), Y, system="bow:1")
+    assert replayed
+    assert not any(replayed)
+
+
+@pytest.mark.parametrize("layers", [(), (nn.Dropout(0.5),)], ids=["nothing", "dropout"])
+def test_a_replayed_graph_is_the_one_that_was_taken(layers, monkeypatch) -> None:
     """Both ways from one recording: the same operators in the same order."""
 
     def names() -> list[str]:
         torch.manual_seed(0)
-        executor = training(Net(), options())
+        executor = training(Net(*layers), options())
         executor(X, Y)
         graphs = executor._session.live.now.compiled.plan.program.graphs.values()
         return [str(node.target) for graph in graphs for node in graph.module.graph.nodes]
 
     taken = names()
     monkeypatch.setattr(purity, "_is_pure", lambda *_: False)
+    monkeypatch.setattr(purity, "_make_lone_writes_pure", lambda _: None)
     assert names() == taken

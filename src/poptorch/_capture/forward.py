@@ -60,6 +60,7 @@ class Request:
         grouped: by path, the group of each replica, for parameters whose leading dimension holds
             one value per group; forward sees the value of its replica's group.
         arguments: the structure of every argument, constants included, for explanations.
+        priced: whether the graph is looked at only: half stays as it was recorded, unrounded.
         recompute: whether the backward pass computes activations again rather than keep them.
         users: the module that the user has, of which ``module`` is a copy with the same tensors;
             None if it is that one.
@@ -83,6 +84,7 @@ class Request:
     module_scopes: bool = True
     grouped: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     arguments: Mapping[str, trees.Structure] = field(default_factory=dict)
+    priced: bool = False
     recompute: bool = False
     users: nn.Module | None = None
 

@@ -248,9 +248,9 @@ def real_inputs(request: Request) -> list[torch.Tensor]:
 
 def _capture(request: Request, inputs: list[torch.Tensor], reads: ValueReads) -> Micro:
     recording = _Recording(request, reads)
-    stochastic = request.precision.stochastic_rounding
+    stochastic = request.precision.stochastic_rounding and not request.priced
     module, constants = trace.trace(
-        recording, inputs, recording.lower_hints, reads.real, stochastic=stochastic
+        recording, inputs, recording.lower_hints, reads.real, stochastic, not request.priced
     )
     constant_slots = tuple(slots.constant(index, value) for index, value in enumerate(constants))
     graph = Graph("micro", module, (*request.inputs, *constant_slots), tuple(recording.slots))

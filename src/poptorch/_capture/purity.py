@@ -21,7 +21,9 @@ aten = torch.ops.aten
 Tensors = Sequence[torch.Tensor]
 
 
-def pure(recorded: fx.GraphModule, inputs: Tensors, mode: Any, stochastic: bool) -> fx.GraphModule:
+def pure(
+    recorded: fx.GraphModule, inputs: Tensors, mode: Any, stochastic: bool, runs: bool = True
+) -> fx.GraphModule:
     """Return a pure graph for one that may write.
 
     Where there is nothing to remove, nearly always, the nodes are taken as they are; replaying them
@@ -32,13 +34,32 @@ def pure(recorded: fx.GraphModule, inputs: Tensors, mode: Any, stochastic: bool)
         inputs: fake ones, of its placeholders.
         mode: theirs.
         stochastic: the graph rounds to float16 at random.
+        runs: half is computed as processors do it best; else it stays as it was recorded.
     """
-    if not stochastic and _is_pure(recorded.graph, inputs):
+    _make_lone_writes_pure(recorded.graph)
+    if not stochastic and _is_pure(recorded.graph, inputs, runs):
         result = _copy(recorded)
     else:
-        result = _functionalize(recorded, inputs, mode, stochastic)
+        rules = half.rules(stochastic) if runs else {}
+        result = _functionalize(recorded, inputs, mode, rules)
     _clean(result.graph)
     return result
+
+
+_PURE = {aten.bernoulli_.float: aten.bernoulli.p, aten.div_.Scalar: aten.div.Scalar}
+
+
+def _make_lone_writes_pure(graph: fx.Graph) -> None:
+    """Replace writes over tensors that nothing else looks at: dropout draws its mask so."""
+    for node in graph.nodes:
+        pure = _PURE.get(node.target)
+        written = node.args[0] if pure is not None else None
+        if not isinstance(written, fx.Node) or len(written.users) > 1:
+            continue
+        if written.target is aten.empty_like.default or written.target in _PURE.values():
+            if len(node.args) == 1:  # the share that is the default of the one and not of the other
+                node.args = (written, 0.5)
+            node.target = pure
 
 
 def without_autocast() -> contextlib.AbstractContextManager[None]:
@@ -48,17 +69,17 @@ def without_autocast() -> contextlib.AbstractContextManager[None]:
     return torch.autocast("cpu", enabled=False)
 
 
-def _is_pure(graph: fx.Graph, inputs: Tensors) -> bool:
+def _is_pure(graph: fx.Graph, inputs: Tensors, runs: bool) -> bool:
     """Tell whether the second pass would change nothing; gives the placeholders their values.
 
     It removes writes, computes half in single precision and goes into loops and branches.
     """
     for placeholder, value in zip(graph.find_nodes(op="placeholder"), inputs, strict=True):
         placeholder.meta["val"] = value
-    return all(map(_stays, graph.nodes))
+    return all(_stays(node, runs) for node in graph.nodes)
 
 
-def _stays(node: fx.Node) -> bool:
+def _stays(node: fx.Node, runs: bool) -> bool:
     if node.op == "output":
         return True
     known = node.target is operator.getitem or isinstance(node.target, Operator)
@@ -67,7 +88,7 @@ def _stays(node: fx.Node) -> bool:
     value = node.meta["val"]
     values = value if isinstance(value, (list, tuple)) else [value]
     return all(
-        hasattr(value, "fake_mode") and value.dtype != torch.float16
+        hasattr(value, "fake_mode") and not (runs and value.dtype == torch.float16)
         for value in values
         if value is not None
     )
@@ -81,7 +102,7 @@ def _copy(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def _functionalize(
-    recorded: fx.GraphModule, inputs: Tensors, mode: Any, stochastic: bool
+    recorded: fx.GraphModule, inputs: Tensors, mode: Any, rules: half.Rules
 ) -> fx.GraphModule:
     def replay(*args: torch.Tensor) -> object:
         # Inputs that the function modifies must not be: work on copies, dropped where unneeded.
@@ -90,7 +111,7 @@ def _functionalize(
     with lazily(), fx_traceback.preserve_node_meta(), mode, without_autocast():
         pure: fx.GraphModule = private.make_fx(
             torch.func.functionalize(replay, remove="mutations"),
-            decomposition_table=dict(half.rules(stochastic)),
+            decomposition_table=dict(rules),
             tracing_mode="real",
             _allow_non_fake_inputs=True,
         )(*inputs)

@@ -115,6 +115,7 @@ def trace(
     edit: Callable[[fx.Graph], None] | None = None,
     real: bool = False,
     stochastic: bool = False,
+    runs: bool = True,
 ) -> tuple[fx.GraphModule, list[torch.Tensor]]:
     """Trace a flat function into a pure graph.
 
@@ -125,6 +126,7 @@ def trace(
         edit: reads the recorded graph, before mutation is removed from it, and may edit it.
         real: the inputs have values, and the function is run on them.
         stochastic: the graph rounds to float16 at random.
+        runs: the graph will be run, rather than looked at only; see ``half``.
 
     Returns:
         The graph, whose placeholders are the inputs followed by the lifted constants, and the
@@ -154,7 +156,7 @@ def trace(
     annotate.copy_to_backward(recorded.graph)
     constants = _lift_constants(recorded, len(inputs))
     fakes = [mode.from_tensor(tensor) for tensor in (*inputs, *constants)]
-    pure = purity.pure(recorded, fakes, mode, stochastic)
+    pure = purity.pure(recorded, fakes, mode, stochastic, runs)
     side_effects.chain(pure.graph)
     return pure, constants
 

@@ -53,6 +53,7 @@ class Capture:
         optim: the optimizer's structure; None in inference.
         rows: of the combined batch of one process.
         pieces: by the settings that decide about them.
+        updating: what the optimizer adds; by what decides about that, which recomputation does not.
     """
 
     request: _capture.Request
@@ -60,6 +61,7 @@ class Capture:
     optim: OptimSpec | None
     rows: int
     pieces: dict[object, Pieces] = field(default_factory=dict)
+    updating: dict[object, staged.Updating] = field(default_factory=dict)
 
 
 @one_at_a_time()
@@ -73,7 +75,7 @@ def capture_for_estimate(request: _capture.Request, optim: OptimSpec | None, row
         rows: of the combined batch of one process.
     """
     why = "estimates look at one micro-batch at a time"
-    micro = _capture.capture(replace(request, apart=why, recompute=False))
+    micro = _capture.capture(replace(request, apart=why, priced=True, recompute=False))
     return Capture(request, micro, optim, rows)
 
 
@@ -133,12 +135,23 @@ def _pieces(captured: Capture, own: Spec) -> Pieces:
     key = captured.optim, replace(own, loops=loops, locations=Locations(), runtime=Runtime())
     if key not in captured.pieces:
         layout = _place.place(captured.micro.graph, captured.micro.visits, own)
-        step = staged.step_graphs(layout.graph, own, captured.optim, by_example=True)
+        step = staged.joined(layout.graph, _updating(captured, replace(own, loops=loops)))
         cut = staged.cut(step, layout, own)
         captured.pieces[key] = Pieces(layout, cut, Known(cut.graphs), _flops(layout.graph))
     pieces = captured.pieces[key]
     _place.check_batches(pieces.layout.depth, len(pieces.layout.stages), own)
     return pieces
+
+
+def _updating(captured: Capture, own: Spec) -> staged.Updating | None:
+    optim = captured.optim
+    if optim is None:
+        return None
+    key = optim, own.loops, own.reduction, own.precision
+    if key not in captured.updating:
+        made = staged.updating(captured.micro.graph, own, optim, by_example=True)
+        captured.updating[key] = made
+    return captured.updating[key]
 
 
 def _scheduled(pieces: Pieces, own: Spec) -> Staged:

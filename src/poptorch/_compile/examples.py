@@ -49,11 +49,11 @@ class Examples:
         """
         if not self._like:
             return lower(make(slots), stochastic)
-        few = lower(make([slot for slot in slots if slot.weight in self._like]), stochastic)
+        few = lower(make([s for s in slots if s.weight in self._like]), stochastic, runs=False)
         whole = make(slots)
         weights = _weights(few)
         if any(len(each) > 1 for each in weights.values()):
-            return lower(whole, stochastic)
+            return lower(whole, stochastic, runs=False)
         copies = _Copies(few, whole, weights)
         copies.add("", "")
         for example, likes in self._like.items():

@@ -9,12 +9,13 @@ from .._ir.graph import Graph
 from .._ir.slot_function import SlotFunction
 
 
-def lower(source: SlotFunction, stochastic: bool = False) -> Graph:
+def lower(source: SlotFunction, stochastic: bool = False, runs: bool = True) -> Graph:
     """Trace a function between slots into a Graph of the same name.
 
     Args:
         source: what is traced.
         stochastic: its conversions to float16 round at random.
+        runs: it will be run, rather than looked at only.
     """
     keys = [slot.key for slot in source.inputs]
 
@@ -24,6 +25,6 @@ def lower(source: SlotFunction, stochastic: bool = False) -> Graph:
 
     mode = trace.fake_mode()
     inputs = [trace.fake_tensor(mode, slot.shape, slot.dtype) for slot in source.inputs]
-    module, constants = trace.trace(flat, inputs, stochastic=stochastic)
+    module, constants = trace.trace(flat, inputs, stochastic=stochastic and runs, runs=runs)
     assert not constants, f"{source.name} captured tensors of its surroundings"
     return Graph(source.name, module, source.inputs, source.outputs)

@@ -37,7 +37,6 @@ def step_graphs(
     spec: Spec,
     optim: OptimSpec | None,
     program: Program | None = None,
-    by_example: bool = False,
 ) -> Step:
     """Return the graphs of a program in which every replica has accumulators of its own.
 
@@ -45,7 +44,6 @@ def step_graphs(
         micro: one micro-batch.
         spec, optim: the settings.
         program: the fused program, whose graphs are taken where they are the same.
-        by_example: trace one weight of each kind and copy it: sooner, for graphs that are not run.
     """
     if optim is None:
         return Step(micro, None)
@@ -54,6 +52,34 @@ def step_graphs(
     # With bundles several weights share a storage; on their chips they have their own.
     if program is not None and single and not program.bundles and "micro" in program.graphs:
         return Step(program.graphs["micro"], program.graphs["update"])
+    return joined(micro, updating(micro, spec, optim))
+
+
+@dataclass(frozen=True, eq=False)
+class Updating:
+    """What the optimizer adds to a micro-batch: accumulating if there is any, and the update."""
+
+    adding: Graph | None
+    update: Graph
+
+
+def joined(micro: Graph, updating: Updating | None) -> Step:
+    """Return a micro-batch with what the optimizer adds to it; None in inference."""
+    if updating is None:
+        return Step(micro, None)
+    parts = [micro] if updating.adding is None else [micro, updating.adding]
+    return Step(compose("micro", parts) if len(parts) > 1 else micro, updating.update)
+
+
+def updating(micro: Graph, spec: Spec, optim: OptimSpec, by_example: bool = False) -> Updating:
+    """Return what the optimizer adds to a micro-batch, which follows from its gradients.
+
+    Args:
+        micro: one micro-batch.
+        spec, optim: the settings.
+        by_example: trace one weight of each kind and copy it: sooner, for graphs that are not run.
+    """
+    loops = spec.loops
     batches = _update.MicroBatches(
         chunks=loops.accumulation, summed=loops.all_replicas, replicas=loops.all_replicas
     )
@@ -62,18 +88,17 @@ def step_graphs(
     params = [s for s in micro.inputs if s.kind is Kind.PARAM and s.path in trained]
     traced = Examples(optim, gradients if by_example else ()).graph
     reduction, rounding = spec.reduction, spec.precision.stochastic_rounding
-    step, before = micro, list[Graph]()
+    adding, before = None, list[Graph]()
     if batches.chunks > 1:
         before = [traced(lambda g: _update.finish(optim, g, reduction, batches), gradients)]
         adding = traced(
             lambda g: _update.accumulate(optim, g, reduction, batches), gradients, rounding
         )
-        step = compose("micro", [micro, adding])
     elif _update.scale(optim, gradients, reduction, batches) is not None:
         before = [traced(lambda g: _scaling(optim, g, reduction, batches), gradients)]
     dtype = gradient_dtype(before[0] if before else micro)
     update = traced(lambda p: _update.lower(optim, p, dtype, rounding), params)
-    return Step(step, compose("update", [*before, update]))
+    return Updating(adding, compose("update", [*before, update]))
 
 
 def _scaling(

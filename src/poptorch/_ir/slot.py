@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import math
 from dataclasses import dataclass, replace
 
@@ -63,13 +64,13 @@ class Slot:
     replicas: int = 1
     lanes: bool = False
 
-    @property
+    @functools.cached_property
     def path(self) -> str:
         """A name unique within the kind: ``velocity.fc1.weight``, ``fc1.weight``, ``0.lr``."""
         index = str(self.index) if self.index >= 0 else ""
         return ".".join(part for part in (index, self.name, self.weight) if part)
 
-    @property
+    @functools.cached_property  # asked for thousands of times by estimates
     def key(self) -> str:
         """``kind.path``: what State, Programs and update functions call this tensor."""
         return f"{self.kind}.{self.path}"

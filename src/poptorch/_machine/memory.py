@@ -6,13 +6,14 @@ which the ``staged`` backend keeps and forgets tensors; on top comes what the ru
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .._ir.schedule import Action, Traffic
+from .._ir.schedule import Action
 from .._ir.slot import Kind, Slot
 from .._ir.stage_pass import StagePass
+from .lifetimes import Bundle, Effect, effects
 from .priced import PassPrice, Subject, off_chip, shares, waiting_values
 from .sizes import slot_bytes
 
@@ -22,9 +23,9 @@ STREAMS, GAPS = "host buffers", "gaps and imbalance"
 CATEGORIES = (WEIGHTS, OPTIMIZER, ACCUMULATORS, ACTIVATIONS, TEMPORARY, CODE, STREAMS, GAPS)
 
 _OF_KIND = {Kind.OPTSTATE: OPTIMIZER, Kind.ACCUM: ACCUMULATORS}
-_WAITING = (Kind.VALUE, Kind.BATCH)
 
-Name = tuple[str, int]
+Name = tuple[int, int]
+"""Number of a bundle, and the micro-batch."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,18 +58,20 @@ class _Held:
     """What waits on a chip, and how much it is."""
 
     def __init__(self) -> None:
-        self.sizes: dict[Name, float] = {}
+        self.bundles: dict[Name, Bundle] = {}
         self.total = 0.0
 
-    def put(self, name: Name, size: float) -> None:
+    def put(self, name: Name, bundle: Bundle) -> None:
         """Add something, or replace it."""
         self.drop(name)
-        self.sizes[name] = size
-        self.total += size
+        self.bundles[name] = bundle
+        self.total += bundle.total
 
     def drop(self, name: Name) -> None:
         """Take something away, if it is there."""
-        self.total -= self.sizes.pop(name, 0.0)
+        before = self.bundles.pop(name, None)
+        if before is not None:
+            self.total -= before.total
 
 
 class _Accountant:
@@ -83,22 +86,13 @@ class _Accountant:
             for graph in self._staged.graphs.values()
             for slot in (*graph.inputs, *graph.outputs)
         }
-        last = {
-            (workload.chip_of(each), slot.key): each
-            for each, graph in self._staged.graphs.items()
-            for slot in graph.inputs
-            if slot.kind in _WAITING
-        }
-        self._read_on = set(last)
-        self._forget: dict[StagePass, list[str]] = defaultdict(list)
-        for (_, key), stage_pass in last.items():
-            self._forget[stage_pass].append(key)
-        self._targets: dict[str, list[int]] = defaultdict(list)
-        for transfer in self._staged.transfers:
-            self._targets[transfer.value.key].append(transfer.target)
-        self._seeds = {key for each in self._staged.graphs for key in subject.known.seeded(each)}
-        self._seeds |= self._summed_gradients()
-        self._parked = self._off_chip_values()
+        seeds = {key for each in self._staged.graphs for key in subject.known.seeded(each)}
+        seeds |= self._summed_gradients()
+        self._effects = effects(
+            self._staged, self._slots,
+            lambda slot: 0.0 if slot.key in seeds else float(slot_bytes(slot)),
+            self._off_chip_values(),
+        )  # fmt: skip
         self._state = {chip: self._state_of(chip) for chip in workload.chips}
         self._fixed = {chip: self._always(chip) for chip in workload.chips}
 
@@ -106,84 +100,39 @@ class _Accountant:
         """Go through the schedule."""
         schedule = self._staged.schedule
         held = {chip: _Held() for chip in schedule.rows}
-        best: dict[int, tuple[float, Action | None, dict[Name, float]]] = {
+        best: dict[int, tuple[float, Action | None, dict[Name, Bundle]]] = {
             chip: (0.0, None, {}) for chip in schedule.rows
         }
         live: dict[int, list[float]] = {chip: [] for chip in schedule.rows}
         for column in range(schedule.columns):
-            sent: list[tuple[int, Name, float]] = []
+            sent: list[tuple[int, Name, Bundle]] = []
             for chip, row in schedule.rows.items():
                 action, mine, extra = row[column], held[chip], 0.0
                 if action is not None:
+                    effect = self._effects[action.stage_pass, action.traffic]
                     extra = self._during(action)
-                    most = mine.total + extra + self._arriving(action, mine.sizes)
+                    new = [e for e in effect.brought if _name(e, action) not in mine.bundles]
+                    most = mine.total + extra + sum(each.total for each in new)
                     if most > best[chip][0]:
-                        best[chip] = (most, action, dict(mine.sizes))
-                    self._do(action, mine, sent)
+                        best[chip] = (most, action, dict(mine.bundles))
+                    _do(action, effect, mine, sent)
                 live[chip].append(mine.total + extra)
-            for chip, name, size in sent:
-                held[chip].put(name, size)
+            for chip, name, bundle in sent:
+                held[chip].put(name, bundle)
         return {chip: self._summary(chip, *best[chip], live[chip]) for chip in schedule.rows}
 
-    def _arriving(self, action: Action, held: Mapping[Name, float]) -> float:
-        """Bytes of the inputs from outside that an action brings to the chip while it runs."""
-        if action.traffic is Traffic.STORE:
-            return 0.0
-        new = self._loaded(action)
-        return sum(size for name, size in new.items() if name not in held)
-
-    def _loaded(self, action: Action) -> dict[Name, float]:
-        stage_pass, streaming = action.stage_pass, self._staged.workload.streaming
-        if action.traffic is Traffic.LOAD:
-            keys = streaming.loads.get(stage_pass, ())
-            return {self._name(k, action): slot_bytes(self._slots[k]) for k in keys}
-        if action.traffic is Traffic.STORE:
-            return {}
-        return {
-            self._name(slot.key, action): self._bytes(slot)
-            for slot in self._staged.graphs[stage_pass].inputs
-            if slot.kind is Kind.BATCH or slot.key in self._parked
-        }
-
     def _during(self, action: Action) -> float:
-        return (
-            self._passes[action.stage_pass].inside.transient.bytes
-            if action.traffic is None
-            else 0.0
-        )
-
-    def _do(self, action: Action, held: _Held, sent: list[tuple[int, Name, float]]) -> None:
-        stage_pass, streaming = action.stage_pass, self._staged.workload.streaming
-        for name, size in self._loaded(action).items():
-            held.put(name, size)
-        if action.traffic is Traffic.STORE:
-            for key in streaming.stores.get(stage_pass, ()):
-                held.drop(self._name(key, action))
+        """Bytes that an action needs while it runs."""
         if action.traffic is not None:
-            return
-        for slot in self._staged.graphs[stage_pass].outputs:
-            name = self._name(slot.key, action)
-            if slot.kind is Kind.VALUE:
-                size = self._bytes(slot)
-                sent += [(target, name, size) for target in self._targets[slot.key]]
-                own = self._staged.workload.chip_of(stage_pass)
-                if (own, slot.key) in self._read_on and slot.key not in self._parked:
-                    held.put(name, size)
-        for key in (*self._forget[stage_pass], *streaming.drops.get(stage_pass, ())):
-            held.drop(self._name(key, action))
-
-    def _name(self, key: str, action: Action) -> Name:
-        per_micro_batch = self._slots[key].kind in _WAITING
-        return key, action.micro_batch if per_micro_batch else 0
-
-    def _bytes(self, slot: Slot) -> float:
-        return 0.0 if slot.key in self._seeds else float(slot_bytes(slot))
+            return 0.0
+        return self._passes[action.stage_pass].inside.transient.bytes
 
     def _summed_gradients(self) -> set[str]:
         """Parts of the gradient of a weight that several stages of its chip use.
 
         They are added to the accumulator when they are there, whichever pass that is.
         """
+        sent = {transfer.value.key for transfer in self._staged.transfers}
         shapes = {(s.shape, s.dtype) for s in self._slots.values() if s.kind is Kind.PARAM}
         return {
             slot.key
@@ -191,7 +140,7 @@ class _Accountant:
             if each.backward
             for slot in graph.outputs
             if slot.kind is Kind.VALUE and (slot.shape, slot.dtype) in shapes
-            and len(slot.shape) > 1 and slot.key not in self._targets
+            and len(slot.shape) > 1 and slot.key not in sent
         }  # fmt: skip
 
     def _off_chip_values(self) -> set[str]:
@@ -232,16 +181,20 @@ class _Accountant:
         chip: int,
         most: float,
         action: Action | None,
-        held: Mapping[Name, float],
+        held: Mapping[Name, Bundle],
         live: list[float],
     ) -> ChipMemory:
         always, factor = self._fixed[chip], self._subject.chip.constants.imbalance - 1
         peak = dict(always)
-        arriving = {} if action is None else self._loaded(action)
+        there = dict(held)
+        if action is not None:
+            brought = self._effects[action.stage_pass, action.traffic].brought
+            there = {_name(each, action): each for each in brought} | there
         waiting = Counter[str]()
-        for name, size in {**arriving, **held}.items():
-            waiting[name[0]] += size  # type: ignore[assignment]
-            peak[_OF_KIND.get(self._slots[name[0]].kind, _dynamic(self._slots[name[0]]))] += size
+        for bundle in there.values():
+            for key, size in bundle.sizes.items():
+                waiting[key] += size  # type: ignore[assignment]
+                peak[_OF_KIND.get(self._slots[key].kind, _dynamic(self._slots[key]))] += size
         if action is not None and action.traffic is None:
             transient = self._passes[action.stage_pass].inside.transient
             peak[ACTIVATIONS] += transient.values
@@ -256,3 +209,17 @@ class _Accountant:
 
 def _dynamic(slot: Slot) -> str:
     return WEIGHTS if slot.kind is Kind.PARAM else ACTIVATIONS
+
+
+def _name(bundle: Bundle, action: Action) -> Name:
+    return bundle.name, action.micro_batch if bundle.per_micro_batch else 0
+
+
+def _do(action: Action, effect: Effect, held: _Held, sent: list[tuple[int, Name, Bundle]]) -> None:
+    for bundle in effect.brought:
+        held.put(_name(bundle, action), bundle)
+    for bundle in effect.made:
+        held.put(_name(bundle, action), bundle)
+    sent += [(chip, _name(bundle, action), bundle) for chip, bundle in effect.sent]
+    for name, per_micro_batch in effect.gone:
+        held.drop((name, action.micro_batch if per_micro_batch else 0))
