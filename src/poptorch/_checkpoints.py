@@ -20,6 +20,7 @@ from ._base import archive, log
 from ._base.errors import AssertionFailure, Error
 from .dataloader import DataLoader
 from .executor import PoplarExecutor
+from .options.distributed import data_share
 
 __all__ = ["Checkpoints"]
 
@@ -78,7 +79,7 @@ class Checkpoints:
         self._executor, self._loader, self._stateful = executor, loader, stateful
         place = executor.options.Distributed
         self._process, self._processes = place.processId, place.numProcesses
-        self._samples = (getattr(loader, "combinedBatchSize", None) or 1) * self._processes
+        self._samples = (getattr(loader, "combinedBatchSize", None) or 1) * data_share(place)[1]
         self._taken = 0  # batches of this epoch
         self._begun: Any = None  # the host's generators when it began
         self._resumed: Any = None  # and when the checkpoint was made

@@ -22,6 +22,7 @@ from ._data.worker import Settings
 from ._ir.loops import Loops
 from .enums import DataLoaderMode, SharingStrategy
 from .options import Options
+from .options.distributed import data_share
 from .profiling import Channel
 
 __all__ = ["AsynchronousDataAccessor", "DataLoader"]
@@ -90,7 +91,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._accessor: AsynchronousDataAccessor | None = None
         self._permutations: Permutations | None = None
         self._turn: weakref.ref[WorkersTurn] | None = None
-        processes = options.Distributed.numProcesses if auto_distributed_partitioning else 1
+        process, processes = data_share(options.Distributed)
+        processes = processes if auto_distributed_partitioning else 1
         has_sampler = batch_sampler is not None
         arrangement.check_sources(dataset, batch_sampler, batch_size, shuffle, processes)
         self._plan = arrangement.arrange(
@@ -114,7 +116,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             **kwargs,
         )
         self._profiling = Channel("poptorch.DataLoader")
-        notices.remainder(self, self._plan, options.Distributed.processId, processes)
+        notices.remainder(self, self._plan, process, processes)
         notices.without_effect(self._plan, async_options, rebatched_worker_size, kwargs)
         if self._plan.asynchronous:
             self._accessor = AsynchronousDataAccessor(
@@ -211,7 +213,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def _shard(self, dataset: Any, shuffles: bool) -> Shard:
         """Return the view of this process's part."""
         options, plan = self.options, self._plan
-        process, processes = options.Distributed.processId, options.Distributed.numProcesses
+        process, processes = data_share(options.Distributed)
         samples = len(dataset)
         assert plan.combined is not None  # check_partitioning has refused it
         part = shard_range(samples, plan.combined, plan.drop_last, process, processes)

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from typing import Any
 
 import torch
 from torch import nn
 
 import poptorch
+from helpers.patience import HANGS
+from poptorch.backends.crew import Crew
 
 FORWARDS = ("killed while compiling", "other program")
+STAGES = ("killed between stages", "interrupted between stages")
 DIFFERENCES = ("other program", "other rate", "other length", "other weights", "other numbers")
 
 
@@ -21,17 +26,21 @@ class Small(nn.Module):
     def __init__(self, at_forward: str) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 2)
+        self.last = poptorch.BeginBlock(nn.Identity(), "last", ipu_id=1)
         self.at_forward = at_forward
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.at_forward == "killed while compiling":
             os.kill(os.getpid(), signal.SIGKILL)
-        out = self.layer(x)
+        out = self.last(self.layer(x))
         return poptorch.identity_loss(out.square() * (1 + ("other" in self.at_forward)), "mean")
 
 
 def train(what: str, index: int, calls: int = 2) -> None:
-    options = poptorch.Options().backend("reference")
+    stages = 2 if what in STAGES else 1
+    options = poptorch.Options().backend("reference" if stages == 1 else "auto")
+    options.Distributed.stageProcesses(stages)
+    options.setExecutionStrategy(poptorch.ShardedExecution())
     options.Distributed.processTimeout(6).broadcastWeights(what != "other weights")
     options.Training.gradientAccumulation(2)
     torch.manual_seed(5 + index * (what == "other weights"))
@@ -50,6 +59,21 @@ def train(what: str, index: int, calls: int = 2) -> None:
             optimizer.param_groups[0]["lr"] = 0.2 + 0.1 * index
             training.setOptimizer(optimizer)
     training.destroy()
+
+
+def deliver_once(what: str) -> None:
+    """Do something else than to exchange values the second time."""
+    deliver, calls = Crew.deliver, []
+
+    def second(self: Crew, *values: Any) -> None:
+        calls.append(1)
+        if len(calls) == 2 and what == "killed between stages":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif len(calls) == 2:
+            raise KeyboardInterrupt
+        deliver(self, *values)
+
+    Crew.deliver = second  # type: ignore[method-assign]
 
 
 def main(what: str) -> None:
@@ -71,4 +95,10 @@ def main(what: str) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
     elif index == 1 and what == "raised":
         raise ValueError("no more data")
+    if what in STAGES and index:
+        deliver_once(what)
+        try:
+            train(what, index)
+        except KeyboardInterrupt:
+            time.sleep(HANGS)  # alive, but it does not go on
     train(what, index)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers.staging import Captured
 from poptorch._ir.plan_text import size_text
 
 PIPELINED = """\
@@ -107,6 +108,22 @@ def test_the_fields_names_and_a_legend_stand_beside_the_schedule() -> None:
     inference.compile(torch.randn(2, 2))
     last = str(inference.plan()).splitlines()[-1]
     assert last == "  1F0: forward of stage 1, micro-batch 0"
+
+
+def test_processes_that_share_the_stages_are_told() -> None:
+    module = Two()
+    captured = Captured(module, (torch.randn(2, 4),))
+    options = poptorch.Options().deviceIterations(3)
+    options.Distributed.configureProcessId(1, 2).stageProcesses(2)
+    lines = str(captured.plan(options)).splitlines()
+    head = next(at for at, line in enumerate(lines) if line.split()[:1] == ["stage"])
+    names = lines[head].split()
+    rows = [line.split() for line in lines[head + 1 : head + 3]]
+    assert [row[names.index("process")] for row in rows] == ["0", "1"]
+    options = options.clone()
+    options.Distributed.configureProcessId(1, 3).stageProcesses(3)
+    with pytest.raises(poptorch.Error, match="more processes than chips"):
+        captured.plan(options)
 
 
 def test_a_plan_needs_a_compilation() -> None:

@@ -20,6 +20,8 @@ DIFFERENCE = "|".join(DIFFERENCES)
         ("killed", "it was killed, or its machine is gone"),
         ("killed while compiling", ""),
         ("stopped", "no sign of life for 6 s"),
+        ("killed between stages", "it was killed, or its machine is gone"),
+        ("interrupted between stages", "its part was interrupted by KeyboardInterrupt"),
         ("raised", "it ended by ValueError: no more data"),
         ("changed alone", "it does something else: it exchanges the numbers of the optimizer"),
     ],

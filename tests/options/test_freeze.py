@@ -141,6 +141,15 @@ def test_inference_ignores_no_accumulation_but_refuses_it_when_prepared():
         (lambda o: o.Distributed.configureProcessId(2, 2), "process id"),
         (lambda o: o.Distributed.configureProcessId(-1, 2), "process id"),
         (lambda o: o.Distributed.configureProcessId(0, 0), "at least 1"),
+        (lambda o: o.Distributed.stageProcesses(0), "stageProcesses must be at least 1"),
+        (
+            lambda o: o.Distributed.configureProcessId(0, 3).stageProcesses(2),
+            "must divide the number of processes",
+        ),
+        (
+            lambda o: o.backend("reference").Distributed.configureProcessId(0, 2).stageProcesses(2),
+            "Only the staged backend",
+        ),
         (lambda o: o.useIpuModel(True).useOfflineIpuTarget(), "not supported for the IPU model"),
         (lambda o: o.useIpuId(1).useOfflineIpuTarget(), "useIpuId"),
         (lambda o: o.useOfflineIpuTarget(3), "Invalid offline IPU version"),
@@ -270,6 +279,17 @@ def test_the_replication_factor_is_per_process():
     options = Options().replicationFactor(2)
     options.Distributed.configureProcessId(1, 3)
     assert freeze(options, training=True).loops.replicas == 2
+
+
+def test_processes_that_share_stages_are_one_share_of_the_data():
+    options = Options().replicationFactor(3)
+    options.Distributed.configureProcessId(4, 6).stageProcesses(2)
+    spec = freeze(options, training=False)
+    assert (spec.loops.processes, spec.target.process_id, spec.target.part) == (3, 2, 0)
+    assert (spec.processes, spec.process, spec.first_replica) == (6, 4, 6)
+    assert spec.target.backend == "staged"
+    options.Distributed.configureProcessId(5, 6)
+    assert freeze(options, training=False).for_cache() == spec.for_cache()
 
 
 def test_what_may_change_without_another_compilation():

@@ -145,6 +145,9 @@ def nothing_said(monkeypatch):
 @pytest.mark.parametrize("setting", overview.settings(Options()), ids=lambda s: s.option)
 def test_every_option_changes_something_or_says_that_it_does_not(setting, nothing_said, caplog):
     plain, options = (Options().replicationFactor(2) for _ in range(2))
+    if setting.option == "Distributed.stageProcesses":  # there must be so many processes
+        for each in (plain, options):
+            each.Distributed.configureProcessId(0, 6)
     change(options, setting)
     if setting.option in RUN:
         RUN[setting.option]()

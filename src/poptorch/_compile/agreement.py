@@ -30,7 +30,7 @@ def meet(spec: Spec) -> None:
     Raises:
         Error: they do not meet.
     """
-    _job.join(spec.target.process_id, spec.loops.processes, spec.runtime.process_timeout)
+    _job.join(spec.process, spec.processes, spec.runtime.process_timeout)
 
 
 def with_common_budget(spec: Spec) -> Spec:

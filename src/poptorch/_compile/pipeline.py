@@ -11,6 +11,7 @@ import torch
 
 from .. import _capture, backends
 from .._base import log, trees
+from .._base.errors import Error
 from .._base.tracing import one_at_a_time
 from .._ir import indices, verify
 from .._ir.optim_spec import OptimSpec
@@ -84,7 +85,7 @@ def compile(
         backend = backends.checking(backend)
     left_to_us = spec.target.backend in (backends.AUTO, backends.OPTIMISE)
     idle = prepare(backend, cache.store_of(spec.runtime.cache_dir)) if left_to_us else 0
-    if spec.trains_together:
+    if spec.runs_together:
         agreement.meet(spec)
         spec = agreement.with_common_budget(spec)
     progress(0.02)
@@ -96,10 +97,11 @@ def compile(
     log.engine.debug("Program:\n%s", plan.program)
     export(plan)
     if spec.loops.processes > 1 and micro.exchanging:
+        _refuse_parts(spec)
         # The order of exchanges has to be that of the graph in every process, at all times.
         agreement.meet(spec)
         backend = backends.choose("reference")
-    if spec.trains_together:
+    if spec.runs_together:
         agreement.check_alike(plan, backend.name, request.arguments, beside)
     executable = cache.compile_or_find(
         backend.name,
@@ -118,6 +120,20 @@ def compile(
     return Compiled(
         plan, executable, micro.constants, micro.outputs, micro.host_outputs, micro.names
     )
+
+
+def _refuse_parts(spec: Spec) -> None:
+    """Collectives in forward are for processes that have all of it.
+
+    Raises:
+        Error: several processes share the stages.
+    """
+    if spec.target.parts > 1:
+        raise Error(
+            "Replicas whose stages are on several processes cannot exchange tensors in forward",
+            got=f"Distributed.stageProcesses({spec.target.parts}) and a collective custom_op",
+            fix="options.Distributed.stageProcesses(1): each process runs all stages",
+        )
 
 
 @one_at_a_time()

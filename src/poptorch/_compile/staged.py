@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .. import _place, _schedule, _update
+from .._base.errors import Error
 from .._ir.graph import Graph, compose
 from .._ir.layout import Layout
 from .._ir.optim_spec import OptimSpec
@@ -153,7 +154,28 @@ def schedule(made: Cut, layout: Layout, spec: Spec) -> Staged:
     )
     order = _schedule.make(workload, spec.placement)
     _schedule.check(order, workload)
-    return Staged(graphs, made.homes, tuple(_transfers(graphs, workload)), workload, order)
+    transfers = tuple(_transfers(graphs, workload))
+    parts = _parts(workload.chips, spec.target.parts)
+    return Staged(graphs, made.homes, transfers, workload, order, parts)
+
+
+def _parts(chips: Sequence[int], processes: int) -> dict[int, int]:
+    """Give each process chips that follow one another, as equally many as can be.
+
+    Raises:
+        Error: there are fewer chips than processes.
+    """
+    if len(chips) < processes:
+        raise Error(
+            "There are more processes than chips to share",
+            got=f"Distributed.stageProcesses({processes}); the stages are on {len(chips)} "
+            f"{'chip' if len(chips) == 1 else 'chips'}",
+            fix=(
+                "place the model's blocks on more chips: poptorch.Block with ipu_id",
+                "ask for fewer processes",
+            ),
+        )
+    return {chip: at * processes // len(chips) for at, chip in enumerate(chips)}
 
 
 def _recomputes(layout: Layout, spec: Spec) -> bool:

@@ -45,7 +45,8 @@ class Loops:
         replicas: data-parallel copies in this process.
         input_group_size: replicas that read the same input.
         input_group_type: how replicas form input groups.
-        processes: of the job, each with so many replicas.
+        processes: of the job, each with so many replicas; groups of them where several share the
+            stages of a replica.
     """
 
     iterations: int = 1

@@ -84,6 +84,8 @@ def _stages(plan: Plan) -> list[str]:
     }
     if plan.spec.placement.phased:
         columns["phase"] = [str(stage.phase) for stage in layout.stages]
+    if plan.spec.target.parts > 1 and plan.staged is not None:
+        columns["process"] = [str(plan.staged.parts[stage.chip]) for stage in layout.stages]
     columns["blocks"] = [stage.name for stage in layout.stages]
     columns["operators"] = _operators(layout.graph, len(layout.stages), training)
     columns["weights"] = _weights(layout.graph, len(layout.stages))

@@ -69,7 +69,10 @@ class Target:
         backend: a registered backend name, or ``"auto"``.
         seed: the random seed, or None for a non-deterministic one.
         synthetic_data: host input and output are skipped (``enableSyntheticData``).
-        process_id: the index of this process among those that work together, for the seed.
+        process_id: the index of this process among those that hold replicas, each with all stages;
+            of the group that it belongs to, where several share the stages.
+        parts: processes that share the stages of each replica.
+        part: which of these this one is.
         device: ``"ipu"`` (the system's chips), ``"model"`` (the simulated device) or
             ``"offline"`` (compile only).
         generation: of the chips: 1, 2 or 21; None for whatever the system has.
@@ -81,6 +84,8 @@ class Target:
     seed: int | None = None
     synthetic_data: bool = False
     process_id: int = 0
+    parts: int = 1
+    part: int = 0
     device: str = "ipu"
     generation: int | None = None
     tiles: int | None = None
@@ -165,9 +170,24 @@ class Spec:
     recompute: bool | None = None
 
     @property
+    def processes(self) -> int:
+        """How many processes the job has."""
+        return self.loops.processes * self.target.parts
+
+    @property
+    def process(self) -> int:
+        """Which of all processes of the job this one is."""
+        return self.target.process_id * self.target.parts + self.target.part
+
+    @property
     def trains_together(self) -> bool:
-        """Whether several processes train one model; in inference none waits for another."""
+        """Whether several processes add their gradients up."""
         return self.training and self.loops.processes > 1
+
+    @property
+    def runs_together(self) -> bool:
+        """Whether processes exchange anything: in inference only those that share stages do."""
+        return self.trains_together or self.target.parts > 1
 
     @property
     def first_replica(self) -> int:
@@ -180,5 +200,5 @@ class Spec:
         That is the Runtime part, the seed, and which of several processes this one is: the first
         process compiles for all.
         """
-        target = replace(self.target, seed=None, process_id=0)
+        target = replace(self.target, seed=None, process_id=0, part=0)
         return replace(self, target=target, runtime=Runtime())

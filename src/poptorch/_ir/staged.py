@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .graph import Graph
 from .schedule import Schedule
 from .slot import Kind, Slot
 from .stage_pass import StagePass
 from .workload import Workload
+
+RESULTS = (Kind.LOSS, Kind.OUTPUT, Kind.ANCHOR, Kind.BATCH)
+"""What passes make for the host."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class Staged:
         transfers: what passes between chips.
         workload: what has to be done.
         schedule: in which order.
+        parts: which of the processes that share the stages runs each chip; empty for one process.
     """
 
     graphs: Mapping[StagePass, Graph]
@@ -46,6 +50,24 @@ class Staged:
     transfers: tuple[Transfer, ...]
     workload: Workload
     schedule: Schedule
+    parts: Mapping[int, int] = field(default_factory=dict)
+
+    def part_of(self, stage_pass: StagePass) -> int:
+        """Return which process does a pass."""
+        return self.parts.get(self.workload.chip_of(stage_pass), 0)
+
+    def holders(self, key: str) -> list[int]:
+        """Return the processes whose chips hold a state tensor; the first one's value counts."""
+        return sorted({self.parts.get(chip, 0) for chip in self.homes[key]})
+
+    def makers(self) -> dict[str, int]:
+        """Return which process has each result for the host, by slot key."""
+        return {
+            slot.key: self.part_of(each)
+            for each, graph in self.graphs.items()
+            for slot in graph.outputs
+            if slot.kind in RESULTS
+        }
 
 
 def values_read(graph: Graph) -> frozenset[str]:

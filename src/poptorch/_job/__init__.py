@@ -5,13 +5,14 @@ meet, what they wait for and who is to blame when they wait in vain.
 """
 
 from . import lengths
-from .group import Group, current, join
+from .group import Group, Message, current, join
 from .membership import Membership, from_poprun, in_job, membership
 from .place import Place, place
 
 __all__ = [
     "Group",
     "Membership",
+    "Message",
     "Place",
     "current",
     "from_poprun",

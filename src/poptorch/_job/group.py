@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -31,6 +32,9 @@ _NEVER = datetime.timedelta(days=365)  # torch's own limit: the signs of life ar
 _SLICE = datetime.timedelta(seconds=watch.BEAT)
 
 _group: Group | None = None
+
+Message = tuple[torch.Tensor, int, int]
+"""A contiguous tensor, the process at its other end, and a number that both ends know it by."""
 
 
 def join(index: int, count: int, patience: float) -> Group:
@@ -78,6 +82,7 @@ class Group:
         self._cause: Loss | None = None
         self._pending = False
         self._told = 0  # the number of the exchange in which this process wrote a text
+        self._some: dict[tuple[int, ...], Any] = {}  # torch's groups of some of the processes
         store = open_store(index, count, MEETING)
         self._store = store
         own = not dist.is_initialized()
@@ -100,23 +105,25 @@ class Group:
 
     # Exchanges. All processes call them in the same order.
 
-    def add_up(self, tensors: Sequence[torch.Tensor], what: str) -> None:
-        """Replace tensors by their sums over all processes.
+    def add_up(
+        self, tensors: Sequence[torch.Tensor], what: str, members: Sequence[int] = ()
+    ) -> None:
+        """Replace tensors by their sums over all processes, or over some.
 
         Args:
-            tensors: contiguous, alike in all processes.
+            tensors: contiguous, alike in these processes.
             what: is exchanged, for messages.
+            members: the processes, this one among them; the others add other tensors up meanwhile.
 
         Raises:
             Error: a process is lost.
         """
         import torch.distributed as dist
 
-        def begin(tensor: torch.Tensor) -> Any:
-            return dist.all_reduce(tensor, group=self._pg, async_op=True)
-
         with self._exchange(what):
-            self._wait([begin(tensor) for tensor in tensors], what)
+            group = self._among(members)
+            works = [dist.all_reduce(each, group=group, async_op=True) for each in tensors]
+            self._wait(works, what)
 
     def put_together(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], what: str) -> None:
         """Fill flat tensors with the parts that the processes have, in their order.
@@ -139,8 +146,20 @@ class Group:
         with self._exchange(what):
             self._wait([begin(*pair) for pair in pairs], what)
 
-    def hand_round(self, tensors: Sequence[torch.Tensor], what: str) -> None:
-        """Replace tensors by those of process 0.
+    def hand_round(
+        self,
+        tensors: Sequence[torch.Tensor],
+        what: str,
+        source: int = 0,
+        members: Sequence[int] = (),
+    ) -> None:
+        """Replace tensors by those of one process.
+
+        Args:
+            tensors: alike in the processes.
+            what: is exchanged, for messages.
+            source: which process.
+            members: the processes that take part, as in ``add_up``.
 
         Raises:
             Error: a process is lost.
@@ -148,11 +167,33 @@ class Group:
         import torch.distributed as dist
 
         with self._exchange(what):
+            group = self._among(members)
             for tensor in tensors:
                 flat = tensor if tensor.is_contiguous() else tensor.contiguous()
-                self._wait([dist.broadcast(flat, 0, group=self._pg, async_op=True)], what)
+                self._wait([dist.broadcast(flat, source, group=group, async_op=True)], what)
                 if flat is not tensor:
                     tensor.copy_(flat)
+
+    def pass_on(self, sent: Sequence[Message], received: Sequence[Message], what: str) -> None:
+        """Send tensors to single processes and wait for theirs.
+
+        Processes that have nothing to send or to wait for call this too: it counts as an exchange.
+
+        Args:
+            sent: go to these processes.
+            received: are filled by what comes from these.
+            what: is exchanged, for messages.
+
+        Raises:
+            Error: a process is lost.
+        """
+        import torch.distributed as dist
+
+        with self._exchange(what):
+            works = [dist.irecv(t, other, self._pg, tag=number) for t, other, number in received]
+            works += [dist.isend(t, other, self._pg, tag=number) for t, other, number in sent]
+            if works:
+                self._wait([_Beside(works)], what)
 
     def gather(self, tensor: torch.Tensor, what: str) -> list[torch.Tensor]:
         """Return the tensors of all processes, in their order.
@@ -224,12 +265,37 @@ class Group:
 
     # Waiting.
 
+    def _among(self, members: Sequence[int]) -> Any:
+        """Torch's group of some of the processes; of all if none are named."""
+        import torch.distributed as dist
+
+        if not members or len(members) == self.count:
+            return self._pg
+        key = tuple(members)
+        if key not in self._some:
+            self._some[key] = dist.new_group(
+                key, backend="gloo", timeout=_NEVER, use_local_synchronization=True
+            )
+        return self._some[key]
+
     @contextlib.contextmanager
     def _exchange(self, what: str) -> Iterator[None]:
-        """What is left in the middle cannot be taken up again: the group is of no use then."""
+        with self.unbroken(what):
+            self._watch.doing = (self._watch.doing[0] + 1, what)
+            yield
+
+    @contextlib.contextmanager
+    def unbroken(self, what: str) -> Iterator[None]:
+        """What is left in the middle cannot be taken up again: the group is of no use then.
+
+        Args:
+            what: is exchanged in the block, for messages.
+
+        Raises:
+            Error: a process is lost, or an exchange was interrupted, before.
+        """
         if self._lost is not None:
             raise self._lost
-        self._watch.doing = (self._watch.doing[0] + 1, what)
         try:
             yield
         except BaseException as error:
@@ -239,6 +305,7 @@ class Group:
                     got=f"{type(error).__name__} while they exchanged {what}",
                 )
                 self._pending = True
+                self._watch.stop(f"its part was interrupted by {type(error).__name__}", None)
             raise
 
     def _wait(self, works: Sequence[Any], what: str) -> None:
@@ -307,6 +374,42 @@ class Group:
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
             os._exit(1)
+
+
+class _Beside:
+    """Works that a thread waits for: torch closes a connection when a limit of waiting passes.
+
+    That is so of what goes to a single process; what goes to all waits by other means.
+    """
+
+    def __init__(self, works: Sequence[Any]) -> None:
+        self._works = works
+        self._error: RuntimeError | None = None
+        self._thread = threading.Thread(target=self._finish, name="poptorch messages", daemon=True)
+        self._thread.start()
+
+    def _finish(self) -> None:
+        try:
+            for work in self._works:
+                work.wait()
+        except RuntimeError as error:
+            self._error = error
+
+    def is_completed(self) -> bool:
+        """Tell whether all are done, or one has failed."""
+        return not self._thread.is_alive()
+
+    def wait(self, limit: datetime.timedelta | None = None) -> None:
+        """Wait until all are done.
+
+        Raises:
+            RuntimeError: one has failed, or the limit has passed.
+        """
+        self._thread.join(None if limit is None else limit.total_seconds())
+        if self._thread.is_alive():
+            raise RuntimeError("the messages are still on their way")
+        if self._error is not None:
+            raise self._error
 
 
 def _note_failures(group: Group) -> None:

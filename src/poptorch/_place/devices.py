@@ -75,7 +75,8 @@ def reserve(per_replica: int, spec: Spec) -> int:
     Raises:
         Error: no power of two on hardware without ``autoRoundNumIPUs``, or too many.
     """
-    needed = per_replica * spec.loops.replicas
+    own = -(-per_replica // spec.target.parts)  # of the process that runs most of them
+    needed = own * spec.loops.replicas
     _check_limit(needed)
     rounded = 1 << (needed - 1).bit_length() if needed else 0
     if spec.target.device != "ipu" or needed == rounded:
@@ -85,7 +86,7 @@ def reserve(per_replica: int, spec: Spec) -> int:
             f"The model specifies the use of {needed} IPUs, however PopTorch must reserve a "
             f"minimum of {rounded} in order to allow the model to run, because PopTorch must "
             "reserve a power of 2 or a multiple of 64 IPUs",
-            got=f"{per_replica} IPUs per replica, {spec.loops.replicas} replicas",
+            got=f"{own} IPUs per replica, {spec.loops.replicas} replicas",
             fix=f"options.autoRoundNumIPUs(True) to reserve {rounded - needed} more, which idle",
         )
     _check_limit(rounded)

@@ -18,6 +18,7 @@ from .._ir import verify
 from .._ir.program import Program
 from .._ir.slot import Kind, Slot
 from .._ir.state import State
+from .elsewhere import Elsewhere
 from .reading import Reading
 from .shards import Shards
 
@@ -63,9 +64,10 @@ class Device:
         changed |= {view.slot.key for view in views if view.flat in changed}
         self._downloaded = [key for key in self._slots if key in changed]
         self.state = State()
+        self._elsewhere = Elsewhere(compiled.plan)
         if other is not None:
             theirs = other.state.tensors
-            self.state.tensors = {key: theirs[key] for key in _alike(program, other._program)}
+            self.state.tensors = {key: theirs[key] for key in self._alike(other)}
         for key, slot in slots.items():
             if key in self.state.tensors:
                 continue
@@ -82,6 +84,8 @@ class Device:
         for view in views:
             part = self.state.tensors[view.flat][view.offset :][: view.slot.numel]
             self.state.tensors[view.slot.key] = part.view(view.slot.shape)
+        if agreed:
+            self._elsewhere.leave(self.state.tensors)
         for key, value in compiled.constants.items():
             if key in slots:
                 self.state.write(key, value)
@@ -126,17 +130,29 @@ class Device:
             )
         return host
 
-    def download(self) -> None:
-        """Copy what the program changes to the host, into the same tensors and storage."""
+    @property
+    def is_in_parts(self) -> bool:
+        """Whether other processes have state that this one does not, so that all read together."""
+        return bool(self.shards.views) or self._elsewhere.several
+
+    def download(self, alone: bool = False) -> None:
+        """Copy what the program changes to the host, into the same tensors and storage.
+
+        Args:
+            alone: only what this process has; otherwise, where processes share the stages, all of
+                them must call this.
+        """
         log.engine.debug("Writing weights from IPU to host")
         tensors = tensors_of(self._module)
         with untraced(), torch.no_grad():
             for key in self._downloaded:
-                slot = self._slots[key]
-                if slot.path not in tensors:  # the user took it out
+                slot, value = self._slots[key], self.state.tensors[key]
+                value = value if alone else self._elsewhere.read(self.state.tensors, key)
+                if slot.path not in tensors or value.is_meta:  # the user took it out
                     continue
                 host = self._host(slot, tensors)
-                grouping, value = self._grouping.get(slot.path), self.state.read(slot)
+                grouping = self._grouping.get(slot.path)
+                value = value[0] if slot.replicas > 1 else value
                 if grouping is not None:
                     grouping.to_host(value, host)
                 else:
@@ -148,7 +164,9 @@ class Device:
         What only this one has comes from the host.
         """
         ours, theirs = self._program.visible_slots(), other._program.visible_slots()
-        tensors = other.readable() if not self._shares_parts(other) else other.state.tensors
+        tensors: Mapping[str, torch.Tensor] = other.state.tensors
+        if not self._shares_parts(other):
+            tensors = other.readable(weights=True)
         for key, slot in ours.items():
             if (
                 key in theirs
@@ -198,9 +216,15 @@ class Device:
         else:
             self.state.write(key, value)
 
-    def readable(self) -> Mapping[str, torch.Tensor]:
-        """Return the tensors by key; where processes have parts all of them must call this."""
-        return {**self.state.tensors, **self.shards.whole(self.state.tensors)}
+    def readable(self, weights: bool = False) -> Mapping[str, torch.Tensor]:
+        """Return the tensors by key; where processes have parts all of them must call this.
+
+        Args:
+            weights: weights that other processes have, too, not only the optimizer's state.
+        """
+        tensors = self.state.tensors
+        whole = self.shards.whole(tensors)
+        return {**tensors, **whole, **self._elsewhere.whole(tensors, weights)}
 
     def shapes(self) -> Mapping[str, Slot | torch.Tensor]:
         """Return what knows the shapes of the tensors, by key."""
@@ -211,7 +235,8 @@ class Device:
         """Tell whether all that processes have in parts is the same here as on another device."""
         ours, theirs = self.state.tensors, other.state.tensors
         same = all(ours[key] is theirs.get(key) for key in self.shards.flat)
-        return same and self.shards.flat == other.shards.flat
+        lies_like = self._elsewhere.lies_like(other._elsewhere)
+        return same and lies_like and self.shards.flat == other.shards.flat
 
     def agree(self, broadcast: bool) -> None:
         """Take over from process 0 what lives from call to call, or check that it is the same.
@@ -229,19 +254,21 @@ class Device:
         _job.current().hand_round([*tensors.values()], "the first weights and state")
         if self.shards.views:
             self.shards.agree(self.state.tensors)
+        self._elsewhere.leave(self.state.tensors)
 
-
-def _alike(ours: Program, theirs: Program) -> list[str]:
-    """Return the keys of weights and optimizer state that two programs lay out the same way."""
-    slots, parts, other_parts = theirs.state_slots(), _parts(ours), _parts(theirs)
-    return [
-        key
-        for key, slot in ours.state_slots().items()
-        if slot.kind in _SHARED
-        and key in slots
-        and (slots[key].device_shape, slots[key].dtype) == (slot.device_shape, slot.dtype)
-        and parts.get(key) == other_parts.get(key)
-    ]
+    def _alike(self, other: Device) -> list[str]:
+        """Return the keys of weights and optimizer state that another device has the same way."""
+        slots = other._program.state_slots()
+        parts, other_parts = _parts(self._program), _parts(other._program)
+        return [
+            key
+            for key, slot in self._program.state_slots().items()
+            if slot.kind in _SHARED
+            and key in slots
+            and (slots[key].device_shape, slots[key].dtype) == (slot.device_shape, slot.dtype)
+            and parts.get(key) == other_parts.get(key)
+            and self._elsewhere.shares(other._elsewhere, key)
+        ]
 
 
 def _parts(program: Program) -> dict[str, list[tuple[str, int]]]:

@@ -135,7 +135,9 @@ def save(
     """
     now = session.get_live().now
     state = session.state_to_save() if objects is not None else {}
-    if now.spec.trains_together and now.spec.target.process_id > 0:
+    if now.spec.target.parts > 1:
+        session.sync.bring_host_up_to_date()  # an exchange, as reading the state may be
+    if now.spec.runs_together and now.spec.process > 0:
         log.python.info("Process 0 writes %s", filename)
         return
     path = _destination(filename)

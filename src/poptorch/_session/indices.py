@@ -36,6 +36,8 @@ class Indices:
         for wanted in self._ranges:
             slot = wanted.slot
             value = batch[slot.index] if slot.kind is Kind.BATCH else state.tensors[slot.key]
+            if value.is_meta:  # a buffer of another process, which looks at it
+                continue
             least, most = _extremes(value)
             if least < wanted.least or most > wanted.most:
                 self._look(wanted, value)

@@ -16,6 +16,7 @@ from .._ir.spec import Spec
 from .arguments import CompiledInputs
 from .counters import Stamped, Stamps
 from .device import Device
+from .elsewhere import Elsewhere
 from .indices import Indices
 from .model import Model, Task
 from .modes import Mode
@@ -179,14 +180,15 @@ class Live:
 
     def whole(self, kept: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """Return state that was kept of the device, put together if the processes have parts."""
-        shards = Shards(self.now.compiled.plan.program, self.spec.target.process_id)
+        plan = self.now.compiled.plan
+        shards, elsewhere = Shards(plan.program, self.spec.target.process_id), Elsewhere(plan)
         own = {key: value for key, value in kept.items() if key not in shards.flat}
-        return {**own, **shards.whole(kept)} if kept else own
+        return {**own, **shards.whole(kept), **elsewhere.whole(kept)} if kept else own
 
     @property
     def has_agreed(self) -> bool:
         """Whether this process has the weights and state of all that it trains with."""
-        return self.agreed or not self.spec.trains_together
+        return self.agreed or not self.spec.runs_together
 
     def begin_alike(self, device: Device) -> bool:
         """Once, let processes that train together begin with the same weights on their devices.

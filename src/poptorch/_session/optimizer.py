@@ -174,7 +174,7 @@ class SessionOptimizer:
         if self._device is None:
             return
         state = self._state
-        if alone and self._device.shards.views and state.host_state_is_dirty:
+        if alone and self._device.is_in_parts and state.host_state_is_dirty:
             log.python.info("The state of the optimizer, in parts on all processes, is not read")
             state.host_state_is_dirty = False
         state._detach_device()
@@ -204,7 +204,7 @@ class SessionOptimizer:
             before = self._values
             self._upload(with_values=True)
             self._untold |= self._values != before
-        if self._untold and self._settings is not None and self._settings.trains_together:
+        if self._untold and self._settings is not None and self._settings.runs_together:
             agreement.check_numbers(self._values, self.outdated)
         self._untold = False
         self._changes.say(self.given)

@@ -49,7 +49,7 @@ class Randomness:
     @classmethod
     def of(cls, spec: Spec) -> Randomness:
         """Return the randomness of a model with these settings."""
-        return cls(spec.target.seed, spec.target.process_id, spec.trains_together)
+        return cls(spec.target.seed, spec.process, spec.runs_together)
 
     def resume(self, value: Sequence[int] | None, own: bool = False) -> None:
         """Continue from a file.

@@ -233,7 +233,7 @@ class Session:
         if device is None:
             return
         live = self.get_live()
-        self.sync.bring_host_up_to_date()
+        self.sync.bring_host_up_to_date(alone)
         live.kept = device.device_only()
         if self.optimizer is not None:
             self.optimizer.detach(alone)
@@ -248,7 +248,8 @@ class Session:
         Where processes have parts of it all of them must call this.
         """
         device, live = self.sync.device, self.get_live()
-        if self.optimizer is not None and live.now.compiled.plan.program.shards:
+        plan = live.now.compiled.plan
+        if self.optimizer is not None and (plan.program.shards or plan.spec.target.parts > 1):
             self.optimizer.read()
         return live.whole(device.device_only() if device is not None else live.kept or {})
 

@@ -66,11 +66,18 @@ class Sync:
         assert self.device is not None
         return self.device
 
-    def bring_host_up_to_date(self) -> bool:
-        """Download if the device is newer; return whether it was."""
+    def bring_host_up_to_date(self, alone: bool = False) -> bool:
+        """Download if the device is newer; return whether it was.
+
+        Args:
+            alone: nothing is exchanged: what other processes have of the model is not read.
+        """
         self.looked_at = True
         if not self.dirty or self.device is None:
             return False
+        if alone and self.device.is_in_parts:
+            self.download(alone)
+            return True
         log.python.debug("Implicit copyWeightsToHost()")
         owner = self._transfers()
         if owner is not None:
@@ -79,14 +86,14 @@ class Sync:
             self.download()
         return True
 
-    def download(self) -> None:
+    def download(self, alone: bool = False) -> None:
         """Device to host, unconditionally; nothing to do while detached."""
         if self.device is None:
             return
         with interrupts.deferred():
             self.dirty = False  # first: the copy itself looks at the module
             self.version = next(_versions)
-            self.device.download()
+            self.device.download(alone)
 
     def upload(self) -> None:
         """Host to device; training progress that was not downloaded is discarded.

@@ -13,11 +13,10 @@ from .._ir import slots
 from .._ir.schedule import Action, Traffic
 from .._ir.slot import Kind, Slot
 from .._ir.stage_pass import StagePass
-from .._ir.staged import Staged
+from .._ir.staged import RESULTS, Staged
 from .._ir.state import State
 from .devices import Device, synchronise
 
-_RESULTS = (Kind.LOSS, Kind.OUTPUT, Kind.ANCHOR, Kind.BATCH)
 _PER_MICRO_BATCH = (Kind.VALUE, Kind.BATCH)
 _GRADIENTS = (Kind.ACCUM, Kind.GRADIENT)
 
@@ -68,18 +67,19 @@ class Chip:
 
 
 class Replica:
-    """One copy of all chips of a model.
+    """One copy of the chips of a model, of those that are here.
 
     Args:
         staged: what is run.
         modules: the graph of each pass, for the device of its chip.
-        devices: of the chips.
+        devices: of the chips that this process runs.
         number: which replica it is.
         first: what the first replica of this process is called among those of all.
 
     Attributes:
         number: which replica it is.
         results: what goes back to the host, by slot key and step.
+        leaving: values that chips of other processes read, too, until they are sent.
     """
 
     def __init__(
@@ -94,8 +94,9 @@ class Replica:
         self._of_all = first + number
         self._modules = modules
         self.results: dict[Name, torch.Tensor] = {}
+        self.leaving: dict[Name, torch.Tensor] = {}
         self._staged = staged
-        self._chips = {chip: Chip(chip, devices[chip]) for chip in staged.workload.chips}
+        self._chips = {number: Chip(number, device) for number, device in devices.items()}
         self._sent: list[tuple[int, Name, torch.Tensor]] = []
         last = _last_readers(staged)
         self._read_on = set(last)
@@ -117,7 +118,7 @@ class Replica:
     def fill(self, state: State) -> None:
         """Copy the device's state to the chips that hold it."""
         for slot in _state_slots(self._staged):
-            for chip in self._staged.homes[slot.key]:
+            for chip in self._homes(slot.key):
                 if slot.kind is Kind.ACCUM:  # empty between calls; the fused program may have none
                     value = torch.zeros(slot.shape, dtype=slot.dtype)
                 else:
@@ -128,7 +129,7 @@ class Replica:
         """Copy what has changed to the device's state; all replicas agree on what they share."""
         written = {
             slot.key: slot for graph in self._staged.graphs.values() for slot in graph.outputs
-            if slot.is_state and slot.key in state.tensors
+            if slot.is_state and slot.key in state.tensors and self._homes(slot.key)
         }  # fmt: skip
         for key, slot in written.items():
             if slot.replicas > 1 or self.number == 0:
@@ -136,12 +137,16 @@ class Replica:
 
     def read(self, key: str) -> torch.Tensor:
         """Return a state tensor from its (first) chip, for the host."""
-        chip = self._chips[self._staged.homes[key][0]]
+        chip = self._chips[self._homes(key)[0]]
         return self._rests(chip, key)[key, 0]
+
+    def _homes(self, key: str) -> list[int]:
+        """The chips that hold a state tensor, of those that are here."""
+        return [chip for chip in self._staged.homes[key] if chip in self._chips]
 
     def write(self, key: str, value: torch.Tensor) -> None:
         """Set a state tensor on all its chips."""
-        for chip in self._staged.homes[key]:
+        for chip in self._homes(key):
             self._set(chip, key, value)
 
     def _set(self, chip: int, key: str, value: torch.Tensor) -> None:
@@ -154,20 +159,22 @@ class Replica:
             slot.key for each, graph in self._staged.graphs.items() for slot in graph.inputs
             if each.is_update and slot.kind in _GRADIENTS
         }  # fmt: skip
-        return sorted(inputs)
+        return sorted(key for key in inputs if self._homes(key))
 
     def _rests(self, chip: Chip, key: str) -> dict[Name, torch.Tensor]:
         """Where a state tensor rests between actions."""
         return chip.streaming if key in self._off_chip else chip.memory
 
     def do(self, action: Action, step: int, batch: Sequence[torch.Tensor]) -> None:
-        """Do one action.
+        """Do one action, if its chip is here.
 
         Raises:
             NotOnChip: it needs a tensor that its chip does not have.
         """
         stage_pass, workload = action.stage_pass, self._staged.workload
-        chip = self._chips[workload.chip_of(stage_pass)]
+        chip = self._chips.get(workload.chip_of(stage_pass))
+        if chip is None:
+            return
         if action.traffic is Traffic.LOAD:
             for key in workload.streaming.loads[stage_pass]:
                 chip.load(self._name(key, step), action)
@@ -196,7 +203,7 @@ class Replica:
                 arguments.append(chip.read(name, action))
         values = self._modules[action.stage_pass](*arguments)
         for slot, value in zip(graph.outputs, values, strict=True):
-            if slot.kind in _RESULTS:
+            if slot.kind in RESULTS:
                 self.results[slot.key, step] = value.clone()
             else:
                 self._keep(chip, slot, step, value)
@@ -206,7 +213,11 @@ class Replica:
     def _keep(self, chip: Chip, slot: Slot, step: int, value: torch.Tensor) -> None:
         name = self._name(slot.key, step)
         if slot.kind is Kind.VALUE:
-            self._sent += [(target, name, value) for target in self._targets[slot.key]]
+            for target in self._targets[slot.key]:
+                if target in self._chips:
+                    self._sent.append((target, name, value))
+                else:
+                    self.leaving[name] = value
             if (chip.number, slot.key) not in self._read_on:
                 return
         chip.memory[name] = value
@@ -221,6 +232,13 @@ class Replica:
                 chip.memory[name] = chip.device.take(value)
         synchronise(devices)  # memory that is freed now may be used again anywhere
         self._sent.clear()
+
+    def take_in(self, chips: Sequence[int], name: Name, value: torch.Tensor) -> None:
+        """Give chips a value that another process has sent."""
+        for number in chips:
+            chip = self._chips[number]
+            with chip.device.working():
+                chip.memory[name] = chip.device.take(value)
 
     def _name(self, key: str, step: int) -> Name:
         return key, step if key in self._per_micro_batch else 0

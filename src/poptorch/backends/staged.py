@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 import torch
 
-from .. import _job
 from .._base import interrupts
 from .._base.errors import Error
 from .._ir.plan import Plan
@@ -22,6 +21,7 @@ from .._ir.slot import Kind
 from .._ir.staged import Staged
 from .._ir.state import State
 from .chips import Replica
+from .crew import Crew
 from .devices import at_home, devices
 from .driver import Collector, device_generator, program_report
 from .prepare import accept_strides
@@ -74,14 +74,13 @@ class StagedExecutable:
         self._plan = plan
         self._staged = staged
         self._report = report
-        chips = staged.workload.chips
+        self._crew = Crew(staged, plan.spec)
+        chips = self._crew.chips
         self._devices = dict(zip(chips, devices(len(chips)), strict=True))
         self._modules = {
-            each: at_home(
-                accept_strides(graph.copy().module),
-                self._devices[staged.workload.chip_of(each)].torch_device,
-            )
+            each: at_home(accept_strides(graph.copy().module), self._devices[chip].torch_device)
             for each, graph in staged.graphs.items()
+            if (chip := staged.workload.chip_of(each)) in self._devices
         }
         self._changed_inputs = {
             slot.key: slot.index
@@ -111,9 +110,10 @@ class StagedExecutable:
             try:
                 for replica in replicas:
                     replica.fill(state)
-                for flush in range(flushes):
-                    self._flush(flush, replicas, slices)
-                interrupts.check()
+                with self._crew.together():
+                    for flush in range(flushes):
+                        self._flush(flush, replicas, slices)
+                    interrupts.check()
             except BaseException as error:  # so far nothing was written
                 torch.set_rng_state(before)
                 error.add_note(note(0, 0))
@@ -121,7 +121,7 @@ class StagedExecutable:
             for replica in replicas:
                 replica.give_back(state)
             state.updates += flushes if self._plan.spec.training else 0
-        self._return_inputs(replicas, slices)
+        self._return_inputs(replicas, slices, batch)
         return self._collected(replicas)
 
     def _flush(
@@ -138,13 +138,15 @@ class StagedExecutable:
             actions = [row[column] for row in schedule.rows.values()]
             doing = [action for action in actions if action is not None]
             if not reduced and any(action.stage_pass.is_update for action in doing):
-                _add_up(replicas, self._plan.spec.loops.processes)
+                self._add_up(replicas)
                 reduced = True
+            steps = [self._plan.program.loops.step(flush, each.micro_batch) for each in doing]
             for replica in replicas:
-                for action in doing:
-                    step = self._plan.program.loops.step(flush, action.micro_batch)
+                for action, step in zip(doing, steps, strict=True):
                     replica.do(action, step, self._rows(slices, step, replica.number))
                 replica.exchange()
+            self._crew.deliver(replicas, list(zip(doing, steps, strict=True)))
+            for replica in replicas:
                 for chip, count in replica.waiting().items():
                     self.most_values[chip] = max(count, self.most_values.get(chip, 0))
 
@@ -155,36 +157,51 @@ class StagedExecutable:
         at = self._plan.program.loops.slice_of(step, replica)
         return [of_input[at] for of_input in slices]
 
+    def _add_up(self, replicas: Sequence[Replica]) -> None:
+        """Give every replica the sum of all replicas' gradients, in all processes."""
+        if self._plan.spec.loops.all_replicas == 1:
+            return
+        keys = replicas[0].gradients()
+        totals = [torch.stack([each.read(key) for each in replicas]).sum(0) for key in keys]
+        if self._plan.spec.loops.processes > 1:
+            totals = [total.cpu() for total in totals]
+            self._crew.add_up(totals)
+        for key, total in zip(keys, totals, strict=True):
+            for replica in replicas:
+                replica.write(key, total)
+
     def _return_inputs(
-        self, replicas: Sequence[Replica], slices: Sequence[Sequence[torch.Tensor]]
+        self,
+        replicas: Sequence[Replica],
+        slices: Sequence[Sequence[torch.Tensor]],
+        batch: Sequence[torch.Tensor],
     ) -> None:
         for replica in replicas:
             for (key, step), value in replica.results.items():
                 if key in self._changed_inputs:
                     at = self._plan.program.loops.slice_of(step, replica.number)
                     slices[self._changed_inputs[key]][at].copy_(value)
+        for key, index in self._changed_inputs.items():
+            self._crew.share(key, batch[index])
 
     def _collected(self, replicas: Sequence[Replica]) -> list[torch.Tensor]:
         program = self._plan.program
         emit = program.emit
+        collector = Collector(program, {slot.key: emit.mode_of(slot.key) for slot in emit.slots})
         keys = [slot.key for slot in emit.slots]
-        collector = Collector(program, {key: emit.mode_of(key) for key in keys})
+        elsewhere = {
+            slot.key: torch.empty(slot.shape, dtype=slot.dtype)
+            for slot in emit.slots
+            if not self._crew.is_maker(slot.key)
+        }
         for step in range(program.loops.steps):
             for replica in replicas:
-                results = [replica.results[key, step].cpu() for key in keys]
+                results = [
+                    elsewhere[key] if key in elsewhere else replica.results[key, step].cpu()
+                    for key in keys
+                ]
                 collector.take(keys, results, step, replica.number)
-        return collector.results()
-
-
-def _add_up(replicas: Sequence[Replica], processes: int) -> None:
-    """Give every replica the sum of all replicas' gradients, in all processes."""
-    if len(replicas) * processes == 1:
-        return
-    keys = replicas[0].gradients()
-    totals = [torch.stack([each.read(key) for each in replicas]).sum(0) for key in keys]
-    if processes > 1:
-        totals = [total.cpu() for total in totals]
-        _job.current().add_up(totals, "the gradients of an update")
-    for key, total in zip(keys, totals, strict=True):
-        for replica in replicas:
-            replica.write(key, total)
+        collected = collector.results()
+        for key, result in zip(keys, collected, strict=True):
+            self._crew.share(key, result)
+        return collected

@@ -29,6 +29,16 @@ def check(options: Options) -> None:
             got=f"process {options.Distributed.processId} of {options.Distributed.numProcesses}",
             fix="Distributed.configureProcessId takes the id first, then the count",
         )
+    if options.Distributed.numProcesses % options.Distributed.stage_processes:
+        raise Error(
+            "The processes that share stages must divide the number of processes",
+            got=f"Distributed.stageProcesses({options.Distributed.stage_processes}) in a job of "
+            f"{options.Distributed.numProcesses}",
+            fix=(
+                "start a multiple of them: poprun --num-instances, torchrun --nproc-per-node",
+                "options.Distributed.stageProcesses(1): each process runs all stages",
+            ),
+        )
     popart = options._Popart.options
     convolutions = popart.get("convolutionOptions", {})
     for name in (popart.get("partialsTypeMatMuls"), convolutions.get("partialsType")):

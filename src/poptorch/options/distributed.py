@@ -25,11 +25,13 @@ class _DistributedOptions(Container):
         num_distributed_processes: processes that train together.
         distributed_process_id: index of this one.
         ipuof_configs: fabric settings of launchers; kept, not used.
+        stage_processes: processes that share the stages of each replica.
     """
 
     num_distributed_processes: int
     distributed_process_id: int
     ipuof_configs: dict[Any, Any]
+    stage_processes: int
 
     def __init__(self) -> None:
         super().__init__(ipuof_configs={})
@@ -46,8 +48,8 @@ class _DistributedOptions(Container):
 
     @row(
         RULES,
-        Value("num_distributed_processes", 1, least=1, field="loops.processes", here=True),
-        Value("distributed_process_id", 0, field="target.process_id", here=True),
+        Value("num_distributed_processes", 1, least=1, decides="loops.processes", here=True),
+        Value("distributed_process_id", 0, decides="target.process_id", here=True),
     )
     def configureProcessId(self, process_id: int, num_processes: int) -> Self:
         """Set the index of this process, then the number of processes.
@@ -77,6 +79,16 @@ class _DistributedOptions(Container):
         This option is not PopTorch's.
         """
 
+    @option(RULES, Value("stage_processes", 1, least=1, field="target.parts", here=True))
+    def stageProcesses(self, processes: int) -> Self:
+        """Spread the stages of each replica over so many processes: each runs some of the chips.
+
+        They are given the same batches and return the same results; activations and gradients go
+        from process to process. The ``staged`` backend runs them. A job of 8 processes with
+        ``stageProcesses(4)`` trains on two copies of the model, times the local replicas. This
+        option is not PopTorch's.
+        """
+
     def setEnvVarNames(self, var_num_processes: str, var_process_id: str) -> Self:
         """Read the count and the index from two environment variables, now.
 
@@ -104,6 +116,12 @@ class _DistributedOptions(Container):
     def numProcesses(self) -> int:
         """Number of processes that train together."""
         return self.num_distributed_processes
+
+
+def data_share(distributed: Any) -> tuple[int, int]:
+    """Return which share of the data a process reads, of how many: those of one model read one."""
+    parts = max(1, distributed.stage_processes)  # less is refused at compile
+    return distributed.processId // parts, distributed.numProcesses // parts
 
 
 def _integer(variable: str, default: str) -> int:

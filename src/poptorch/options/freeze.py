@@ -19,12 +19,16 @@ from .._ir.spec import Spec
 from ..enums import MeanReductionStrategy, OutputMode
 from .conditions import check, check_inference
 from .device_choice import choose_device
+from .distributed import data_share
 from .options import Options
 from .overview import report_idle, settings
 from .placement import freeze_locations
 from .popart_keys import WANTS_REPORT, validate_popart
 from .show import show
 from .table import UNSET
+
+STAGED = "staged"
+"""The backend that runs stages one by one, and on several processes."""
 
 
 def prepare(options: Options, training: bool) -> Options:
@@ -123,13 +127,20 @@ def _decided(options: Options, training: bool, phased: bool) -> dict[str, Any]:
     backend = options._values["backend"]
     if backend == "auto":
         backend = env.get("POPTORCH_BACKEND") or "auto"
+    parts = options.Distributed.stage_processes
+    if parts > 1:
+        backend = _by_stages(backend)
     anchors = tuple(
         (short, long, mode if inherits else OutputMode(own), period if inherits else own_period)
         for short, (long, inherits, own, own_period) in options.anchored_tensors.items()
     )
     popart = options._Popart.options
     convolutions = popart.get("convolutionOptions", {})
+    process, processes = data_share(options.Distributed)
     return {
+        "loops.processes": processes,
+        "target.process_id": process,
+        "target.part": options.Distributed.processId % parts,
         "runtime.half_matmuls": popart.get("partialsTypeMatMuls") == "half",
         "runtime.half_convolutions": convolutions.get("partialsType") == "half",
         "runtime.memory_proportions": tuple(sorted(options.available_memory_proportion.items())),
@@ -145,6 +156,24 @@ def _decided(options: Options, training: bool, phased: bool) -> dict[str, Any]:
         "locations": freeze_locations(options, phased),
         "anchors": anchors,
     }
+
+
+def _by_stages(backend: str) -> str:
+    """Return the backend that runs stages on several processes.
+
+    Raises:
+        Error: another one is asked for.
+    """
+    if backend in ("auto", STAGED):
+        return STAGED
+    raise Error(
+        "Only the staged backend runs the stages of a model on several processes",
+        got=f"Distributed.stageProcesses with the backend {backend!r}",
+        fix=(
+            f"options.backend({STAGED!r}), or none",
+            "options.Distributed.stageProcesses(1): each process runs all stages",
+        ),
+    )
 
 
 def cache_directory(options: Options) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any
 from .._base.errors import Error
 from .._ir.placement import Location, Locations, NamedStage, Placement, Strategy
 from ..enums import Liveness
+from .distributed import data_share
 from .strategies import (
     PipelinedExecution,
     ShardedExecution,
@@ -77,7 +78,7 @@ def freeze_locations(options: Any, phased: bool) -> Locations:
     there is one replica, in all processes (PopTorch user guide, "Parallel execution").
     """
     values: Mapping[str, Any] = options.TensorLocations._values
-    replicas = options.replication_factor * options.Distributed.numProcesses
+    replicas = options.replication_factor * data_share(options.Distributed)[1]
 
     def location(kind: str) -> Location:
         stored = values.get(f"location_{kind}", {})
