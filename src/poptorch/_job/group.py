@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -23,6 +22,7 @@ import torch
 from .._base import interrupts, log
 from .._base.errors import Error, StateError
 from . import watch
+from .beside import Beside
 from .place import open_store
 from .watch import Loss, Watch
 
@@ -193,7 +193,7 @@ class Group:
             works = [dist.irecv(t, other, self._pg, tag=number) for t, other, number in received]
             works += [dist.isend(t, other, self._pg, tag=number) for t, other, number in sent]
             if works:
-                self._wait([_Beside(works)], what)
+                self._wait([Beside(works)], what)
 
     def gather(self, tensor: torch.Tensor, what: str) -> list[torch.Tensor]:
         """Return the tensors of all processes, in their order.
@@ -374,42 +374,6 @@ class Group:
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
             os._exit(1)
-
-
-class _Beside:
-    """Works that a thread waits for: torch closes a connection when a limit of waiting passes.
-
-    That is so of what goes to a single process; what goes to all waits by other means.
-    """
-
-    def __init__(self, works: Sequence[Any]) -> None:
-        self._works = works
-        self._error: RuntimeError | None = None
-        self._thread = threading.Thread(target=self._finish, name="poptorch messages", daemon=True)
-        self._thread.start()
-
-    def _finish(self) -> None:
-        try:
-            for work in self._works:
-                work.wait()
-        except RuntimeError as error:
-            self._error = error
-
-    def is_completed(self) -> bool:
-        """Tell whether all are done, or one has failed."""
-        return not self._thread.is_alive()
-
-    def wait(self, limit: datetime.timedelta | None = None) -> None:
-        """Wait until all are done.
-
-        Raises:
-            RuntimeError: one has failed, or the limit has passed.
-        """
-        self._thread.join(None if limit is None else limit.total_seconds())
-        if self._thread.is_alive():
-            raise RuntimeError("the messages are still on their way")
-        if self._error is not None:
-            raise self._error
 
 
 def _note_failures(group: Group) -> None:
