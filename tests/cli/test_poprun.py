@@ -7,9 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
 
 from helpers import jobs
-from poptorch._cli import poprun
+from poptorch._cli import launching, poprun
 from poptorch._cli.launching import KILLED
 
 WHO = "import popdist; print(popdist.getInstanceIndex(), popdist.getNumTotalReplicas(), \
@@ -95,6 +98,20 @@ def test_what_cannot_be_started_is_said(arguments, said, capsys) -> None:
         poprun.main(arguments)
     assert caught.value.code == 2
     assert said in capsys.readouterr().err
+
+
+def test_on_one_host_nobody_else_can_write_to_where_the_agents_meet(tmp_path: Path) -> None:
+    """They unpickle what they read there."""
+    reader = poprun.parser()
+    made = poprun._job(reader, vars(reader.parse_args(["--num-instances=2", "true"])))
+    config = launching._config(made, None, str(tmp_path))
+    place = RendezvousParameters(
+        config.rdzv_backend, config.rdzv_endpoint, config.run_id, 1, 1, **config.rdzv_configs
+    )
+    _, store = create_backend(place)
+    assert isinstance(store, torch.distributed.FileStore)
+    assert Path(store.path).parent == tmp_path
+    assert config.local_addr == "localhost"
 
 
 def test_a_host_file_names_a_host_in_each_line(tmp_path: Path) -> None:

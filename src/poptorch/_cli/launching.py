@@ -151,7 +151,11 @@ def _config(job: Job, meeting: str | None, folder: str) -> Any:
 
     more: dict[str, Any] = {}
     if meeting is None:
-        endpoint, name = "localhost:0", uuid.uuid4().hex
+        # A file: the agent unpickles what it reads there, and torch's store listens on every
+        # network of this machine, to whoever connects.
+        endpoint, name = os.path.join(folder, "meeting"), uuid.uuid4().hex
+        more["rdzv_configs"] = {"store_type": "file"}
+        more["local_addr"] = "localhost"
     else:
         endpoint, _, name, *own = meeting.split("/")
         # Told, because a host's idea of its own name need not be that of the others.
