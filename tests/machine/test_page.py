@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +63,44 @@ def test_nothing_is_fetched_and_text_cannot_become_markup(content: dict[str, Any
     assert not re.search(r"<(script|link|img)[^>]+(src|href)=", text)
     assert text.count("</script>") == 2
     assert "prefers-color-scheme: dark" in text
+
+
+MARKUP = "</script><!--<script>alert(1)</script><img src=x onerror=alert(1)>"
+
+
+def with_markup(value: Any) -> Iterator[Any]:
+    """Yield copies of nested data, in each of which one value, or one key, is markup."""
+    if isinstance(value, (dict, list)):
+        items = list(value.items() if isinstance(value, dict) else enumerate(value))
+        for key, inside in items[:40]:
+            for other in with_markup(inside):
+                changed = copy.copy(value)
+                changed[key] = other
+                yield changed
+        if isinstance(value, dict) and value:
+            yield {MARKUP if key == items[0][0] else key: inside for key, inside in items}
+    else:
+        yield MARKUP
+
+
+def test_no_value_of_a_profile_becomes_markup_wherever_it_stands(content: dict[str, Any]) -> None:
+    small = json.loads(json.dumps(content))
+    priced = small["estimated"]
+    for name in ("operators", "schedule", "chips", "advice", "guesses"):
+        priced[name] = priced[name][:1]
+    for chip in priced["chips"]:
+        chip["largest"], chip["live"] = chip["largest"][:1], chip["live"][:1]
+    whole = page.html(small, "", small)
+    written = 0
+    for hostile in with_markup(small):
+        try:
+            text = page.html(hostile, "", hostile)
+        except (LookupError, TypeError, ValueError, AttributeError):
+            continue  # ``poptorch report`` says that it is no report
+        written += 1
+        for tag in ("<script", "</script", "<img", "<!--"):
+            assert text.count(tag) == whole.count(tag)
+    assert written > 30
 
 
 def test_without_plotly_it_says_how_to_get_it(

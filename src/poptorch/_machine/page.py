@@ -99,7 +99,7 @@ def html(profile: Profile, plotly: str, before: Profile | None = None) -> str:
         + f"{text}</section>"
         for name, text in views.items()
     )
-    data = json.dumps(drawn).replace("</", "<\\/")
+    data = json.dumps(drawn).replace("<", "\\u003c")  # no text ends the script, or begins a comment
     title = page_parts.escape(f"{profile['name']} on {profile['estimated']['system']}")
     return (
         f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'

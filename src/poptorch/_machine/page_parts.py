@@ -11,7 +11,11 @@ from .budget import compare
 
 Profile = Mapping[str, Any]
 MOST_ROWS = 500
-escape = html.escape
+
+
+def escape(value: object) -> str:
+    """Return a value as text that is no markup; a profile may have any value in any place."""
+    return html.escape(str(value))
 
 
 def views(profile: Profile, before: Profile | None) -> dict[str, str]:
@@ -47,7 +51,7 @@ def _cell(value: object) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         shown = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.4g}"
         return f'<td class="n" data-value="{value}">{shown}</td>'
-    return f"<td>{escape(str(value))}</td>"
+    return f"<td>{escape(value)}</td>"
 
 
 def _summary(profile: Profile) -> str:
@@ -137,9 +141,10 @@ def _program(profile: Profile) -> str:
                 runs[stage_pass] = runs.get(stage_pass, 0) + 1
                 break
     inner = "".join(
-        f"<details><summary>{escape(name)} on IPU {chip}, {runs.get(name, 0)} times</summary>"
+        f"<details><summary>{escape(name)} on IPU {escape(chip)}, {runs.get(name, 0)} times"
+        "</summary>"
         + "".join(
-            f"<div>{escape(o['name'])} x {o['count']}: "
+            f"<div>{escape(o['name'])} x {escape(o['count'])}: "
             f"{o['compute'] + o['exchange'] + o['sync']:,.0f} cycles, {escape(o['module'])}</div>"
             for o in own[:100]
         )
@@ -147,7 +152,7 @@ def _program(profile: Profile) -> str:
         for (chip, name), own in sorted(passes.items())
     )
     return (
-        f"<details open><summary>call: the schedule {priced['runs']} times</summary>"
+        f"<details open><summary>call: the schedule {escape(priced['runs'])} times</summary>"
         f"{inner}</details>"
     )
 
