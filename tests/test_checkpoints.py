@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from torch import nn
 import poptorch
 from helpers import jobs, resuming
 from helpers.resuming import SAVED_AT, Run, whole_and_resumed
+from poptorch._base import archive
+from poptorch._session import host_random
 
 
 def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(tmp_path: Path) -> None:
@@ -120,3 +123,82 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
             poptorch.Checkpoints(tmp_path, training, loader)
     finally:
         loader.terminate()
+
+
+class Watched(Counter):
+    """Takes only lists."""
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        if not isinstance(state["state"], list):
+            raise RuntimeError("no list")
+        super().load_state_dict(state)
+
+
+def twisted(folder: Path, **facts: object) -> None:
+    """Change what a process has written, with right digests."""
+    file = folder / "process-0"
+    known = json.loads(archive.read(file)["facts.json"])
+    archive.write(file, {"facts.json": json.dumps({**known, **facts}).encode()})
+
+
+STATES = host_random.state()
+TWISTS = {
+    "no list": {"stateful": {"counter": {"dict": [["state", 5]]}}},
+    "a method": {"stateful": {"counter": {"dict": [["state", []], ["load_state_dict", 1]]}}},
+    "a state that is none": {"stateful": {"counter": [[]]}},
+    "no form": {"stateful": {"counter": {"module": "os"}}},
+    "a number that is none": {"taken": "1"},
+    "a number below": {"samples": 0},
+    "a number without an end": {"epoch": 1 << 80},
+    "no processes": {"processes": None},
+    "a random state that is none": {"device": [1, 2]},
+    "no random state": {"device": "x"},
+    "generators that are none": {"host": {"torch": [1], "python": [3, [1], None]}},
+    "Python's generator": {"begun": {**STATES, "python": [3, [0] * 625, "x"]}},
+}
+
+
+@pytest.mark.parametrize("twist", TWISTS)
+def test_checkpoints_of_strangers_are_refused_and_nothing_has_changed(
+    twist: str, tmp_path: Path
+) -> None:
+    saving = make(tmp_path, 1, counter=Counter([1.5]))
+    twisted(saving.save(), **TWISTS[twist])
+    counter = Watched([0.0])
+    resuming_ = make(tmp_path, counter=counter)
+    model = resuming_._executor._user_model
+    torch.nn.init.constant_(model.layer.weight, 7.0)
+    with pytest.raises(poptorch.Error):
+        resuming_.resume()
+    assert (model.layer.weight == 7).all()
+    assert counter.state == [0.0]
+    assert resuming_.step == 0
+    assert resuming_._executor._session.restored is None
+
+
+def test_links_among_checkpoints_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").write_text("mine")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in ("000000000", "unfinished-000000009"):
+        (folder / name).symlink_to(tmp_path / "mine")
+    for name in ("7", "٣"):  # no names of ours
+        (folder / name).mkdir()
+    checkpoints = make(folder)
+    for step, batch in enumerate(checkpoints.batches(1), 1):
+        checkpoints._executor(batch)
+        if step < 4:
+            checkpoints.save()
+    left = {path.name for path in folder.iterdir()}
+    assert left == {"000000002", "000000003", "7", "٣"}
+    assert (tmp_path / "mine" / "file").read_text() == "mine"
+
+
+def test_a_checkpoint_before_the_first_batch(tmp_path: Path) -> None:
+    first = make(tmp_path)
+    first._executor.compile(torch.ones(1, 2))
+    first.save()
+    again = make(tmp_path)
+    assert again.resume()
+    assert len(list(again.batches(1))) == 9

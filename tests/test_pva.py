@@ -113,3 +113,6 @@ def test_events_lie_in_one_another(tmp_path: Path) -> None:
     assert outer[0].channel == "c"
     with pytest.raises(poptorch.Error, match="There is no trace to open"):
         pva.openTrace(tmp_path / "other.json")
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    with pytest.raises(poptorch.Error, match="There is no trace to open"):
+        pva.openTrace(tmp_path / "deep.json")

@@ -6,10 +6,11 @@ Not a part of PopTorch. A checkpoint is a folder of files without pickles: the m
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from .options.distributed import data_share
 __all__ = ["Checkpoints"]
 
 _MODEL, _FACTS, _UNFINISHED = "model.poptorch", "facts.json", "unfinished-"
+_LEAST = {"processes": 1, "samples": 1, "step": 0, "epoch": 0, "taken": 0}  # of numbers in facts
+_LARGEST = 1 << 53
 
 
 class Checkpoints:
@@ -98,7 +101,7 @@ class Checkpoints:
 
         Raises:
             poptorch.Error: the model is compiled already, a file is damaged, or it was made by
-                another model or optimizer.
+                another model or optimizer; everything is as before then.
         """
         executor = self._executor
         if executor.isCompiled():
@@ -121,23 +124,40 @@ class Checkpoints:
                 "The checkpoint is of other objects than those given",
                 got=f"{', '.join(sorted(unknown))} is on one side only",
             )
-        _session.fill(saved, executor._user_model, executor._optimizer, executor._loss)
-        assert executor._optimizer is not None
-        executor.setOptimizer(executor._optimizer)  # it has other numbers now
-        _session.restore(executor._session, saved, facts["device"] if same else None)
-        for name, each in self._stateful.items():
-            each.load_state_dict(_session.decode(facts["stateful"][name]))
+        self._fill(saved, facts, same)
         self.step, self.epoch = facts["step"], facts["epoch"]
         self._taken = facts["taken"] * facts["samples"] // self._samples
         self._begun, self._resumed = facts["begun"], facts["host"]
         log.python.info("Going on from checkpoint %s, step %d", folder, self.step)
         return True
 
+    def _fill(self, saved: _session.Saved, facts: Mapping[str, Any], same: bool) -> None:
+        """Put what a checkpoint holds into the objects of the run, or leave all as it was."""
+        executor, optimizer = self._executor, self._executor._optimizer
+        assert optimizer is not None
+        _check_states(self._stateful, facts["stateful"])
+        _session.restore(executor._session, saved, facts["device"] if same else None)
+        before = {name: copy.deepcopy(s.state_dict()) for name, s in self._stateful.items()}
+        undo = None
+        try:
+            undo = _session.fill(saved, executor._user_model, optimizer, executor._loss)
+            executor.setOptimizer(optimizer)  # it has other numbers now
+            _load_states(self._stateful, facts["stateful"])
+        except BaseException:
+            executor._session.restored = None
+            if undo is not None:
+                undo()
+                executor.setOptimizer(optimizer)
+                _load_states(self._stateful, before)
+            raise
+
     def batches(self, epochs: int) -> Iterator[Any]:
         """Yield what is left of the batches of so many epochs.
 
         After ``resume`` those of the current epoch that were used are loaded again and dropped.
         """
+        if self.epoch >= epochs:
+            return
         permutations = getattr(self._loader, "_permutations", None)
         if self._resumed is not None and permutations is not None:
             permutations.skip(self.epoch)
@@ -155,7 +175,8 @@ class Checkpoints:
             self._begun = _session.host_random.state()
             yield from self._loader
             return
-        _session.host_random.restore(self._begun)
+        if self._begun is not None:  # it was made before the first batch
+            _session.host_random.restore(self._begun)
         rest = iter(self._loader)
         for _ in zip(range(self._taken), rest, strict=False):
             pass
@@ -230,13 +251,14 @@ class Checkpoints:
         """Return the steps of the checkpoints that are whole."""
         if not self._folder.is_dir():
             return []
-        return [int(path.name) for path in self._folder.iterdir() if path.name.isdecimal()]
+        paths = [path for path in self._folder.iterdir() if path.name.isdecimal()]
+        return [int(path.name) for path in paths if self._path(int(path.name)) == path]
 
     def _clear(self, folder: Path) -> None:
         """Make the folder of a new checkpoint; remove its namesake, and unfinished ones."""
         if not self._tidy and self._folder.is_dir():
             for left in self._folder.glob(f"{_UNFINISHED}*"):
-                shutil.rmtree(left)
+                _delete(left)
         self._tidy = True
         folder.mkdir(parents=True)
         if self._path(self.step).exists():
@@ -246,7 +268,7 @@ class Checkpoints:
         """Remove a checkpoint, of which nobody ever sees a part."""
         gone = path.with_name(f"{_UNFINISHED}gone-{path.name}")
         path.rename(gone)
-        shutil.rmtree(gone)
+        _delete(gone)
 
     def _agree(self, number: int) -> list[int]:
         """Wait for all processes; return the number of each."""
@@ -274,8 +296,61 @@ def _name(process: int) -> str:
     return f"process-{process}"
 
 
-def _read_facts(path: Path) -> Any:
-    return json.loads(archive.read(path)[_FACTS])
+def _delete(path: Path) -> None:
+    """Delete a folder; of a link, or of a file in its place, nothing else."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def _read_facts(path: Path) -> dict[str, Any]:
+    """Return what a process has written, with objects' states decoded.
+
+    Raises:
+        InvalidFile: it is something else.
+    """
+    parts = archive.read(path)
+    try:
+        facts = archive.from_json(parts[_FACTS])
+        for name, least in _LEAST.items():
+            if type(facts[name]) is not int or not least <= facts[name] < _LARGEST:
+                raise ValueError(f"{name} is {facts[name]!r:.80}")
+        for name in ("begun", "host"):
+            if facts[name] is not None:
+                _session.host_random.check(facts[name])
+        _session.random_state(facts["device"])
+        states = {name: _session.decode(state) for name, state in facts["stateful"].items()}
+    except Exception as error:  # whatever it is, it comes from what stands in the file
+        archive.refuse(path, f"{type(error).__name__}: {error}")
+    return {**facts, "stateful": states}
+
+
+def _check_states(stateful: Mapping[str, Any], states: Mapping[str, Any]) -> None:
+    """Let no state replace what an object does: schedulers take any name as an attribute's."""
+    for name, each in stateful.items():
+        wrong = (
+            states[name].keys() - each.state_dict().keys() if isinstance(states[name], dict) else ()
+        )
+        for key in wrong:
+            if not isinstance(key, str) or hasattr(each, key):
+                raise _misfit(name, f"it holds {key!r}, which is no part of the state here")
+
+
+def _load_states(stateful: Mapping[str, Any], states: Mapping[str, Any]) -> None:
+    for name, each in stateful.items():
+        try:
+            each.load_state_dict(states[name])
+        except Exception as error:  # the object's own, of whatever the file passes to it
+            raise _misfit(name, f"{type(error).__name__}: {error}") from error
+
+
+def _misfit(name: str, why: str) -> Error:
+    return Error(
+        f"The checkpoint's state of {name} does not fit the one given",
+        got=why,
+        fix=f"pass the {name} that was saved",
+    )
 
 
 def _encoded(name: str, stateful: Any) -> Any:

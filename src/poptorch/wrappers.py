@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +17,7 @@ from .enums import ConnectionType
 from .executor import PoplarExecutor
 from .options import Options
 from .options.files import apply_calls, apply_data, as_calls
-from .options.freeze import prepare
+from .options.freeze import freeze, prepare
 from .options.legacy_call import read_call
 
 DEFAULT_LEARNING_RATE = 0.01
@@ -187,6 +188,8 @@ def _options_of(saved: _session.Saved) -> Options:
     try:
         apply_data(asked, saved.options)
         apply_calls(options, as_calls(asked))  # again: a file could name folders
+        with contextlib.suppress(Error):  # a broken condition is said when it is compiled
+            freeze(options, training=saved.algorithm is not None)
     except Exception as error:  # of many kinds, from the setters
         raise InvalidFile("Invalid file", got=f"{saved.path}, its options: {error}") from error
     options.deleteIfExists("ipu_version")

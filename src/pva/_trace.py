@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from typing import Any
 
 from poptorch import Error
+from poptorch._base import archive
 
 
 class Event:
@@ -69,8 +69,8 @@ def openTrace(path: str | os.PathLike[str]) -> Trace:
         poptorch.Error: there is none.
     """
     try:
-        rows = json.loads(Path(path).read_text())["traceEvents"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        rows = json.loads(archive.read_text(path))["traceEvents"]
+    except (Error, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise Error("There is no trace to open", got=f"{os.fspath(path)}: {error}") from None
     lanes: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for row in rows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -96,3 +97,20 @@ def test_reports_are_printed_and_compared(
     assert main(["report", str(tmp_path)]) == 2
     assert main(["report"]) == 2
     assert main(["report", old, "--budget", "speed=1%"]) == 2
+
+
+def test_reports_of_strangers_are_said_to_be_none_or_printed_as_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = Path(made(tmp_path / "odd", 1000, 500)) / "profile.json"
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps(content | {"name": "\x1b[2Jnet"}))
+    assert main(["report", str(file)]) == 0
+    assert "\\x1b[2Jnet on bow:1" in capsys.readouterr().out
+    for wrong in ("[" * 100_000, json.dumps(content | {"estimated": "\x1b"}), '{"format": 1}'):
+        file.write_text(wrong)
+        assert main(["report", str(file)]) == 2
+    file.unlink()
+    os.mkfifo(file)  # whoever opens it waits for ever
+    assert main(["report", str(file)]) == 2
+    assert "no regular file" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """Configuration files and JSON (spec/options.md sections 8 and 9)."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -36,6 +37,32 @@ def config(tmp_path):
         return path
 
     return write
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "logDir(poptorch.ConnectionType.Always.name.ljust(9))",
+        "deviceIterations(poptorch.ConnectionType.Never.bit_length())",
+        "logDir(poptorch.Stage('a').blocks.count('a').to_bytes(9))",
+        "modelName(poptorch.ConnectionType.mro().pop().mro())",
+        "log_dir.ljust(9)",
+    ],
+)
+def test_methods_of_texts_and_numbers_are_not_called(config, call):
+    with pytest.raises(AttributeError, match="cannot be used in a configuration file"):
+        Options().loadFromFile(config(call))
+
+
+def test_a_path_of_attributes_in_json_ends_at_texts():
+    with pytest.raises(AttributeError, match="cannot be used in a configuration file"):
+        Options().from_json('{"log_dir.ljust": [9]}')
+
+
+def test_a_pipe_is_no_configuration_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe")  # whoever opens it waits for ever
+    with pytest.raises(AssertionError, match="no regular file"):
+        Options().loadFromFile(tmp_path / "pipe")
 
 
 @pytest.mark.spec("options", 27)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import hashlib
+import io
 import json
 import os
 import stat
@@ -15,14 +16,19 @@ import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, NoReturn
+from typing import Any, NoReturn
 
+from . import memory
 from .errors import AssertionFailure
 from .processes import is_running
 from .version import VERSION
 
 FORMAT = 2
 HEADER = "header.json"
+LARGEST_LIST = 4 << 20
+"""Bytes of a file's list of parts: of some ten thousand."""
+LARGEST_JSON = 64 << 20
+"""Bytes of a part that is JSON: as values of Python it is up to twenty times as large."""
 
 
 class InvalidFile(AssertionFailure):
@@ -83,8 +89,10 @@ def read(path: str | os.PathLike[str]) -> dict[str, bytes]:
     with _opened(path) as file:
         try:
             with zipfile.ZipFile(file) as archive:
+                file.most = None
                 _check_sizes(path, archive.infolist(), os.fstat(file.fileno()).st_size)
                 header = json.loads(archive.read(HEADER))
+                digests = {**header["digests"]}
                 if header["format"] != FORMAT:
                     refuse(
                         path,
@@ -92,18 +100,58 @@ def read(path: str | os.PathLike[str]) -> dict[str, bytes]:
                         f"is version {VERSION}, which reads format {FORMAT}",
                         "compile and save the model again",
                     )
-                parts = {name: archive.read(name) for name in header["digests"]}
+                parts = {name: archive.read(name) for name in digests}
         except InvalidFile:
             raise
         except Exception as error:  # zipfile and json raise many kinds at damage
             refuse(path, f"not a whole file of this library ({type(error).__name__}: {error})")
     for name, data in parts.items():
-        if hashlib.sha256(data).hexdigest() != header["digests"][name]:
+        if hashlib.sha256(data).hexdigest() != digests[name]:
             refuse(path, f"part {name} is damaged")
     return parts
 
 
-def _opened(path: str | os.PathLike[str]) -> BinaryIO:
+def from_json(data: bytes) -> Any:
+    """Return what a part of a file says.
+
+    Raises:
+        ValueError: it is no JSON, or too long.
+        RecursionError: it is too deep.
+    """
+    if len(data) > LARGEST_JSON:
+        raise ValueError(f"{len(data)} bytes of JSON")
+    return json.loads(data)
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """Return the text of a file; a pipe or a device, which might never end, is refused.
+
+    Raises:
+        FileNotFoundError: there is none.
+        InvalidFile: it cannot be opened, is no regular file, or no text.
+    """
+    with _opened(path) as file:
+        try:
+            return file.read().decode()
+        except UnicodeDecodeError as error:
+            refuse(path, str(error))
+
+
+class _Careful(io.BufferedReader):
+    """A file of which no more than ``most`` bytes are read at once, None for no limit.
+
+    ``zipfile`` reads the list of parts at once, before anybody can look how long it is.
+    """
+
+    most: int | None = LARGEST_LIST
+
+    def read(self, size: int | None = -1) -> bytes:
+        if self.most is not None and size is not None and size > self.most:
+            raise ValueError("its list of parts is too long")
+        return super().read(size)
+
+
+def _opened(path: str | os.PathLike[str]) -> _Careful:
     # Not waiting, because opening a pipe would wait for somebody to write to it.
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -111,10 +159,12 @@ def _opened(path: str | os.PathLike[str]) -> BinaryIO:
         raise
     except OSError as error:  # no permission, links without an end, ...
         refuse(path, error.strerror or str(error))
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode) or status.st_size > memory.size():
         os.close(handle)
-        refuse(path, "no regular file")
-    return os.fdopen(handle, "rb")
+        regular = stat.S_ISREG(status.st_mode)
+        refuse(path, "larger than this machine's memory" if regular else "no regular file")
+    return _Careful(io.FileIO(handle))
 
 
 def _check_sizes(
@@ -122,6 +172,8 @@ def _check_sizes(
 ) -> None:
     """Parts that overlap or are compressed could be far larger than the file."""
     for entry in entries:
+        if entry.filename == HEADER and entry.file_size > LARGEST_LIST:
+            refuse(path, "its header is too long")
         if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
             refuse(path, f"part {entry.filename} is compressed")
     if sum(entry.file_size for entry in entries) > size:

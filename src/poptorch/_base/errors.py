@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from . import source
+from .visible import visible
 
 LONG_MESSAGES, MAX_LINES = "poptorch_error.log", 80
 PYTHON_ERROR = "poptorch_py_error"
@@ -43,7 +44,7 @@ class Error(Exception):
         self.type = type
         if where is None and not location:
             where = _users_line()
-        self.message = _shortened(_compose(title, got, where, fix))
+        self.message = _shortened(visible(_compose(title, got, where, fix)))
         self.location = location
         super().__init__(title)
 

@@ -10,6 +10,7 @@ from typing import TextIO
 
 from . import env
 from .errors import InvalidValue
+from .visible import visible
 
 LEVELS = {
     "TRACE": logging.DEBUG, "TRACE_ALL": logging.DEBUG,
@@ -33,7 +34,7 @@ class _Formatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         record.level = _SHORT.get(record.levelname, record.levelname.lower())
-        text = super().format(record)
+        text = visible(super().format(record))
         if self._colour and record.levelno >= logging.WARNING:
             text = f"\033[33m{text}\033[0m"
         return text

@@ -1,4 +1,4 @@
-"""Whether the system may refuse memory to a process that goes on running.
+"""How much memory there is, and whether the system may refuse it to a process that goes on running.
 
 As Linux is usually set, it grants what is asked for and ends a process when there is none left.
 Where it is limited or keeps exact accounts, asking fails, and a program can catch that.
@@ -7,11 +7,17 @@ Where it is limited or keeps exact accounts, asking fails, and a program can cat
 from __future__ import annotations
 
 import functools
+import os
 import resource
 from pathlib import Path
 
 _LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
 _EXACT = "2"  # of /proc/sys/vm/overcommit_memory
+
+
+def size() -> int:
+    """Return the bytes of memory that this machine has, whoever uses them."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def can_be_refused() -> bool:

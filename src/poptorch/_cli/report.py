@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .._base.errors import Error
+from .._base.visible import visible
 from .._machine import budget, page, profile
 from .._machine.page_parts import text
 from .commands import add
@@ -42,17 +43,20 @@ def run(chosen: argparse.Namespace) -> int:
         return _show(chosen, budget.parse(chosen.budget) if chosen.budget else {})
     except Error as error:
         print(f"poptorch report: {error}", file=sys.stderr)
-        return 2
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        why = visible(f"{type(error).__name__}: {error}")
+        print(f"poptorch report: this is no report of poptorch: {why}", file=sys.stderr)
+    return 2
 
 
 def _show(chosen: argparse.Namespace, allowed: dict[str, float]) -> int:
     if chosen.compare is None:
         shown, before, changes = profile.read(chosen.file), None, []
-        print(text(shown))
+        print(visible(text(shown)))
     else:
         before, shown = map(profile.read, chosen.compare)
         changes = budget.compare(before, shown)
-        print(budget.text(changes))
+        print(visible(budget.text(changes)))
     if chosen.html and not page.write(shown, chosen.html, before):
         return 2
     over = budget.exceeded(changes, allowed)

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from .._base import archive
 from .._base.errors import Error
 from .._base.version import VERSION
 from .estimate import Estimate
@@ -130,8 +131,8 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     file = Path(path)
     file = file / NAME if file.is_dir() else file
     try:
-        content = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
+        content = json.loads(archive.read_text(file))
+    except (archive.InvalidFile, OSError, ValueError, RecursionError) as error:
         raise Error("There is no profile to read", got=f"{file}: {error}", fix=_FIX) from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         form = content.get("format") if isinstance(content, dict) else None

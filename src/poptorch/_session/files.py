@@ -244,7 +244,7 @@ def read(filename: str | os.PathLike[str], trusted: bool = False) -> Saved:
     """
     parts = archive.read(filename)
     try:
-        facts = json.loads(parts[_FACTS])
+        facts = archive.from_json(parts[_FACTS])
         return Saved(
             path=os.fspath(filename),
             whole=_of_type(bool, facts["whole"]),
@@ -256,7 +256,7 @@ def read(filename: str | os.PathLike[str], trusted: bool = False) -> Saved:
             and examples.decode_all(facts["arguments"]),
             shapes=_of_type(dict, facts["shapes"]),
             hypers=[examples.decode_all(entry) for entry in facts["hypers"]],
-            random=_random(facts["random"]),
+            random=random_state(facts["random"]),
             tensors=safetensors.torch.load(parts[_TENSORS]),
             parts=parts,
             trusted=trusted,
@@ -271,7 +271,12 @@ def _of_type(kind: Any, value: Any) -> Any:
     return value
 
 
-def _random(state: Any) -> list[int] | None:
+def random_state(state: Any) -> list[int] | None:
+    """Return a random state that a file has.
+
+    Raises:
+        TypeError, ValueError: it is a list of other things than integers of 64 bits.
+    """
     numbers: list[Any] | None = _of_type((list, type(None)), state)
     for number in numbers or ():
         if type(number) is not int or not -(1 << 63) <= number < 1 << 63:

@@ -24,13 +24,27 @@ def state() -> Json:
     return states
 
 
+def check(states: Json) -> None:
+    """Look whether these are states, as a file may have anything in their place.
+
+    Raises:
+        Exception: of many kinds, from the generators: they are none.
+    """
+    _restore(states, torch.Generator(), random.Random(), own=True)
+
+
 def restore(states: Json) -> None:
     """Go on from what ``state`` returned."""
-    torch.set_rng_state(torch.tensor(states["torch"], dtype=torch.uint8))
+    _restore(states, torch.default_generator, random, own=False)
+
+
+def _restore(states: Json, torchs: torch.Generator, pythons: Any, own: bool) -> None:
+    torchs.set_state(torch.tensor(states["torch"], dtype=torch.uint8))
     version, words, gauss = states["python"]
-    random.setstate((version, tuple(words), gauss))
+    pythons.setstate((version, tuple(words), None if gauss is None else float(gauss)))
     if "numpy" in states:
         import numpy as np
 
         name, keys, *rest = states["numpy"]
-        np.random.set_state((name, np.asarray(keys, dtype=np.uint32), *rest))
+        numpys: Any = np.random.RandomState() if own else np.random
+        numpys.set_state((name, np.asarray(keys, dtype=np.uint32), *rest))

@@ -57,6 +57,11 @@ class Compilation(Task):
                     "Invalid file: it was saved from another model",
                     got=f"{key}: {tuple(value.shape)} in the file, {shape} in the model",
                 )
+            if not torch.can_cast(value.dtype, slots[key].dtype):
+                raise Error(
+                    "Invalid file: it was saved from another model",
+                    got=f"{key}: {value.dtype} in the file, {slots[key].dtype} in the model",
+                )
         return state
 
     def takes(self, model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

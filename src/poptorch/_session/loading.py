@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from ..optim import KINDS
 from ..optim.freeze import freeze
 from .files import CODE, DEVICE, MODEL, Saved, attributes, shapes_of
 from .live import Restored
+from .random import Randomness
 from .session import Session
 
 _NUMBERS = {name for kind in KINDS for name in ("betas", *kind.hypers)}
@@ -52,10 +54,19 @@ def fill(
     _check_shapes(model, {path: list(tensor.shape) for path, tensor in stored.items()})
     values = _fitting(saved, optimizer)
     tensors = _capture.tensors_of(model)
+    _check_types(tensors, stored)
     before = {path: tied.tensor.detach().clone() for path, tied in tensors.items()}
     were = [(target, {name: target[name] for name in new}) for target, new in values]
-    _put(tensors, stored, values)
-    return lambda: _put(tensors, before, were)
+
+    def undo() -> None:
+        _put(tensors, before, were)
+
+    try:
+        _put(tensors, stored, values)
+    except BaseException:
+        undo()
+        raise
+    return undo
 
 
 def _put(
@@ -77,6 +88,17 @@ def _check_shapes(model: nn.Module, there: Mapping[str, list[int]]) -> None:
             raise Error(
                 "Invalid file: it was saved from another model",
                 got=f"{path}: {there.get(path)} in the file, {here.get(path)} in the model",
+                fix="make the model that was saved",
+            )
+
+
+def _check_types(here: Mapping[str, _capture.Tied], there: Mapping[str, torch.Tensor]) -> None:
+    for path, tied in here.items():
+        if not torch.can_cast(there[path].dtype, tied.tensor.dtype):
+            raise Error(
+                "Invalid file: it was saved from another model",
+                got=f"{path}: {there[path].dtype} in the file, {tied.tensor.dtype} in the model, "
+                "which cannot hold its values",
                 fix="make the model that was saved",
             )
 
@@ -113,7 +135,8 @@ def _check_range(hypers: Mapping[str, Any]) -> None:
     for name in sorted(_NUMBERS & hypers.keys()):
         value = hypers[name]
         for number in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(number, (int, float)) and not number >= 0:
+            largest = float("inf") if isinstance(number, float) else sys.float_info.max
+            if isinstance(number, (int, float)) and not 0 <= number <= largest:
                 raise Error(
                     "Invalid file: a hyper-parameter is out of range",
                     got=f"{name} is {value!r}; constructors of optimizers refuse it",
@@ -137,9 +160,9 @@ def _alike(new: Any, old: Any) -> bool:
     if isinstance(new, (list, tuple)):
         old_items = old if isinstance(old, (list, tuple)) else ()
         return len(new) == len(old_items) and all(map(_alike, new, old_items))
-    if isinstance(new, bool) or new is None or old is None:
-        return isinstance(old, (bool, type(None)))
-    return isinstance(old, str if isinstance(new, str) else (int, float))
+    if isinstance(new, bool) or new is None or isinstance(old, bool) or old is None:
+        return isinstance(old, (bool, type(None))) and isinstance(new, (bool, type(None)))
+    return any(isinstance(new, kind) and isinstance(old, kind) for kind in (str, (int, float)))
 
 
 def restore(session: Session, saved: Saved, random: list[int] | None) -> None:
@@ -149,7 +172,11 @@ def restore(session: Session, saved: Saved, random: list[int] | None) -> None:
         session: of the model, not compiled.
         saved: the file.
         random: the random state of this process; None for a new sequence.
+
+    Raises:
+        InvalidValue: it is no random state.
     """
+    Randomness(0, 0).set(random, None)
     session.restored = Restored(saved.under(DEVICE), random, own=True)
 
 
@@ -183,6 +210,7 @@ def resume(session: Session, saved: Saved, spec: Spec, whole: bool) -> None:
             if name.startswith(CODE):
                 store.keep(name.removeprefix(CODE), code)
     if whole:
+        Randomness(0, 0).set(saved.random, None)
         session.restored = Restored(saved.under(DEVICE), saved.random)
     if saved.arguments is None:
         log.python.info("The file has no arguments to compile for: the first call compiles")

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from .. import enums
+from .._base import archive
 from .._base.errors import InvalidAttribute, InvalidValue
 from . import locations, stages, strategies
 from .overview import settings
@@ -62,9 +63,9 @@ def load_from_file(options: Any, filepath: str | os.PathLike[str]) -> None:
         AttributeError, AssertionError, ValueError: what a call itself raised, unchanged but for a
             note with its line, after the lines before it took effect.
         FileNotFoundError: there is no such file.
+        InvalidFile: it is no text, or no regular file.
     """
-    path = Path(filepath)
-    apply_calls(options, path.read_text(encoding="utf-8"), path.name)
+    apply_calls(options, archive.read_text(filepath), Path(filepath).name)
 
 
 def apply_calls(options: Any, text: str, name: str = "the options") -> None:
@@ -224,7 +225,20 @@ def _attribute(node: ast.Attribute, root: str | None) -> Read:
     module = ast.unparse(node.value).removesuffix(".enums")
     if module in ("poptorch", "torch"):
         return lambda options: _module_member(module, node.attr)
-    return lambda options: getattr(owner(options), node.attr)
+    return lambda options: _member(owner(options), node.attr)
+
+
+def _member(owner: Any, name: str) -> Any:
+    """Return an attribute of one of our objects, or a member of an enum.
+
+    Methods of texts and numbers could take any time and memory: ``"".ljust(1 << 40)``.
+    """
+    if isinstance(owner, type) and issubclass(owner, enum.Enum) and name in owner.__members__:
+        return owner[name]
+    ours = any(cls.__module__.startswith("poptorch.") for cls in type(owner).__mro__)
+    if not ours or isinstance(owner, enum.Enum):
+        raise InvalidAttribute(f"{name} of {owner!r} cannot be used in a configuration file")
+    return getattr(owner, name)
 
 
 def _module_member(module: str, name: str) -> Any:
@@ -262,7 +276,7 @@ def _accessor(options: Any, path: str) -> Callable[..., Any]:
     for depth, name in enumerate(path.split(".")):
         if name.startswith("_") and (depth or name not in _PRIVATE_GROUPS):
             raise InvalidAttribute(f"Invalid attribute {path}", got="a private name")
-        target = getattr(target, name)
+        target = _member(target, name)
     return _callable(target, path)
 
 

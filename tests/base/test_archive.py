@@ -1,0 +1,79 @@
+"""Zips that lie: refused by their lists of parts, before the parts are read."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from poptorch._base import archive, memory
+
+
+def header(digests: object) -> str:
+    return json.dumps({"format": archive.FORMAT, "poptorch": "0", "digests": digests})
+
+
+def list_of_names(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr(archive.HEADER, header([archive.HEADER]))
+
+
+def many_names(path: Path) -> None:
+    """A list of parts that is longer than any file of ours, and all of them the same one."""
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr(archive.HEADER, header({}))
+        one = file.filelist[0]
+        file.filelist += [one] * (archive.LARGEST_LIST // 50)
+        file._didModify = True
+
+
+def long_header(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr(archive.HEADER, header({}) + " " * archive.LARGEST_LIST)
+
+
+def larger_than_memory(path: Path) -> None:
+    """It takes no room on the disk: a hole is in it."""
+    archive.write(path, {})
+    os.truncate(path, memory.size() + 1)
+
+
+LIES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "names without digests": (list_of_names, "no mapping|not a mapping"),
+    "many names": (many_names, "list of parts is too long"),
+    "a long header": (long_header, "header is too long"),
+    "a hole": (larger_than_memory, "larger than this machine's memory"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_what_lies_about_its_parts_is_refused(lie: str, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    make, why = LIES[lie]
+    make(path)
+    with pytest.raises(archive.InvalidFile, match=why):
+        archive.read(path)
+
+
+def test_json_is_read_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "LARGEST_JSON", 8)
+    assert archive.from_json(b"[[], []]") == [[], []]
+    with pytest.raises(ValueError, match="9 bytes"):
+        archive.from_json(b"[[], [ ]]")
+
+
+@pytest.mark.parametrize("what", ["a pipe", "a device", "no text"])
+def test_text_is_read_from_files_that_end(what: str, tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    if what == "a pipe":
+        os.mkfifo(path)
+    elif what == "a device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.write_bytes(b"\xff")
+    with pytest.raises(archive.InvalidFile):
+        archive.read_text(path)
