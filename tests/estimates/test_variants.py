@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ BATCH = torch.empty(ROWS, WIDE, device="meta")
 def wrapped(training: bool, norm: bool = False, **settings: Any) -> poptorch.PoplarExecutor:
     """The model with options as a user would write them."""
     with torch.device("meta"):
-        model = Stack(norm).train(training)
+        model = Stack(norm).to(settings.get("dtype", torch.float)).train(training)
     opts = poptorch.Options().replicationFactor(settings.get("replicas", 1))
     at_once = settings.get("replicas", 1) * settings.get("micro_batch", 8)
     steps = settings.get("accumulation", ROWS // at_once)
@@ -139,6 +140,66 @@ def test_what_does_not_fit_comes_last(tmp_path: Path) -> None:
     assert read[2]["culprit"] == str(lines[2].culprit)
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_precision_is_that_of_the_model_and_its_inputs(training: bool) -> None:
+    executor = wrapped(training)
+    lines = poptorch.what_if(executor, BATCH, vary={"precision": ["float32", "float16"]})
+    executor.destroy()
+    by_type = {line.settings["precision"]: line for line in lines}
+    same, half = wrapped(training), wrapped(training, dtype=torch.half)
+    for line, priced in (
+        (by_type["float32"], same.estimate(BATCH)),
+        (by_type["float16"], half.estimate(BATCH.half())),
+    ):
+        assert line.items_per_second == priced.items_per_second
+        assert line.peak_bytes == max(chip.bytes for chip in priced.chips)
+    assert by_type["float16"].items_per_second > by_type["float32"].items_per_second
+
+
+class Deep(nn.Module):
+    """Layers of different width, without blocks or with those that are put in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = (WIDE, 512, 512, 64, 512, WIDE)
+        self.layers = nn.ModuleList(nn.Linear(*pair) for pair in itertools.pairwise(sizes))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return poptorch.identity_loss(x, reduction="mean") if self.training else x
+
+
+def deep(training: bool, ipus: int = 1) -> poptorch.PoplarExecutor:
+    with torch.device("meta"):
+        model = Deep().train(training)
+    options = poptorch.Options()
+    if not training:
+        options.deviceIterations(8)
+        if ipus > 1:
+            poptorch.autoplace(model, torch.zeros(ROWS, WIDE), options, num_ipus=ipus)
+        return poptorch.inferenceModel(model, options)
+    options.Training.gradientAccumulation(8)
+    optimizer = poptorch.optim.AdamW(model.parameters(), lr=0.1)
+    if ipus > 1:
+        poptorch.autoplace(
+            model, torch.zeros(ROWS, WIDE), options, num_ipus=ipus, optimizer=optimizer
+        )
+    return poptorch.trainingModel(model, options, optimizer)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_replicas_are_cut_as_autoplace_cuts(training: bool) -> None:
+    vary = {"ipus_per_replica": [1, 3]}
+    lines = poptorch.what_if(deep(training, 2), BATCH, system="mk2:4", vary=vary)
+    assert len(lines) == 2
+    for line in lines:
+        priced = deep(training, line.settings["ipus_per_replica"]).estimate(BATCH, system="mk2:4")
+        assert len(priced.chips) == line.settings["ipus_per_replica"]
+        assert line.items_per_second == pytest.approx(priced.items_per_second)
+        assert line.peak_bytes == pytest.approx(max(chip.bytes for chip in priced.chips))
+
+
 @pytest.mark.parametrize(
     ("vary", "title"),
     [
@@ -147,6 +208,9 @@ def test_what_does_not_fit_comes_last(tmp_path: Path) -> None:
         ({"replicas": [0]}, "replicas cannot be that"),
         ({"micro_batch": [True]}, "micro_batch cannot be that"),
         ({"recomputation": [1]}, "recomputation cannot be that"),
+        ({"precision": ["float8"]}, "precision cannot be that"),
+        ({"ipus_per_replica": [0]}, "ipus_per_replica cannot be that"),
+        ({"ipus_per_replica": [16]}, "The model cannot be cut into 16 parts"),
         ({"weight_location": ["disk"]}, "weight_location cannot be that"),
         ({"chip": ["mk9"]}, "There is no such system"),
         ({"micro_batch": [3]}, "The samples do not divide"),

@@ -5,7 +5,7 @@ from .cache import differences, flat_fields, store_of
 from .estimate import Capture, capture_for_estimate, estimate, recomputed, subject
 from .passes import PASSES, Draft, passes_text
 from .pipeline import Compiled, compile, with_stages
-from .shares import shares
+from .shares import recut, shares
 from .tiers import Code
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "flat_fields",
     "passes_text",
     "recomputed",
+    "recut",
     "shares",
     "store_of",
     "subject",

@@ -135,7 +135,7 @@ def _pieces(captured: Capture, own: Spec) -> Pieces:
     key = captured.optim, replace(own, loops=loops, locations=Locations(), runtime=Runtime())
     if key not in captured.pieces:
         layout = _place.place(captured.micro.graph, captured.micro.visits, own)
-        step = staged.joined(layout.graph, _updating(captured, replace(own, loops=loops)))
+        step = staged.joined(layout.graph, updating_of(captured, own))
         cut = staged.cut(step, layout, own)
         captured.pieces[key] = Pieces(layout, cut, Known(cut.graphs), _flops(layout.graph))
     pieces = captured.pieces[key]
@@ -143,10 +143,13 @@ def _pieces(captured: Capture, own: Spec) -> Pieces:
     return pieces
 
 
-def _updating(captured: Capture, own: Spec) -> staged.Updating | None:
-    optim = captured.optim
+def updating_of(captured: Capture, spec: Spec) -> staged.Updating | None:
+    """Return what the optimizer adds to a captured model, for one replica; None in inference."""
+    optim, own = captured.optim, _one_replica(spec)
     if optim is None:
         return None
+    loops = replace(own.loops, iterations=1, accumulation=min(own.loops.accumulation, 2))
+    own = replace(own, loops=loops)
     key = optim, own.loops, own.reduction, own.precision
     if key not in captured.updating:
         made = staged.updating(captured.micro.graph, own, optim, by_example=True)

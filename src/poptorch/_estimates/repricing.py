@@ -54,7 +54,8 @@ CHANGES: Mapping[str, Callable[[Options, Any], object]] = {
     "optimizer_location": _located("setOptimizerLocation"),
     "accumulator_location": _located("setAccumulatorLocation"),
 }
-SETTINGS = ("micro_batch", "accumulation", *CHANGES, "chip")
+PRECISIONS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+SETTINGS = ("micro_batch", "accumulation", *CHANGES, "precision", "ipus_per_replica", "chip")
 
 
 class Repricer:
@@ -110,7 +111,9 @@ class Repricer:
         if "chip" in settings:
             chips = parse(f"{settings['chip']}:{chips.chips}")
         spec = freeze(options, self.training)
-        priced = _compile.estimate(self._captures.capture(spec), spec, chips, guesses=guesses)
+        dtype = PRECISIONS.get(settings.get("precision", ""))
+        captured = self._captures.capture(spec, dtype, chips.kind, settings.get("ipus_per_replica"))
+        priced = _compile.estimate(captured, spec, chips, guesses=guesses)
         _refuse_too_few(priced, chips)
         return priced
 

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from .._base.errors import Error
 from .._machine.comparison import Variant, WhatIf, ranked, variant
 from .._machine.systems import parse
-from .repricing import LOCATIONS, SETTINGS, Repricer
+from .repricing import LOCATIONS, PRECISIONS, SETTINGS, Repricer
 
 if TYPE_CHECKING:
     from ..executor import PoplarExecutor
@@ -44,7 +44,10 @@ def what_if(
             ``memory_proportion`` (share of a chip), ``activation_location``, ``weight_location``,
             ``optimizer_location``,
             ``accumulator_location`` ("on chip", "off chip", "on chip, sharded",
-            "off chip, sharded"), ``chip`` (a kind). What is not named is as in the options.
+            "off chip, sharded"), ``precision`` ("float32", "float16", "bfloat16": of weights,
+            buffers and inputs), ``ipus_per_replica`` (cut as ``autoplace`` cuts, whatever blocks
+            there are; the strategy names none), ``chip`` (a kind). What is not named is as in the
+            options and the model.
         progress: show a bar while it prices, on a terminal.
 
     Raises:
@@ -85,12 +88,14 @@ def _check(vary: Mapping[str, Sequence[Any]], training: bool) -> None:
 
 
 def _check_value(name: str, value: Any) -> None:
-    if name in ("micro_batch", "accumulation", "replicas"):
+    if name in ("micro_batch", "accumulation", "replicas", "ipus_per_replica"):
         possible, fix = type(value) is int and value > 0, "an int of 1 or more"
     elif name in ("recomputation", "half_partials"):
         possible, fix = isinstance(value, bool), "True or False"
     elif name == "memory_proportion":
         possible, fix = isinstance(value, float) and 0 < value <= 1, "a share above 0, up to 1"
+    elif name == "precision":
+        possible, fix = value in PRECISIONS, " or ".join(map(repr, PRECISIONS))
     elif name.endswith("_location"):
         possible, fix = value in LOCATIONS, " or ".join(map(repr, LOCATIONS))
     else:

@@ -2,7 +2,8 @@
 
 Every tile gets a block of rows, columns and inner elements, such that the matrix unit's cycles and
 the exchange of operands and partial sums together are fewest, within the memory that a product may
-use. That small blocks are inefficient follows from it. Method: PopLibs (MIT), poplin's planner.
+use; of equal ones that which needs less memory. That small blocks are inefficient follows from it.
+Method: PopLibs (MIT), poplin's planner.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def plan(product: Product, kind: ChipKind, tiles: int, c: Constants, proportion:
     group_parts = min(product.groups, tiles)
     groups = math.ceil(product.groups / group_parts)
     rest = tiles // group_parts
-    best = None
+    tried: list[Plan] = []
     for rows, inner in itertools.product(
         _parts(product.rows, rest), _parts(math.ceil(product.inner / unit.inner), rest)
     ):
@@ -93,11 +94,8 @@ def plan(product: Product, kind: ChipKind, tiles: int, c: Constants, proportion:
         most = rest // (rows * inner)
         columns = min(math.ceil(product.columns / unit.columns), most)
         for parts in {columns, max(1, columns // 2)}:
-            one = _priced(product, unit, groups, (rows, inner, parts), c, kind, proportion)
-            if best is None or one.cycles + one.steps * c.step < best.cycles + best.steps * c.step:
-                best = one
-    assert best is not None
-    return best
+            tried.append(_priced(product, unit, groups, (rows, inner, parts), c, kind, proportion))
+    return min(tried, key=lambda one: (one.cycles + one.steps * c.step, one.bytes))
 
 
 def _parts(size: int, tiles: int) -> list[int]:

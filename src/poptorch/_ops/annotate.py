@@ -174,7 +174,14 @@ def _enter(functions: int) -> None:
 
 
 def copy_to_backward(graph: fx.Graph) -> None:
-    """Give nodes of the backward pass visit and line of the forward node that they differentiate.
+    """Give nodes of the backward pass visit and line of what they differentiate."""
+    for node, origin in origins(graph).items():
+        relabel(node, replace(label_of(origin), backward=True))
+        keep_line(node, source.innermost_user_line(origin.meta.get("stack_trace")))
+
+
+def origins(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """Return, for nodes of the backward pass, the forward node that each differentiates.
 
     Both carry the sequence number of the same autograd function. An operator that makes several
     of those is labelled by the last. Additions of gradients have no number: theirs stays open.
@@ -183,15 +190,14 @@ def copy_to_backward(graph: fx.Graph) -> None:
     for node in graph.nodes:  # later nodes with the same number made no function of their own
         if "seq_nr" in node.meta and not label_of(node).backward:
             forward.setdefault(node.meta["seq_nr"], node)
-    numbers = sorted(forward)
+    numbers, differentiated = sorted(forward), {}
     for node in graph.nodes:
-        if not label_of(node).backward or not _differentiates(node):
+        if not label_of(node).backward or not _differentiates(node) or "seq_nr" not in node.meta:
             continue
         at = bisect.bisect_left(numbers, node.meta["seq_nr"])
         if at < len(numbers):
-            origin = forward[numbers[at]]
-            relabel(node, replace(label_of(origin), backward=True))
-            keep_line(node, source.innermost_user_line(origin.meta.get("stack_trace")))
+            differentiated[node] = forward[numbers[at]]
+    return differentiated
 
 
 def _differentiates(node: fx.Node) -> bool:

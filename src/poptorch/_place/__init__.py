@@ -7,12 +7,13 @@ from .place import place
 from .split import split
 from .split_update import split_update, update_homes
 from .streaming import find_streaming
-from .units import find_units
+from .units import cut_at, find_units
 
 __all__ = [
     "Share",
     "balance",
     "check_batches",
+    "cut_at",
     "find_streaming",
     "find_units",
     "log_layout",

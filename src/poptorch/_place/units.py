@@ -7,17 +7,18 @@ once. Each unit knows its cost, backward pass included, and what crosses its beg
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import fx
 
-from .._ir.blocks import Label, label_of, pass_of, relabel
+from .._ir.blocks import Label, Visit, label_of, pass_of, relabel
 from .._ir.graph import Graph
 from .._ir.operators import storage_root
 from .._ir.slot import Kind
 from .._ir.stage_pass import StagePass
 from .._machine.cycles import node_cycles, value_bytes
 from .._machine.systems import ChipKind
+from .._ops import annotate
 from .passes import with_passes
 
 
@@ -64,6 +65,26 @@ def find_units(
     _label_backward(graph, forward)
     graph = with_passes(graph, {number: number for number in range(len(starts))}, len(starts))
     return _measured(graph, [entries.get(start) for start in starts], state_bytes, kind)
+
+
+def cut_at(graph: Graph, begins: Sequence[str]) -> tuple[Graph, tuple[Visit, ...]]:
+    """Return a micro graph in other blocks, one per chip, and the visits that its labels count.
+
+    Args:
+        graph: one micro-batch, forward and backward; its own blocks are not looked at.
+        begins: paths of the modules that begin the chips after the first.
+    """
+    graph = graph.copy()
+    forward = [node for node in graph.module.graph.nodes if _is_forward(node)]
+    starts = {0, *_entries(forward, begins)}
+    chip = -1
+    for at, node in enumerate(forward):
+        chip += at in starts
+        relabel(node, Label(chip, False, label_of(node).module))
+    _label_backward(graph, forward)
+    for node, origin in annotate.origins(graph.module.graph).items():
+        relabel(node, replace(label_of(origin), backward=True))
+    return graph, (Visit(), *(Visit(str(chip), chip) for chip in range(1, len(starts))))
 
 
 def _is_forward(node: fx.Node) -> bool:

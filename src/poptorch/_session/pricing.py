@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from .. import _capture, _compile
 from .._base import source
-from .._ir.slot import Kind
+from .._ir.slot import Kind, Slot
 from .._ir.spec import Spec
+from .._machine.systems import ChipKind
 from .model import Task
 from .signature import Bound
 
@@ -57,18 +60,36 @@ class Captures:
         self.rows = max((t.shape[0] for t in self._bound.tensors if t.dim()), default=1)
         self._made: list[_compile.Capture] = []
         self._again: dict[_compile.Capture, _compile.Capture] = {}
+        self._recut: dict[object, _compile.Capture] = {}
         session.sync.fetch()
 
-    def capture(self, spec: Spec) -> _compile.Capture:
+    def capture(
+        self,
+        spec: Spec,
+        dtype: torch.dtype | None = None,
+        kind: ChipKind | None = None,
+        chips: int | None = None,
+    ) -> _compile.Capture:
         """Return the captured model.
 
         Args:
             spec: every setting; of those that it was called with before, only loops, locations,
                 recomputation and what the capture does not depend on may differ.
+            dtype: of its weights, buffers and inputs, where they are floating-point numbers; None
+                leaves them.
+            kind, chips: what to divide it over; None for its own blocks.
         """
         model, optimizer = self._session.model, self._session.optimizer
         task = model.task(self._bound, spec, optimizer, made_up=True)
+        if dtype is not None:
+            task = replace(task, request=_of_type(task.request, dtype))
         captured = self._like(task, spec)
+        if kind is not None and chips is not None:
+            key = captured, task.optim, spec.training, kind, chips
+            if key not in self._recut:
+                whole = replace(captured, optim=task.optim)
+                self._recut[key] = _compile.recut(whole, spec, kind, chips)
+            captured = self._recut[key]
         if spec.training and spec.recompute:
             if captured not in self._again:
                 self._again[captured] = _compile.recomputed(captured)
@@ -83,6 +104,24 @@ class Captures:
             made = _compile.capture_for_estimate(task.request, task.optim, self.rows)
         self._made.append(made)
         return made
+
+
+def _of_type(request: _capture.Request, dtype: torch.dtype) -> _capture.Request:
+    """The same request of a model that ``model.to(dtype)`` would be, with inputs of that type."""
+
+    def changed(slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
+        return tuple(replace(s, dtype=dtype) if s.dtype.is_floating_point else s for s in slots)
+
+    batch, make = changed(request.batch), request.examples
+
+    def examples() -> list[torch.Tensor]:
+        assert make is not None
+        return [each.to(slot.dtype) for each, slot in zip(make(), batch, strict=True)]
+
+    return replace(
+        request, state=changed(request.state), batch=batch,
+        examples=None if make is None else examples,
+    )  # fmt: skip
 
 
 def _same(before: _capture.Request, now: _capture.Request, micro: _capture.Micro) -> bool:
