@@ -6,9 +6,11 @@ import atexit
 import collections
 import gc
 import os
+import re
 import shutil
 import signal
 import tempfile
+from pathlib import Path
 
 # Before anything imports poptorch: the log level and others are read at import.
 _OURS = ("POPTORCH_", "POPLAR_", "POPART_", "POPDIST_", "PVTI_", "OMPI_", "FASHION_MNIST")
@@ -24,6 +26,10 @@ if not _WORKER:
     if _gold := shutil.which("ld.gold"):  # links with torch in a third of the time
         os.symlink(_gold, os.path.join(os.environ["_TESTS"], "ld"))
         os.environ["COMPILER_PATH"] = os.environ["_TESTS"]
+    # Where there is compiled code, no model starts a compiler's process before it needs one.
+    _code = Path(os.environ["_TESTS"], "code", "poptorch")
+    _code.mkdir(mode=0o700, parents=True)
+    (_code / "none.code").touch()
 
     @atexit.register
     def _clean_up(pid: int = os.getpid()) -> None:
@@ -47,6 +53,16 @@ torch.set_num_threads(1)  # tests are small and run beside one another
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="the first case of what is not slow")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """For a quick look do not even import what a file needs in which everything is slow."""
+    if not config.getoption("--quick") or collection_path.suffix != ".py":
+        return None
+    slow = re.search(
+        r"^pytestmark = (\[\s*)?pytest\.mark\.slow\b", collection_path.read_text(), re.M
+    )
+    return slow is not None or None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

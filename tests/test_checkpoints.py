@@ -17,6 +17,7 @@ from poptorch._base import archive
 from poptorch._session import host_random
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(tmp_path: Path) -> None:
     losses, resumed = whole_and_resumed(tmp_path)
     assert len(losses) == 6

@@ -63,6 +63,7 @@ def test_import_changes_nothing(probe: dict) -> None:
     assert changed == {}
 
 
+@pytest.mark.slow
 def test_import_is_light(probe: dict) -> None:
     loaded = [name for name in probe["modules"] if name.startswith(HEAVY)]
     assert loaded == []

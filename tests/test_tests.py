@@ -71,6 +71,7 @@ def by_the_clock(tree: ast.Module) -> Iterator[str]:
             yield f"line {node.value.lineno} has a limit of its own: use patience.HANGS"
 
 
+@pytest.mark.slow
 def test_every_test_checks_something() -> None:
     assert without_a_check([parse(path) for path in FILES]) == MUST_NOT_RAISE
 

@@ -9,6 +9,7 @@ from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from poptorch.backends.inductor.strides import stride
 
+pytestmark = pytest.mark.slow  # to import the compiler takes seconds
 D0, D1, S0 = (sympy.Symbol(name, integer=True, nonnegative=True) for name in ("d0", "d1", "s0"))
 SUMS = [
     (D0, 1),

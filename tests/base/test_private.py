@@ -97,6 +97,7 @@ def test_importing_needs_none() -> None:
     assert VERSION in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES_OF[private.CAPTURE])
 def test_capturing_without(name: str, monkeypatch) -> None:
     """An error with four parts that names the version, or the usual numbers."""

@@ -48,6 +48,7 @@ class Packed(nn.Module):
         return out, poptorch.identity_loss(out.square(), "sum")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
 def test_packed_sequences(kind) -> None:
     trains_as_eager(Packed(kind), normal(3, 5, 3))

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torch._inductor import config
 
 import poptorch
 from helpers.patience import eventually
@@ -48,6 +47,8 @@ def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     [*(("optimise", kind) for kind in COMPILERS), ("auto", "writes nonsense")],
 )
 def test_broken_compilers(backend: str, kind: str, tmp_path: Path, monkeypatch, caplog) -> None:
+    from torch._inductor import config
+
     compiler = tmp_path / "c++"
     compiler.write_text(f"#!/bin/sh\n{COMPILERS[kind]}\n")
     compiler.chmod(0o700)

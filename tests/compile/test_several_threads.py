@@ -38,6 +38,7 @@ def steps(model: nn.Module, x, target, ready) -> list[torch.Tensor]:
     return [training(x, target)[1] for _ in range(3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(3, 5), (5, 3)])
 def test_first_calls_at_once_do_not_mix(sizes: tuple[int, int]) -> None:
     torch.manual_seed(1)

@@ -61,6 +61,7 @@ def options(accumulation: int) -> poptorch.Options:
     return opts
 
 
+@pytest.mark.slow
 @pytest.mark.spec("parallel", 25, 28)
 @pytest.mark.parametrize(
     "name, blocks",

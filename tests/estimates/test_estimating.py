@@ -141,6 +141,7 @@ def test_replicas_add_up_their_gradients(pipeline: Estimate) -> None:
     assert 3 * pipeline.items_per_second < four.items_per_second < 4 * pipeline.items_per_second
 
 
+@pytest.mark.slow
 def test_replicas_of_other_processes_count() -> None:
     together = trained(stack(4, cut=2), opts=poptorch.Options().replicationFactor(4))
     opts = poptorch.Options().replicationFactor(2)

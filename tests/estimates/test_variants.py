@@ -74,6 +74,7 @@ def expected(row: Variant, training: bool, norm: bool) -> Variant:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("training", "norm", "vary"),
     [

@@ -100,6 +100,7 @@ def test_triton_kernels_on_a_gpu() -> None:
     assert module.triton is not None
 
 
+@pytest.mark.slow
 def test_attributes_reach_a_cpp_operator(cpp: ModuleType) -> None:
     class Two(nn.Module):
         def forward(self, x):

@@ -49,6 +49,7 @@ class Network(nn.Module):
         return out, poptorch.identity_loss(error.sum() / sum(batch.graphs_mask), "none")
 
 
+@pytest.mark.slow
 @pytest.mark.spec("geometric", 81)
 @pytest.mark.parametrize("lanes", [3, 1])
 def test_training_on_padded_batches_is_training_on_the_graphs(lanes: int) -> None:

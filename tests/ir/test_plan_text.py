@@ -57,6 +57,7 @@ def training(lanes: int, strategy=None) -> poptorch.PoplarExecutor:
     return executor
 
 
+@pytest.mark.slow
 def test_a_pipelined_plan() -> None:
     assert str(training(lanes=1).plan()) == PIPELINED
 

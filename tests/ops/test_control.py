@@ -245,6 +245,7 @@ def around(x, y, weight):
     return poptorch.cond(x.sum() > 0, taken, [], other, [x])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.spec("ops", 9)
 def test_nested_branches_use_their_surroundings(backend: str) -> None:
@@ -257,6 +258,7 @@ def test_nested_branches_use_their_surroundings(backend: str) -> None:
             torch.testing.assert_close(got, want.detach())
 
 
+@pytest.mark.slow
 def test_branches_nest_in_a_model_that_branches_on_data() -> None:
     def forward(x, y, weight):
         return around(x + 1 if x.sum() > 0 else x, y, weight)

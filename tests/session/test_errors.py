@@ -181,6 +181,7 @@ FAILING = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.spec("runtime", 35)
 @pytest.mark.parametrize("name, full", [*((name, False) for name in FAILING), ("torch's", True)])
 def test_a_traceback_ends_in_the_users_line(name: str, full: bool, tmp_path) -> None:

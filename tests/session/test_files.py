@@ -88,6 +88,7 @@ def test_a_file_from_before_any_run(tmp_path: Path) -> None:
     assert torch.equal(second(X, Y)[0], expected[0])
 
 
+@pytest.mark.slow
 def test_hyper_parameters_come_from_the_file(tmp_path: Path) -> None:
     first = training()
     first.setOptimizer(poptorch.optim.Adam(first.model.parameters(), lr=0.5, loss_scaling=4.0))
@@ -277,6 +278,7 @@ def test_arguments_of_plain_types(value: object, tmp_path: Path) -> None:
     assert torch.equal(second(X, X, flag=value, other=X)[0], X + 1)
 
 
+@pytest.mark.slow
 def test_options_come_from_the_file(tmp_path: Path) -> None:
     opts = options(accumulation=4).outputMode(poptorch.OutputMode.Sum).randomSeed(7)
     opts.setExecutionStrategy(poptorch.PipelinedExecution(poptorch.Stage("a"), poptorch.Stage("b")))
@@ -341,6 +343,7 @@ def test_folders_in_options_of_strangers(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_other_settings_than_the_file_has_are_named(tmp_path: Path, caplog) -> None:
     path = tmp_path / "m"
     training().compileAndExport(path, X, Y)

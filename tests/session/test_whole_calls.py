@@ -79,6 +79,7 @@ def test_a_bad_label_changes_nothing(backend: str) -> None:
     assert not same(everything(model, wrapper), before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("lanes", [0, 1])
 def test_an_index_that_nobody_could_check_leaves_whole_updates(backend: str, lanes: int) -> None:
@@ -145,6 +146,7 @@ def signum(request: pytest.FixtureRequest) -> Iterator[int]:
 SIGNALS = [(signal.SIGALRM, 0), (signal.SIGUSR1, 1), (signal.SIGINT, 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("signum", "lanes"), SIGNALS, indirect=["signum"])
 def test_a_handler_that_raises_waits_for_a_whole_state(
     signum: int, lanes: int, monkeypatch: pytest.MonkeyPatch

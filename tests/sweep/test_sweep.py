@@ -10,6 +10,8 @@ import torch
 from sweep import checks, known
 from sweep.__main__ import names_of, outcomes
 
+pytestmark = pytest.mark.slow  # to import torch's own lists takes seconds
+
 
 def drawn(what: str, count: int) -> list[str]:
     """The same names on every run."""
