@@ -354,6 +354,22 @@ def test_samples_that_are_left_out_are_told(caplog):
     assert caplog.text == ""
 
 
+def test_a_short_last_batch_is_no_warning_where_another_program_takes_it(caplog):
+    caplog.set_level(logging.INFO, logger="poptorch::python")
+    for accumulation, samples, level, text in (
+        (1, 11, "INFO", "3 samples, for which options.programs(2) allows a program"),
+        (2, 22, "INFO", "6 samples, for which options.programs(2) allows a program"),
+        (2, 21, "WARNING", "5 samples. options.programs(2) lets a model be compiled for that"),
+    ):
+        own = options(accumulation=accumulation)
+        own.programs(2)
+        loader(Numbers(samples), 4, opts=own, drop_last=False)
+        (record,) = caplog.records
+        assert record.levelname == level
+        assert text in record.getMessage()
+        caplog.clear()
+
+
 @pytest.mark.spec("data", 27)
 def test_loaders_rely_on_the_length():
     class Careless(Numbers):

@@ -116,7 +116,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             **kwargs,
         )
         self._profiling = Channel("poptorch.DataLoader")
-        notices.remainder(self, self._plan, process, processes)
+        programs = options._values["programs"]
+        notices.remainder(self, self._plan, process, processes, programs)
         notices.without_effect(self._plan, async_options, rebatched_worker_size, kwargs)
         if self._plan.asynchronous:
             self._accessor = AsynchronousDataAccessor(

@@ -26,7 +26,9 @@ class Notice:
     text: str
 
 
-def remainder(loader: Any, plan: Arrangement, process: int, processes: int) -> None:
+def remainder(
+    loader: Any, plan: Arrangement, process: int, processes: int, programs: int = 1
+) -> None:
     """Log what is worth telling about a loader's data, at the level that it deserves.
 
     Args:
@@ -34,8 +36,9 @@ def remainder(loader: Any, plan: Arrangement, process: int, processes: int) -> N
         plan: what it cuts.
         process: which process this is, when the data set is a shard.
         processes: how many there are then.
+        programs: for how many kinds of inputs a model may be compiled.
     """
-    notice = _notice(loader, plan, process, processes)
+    notice = _notice(loader, plan, process, processes, programs)
     if notice is not None:
         level = logging.WARNING if notice.is_warning else logging.INFO
         log.python.log(level, "%s", notice.text)
@@ -92,7 +95,9 @@ class EndingEarly:
         return batch
 
 
-def _notice(loader: Any, plan: Arrangement, process: int, processes: int) -> Notice | None:
+def _notice(
+    loader: Any, plan: Arrangement, process: int, processes: int, programs: int
+) -> Notice | None:
     dataset, workers = loader.dataset, loader.num_workers
     if isinstance(dataset, IterableDataset):
         if workers < 2 or loader.worker_init_fn is not None:
@@ -107,10 +112,16 @@ def _notice(loader: Any, plan: Arrangement, process: int, processes: int) -> Not
     if loader.batch_size is None:
         return _on_batches(_length(loader.batch_sampler), plan.steps, plan.drop_last)
     if isinstance(dataset, Shard):
-        whole = len(dataset.dataset)
-        return _on_samples(whole, plan.combined, plan.drop_last, process, processes)
-    samples = _length(loader.sampler)
-    return None if samples is None else _on_samples(samples, plan.combined, plan.drop_last, 0, 1)
+        samples: int | None = len(dataset.dataset)
+    else:
+        samples, process, processes = _length(loader.sampler), 0, 1
+    if samples is None or not samples % (plan.combined * processes):
+        return None
+    if not plan.drop_last:
+        size = shard_range(samples, plan.combined, False, process, processes).length
+        size = size % plan.combined or plan.combined
+        return _of_last_batch(samples, processes, plan, size, programs)
+    return _of_left_samples(samples, plan.combined, processes)
 
 
 def _length(sampler: Any) -> int | None:
@@ -122,23 +133,35 @@ def _length(sampler: Any) -> int | None:
         return None
 
 
-def _on_samples(
-    samples: int, combined: int, drop_last: bool, process: int, processes: int
-) -> Notice | None:
-    """Tell about an incomplete last batch, or about samples that are never used."""
-    left = samples % (combined * processes)
-    if not left:
-        return None
-    if not drop_last:
-        size = shard_range(samples, combined, False, process, processes).length % combined
+def _of_last_batch(
+    samples: int, processes: int, plan: Arrangement, size: int, programs: int
+) -> Notice:
+    """Tell about a last batch of another size, which needs a program of its own."""
+    begin = (
+        f"The data set's {samples} samples are not divisible by the combined batch size"
+        f" ({plan.combined}) x {processes} processes: the last batch of this process has {size}"
+        " samples"
+    )
+    if programs == 1:
         return Notice(
             True,
-            f"The data set's {samples} samples are not divisible by the combined batch size"
-            f" ({combined}) x {processes} processes: the last batch of this process has"
-            f" {size or combined} samples, and a model that was compiled for {combined} rejects"
-            " any other size, unless options.programs(2) lets it be compiled for that, too. Pass"
-            " drop_last=True to leave it out.",
+            f"{begin}, and a model that was compiled for {plan.combined} rejects any other size,"
+            " unless options.programs(2) lets it be compiled for that, too. Pass drop_last=True to"
+            " leave it out.",
         )
+    if size % plan.steps:
+        return Notice(
+            True,
+            f"{begin}. options.programs({programs}) lets a model be compiled for that, too, but in"
+            f" training they must divide into {plan.steps} micro-batches. Pass drop_last=True to"
+            " leave it out.",
+        )
+    return Notice(False, f"{begin}, for which options.programs({programs}) allows a program.")
+
+
+def _of_left_samples(samples: int, combined: int, processes: int) -> Notice:
+    """Tell about samples that are never used."""
+    left = samples % (combined * processes)
     if left == samples:
         return Notice(
             True,
