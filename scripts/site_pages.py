@@ -15,6 +15,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import notebook_page
+
 ROOT = Path(__file__).resolve().parent.parent
 BASE = ROOT / "src" / "poptorch" / "_base" / "errors.py"
 ERRORS = """\
@@ -146,7 +148,11 @@ def commands_page() -> str:
     return COMMANDS + "\n".join(parts)
 
 
-PAGES = {"reference/errors.md": errors_page, "reference/commands.md": commands_page}
+PAGES = {
+    "guide/notebook.md": notebook_page.page,
+    "reference/errors.md": errors_page,
+    "reference/commands.md": commands_page,
+}
 
 if __name__ == "__main__":
     print(PAGES[f"reference/{sys.argv[1]}.md"]())

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
 
+import notebook_page
 import poptorch
 from helpers.wrapped import options
+from notebook_page import shown
 
 X, Y = torch.randn(12, 4), torch.randn(12, 4)
 
@@ -22,28 +22,6 @@ class Net(nn.Module):
     def forward(self, x, y=None):
         out = self.second(self.first(x))
         return out if y is None else nn.functional.mse_loss(out, y)
-
-
-class Printer:
-    """The part of IPython's printer that counts."""
-
-    def __init__(self) -> None:
-        self.shown = ""
-
-    def text(self, text: str) -> None:
-        self.shown += text
-
-
-def shown(value: Any) -> str:
-    """Return what IPython shows of a value where it shows text: the first class decides."""
-    printer = Printer()
-    for cls in type(value).__mro__:
-        if "_repr_pretty_" in vars(cls):
-            cls._repr_pretty_(value, printer, False)
-            return printer.shown
-        if "__repr__" in vars(cls):
-            break
-    return repr(value)
 
 
 def test_options_show_what_differs() -> None:
@@ -103,3 +81,16 @@ def test_plans_and_estimates_are_tables_and_pictures() -> None:
     table = poptorch.what_if(training, X, Y, vary={"recomputation": [True, False]})
     assert table._repr_html_().startswith("<table><tr><th>recomputation</th><th>items/s</th>")
     assert table._repr_html_().count("<tr>") == 3
+
+
+def test_the_notebook_of_the_guide_shows_what_it_has_stored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("POPTORCH_BACKEND", "reference")
+    cells = notebook_page.read()
+    assert notebook_page.run(cells) == cells, "run: python scripts/notebook_page.py"
+    assert sum(len(cell.get("outputs", ())) for cell in cells) > 6
+    page = notebook_page.page()
+    assert "```text\nOptions(deviceIterations=4, Training.gradientAccumulation=2)\n```" in page
+    assert "<svg" in page
+    assert "\n  Fix:    call model.destroy() first" in page

@@ -1,0 +1,113 @@
+"""Run docs/guide/notebook.ipynb and keep what its cells show; the site has a page made of it.
+
+python scripts/notebook_page.py
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import json
+import linecache
+import os
+from pathlib import Path
+from typing import Any
+
+NOTEBOOK = Path(__file__).resolve().parent.parent / "docs" / "guide" / "notebook.ipynb"
+HEAD = """\
+# A notebook
+
+<!-- made of notebook.ipynb by scripts/notebook_page.py -->
+What follows is [a notebook](notebook.ipynb) to download and run, with what its cells show.
+
+"""
+Cell = dict[str, Any]
+
+
+class Printer:
+    """The part of IPython's printer that counts."""
+
+    def __init__(self) -> None:
+        self.shown = ""
+
+    def text(self, text: str) -> None:
+        """Take what is shown."""
+        self.shown += text
+
+
+def shown(value: Any) -> str:
+    """Return what IPython shows of a value where it shows text: the first class decides."""
+    printer = Printer()
+    for cls in type(value).__mro__:
+        if "_repr_pretty_" in vars(cls):
+            cls._repr_pretty_(value, printer, False)
+            return printer.shown
+        if "__repr__" in vars(cls):
+            break
+    return repr(value)
+
+
+def read() -> list[Cell]:
+    """Return the notebook's cells."""
+    cells: list[Cell] = json.loads(NOTEBOOK.read_text())["cells"]
+    return cells
+
+
+def run(cells: list[Cell]) -> list[Cell]:
+    """Run the cells of code in order, as a kernel would; return all with what they show now."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    return [
+        _run(cell, f"cell {number}", names) if cell["cell_type"] == "code" else cell
+        for number, cell in enumerate(cells, 1)
+    ]
+
+
+def _run(cell: Cell, name: str, names: dict[str, Any]) -> Cell:
+    source = "".join(cell["source"])
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    tree, printed, value = ast.parse(source), io.StringIO(), None
+    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+    with contextlib.redirect_stdout(printed):
+        exec(compile(tree, name, "exec"), names)
+        if isinstance(last, ast.Expr):
+            value = eval(compile(ast.Expression(last.value), name, "eval"), names)
+    outputs: list[dict[str, Any]] = []
+    if printed.getvalue():
+        text = printed.getvalue().splitlines(keepends=True)
+        outputs.append({"output_type": "stream", "name": "stdout", "text": text})
+    if value is not None:
+        data = {"text/plain": shown(value).splitlines(keepends=True)}
+        if hasattr(value, "_repr_html_"):
+            data["text/html"] = value._repr_html_().splitlines(keepends=True)
+        result = {"output_type": "execute_result", "execution_count": None, "metadata": {}}
+        outputs.append({**result, "data": data})
+    return {**cell, "outputs": outputs}
+
+
+def page() -> str:
+    """Return the page of the site: text, code, and what the code shows."""
+    parts = []
+    for cell in read():
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+            continue
+        parts.append(f"```python\n{source}\n```")
+        for output in cell["outputs"]:
+            data = output.get("data", {})
+            text = "".join(output.get("text") or data["text/plain"])
+            parts.append("".join(data["text/html"]) if "text/html" in data else _block(text))
+    return HEAD + "\n\n".join(parts) + "\n"
+
+
+def _block(text: str) -> str:
+    return f"```text\n{text.rstrip()}\n```"
+
+
+if __name__ == "__main__":
+    os.environ["POPTORCH_BACKEND"] = "reference"  # as the test does: nothing is compiled
+    notebook = json.loads(NOTEBOOK.read_text())
+    notebook["cells"] = run(notebook["cells"])
+    NOTEBOOK.write_text(json.dumps(notebook, indent=1) + "\n")
+    print(f"wrote {NOTEBOOK}")
