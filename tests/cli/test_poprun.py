@@ -12,6 +12,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
 
 from helpers import jobs
+from helpers.job_killed import digests
 from poptorch._cli import launching, poprun
 from poptorch._cli.launching import KILLED
 
@@ -63,6 +64,23 @@ def test_a_job_starts_again(tmp_path: Path) -> None:
     status, printed = job(tmp_path, "--num-instances=2", "--max-restarts=1", "sh", "-c", code)
     assert status == 0, printed
     assert "[1] done" in printed
+
+
+@pytest.mark.slow
+def test_a_killed_job_comes_back_and_ends_as_if_undisturbed(tmp_path: Path) -> None:
+    (tmp_path / "undisturbed").mkdir()
+    ended = jobs.run("helpers.job_killed", [tmp_path / "undisturbed"], 2, tmp_path)
+    assert all(code == 0 for code, _ in ended.values()), ended
+    code = "import sys; from helpers import job_killed; job_killed.main(*sys.argv[1:])"
+    status, printed = job(
+        tmp_path, "--num-instances=2", "--max-restarts=1", f"--port={jobs.free_port()}",
+        sys.executable, "-c", code, str(tmp_path), "1", "7",
+    )  # fmt: skip
+    assert status == 0, printed
+    lines = printed.splitlines()
+    assert [lines.count(f"[1] from step {step}") for step in (0, 6)] == [1, 1]
+    (weights,) = digests(text for _, text in ended.values())
+    assert digests([printed]) == {weights}
 
 
 @pytest.mark.slow

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,8 @@ STEPS, EVERY = 20, 3
 class Dropping(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(6, 400), nn.Linear(400, 2)
+        self.first = nn.Linear(6, 400)
+        self.second = poptorch.BeginBlock(nn.Linear(400, 2), "second", ipu_id=1)
         self.drop = nn.Dropout(0.5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -41,12 +44,26 @@ class Telling(torch.utils.data.Dataset[Any]):
         return torch.randn(6)
 
 
-def main(folder: str) -> None:
-    """Train to the end."""
+def digests(texts: Iterable[str]) -> set[str]:
+    """Return what the processes of a job say of their weights at the end."""
+    return {line.split()[-1] for text in texts for line in text.splitlines() if "weights " in line}
+
+
+def main(folder: str, stages: str = "1", last: str = "") -> None:
+    """Train to the end.
+
+    Args:
+        folder: of the checkpoints.
+        stages: processes that share the stages.
+        last: the step at which process 1 is killed, once.
+    """
     index, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     print("starting", flush=True)
     torch.manual_seed(3)
-    options = poptorch.Options().backend("reference").randomSeed(3)
+    options = poptorch.Options().randomSeed(3)
+    options.backend("reference" if stages == "1" else "staged")
+    options.setExecutionStrategy(poptorch.ShardedExecution())
+    options.Distributed.stageProcesses(int(stages))
     options.showCompilationProgressBar(False)
     options.Distributed.configureProcessId(index, count)
     settings = poptorch.TensorLocationSettings().useReplicatedTensorSharding(True)
@@ -59,8 +76,12 @@ def main(folder: str) -> None:
     loader = poptorch.DataLoader(options, Telling(), batch_size=1, shuffle=True)
     checkpoints = poptorch.Checkpoints(Path(folder) / "run", training, loader)
     checkpoints.resume()
-    print("met", flush=True)
+    print(f"met\nfrom step {checkpoints.step}", flush=True)
+    mark = Path(folder) / "killed"
     for batch in checkpoints.batches(1):
+        if str(checkpoints.step) == last and index == 1 and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
         print("in a call", flush=True)
         training(batch)
         if checkpoints.step % EVERY == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 import poptorch
 from helpers import job_stages, jobs
+from helpers.job_killed import digests
 from helpers.job_stages import BLOCKS, CASES, SAVED, Result
 from helpers.stage_zoo import Mlp
 
@@ -106,3 +108,16 @@ def test_process_0_writes_one_file_that_one_process_can_read(two: Results, folde
         assert torch.equal(state, own["state"][key])
     assert loaded.options.Distributed.stage_processes == 1
     loaded.destroy()
+
+
+def test_a_job_that_was_killed_goes_on_from_the_checkpoint_of_all_stages(tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    whole.mkdir()
+    broken.mkdir()
+    undisturbed = jobs.run("helpers.job_killed", [whole, 2], 2, whole)
+    first = jobs.run("helpers.job_killed", [broken, 2, 7], 2, broken)
+    assert [code for code, _ in first.values()] == [1, -signal.SIGKILL]
+    again = jobs.run("helpers.job_killed", [broken, 2, 7], 2, broken)
+    assert all("from step 6" in text for _, text in again.values())
+    (weights,) = digests(text for _, text in undisturbed.values())
+    assert digests(text for _, text in again.values()) == {weights}

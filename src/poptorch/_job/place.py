@@ -13,6 +13,7 @@ from typing import Any
 
 from .._base import env, private
 from .._base.errors import Error
+from .meeting import meet
 
 NAMESPACE = "poptorch"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -62,7 +63,7 @@ def open_store(index: int, count: int, timeout: datetime.timedelta) -> Any:
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
-    if dist.is_initialized():  # by the user's script
+    if dist.is_initialized():  # by the user's script, for processes that have met
         return PrefixStore(NAMESPACE, private.get_default_store())
     where = place()
     if where is None:
@@ -93,4 +94,5 @@ def open_store(index: int, count: int, timeout: datetime.timedelta) -> Any:
                 "choose another MASTER_PORT if something else listens there",
             ),
         ) from error
-    return PrefixStore(NAMESPACE, store)
+    store = PrefixStore(NAMESPACE, store)
+    return PrefixStore(meet(store, index, count, timeout), store)
