@@ -15,6 +15,7 @@ from torch import nn
 
 import poptorch
 from helpers.wrapped import normal, options
+from poptorch._base import archive
 from poptorch._cli.main import main
 from poptorch._compile import cache, code
 
@@ -137,6 +138,27 @@ def test_damaged_entries_are_rebuilt(damage: bytes | None, folder: Path, caplog)
     assert torch.isfinite(loss)
     assert "is rebuilt" in caplog.text
     assert cache.entries(folder)[0].path == path
+
+
+FACTS = [
+    b"[1]",
+    b"null",
+    b"[" * 100_000,
+    b'{"torch": 1}',
+    '{"micro operator \u00b2": "x"}'.encode(),
+]
+
+
+@pytest.mark.parametrize("facts", FACTS)
+def test_entries_that_say_something_else_end_no_run(facts: bytes, folder: Path, capsys) -> None:
+    folder.mkdir(parents=True, mode=0o700)
+    archive.write(folder / "0.popef", {"facts.json": facts, "headline.txt": b"\x1b[2Jall is well"})
+    (folder / "1.popef").mkdir()
+    assert torch.isfinite(trained(folder)[1])
+    main(["cache", "--dir", str(folder), "list"])
+    assert "\x1b" not in capsys.readouterr().out
+    cache.trim(folder, 0)
+    assert files(folder) == ["1.popef"]
 
 
 def a_file(folder: Path) -> None:

@@ -12,7 +12,7 @@ from torch import fx, nn
 
 import poptorch
 from helpers.wrapped import normal, options
-from poptorch._base import archive, keyed
+from poptorch._base import archive, folders, keyed
 from poptorch._compile import code, serial, tiers
 from poptorch._ir import slots
 from poptorch._ir.graph import Graph
@@ -162,6 +162,24 @@ def test_a_key_that_others_can_read_is_none(store, tmp_path, monkeypatch, caplog
         assert len(caplog.records) == 1
         assert "there is no key to mark it with" in caplog.text
         assert keyed.digest("name", b"code") != mine
+
+
+def test_the_users_folder_is_below_one_where_nobody_else_writes(
+    tmp_path, monkeypatch, caplog
+) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setattr(folders, "temporary", lambda: str(tmp_path))
+    own = tmp_path / f"poptorch-code-{os.getuid()}"
+    before = os.umask(0)
+    try:
+        assert code.default_store().folder == own / "poptorch"
+    finally:
+        os.umask(before)
+    assert own.stat().st_mode & 0o777 == 0o700
+    own.chmod(0o777)  # as somebody else may have made it
+    folders.of_the_process.cache_clear()
+    assert code.default_store().folder != own / "poptorch"
+    assert "others can write to it" in caplog.text
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")

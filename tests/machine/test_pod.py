@@ -183,7 +183,19 @@ def test_a_number_that_was_given_to_another_process_is_no_holder() -> None:
     assert "old" not in path.read_text()
 
 
-@pytest.mark.parametrize("place", ["a file", "garbage", "a pipe", "a folder"])
+def test_a_link_in_a_shared_folder_is_not_written_through(tmp_path: Path) -> None:
+    """The names of temporary files cannot be known beforehand, by the number of a process say."""
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    (tmp_path / "pod").mkdir()
+    (tmp_path / "pod" / f"{systems.current().name}.{os.getpid()}").symlink_to(mine)
+    lease = pod.acquire(1)
+    assert held() == [0]
+    lease.release()
+    assert mine.read_text() == "mine"
+
+
+@pytest.mark.parametrize("place", ["a file", "garbage", "a pipe", "a folder", "depth", "a hole"])
 def test_an_unusable_directory_is_one_warning(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -197,6 +209,11 @@ def test_an_unusable_directory_is_one_warning(
         entry.write_text("{}garbage")
     elif place == "a pipe":
         os.mkfifo(entry)
+    elif place == "depth":
+        entry.write_text("[" * 100_000)
+    elif place == "a hole":
+        entry.touch()
+        os.truncate(entry, 1 << 40)
     else:
         entry.mkdir()
     monkeypatch.setenv("POPTORCH_POD_DIR", str(tmp_path))

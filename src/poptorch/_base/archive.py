@@ -123,14 +123,21 @@ def from_json(data: bytes) -> Any:
     return json.loads(data)
 
 
-def read_text(path: str | os.PathLike[str]) -> str:
+def read_text(path: str | os.PathLike[str], most: int | None = None) -> str:
     """Return the text of a file; a pipe or a device, which might never end, is refused.
+
+    Args:
+        path: of the file.
+        most: bytes that it may have; None for as many as this machine's memory.
 
     Raises:
         FileNotFoundError: there is none.
         InvalidFile: it cannot be opened, is no regular file, or no text.
     """
     with _opened(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if most is not None and size > most:
+            refuse(path, f"{size} bytes")
         try:
             return file.read().decode()
         except UnicodeDecodeError as error:

@@ -46,8 +46,12 @@ def of_the_user() -> Path:
     root = env.get("TORCHINDUCTOR_CACHE_DIR") or temporary()
     if root is None:
         return of_the_process("there is no temporary directory that can be written to")
-    own = "" if env.is_set("TORCHINDUCTOR_CACHE_DIR") else f"poptorch-code-{os.getuid()}"
-    folder = Path(root) / own / "poptorch"
+    own = Path(root)
+    if not env.is_set("TORCHINDUCTOR_CACHE_DIR"):
+        own /= f"poptorch-code-{os.getuid()}"
+        if (why := trouble(own)) is not None:  # others could put another folder in it at any time
+            return of_the_process(f"{own}: {why}")
+    folder = own / "poptorch"
     why = trouble(folder)
     return folder if why is None else of_the_process(f"{folder}: {why}")
 

@@ -22,6 +22,7 @@ import torch
 from .._base import archive, log, trees
 from .._base.folders import of_the_process, trouble
 from .._base.version import VERSION
+from .._base.visible import visible
 from .._ir.plan import Plan
 from .._ir.slot import Kind, Slot
 from ..backends import Executable
@@ -203,12 +204,24 @@ def entries(folder: Path) -> list[Entry]:
     for path in folder.glob(f"*{SUFFIX}"):
         try:
             parts = archive.read(path)
-            facts, headline = json.loads(parts[_FACTS]), parts[_HEADLINE].decode()
+            facts, headline = _facts(parts[_FACTS]), visible(parts[_HEADLINE].decode())
             status = path.stat()
-        except (archive.InvalidFile, OSError, KeyError, ValueError):
+        except (archive.InvalidFile, OSError, KeyError, ValueError, RecursionError):
             continue  # damaged, or just being removed: no entry
         whole.append(Entry(path, facts, headline, status.st_size, status.st_mtime))
     return sorted(whole, key=lambda entry: entry.used, reverse=True)
+
+
+def _facts(data: bytes) -> Facts:
+    """Return the facts of an entry, which anybody may have written.
+
+    Raises:
+        ValueError: they are no texts by name.
+    """
+    facts = archive.from_json(data)
+    if not isinstance(facts, dict) or not all(isinstance(text, str) for text in facts.values()):
+        raise ValueError("no texts by name")
+    return {visible(name): visible(text) for name, text in facts.items()}
 
 
 def differences(here: Facts, there: Facts) -> list[str]:
@@ -226,9 +239,9 @@ def differences(here: Facts, there: Facts) -> list[str]:
     return lines
 
 
-def _order(name: str) -> tuple[bool, str, int]:
+def _order(name: str) -> tuple[bool, str, str]:
     graph, _, operator = name.partition(" operator ")
-    return bool(operator), graph, int(operator or 0)
+    return bool(operator), graph, operator.zfill(9)  # by number, and whatever else stands there
 
 
 def _operator(facts: Facts, name: str) -> str:
@@ -263,7 +276,8 @@ def trim(
         fresh = newer_than is None or entry.used >= newer_than
         if fresh and (keep_bytes is None or total <= keep_bytes):
             kept.add(entry.path)
-    removed = [path for path in sorted(folder.glob(f"*{SUFFIX}")) if path not in kept]
+    present = (path for path in sorted(folder.glob(f"*{SUFFIX}")) if not path.is_dir())
+    removed = [path for path in present if path not in kept]
     for used, size, path in sorted(_code_files(folder / CODE), reverse=True):
         total += size
         too_much = keep_bytes is not None and total > keep_bytes
@@ -277,5 +291,6 @@ def trim(
 
 def _code_files(folder: Path) -> list[tuple[float, int, Path]]:
     """When each compiled graph was last used, its size, and its file."""
-    files = ((path.stat(), path) for path in folder.glob(f"*{CODE_SUFFIX}"))
+    paths = (path for path in folder.glob(f"*{CODE_SUFFIX}") if not path.is_dir())
+    files = ((path.lstat(), path) for path in paths)
     return [(status.st_mtime, status.st_size, path) for status, path in files]

@@ -23,7 +23,7 @@ from typing import Any
 
 import filelock
 
-from .._base import env, log
+from .._base import archive, env, log
 from .._base.errors import Error
 from . import systems
 from .processes import Process
@@ -31,6 +31,7 @@ from .systems import System
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.05, 1.0
 _LOCK_SECONDS = 30.0
+_LARGEST = 1 << 24  # bytes of the file: some 50,000 holders
 
 
 @dataclass(frozen=True)
@@ -261,22 +262,25 @@ def _lock(path: Path) -> filelock.BaseFileLock:
 def _read(path: Path) -> list[Holder]:
     """Return the holders that live."""
     try:
-        if not path.is_file() and path.exists():  # reading a pipe would wait
-            raise _Unusable(f"{path} is no file")
-        present = [Holder.read(entry) for entry in json.loads(path.read_text())]
+        entries = json.loads(archive.read_text(path, _LARGEST))
+        present = [Holder.read(entry) for entry in entries]
     except FileNotFoundError:
         return []
-    except (ValueError, TypeError, KeyError) as error:
+    except archive.InvalidFile as error:  # a pipe, which would wait, for one
+        raise _Unusable(str(error)) from error
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise _Unusable(f"{path} was not written by this version") from error
     return [holder for holder in present if holder.process.lives]
 
 
 def _write(path: Path, present: Iterable[Holder]) -> None:
     """Replace the file at once: readers do not lock."""
-    temporary = path.with_suffix(f".{os.getpid()}")
+    temporary = path.with_suffix(f".{os.getpid()}-{secrets.token_hex(8)}")
     entries = [dataclasses.asdict(holder) for holder in present if holder.token not in _returned]
     try:
-        temporary.write_text(json.dumps(entries))
+        # Not through a link that somebody has put there, in a folder that several users share.
+        with temporary.open("x") as file:
+            json.dump(entries, file)
         temporary.replace(path)
     except OSError:
         temporary.unlink(missing_ok=True)
