@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
+import secrets
 import shlex
 import shutil
 import signal
@@ -11,7 +13,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import uuid
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +34,7 @@ class Job:
         ipus_per_replica: chips of each.
         hosts: the first one is this one.
         port: of the first host, to meet at, where there are several hosts.
-        rendezvous: on the other hosts: where to meet, how many hosts, the job's and the own name.
+        rendezvous: on the other hosts: where to meet, how many hosts, the job's key, the own name.
         restarts: how often all are started again after a failure.
         cache: folder of executables that all share, or None.
         only: whose output is shown, or None for all.
@@ -71,7 +72,7 @@ def launch(job: Job) -> int:
     """Run a job to its end; return 0, or the status of the process that failed first."""
     _set_environment(job)
     if job.rendezvous is None and len(job.hosts) > 1:
-        meeting = f"{job.hosts[0]}:{job.port}/{len(job.hosts)}/{uuid.uuid4().hex}"
+        meeting = f"{job.hosts[0]}:{job.port}/{len(job.hosts)}/{secrets.token_hex()}"
         others = [_start_at(host, job, meeting) for host in job.hosts[1:]]
         try:
             status = _run(job, meeting)
@@ -149,17 +150,22 @@ def _config(job: Job, meeting: str | None, folder: str) -> Any:
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
     from torch.distributed.launcher.api import LaunchConfig
 
+    from .meeting import BACKEND, register
+
     more: dict[str, Any] = {}
     if meeting is None:
         # A file: the agent unpickles what it reads there, and torch's store listens on every
         # network of this machine, to whoever connects.
-        endpoint, name = os.path.join(folder, "meeting"), uuid.uuid4().hex
+        backend, endpoint = "c10d", os.path.join(folder, "meeting")
+        key = secrets.token_hex()
         more["rdzv_configs"] = {"store_type": "file"}
         more["local_addr"] = "localhost"
     else:
-        endpoint, _, name, *own = meeting.split("/")
+        register()
+        backend = BACKEND
+        endpoint, _, key, *own = meeting.split("/")
         # Told, because a host's idea of its own name need not be that of the others.
-        more["rdzv_configs"] = {"is_host": not own}
+        more["rdzv_configs"] = {"is_host": not own, "key": key}
         more["local_addr"] = _resolvable(own[0] if own else job.hosts[0])
     if job.numa:
         from torch.numa.binding import AffinityMode, NumaOptions
@@ -170,9 +176,9 @@ def _config(job: Job, meeting: str | None, folder: str) -> Any:
         min_nodes=job.host_count,
         max_nodes=job.host_count,
         nproc_per_node=job.here,
-        run_id=name,
+        run_id=hashlib.sha256(key.encode()).hexdigest(),  # everybody may know it
         role="",
-        rdzv_backend="c10d",
+        rdzv_backend=backend,
         rdzv_endpoint=endpoint,
         max_restarts=job.restarts,
         monitor_interval=0.1,

@@ -1,0 +1,83 @@
+"""Where torchrun's agents on several hosts meet: what they write there is signed.
+
+An agent unpickles what it reads, and torch's store takes values from whoever connects to it, and
+tells everybody the names that are in it. The key is part of what ``poprun`` tells the other hosts.
+Source: PyTorch documentation, "torchrun", "Rendezvous".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from typing import Any
+
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousParameters,
+    RendezvousStateError,
+    rendezvous_handler_registry,
+)
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
+    RendezvousBackend,
+    create_handler,
+)
+
+BACKEND = "poptorch"
+"""The name that ``LaunchConfig.rdzv_backend`` knows this by; its setting ``key`` is the secret."""
+_BYTES = hashlib.sha256().digest_size
+
+
+class SignedBackend(RendezvousBackend):
+    """Keeps states in another backend, each behind a digest that only holders of a key can make.
+
+    Args:
+        inner: keeps them.
+        key: the secret.
+    """
+
+    def __init__(self, inner: RendezvousBackend, key: bytes) -> None:
+        self._inner, self._key = inner, key
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return BACKEND
+
+    def get_state(self) -> tuple[bytes, Any] | None:
+        """Return the state and its token, or None before there is one.
+
+        Raises:
+            RendezvousStateError: somebody without the key has written it.
+        """
+        kept = self._inner.get_state()
+        return None if kept is None else (self._opened(kept[0]), kept[1])
+
+    def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, Any, bool] | None:
+        """Replace the state if its token is still this one; return what there is then.
+
+        Raises:
+            RendezvousStateError: somebody without the key has written it.
+        """
+        kept = self._inner.set_state(self._digest(state) + state, token)
+        return None if kept is None else (self._opened(kept[0]), kept[1], kept[2])
+
+    def _digest(self, state: bytes) -> bytes:
+        return hmac.digest(self._key, state, hashlib.sha256)
+
+    def _opened(self, signed: bytes) -> bytes:
+        state = signed[_BYTES:]
+        if not hmac.compare_digest(signed[:_BYTES], self._digest(state)):
+            raise RendezvousStateError("somebody else writes to where the hosts of this job meet")
+        return state
+
+
+def register() -> None:
+    """Let torchrun's agents find the backend by its name."""
+    rendezvous_handler_registry.register(BACKEND, _handler)
+
+
+def _handler(parameters: RendezvousParameters) -> RendezvousHandler:
+    inner, store = create_backend(parameters)
+    signed = SignedBackend(inner, str(parameters.get("key")).encode())
+    return create_handler(store, signed, parameters)
