@@ -500,6 +500,7 @@ HUGE = {"tensor": "float32", "shape": [1 << 40, 1 << 40]}
 FACTS = {
     "no names": {"arguments": [1]},
     "a huge shape": {"arguments": {"input": HUGE}},
+    "many dimensions": {"arguments": {"input": {"tensor": "float32", "shape": [1] * 5000}}},
     "a negative shape": {"arguments": {"input": {"tensor": "float32", "shape": [-1, 4]}}},
     "a wrong shape": {"arguments": {"input": {"tensor": "float32", "shape": "44"}}},
     "a dtype that is none": {"arguments": {"input": {"dtype": "load"}}},

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 _KEPT = "\t\n"
 _CONTROL = (*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-_ESCAPED = {code: ascii(chr(code))[1:-1] for code in _CONTROL if chr(code) not in _KEPT}
+_HALVES = range(0xD800, 0xE000)  # of characters: no file takes one alone, JSON does
+_ESCAPED = {
+    code: ascii(chr(code))[1:-1] for code in (*_CONTROL, *_HALVES) if chr(code) not in _KEPT
+}
 
 
 def visible(text: str) -> str:

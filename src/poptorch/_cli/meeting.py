@@ -11,32 +11,20 @@ import hashlib
 import hmac
 from typing import Any
 
-from torch.distributed.elastic.rendezvous import (
-    RendezvousHandler,
-    RendezvousParameters,
-    RendezvousStateError,
-    rendezvous_handler_registry,
-)
-from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
-    RendezvousBackend,
-    create_handler,
-)
-
 BACKEND = "poptorch"
 """The name that ``LaunchConfig.rdzv_backend`` knows this by; its setting ``key`` is the secret."""
 _BYTES = hashlib.sha256().digest_size
 
 
-class SignedBackend(RendezvousBackend):
+class SignedBackend:
     """Keeps states in another backend, each behind a digest that only holders of a key can make.
 
     Args:
-        inner: keeps them.
+        inner: keeps them, as this does: the protocol is that of torchrun's ``RendezvousBackend``.
         key: the secret.
     """
 
-    def __init__(self, inner: RendezvousBackend, key: bytes) -> None:
+    def __init__(self, inner: Any, key: bytes) -> None:
         self._inner, self._key = inner, key
 
     @property
@@ -66,6 +54,8 @@ class SignedBackend(RendezvousBackend):
         return hmac.digest(self._key, state, hashlib.sha256)
 
     def _opened(self, signed: bytes) -> bytes:
+        from torch.distributed.elastic.rendezvous import RendezvousStateError
+
         state = signed[_BYTES:]
         if not hmac.compare_digest(signed[:_BYTES], self._digest(state)):
             raise RendezvousStateError("somebody else writes to where the hosts of this job meet")
@@ -74,10 +64,15 @@ class SignedBackend(RendezvousBackend):
 
 def register() -> None:
     """Let torchrun's agents find the backend by its name."""
+    from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
+
     rendezvous_handler_registry.register(BACKEND, _handler)
 
 
-def _handler(parameters: RendezvousParameters) -> RendezvousHandler:
+def _handler(parameters: Any) -> Any:
+    from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
+    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
+
     inner, store = create_backend(parameters)
     signed = SignedBackend(inner, str(parameters.get("key")).encode())
-    return create_handler(store, signed, parameters)
+    return create_handler(store, signed, parameters)  # type: ignore[arg-type]

@@ -10,6 +10,8 @@ import torch
 
 LARGEST = 1 << 48
 """Elements of a tensor that a file may ask for."""
+DEEPEST = 64
+"""Dimensions of a tensor that a file may ask for: torch's loops take no more."""
 MOST = 50_000
 """Values in the arguments that a file may have: each is looked at by the capture, many times."""
 Json = Any
@@ -103,6 +105,6 @@ def _dtype(name: Any) -> torch.dtype:
 def _tensor(dtype: torch.dtype, shape: Any) -> torch.Tensor:
     if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
         raise ValueError(f"no shape: {shape!r}")
-    if math.prod(shape) > LARGEST:
-        raise ValueError(f"too large a shape: {shape!r}")
+    if len(shape) > DEEPEST or math.prod(shape) > LARGEST:
+        raise ValueError(f"too large a shape: {shape!s:.80}")
     return torch.zeros((), dtype=dtype).expand(shape)
