@@ -99,17 +99,40 @@ class Half(Wide):
         return super().forward(x.half())
 
 
-def test_what_fits_is_told_what_makes_it_faster() -> None:
-    case = (4, 1024, 512, "")
-    before = priced(*case, model=Half)
+OFF = "poptorch.TensorLocationSettings().useOnChipStorage(False)"
+FITTING = [
+    ("setPartialsType", (4, 2048, 512, ""), ""),
+    ("setAvailableMemoryProportion", (4, 2048, 2048, ""),
+     "options.setAvailableMemoryProportion({'IPU0': 0.05})"),
+    ("setWeightLocation", (2, 512, 16, ""), f"options.TensorLocations.setWeightLocation({OFF})"),
+    ("setOptimizerLocation", (2, 512, 16, "AdamW"),
+     f"options.TensorLocations.setOptimizerLocation({OFF})"),
+    ("setActivationLocation", (3, 512, 512, "SGD"),
+     f"options.TensorLocations.setActivationLocation({OFF})"),
+    ("autoRecomputation", (3, 512, 2048, "SGD"), "options._Popart.set('autoRecomputation', 1)"),
+    ("samples per micro-batch", (2, 64, 2, "SGD"), ""),
+    ("replicationFactor(4)", (2, 256, 512, ""), ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("named", "case", "options"), FITTING, ids=[one[0] for one in FITTING])
+def test_what_fits_is_told_what_makes_it_faster(
+    named: str, case: tuple[int, int, int, str], options: str
+) -> None:
+    system = "bow:4" if "replication" in named else "bow:1"
+    model = Half if "Partials" in named or "Proportion" in named else Wide
+    before = priced(*case, advice=options, system=system, model=model)
     assert before.fits
-    (line,) = before.advice
-    assert line.change == "options.Precision.setPartialsType(torch.half)"
+    assert list(before.advice) == sorted(before.advice, key=lambda one: one.costs)
+    (line,) = [one for one in before.advice if named in one.change]
     assert line.fits
     assert line.costs < 0
-    after = priced(*case, advice=line.change, model=Half)
+    both = f"{options}\n{line.change}"
+    after = priced(*case, advice=both, system=system, model=model)
     assert after.seconds - before.seconds == pytest.approx(line.costs, abs=1e-9)
-    assert str(line) in str(before)
+    assert fullest(before) - fullest(after) == pytest.approx(line.saves, abs=1)
+    assert after.items_per_second > before.items_per_second
+    assert str(before.advice[0]) in str(before)
 
 
 def test_a_micro_batch_that_the_model_cannot_take_is_said(caplog) -> None:
@@ -122,7 +145,7 @@ def test_a_micro_batch_that_the_model_cannot_take_is_said(caplog) -> None:
     caplog.set_level("INFO", "poptorch::python")
     advice = priced(2, 512, 250000, "", model=Picky).advice
     assert not any("deviceIterations" in line.change for line in advice)
-    assert "125000 samples per micro-batch are not priced" in caplog.text
+    assert "125000 samples per micro-batch is not priced: too few samples" in caplog.text
 
 
 def test_enough_alone_comes_first_and_the_quickest_of_it() -> None:

@@ -6,19 +6,22 @@ enough, those that save most are joined. A model that fits is given what makes i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from .._base import log
+from .._ir.spec import Spec
 from .._machine.constants import DEFAULT
 from .._machine.estimate import Advice, Estimate
+from .._machine.systems import parse
 from ..options.freeze import freeze
 from .repricing import Repricer
 
 MOST = 5
 """So many changes are named."""
 MOST_JOINED = 3
-_USUAL, _LEAST = DEFAULT.memory_proportion, 0.05
+_USUAL, _LEAST, _MOST_SHARE = DEFAULT.memory_proportion, 0.05, 0.9
 
 _SETTINGS = "poptorch.TensorLocationSettings()"
 _OFF, _SHARDED = ".useOnChipStorage(False)", ".useReplicatedTensorSharding(True)"
@@ -45,16 +48,17 @@ def advice(repricer: Repricer, before: Estimate) -> tuple[Advice, ...]:
         repricer: prices the model with other settings.
         before: its estimate as it is.
     """
-    tried = [Tried(change, repricer.price(change.settings)) for change in _changes(repricer)]
     if before.fits:
+        tried = list(_priced(repricer, _faster(repricer, before)))
         faster = [t for t in tried if t.priced.fits and t.priced.seconds < 0.995 * before.seconds]
         best = sorted(faster, key=lambda t: t.priced.seconds)
     else:
+        tried = list(_priced(repricer, _smaller(repricer)))
         saving = [t for t in tried if _bytes(t.priced) < _bytes(before)]
         if not any(t.priced.fits for t in saving):
             saving += _joined(repricer, sorted(saving, key=lambda t: _bytes(t.priced)))
         if not any(t.priced.fits for t in saving):
-            saving += _smaller(repricer, before)
+            saving += _divided(repricer, before)
         best = sorted(saving, key=_rank)
     return tuple(
         Advice(
@@ -75,23 +79,84 @@ def _bytes(priced: Estimate) -> float:
     return max(chip.bytes for chip in priced.chips)
 
 
-def _changes(repricer: Repricer) -> list[Change]:
-    """Everything that could be changed without capturing the model for another micro-batch."""
+def _priced(repricer: Repricer, changes: Iterable[Change]) -> Iterator[Tried]:
+    """Price changes, those that the model and the system can take."""
+    for change in changes:
+        try:
+            yield Tried(change, repricer.price(change.settings))
+        except Exception as error:  # forward may need the size of its batch, and raise anything
+            log.python.info("Advice: %s is not priced: %s", change.text, error)
+
+
+def _faster(repricer: Repricer, before: Estimate) -> list[Change]:
+    """What may be faster, and takes memory or chips that idle for it."""
+    spec = freeze(repricer.options, repricer.training)
+    where, loops = spec.locations, spec.loops
+    made = _partials(spec)
+    larger = min(_MOST_SHARE, 2 * _share(spec))
+    if larger > _share(spec):
+        made.append(_proportion(larger))
+    resting = {"weight": where.weight}
+    if repricer.training:
+        resting |= {"activation": where.activation, "optimizer": where.optimizer}
+        resting |= {"accumulator": where.accumulator}
+        if spec.recompute is not False:  # pipelines do it unless they are told not to
+            made.append(_recomputation(False))
+    for kind, location in resting.items():
+        if not location.on_chip:
+            setter = f"options.TensorLocations.set{kind.capitalize()}Location"
+            place, calls = ("on chip, sharded", _SHARDED) if location.sharded else ("on chip", "")
+            made.append(Change(f"{setter}({_SETTINGS}{calls})", {f"{kind}_location": place}))
+    steps = loops.accumulation if repricer.training else loops.iterations
+    micro = repricer.rows // loops.slices
+    if steps % 2 == 0:
+        text = f"{_steps(repricer, steps // 2)}  # {2 * micro} samples per micro-batch"
+        made.append(Change(text, {"micro_batch": 2 * micro}))
+    more = parse(before.system).chips // (len(before.chips) * before.replicas)
+    more = math.gcd(1 << more.bit_length() - 1, steps)
+    if more > 1 and loops.processes == 1:
+        count = more * loops.replicas
+        text = f"options.replicationFactor({count}); {_steps(repricer, steps // more)}"
+        made.append(Change(text, {"replicas": count}))
+    return made
+
+
+def _partials(spec: Spec) -> list[Change]:
+    if all(spec.runtime.half_partials):
+        return []
+    return [Change("options.Precision.setPartialsType(torch.half)", {"half_partials": True})]
+
+
+def _share(spec: Spec) -> float:
+    return min((share for _, share in spec.runtime.memory_proportions), default=_USUAL)
+
+
+def _proportion(share: float) -> Change:
+    text = f'options.setAvailableMemoryProportion({{"IPU0": {share:g}}})'
+    return Change(text, {"memory_proportion": share})
+
+
+def _recomputation(recompute: bool) -> Change:
+    text = f'options._Popart.set("autoRecomputation", {recompute:d})'
+    return Change(text, {"recomputation": recompute})
+
+
+def _steps(repricer: Repricer, count: int) -> str:
+    name = "Training.gradientAccumulation" if repricer.training else "deviceIterations"
+    return f"options.{name}({count})"
+
+
+def _smaller(repricer: Repricer) -> list[Change]:
+    """What may need less memory, without capturing the model for another micro-batch."""
     spec = freeze(repricer.options, repricer.training)
     where, several = spec.locations, spec.loops.all_replicas > 1
-    made = []
-    if not all(spec.runtime.half_partials):
-        text = "options.Precision.setPartialsType(torch.half)"
-        made.append(Change(text, {"half_partials": True}))
-    smaller = min((share for _, share in spec.runtime.memory_proportions), default=_USUAL) / 2
-    if smaller >= _LEAST:
-        text = f'options.setAvailableMemoryProportion({{"IPU0": {smaller:g}}})'
-        made.append(Change(text, {"memory_proportion": smaller}))
+    made = _partials(spec)
+    if _share(spec) / 2 >= _LEAST:
+        made.append(_proportion(_share(spec) / 2))
     if not repricer.training:
         return made + _moved("weight", where.weight.on_chip, False)
     if not spec.recompute:
-        text = 'options._Popart.set("autoRecomputation", 1)'
-        made.append(Change(text, {"recomputation": True}))
+        made.append(_recomputation(True))
     made += _moved("optimizer", where.optimizer.on_chip, several and not where.optimizer.sharded)
     made += _moved("activation", where.activation.on_chip, False)
     made += _moved("accumulator", where.accumulator.on_chip, False)
@@ -126,25 +191,22 @@ def _joined(repricer: Repricer, singles: list[Tried]) -> list[Tried]:
     return made
 
 
-def _smaller(repricer: Repricer, before: Estimate) -> list[Tried]:
+def _divided(repricer: Repricer, before: Estimate) -> list[Tried]:
     """Fewer samples in a micro-batch, and more of them: half, a quarter, an eighth."""
     loops = freeze(repricer.options, repricer.training).loops
     micro = repricer.rows // loops.slices
     steps = loops.accumulation if repricer.training else loops.iterations
-    name = "Training.gradientAccumulation" if repricer.training else "deviceIterations"
+    changes = [
+        Change(
+            f"{_steps(repricer, steps * parts)}  # {micro // parts} samples per micro-batch",
+            {"micro_batch": micro // parts},
+        )
+        for parts in (2, 4, 8)
+        if micro % parts == 0
+    ]
     made: list[Tried] = []
-    for parts in (2, 4, 8):
-        if micro % parts or (made and made[-1].priced.fits):
-            break
-        text = f"options.{name}({steps * parts})  # {micro // parts} samples per micro-batch"
-        change = Change(text, {"micro_batch": micro // parts})
-        try:
-            made.append(Tried(change, repricer.price(change.settings)))
-        except Exception as error:  # forward may need the size of its batch, and raise anything
-            log.python.info(
-                "Advice: %d samples per micro-batch are not priced: %s",
-                micro // parts,
-                error,
-            )
+    for tried in _priced(repricer, changes):
+        made.append(tried)
+        if tried.priced.fits:
             break
     return [each for each in made if _bytes(each.priced) < _bytes(before)]
