@@ -28,7 +28,8 @@ def to_svg(schedule: Schedule) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{size[0]}" height="{size[1]}" '
         'font-family="monospace" font-size="11">',
         *(
-            f'<text x="{top}" y="{top + i * height + height * 0.65:.1f}">chip {chip}</text>'
+            f'<text x="{top}" y="{top + i * height + height * 0.65:.1f}" fill="currentColor">'
+            f"chip {chip}</text>"  # the page's colour: it may be a dark one
             for i, chip in enumerate(rows)
         ),
     ]
