@@ -39,7 +39,7 @@ def main(backend: str) -> None:
     """
     requests = queue.SimpleQueue[str]()
     threading.Thread(target=_read, args=(requests,), daemon=True).start()
-    os.nice(NICE)
+    _give_way()
     builder: Any = backends.available()[backend]
     with contextlib.suppress(Exception):  # building fails in the same way, and that is said
         builder.warm()
@@ -51,6 +51,17 @@ def main(backend: str) -> None:
         asked = json.loads(request.read_text())
         request.unlink()
         _serve(asked, builder)
+
+
+def _give_way() -> None:
+    """Let the process that trains go first.
+
+    Linux with autogroups shares the processor among sessions before it looks at processes, and
+    this process leads a session of its own (``helper``): that must be nice, too. Source: sched(7).
+    """
+    os.nice(NICE)
+    with contextlib.suppress(OSError):  # another system, or a kernel without
+        Path("/proc/self/autogroup").write_text(str(NICE))
 
 
 def _serve(asked: Any, builder: backends.Builder) -> None:
