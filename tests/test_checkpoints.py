@@ -92,8 +92,9 @@ class Counter:
 
 
 def test_what_cannot_be_kept_or_resumed_is_said(tmp_path: Path) -> None:
-    with pytest.raises(poptorch.Error, match="state of counter cannot be kept"):
-        make(tmp_path, 1, counter=Counter(object())).save()
+    for state in (object(), [{"average": torch.ones(2)}]):
+        with pytest.raises(poptorch.Error, match="state of counter cannot be kept"):
+            make(tmp_path, 1, counter=Counter(state)).save()
     assert not make(tmp_path).resume()
     made = make(tmp_path, 1, counter=Counter([1.5]))
     made.save()

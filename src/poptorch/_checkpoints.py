@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from . import _job, _session
-from ._base import archive, log
+from ._base import archive, log, trees
 from ._base.errors import AssertionFailure, Error
 from .dataloader import DataLoader
 from .executor import PoplarExecutor
@@ -359,6 +359,9 @@ def _encoded(name: str, stateful: Any) -> Any:
         for key, value in stateful.state_dict().items()
     }
     try:
+        tensors, _ = trees.flatten(state, name)
+        if tensors:  # a form of their shapes is all that there would be
+            raise TypeError(f"{len(tensors)} tensors have no JSON form")
         return _session.encode(state)
     except TypeError as error:
         raise Error(
