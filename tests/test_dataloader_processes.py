@@ -49,6 +49,27 @@ def test_every_process_reads_everything_without_partitioning():
     assert [values(made) for made in streams] == [[[0, 1, 2], [3, 4, 5]]] * 2
 
 
+def test_processes_that_share_the_stages_read_the_same():
+    def made(process, seed=5):
+        own = options(1, process=process, processes=4, seed=seed)
+        own.Distributed.stageProcesses(2)
+        torch.manual_seed(process)
+        return loader(Numbers(12), 3, opts=own, shuffle=True)
+
+    first, second, third, fourth = (flat(made(process)) for process in range(4))
+    assert first == second != third == fourth
+    assert sorted(first + third) == list(range(12))
+    alone = options(1, process=1, processes=2, seed=5)
+    alone.Distributed.stageProcesses(2)
+    other = alone.clone()
+    other.Distributed.configureProcessId(0, 2)
+    orders = []
+    for own in (alone, other):
+        torch.manual_seed(len(orders))
+        orders.append(flat(loader(Numbers(12), 3, opts=own, shuffle=True)))
+    assert orders[0] == orders[1] != list(range(12))
+
+
 @pytest.mark.spec("parallel", 39)
 def test_what_cannot_be_partitioned():
     with pytest.raises(AssertionError, match="batch_size=None not allowed"):

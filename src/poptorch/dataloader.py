@@ -101,7 +101,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._combined_batch_size = self._plan.combined
         if self._plan.rebatched is not None:
             self.rebatched_drop_last = drop_last
-        if processes > 1:
+        # Processes that share the stages of one model read the same, in the same order.
+        share = shuffle and auto_distributed_partitioning and batch_size is not None
+        if processes > 1 or (share and options.Distributed.stage_processes > 1):
             dataset, shuffle = self._shard(dataset, bool(shuffle)), False
         if hasattr(type(dataset), "__getitem__"):
             dataset = Channel("dataset").instrument(dataset, "__getitem__")

@@ -57,6 +57,7 @@ class Result:
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
     inferred: list[torch.Tensor] = field(default_factory=list)
+    refused: str = ""
     kept: int = 0
     """Bytes of weights and optimizer state on the devices of this process."""
 
@@ -162,6 +163,12 @@ def run(
     optimizer = case.optimizer(model.parameters())
     training = poptorch.trainingModel(model, options, optimizer)
     result, mine = Result(), slice(share * local, (share + 1) * local)
+    if not alone:  # an error in every process, after which the model is usable
+        x, _ = rows(case, local, process, 8 * options.device_iterations)
+        try:
+            training(x.flatten(0, 2), x.flatten(0, 2))
+        except poptorch.Error as error:
+            result.refused = str(error)
     for call in range(CALLS):
         x, y = rows(case, total, call, 8 * options.device_iterations)
         result.outputs += training(x[:, mine].flatten(0, 2), y[:, mine].flatten(0, 2))

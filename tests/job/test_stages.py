@@ -93,6 +93,12 @@ def test_each_process_keeps_what_its_stages_need(two: Results) -> None:
     assert [own["grouped"]["kept"] for own in two] == [half + step] * 2
 
 
+def test_other_batches_are_an_error_in_every_process(two: Results) -> None:
+    for own in two:
+        assert "were given different batches" in own["grouped"]["refused"]
+        assert "process 1 not that of process 0" in own["grouped"]["refused"]
+
+
 def test_the_loss_scale_moves_in_all_processes(two: Results) -> None:
     factors = [own["half, scaled automatically"]["state"]["lossScaleUpdateFactor"] for own in two]
     assert factors[0] == factors[1] > 1

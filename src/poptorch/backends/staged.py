@@ -97,6 +97,7 @@ class StagedExecutable:
 
     def run(self, state: State, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Do one call; see ``Executable.run``."""
+        self._crew.check_alike(batch)
         loops = self._plan.program.loops
         slices = [loops.cut(value) for value in batch]
         first = self._plan.spec.first_replica
