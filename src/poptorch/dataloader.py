@@ -91,8 +91,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._accessor: AsynchronousDataAccessor | None = None
         self._permutations: Permutations | None = None
         self._turn: weakref.ref[WorkersTurn] | None = None
-        process, processes = data_share(options.Distributed)
-        processes = processes if auto_distributed_partitioning else 1
+        process, shares = data_share(options.Distributed)
+        processes = shares if auto_distributed_partitioning else 1
         has_sampler = batch_sampler is not None
         arrangement.check_sources(dataset, batch_sampler, batch_size, shuffle, processes)
         self._plan = arrangement.arrange(
@@ -101,9 +101,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._combined_batch_size = self._plan.combined
         if self._plan.rebatched is not None:
             self.rebatched_drop_last = drop_last
-        # Processes that share the stages of one model read the same, in the same order.
-        share = shuffle and auto_distributed_partitioning and batch_size is not None
-        if processes > 1 or (share and options.Distributed.stage_processes > 1):
+        alike = options.Distributed.stage_processes > 1 and auto_distributed_partitioning
+        if processes > 1 or (alike and shuffle and batch_size is not None):  # in the same order
             dataset, shuffle = self._shard(dataset, bool(shuffle)), False
         if hasattr(type(dataset), "__getitem__"):
             dataset = Channel("dataset").instrument(dataset, "__getitem__")
