@@ -726,7 +726,7 @@ def test_estimates() -> None:
 # Rows that are shown by tests of their own parts, by their first cells.
 ELSEWHERE = {
     "needs IPUs, or the SDK's simulator": "test_wheel.py::test_the_readme_trains_where_nothing_else_is_installed",
-    "compiles before the first result": "compile/test_tiers.py::test_what_is_said",
+    "compiles before the first result": "compile/test_tiers.py::test_a_takeover_keeps_weights_moments_statistics_and_random_numbers_and_is_said",
     "a missing toolchain is an error": "conformance/test_backends.py::test_without_a_compiler_the_reference_backend_runs",
     "a loaded executable runs as it was saved": "session/test_files.py::test_other_settings_than_the_file_has_are_named",
     "the arguments of a saved model are pickled": "session/test_files.py::test_arguments_of_plain_types",
@@ -751,7 +751,7 @@ ELSEWHERE = {
     "a subclass's `__iter__` ran in the loading process and again outside": "test_dataloader.py::test_subclasses_with_mix_ins",
     "the loading process polled at a fixed interval": "data/test_waiting.py",
     "errors have four parts: what, the values, your own source line, a remedy": "base/test_errors.py",
-    "the first call returns before optimised code is there; a background compilation takes over between two calls; `options.backend(\"optimise\")` compiles first": "compile/test_tiers.py::test_a_takeover_keeps_weights_moments_statistics_and_random_numbers",
+    "the first call returns before optimised code is there; a background compilation takes over between two calls; `options.backend(\"optimise\")` compiles first": "compile/test_tiers.py::test_a_takeover_keeps_weights_moments_statistics_and_random_numbers_and_is_said",
     "[`transformers.Trainer`](guide/transformers.md) and [Lightning](guide/lightning.md) train through compiled steps, with integrations that are part of the package": "integrations/test_transformers.py::test_losses_are_those_of_the_plain_trainer",
     "a backend is chosen by option or `POPTORCH_BACKEND`, and others can be added": "conformance/test_backends.py::test_the_environment_chooses_a_backend_unless_an_option_does",
 }  # fmt: skip
