@@ -82,6 +82,16 @@ def test_parts_add_up(pipeline: Estimate) -> None:
     assert pipeline.items_per_second == pytest.approx(8 * 4 / pipeline.seconds)
 
 
+def test_a_call_runs_the_schedule_as_often_as_it_iterates(pipeline: Estimate) -> None:
+    options = poptorch.Options().deviceIterations(3)
+    thrice = trained(stack(4, cut=2), opts=options, micro=3 * 8)
+    assert thrice.runs == 3 * pipeline.runs
+    # Results go to the host once a call.
+    assert thrice.cycles == pytest.approx(3 * pipeline.cycles, rel=1e-4)
+    assert thrice.items_per_second == pytest.approx(3 * 8 * 4 / thrice.seconds)
+    assert sum(thrice.chips[1].parts.values()) == pytest.approx(thrice.seconds * thrice.clock)
+
+
 def test_operators_add_up_to_their_passes(pipeline: Estimate) -> None:
     for name, own in (("0F", "0F0"), ("1B", "1B0")):
         parts = [row for row in pipeline.operators if row.stage_pass == name]
@@ -191,6 +201,24 @@ def test_pipelines_keep_more_the_earlier_the_stage() -> None:
     value = 4096 * WIDE * 4
     assert kept[0].peak["activations"] - kept[1].peak["activations"] == value
     assert kept[1].peak["activations"] - kept[2].peak["activations"] >= value
+
+
+def test_activations_in_streaming_memory_are_not_kept() -> None:
+    """The second of three stages keeps the inputs of three micro-batches, or fetches one."""
+    where = poptorch.TensorLocationSettings().useOnChipStorage(False)
+    off = poptorch.Options()
+    off.TensorLocations.setActivationLocation(where)
+    peaks, streamed = [], []
+    for options in (poptorch.Options(), off):
+        model = stack(6)
+        for ipu in (1, 2):
+            poptorch.BeginBlock(model.layers[2 * ipu], f"b{ipu}", ipu_id=ipu)
+        chip = trained(model, accumulation=8, micro=4096, opts=options).chips[1]
+        peaks.append(chip.peak["activations"])
+        streamed.append(chip.parts["streaming memory"])
+    value = 4096 * WIDE * 4
+    assert peaks[0] - peaks[1] >= 2 * value
+    assert streamed[0] == 0 < streamed[1]
 
 
 def test_files(pipeline: Estimate, tmp_path: Path) -> None:

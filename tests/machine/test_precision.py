@@ -44,6 +44,18 @@ def test_products_of_halves_take_no_longer(product: Product, kind: str) -> None:
     assert cycles(half) <= cycles(product)
 
 
+def test_halves_and_half_partials_each_halve_the_work_of_the_matrix_unit() -> None:
+    """Multiplications per cycle and tile: 16, 32, 64. The first generation has no half partials."""
+
+    def compute(kind: str, itemsize: int, half_partials: bool) -> float:
+        one = Product(1, 4096, 4096, 4096, 1, 4096 * 4096, False, itemsize, half_partials)
+        return plan(one, KINDS[kind], KINDS[kind].tiles, DEFAULT, 0.6).compute
+
+    assert compute("bow", 2, False) < 0.6 * compute("bow", 4, False)
+    assert compute("bow", 2, True) < 0.6 * compute("bow", 2, False)
+    assert compute("mk1", 2, True) > 0.9 * compute("mk1", 2, False)
+
+
 class Tower(nn.Module):
     """Linear layers with something between them."""
 

@@ -165,5 +165,6 @@ class _Reader:
         sent = {
             (to, slot.key): self._size(slot) for slot in values for to in self._targets[slot.key]
         }
-        keys = (*self._forget[stage_pass], *streaming.drops.get(stage_pass, ()))
+        parked = [slot.key for slot in graph.inputs if slot.key in self._parked]
+        keys = (*self._forget[stage_pass], *streaming.drops.get(stage_pass, ()), *parked)
         return _Lists(brought, made, sent, {(chip, key): 0.0 for key in keys})
