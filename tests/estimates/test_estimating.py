@@ -68,6 +68,9 @@ def test_state_is_counted_exactly(pipeline: Estimate) -> None:
         assert chip.always["weights"] - 2 * LAYER < 64  # and a few numbers: steps, rates
         assert chip.always["optimizer state"] == pytest.approx(2 * 2 * LAYER, abs=64)
         assert chip.always["accumulators"] == 2 * LAYER
+    first, second = pipeline.chips
+    assert first.always["host buffers"] == 8 * WIDE * 4  # a micro-batch
+    assert second.always["host buffers"] < 64  # the loss
 
 
 def test_parts_add_up(pipeline: Estimate) -> None:
