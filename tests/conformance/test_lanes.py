@@ -190,7 +190,7 @@ def test_a_small_memory_budget_means_more_chunks_and_the_same_result() -> None:
     expected, state = train(copy.deepcopy(model), options(0), [batch])
     lanes = state.pop("lanes")
     assert lanes.count == ACCUMULATION
-    losses, ours = train(model, options(0).laneMemory(80_000), [batch])
+    losses, ours = train(model, options(0).laneMemory(40_000), [batch])
     fewer = ours.pop("lanes")
     assert fewer is not None
     assert 1 < fewer.count < ACCUMULATION

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from .._base import html
 from .layout import Layout
@@ -39,6 +40,10 @@ class Plan:
         from .plan_text import plan_text
 
         return plan_text(self)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Show it where a notebook shows text."""
+        printer.text(str(self))
 
     def _repr_html_(self) -> str:
         """Show it in a notebook, the schedule as a picture."""

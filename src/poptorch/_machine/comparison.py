@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .._base import html
 from .._ir.plan_text import size_text, table
@@ -56,6 +57,10 @@ class WhatIf(tuple[Variant, ...]):
 
     def __str__(self) -> str:
         return "\n".join(table(self._rows()))
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Show it where a notebook shows text."""
+        printer.text(str(self))
 
     def _repr_html_(self) -> str:
         """Show it in a notebook."""

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from .._base import html
 from .._ir.plan_text import size_text, table
@@ -246,6 +247,10 @@ class Estimate:
 
     def __str__(self) -> str:
         return "\n".join([*_summary(self), *table(_chips(self)), *_remarks(self)])
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Show it where a notebook shows text."""
+        printer.text(str(self))
 
     def _repr_html_(self) -> str:
         """Show it in a notebook."""
