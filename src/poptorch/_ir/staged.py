@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -13,6 +14,8 @@ from .workload import Workload
 
 RESULTS = (Kind.LOSS, Kind.OUTPUT, Kind.ANCHOR, Kind.BATCH)
 """What passes make for the host."""
+PER_MICRO_BATCH = (Kind.VALUE, Kind.BATCH)
+"""What passes read of which every micro-batch has its own."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,29 @@ class Staged:
     def holders(self, key: str) -> list[int]:
         """Return the processes whose chips hold a state tensor; the first one's value counts."""
         return sorted({self.parts.get(chip, 0) for chip in self.homes[key]})
+
+    def last_readers(self) -> dict[tuple[int, str], StagePass]:
+        """Return the last pass on a chip that reads a value or batch input, by chip and key."""
+        return {
+            (self.workload.chip_of(each), slot.key): each
+            for each, graph in self.graphs.items()
+            for slot in graph.inputs
+            if slot.kind in PER_MICRO_BATCH
+        }
+
+    def forgotten(self) -> dict[StagePass, list[str]]:
+        """Return what no pass of a chip reads after this one, by slot key."""
+        forgotten: dict[StagePass, list[str]] = defaultdict(list)
+        for (_, key), stage_pass in self.last_readers().items():
+            forgotten[stage_pass].append(key)
+        return forgotten
+
+    def targets(self) -> dict[str, list[int]]:
+        """Return the chips that each value is sent to, by slot key."""
+        targets: dict[str, list[int]] = defaultdict(list)
+        for transfer in self.transfers:
+            targets[transfer.value.key].append(transfer.target)
+        return targets
 
     def makers(self) -> dict[str, int]:
         """Return which process has each result for the host, by slot key."""

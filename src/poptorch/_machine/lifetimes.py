@@ -13,11 +13,8 @@ from dataclasses import dataclass
 from .._ir.schedule import Traffic
 from .._ir.slot import Kind, Slot
 from .._ir.stage_pass import StagePass
-from .._ir.staged import Staged
+from .._ir.staged import PER_MICRO_BATCH, Staged
 from .sizes import slot_bytes
-
-WAITING = (Kind.VALUE, Kind.BATCH)
-"""Kinds of what waits for another pass, of every micro-batch its own."""
 
 Event = tuple[StagePass, Traffic | None]
 Place = tuple[int, str]
@@ -80,7 +77,7 @@ def effects(
     numbers: dict[object, int] = {}
     bundle_of = {
         place: numbers.setdefault(
-            (place[0], tuple(history), slots[place[1]].kind in WAITING), len(numbers)
+            (place[0], tuple(history), slots[place[1]].kind in PER_MICRO_BATCH), len(numbers)
         )
         for place, history in touched.items()
     }
@@ -94,7 +91,7 @@ def effects(
             (chip, key), *_ = part
             of = {key: each for (_, key), each in part.items()}
             kind = slots[key].kind
-            made[name] = chip, Bundle(name, kind in WAITING, of, sum(of.values()))
+            made[name] = chip, Bundle(name, kind in PER_MICRO_BATCH, of, sum(of.values()))
         return made
 
     return {
@@ -102,7 +99,7 @@ def effects(
             tuple(bundle for _, bundle in bundled(one.brought).values()),
             tuple(bundle for _, bundle in bundled(one.made).values()),
             tuple(bundled(one.sent).values()),
-            tuple({bundle_of[p]: slots[p[1]].kind in WAITING for p in one.gone}.items()),
+            tuple({bundle_of[p]: slots[p[1]].kind in PER_MICRO_BATCH for p in one.gone}.items()),
         )
         for event, one in lists.items()
     }
@@ -126,19 +123,8 @@ class _Reader:
         parked: set[str],
     ) -> None:  # fmt: skip
         self._staged, self._slots, self._size, self._parked = staged, slots, size, parked
-        last = {
-            (staged.workload.chip_of(each), slot.key): each
-            for each, graph in staged.graphs.items()
-            for slot in graph.inputs
-            if slot.kind in WAITING
-        }
-        self._read_on = set(last)
-        self._forget: dict[StagePass, list[str]] = defaultdict(list)
-        for (_, key), stage_pass in last.items():
-            self._forget[stage_pass].append(key)
-        self._targets: dict[str, list[int]] = defaultdict(list)
-        for transfer in staged.transfers:
-            self._targets[transfer.value.key].append(transfer.target)
+        self._read_on = set(staged.last_readers())
+        self._forget, self._targets = staged.forgotten(), staged.targets()
 
     def lists(self, stage_pass: StagePass, traffic: Traffic | None) -> _Lists:
         """Return what one action does."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -13,11 +12,10 @@ from .._ir import slots
 from .._ir.schedule import Action, Traffic
 from .._ir.slot import Kind, Slot
 from .._ir.stage_pass import StagePass
-from .._ir.staged import RESULTS, Staged
+from .._ir.staged import PER_MICRO_BATCH, RESULTS, Staged
 from .._ir.state import State
 from .devices import Device, synchronise
 
-_PER_MICRO_BATCH = (Kind.VALUE, Kind.BATCH)
 _GRADIENTS = (Kind.ACCUM, Kind.GRADIENT)
 
 Name = tuple[str, int]
@@ -98,21 +96,15 @@ class Replica:
         self._staged = staged
         self._chips = {number: Chip(number, device) for number, device in devices.items()}
         self._sent: list[tuple[int, Name, torch.Tensor]] = []
-        last = _last_readers(staged)
-        self._read_on = set(last)
-        self._forget: dict[StagePass, list[str]] = defaultdict(list)
-        for (_, key), stage_pass in last.items():
-            self._forget[stage_pass].append(key)
-        self._targets: dict[str, list[int]] = defaultdict(list)
-        for transfer in staged.transfers:
-            self._targets[transfer.value.key].append(transfer.target)
+        self._read_on = set(staged.last_readers())
+        self._forget, self._targets = staged.forgotten(), staged.targets()
         loaded = staged.workload.streaming.loads.values()
         self._off_chip = {key for keys in loaded for key in keys}
         self._per_micro_batch = {
             slot.key
             for graph in staged.graphs.values()
             for slot in (*graph.inputs, *graph.outputs)
-            if slot.kind in _PER_MICRO_BATCH
+            if slot.kind in PER_MICRO_BATCH
         }
 
     def fill(self, state: State) -> None:
@@ -259,13 +251,3 @@ def _state_slots(staged: Staged) -> list[Slot]:
         if slot.is_state
     }
     return list(slots.values())
-
-
-def _last_readers(staged: Staged) -> dict[tuple[int, str], StagePass]:
-    """(chip, value or batch input) -> the pass after which nothing on the chip reads it."""
-    return {
-        (staged.workload.chip_of(stage_pass), slot.key): stage_pass
-        for stage_pass, graph in staged.graphs.items()
-        for slot in graph.inputs
-        if slot.kind in _PER_MICRO_BATCH
-    }
