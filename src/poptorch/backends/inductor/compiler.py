@@ -17,6 +17,7 @@ from ..._base import log, private
 from ..._base.cores import IDLE, Cores
 from ..._ir.operators import Operator
 from .addition import add
+from .attention import attention_backward
 from .convolution import Convolutions
 from .library import code_of, generator
 from .lowering import Decompositions, fakes, lower
@@ -70,6 +71,7 @@ def rules(graph: fx.Graph) -> Decompositions:
     """Return the faster ways to compute operators of a graph."""
     return {
         **Convolutions(graph).rules,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention_backward,
         aten.max_pool2d_with_indices.default: max_pool,
         aten.max_pool2d_with_indices_backward.default: max_pool_backward,
     }
