@@ -38,12 +38,12 @@ class Small(nn.Module):
 
 
 class Wide(nn.Module):
-    """Two large weights and two small ones."""
+    """Two large weights, which do not divide into equal parts, and two small ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        self.first = nn.Linear(6, 400)
-        self.second = nn.Linear(400, 3)
+        self.first = nn.Linear(6, 400, dtype=dtype)
+        self.second = nn.Linear(400, 3, dtype=dtype)
         self.loss = nn.CrossEntropyLoss()
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -163,6 +163,12 @@ def _anchored_not_in_parts(options: poptorch.Options) -> None:
     _in_parts(options)
 
 
+def _wide_in_parts(options: poptorch.Options) -> None:
+    options.Precision.narrow64Bit(False)
+    options.anchorTensor("gradient", "Gradient___second.bias")
+    _in_parts(options)
+
+
 sgd, adam = poptorch.optim.SGD, poptorch.optim.Adam
 CASES = {
     "sgd, sum": Case(lambda p: sgd(p, lr=0.01, momentum=0.9), options=_sum),
@@ -211,6 +217,26 @@ CASES = {
         accumulation=4,
         lanes=4,
         options=_in_parts,
+    ),
+    "adamw in parts, clipped, chunks": Case(
+        lambda p: poptorch.optim.AdamW(p, lr=0.01, max_grad_norm=0.05),
+        Wide,
+        accumulation=4,
+        lanes=4,
+        options=_in_parts,
+    ),
+    "lamb in parts": Case(
+        lambda p: poptorch.optim.LAMB(p, lr=0.01, weight_decay=0.1),
+        Wide,
+        accumulation=2,
+        options=_in_parts,
+    ),
+    "float64 in parts, clipped": Case(
+        lambda p: sgd(p, lr=0.05, max_grad_norm=0.1),
+        lambda: Wide(torch.float64),
+        options=_wide_in_parts,
+        dtype=torch.float64,
+        tolerance=1e-12,
     ),
     "exchanges over processes": Case(
         lambda p: adam(p, lr=0.01), lambda: Exchanging(2 * LOCAL), accumulation=2

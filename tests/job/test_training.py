@@ -101,13 +101,25 @@ def test_processes_keep_parts_of_the_optimizers_state(two: Any, four: Any) -> No
             kept = own["adam in parts"]["moments"] - small
             assert large <= len(results) * kept <= large + len(results) * padding
     results, printed = two
-    assert "because max_grad_norm needs the norm of all gradients; tensors are anchored" in printed
+    assert "because updated weights are anchored" in printed
     lines = results[0]["adam in parts"]["program"].splitlines()
     assert [line.split("  #")[0].strip() for line in lines if "over" in line] == [
         "scatter accum.* mean over 2 processes",
         "reduce accum.* mean over 2 processes",
         "gather param.* over 2 processes",
     ]
+
+
+def test_norms_of_what_lies_in_parts_are_added_up(two: Any) -> None:
+    results, _ = two
+    sizes = {
+        "adamw in parts, clipped, chunks": 4,
+        "lamb in parts": 16,
+        "float64 in parts, clipped": 8,
+    }
+    for name, size in sizes.items():
+        lines = [line.strip() for line in results[0][name]["program"].splitlines()]
+        assert f"reduce squares sum over 2 processes  # 1 bucket, {size} bytes" in lines, name
 
 
 def test_the_plan_says_what_processes_exchange(two: Any) -> None:

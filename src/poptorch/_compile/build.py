@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from .. import _update
 from .._ir import slots
-from .._ir.bundle import Bundle, laid_out
+from .._ir.bundle import BUCKET, Bundle, Member, in_chunks, laid_out
 from .._ir.graph import Graph, compose
 from .._ir.loops import Lanes, Loops
 from .._ir.optim_spec import OptimSpec
@@ -26,13 +26,11 @@ from .._ir.program import (
     Shard,
 )
 from .._ir.slot import Kind, Slot
+from .._ir.slot_function import SlotFunction
 from .._ir.spec import Spec
 from ..enums import ReductionType
 from .anchors import emitted_anchors, with_updated_weights
 from .lower import lower
-
-BUCKET = 32 << 20
-"""Bytes that processes exchange at once, unless a single gradient is larger."""
 
 
 def inference_program(micro: Graph, spec: Spec, lanes: Lanes | None) -> Program:
@@ -51,12 +49,14 @@ class _Trained:
         gradients: what a micro step makes.
         own: those that the update sees: of parts, where processes update parts.
         updated: the weights that it changes, or parts of them.
+        parts: those of them that are parts.
         batches: the micro-batches of an update.
     """
 
     gradients: list[Slot]
     own: list[Slot]
     updated: list[Slot]
+    parts: frozenset[str]
     batches: _update.MicroBatches
 
 
@@ -91,11 +91,13 @@ def training_program(
     if runs > 1:
         graphs, initial = _separate(micro, spec, optim, trained)
         window = _window(Run("micro"), Axis.ACCUMULATION, loops.accumulation, loops, lanes)
-        body = (*window, *reduction(graphs["micro"], spec, shards), Run("update"), *gather)
+        reduce = reduction(graphs["micro"], spec, shards)
+        body = (*window, *reduce, *_measuring(graphs, spec), Run("update"), *gather)
     elif loops.processes > 1:
         graphs, initial = _apart(micro, spec, optim, trained)
         reduce = reduction(graphs["gradients"], spec, shards)
-        body = (Run("gradients"), *reduce, Run("update"), *gather)
+        measuring = _measuring(graphs, spec)
+        body = (Run("gradients"), *reduce, *measuring, Run("update"), *gather)
     else:
         graphs, initial = _fused(micro, spec, optim, trained)
         body = (Run("step"),)
@@ -105,21 +107,28 @@ def training_program(
 
 
 def _trained(micro: Graph, shards: Sequence[Shard], batches: _update.MicroBatches) -> _Trained:
-    parts = {shard.whole.slot.weight: shard.part for shard in shards}
+    parts = _parts_of(shards)
     gradients = [slot for slot in micro.outputs if slot.kind is Kind.GRADIENT]
     paths = {slot.path for slot in gradients}
     weights = [s for s in micro.inputs if s.kind is Kind.PARAM and s.path in paths]
     return _Trained(
         gradients,
-        [_in_parts(slot, parts) for slot in gradients],
-        [parts.get(slot.weight, slot) for slot in weights],
+        _in_parts(gradients, parts),
+        _in_parts(weights, parts),
+        frozenset(part.path for part in parts.values()),
         batches,
     )
 
 
-def _in_parts(slot: Slot, parts: Mapping[str, Slot]) -> Slot:
-    """Return what a process sees of a tensor that belongs to a weight."""
-    return slot.of(parts[slot.weight]) if slot.weight in parts else slot
+def _parts_of(shards: Sequence[Shard]) -> dict[str, Slot]:
+    """Return by weight the part that a process updates, of it and of others."""
+    return {member.slot.weight: each.part for each in shards for member in each.whole.members}
+
+
+def _in_parts(tensors: Sequence[Slot], parts: Mapping[str, Slot]) -> list[Slot]:
+    """Return what a process sees of tensors that belong to weights, each once."""
+    seen = (slot.of(parts[slot.weight]) if slot.weight in parts else slot for slot in tensors)
+    return list(dict.fromkeys(seen))
 
 
 def _window(
@@ -135,32 +144,63 @@ def _separate(
 ) -> tuple[dict[str, Graph], Mapping[str, float]]:
     stochastic, batches = spec.precision.stochastic_rounding, trained.batches
     add = _update.accumulate(optim, trained.gradients, spec.reduction, batches)
-    last = _update.finish(optim, trained.own, spec.reduction, batches)
-    finish = lower(last)
-    update, initial = update_graph(optim, trained.updated, finish, spec)
-    graphs = {
-        "micro": compose("micro", [micro, lower(add, stochastic)]),
-        "update": compose("update", [finish, update]),
-    }
-    return graphs, {**last.initial, **initial}
+
+    def descaling(gradients: Sequence[Slot]) -> list[SlotFunction]:
+        return [_update.finish(optim, gradients, spec.reduction, batches)]
+
+    ending, initial = _ending(spec, optim, trained, descaling)
+    return {"micro": compose("micro", [micro, lower(add, stochastic)]), **ending}, initial
 
 
 def _apart(
     micro: Graph, spec: Spec, optim: OptimSpec, trained: _Trained
 ) -> tuple[dict[str, Graph], Mapping[str, float]]:
     """One run per update, whose gradients other processes add theirs to."""
-    parts, before = [lower(_update.take_back(trained.own))], dict[str, float]()
-    scale = _update.scale(optim, trained.own, spec.reduction, trained.batches)
-    if scale is not None:
-        parts.append(lower(scale))
-        before |= scale.initial
-    update, initial = update_graph(optim, trained.updated, parts[-1], spec)
+
+    def descaling(gradients: Sequence[Slot]) -> list[SlotFunction]:
+        scale = _update.scale(optim, gradients, spec.reduction, trained.batches)
+        return [_update.take_back(gradients), *([scale] if scale is not None else [])]
+
     hand_over = lower(_update.hand_over(trained.gradients))
-    graphs = {
-        "gradients": compose("gradients", [micro, hand_over]),
-        "update": compose("update", [*parts, update]),
-    }
-    return graphs, {**before, **initial}
+    ending, initial = _ending(spec, optim, trained, descaling)
+    return {"gradients": compose("gradients", [micro, hand_over]), **ending}, initial
+
+
+def _ending(
+    spec: Spec,
+    optim: OptimSpec,
+    trained: _Trained,
+    descaling: Callable[[Sequence[Slot]], list[SlotFunction]],
+) -> tuple[dict[str, Graph], Mapping[str, float]]:
+    """Return what follows when all gradients are added up, and the first values of its state.
+
+    Args:
+        spec, optim, trained: what is trained.
+        descaling: returns the functions from accumulators to the gradients of an update.
+    """
+    functions = descaling(trained.own)
+    before = [lower(each) for each in functions]
+    update, initial = update_graph(optim, trained.updated, before[-1], spec, trained.parts)
+    graphs = {"update": compose("update", [*before, update])}
+    of_parts = [slot for slot in trained.own if slot.weight in trained.parts]
+    if of_parts:
+        parts = [slot for slot in trained.updated if slot.path in trained.parts]
+        first = [lower(each) for each in descaling(of_parts)]
+        own = _update.own_squares(optim, parts, gradient_dtype(before[-1]), trained.parts)
+        if own is not None:
+            emptied = {slot.key for graph in first for slot in graph.outputs}
+            graphs["squares"] = compose("squares", [*first, lower(own)], drop=emptied)
+    values = [function.initial for function in functions] + [initial]
+    return graphs, {key: value for each in values for key, value in each.items()}
+
+
+def _measuring(graphs: Mapping[str, Graph], spec: Spec) -> tuple[Node, ...]:
+    """Return what adds squares of parts of weights up, if the update needs the whole sums."""
+    if "squares" not in graphs:
+        return ()
+    (slot,) = graphs["squares"].outputs
+    bucket = Bundle(slots.exchanged(-1, slot.numel, slot.dtype), (Member(slot, 0),))
+    return Run("squares"), Reduce("squares", "sum", spec.loops.processes, (bucket,))
 
 
 def reduction(graph: Graph, spec: Spec, shards: Sequence[Shard] = ()) -> tuple[Node, ...]:
@@ -170,10 +210,14 @@ def reduction(graph: Graph, spec: Spec, shards: Sequence[Shard] = ()) -> tuple[N
     if processes == 1 or not written:
         return ()
     operation = "mean" if spec.reduction.type == ReductionType.Mean else "sum"
-    parts = {shard.whole.slot.weight: shard.part for shard in shards}
-    pairs = tuple((s, _in_parts(s, parts)) for s in written if s.weight in parts)
-    scatter = (Scatter(operation, processes, pairs),) if pairs else ()
-    accums = [slot for slot in written if slot.weight not in parts]
+    wholes = {m.slot.weight: shard for shard in shards for m in shard.whole.members}
+    pairs = dict.fromkeys(
+        (slot.of(wholes[slot.weight].whole.slot), slot.of(wholes[slot.weight].part))
+        for slot in written
+        if slot.weight in wholes
+    )
+    scatter = (Scatter(operation, processes, tuple(pairs)),) if pairs else ()
+    accums = [slot for slot in written if slot.weight not in wholes]
     buckets = _buckets(accums)
     reduce = (Reduce(Kind.ACCUM, operation, processes, buckets),) if buckets else ()
     return (*scatter, *reduce)
@@ -181,15 +225,9 @@ def reduction(graph: Graph, spec: Spec, shards: Sequence[Shard] = ()) -> tuple[N
 
 def _buckets(accums: Sequence[Slot]) -> tuple[Bundle, ...]:
     """Return accumulators in a few flat tensors, each of one type."""
-    chunks: list[list[Slot]] = []
-    for dtype in dict.fromkeys(slot.dtype for slot in accums):
-        room = 0
-        for slot in (slot for slot in accums if slot.dtype == dtype):
-            if room < slot.bytes:
-                chunks.append([])
-                room = BUCKET
-            chunks[-1].append(slot)
-            room -= slot.bytes
+    dtypes = dict.fromkeys(slot.dtype for slot in accums)
+    of_types = [[slot for slot in accums if slot.dtype == dtype] for dtype in dtypes]
+    chunks = [chunk for same in of_types for chunk in in_chunks(same, BUCKET)]
     buckets = []
     for index, chunk in enumerate(chunks):
         members, size = laid_out(chunk)
@@ -211,11 +249,15 @@ def _fused(
 
 
 def update_graph(
-    optim: OptimSpec, updated: list[Slot], source: Graph, spec: Spec
+    optim: OptimSpec,
+    updated: list[Slot],
+    source: Graph,
+    spec: Spec,
+    in_parts: frozenset[str] = frozenset(),
 ) -> tuple[Graph, Mapping[str, float]]:
     """Return one optimizer step for the gradients that a graph writes, and its first values."""
     rounding = spec.precision.stochastic_rounding
-    step = _update.lower(optim, updated, gradient_dtype(source), rounding)
+    step = _update.lower(optim, updated, gradient_dtype(source), rounding, in_parts)
     return lower(step), step.initial
 
 

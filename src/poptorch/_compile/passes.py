@@ -116,7 +116,7 @@ def shard(draft: Draft) -> None:
     """Let each process keep a part of the optimizer's state of large weights."""
     draft.graph, draft.bundled = draft.layout.graph, draft.optim
     if draft.optim is not None:
-        draft.graph, draft.bundled, draft.shards = sharding.sharded(
+        draft.bundled, draft.shards = sharding.sharded(
             draft.graph, draft.spec, draft.optim, draft.by_stages
         )
         draft.bundles = tuple(each.whole for each in draft.shards)

@@ -7,34 +7,33 @@ stay whole. Source: PopTorch user guide, "Options" (replicated tensor sharding);
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from .. import _update
 from .._base import log
 from .._ir import slots
-from .._ir.bundle import ALIGNMENT, Bundle
-from .._ir.graph import Graph, compose
+from .._ir.bundle import ALIGNMENT, BUCKET, Bundle
+from .._ir.graph import Graph
 from .._ir.optim_spec import OptimSpec
 from .._ir.placement import Location
 from .._ir.program import Shard
-from .._ir.slot import Kind, Slot
+from .._ir.slot import Slot
 from .._ir.spec import Spec
+from .anchors import UPDATED
 from .bundle import trained_alone
-from .lower import lower
 
 FEWEST_ELEMENTS = 8192
 """Of a weight whose state is divided, unless ``minElementsForReplicatedTensorSharding`` says so."""
 _WHOLE, _PART = "~whole.", "~part."
 
-Sharded = tuple[Graph, OptimSpec, tuple[Shard, ...]]
+Sharded = tuple[OptimSpec, tuple[Shard, ...]]
 
 
 def sharded(micro: Graph, spec: Spec, optim: OptimSpec, by_stages: bool) -> Sharded:
-    """Return the micro step over large weights behind one another, the optimizer over their parts.
+    """Return the optimizer over parts of large weights, and what these are parts of.
 
-    All are returned as they are where nothing is to be divided; where the user asked for what is
-    not done, a warning says so.
+    It is returned as it is where nothing is to be divided; where the user asked for what is not
+    done, a warning says so.
 
     Args:
         micro: forward and backward.
@@ -42,18 +41,18 @@ def sharded(micro: Graph, spec: Spec, optim: OptimSpec, by_stages: bool) -> Shar
         by_stages: the backend runs blocks on their chips.
     """
     if not spec.trains_together:
-        return micro, optim, ()
+        return optim, ()
     _say_whole(spec)
     if not spec.locations.optimizer.sharded:
-        return micro, optim, ()
-    why = _hindrance(spec, optim, by_stages)
+        return optim, ()
+    why = _hindrance(spec, by_stages)
     if why:
         log.python.warning(
             "useReplicatedTensorSharding has no effect: every process keeps all of the "
             "optimizer's state, because %s",
             why,
         )
-        return micro, optim, ()
+        return optim, ()
     least = _fewest(spec.locations.optimizer)
     members = [slot for slot in trained_alone(micro, optim) if slot.numel >= max(1, least)]
     if not members:
@@ -62,18 +61,16 @@ def sharded(micro: Graph, spec: Spec, optim: OptimSpec, by_stages: bool) -> Shar
             "minElementsForReplicatedTensorSharding makes parts",
             least,
         )
-        return micro, optim, ()
+        return optim, ()
     processes = spec.loops.processes
-    flat, bundles = _update.flatten(optim, members, _WHOLE, processes * ALIGNMENT)
+    most = 0 if optim.algorithm == "lamb" else BUCKET  # it needs the norm of each weight
+    flat, bundles = _update.flatten(optim, members, _WHOLE, processes * ALIGNMENT, most)
     shards = tuple(
         Shard(bundle, _part(number, bundle, processes)) for number, bundle in enumerate(bundles)
     )
     parts = {shard.whole.slot.path: shard.part.path for shard in shards}
     groups = [replace(g, params=tuple(parts.get(p, p) for p in g.params)) for g in flat.groups]
-    hidden = {slot.key for member in members for slot in (member, slots.gradient(member))}
-    graphs = [lower(_update.spread(bundles)), micro, lower(_update.gather(bundles))]
-    joined = compose("micro", graphs, keep=(Kind.GRADIENT,), drop=hidden)
-    return joined, replace(flat, groups=tuple(groups)), shards
+    return replace(flat, groups=tuple(groups)), shards
 
 
 def _fewest(location: Location) -> int:
@@ -85,13 +82,10 @@ def _part(number: int, bundle: Bundle, processes: int) -> Slot:
     return slots.param(f"{_PART}{number}", shape, bundle.slot.dtype)
 
 
-def _hindrance(spec: Spec, optim: OptimSpec, by_stages: bool) -> str:
+def _hindrance(spec: Spec, by_stages: bool) -> str:
     """Why the update cannot work on parts; "" if it can."""
-    norm = dict(optim.settings).get("max_grad_norm", math.inf)
     hindrances = {
-        "LAMB needs the norm of each whole weight": optim.algorithm == "lamb",
-        "max_grad_norm needs the norm of all gradients": norm != math.inf,
-        "tensors are anchored": bool(spec.anchors),
+        "updated weights are anchored": any(a[1].startswith(UPDATED) for a in spec.anchors),
         "automatic loss scaling looks at whole gradients": spec.reduction.automatic_loss_scaling,
         "every operator is checked for floating-point exceptions": (
             spec.precision.floating_point_exceptions

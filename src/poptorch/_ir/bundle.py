@@ -10,6 +10,9 @@ from .slot import Slot
 ALIGNMENT = 64
 """Members start at multiples of this many elements: 128 bytes in half, 256 in float."""
 
+BUCKET = 32 << 20
+"""Bytes that processes exchange at once, unless a single tensor is larger."""
+
 
 @dataclass(frozen=True)
 class Member:
@@ -55,6 +58,19 @@ def laid_out(slots: Iterable[Slot]) -> tuple[tuple[Member, ...], int]:
         members.append(Member(slot, end))
         end += blocks_of(slot) * ALIGNMENT
     return tuple(members), end
+
+
+def in_chunks(slots: Iterable[Slot], most: int) -> list[list[Slot]]:
+    """Return tensors in runs of so many bytes at most, unless a single one has more."""
+    chunks: list[list[Slot]] = []
+    room = 0
+    for slot in slots:
+        if not chunks or room < slot.bytes:
+            chunks.append([])
+            room = most
+        chunks[-1].append(slot)
+        room -= slot.bytes
+    return chunks
 
 
 def blocks_of(slot: Slot) -> int:

@@ -43,7 +43,7 @@ class Reduce:
     """Add tensors of one kind up over the processes, in place, one flat bucket after another.
 
     Attributes:
-        kind: of the tensors.
+        kind: of the tensors: ``accum``, or ``squares`` of what processes have parts of.
         operation: ``mean`` or ``sum``: whether the update divides by the number of processes too.
         processes: how many add theirs.
         buckets: what travels at once; its members are views of it.
@@ -140,7 +140,8 @@ class Program:
         initial: first values of state that the update introduces, by slot key.
         lanes: what runs side by side, or None. Slots of batches and results then have a leading
             lane dimension, and those of state with a value for each replica a replica one.
-        bundles: weights that share a storage; what the graphs read and write is that.
+        bundles: weights that share a storage. What graphs read and write is that, or where the
+            processes keep parts the weights themselves.
     """
 
     body: tuple[Node, ...]
@@ -164,12 +165,21 @@ class Program:
 
     def state_slots(self) -> dict[str, Slot]:
         """Every tensor that lives on the device, by key."""
-        return {
+        slots = {
             slot.key: slot
             for graph in self.graphs.values()
             for slot in (*graph.inputs, *graph.outputs)
             if slot.is_state
         }
+        return slots | {whole.key: whole for whole, _ in self.parts}
+
+    @property
+    def stored(self) -> dict[str, Slot]:
+        """What has a storage of its own, by key; the other tensors of the state are parts of it."""
+        inner = {view.slot.key for view in self.views()} | {part.key for _, part in self.parts}
+        inner |= {member.slot.key for bucket in self.buckets for member in bucket.members}
+        own = {key: slot for key, slot in self.state_slots().items() if key not in inner}
+        return own | {bucket.slot.key: bucket.slot for bucket in self.buckets}
 
     @property
     def buckets(self) -> list[Bundle]:

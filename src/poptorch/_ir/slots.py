@@ -48,6 +48,11 @@ def exchanged(index: int, size: int, dtype: torch.dtype) -> Slot:
     return Slot(Kind.ACCUM, (size,), dtype, "~bucket", index=index)
 
 
+def squares(count: int, dtype: torch.dtype) -> Slot:
+    """Return the sums of squares of weights in parts, which processes add up before an update."""
+    return Slot(Kind.ACCUM, (count,), dtype, "~squares")
+
+
 def moment(name: str, weight: Slot, dtype: torch.dtype) -> Slot:
     """Return state that an optimizer keeps for a parameter, for instance its ``velocity``."""
     return Slot(Kind.OPTSTATE, weight.shape, dtype, name, weight.weight)

@@ -67,8 +67,10 @@ def _reduce_text(node: Reduce) -> str:
     count = len(node.buckets)
     buckets = f"{count} bucket{'' if count == 1 else 's'}, {node.bytes} bytes"
     divides = "; update divides" if node.operation == "mean" else ""
-    what = f"reduce {node.kind}.* {node.operation} over {node.processes} processes"
-    return f"{what}  # {buckets}, when all gradients are there{divides}"
+    gradients = node.kind == Kind.ACCUM
+    what = f"reduce {node.kind}{'.*' if gradients else ''} {node.operation}"
+    when = ", when all gradients are there" if gradients else ""
+    return f"{what} over {node.processes} processes  # {buckets}{when}{divides}"
 
 
 def _scatter_text(node: Scatter) -> str:

@@ -68,14 +68,13 @@ class Device:
         if other is not None:
             theirs = other.state.tensors
             self.state.tensors = {key: theirs[key] for key in self._alike(other)}
-        for key, slot in slots.items():
+        for key, slot in program.stored.items():
             if key in self.state.tensors:
                 continue
             first = program.initial.get(key, 0.0)
             self.state.tensors[key] = torch.full(slot.device_shape, first, dtype=slot.dtype)
         for bucket in program.buckets:
-            flat = torch.zeros(bucket.slot.shape, dtype=bucket.slot.dtype)
-            self.state.tensors[bucket.slot.key] = flat
+            flat = self.state.tensors[bucket.slot.key]
             for member in bucket.members:
                 part = flat[member.offset :][: member.slot.numel]
                 self.state.tensors[member.slot.key] = part.view(member.slot.shape)
@@ -245,9 +244,8 @@ class Device:
             Error: it is not.
         """
         kinds = (*_SHARED, Kind.CONSTANT)
-        apart = {*self.shards.flat, *(part.key for _, part in self._program.parts)}
-        slots = self._program.state_slots().items()
-        keys = [key for key, slot in slots if slot.kind in kinds and key not in apart]
+        slots = self._program.stored.items()
+        keys = [key for key, slot in slots if slot.kind in kinds and key not in self.shards.flat]
         tensors = {key: self.state.tensors[key] for key in keys}
         if not broadcast:
             agreement.check_tensors({**tensors, **self.shards.waiting})
@@ -258,11 +256,11 @@ class Device:
 
     def _alike(self, other: Device) -> list[str]:
         """Return the keys of weights and optimizer state that another device has the same way."""
-        slots = other._program.state_slots()
+        slots = other._program.stored
         parts, other_parts = _parts(self._program), _parts(other._program)
         return [
             key
-            for key, slot in self._program.state_slots().items()
+            for key, slot in self._program.stored.items()
             if slot.kind in _SHARED
             and key in slots
             and (slots[key].device_shape, slots[key].dtype) == (slot.device_shape, slot.dtype)

@@ -3,6 +3,7 @@
 from .bundles import flatten, gather, spread
 from .lower import lower
 from .reduction import MicroBatches, accumulate, finish, hand_over, scale, take_back
+from .squares import own_squares
 
 __all__ = [
     "MicroBatches",
@@ -12,6 +13,7 @@ __all__ = [
     "gather",
     "hand_over",
     "lower",
+    "own_squares",
     "scale",
     "spread",
     "take_back",

@@ -20,6 +20,8 @@ from .._ir.optim_spec import OptimGroup, OptimSpec
 Scalar = float | torch.Tensor
 Scalars = Mapping[str, Scalar]
 Tensors = dict[str, torch.Tensor]
+SQUARES = 2
+"""Sums of squares that ``Algorithm.squares`` returns."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +49,18 @@ class Algorithm:
         prepare: scalar work done once per group: from the hyper-parameters and, where counted, the
             number of this update (from 1) to the values that ``step`` reads.
         step: weight, descaled gradient, moments and prepared values to the new weight and moments.
+        squares: of an algorithm that needs norms of whole weights: from what ``step`` takes to the
+            SQUARES sums of squares of which they are roots. Where others have parts of the weight
+            ``step`` reads the whole sums as the values ``square_0`` and ``square_1``.
     """
 
     moments: Callable[[OptimSpec, OptimGroup, torch.dtype], tuple[Moment, ...]]
     counts: Callable[[OptimSpec, OptimGroup], bool]
     prepare: Callable[[OptimSpec, OptimGroup, Scalars, torch.Tensor | None], dict[str, Scalar]]
     step: Callable[[torch.Tensor, torch.Tensor, Tensors, Scalars], tuple[torch.Tensor, Tensors]]
+    squares: Callable[[torch.Tensor, torch.Tensor, Tensors, Scalars], list[torch.Tensor]] | None = (
+        None
+    )
 
 
 def of_name(name: str) -> Algorithm:

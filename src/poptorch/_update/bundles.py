@@ -7,13 +7,13 @@ faster than one kernel per weight, and compiled in a second instead of half a mi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
 from .._ir import slots
-from .._ir.bundle import ALIGNMENT, Bundle, laid_out
+from .._ir.bundle import ALIGNMENT, Bundle, in_chunks, laid_out
 from .._ir.optim_spec import OptimGroup, OptimSpec
 from .._ir.slot import Slot
 from .._ir.slot_function import SlotFunction
@@ -22,7 +22,11 @@ _Tensors = Mapping[str, torch.Tensor]
 
 
 def flatten(
-    spec: OptimSpec, params: Sequence[Slot], name: str = "~", multiple: int = ALIGNMENT
+    spec: OptimSpec,
+    params: Sequence[Slot],
+    name: str = "~",
+    multiple: int = ALIGNMENT,
+    most: int | None = None,
 ) -> tuple[OptimSpec, tuple[Bundle, ...]]:
     """Return the same optimizer over bundles of its weights.
 
@@ -31,6 +35,7 @@ def flatten(
         params: the ``param`` slots to bundle, which have a gradient. Others stay as they are.
         name: what the bundles' paths begin with.
         multiple: of ALIGNMENT; what their lengths are multiples of.
+        most: bytes of a bundle, unless a single weight is larger.
 
     Returns:
         A spec whose groups name the bundles in the place of their members, and the bundles, both
@@ -41,17 +46,27 @@ def flatten(
     groups: list[OptimGroup] = []
     for index, group in enumerate(spec.groups):
         members = [by_path[path] for path in group.params if path in by_path]
-        dtypes = dict.fromkeys(slot.dtype for slot in members)
         made = [
-            _bundle(f"{name}{index}.{str(dtype).removeprefix('torch.')}", same, multiple)
-            for dtype in dtypes
-            if (same := [slot for slot in members if slot.dtype == dtype])
+            _bundle(f"{name}{index}.{label}", same, multiple)
+            for label, same in _together(members, most)
         ]
         bundles += made
         others = [path for path in group.params if path not in by_path]
         paths = (*(bundle.slot.path for bundle in made), *others)
         groups.append(replace(group, params=paths))
     return replace(spec, groups=tuple(groups)), tuple(bundles)
+
+
+def _together(members: Sequence[Slot], most: int | None) -> Iterator[tuple[str, list[Slot]]]:
+    """Yield what makes a bundle, with a name: weights of one type, as many as there may be."""
+    for dtype in dict.fromkeys(slot.dtype for slot in members):
+        same = [slot for slot in members if slot.dtype == dtype]
+        label = str(dtype).removeprefix("torch.")
+        if most is None:
+            yield label, same
+            continue
+        for number, chunk in enumerate(in_chunks(same, most)):
+            yield f"{label}.{number}", chunk
 
 
 def _bundle(path: str, params: Sequence[Slot], multiple: int) -> Bundle:

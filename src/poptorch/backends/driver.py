@@ -29,6 +29,7 @@ from .whole import Whole
 
 Index = dict[Axis, int]
 Mode = tuple[OutputMode, int]  # with the period of EveryN
+_GRADIENTS, _SQUARES = "the gradients of an update", "the squares of an update"
 _FIRST: Index = dict.fromkeys(Axis, 0)
 
 
@@ -189,7 +190,8 @@ def exchange(node: Reduce | Scatter | Gather, state: State) -> None:
         else [whole.key for whole, _ in node.pairs]
     )
     # Parts are views: gloo adds all of 20 MB up in 15 ms and scatters the sums in 59.
-    group.add_up([tensors[key] for key in keys], "the gradients of an update")
+    squares = isinstance(node, Reduce) and node.kind != Kind.ACCUM
+    group.add_up([tensors[key] for key in keys], _SQUARES if squares else _GRADIENTS)
     if isinstance(node, Scatter):
         for whole, part in node.pairs:
             _empty_others(tensors[whole.key], tensors[part.key])
@@ -329,6 +331,6 @@ def _joined_lanes(parts: list[torch.Tensor]) -> torch.Tensor:
 
 def program_report(backend: str, program: Program, seconds: float) -> Report:
     """Return the plain figures of a compiled program."""
-    size = sum(slot.bytes for slot in program.state_slots().values())
+    size = sum(slot.bytes for slot in program.stored.values())
     nodes = tuple((name, len(g.module.graph.nodes)) for name, g in program.graphs.items())
     return Report(backend, size, nodes, seconds)
