@@ -25,6 +25,7 @@ __all__ = [
     "getNumInstances",
     "getNumIpusPerReplica",
     "getNumLocalReplicas",
+    "getNumStageProcesses",
     "getNumTotalReplicas",
     "init",
     "initializeBackend",
@@ -68,18 +69,23 @@ def getNumInstances() -> int:
 
 
 def getNumTotalReplicas() -> int:
-    """Return how many replicas the job has, in all processes."""
+    """Return how many replicas the job has: those of processes that share stages count once."""
     return _job.membership().total_replicas
 
 
 def getNumLocalReplicas() -> int:
-    """Return how many replicas this process has."""
+    """Return how many replicas this process has, or has stages of."""
     return _job.membership().local_replicas
 
 
 def getNumIpusPerReplica() -> int:
     """Return how many IPUs each replica has."""
     return _job.membership().ipus_per_replica
+
+
+def getNumStageProcesses() -> int:
+    """Return how many processes share the stages of each model. This name is not PopDist's."""
+    return _job.membership().stage_processes
 
 
 def checkNumIpusPerReplica(num_ipus: int) -> None:

@@ -37,6 +37,20 @@ class _Distributed(type(poptorch.Options().Distributed)):  # type: ignore[misc]
         """
         _refuse("Distributed.setEnvVarNames", "poprun --num-instances decides")
 
+    def stageProcesses(self, processes: int) -> Self:
+        """Refused, unless it is what the launcher says: ``popdist`` counts replicas by it.
+
+        Raises:
+            RuntimeError: it is another number.
+        """
+        if processes != popdist.getNumStageProcesses():
+            _refuse(
+                "Distributed.stageProcesses",
+                f"poprun --stage-processes {processes}; with another launcher set "
+                f"POPDIST_STAGE_PROCESSES={processes}",
+            )
+        return super().stageProcesses(processes)  # type: ignore[no-any-return]
+
     def disable(self) -> Self:
         """Refused.
 
@@ -51,6 +65,7 @@ class Options(poptorch.Options):
 
     ``replication_factor`` is that of this process. What the launcher decides cannot be changed:
     ``useIpuId``, ``replicationFactor`` and the setters of ``Distributed`` are a ``RuntimeError``.
+    ``Distributed.stageProcesses`` is what ``poprun --stage-processes`` says.
 
     Args:
         ipus_per_replica: chips of each replica; must be the launcher's.
@@ -66,6 +81,7 @@ class Options(poptorch.Options):
         super().replicationFactor(popdist.getNumLocalReplicas())
         index, count = popdist.getInstanceIndex(), popdist.getNumInstances()
         self.Distributed.configureProcessId(index, count)
+        self.Distributed.stageProcesses(popdist.getNumStageProcesses())
         self.Distributed.__class__ = _Distributed
 
     def useIpuId(self, ipu_id: int) -> Self:

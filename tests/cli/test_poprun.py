@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
 
+import popdist
 from helpers import jobs
 from helpers.job_killed import digests
 from poptorch._cli import launching, poprun
@@ -101,6 +103,7 @@ def test_other_hosts_are_reached_by_a_shell(tmp_path: Path) -> None:
     "arguments, said",
     [
         (["--num-instances=2", "--num-replicas=3", "true"], "must be a multiple"),
+        (["--num-instances=3", "--stage-processes=2", "true"], "must be a multiple of --stage-pro"),
         (["--host=a,b", "--num-instances=3", "true"], "must be a multiple of the 2 hosts"),
         (["--num-instances=0", "true"], "at least 1"),
         (["--only-output-from-instance=1", "true"], "there are 1 instances"),
@@ -130,6 +133,18 @@ def test_on_one_host_nobody_else_can_write_to_where_the_agents_meet(tmp_path: Pa
     assert isinstance(store, torch.distributed.FileStore)
     assert Path(store.path).parent == tmp_path
     assert config.local_addr == "localhost"
+
+
+def test_processes_that_share_stages_have_the_same_replicas(monkeypatch) -> None:
+    monkeypatch.setattr(os, "environ", {**os.environ})
+    reader = poprun.parser()
+    arguments = ["--num-instances=4", "--stage-processes=2", "--num-replicas=6", "true"]
+    made = poprun._job(reader, vars(reader.parse_args(arguments)))
+    assert [line[-6:] for line in poprun.topology(made).splitlines()[1:]] == [
+        "0 to 2", "0 to 2", "3 to 5", "3 to 5",
+    ]  # fmt: skip
+    launching._set_environment(made)
+    assert (popdist.getNumTotalReplicas(), popdist.getNumLocalReplicas()) == (6, 3)
 
 
 def test_a_host_file_names_a_host_in_each_line(tmp_path: Path) -> None:

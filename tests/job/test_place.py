@@ -92,6 +92,17 @@ def test_what_the_launcher_decides_cannot_be_changed(monkeypatch) -> None:
         popdist.poptorch.Options(ipus_per_replica=4)
 
 
+def test_processes_that_share_stages_count_once(monkeypatch) -> None:
+    for name, value in {**TORCHRUN, "POPDIST_STAGE_PROCESSES": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert (popdist.getNumTotalReplicas(), popdist.getNumLocalReplicas()) == (2, 1)
+    options = popdist.poptorch.Options()
+    assert options.Distributed.stage_processes == popdist.getNumStageProcesses() == 2
+    options.Distributed.stageProcesses(2)
+    with pytest.raises(RuntimeError, match="poprun --stage-processes 4"):
+        options.Distributed.stageProcesses(4)
+
+
 def test_functions_are_called_on_the_instances_that_are_listed(monkeypatch) -> None:
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)

@@ -317,6 +317,7 @@ VARIABLES: dict[str, tuple[dict[str, str], dict[str, str], Callable[[], Any]]] =
     "POPDIST_NUM_TOTAL_REPLICAS": ({"": "4"}, {}, popdist.getNumTotalReplicas),
     "POPDIST_NUM_LOCAL_REPLICAS": ({"": "2"}, {}, popdist.getNumLocalReplicas),
     "POPDIST_NUM_IPUS_PER_REPLICA": ({"": "2"}, {}, popdist.getNumIpusPerReplica),
+    "POPDIST_STAGE_PROCESSES": ({"": "2"}, {}, popdist.getNumStageProcesses),
     "MASTER_ADDR": ({"": "head"}, {"MASTER_PORT": "7"}, _job.place),
     "MASTER_PORT": ({"": "7"}, {"MASTER_ADDR": "head"}, _job.place),
     "OMPI_COMM_WORLD_LOCAL_SIZE": (

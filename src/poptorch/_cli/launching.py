@@ -32,6 +32,7 @@ class Job:
         instances: processes on all hosts.
         replicas: of all processes.
         ipus_per_replica: chips of each.
+        stage_processes: processes that share the stages of each model.
         hosts: the first one is this one.
         port: of the first host, to meet at, where there are several hosts.
         rendezvous: on the other hosts: where to meet, how many hosts, the job's key, the own name.
@@ -47,6 +48,7 @@ class Job:
     instances: int
     replicas: int
     ipus_per_replica: int
+    stage_processes: int
     hosts: tuple[str, ...]
     port: int
     rendezvous: str | None
@@ -56,6 +58,11 @@ class Job:
     offline: bool
     numa: bool
     verbosity: int
+
+    @property
+    def local_replicas(self) -> int:
+        """How many replicas a process has, or has stages of."""
+        return self.replicas * self.stage_processes // self.instances
 
     @property
     def here(self) -> int:
@@ -89,8 +96,9 @@ def _set_environment(job: Job) -> None:
     env.set_if_absent("OMP_NUM_THREADS", str(max(1, cores // job.here)))
     env.set_if_absent("PYTHONUNBUFFERED", "1")  # what processes print is shown at once
     env.put("POPDIST_NUM_TOTAL_REPLICAS", str(job.replicas))
-    env.put("POPDIST_NUM_LOCAL_REPLICAS", str(job.replicas // job.instances))
+    env.put("POPDIST_NUM_LOCAL_REPLICAS", str(job.local_replicas))
     env.put("POPDIST_NUM_IPUS_PER_REPLICA", str(job.ipus_per_replica))
+    env.put("POPDIST_STAGE_PROCESSES", str(job.stage_processes))
     env.put("POPDIST_UNIFORM_REPLICAS_PER_INSTANCE", "1")
     if job.cache:
         env.put("POPTORCH_CACHE_DIR", job.cache)
@@ -106,6 +114,7 @@ def _start_at(host: str, job: Job, meeting: str) -> subprocess.Popen[bytes]:
         "--num-instances": job.instances,
         "--num-replicas": job.replicas,
         "--ipus-per-replica": job.ipus_per_replica,
+        "--stage-processes": job.stage_processes,
         "--max-restarts": job.restarts,
         "--executable-cache-path": job.cache,
         "--only-output-from-instance": job.only,

@@ -68,6 +68,8 @@ def parser() -> argparse.ArgumentParser:
     add("--num-instances", type=_count, metavar="N", help="processes, on all hosts (1)")
     add("--num-replicas", type=_count, metavar="N", help="replicas, of all processes (as many)")
     add("--ipus-per-replica", type=_count, metavar="N", help="chips of each replica (1)")
+    add("--stage-processes", type=_count, metavar="N",
+        help="processes that share the stages of each model (1)")  # fmt: skip
     add("-H", "--host", metavar="A,B", help="hosts, the first of them this one; the others by ssh")
     add("--hostfile", metavar="FILE", help="a file with a host in each line")
     add("--port", type=_count, metavar="PORT", help="of the first host, to meet at (29400)")
@@ -132,10 +134,19 @@ def _destination(option: str) -> str:
 
 def _job(reader: argparse.ArgumentParser, values: dict[str, Any]) -> Job:
     instances = values["num_instances"] or 1
-    replicas = values["num_replicas"] or instances
+    shared = values["stage_processes"] or 1
+    if instances % shared:
+        reader.error(
+            f"--num-instances {instances} must be a multiple of --stage-processes {shared}"
+        )
+    models = instances // shared
+    replicas = values["num_replicas"] or models
     hosts = _hosts(reader, values)
-    if replicas % instances:
-        reader.error(f"--num-replicas {replicas} must be a multiple of --num-instances {instances}")
+    if replicas % models:
+        of_each = f", {shared} for each model" if shared > 1 else ""
+        reader.error(
+            f"--num-replicas {replicas} must be a multiple of --num-instances {instances}{of_each}"
+        )
     if instances % len(hosts):
         reader.error(f"--num-instances {instances} must be a multiple of the {len(hosts)} hosts")
     only = values["only_output_from_instance"]
@@ -146,6 +157,7 @@ def _job(reader: argparse.ArgumentParser, values: dict[str, Any]) -> Job:
         instances=instances,
         replicas=replicas,
         ipus_per_replica=values["ipus_per_replica"] or 1,
+        stage_processes=shared,
         hosts=hosts,
         port=values["port"] or 29400,
         rendezvous=values["rendezvous"],
@@ -173,11 +185,11 @@ def _hosts(reader: argparse.ArgumentParser, values: dict[str, Any]) -> tuple[str
 
 def topology(job: Job) -> str:
     """Return the table of instances and their replicas."""
-    local = job.replicas // job.instances
     lines = ["instance  host  replicas"]
     for index in range(job.instances):
         host = job.hosts[index * len(job.hosts) // job.instances]
-        lines.append(f"{index:>8}  {host}  {index * local} to {(index + 1) * local - 1}")
+        first = index // job.stage_processes * job.local_replicas
+        lines.append(f"{index:>8}  {host}  {first} to {first + job.local_replicas - 1}")
     return "\n".join(lines)
 
 

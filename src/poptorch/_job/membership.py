@@ -28,6 +28,7 @@ class Membership:
         local_replicas: data-parallel copies of a model in this process.
         total_replicas: in all processes.
         ipus_per_replica: chips of each.
+        stage_processes: processes that share the stages of a model, and so its replicas.
     """
 
     index: int = 0
@@ -36,6 +37,7 @@ class Membership:
     local_replicas: int = 1
     total_replicas: int = 1
     ipus_per_replica: int = 1
+    stage_processes: int = 1
 
 
 def from_poprun() -> bool:
@@ -56,12 +58,13 @@ def membership() -> Membership:
         if env.is_set(of_count):
             index, count, local_index = env.get(of_index), env.get(of_count), env.get(of_local)
             break
-    local = env.get("POPDIST_NUM_LOCAL_REPLICAS")
+    local, shared = env.get("POPDIST_NUM_LOCAL_REPLICAS"), env.get("POPDIST_STAGE_PROCESSES")
     return Membership(
         index=index,
         count=count,
         local_index=local_index,
         local_replicas=local,
-        total_replicas=env.get("POPDIST_NUM_TOTAL_REPLICAS") or local * count,
+        total_replicas=env.get("POPDIST_NUM_TOTAL_REPLICAS") or local * count // max(1, shared),
         ipus_per_replica=env.get("POPDIST_NUM_IPUS_PER_REPLICA"),
+        stage_processes=shared,
     )
