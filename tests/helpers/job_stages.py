@@ -5,6 +5,7 @@ Its ``main`` is one process of a job: it runs cases and writes what came of them
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,11 +16,12 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers.stage_zoo import WIDTH, Mlp, Staged, Transformer
+from helpers.stage_zoo import WIDTH, Mlp, Staged
 from poptorch._ir.slot import Kind
 
 BLOCKS = 4
 CALLS = 3
+VOCABULARY, WORDS = 12, 5
 SAVED = "grouped"
 """The case whose model is saved."""
 
@@ -37,6 +39,7 @@ class Case:
         options: changes the options.
         dtype: of weights and inputs.
         infers: it is evaluated then.
+        vocabulary: of inputs that are tokens; 0 for numbers.
     """
 
     strategy: Callable[[], Any]
@@ -47,6 +50,7 @@ class Case:
     options: Callable[[poptorch.Options], Any] = lambda options: None
     dtype: torch.dtype = torch.float32
     infers: bool = True
+    vocabulary: int = 0
 
 
 @dataclass
@@ -89,15 +93,55 @@ def _wide(options: poptorch.Options) -> None:
     options.Precision.narrow64Bit(False)
 
 
+class Bert(nn.Module):
+    """Masked language modelling: embeddings, four layers, and a head in the last one's block."""
+
+    def __init__(self, blocks: int) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(VOCABULARY, 8), nn.Embedding(WORDS, 8)
+        self.norm = nn.LayerNorm(8)
+        layer = functools.partial(
+            nn.TransformerEncoderLayer, 8, 2, 16, dropout=0.0, activation="gelu", batch_first=True
+        )
+        self.layers = nn.ModuleList(layer() for _ in range(blocks))
+        self.head = nn.Sequential(
+            nn.Linear(8, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, VOCABULARY)
+        )
+
+    def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        poptorch.Block.start("b0", 0)
+        x = self.norm(self.words(tokens) + self.places.weight)
+        for number, layer in enumerate(self.layers):
+            if number:
+                poptorch.Block.start(f"b{number}", number)
+            x = layer(x)
+        out = self.head(x)
+        masked = labels.masked_fill(labels % 3 != 0, -100)
+        return out, nn.functional.cross_entropy(out.flatten(0, 1), masked.flatten())
+
+
+class Exchanging(Mlp):
+    """Replicas that see one another's tensors."""
+
+    def run(self, x: torch.Tensor) -> torch.Tensor:
+        pairs = {"op": "sum", "__collectiveReplicaGrouping": [1, 2, 2]}
+        name = "ReplicatedAllReduceTP"
+        (out,) = poptorch.custom_op(
+            [x], name, "ai.graphcore", 1, [x], {"backwards": False, **pairs}
+        )
+        return super().run(out)
+
+
 sgd, adam = poptorch.optim.SGD, poptorch.optim.AdamW
 CASES = {
-    "transformer": Case(
+    "bert": Case(
         poptorch.PipelinedExecution,
         lambda p: sgd(p, lr=0.01, momentum=0.9),
-        Transformer,
+        Bert,
         dtype=torch.float64,
         options=_wide,
         infers=False,
+        vocabulary=VOCABULARY,
     ),
     "grouped": Case(poptorch.PipelinedExecution, lambda p: adam(p, lr=0.01), options=_sum_of_all),
     "interleaved, clipped": Case(
@@ -120,11 +164,16 @@ CASES = {
         poptorch.PipelinedExecution, lambda p: adam(p, lr=0.01), parts=2, replicas=2
     ),
 }
+REFUSED = Case(poptorch.PipelinedExecution, lambda p: adam(p, lr=0.01), Exchanging, parts=2)
+"""What four processes cannot do."""
 
 
 def rows(case: Case, replicas: int, call: int, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the samples of a call: (steps, replicas, samples of a micro-batch, ...)."""
     generator = torch.Generator().manual_seed(100 + call)
+    if case.vocabulary:
+        tokens = torch.randint(case.vocabulary, (2, steps, replicas, 2, WORDS), generator=generator)
+        return tokens[0], tokens[1]
     shape = (steps, replicas, 2, 3, 4)
     x, y = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
     return x.to(case.dtype), y.to(case.dtype)
@@ -163,13 +212,13 @@ def run(
     optimizer = case.optimizer(model.parameters())
     training = poptorch.trainingModel(model, options, optimizer)
     result, mine = Result(), slice(share * local, (share + 1) * local)
-    if not alone:  # an error in every process, after which the model is usable
-        x, _ = rows(case, local, process, 8 * options.device_iterations)
-        try:
-            training(x.flatten(0, 2), x.flatten(0, 2))
-        except poptorch.Error as error:
-            result.refused = str(error)
     for call in range(CALLS):
+        if call == 1 and not alone:  # an error in every process, after which the model is usable
+            x, _ = rows(case, local, process, 8 * options.device_iterations)
+            try:
+                training(x.flatten(0, 2), x.flatten(0, 2))
+            except poptorch.Error as error:
+                result.refused = str(error)
         x, y = rows(case, total, call, 8 * options.device_iterations)
         result.outputs += training(x[:, mine].flatten(0, 2), y[:, mine].flatten(0, 2))
         if not call:
@@ -207,4 +256,9 @@ def main(folder: str, *names: str) -> None:
     for name in names:
         file = Path(folder) / "saved.poptorch" if name == SAVED else None
         results[name] = vars(run(CASES[name], index, count, file=file))
+    if count == 4:
+        try:
+            run(REFUSED, index, count)
+        except poptorch.Error as error:
+            results["refused"] = {"text": str(error)}
     torch.save(results, Path(folder) / f"{index}.pt")

@@ -18,7 +18,7 @@ from helpers.stage_zoo import Mlp
 
 pytestmark = pytest.mark.slow
 IN_TWO = [name for name in CASES if name != "two models"]
-IN_FOUR = ["transformer", "two models"]
+IN_FOUR = ["bert", "two models"]
 Results = list[dict[str, dict[str, Any]]]
 
 
@@ -97,6 +97,11 @@ def test_other_batches_are_an_error_in_every_process(two: Results) -> None:
     for own in two:
         assert "were given different batches" in own["grouped"]["refused"]
         assert "process 1 not that of process 0" in own["grouped"]["refused"]
+
+
+def test_collectives_in_forward_are_refused(four: Results) -> None:
+    for own in four:
+        assert "whose stages are on several processes cannot exchange" in own["refused"]["text"]
 
 
 def test_the_loss_scale_moves_in_all_processes(two: Results) -> None:
