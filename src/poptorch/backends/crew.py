@@ -82,7 +82,7 @@ class Crew:
             return
         own = 0
         for value in batch:
-            own = zlib.crc32(value.contiguous().view(-1).view(torch.uint8).numpy(), own)
+            own = zlib.crc32(value.contiguous().view(-1).view(torch.uint8).numpy().data, own)
         sums = _job.current().numbers(own, "checksums of their batches")
         others = [i for i, other in enumerate(sums) if other != sums[i - i % self._parts]]
         if others:
