@@ -2,7 +2,7 @@
 
 Scripts that walk a report with ``pva`` run on ``profile.json`` (or ``profile.pop``, its copy). Its
 figures are estimates for IPUs, and on traces that ``PVTI_OPTIONS`` has written, which were measured
-here. What the cost model does not know is not made up: a tile has its chip's average.
+here. What the cost model does not know is not made up.
 Source: libpva's public documentation; PopVision tutorials.
 """
 

@@ -10,10 +10,9 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from poptorch._machine import profile
+from poptorch._machine.constants import DEFAULT
 
 from ._programs import Program, of_pass
-
-GAPS = "gaps and imbalance"
 
 
 class IPU:
@@ -56,7 +55,7 @@ class Total(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Memory of a tile; ``total`` at the fullest moment of its chip, on average over its tiles."""
+    """Memory of a tile; ``total`` at the fullest moment of its chip."""
 
     total: Total
 
@@ -130,22 +129,20 @@ class Settings(NamedTuple):
 class Tiles(Sequence[Tile]):
     """The tiles of a replica's IPUs, one IPU after another."""
 
-    def __init__(self, chips: Sequence[Mapping[str, Any]], tiles: int) -> None:
-        self._tiles = tiles
-        self._of_chip = []
-        for chip in chips:
-            whole = sum(chip["peak"].values())
-            gaps = chip["peak"].get(GAPS, 0.0)
-            self._of_chip.append(Tile(Memory(Total(whole / tiles, (whole - gaps) / tiles))))
+    def __init__(self, chips: Sequence[Mapping[str, Any]]) -> None:
+        self._bytes = [size for chip in chips for size in chip["tiles"]]
 
     def __len__(self) -> int:
-        return self._tiles * len(self._of_chip)
+        return len(self._bytes)
 
     def __getitem__(self, at: Any) -> Any:
-        numbers = range(len(self))[at]
-        if isinstance(numbers, int):
-            return self._of_chip[numbers // self._tiles]
-        return [self._of_chip[number // self._tiles] for number in numbers]
+        if isinstance(at, slice):
+            return [_tile(size) for size in self._bytes[at]]
+        return _tile(self._bytes[at])
+
+
+def _tile(size: float) -> Tile:
+    return Tile(Memory(Total(size, size / (1 + DEFAULT.gaps))))
 
 
 class Compilation:
@@ -182,7 +179,7 @@ class Compilation:
     @property
     def tiles(self) -> Tiles:
         """The tiles."""
-        return Tiles(self._priced["chips"], self._content["target"]["tiles"])
+        return Tiles(self._priced["chips"])
 
     @property
     def alwaysLiveVariables(self) -> list[Variable]:

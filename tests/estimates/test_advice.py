@@ -135,6 +135,62 @@ def test_what_fits_is_told_what_makes_it_faster(
     assert str(before.advice[0]) in str(before)
 
 
+class Marked(nn.Module):
+    """Three stages of layers, of whose results the user wants one of ``every`` kept."""
+
+    def __init__(self, every: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64, bias=False) for _ in range(12))
+        self.every = every
+        for ipu in (1, 2):
+            poptorch.BeginBlock(self.layers[4 * ipu], f"ipu{ipu}", ipu_id=ipu)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for at, layer in enumerate(self.layers, 1):
+            x = torch.tanh(layer(x))
+            if at % self.every == 0:
+                x = poptorch.recomputationCheckpoint(x)
+        return poptorch.identity_loss(x, reduction="mean")
+
+
+def marked(every: int) -> Estimate:
+    with torch.device("meta"):
+        model = Marked(every)
+    options = poptorch.Options()
+    options.Training.gradientAccumulation(8)
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+    executor = poptorch.trainingModel(model, options, optimizer)
+    rows = torch.empty(8 * 220_000, 64, device="meta")
+    try:
+        return executor.estimate(rows, system="bow:4")
+    finally:
+        executor.destroy()
+
+
+def test_fewer_checkpoints_are_advised_and_save_what_is_said() -> None:
+    before = marked(1)
+    assert not before.fits
+    lines = [one for one in before.advice if "recomputationCheckpoint" in one.change]
+    assert lines, [one.change for one in before.advice]
+    for line in lines:
+        after = marked(2 if "every 2." in line.change else 4)
+        assert fullest(before) - fullest(after) == pytest.approx(line.saves)
+        assert after.seconds - before.seconds == pytest.approx(line.costs, abs=1e-9)
+        assert after.fits == line.fits
+
+
+def test_accumulators_are_advised_to_rest_elsewhere_where_they_are_too_much() -> None:
+    """Without an optimizer's state they take as much as the weights."""
+    before = priced(2, 7600, 16, "SGD")
+    assert not before.fits
+    first = before.advice[0]
+    assert "setAccumulatorLocation" in first.change
+    assert first.saves == pytest.approx(2 * 7600 * 7600 * 4, rel=0.05)
+    after = priced(2, 7600, 16, "SGD", advice=first.change)
+    assert after.fits
+    assert fullest(before) - fullest(after) == pytest.approx(first.saves)
+
+
 def test_a_micro_batch_that_the_model_cannot_take_is_said(caplog) -> None:
     class Picky(Wide):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

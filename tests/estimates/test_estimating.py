@@ -227,7 +227,7 @@ def test_activations_in_streaming_memory_are_not_kept() -> None:
 def test_files(pipeline: Estimate, tmp_path: Path) -> None:
     pipeline.to_json(tmp_path / "estimate.json")
     read = json.loads((tmp_path / "estimate.json").read_text())
-    assert read["format"] == 1
+    assert read["format"] == 2
     assert read["cycles"] == pipeline.cycles
     assert read["chips"][1]["peak"]["weights"] == pipeline.chips[1].peak["weights"]
     pipeline.to_trace(tmp_path / "trace.json")

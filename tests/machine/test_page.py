@@ -34,7 +34,11 @@ def content() -> dict[str, Any]:
     priced = executor.estimate(torch.empty(8, 64, device="meta"), system="bow:2")
     executor.destroy()
     calls = (profile.Call(0, 0, 0.25, 0.5, 0.25), profile.Call(1.5, 0.5, 0.1, 0.5, 0.1))
-    measured = profile.Measured("</script><b>", 1.0, 2, calls, 1 << 20)
+    times = (
+        (profile.ActionTime("forward", 2, 0.125),),
+        (profile.OperatorTime("F", "aten.addmm", "0", "net.py:3", 2, 0.0625),),
+    )
+    measured = profile.Measured("</script><b>", 1.0, 2, calls, 1 << 20, *times)
     made = profile.profile("net", priced, systems.KINDS["bow"], measured, {"loops.replicas": "1"})
     made["estimated"] = priced.to_dict()
     return made
@@ -46,6 +50,14 @@ def test_every_view_has_what_it_shows(content: dict[str, Any]) -> None:
     assert "It fits." in views["summary"]
     assert "param.0.weight" in views["liveness"]
     assert "addmm" in views["operators"]
+    here = views["operators"].partition("On this machine")[2]
+    assert ">62.5<" in here  # ms, measured
+    (row,) = [r for r in content["estimated"]["operators"]
+              if (r["name"], r["module"]) == ("aten.addmm", "0")]  # fmt: skip
+    modelled = (row["compute"] + row["exchange"] + row["sync"]) / 1.85e9 * 1e3
+    assert f'data-value="{modelled}"' in here
+    assert ">125<" in views["measured"]
+    assert "fullest tile" in views["memory"]
     assert "0F on IPU 0, 2 times" in views["program"]
     assert "&lt;/script&gt;" in views["measured"]
     assert "loops.replicas" in views["settings"]
@@ -54,6 +66,9 @@ def test_every_view_has_what_it_shows(content: dict[str, Any]) -> None:
     memory = drawn["figure-memory"]["data"]
     peak = sum(content["estimated"]["chips"][1]["peak"].values()) / 2**20
     assert sum(bar["y"][1] for bar in memory if bar["type"] == "bar") == pytest.approx(peak)
+    tiles = drawn["figure-tiles"]["data"]
+    assert [len(line["y"]) for line in tiles] == [1472, 1472, 2]
+    assert tiles[2]["y"] == [624, 624]  # KiB, the limit
     assert sum(len(bar["x"]) for bar in drawn["figure-schedule"]["data"]) == 4
     assert [bar["y"][1] for bar in drawn["figure-measured"]["data"]] == [500, 100, 500, 100]
 

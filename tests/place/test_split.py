@@ -148,6 +148,35 @@ def test_pipelined_training_computes_activations_again() -> None:
     assert kept(sharded, 1) > 100
 
 
+class Last(nn.Module):
+    """A last stage of two layers that make much of little, and a loss."""
+
+    def __init__(self, keep: bool) -> None:
+        super().__init__()
+        self.narrow = nn.Linear(4, 4)
+        self.layers = nn.ModuleList(nn.Linear(4, 64) for _ in range(2))
+        self.keep = poptorch.recomputationCheckpoint if keep else (lambda x: x)
+
+    def forward(self, x):
+        poptorch.Block.start("A", 0)
+        x = self.narrow(x)
+        poptorch.Block.start("B", 1)
+        for layer in self.layers:
+            x = self.keep(layer(x).tanh().sin().view(-1, 4, 16).sum(-1))
+        return poptorch.identity_loss(x.exp(), "sum")
+
+
+def test_the_last_stage_keeps_what_lies_behind_the_users_last_checkpoint() -> None:
+    """It goes back at once; what is in front of a checkpoint it computes again."""
+    whole, marked = (staged(Last(keep), X, opts=options()) for keep in (False, True))
+    rows = X.shape[0]
+    assert kept(whole, 1) >= 2 * rows * 64  # a wide tensor of each layer
+    assert kept(marked, 1) < rows * 64
+    computed = [str(n.target) for n in marked.graphs[backward(1)].module.graph.nodes]
+    assert sum("tanh.default" in name for name in computed) == 2  # both layers, again
+    assert sum("exp.default" in name for name in computed) == 0
+
+
 def test_what_was_drawn_is_kept() -> None:
     found = staged(Wide(drop=True), X, opts=options())
     drawing = [stage_pass for stage_pass, graph in found.graphs.items() if graph.random]

@@ -85,7 +85,7 @@ def test_the_report_has_the_estimate_and_what_was_measured(ask, tmp_path: Path) 
     executor = training(ask(python=tmp_path).useIpuModel(True))
     executor.compile(X, Y)
     before = profile.read(tmp_path / "training")
-    assert before["format"] == 1
+    assert before["format"] == 2
     assert before["measured"]["calls"] == 0
     for _ in range(3):
         executor(X, Y)
@@ -105,6 +105,36 @@ def test_the_report_has_the_estimate_and_what_was_measured(ask, tmp_path: Path) 
     assert {event["cat"] for event in events if event.get("pid") == 0 and "cat" in event} >= {
         "action", "compute", "exchange", "sync", "host",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["reference", "staged"])
+def test_actions_and_operators_of_the_first_calls_are_timed_here(
+    ask, tmp_path: Path, backend: str
+) -> None:
+    executor = training(ask(python=tmp_path).backend(backend))
+    ones = []
+    for _ in range(4):
+        executor(X, Y)
+        ones.append(profile.read(tmp_path / "training")["measured"])
+    executor.destroy()
+    first, *_, last = ones
+    assert first["operators"]
+    assert first["operators"] != last["operators"] == ones[1]["operators"]  # two calls are timed
+    products = [row for row in last["operators"] if "mm" in row["name"]]
+    modules = {(row["module"], row["direction"]) for row in products}
+    assert modules >= {("first", "F"), ("second", "F"), ("second", "B")}
+    assert all(row["seconds"] > 0 for row in last["operators"])
+    lines = {row["module"]: row["line"] for row in products}
+    assert "self.second(" in lines["second"]
+    assert any(row["direction"] == "U" for row in last["operators"])
+    names = {row["name"]: row["count"] for row in last["actions"]}
+    assert names == {"step": 1} if backend == "reference" else {"1F2", "1B2", "0U0"} < names.keys()
+    events = json.loads((tmp_path / "training" / "trace.json").read_text())["traceEvents"]
+    here = [event for event in events if event.get("cat") == "operators"]
+    assert len(here) == sum(row["count"] for row in last["operators"])
+    calls = [event for event in events if event["name"] == "call 1: device"]
+    assert all(calls[0]["ts"] <= event["ts"] for event in here)
+    assert all(e["ts"] + e["dur"] <= calls[0]["ts"] + calls[0]["dur"] for e in here)
 
 
 def test_nothing_is_written_unless_it_is_asked_for(ask, tmp_path: Path) -> None:

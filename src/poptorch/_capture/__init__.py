@@ -7,7 +7,7 @@ from .micro import Micro, say_narrowed
 from .overwrite import OverwriteContextManager
 from .parameter_hooks import hooks_of
 from .purity import without_autocast
-from .recompute import recomputed
+from .recompute import checkpoints, recomputed, with_fewer_checkpoints
 from .sources import forgetting_sources
 from .swap import Tied, tensors_of
 from .trace import untraced
@@ -22,6 +22,7 @@ __all__ = [
     "Tied",
     "batch_norm_statistics",
     "capture",
+    "checkpoints",
     "explain",
     "forgetting_sources",
     "hooks_of",
@@ -30,5 +31,6 @@ __all__ = [
     "search",
     "tensors_of",
     "untraced",
+    "with_fewer_checkpoints",
     "without_autocast",
 ]

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from .._base.errors import Error
+from .._ir.blocks import KEEP, MEMORY
 from .._ir.operators import storage_root
 from .._ir.slot import Kind, Slot
 from .._ops import scopes
@@ -21,8 +22,6 @@ from .._ops.identities import Hint, hint
 
 aten = torch.ops.aten
 
-MEMORY = "poptorch_available_memory"
-KEEP = "poptorch_keep"
 GROUP_OPTIONS = "poptorch_multi_conv_options"
 
 _CONVOLUTION = aten.convolution.default

@@ -9,12 +9,13 @@ do not change. Source: PopTorch user guide, "PopTorch ops".
 
 from __future__ import annotations
 
+import operator
 from dataclasses import replace
 
 import torch
 from torch import fx
 
-from .._ir.blocks import is_kept, label_of, relabel
+from .._ir.blocks import forget_kept, is_kept, label_of, relabel
 from .._ir.graph import Graph
 from .._ir.operators import draws, may_view
 from .._ops.control import is_control_flow
@@ -37,6 +38,21 @@ def recomputed(graph: Graph) -> Graph:
     fxgraph.eliminate_dead_code()
     fxgraph.lint()
     graph.module.recompile()
+    return graph
+
+
+def checkpoints(graph: Graph) -> list[fx.Node]:
+    """Return the forward nodes that the user wants kept, in the order of execution."""
+    nodes = _forward(graph.module.graph)
+    return [n for n in nodes if is_kept(n) and n.target is not operator.getitem]
+
+
+def with_fewer_checkpoints(graph: Graph, every: int) -> Graph:
+    """Return a graph in which of so many checkpoints that follow one another the last is one."""
+    graph = graph.copy()
+    for at, node in enumerate(checkpoints(graph), 1):
+        if at % every:
+            forget_kept(node)
     return graph
 
 

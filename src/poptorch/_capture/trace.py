@@ -54,16 +54,16 @@ def gradient_origin(tensor: torch.Tensor) -> Any:
 class _Recurrent(TorchFunctionMode):
     """Recurrent layers as operators that can be traced, and with ``by_hand`` vectorised."""
 
-    def __init__(self, by_hand: bool) -> None:
+    def __init__(self, by_hand: bool, runs: bool = True) -> None:
         super().__init__()
-        self._by_hand = by_hand
+        self._by_hand, self._runs = by_hand, runs
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if len(args) == 9:  # packed sequences have other arguments
             if func is torch.lstm:
-                result = lstm(*args)
+                result = lstm(*args, any_type=not self._runs)  # type: ignore[misc]
                 if result is not NotImplemented:
                     return result
             if self._by_hand:
@@ -105,6 +105,21 @@ def vectorising() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _attention_in_products() -> Iterator[None]:
+    """Within the block attention is the operators that PopTorch runs, of the operands' own type."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    cuda = torch.backends.cuda  # which says it for every device
+    before = cuda.fp16_bf16_reduction_math_sdp_allowed()  # type: ignore[no-untyped-call]
+    cuda.allow_fp16_bf16_reduction_math_sdp(True)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        cuda.allow_fp16_bf16_reduction_math_sdp(before)
+
+
 def is_lane(tensor: torch.Tensor) -> bool:
     return bool(private.is_batchedtensor(tensor))
 
@@ -134,12 +149,13 @@ def trace(
     """
     mode = _mode_of(inputs)
     without_values = contextlib.nullcontext() if real else mode
-    recurrent = _Recurrent(by_hand=False)
+    recurrent = _Recurrent(False, runs)
     with (
         lazily(),
         fx_traceback.preserve_node_meta(),
         _without_fused_lstm(),
         recurrent,
+        contextlib.nullcontext() if runs else _attention_in_products(),
         _quiet(),
         without_values,
         _active(mode),

@@ -2,7 +2,15 @@
 
 from .._place import Share
 from .cache import differences, flat_fields, store_of
-from .estimate import Capture, capture_for_estimate, estimate, recomputed, subject
+from .estimate import (
+    Capture,
+    capture_for_estimate,
+    checkpoints,
+    estimate,
+    recomputed,
+    subject,
+    with_fewer_checkpoints,
+)
 from .passes import PASSES, Draft, passes_text
 from .pipeline import Compiled, compile, with_stages
 from .shares import recut, shares
@@ -16,6 +24,7 @@ __all__ = [
     "Draft",
     "Share",
     "capture_for_estimate",
+    "checkpoints",
     "compile",
     "differences",
     "estimate",
@@ -26,5 +35,6 @@ __all__ = [
     "shares",
     "store_of",
     "subject",
+    "with_fewer_checkpoints",
     "with_stages",
 ]

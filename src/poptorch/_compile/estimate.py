@@ -12,6 +12,7 @@ from .._ir.optim_spec import OptimSpec
 from .._ir.placement import Locations
 from .._ir.spec import Runtime, Spec
 from .._ir.staged import Staged
+from .._machine.composites import work_of
 from .._machine.constants import DEFAULT, Constants
 from .._machine.cycles import Chip
 from .._machine.estimate import Estimate
@@ -20,7 +21,6 @@ from .._machine.links import Fabric
 from .._machine.priced import Subject
 from .._machine.pricing import price
 from .._machine.systems import System
-from .._machine.work import work_of
 from . import build, staged
 
 
@@ -86,6 +86,18 @@ def recomputed(captured: Capture) -> Capture:
     return replace(captured, micro=micro, pieces={})
 
 
+def checkpoints(captured: Capture) -> int:
+    """Return how many values the user wants kept where activations are computed again."""
+    return len(_capture.checkpoints(captured.micro.graph))
+
+
+@one_at_a_time()
+def with_fewer_checkpoints(captured: Capture, every: int) -> Capture:
+    """Return the same model in which of so many checkpoints the last is one."""
+    graph = _capture.with_fewer_checkpoints(captured.micro.graph, every)
+    return replace(captured, micro=replace(captured.micro, graph=graph), pieces={})
+
+
 def estimate(
     captured: Capture,
     spec: Spec,
@@ -117,14 +129,14 @@ def subject(
     io_tiles = spec.locations.io_tiles or 0
     chip = Chip(
         system.kind, system.kind.tiles - io_tiles, constants,
-        _proportion(spec, constants), spec.runtime.half_partials,
+        constants.memory_proportion, spec.runtime.half_partials,
     )  # fmt: skip
     fabric = Fabric(system.kind, max(1, pieces.layout.chips), spec.loops.all_replicas, constants)
     emit = build.emit(captured.micro.graph, own)
     rows = captured.rows * spec.loops.processes
     return Subject(
         _scheduled(pieces, own), pieces.known, own, emit, chip, fabric, rows, pieces.flops,
-        bool(captured.micro.overlaps),
+        bool(captured.micro.overlaps), dict(spec.runtime.memory_proportions),
     )  # fmt: skip
 
 
@@ -170,11 +182,6 @@ def _one_replica(spec: Spec) -> Spec:
     loops = replace(spec.loops, replicas=1, input_group_size=1, processes=1)
     target = replace(spec.target, device="model", auto_round=True)
     return replace(spec, loops=loops, target=target)
-
-
-def _proportion(spec: Spec, constants: Constants) -> float:
-    given = [share for _, share in spec.runtime.memory_proportions]
-    return max(min(given, default=constants.memory_proportion), 0.01)
 
 
 def _flops(graph: Graph) -> int:

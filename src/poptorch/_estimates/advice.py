@@ -53,7 +53,7 @@ def advice(repricer: Repricer, before: Estimate) -> tuple[Advice, ...]:
         faster = [t for t in tried if t.priced.fits and t.priced.seconds < 0.995 * before.seconds]
         best = sorted(faster, key=lambda t: t.priced.seconds)
     else:
-        tried = list(_priced(repricer, _smaller(repricer)))
+        tried = list(_priced(repricer, _smaller(repricer, before)))
         saving = [t for t in tried if _bytes(t.priced) < _bytes(before)]
         if not any(t.priced.fits for t in saving):
             saving += _joined(repricer, sorted(saving, key=lambda t: _bytes(t.priced)))
@@ -95,7 +95,7 @@ def _faster(repricer: Repricer, before: Estimate) -> list[Change]:
     made = _partials(spec)
     larger = min(_MOST_SHARE, 2 * _share(spec))
     if larger > _share(spec):
-        made.append(_proportion(larger))
+        made.append(_proportion(larger, len(before.chips)))
     resting = {"weight": where.weight}
     if repricer.training:
         resting |= {"activation": where.activation, "optimizer": where.optimizer}
@@ -128,11 +128,15 @@ def _partials(spec: Spec) -> list[Change]:
 
 
 def _share(spec: Spec) -> float:
+    """The least that a chip's products may use."""
     return min((share for _, share in spec.runtime.memory_proportions), default=_USUAL)
 
 
-def _proportion(share: float) -> Change:
-    text = f'options.setAvailableMemoryProportion({{"IPU0": {share:g}}})'
+def _proportion(share: float, chips: int) -> Change:
+    own = ", ".join(f'"IPU{chip}": {share:g}' for chip in range(chips))
+    if chips > 4:
+        own = f'f"IPU{{chip}}": {share:g} for chip in range({chips})'
+    text = f"options.setAvailableMemoryProportion({{{own}}})"
     return Change(text, {"memory_proportion": share})
 
 
@@ -141,22 +145,30 @@ def _recomputation(recompute: bool) -> Change:
     return Change(text, {"recomputation": recompute})
 
 
+def _checkpoints(every: int) -> Change:
+    text = f"# poptorch.recomputationCheckpoint at every {every}. place only, in the model"
+    return Change(text, {"checkpoints": every})
+
+
 def _steps(repricer: Repricer, count: int) -> str:
     name = "Training.gradientAccumulation" if repricer.training else "deviceIterations"
     return f"options.{name}({count})"
 
 
-def _smaller(repricer: Repricer) -> list[Change]:
+def _smaller(repricer: Repricer, before: Estimate) -> list[Change]:
     """What may need less memory, without capturing the model for another micro-batch."""
     spec = freeze(repricer.options, repricer.training)
     where, several = spec.locations, spec.loops.all_replicas > 1
     made = _partials(spec)
     if _share(spec) / 2 >= _LEAST:
-        made.append(_proportion(_share(spec) / 2))
+        made.append(_proportion(_share(spec) / 2, len(before.chips)))
     if not repricer.training:
         return made + _moved("weight", where.weight.on_chip, False)
     if not spec.recompute:
         made.append(_recomputation(True))
+    again = spec.recompute or (spec.recompute is None and len(before.chips) > 1)
+    if again and repricer.checkpoints() > 1:
+        made += [_checkpoints(every) for every in (2, 4)]
     made += _moved("optimizer", where.optimizer.on_chip, several and not where.optimizer.sharded)
     made += _moved("activation", where.activation.on_chip, False)
     made += _moved("accumulator", where.accumulator.on_chip, False)

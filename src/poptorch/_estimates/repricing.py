@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from .. import _compile, _session
 from .._base.errors import Error
 from .._machine.estimate import Estimate
+from .._machine.links import POD
 from .._machine.systems import System, parse
 from ..options import Options, TensorLocationSettings
 from ..options.freeze import freeze
@@ -41,7 +43,7 @@ def _partials(options: Options, half: bool) -> object:
 
 
 def _proportion(options: Options, share: float) -> object:
-    return options.setAvailableMemoryProportion({"IPU0": share})
+    return options.setAvailableMemoryProportion({f"IPU{chip}": share for chip in range(POD)})
 
 
 CHANGES: Mapping[str, Callable[[Options, Any], object]] = {
@@ -55,7 +57,9 @@ CHANGES: Mapping[str, Callable[[Options, Any], object]] = {
     "accumulator_location": _located("setAccumulatorLocation"),
 }
 PRECISIONS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-SETTINGS = ("micro_batch", "accumulation", *CHANGES, "precision", "ipus_per_replica", "chip")
+SETTINGS = (
+    "micro_batch", "accumulation", *CHANGES, "checkpoints", "precision", "ipus_per_replica", "chip",
+)  # fmt: skip
 
 
 class Repricer:
@@ -90,6 +94,11 @@ class Repricer:
         """A copy of the wrapped model's options."""
         return self._options.clone()
 
+    def checkpoints(self) -> int:
+        """Return how many checkpoints the model has for recomputation."""
+        spec = freeze(self._options, self.training)
+        return _compile.checkpoints(self._captures.capture(replace(spec, recompute=False)))
+
     def price(self, settings: Mapping[str, Any], guesses: bool = False) -> Estimate:
         """Return the estimate for changed settings.
 
@@ -112,7 +121,10 @@ class Repricer:
             chips = parse(f"{settings['chip']}:{chips.chips}")
         spec = freeze(options, self.training)
         dtype = PRECISIONS.get(settings.get("precision", ""))
-        captured = self._captures.capture(spec, dtype, chips.kind, settings.get("ipus_per_replica"))
+        captured = self._captures.capture(
+            spec, dtype, chips.kind, settings.get("ipus_per_replica"),
+            settings.get("checkpoints", 1),
+        )  # fmt: skip
         priced = _compile.estimate(captured, spec, chips, guesses=guesses)
         _refuse_too_few(priced, chips)
         return priced

@@ -40,7 +40,8 @@ def what_if(
             device.
         system: the chips: ``kind:number`` with a kind of mk1, mk2, bow, c600.
         vary: values by setting: ``micro_batch`` (samples), ``accumulation`` (in training),
-            ``replicas`` (of this process), ``recomputation`` (bool), ``half_partials`` (bool),
+            ``replicas`` (of this process), ``recomputation`` (bool), ``checkpoints`` (of so many
+            that follow one another the last is one), ``half_partials`` (bool),
             ``memory_proportion`` (share of a chip), ``activation_location``, ``weight_location``,
             ``optimizer_location``,
             ``accumulator_location`` ("on chip", "off chip", "on chip, sharded",
@@ -88,7 +89,7 @@ def _check(vary: Mapping[str, Sequence[Any]], training: bool) -> None:
 
 
 def _check_value(name: str, value: Any) -> None:
-    if name in ("micro_batch", "accumulation", "replicas", "ipus_per_replica"):
+    if name in ("micro_batch", "accumulation", "replicas", "ipus_per_replica", "checkpoints"):
         possible, fix = type(value) is int and value > 0, "an int of 1 or more"
     elif name in ("recomputation", "half_partials"):
         possible, fix = isinstance(value, bool), "True or False"

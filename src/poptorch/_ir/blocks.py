@@ -20,6 +20,7 @@ from .stage_pass import StagePass
 META = "poptorch"
 """The key of the label in the ``custom`` entry of a node's meta."""
 KEEP = "poptorch_keep"
+MEMORY = "poptorch_available_memory"
 """The key of the mark on values that the backward pass shall not compute again."""
 LINE = "poptorch_line"
 """The key of the user's line that a node of the backward pass goes back to."""
@@ -93,6 +94,17 @@ def is_kept(node: fx.Node) -> bool:
     if node.target is operator.getitem:
         (node, *_) = node.all_input_nodes
     return bool(_custom(node).get(KEEP))
+
+
+def forget_kept(node: fx.Node) -> None:
+    """Take away the note that the user wants a value kept."""
+    node.meta["custom"] = {name: note for name, note in _custom(node).items() if name != KEEP}
+
+
+def memory_share_of(node: fx.Node) -> float | None:
+    """Return the share of a tile that the user lets a product use, or None."""
+    share: float | None = _custom(node).get(MEMORY)
+    return share
 
 
 def _custom(node: fx.Node) -> Mapping[str, Any]:

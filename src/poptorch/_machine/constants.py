@@ -1,8 +1,8 @@
 """The constants of the cost model: each with its value, its unit and where it comes from.
 
 The facts about chips themselves (tiles, clock, memory) are rows of ``systems.KINDS``. A *fitted*
-constant, four at most, was chosen so that ``benchmarks/ipu_rows.py`` comes near to published
-results. A *guess* has no source that could be found; estimates say how much of a result it decides.
+constant, four at most, is what ``benchmarks/ipu_rows.py --fit`` prints, after published results. A
+*guess* has no source that could be found; estimates say how much of a result it decides.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Mark(enum.StrEnum):
 
     READ = "read in a public source"
     DERIVED = "derived by arithmetic from public figures"
-    FITTED = "chosen by hand to meet published results"
+    FITTED = "fitted to published results by benchmarks/ipu_rows.py"
     GUESS = "guess"
 
 
@@ -54,11 +54,9 @@ class Constants:
     vector_products: float = _constant(
         8, "half MACs/cycle", Mark.GUESS, "products too narrow for the matrix unit; fp32 a quarter"
     )
-    exchange_efficiency: float = _constant(
-        0.75, "share", Mark.FITTED, "of the exchange's peak, gaps and uneven messages"
-    )
+    exchange_efficiency: float = _constant(0.99, "share", Mark.FITTED, "of the exchange's peak")
     step: float = _constant(
-        2000, "cycles", Mark.FITTED, "per superstep: sync, control code, uneven tiles"
+        2850, "cycles", Mark.FITTED, "per superstep: sync, control code, uneven tiles"
     )
     # Between chips.
     external_sync: float = _constant(
@@ -87,10 +85,10 @@ class Constants:
         20e9, "bytes/s", Mark.GUESS, "streaming memory of one chip; no published figure"
     )
     call_seconds: float = _constant(
-        0.7e-3, "s", Mark.FITTED, "starting the device's program and waiting for it, per call"
+        0.68e-3, "s", Mark.FITTED, "starting the device's program and waiting for it, per call"
     )
     python_seconds: float = _constant(
-        1.9e-3, "s", Mark.FITTED, "PopTorch's own work on the host, per call"
+        1.88e-3, "s", Mark.FITTED, "PopTorch's own work on the host, per call"
     )
     # Memory.
     code_base: float = _constant(
@@ -99,8 +97,8 @@ class Constants:
     code_step: float = _constant(
         160, "bytes/tile", Mark.GUESS, "exchange and vertex code per different superstep"
     )
-    imbalance: float = _constant(
-        1.04, "factor", Mark.GUESS, "the fullest tile against the mean: padding and gaps"
+    gaps: float = _constant(
+        0.02, "share", Mark.GUESS, "of a tile: padding, and activations that lie unevenly"
     )
     memory_proportion: float = _constant(
         0.6, "share", Mark.READ, "of a tile that one product may use; PopTorch user guide"

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from torch import fx
 
 from . import products
+from .composites import work_of
 from .constants import DEFAULT, Constants
 from .systems import ChipKind
-from .work import NOTHING, Work, tensors, work_of
+from .work import NOTHING, Work, tensors
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,10 @@ def cost(work: Work, chip: Chip) -> Cost:
         spread = products.plan(product, chip.kind, chip.tiles, c, chip.proportion)
         compute, exchange = compute + spread.compute, exchange + spread.exchange
         steps += spread.steps
-    return Cost(compute, exchange, steps * c.step)
+    total = Cost(compute, exchange, steps * c.step)
+    for part, often in work.parts:
+        total += cost(part, chip).times(often)
+    return total
 
 
 def _indexed(work: Work, chip: Chip) -> float:
@@ -105,8 +109,8 @@ def _indexed(work: Work, chip: Chip) -> float:
 
 def temporary_bytes(work: Work, chip: Chip) -> float:
     """Return the bytes that the products of a work need while they run, on all tiles."""
-    c = chip.constants
-    spread = (products.plan(p, chip.kind, chip.tiles, c, chip.proportion) for p in work.products)
+    c, kind, own = chip.constants, chip.kind, chip.proportion
+    spread = (products.plan(p, kind, chip.tiles, c, own) for p in work.all_products)
     return max((each.bytes * chip.tiles for each in spread), default=0.0)
 
 

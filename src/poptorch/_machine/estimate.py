@@ -12,10 +12,10 @@ from typing import Any
 from .._base import html
 from .._ir.plan_text import size_text, table
 
-FORMAT = 1
+FORMAT = 2
 """Version of the JSON form."""
 
-ERROR_BAND = 1.4
+ERROR_BAND = 1.15
 """The factor within which the estimates of the rows that constants were fitted to lie; printed by
 ``benchmarks/ipu_rows.py``."""
 
@@ -85,6 +85,8 @@ class ChipEstimate:
         peak_at: the action of that moment.
         limit: bytes that it has.
         live: bytes at every column of the schedule.
+        tiles: bytes of every tile at the fullest moment; what the fullest has more than others is
+            in ``peak``, as gaps and imbalance.
         largest: tensors at the fullest moment, the largest first.
     """
 
@@ -96,11 +98,12 @@ class ChipEstimate:
     peak_at: str
     limit: int
     live: tuple[float, ...] = field(repr=False)
+    tiles: tuple[int, ...] = field(repr=False)
     largest: tuple[LiveTensor, ...] = field(repr=False)
 
     @property
     def bytes(self) -> float:
-        """Bytes at the fullest moment."""
+        """Bytes at the fullest moment: as many as if every tile had those of the fullest."""
         return sum(self.peak.values())
 
 

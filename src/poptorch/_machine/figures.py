@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 PATTERNS = ("", "/", "x", "-", "|", "+", ".", "\\")
+DASHES = ("solid", "dash", "dot", "dashdot")
 MOST_ACTIONS = 4000
 """More bars than that make browsers slow."""
 _MEBI = 1 << 20
@@ -17,6 +18,7 @@ def figures(profile: Profile) -> dict[str, dict[str, Any]]:
     """Return the drawings by the id of their place."""
     drawn = {
         "figure-memory": _memory(profile),
+        "figure-tiles": _tiles(profile),
         "figure-liveness": _liveness(profile),
         "figure-schedule": _schedule(profile),
     }
@@ -51,14 +53,33 @@ def _memory(profile: Profile) -> dict[str, Any]:
     return {"data": [*bars, limit], "layout": _layout("", "MiB", barmode="stack")}
 
 
+def _tiles(profile: Profile) -> dict[str, Any]:
+    """Bytes of every tile at the fullest moment of its chip, under the limit."""
+    chips = profile["estimated"]["chips"]
+    lines = [
+        {
+            "type": "scatter", "mode": "lines",
+            "name": f"IPU {chip['chip']}", "y": [round(size / 1024, 3) for size in chip["tiles"]],
+            "line": {"shape": "hv", "dash": DASHES[chip["chip"] % 4]},
+        }
+        for chip in chips
+    ]  # fmt: skip
+    limit = profile["target"]["tile_bytes"] / 1024
+    last = max(len(chip["tiles"]) for chip in chips) - 1
+    line = {
+        "type": "scatter", "mode": "lines", "name": "limit", "x": [0, last], "y": [limit, limit],
+        "line": {"dash": "longdash"},
+    }  # fmt: skip
+    return {"data": [*lines, line], "layout": _layout("tile", "KiB")}
+
+
 def _liveness(profile: Profile) -> dict[str, Any]:
     """Bytes of every chip along the schedule."""
-    dashes = ("solid", "dash", "dot", "dashdot")
     lines = [
         {
             "type": "scatter", "mode": "lines", "name": f"IPU {chip['chip']}",
             "x": list(range(len(chip["live"]))), "y": [size / _MEBI for size in chip["live"]],
-            "line": {"shape": "hv", "dash": dashes[chip["chip"] % 4]},
+            "line": {"shape": "hv", "dash": DASHES[chip["chip"] % 4]},
         }
         for chip in profile["estimated"]["chips"]
     ]  # fmt: skip

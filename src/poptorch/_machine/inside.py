@@ -17,10 +17,12 @@ from .._ir.graph import Graph
 from .._ir.operators import aten
 from .._ir.slot import Kind
 from .._ir.stage_pass import StagePass
+from .composites import work_of
 from .cycles import FREE, Chip, Cost, cost
 from .loops import loops_of
+from .tiles import blocks
 from .transient import Course, Transient, accumulating, course, seeded_values
-from .work import NOTHING, Work, tensors, work_of
+from .work import NOTHING, Halves, Work, tensors
 
 Works = Mapping[fx.Node, Work]
 
@@ -55,12 +57,14 @@ class Inside:
         transient: memory while it runs.
         operators: what the cycles are spent on.
         works: different operators: what there is code for.
+        blocks: share of each weight that a tile holds, by its path.
     """
 
     cost: Cost
     transient: Transient
     operators: tuple[Operator, ...]
     works: frozenset[Work]
+    blocks: Mapping[str, float]
 
 
 class Known:
@@ -77,7 +81,7 @@ class Known:
         self._insides: dict[object, Inside] = {}
         self._seeded: dict[StagePass, set[str]] = {}
 
-    def works(self, stage_pass: StagePass, half_partials: tuple[bool, bool]) -> Works:
+    def works(self, stage_pass: StagePass, half_partials: Halves) -> Works:
         """Return what the operators of a pass ask for.
 
         Args:
@@ -108,6 +112,7 @@ class Known:
                 self._courses[stage_pass].fullest(works, chip, shares),
                 tuple(_operators(own, chip)),
                 frozenset(own.values()),
+                blocks(self._graphs[stage_pass], works, chip) if not stage_pass.backward else {},
             )
         return self._insides[key]
 
@@ -118,7 +123,7 @@ class Known:
         return self._seeded[stage_pass]
 
 
-def _works(graph: Graph, half_partials: tuple[bool, bool]) -> Works:
+def _works(graph: Graph, half_partials: Halves) -> Works:
     """What the nodes of a pass ask for; updates of state are one loop over each tensor."""
     pairs = zip(graph.outputs, graph.returned, strict=True)
     state = {node: slot.kind for slot, node in pairs if slot.is_state}

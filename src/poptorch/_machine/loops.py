@@ -70,6 +70,7 @@ _MADE: dict[str, dict[str, float]] = {
     "tanh_backward": {"neg": 1, "add": 2},
     "sigmoid_backward": {"neg": 1, "add": 2},
     "_softmax": {"maximum": 1, "add": 2, "exp": 1, "neg": 1},
+    "_safe_softmax": {"maximum": 1, "add": 2, "exp": 1, "neg": 1},
     "_log_softmax": {"maximum": 1, "add": 2, "exp": 1, "neg": 1},
     "_softmax_backward_data": {"add": 3, "neg": 1},
     "_log_softmax_backward_data": {"add": 2, "exp": 1, "neg": 1},
@@ -106,8 +107,17 @@ def loops_of(name: str, itemsize: int, integers: bool = False) -> float:
     return _READ[_SAME.get(name, name)][column]
 
 
+def is_known(name: str) -> bool:
+    """Tell whether there is a row for an operator; others are taken for an addition."""
+    return _row(name) is not None
+
+
 def _family(name: str) -> str:
     """Names of one kind of operator to that of its row."""
+    return _row(name) or "add"
+
+
+def _row(name: str) -> str | None:
     if name in _READ or name in _MADE or name in _SAME:
         return name
     if "norm" in name:
@@ -116,4 +126,4 @@ def _family(name: str) -> str:
         if part in name:
             return part
     plain = name.rstrip("_")
-    return plain if plain in _READ or plain in _MADE or plain in _SAME else "add"
+    return plain if plain in _READ or plain in _MADE or plain in _SAME else None

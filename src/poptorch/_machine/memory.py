@@ -16,6 +16,7 @@ from .._ir.stage_pass import StagePass
 from .lifetimes import Bundle, Effect, effects
 from .priced import PassPrice, Subject, off_chip, shares, waiting_values
 from .sizes import slot_bytes
+from .tiles import Tiles
 
 WEIGHTS, OPTIMIZER, ACCUMULATORS = "weights", "optimizer state", "accumulators"
 ACTIVATIONS, TEMPORARY, CODE = "activations", "temporary", "code"
@@ -39,6 +40,7 @@ class ChipMemory:
         waiting: what waits for another pass at that moment: bytes by slot key.
         state: bytes by slot key of what is always there.
         live: bytes at every column of the schedule.
+        tiles: bytes of every tile at the fullest moment.
     """
 
     always: Mapping[str, float]
@@ -47,6 +49,7 @@ class ChipMemory:
     waiting: Mapping[str, float]
     state: Mapping[str, float]
     live: tuple[float, ...]
+    tiles: tuple[float, ...]
 
 
 def memory_of(subject: Subject, passes: Mapping[StagePass, PassPrice]) -> dict[int, ChipMemory]:
@@ -95,6 +98,7 @@ class _Accountant:
         )  # fmt: skip
         self._state = {chip: self._state_of(chip) for chip in workload.chips}
         self._fixed = {chip: self._always(chip) for chip in workload.chips}
+        self._laid = {chip: self._lay(chip) for chip in workload.chips}
 
     def run(self) -> dict[int, ChipMemory]:
         """Go through the schedule."""
@@ -166,10 +170,7 @@ class _Accountant:
         for key, size in self._state[chip].items():
             totals[_OF_KIND.get(self._slots[key].kind, WEIGHTS)] += size
         own = [p for each, p in self._passes.items() if self._staged.workload.chip_of(each) == chip]
-        steps = sum(
-            work.steps + 3 * len(work.products)
-            for work in frozenset().union(*(p.inside.works for p in own))
-        )
+        steps = sum(work.all_steps for work in frozenset().union(*(p.inside.works for p in own)))
         totals[CODE] = tiles * (c.code_base + c.code_step * steps)
         totals[STREAMS] = max((p.from_host + p.to_host for p in own), default=0.0)
         io_tiles = self._subject.chip.kind.tiles - tiles
@@ -184,7 +185,7 @@ class _Accountant:
         held: Mapping[Name, Bundle],
         live: list[float],
     ) -> ChipMemory:
-        always, factor = self._fixed[chip], self._subject.chip.constants.imbalance - 1
+        always = self._fixed[chip]
         peak = dict(always)
         there = dict(held)
         if action is not None:
@@ -200,11 +201,43 @@ class _Accountant:
             peak[ACTIVATIONS] += transient.values
             peak[TEMPORARY] += transient.temporary
         fixed = dict(always)
-        for totals in (fixed, peak):
-            totals[GAPS] = factor * sum(totals.values())
-        base = sum(fixed.values())
-        curve = tuple(base + (1 + factor) * size for size in live)
-        return ChipMemory(fixed, peak, action, waiting, self._state[chip], curve)
+        self._tiles(chip, fixed)
+        tiles = self._tiles(chip, peak)
+        base, factor = sum(fixed.values()), 1 + self._subject.chip.constants.gaps
+        curve = tuple(base + factor * size for size in live)
+        return ChipMemory(fixed, peak, action, waiting, self._state[chip], curve, tiles)
+
+    def _lay(self, chip: int) -> list[float]:
+        """Bytes of the state on every tile that computes."""
+        own = [p for each, p in self._passes.items() if self._staged.workload.chip_of(each) == chip]
+        blocks = {path: share for each in own for path, share in each.inside.blocks.items()}
+        tiles = Tiles(self._subject.chip.tiles)
+        for key, size in self._state[chip].items():
+            share = blocks.get(self._slots[key].weight)
+            if share is not None and size == slot_bytes(self._slots[key]):
+                tiles.lay(size, share)
+            else:  # of what replicas share each has a flat part
+                tiles.deal(size)
+        return tiles.bytes()
+
+    def _tiles(self, chip: int, totals: dict[str, float]) -> tuple[float, ...]:
+        """Spread bytes over the tiles; what the fullest has more than others counts for all.
+
+        Args:
+            chip: whose they are.
+            totals: by category; gets that of gaps and imbalance.
+
+        Returns:
+            Bytes of every tile, those for I/O last.
+        """
+        subject, state = self._subject, self._laid[chip]
+        io_tiles = subject.chip.kind.tiles - len(state)
+        reserved = io_tiles * subject.chip.kind.tile_bytes
+        rest = (sum(totals.values()) - reserved - sum(state)) / len(state)
+        factor = 1 + subject.chip.constants.gaps
+        computing = [factor * (size + rest) for size in state]
+        totals[GAPS] = max(computing) * len(state) + reserved - sum(totals.values())
+        return *computing, *(io_tiles * [float(subject.chip.kind.tile_bytes)])
 
 
 def _dynamic(slot: Slot) -> str:

@@ -25,7 +25,7 @@ def views(profile: Profile, before: Profile | None) -> dict[str, str]:
         "memory": _memory(profile),
         "liveness": _liveness(profile),
         "schedule": '<p class="note">Drag to zoom, double-click to see all.</p>',
-        "operators": _operators(profile),
+        "operators": _operators(profile) + _operators_here(profile),
         "program": _program(profile),
     }
     if profile["measured"]:
@@ -86,18 +86,26 @@ def _summary(profile: Profile) -> str:
 
 
 def _memory(profile: Profile) -> str:
-    tiles = profile["target"]["tiles"]
+    limit = profile["target"]["tile_bytes"]
     rows = []
     for chip in profile["estimated"]["chips"]:
         peak, always = sum(chip["peak"].values()), sum(chip["always"].values())
         rows.append(
             (
                 chip["chip"], size_text(peak), f"{peak / chip['limit']:.0%}", size_text(always),
-                size_text(peak / tiles), chip["peak_at"],
+                size_text(max(chip["tiles"])), f"{max(chip['tiles']) / limit:.0%}",
+                size_text(sum(chip["tiles"]) / len(chip["tiles"])), chip["peak_at"],
             )
         )  # fmt: skip
-    head = ("IPU", "peak", "of limit", "always", "per tile, on average", "fullest at")
-    return _table(head, rows)
+    head = (
+        "IPU", "peak", "of limit", "always", "fullest tile", "of its limit", "tile on average",
+        "fullest at",
+    )  # fmt: skip
+    note = (
+        '<p class="note">The peak is that of the fullest tile times the tiles: a program fits if '
+        'the fullest tile does.</p><div id="figure-tiles"></div>'
+    )
+    return note + _table(head, rows)
 
 
 def _liveness(profile: Profile) -> str:
@@ -124,6 +132,35 @@ def _operators(profile: Profile) -> str:
         "FLOP", "line",
     )  # fmt: skip
     return _table(head, rows)
+
+
+def _operators_here(profile: Profile) -> str:
+    """What operators took on this machine, beside what they are estimated to take on IPUs."""
+    rows = (profile["measured"] or {}).get("operators", ())
+    if not rows:
+        return ""
+    clock = profile["estimated"]["clock"]
+    modelled: dict[tuple[str, str, str], float] = {}
+    for each in profile["estimated"]["operators"]:
+        key = each["stage_pass"].lstrip("0123456789")[:1], each["name"], each["module"]
+        cycles = each["compute"] + each["exchange"] + each["sync"]
+        modelled[key] = modelled.get(key, 0.0) + cycles / clock * 1e3
+    shown = [
+        (
+            each["name"], each["module"], each["direction"], each["count"], each["seconds"] * 1e3,
+            modelled.get((each["direction"], each["name"], each["module"]), ""), each["line"],
+        )
+        for each in rows[:MOST_ROWS]
+    ]  # fmt: skip
+    head = (
+        "operator", "module", "direction", "count", "ms here (measured)",
+        "ms on an IPU, one micro-batch (estimated)", "line",
+    )  # fmt: skip
+    return (
+        '<h3>On this machine</h3><p class="note">Measured, in one of the first two calls, in which '
+        "operators run one by one, which is slower. Compiled code fuses operators; those that it "
+        f"runs are not listed.</p>{_table(head, shown)}"
+    )
 
 
 def _program(profile: Profile) -> str:
@@ -169,7 +206,21 @@ def _measured(measured: Mapping[str, Any]) -> str:
         rows.append(("seconds of the last call shown", sum(
             first[-1][part] for part in ("prepare", "device", "collect")
         )))  # fmt: skip
-    return '<p class="note">On this machine, not on IPUs.</p>' + _table(("figure", "value"), rows)
+    actions = [(a["name"], a["count"], a["seconds"] * 1e3) for a in measured.get("actions", ())]
+    table = _table(("action", "count", "ms in one call"), actions) if actions else ""
+    head = '<p class="note">On this machine, not on IPUs.</p>'
+    return head + _table(("figure", "value"), rows) + table
+
+
+def _text_here(measured: Mapping[str, Any]) -> list[str]:
+    """What was measured on this machine, for a terminal."""
+    lines = [f"measured here: {measured['calls']} calls, {measured['tier']}"]
+    slow = [
+        [o["name"], o["module"], o["direction"], str(o["count"]), f"{o['seconds'] * 1e3:.3g}"]
+        for o in measured.get("operators", ())[:10]
+    ]
+    head = ["operator (here)", "module", "direction", "count", "ms in a call"]
+    return lines + (table([head, *slow]) if slow else [])
 
 
 def text(profile: Profile) -> str:
@@ -196,5 +247,5 @@ def text(profile: Profile) -> str:
     lines += table([["ipu", "peak", "at"], *chips])
     lines += table([["operator", "module", "pass", "cycles"], *dear])
     if profile["measured"]:
-        lines.append(f"measured here: {profile['measured']['calls']} calls")
+        lines += _text_here(profile["measured"])
     return "\n".join(lines)

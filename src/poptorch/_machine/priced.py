@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from .._ir.graph import Graph
 from .._ir.placement import Location, Locations
@@ -50,6 +50,7 @@ class Subject:
         rows: of the combined batches of all processes.
         flops: of one micro-batch, forward and backward, nothing computed twice.
         overlapped: whether inputs and outputs travel while the chips compute.
+        proportions: of a tile that one product may use, on chips that have their own.
     """
 
     staged: Staged
@@ -61,6 +62,12 @@ class Subject:
     rows: int
     flops: int
     overlapped: bool = False
+    proportions: Mapping[int, float] = field(default_factory=dict)
+
+    def chip_of(self, stage_pass: StagePass) -> Chip:
+        """Return the chip that a pass runs on."""
+        own = self.proportions.get(self.staged.workload.chip_of(stage_pass))
+        return self.chip if own is None else replace(self.chip, proportion=own)
 
     def with_constants(self, **changes: float) -> Subject:
         """Return the same with other constants."""
@@ -105,8 +112,9 @@ def _price(stage_pass: StagePass, graph: Graph, subject: Subject) -> PassPrice:
         if slot.kind in _RESULTS
     )
     synthetic = subject.spec.target.synthetic_data
+    chip, divided = subject.chip_of(stage_pass), _update_shares(stage_pass, subject)
     return PassPrice(
-        subject.known.inside(stage_pass, subject.chip, _update_shares(stage_pass, subject)),
+        subject.known.inside(stage_pass, chip, divided),
         0 if synthetic else sum(slot_bytes(s) for s in graph.inputs if s.kind is Kind.BATCH),
         0 if synthetic else returned,
         _streamed(stage_pass, graph, subject),

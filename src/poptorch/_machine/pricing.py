@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
 from .._base import source
 from .constants import Constants, Mark
+from .cycles import cost
 from .estimate import (
     ERROR_BAND,
     Action,
@@ -68,16 +69,18 @@ def price(subject: Subject, system: str, guesses: bool = True) -> Estimate:
             for cell in timeline.cells
         ),
         runs=subject.flushes,
-        guesses=_guesses(subject, seconds, chips) if guesses else (),
+        guesses=(*_guesses(subject, seconds, chips), *_unknown(subject, timeline))
+        if guesses
+        else (),
         advice=(),
         error_band=ERROR_BAND,
         clock=clock,
     )
 
 
-def rate(subject: Subject) -> float:
-    """Return the samples per second, without everything else that ``price`` finds out."""
-    return subject.rows / _duration(subject, simulate(subject))[0]
+def device_seconds(subject: Subject) -> float:
+    """Return the seconds of a call on the chips, without everything else that ``price`` finds."""
+    return simulate(subject).cycles * subject.flushes / (subject.chip.kind.clock_mhz * 1e6)
 
 
 def _duration(subject: Subject, timeline: Timeline) -> tuple[float, float]:
@@ -99,7 +102,8 @@ def _chip(
     named = {NAMES.get(each.name, each.name): getattr(whole, each.name) for each in fields(whole)}
     return ChipEstimate(
         chip, whole.total - whole.bubble - whole.call, named, dict(held.always), dict(held.peak),
-        "" if held.at is None else str(held.at), limit, held.live, names.live(held),
+        "" if held.at is None else str(held.at), limit, held.live,
+        tuple(map(round, held.tiles)), names.live(held),
     )  # fmt: skip
 
 
@@ -117,7 +121,7 @@ def _best_type(subject: Subject) -> tuple[int, bool]:
         product
         for each in subject.staged.graphs
         for work in subject.known.works(each, subject.chip.half_partials).values()
-        for product in work.products
+        for product in work.all_products
     ]
     size = min((product.itemsize for product in made), default=4)
     return size, any(product.half_partials for product in made)
@@ -157,3 +161,18 @@ def _guesses(
             meta: Mapping[str, Any] = known[name]
             guesses.append(Guess(name, value, meta["unit"], meta["source"], min(1.0, share)))
     return tuple(sorted(guesses, key=lambda guess: -guess.share))
+
+
+def _unknown(subject: Subject, timeline: Timeline) -> Iterator[Guess]:
+    """Yield the operators that nothing is known of, with what they take of the chips' work."""
+    runs = Counter(c.action.stage_pass for c in timeline.cells if c.action.traffic is None)
+    spent = Counter[str]()
+    for each, often in runs.items():
+        works = subject.known.works(each, subject.chip.half_partials).values()
+        for work in works:
+            if work.unknown:
+                spent[work.unknown] += cost(work, subject.chip_of(each)).total * often  # type: ignore[assignment]
+    busy = sum(parts.total - parts.bubble for parts in timeline.by_chip.values())
+    for name, cycles in spent.items():
+        why = "nothing is known of it; taken for an addition"
+        yield Guess(f"operator {name}", 1.0, "addition/element", why, min(1.0, cycles / busy))

@@ -28,12 +28,14 @@ class Plan:
         steps: supersteps.
         bytes: that it needs on a tile besides operands where they rest and the result: operands
             brought together, partial sums.
+        block: bytes of the operand with the columns that rest on a tile, where it is spread out.
     """
 
     compute: float
     exchange: float
     steps: int
     bytes: float
+    block: float
 
     @property
     def cycles(self) -> float:
@@ -70,6 +72,11 @@ def peak_macs(kind: ChipKind, itemsize: int, half_partials: bool) -> float:
     return unit.inner * unit.columns / unit.row_cycles
 
 
+_LEAST_SHARE = 0.01
+_AS_FAST = 1.02
+"""Cycles are not known better than this: of ways that differ less the smallest is taken."""
+
+
 @functools.lru_cache(maxsize=4096)
 def plan(product: Product, kind: ChipKind, tiles: int, c: Constants, proportion: float) -> Plan:
     """Return the best way to spread a product over so many tiles.
@@ -79,23 +86,33 @@ def plan(product: Product, kind: ChipKind, tiles: int, c: Constants, proportion:
         kind: of the chip.
         tiles: that compute.
         c: the constants.
-        proportion: of a tile's memory that it may use.
+        proportion: of a tile's memory that it may use, if it says nothing else.
     """
     unit = unit_of(kind, product.itemsize, product.half_partials)
-    group_parts = min(product.groups, tiles)
-    groups = math.ceil(product.groups / group_parts)
-    rest = tiles // group_parts
+    proportion = max(product.share or proportion, _LEAST_SHARE)
     tried: list[Plan] = []
-    for rows, inner in itertools.product(
-        _parts(product.rows, rest), _parts(math.ceil(product.inner / unit.inner), rest)
-    ):
-        if rows * inner > rest:
-            continue
-        most = rest // (rows * inner)
-        columns = min(math.ceil(product.columns / unit.columns), most)
-        for parts in {columns, max(1, columns // 2)}:
-            tried.append(_priced(product, unit, groups, (rows, inner, parts), c, kind, proportion))
-    return min(tried, key=lambda one: (one.cycles + one.steps * c.step, one.bytes))
+    for groups in _groups(product.groups, tiles):
+        rest = tiles // math.ceil(product.groups / groups)
+        for rows, inner in itertools.product(
+            _parts(product.rows, rest), _parts(math.ceil(product.inner / unit.inner), rest)
+        ):
+            if rows * inner > rest:
+                continue
+            most = rest // (rows * inner)
+            columns = min(math.ceil(product.columns / unit.columns), most)
+            for parts in {columns, max(1, columns // 2)}:
+                spread = rows, inner, parts
+                tried.append(_priced(product, unit, groups, spread, c, kind, proportion))
+    taken = [one.cycles + one.steps * c.step for one in tried]
+    enough = _AS_FAST * min(taken)
+    fast = (one for one, cycles in zip(tried, taken, strict=True) if cycles <= enough)
+    return min(fast, key=lambda one: (one.bytes, one.cycles))
+
+
+def _groups(count: int, tiles: int) -> list[int]:
+    """How many groups to give to a tile: one or few, so that no tile is left without any."""
+    least = math.ceil(count / tiles)
+    return sorted({min(count, least * times) for times in ((1, 2, 4) if count > 16 else (1,))})
 
 
 def _parts(size: int, tiles: int) -> list[int]:
@@ -145,7 +162,8 @@ def _priced(
     result = sums * partial if parts[1] == 1 and partial <= size else 0
     extra = needed - result - (right / parts[0] if product.resident else 0)
     exchange = received / (c.exchange_bytes * c.exchange_efficiency)
-    return Plan(compute + c.product_call, exchange, steps * serial + 1, extra / serial)
+    block = right / parts[0]
+    return Plan(compute + c.product_call, exchange, steps * serial + 1, extra / serial, block)
 
 
 def _received(left: tuple[float, int], right: tuple[float, int], kind: ChipKind) -> float:

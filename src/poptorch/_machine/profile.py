@@ -1,14 +1,15 @@
 """``profile.json``: what a program would cost on IPUs, and what it cost here.
 
-Version 1 of the form is an object with
+Version 2 of the form is an object with
 
-- ``format``: 1; ``poptorch``, ``torch``: versions; ``name``: of the model or its use
+- ``format``: 2; ``poptorch``, ``torch``: versions; ``name``: of the model or its use
 - ``estimated``: the attributes of ``poptorch.Estimate``; cycles, bytes, seconds
 - ``target``: ``kind``, ``tiles`` and ``tile_bytes`` of a chip, ``clock`` in cycles per second
 - ``measured``: the attributes of ``Measured``, of this machine and not of IPUs, or null
 - ``settings``: every setting by its path, as text
 
-Readers accept keys that they do not know; a change that breaks them raises ``format``.
+Readers accept keys that they do not know; a change that breaks them raises ``format``. Version 2
+has ``estimated.chips[*].tiles``, ``measured.actions`` and ``measured.operators``.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from .._base.version import VERSION
 from .estimate import Estimate
 from .systems import ChipKind, parse
 
-FORMAT = 1
+FORMAT = 2
 NAME = "profile.json"
 
 
@@ -57,6 +58,43 @@ class Call:
 
 
 @dataclass(frozen=True)
+class ActionTime:
+    """Seconds of one action in the last call that was timed by parts.
+
+    Attributes:
+        name: of the program's graph (``forward``, ``micro``, ``update``, ``step``), or of an action
+            of the schedule, where the staged backend runs it.
+        count: how often it was done.
+        seconds: in all.
+    """
+
+    name: str
+    count: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class OperatorTime:
+    """Seconds of one kind of operator of one module, in the same call.
+
+    Attributes:
+        direction: ``F``, ``B`` or ``U``: forward, backward, update.
+        name: of the operator.
+        module: path of the module.
+        line: the user's line, described, or "".
+        count: how often it was done.
+        seconds: in all.
+    """
+
+    direction: str
+    name: str
+    module: str
+    line: str
+    count: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Measured:
     """What was measured on this machine.
 
@@ -66,6 +104,8 @@ class Measured:
         calls: how many were made.
         first: the first of them.
         process_bytes: the most memory that the process has had.
+        actions: of the last call that was timed by parts; those are the first two.
+        operators: of the same call, the dearest first; compiled code has none of its own.
     """
 
     tier: str
@@ -73,6 +113,8 @@ class Measured:
     calls: int
     first: tuple[Call, ...]
     process_bytes: int
+    actions: tuple[ActionTime, ...] = ()
+    operators: tuple[OperatorTime, ...] = ()
 
 
 def profile(

@@ -7,7 +7,7 @@ process of its own, apart from the chips, whose times are estimated.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from .estimate import Action, Estimate
@@ -17,10 +17,29 @@ LANES = ("action", "compute", "exchange", "sync", "host", "streaming")
 HERE = 1000
 """The process that stands for this machine."""
 CALL = ("prepare", "device", "collect")
+MEASURED = ("calls", "actions", "operators")
+"""Lanes of this machine."""
 
 
-def trace(estimate: Estimate, calls: Sequence[Call] = ()) -> dict[str, Any]:
-    """Return the trace of one run of the schedule, and of calls that were measured here."""
+class Span(NamedTuple):
+    """An action or operator that was timed on this machine; seconds after the first call began."""
+
+    name: str
+    start: float
+    seconds: float
+    is_action: bool
+
+
+def trace(
+    estimate: Estimate, calls: Sequence[Call] = (), spans: Sequence[Span] = ()
+) -> dict[str, Any]:
+    """Return the trace of one run of the schedule, and of calls that were measured here.
+
+    Args:
+        estimate: has the schedule.
+        calls: that were measured.
+        spans: parts of one of them.
+    """
     events: list[dict[str, Any]] = []
     for chip in estimate.chips:
         events.append(_named("process_name", chip.chip, 0, f"IPU {chip.chip} (estimated)"))
@@ -30,9 +49,12 @@ def trace(estimate: Estimate, calls: Sequence[Call] = ()) -> dict[str, Any]:
         events += _events(action, microseconds)
     if calls:
         events.append(_named("process_name", HERE, 0, "this machine (measured)"))
-        events.append(_named("thread_name", HERE, 0, "calls"))
+        events += [_named("thread_name", HERE, lane, name) for lane, name in enumerate(MEASURED)]
     for number, call in enumerate(calls):
         events += _measured(number, call)
+    for name, start, seconds, is_action in spans:
+        lane = MEASURED.index("actions" if is_action else "operators")
+        events.append(_span(HERE, lane, name, start * 1e6, seconds * 1e6, MEASURED[lane]))
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 

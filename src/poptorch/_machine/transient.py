@@ -18,7 +18,7 @@ from .._ir.operators import aten, draws, may_view
 from .._ir.slot import Kind
 from .cycles import Chip, temporary_bytes
 from .sizes import node_bytes
-from .work import Work, is_conversion_of_product, tensors
+from .work import Work, is_conversion_of_product, is_identity, tensors
 
 _EMPTY = (aten.empty_like.default, aten.empty.memory_format, aten.zeros_like.default)
 
@@ -67,7 +67,7 @@ class Course:
         most = Transient()
         for node, held in zip(self.nodes, self.held, strict=True):
             work = works.get(node)
-            temporary = temporary_bytes(work, chip) if work is not None and work.products else 0.0
+            temporary = 0.0 if work is None else temporary_bytes(work, chip)
             if held / shares + temporary > most.bytes:
                 most = Transient(held / shares, temporary, node)
         return most
@@ -182,7 +182,7 @@ def _owner(node: fx.Node) -> fx.Node:
     while node.op == "call_function" and node.all_input_nodes:
         source = node.args[0] if node.args else None
         product = is_conversion_of_product(node) and not _converts_result(node)
-        if not isinstance(source, fx.Node) or not (may_view(node) or product):
+        if not isinstance(source, fx.Node) or not (may_view(node) or is_identity(node) or product):
             break
         if node.target is operator.getitem:
             break  # one of several results; each has memory of its own

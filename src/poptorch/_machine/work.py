@@ -5,17 +5,18 @@ Equal operators give equal Works, so that a model of 24 layers is priced as one 
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
 
-from .._ir.blocks import label_of
-from .._ir.operators import aten, may_view
-from .loops import loops_of
+from .._ir.blocks import label_of, memory_share_of
+from .._ir.operators import aten, draws, may_view
+from .loops import is_known, loops_of
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -31,6 +32,7 @@ class Product:
         resident: whether the other operand lies where the product wants it: a weight, forward.
         itemsize: bytes of an operand's element.
         half_partials: whether sums are kept in 16 bits.
+        share: of a tile that it may use; None for the chip's.
     """
 
     groups: int
@@ -42,6 +44,7 @@ class Product:
     resident: bool
     itemsize: int
     half_partials: bool
+    share: float | None = None
 
     @property
     def macs(self) -> int:
@@ -61,6 +64,8 @@ class Work:
         entries: rows that are looked up or added by index.
         row_bytes: of each.
         scattered: whether they are added rather than read.
+        parts: works that it is made of, one after another, and how often each.
+        unknown: name of the operator, if nothing is known of it.
     """
 
     products: tuple[Product, ...] = ()
@@ -70,14 +75,36 @@ class Work:
     entries: int = 0
     row_bytes: int = 0
     scattered: bool = False
+    parts: tuple[tuple[Work, int], ...] = ()
+    unknown: str = ""
 
-    @property
+    @functools.cached_property
     def flops(self) -> int:
         """Multiplications and additions of the products."""
-        return 2 * sum(product.macs for product in self.products)
+        own = 2 * sum(product.macs for product in self.products)
+        return own + sum(often * part.flops for part, often in self.parts)
+
+    @functools.cached_property
+    def all_products(self) -> tuple[Product, ...]:
+        """Those of its parts included, each once."""
+        return (*self.products, *(one for part, _ in self.parts for one in part.all_products))
+
+    @property
+    def all_cycles(self) -> float:
+        """Of loops, those of its parts included."""
+        return self.cycles + sum(often * part.all_cycles for part, often in self.parts)
+
+    @functools.cached_property
+    def all_steps(self) -> int:
+        """Different supersteps: what there is code for."""
+        own = self.steps + 3 * len(self.products)
+        return own + sum(part.all_steps for part, _ in self.parts)
 
 
 NOTHING = Work()
+
+Halves = tuple[bool, bool]
+"""Whether matrix products, and convolutions, keep their sums in 16 bits."""
 
 _FREE = {
     operator.getitem, aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default,
@@ -88,11 +115,13 @@ _FREE = {
 }  # fmt: skip
 _GATHER = {
     aten.embedding.default, aten.index_select.default, aten.index.Tensor, aten.gather.default,
+    aten._embedding_bag.default, aten._embedding_bag_forward_only.default,
 }  # fmt: skip
 _SCATTER = {
     aten.embedding_dense_backward.default, aten.index_add.default, aten.index_put.default,
     aten.scatter_add.default, aten.index_put_.default, aten.scatter_reduce.two,
-    aten.scatter.src, aten._index_put_impl_.default,
+    aten.scatter.src, aten._index_put_impl_.default, aten._embedding_bag_dense_backward.default,
+    aten._embedding_bag_backward.default,
 }  # fmt: skip
 _PRODUCTS = {
     aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default,
@@ -100,22 +129,45 @@ _PRODUCTS = {
 }  # fmt: skip
 
 
-def work_of(node: fx.Node, half_partials: tuple[bool, bool] = (False, False)) -> Work:
-    """Return what a node asks for.
+def simple(node: fx.Node, half_partials: Halves) -> Work:
+    """Return what a node that is one operator asks for.
 
     Args:
         node: of a captured graph.
-        half_partials: whether matrix products, and convolutions, keep their sums in 16 bits.
+        half_partials: what keeps its sums in 16 bits.
     """
     if node.op != "call_function" or node.target in _FREE or is_conversion_of_product(node):
         return NOTHING
     if node.target in _PRODUCTS:
-        return _product(node, half_partials)
+        return _sharing(_product(node, half_partials), memory_share_of(node))
     if node.target in _GATHER or node.target in _SCATTER:
         return _indexed(node)
-    if may_view(node):
+    if may_view(node) or is_identity(node) or _scales_mask(node):
         return NOTHING
     return _vector(node)
+
+
+def _sharing(work: Work, share: float | None) -> Work:
+    """The same work, whose products may use so much of a tile."""
+    if share is None:
+        return work
+    return replace(work, products=tuple(replace(each, share=share) for each in work.products))
+
+
+def is_identity(node: fx.Node) -> bool:
+    """Whether a node stands for its first operand: it says when or where, and computes nothing."""
+    packet = str(getattr(node.target, "overloadpacket", ""))
+    return packet in ("poptorch.after_gradient", "poptorch.nop", "poptorch.hint")
+
+
+def _scales_mask(node: fx.Node) -> bool:
+    """Whether a node scales what was drawn at random, which is one loop with drawing it.
+
+    Source: PopLibs (MIT), poprand::dropout.
+    """
+    scaling = node.target in (aten.div.Scalar, aten.div.Tensor, aten.mul.Tensor, aten.div_.Scalar)
+    inputs = node.all_input_nodes
+    return scaling and len(inputs) == 1 and draws(inputs[0])
 
 
 def is_conversion_of_product(node: fx.Node) -> bool:
@@ -144,7 +196,8 @@ def tensors(node: fx.Node) -> list[torch.Tensor]:
     return [part for part in parts if isinstance(part, torch.Tensor)]
 
 
-def _shape(node: object) -> tuple[int, ...]:
+def shape_of(node: object) -> tuple[int, ...]:
+    """Return the shape of a node's (first) value."""
     assert isinstance(node, fx.Node)
     return tuple(tensors(node)[0].shape)
 
@@ -170,14 +223,14 @@ def _is_weight(node: object) -> bool:
     return isinstance(node, fx.Node)
 
 
-def _product(node: fx.Node, half_partials: tuple[bool, bool]) -> Work:
+def _product(node: fx.Node, half_partials: Halves) -> Work:
     size = _itemsize(node)
     if node.target is aten.convolution.default:
         return Work(products=(_convolution(node, size, half_partials[1]),))
     if node.target is aten.convolution_backward.default:
         return Work(products=tuple(_convolution_backward(node, size, half_partials[1])))
     args = node.args[1:] if node.target in (aten.addmm.default, aten.baddbmm.default) else node.args
-    left, right = _shape(args[0]), _shape(args[1])
+    left, right = shape_of(args[0]), shape_of(args[1])
     if len(right) == 1:
         right = (*right, 1)
     if len(left) == 1:
@@ -194,7 +247,7 @@ def _product(node: fx.Node, half_partials: tuple[bool, bool]) -> Work:
 
 
 def _convolution(node: fx.Node, size: int, half: bool) -> Product:
-    data, weight, out = _shape(node.args[0]), _shape(node.args[1]), _shape(node)
+    data, weight, out = shape_of(node.args[0]), shape_of(node.args[1]), shape_of(node)
     groups, transposed = int(node.args[8]), bool(node.args[6])  # type: ignore[arg-type]
     taps = math.prod(weight[2:])
     columns, inner = weight[0], weight[1] * taps
@@ -208,7 +261,7 @@ def _convolution(node: fx.Node, size: int, half: bool) -> Product:
 
 
 def _convolution_backward(node: fx.Node, size: int, half: bool) -> list[Product]:
-    grad, data, weight = (_shape(each) for each in node.args[:3])
+    grad, data, weight = (shape_of(each) for each in node.args[:3])
     groups, wanted = int(node.args[9]), node.args[10]  # type: ignore[arg-type]
     taps = math.prod(weight[2:])
     places = grad[0] * math.prod(grad[2:])
@@ -279,7 +332,10 @@ def _vector(node: fx.Node) -> Work:
     size = floats[0].element_size() if floats else 4
     integers = not floats
     cycles = loops_of(name, size, integers) * _elements(name, node, largest, results)
-    return Work(cycles=cycles, moved=_moved(name, node, largest, inputs), steps=_steps(name))
+    return Work(
+        cycles=cycles, moved=_moved(name, node, largest, inputs), steps=_steps(name),
+        unknown="" if integers or is_known(name) else name,
+    )  # fmt: skip
 
 
 def _elements(

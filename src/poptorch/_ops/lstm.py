@@ -32,11 +32,16 @@ def lstm(
     train: bool,
     bidirectional: bool,
     batch_first: bool,
+    any_type: bool = False,
 ) -> Any:
-    """Compute ``torch.lstm`` layer by layer; ``NotImplemented`` where the library has no layer."""
+    """Compute ``torch.lstm`` layer by layer; ``NotImplemented`` where the library has no layer.
+
+    With ``any_type`` also for types that the library lacks, in a graph that is only looked at.
+    """
     directions = 2 if bidirectional else 1
     plain = has_biases and len(weights) == 4 * num_layers * directions  # no projections
-    if not plain or x.device.type != "cpu" or x.dtype != torch.float32 or x.dim() != 3:
+    known = any_type or x.dtype == torch.float32
+    if not plain or x.device.type != "cpu" or not known or x.dim() != 3:
         return NotImplemented
     x = x.transpose(0, 1) if batch_first else x
     keep = torch.is_grad_enabled()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from torch import fx
 
@@ -28,7 +28,8 @@ def split(
         training: whether there is a backward pass.
         recompute: whether backward passes compute activations again from what their stage was
             given, rather than keep them. What was drawn at random is kept, and so is what the
-            user wants kept; the last stage, which goes back at once, keeps everything.
+            user wants kept; the last stage, which goes back at once, keeps everything behind the
+            last of these.
 
     Returns:
         The graphs in the order of execution, and the chips of all state that they read.
@@ -78,13 +79,28 @@ def _free(graph: Graph, placed: Collection[fx.Node]) -> dict[fx.Node, frozenset[
 
 
 def _recomputable(placed: Mapping[fx.Node, StagePass], stages: int) -> dict[fx.Node, int]:
-    """Forward nodes that backward passes may compute again, with their stage."""
+    """Forward nodes that backward passes may compute again, with their stage.
+
+    Source for the last stage: PopART (MIT), willow/src/transforms/pipeline.cpp, which keeps what
+    lies between the final checkpoints and the loss.
+    """
+    last = stages - 1
+    before = _before_checkpoints([n for n, where in placed.items() if where == StagePass(last)])
     again = {}
     for node, stage_pass in placed.items():
-        made_at_random = any(draws(before) for before in (node, *node.all_input_nodes))
-        is_last = stage_pass.stage == stages - 1
-        if stage_pass.backward or is_last or made_at_random or is_kept(node):
+        made_at_random = any(draws(source) for source in (node, *node.all_input_nodes))
+        at_once = stage_pass.stage == last and node not in before
+        if stage_pass.backward or at_once or made_at_random or is_kept(node):
             continue
         if not node.is_impure():
             again[node] = stage_pass.stage
     return again
+
+
+def _before_checkpoints(nodes: Sequence[fx.Node]) -> set[fx.Node]:
+    """Of nodes in the order of execution those from which one that the user wants kept follows."""
+    own, before = set(nodes), set[fx.Node]()
+    for node in reversed(nodes):
+        if is_kept(node) or node in before:
+            before.update(source for source in node.all_input_nodes if source in own)
+    return before

@@ -61,6 +61,7 @@ class Captures:
         self._made: list[_compile.Capture] = []
         self._again: dict[_compile.Capture, _compile.Capture] = {}
         self._recut: dict[object, _compile.Capture] = {}
+        self._thinned: dict[object, _compile.Capture] = {}
         session.sync.fetch()
 
     def capture(
@@ -69,6 +70,7 @@ class Captures:
         dtype: torch.dtype | None = None,
         kind: ChipKind | None = None,
         chips: int | None = None,
+        every: int = 1,
     ) -> _compile.Capture:
         """Return the captured model.
 
@@ -78,6 +80,7 @@ class Captures:
             dtype: of its weights, buffers and inputs, where they are floating-point numbers; None
                 leaves them.
             kind, chips: what to divide it over; None for its own blocks.
+            every: of so many checkpoints the last is one.
         """
         model, optimizer = self._session.model, self._session.optimizer
         task = model.task(self._bound, spec, optimizer, made_up=True)
@@ -90,6 +93,11 @@ class Captures:
                 whole = replace(captured, optim=task.optim)
                 self._recut[key] = _compile.recut(whole, spec, kind, chips)
             captured = self._recut[key]
+        if every > 1:
+            if (captured, every) not in self._thinned:
+                made = _compile.with_fewer_checkpoints(captured, every)
+                self._thinned[captured, every] = made
+            captured = self._thinned[captured, every]
         if spec.training and spec.recompute:
             if captured not in self._again:
                 self._again[captured] = _compile.recomputed(captured)

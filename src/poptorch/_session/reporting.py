@@ -11,26 +11,31 @@ import json
 import resource
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import _compile
-from .._base import log
+from .._base import log, source
 from .._base.errors import Error
 from .._ir.spec import Spec
 from .._machine import page, profile
 from .._machine.estimate import Estimate
 from .._machine.systems import KINDS, ChipKind, System, current
-from .._machine.trace import trace
+from .._machine.trace import Span, trace
+from ..backends import Stopwatch, timing
 from .live import Live
 from .pricing import Captures
 
 if TYPE_CHECKING:
     from .session import Session
 
+_T = TypeVar("_T")
+
 FIRST = 64
 """So many calls are kept one by one."""
+TIMED = 2
+"""So many calls are timed operator by operator, which slows them; the last of them is reported."""
 OLD_NAME = "profile.pop"
 """Scripts look for the report under this name; it has the content of ``profile.json``."""
 
@@ -48,12 +53,33 @@ class Reports:
         self._calls: list[profile.Call] = []
         self._count = 0
         self._began = self._ended = 0.0
+        self._watch = Stopwatch()
 
     def compiled(self) -> None:
         """Write the report of a program that was compiled, if one is asked for."""
         self._estimate, self._calls, self._count = None, [], 0
+        self._watch = Stopwatch()
         if self._spec().runtime.report is not None:
+            log.python.info(
+                "A profile report is written: the first %d calls are timed operator by operator, "
+                "which slows them", TIMED,
+            )  # fmt: skip
             self._write()
+
+    def run(self, spec: Spec, do: Callable[..., _T], *args: object) -> _T:
+        """Do a call; if a report of it is asked for and it is one of the first, time its parts.
+
+        Args:
+            spec: its settings.
+            do, args: runs the program.
+        """
+        if spec.runtime.report is None or self._count >= TIMED:
+            return do(*args)
+        watch = Stopwatch()
+        with timing(watch):
+            results = do(*args)
+        self._watch = watch
+        return results
 
     def called(self) -> None:
         """Note what the last call took; write the report after some of them."""
@@ -122,14 +148,19 @@ class Reports:
             return
         ran = self._live().now.compiled.executable.report()
         measured = profile.Measured(
-            ran.tier, ran.compile_seconds, self._count, tuple(self._calls), _process_bytes()
-        )
+            ran.tier, ran.compile_seconds, self._count, tuple(self._calls), _process_bytes(),
+            *_timed(self._watch),
+        )  # fmt: skip
         content = profile.profile(name, estimate, modelled(spec), measured, dict(_flat(spec)))
         directory.mkdir(parents=True, exist_ok=True)
         text = json.dumps(content)
         for file in (profile.NAME, OLD_NAME):
             (directory / file).write_text(text)
-        (directory / "trace.json").write_text(json.dumps(trace(estimate, measured.first)))
+        spans = [
+            Span(name, start - self._began, seconds, is_action)
+            for name, start, seconds, is_action in self._watch.spans
+        ]
+        (directory / "trace.json").write_text(json.dumps(trace(estimate, measured.first, spans)))
         page.write(content, directory / "report.html")
 
 
@@ -153,6 +184,21 @@ def modelled(spec: Spec) -> ChipKind:
         return current().kind
     kind = next(k for k in KINDS.values() if k.generation == spec.target.generation)
     return dataclasses.replace(kind, tiles=spec.target.tiles or kind.tiles)
+
+
+def _timed(
+    watch: Stopwatch,
+) -> tuple[tuple[profile.ActionTime, ...], tuple[profile.OperatorTime, ...]]:
+    """What a stopwatch has noted, the dearest first."""
+    actions = [profile.ActionTime(n, own.count, own.seconds) for n, own in watch.actions.items()]
+    operators = [
+        profile.OperatorTime(
+            kind.direction, kind.name, kind.module,
+            source.describe(*kind.line) if kind.line else "", own.count, own.seconds,
+        )
+        for kind, own in watch.operators.items()
+    ]  # fmt: skip
+    return tuple(actions), tuple(sorted(operators, key=lambda row: -row.seconds))
 
 
 def _process_bytes() -> int:

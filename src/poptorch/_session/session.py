@@ -321,7 +321,9 @@ class Session:
             self.sync.fetch()
         batch = now.inputs.prepare(given)
         taken = time.perf_counter()
-        results = running.execute(live, self.sync, self.optimizer, live.synthetic or batch)
+        results = self.reports.run(
+            now.spec, running.execute, live, self.sync, self.optimizer, live.synthetic or batch
+        )
         ready = time.perf_counter()
         if live.changed_inputs and live.synthetic is None:
             return_inputs(live.changed_inputs, given, batch)

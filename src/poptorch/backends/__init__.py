@@ -2,6 +2,7 @@
 
 from .protocol import Backend, Builder, Code, Compiled, Executable, Progress
 from .registry import AUTO, OPTIMISE, available, checking, choose, interpreted, works_by_stages
+from .stopwatch import Stopwatch, timing
 from .threads import use_one as use_one_thread
 
 __all__ = [
@@ -13,10 +14,12 @@ __all__ = [
     "Compiled",
     "Executable",
     "Progress",
+    "Stopwatch",
     "available",
     "checking",
     "choose",
     "interpreted",
+    "timing",
     "use_one_thread",
     "works_by_stages",
 ]

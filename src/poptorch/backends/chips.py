@@ -14,6 +14,7 @@ from .._ir.slot import Kind, Slot
 from .._ir.stage_pass import StagePass
 from .._ir.staged import PER_MICRO_BATCH, RESULTS, Staged
 from .._ir.state import State
+from . import stopwatch
 from .devices import Device, synchronise
 
 _GRADIENTS = (Kind.ACCUM, Kind.GRADIENT)
@@ -175,7 +176,7 @@ class Replica:
                 chip.store(self._name(key, step), action)
         else:
             with chip.device.working():
-                self._compute(action, step, chip, batch)
+                stopwatch.action(str(action), self._compute, action, step, chip, batch)
             for key in workload.streaming.drops.get(stage_pass, ()):
                 chip.memory.pop(self._name(key, step), None)
 
@@ -193,7 +194,8 @@ class Replica:
                 arguments.append(chip.device.take(torch.tensor(float(count))))
             else:
                 arguments.append(chip.read(name, action))
-        values = self._modules[action.stage_pass](*arguments)
+        module = self._modules[action.stage_pass]
+        values = stopwatch.run(module, module, arguments)
         for slot, value in zip(graph.outputs, values, strict=True):
             if slot.kind in RESULTS:
                 self.results[slot.key, step] = value.clone()

@@ -22,6 +22,7 @@ from .._ir.report import Report
 from .._ir.slot import Kind, Slot
 from .._ir.state import State
 from ..enums import OutputMode
+from . import stopwatch
 from .prepare import GraphSignature
 from .protocol import Compiled
 from .threads import Threads
@@ -118,7 +119,7 @@ class LoopExecutable:
             assert self._bound is not None
             interrupts.check()
             run, step = runs[node.graph], step_of(self._program, index)
-            results = run(slices, step, index)
+            results = stopwatch.action(node.graph, run, slices, step, index)
             self._whole.ran(node.graph, self._bound[0])
             collector.take(run.emitted, results, step, index[Axis.REPLICAS])
         else:

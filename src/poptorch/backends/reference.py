@@ -10,6 +10,7 @@ from torch import fx
 
 from .._ir.graph import Graph
 from .._ir.plan import Plan
+from . import stopwatch
 from .driver import LoopExecutable, program_report
 from .memory_reuse import reuse_memory
 from .prepare import accept_strides, prepare, signature
@@ -48,6 +49,6 @@ class Reference:
         forward = fx.GraphModule(module, module.graph).forward  # not module(...): it has no hooks
 
         def run(arguments: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-            return forward(*arguments)  # type: ignore[no-any-return]
+            return stopwatch.run(module, forward, arguments)  # type: ignore[no-any-return]
 
         return run

@@ -1,0 +1,165 @@
+"""Operators that are several cost as much as these, and what nothing is known of is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import poptorch
+from poptorch._machine.estimate import Estimate
+
+
+class Calls(nn.Module):
+    """Calls a function of a module and its input."""
+
+    def __init__(self, function: Callable[..., torch.Tensor], inner: nn.Module | None) -> None:
+        super().__init__()
+        self.function, self.inner = function, inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x) if self.inner is None else self.function(self.inner, x)
+
+
+def priced(
+    function: Callable[..., torch.Tensor], *shape: int, inner: nn.Module | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Estimate:  # fmt: skip
+    executor = poptorch.inferenceModel(Calls(function, inner).eval())
+    try:
+        return executor.estimate(torch.empty(shape, device="meta", dtype=dtype), system="bow:1")
+    finally:
+        executor.destroy()
+
+
+def flops(estimate: Estimate) -> int:
+    return sum(row.flops for row in estimate.operators)
+
+
+def cycles(estimate: Estimate) -> float:
+    return sum(row.cycles for row in estimate.operators)
+
+
+def test_attention_is_its_two_products_and_the_softmax() -> None:
+    samples, heads, length, wide = 2, 4, 32, 16
+
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(x, x, x)
+
+    half = priced(attend, samples, heads, length, wide, dtype=torch.float16)
+    assert flops(half) == 2 * 2 * samples * heads * length * length * wide
+    assert any("softmax" in row.name for row in half.operators)
+    exact = priced(attend, samples, heads, length, wide)
+    assert cycles(half) < cycles(exact)  # products of halves, not of floats
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_an_lstm_is_a_product_for_all_steps_and_one_for_each(dtype: torch.dtype) -> None:
+    with torch.device("meta"):
+        layer = nn.LSTM(8, 16, batch_first=True, dtype=dtype)
+    made = [priced(lambda m, x: m(x)[0], 4, steps, 8, inner=layer, dtype=dtype) for steps in (5, 9)]
+    assert [flops(one) for one in made] == [2 * 4 * t * 4 * 16 * (8 + 16) for t in (5, 9)]
+    slower = cycles(made[1]) / cycles(made[0])
+    assert 1.5 < slower <= 9 / 5  # step after step
+    assert sum("lstm_layer" in row.name for row in made[0].operators) == 1
+
+
+def test_a_loop_costs_its_body_as_often_as_it_runs() -> None:
+    def looped(count: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        def step(y: torch.Tensor) -> torch.Tensor:
+            return torch.tanh(y @ y)
+
+        return lambda x: poptorch.for_loop(count, step, [x])[0]
+
+    three, thirty = (priced(looped(count), 16, 16) for count in (3, 30))
+    assert (flops(three), flops(thirty)) == (3 * 2 * 16**3, 30 * 2 * 16**3)
+    assert 8 * cycles(three) < cycles(thirty) < 10 * cycles(three)
+
+
+def test_a_product_in_pieces_is_as_much_work_and_takes_longer() -> None:
+    def product(x: torch.Tensor) -> torch.Tensor:
+        mode = poptorch.MatMulSerializationMode.OutputChannels
+        return poptorch.serializedMatMul(x, x.T, mode, 4)
+
+    whole, pieces = priced(lambda x: x @ x.T, 64, 32), priced(product, 64, 32)
+    assert flops(whole) == flops(pieces) == 2 * 64 * 64 * 32
+    assert cycles(pieces) > 2 * cycles(whole)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.sort(x)[0],
+        lambda x: torch.topk(x, 16)[0],
+        lambda x: torch.fft.rfft(x).real,
+        lambda x: torch.cdist(x, x),
+        lambda x: F.bilinear(x, x, torch.ones(8, 256, 256)),
+        lambda x: F.ctc_loss(x[:, None], torch.ones(1, 9, dtype=torch.long), (64,), (9,)),
+    ],
+    ids=["sort", "topk", "fft", "cdist", "bilinear", "ctc"],
+)
+def test_what_takes_many_passes_costs_more_than_an_addition(function) -> None:
+    estimate = priced(function, 64, 256)
+    addition = cycles(priced(lambda x: x + 1, 64, 256))
+    assert cycles(estimate) > 3 * addition
+    assert not any("operator" in guess.name for guess in estimate.guesses)
+
+
+def test_what_nothing_is_known_of_is_a_guess_with_its_share() -> None:
+    estimate = priced(torch.digamma, 64, 256)
+    (guess,) = [guess for guess in estimate.guesses if "operator" in guess.name]
+    assert guess.name == "operator digamma"
+    assert 0 < guess.share <= 1
+
+
+def test_what_only_says_something_is_free() -> None:
+    said = priced(lambda x: torch.tanh(poptorch.nop(x)), 64, 256)
+    assert cycles(said) == cycles(priced(torch.tanh, 64, 256))
+
+
+def test_a_mask_of_dropout_is_drawn_and_scaled_in_one_loop() -> None:
+    with torch.device("meta"):
+        model = nn.Dropout(0.5)
+    executor = poptorch.inferenceModel(model.train())
+    estimate = executor.estimate(torch.empty(64, 256, device="meta"), system="bow:1")
+    executor.destroy()
+    loops = {row.name: row.cycles for row in estimate.operators if row.cycles}
+    assert len(loops) == 2, loops  # drawing, and multiplying by it
+
+
+class Halved(nn.Module):
+    """Two products, of which the first may be told how much of a tile it may use."""
+
+    def __init__(self, share: float | None) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(1024, 1024), nn.Linear(1024, 1024)
+        poptorch.BeginBlock(self.second, "second", ipu_id=1)
+        self.share = share
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        if self.share is not None:
+            x = poptorch.set_available_memory(x, self.share)
+        return self.second(x)
+
+
+def temporary(share: float | None = None, **proportions: float) -> list[float]:
+    with torch.device("meta"):
+        model = Halved(share).eval()
+    options = poptorch.Options().deviceIterations(2).setAvailableMemoryProportion(proportions)
+    executor = poptorch.inferenceModel(model, options)
+    estimate = executor.estimate(torch.empty(2 * 8192, 1024, device="meta"), system="bow:2")
+    executor.destroy()
+    return [chip.peak["temporary"] for chip in estimate.chips]
+
+
+def test_products_use_what_their_chip_or_the_user_lets_them() -> None:
+    usual = temporary()
+    assert usual[0] == usual[1]
+    chip = temporary(IPU1=0.05)
+    assert (chip[0], chip[1] < usual[1] / 2) == (usual[0], True)
+    one = temporary(0.05)
+    assert (one[0] < usual[0] / 2, one[1]) == (True, usual[1])
