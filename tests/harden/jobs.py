@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from helpers import jobs
+from helpers import job_killed, jobs
 from helpers.patience import HANGS, eventually
 
 MOMENTS = ("starting", "compiling", "in a call", "saving", "between calls")
@@ -35,26 +35,30 @@ def _killed(draw: random.Random, count: int, folder: Path) -> tuple[str, str | N
         time.sleep(draw.choice((0, draw.uniform(0, 0.01), draw.uniform(0, 0.2))))
         had_met = all("met" in _printed(folder, index).split() for index in range(count))
         processes[victim].kill()
-        problem = _outlived(processes, victim, folder) if had_met else None
+        others = [each for each in enumerate(processes) if had_met and each[0] != victim]
+        ends = [_outlived(*each, victim, count, folder) for each in others]
     finally:
         jobs.end(processes)
-    what = f"killed {moment}" if had_met else "killed before all had met"
-    return what, problem or _again(count, folder)
+    if not had_met:
+        return "killed before all had met", _again(count, folder)
+    problems = [end for end in ends if end not in ("named", "finished")]
+    what = "killed when others had finished" if "finished" in ends else f"killed {moment}"
+    return what, problems[0] if problems else _again(count, folder)
 
 
-def _outlived(processes: list[jobs.BaseProcess], victim: int, folder: Path) -> str | None:
-    for index, process in enumerate(processes):
-        if index == victim:
-            continue
-        try:
-            status = jobs.status(process, HANGS)
-        except TimeoutError:
-            return f"process {index} hangs: {_printed(folder, index)[-300:]}"
-        text = _printed(folder, index)
-        said = f"process {victim} of {len(processes)}" in text
-        if status != 1 or not said:
-            return f"process {index} ended with {status}: {text[-300:]}"
-    return None
+def _outlived(index: int, process: jobs.BaseProcess, victim: int, count: int, folder: Path) -> str:
+    """Return how a process ends that outlives another: "named" it, "finished", or what is wrong."""
+    try:
+        status = jobs.status(process, HANGS)
+    except TimeoutError:
+        return f"process {index} hangs: {_printed(folder, index)[-300:]}"
+    text = _printed(folder, index)
+    if status == 1 and f"process {victim} of {count}" in text:
+        return "named"
+    # Whoever went on alone would have other weights; so the work of both was done before.
+    if status == 0 and job_killed.digests([text]) == {undisturbed(count)}:
+        return "finished"
+    return f"process {index} ended with {status}: {text[-300:]}"
 
 
 def _again(count: int, folder: Path) -> str | None:
@@ -63,8 +67,8 @@ def _again(count: int, folder: Path) -> str | None:
     for index, (status, text) in ended.items():
         if status:
             return f"again, process {index} ended with {status}: {text[-300:]}"
-        if text.split()[-1] != undisturbed(count):
-            return f"again, process {index} has other weights"
+        if job_killed.digests([text]) != {undisturbed(count)}:
+            return f"again, process {index} has other weights: {text[-300:]}"
     return None
 
 
@@ -73,9 +77,8 @@ def undisturbed(count: int) -> str:
     """Return the digest of the weights of a job that nobody disturbs."""
     with tempfile.TemporaryDirectory() as folder:
         ended = jobs.run("helpers.job_killed", [folder], count, Path(folder))
-    digests = {text.split()[-1] for _, text in ended.values()}
-    assert len(digests) == 1, ended
-    return digests.pop()
+    (digest,) = job_killed.digests(text for _, text in ended.values())
+    return digest
 
 
 def _printed(folder: Path, index: int) -> str:

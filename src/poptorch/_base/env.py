@@ -76,6 +76,12 @@ _ROWS = (
     Variable("OMPI_MCA_ess_base_jobid", str, "", "the same from older releases"),
     Variable("MASTER_ADDR", str, "", "the machine at which the processes of a job meet"),
     Variable("MASTER_PORT", int, 0, "the port there"),
+    Variable(
+        "TORCHELASTIC_USE_AGENT_STORE",
+        _flag,
+        False,
+        "the launcher's agent keeps the store in which they meet, not process 0; set by torchrun",
+    ),
     Variable("POPTORCH_CACHE_DIR", str, "", "directory of cached executables"),
     Variable(
         "POPART_CACHE_DIR", str, "", "directory of cached executables, if no option names one"

@@ -14,7 +14,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,12 +23,13 @@ from .._base import interrupts, log
 from .._base.errors import Error, StateError
 from . import watch
 from .beside import Beside
-from .place import open_store
+from .connecting import check_place, connect_all, connect_some
+from .notes import Notes
+from .place import keeper, open_store
 from .watch import Loss, Watch
 
 MEETING = datetime.timedelta(minutes=10)
 """How long the first process waits for the last one to start."""
-_NEVER = datetime.timedelta(days=365)  # torch's own limit: the signs of life are what counts
 _SLICE = datetime.timedelta(seconds=watch.BEAT)
 
 _group: Group | None = None
@@ -46,11 +47,13 @@ def join(index: int, count: int, patience: float) -> Group:
 
     Raises:
         Error: they do not meet.
-        StateError: this process is part of another group.
+        StateError: this process is part of another group, or torch was told of another place.
     """
     global _group
     if _group is None:
+        check_place(index, count)
         _group = Group(index, count, patience)
+        _group.connect()
     elif (_group.index, _group.count) != (index, count):
         raise StateError(
             "A process is part of one job only",
@@ -75,33 +78,28 @@ class Group:
     """
 
     def __init__(self, index: int, count: int, patience: float) -> None:
-        import torch.distributed as dist
-
         self.index, self.count = index, count
         self._lost: Error | None = None
         self._cause: Loss | None = None
         self._pending = False
-        self._told = 0  # the number of the exchange in which this process wrote a text
-        self._some: dict[tuple[int, ...], Any] = {}  # torch's groups of some of the processes
-        store = open_store(index, count, MEETING)
-        self._store = store
-        own = not dist.is_initialized()
-        if own:
-            dist.init_process_group(
-                "gloo", store=store, rank=index, world_size=count, timeout=_NEVER
-            )
-        if (dist.get_rank(), dist.get_world_size()) != (index, count):
-            raise StateError(
-                "torch.distributed was initialised for another place in the job",
-                got=f"process {dist.get_rank()} of {dist.get_world_size()} there, "
-                f"{index} of {count} in options.Distributed",
-            )
-        self._pg = dist.group.WORLD if own else dist.new_group(backend="gloo", timeout=_NEVER)
-        self._watch = Watch(store.clone(), index, count, patience)
         self._ended = ""
+        self._some: dict[tuple[int, ...], Any] = {}  # torch's groups of some of the processes
+        self._store = open_store(index, count, MEETING)
+        self._notes = Notes(self._store, index, count)
+        self._watch = Watch(self._store, index, count, patience, keeper())
+        self._owner = os.getpid()
         _note_failures(self)
-        atexit.register(self._leave)
-        log.python.info("Process %d of %d: all have met", index, count)
+
+    def connect(self) -> None:
+        """Let torch connect the processes, which have met.
+
+        Raises:
+            Error: a process is lost.
+        """
+        self._pg = self._beside(
+            lambda: connect_all(self._store, self.index, self.count), "their addresses"
+        )
+        log.python.info("Process %d of %d: all have met", self.index, self.count)
 
     # Exchanges. All processes call them in the same order.
 
@@ -121,7 +119,7 @@ class Group:
         import torch.distributed as dist
 
         with self._exchange(what):
-            group = self._among(members)
+            group = self._among(members, what)
             works = [dist.all_reduce(each, group=group, async_op=True) for each in tensors]
             self._wait(works, what)
 
@@ -169,7 +167,7 @@ class Group:
         import torch.distributed as dist
 
         with self._exchange(what):
-            group = self._among(members)
+            group = self._among(members, what)
             for tensor in tensors:
                 flat = tensor if tensor.is_contiguous() else tensor.contiguous()
                 self._wait([dist.broadcast(flat, source, group=group, async_op=True)], what)
@@ -192,10 +190,12 @@ class Group:
         import torch.distributed as dist
 
         with self._exchange(what):
-            works = [dist.irecv(t, other, self._pg, tag=number) for t, other, number in received]
+            works: list[Any] = [
+                dist.irecv(t, other, self._pg, tag=number) for t, other, number in received
+            ]
             works += [dist.isend(t, other, self._pg, tag=number) for t, other, number in sent]
             if works:
-                self._wait([Beside(works)], what)
+                self._wait([Beside(lambda: [work.wait() for work in works])], what)
 
     def gather(self, tensor: torch.Tensor, what: str) -> list[torch.Tensor]:
         """Return the tensors of all processes, in their order.
@@ -230,61 +230,49 @@ class Group:
         others = [i for i, other in enumerate(digests) if not torch.equal(other, digests[0])]
         if not others:
             return {}
-        if self.index in (0, *others):
-            self._store.set(f"facts/{self.index}", text)
-        self.numbers(0, what)  # until all have written
-        return {i: json.loads(self._store.get(f"facts/{i}")) for i in (0, *others)}
+        texts = self.texts(text if self.index in (0, *others) else "", what)
+        return {i: json.loads(texts[i]) for i in (0, *others)}
 
     def texts(self, text: str, what: str) -> list[str]:
         """Return a text of every process.
 
-        It goes through the store: gloo would take what another process exchanges instead for it,
-        and end this one.
-
         Raises:
             Error: a process is lost, or does something else.
         """
-        with self._exchange(what):
-            number = self._watch.doing[0]
-            self._store.set(f"text/{number}/{self.index}", text)
-            keys = [f"text/{number}/{index}" for index in range(self.count)]
-            pause, looked = 1e-4, time.monotonic()
-            while not self._store.check(keys):
-                interrupts.check()
-                if time.monotonic() - looked > watch.BEAT:
-                    looked = time.monotonic()
-                    loss = self._watch.look()
-                    if loss is not None:
-                        self._pending = True
-                        raise self._loss(loss, what)
-                time.sleep(pause)
-                pause = min(2 * pause, 0.05)
-            texts = [self._store.get(key).decode() for key in keys]
-        if self._told:  # all have read their last text, or they would not have written this one
-            self._store.delete_key(f"text/{self._told}/{self.index}")
-        self._told = number
+        texts: list[str] = self._beside(
+            lambda: self._notes.exchange(
+                self._watch.doing[0], text, lambda: self._lost is not None
+            ),
+            what,
+        )
         return texts
 
     # Waiting.
 
-    def _among(self, members: Sequence[int]) -> Any:
+    def _among(self, members: Sequence[int], what: str) -> Any:
         """Torch's group of some of the processes; of all if none are named."""
-        import torch.distributed as dist
-
         if not members or len(members) == self.count:
             return self._pg
         key = tuple(members)
         if key not in self._some:
-            self._some[key] = dist.new_group(
-                key, backend="gloo", timeout=_NEVER, use_local_synchronization=True
-            )
+            making = Beside(lambda: connect_some(key))
+            self._wait([making], what)
+            self._some[key] = making.result
         return self._some[key]
+
+    def _beside(self, do: Callable[[], Any], what: str) -> Any:
+        """Return what comes of an exchange that a thread makes."""
+        with self._exchange(what):
+            doing = Beside(do)
+            self._wait([doing], what)
+        return doing.result
 
     @contextlib.contextmanager
     def _exchange(self, what: str) -> Iterator[None]:
         with self.unbroken(what):
-            self._watch.doing = (self._watch.doing[0] + 1, what)
+            self._watch.begin(what)
             yield
+            self._watch.done += 1
 
     @contextlib.contextmanager
     def unbroken(self, what: str) -> Iterator[None]:
@@ -345,16 +333,20 @@ class Group:
             return True
         except RuntimeError as error:
             loss = self._watch.blame()
-            raise self._loss(loss or Loss(-1, str(error).splitlines()[0]), what) from error
+            first = next(iter(str(error).splitlines()), type(error).__name__)
+            raise self._loss(loss or Loss(-1, f"the network: {first}"), what) from error
 
     def _loss(self, loss: Loss, what: str) -> Error:
-        who = f"process {loss.index} of {self.count}" if loss.index >= 0 else "the network"
         self._cause = loss
+        if loss.index < 0:
+            title = "The connection between the processes of the job is lost"
+            who = loss.why
+        else:
+            title = f"Process {loss.index} of the job is lost"
+            who = f"process {loss.index} of {self.count}: {loss.why}"
         self._lost = Error(
-            f"Process {loss.index} of the job is lost"
-            if loss.index >= 0
-            else "The connection between the processes of the job is lost",
-            got=f"{who}: {loss.why}; process {self.index} waited for it to exchange {what}",
+            title,
+            got=f"{who}; process {self.index} waited for it to exchange {what}",
             fix=(
                 "its own output says more",
                 "poprun --max-restarts n starts all processes again, from what the script saved",
@@ -369,13 +361,23 @@ class Group:
         first = next(iter(str(error).splitlines()), "")
         self._ended = f"it ended by {type(error).__name__}: {first}"
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """The process ends; a fork of it is no part of the job."""
+        if os.getpid() != self._owner:
+            return
         self._watch.stop(self._ended or "it has ended", self._cause)
+        self._watch.see_off()
         if self._pending:
             # torch's destructor would wait for an exchange that nobody answers.
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
             os._exit(1)
+
+
+@atexit.register  # now, so that it comes after all that is registered later: it may be the end
+def _leave() -> None:
+    if _group is not None:
+        _group.leave()
 
 
 def _note_failures(group: Group) -> None:

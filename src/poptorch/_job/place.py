@@ -83,16 +83,28 @@ def open_store(index: int, count: int, timeout: datetime.timedelta) -> Any:
     env.set_if_absent("MASTER_PORT", str(where.port))
     try:
         store, _, _ = next(rendezvous("env://", index, count, timeout=timeout))
+        store = PrefixStore(NAMESPACE, store)
+        return PrefixStore(meet(store, index, count, timeout), store)
     except (RuntimeError, ValueError) as error:  # torch's network errors are RuntimeErrors
         first = str(error).splitlines()[0]
         raise Error(
             "The processes of this job do not meet",
             got=f"process {index} of {count} at {where.address}:{where.port} "
-            f"(from {where.source}): {first}",
+            f"(from {where.source}), where {_listens()} listens: {first}",
             fix=(
                 "start all of them, with one address and port; each with an index of its own",
                 "choose another MASTER_PORT if something else listens there",
             ),
         ) from error
-    store = PrefixStore(NAMESPACE, store)
-    return PrefixStore(meet(store, index, count, timeout), store)
+
+
+def _listens() -> str:
+    return "the launcher's agent" if keeper() < 0 else f"process {keeper()}"
+
+
+def keeper() -> int:
+    """Return the process with which the store ends; -1 where torchrun's agent, or poprun's, has it.
+
+    That of a script which has initialised torch.distributed by itself is kept alike.
+    """
+    return -1 if env.get("TORCHELASTIC_USE_AGENT_STORE") else 0

@@ -1,0 +1,69 @@
+"""One process of a job of three in which the one that keeps the store ends before the others.
+
+Its ``main`` prints what is raised, or how many texts it was told.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import poptorch
+from helpers.patience import eventually
+from poptorch import _job
+from poptorch._job import watch
+
+PATIENCE = 3.0
+
+
+class Slow:
+    """A store from which a text comes late."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def get(self, key: str) -> bytes:
+        time.sleep(0.3)
+        value: bytes = self._store.get(key)
+        return value
+
+
+def is_gone(store: Any) -> bool:
+    try:
+        store.check(["anything"])
+    except RuntimeError:
+        return True
+    return False
+
+
+def main(what: str) -> int:
+    index, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    watch.BEAT, watch.SILENT = 0.2, 0.8
+    group = _job.join(index, count, PATIENCE)
+    group.texts("first", "first texts")
+    Path(f"ready{index}").touch()
+    assert eventually(lambda: all(Path(f"ready{other}").exists() for other in range(count)))
+    ends, how = {
+        "another is killed": (1, signal.SIGKILL),
+        "it is killed": (0, signal.SIGKILL),
+        "it is stopped": (0, signal.SIGSTOP),
+        "it is done": (None, None),
+    }[what]
+    if index == ends and how is not None:
+        os.kill(os.getpid(), how)
+    if what == "it is done" and index == 2:
+        group._notes._store = Slow(group._notes._store)
+    if how is signal.SIGKILL and index == 2:
+        assert eventually(lambda: is_gone(group._store))
+    try:
+        print(len(group.texts("second", "second texts")), "texts")
+    except poptorch.Error as error:
+        print(error)
+        return 1
+    return 0
