@@ -103,8 +103,10 @@ def test_hyper_parameters_come_from_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("lr", -0.5), ("lr", float("nan")), ("betas", [-0.1, 0.9]), ("eps", -1)]
-)
+    ("name", "value"),
+    [("lr", -0.5), ("lr", float("nan")), ("betas", [-0.1, 0.9]), ("eps", -1), ("lr", 1e308),
+     ("weight_decay", 10**39)],
+)  # fmt: skip
 def test_hyper_parameters_out_of_range_stay_in_the_file(name: str, value, tmp_path: Path) -> None:
     """A rate below zero would train uphill, without a word."""
     first = training()
@@ -120,6 +122,22 @@ def test_hyper_parameters_out_of_range_stay_in_the_file(name: str, value, tmp_pa
         poptorch.load(file, model=model, optimizer=optimizer)
     assert f"{name} is {value}" in str(caught.value)
     assert optimizer.param_groups[0][name] == before
+
+
+def test_a_number_that_is_too_large_for_the_device_stays_in_the_file(tmp_path: Path) -> None:
+    first = training()
+    file = tmp_path / "m.poptorch"
+    first.compileAndExport(file, X, Y)
+    hypers = json.loads(archive.read(file)["facts.json"])["hypers"]
+    hypers[0]["loss_scaling"] = 1e308
+    with_facts(file, hypers=hypers)
+    model = Net()
+    before = [parameter.clone() for parameter in model.parameters()]
+    optimizer = poptorch.optim.Adam(model.parameters(), lr=0.1)
+    with pytest.raises(poptorch.Error, match="given for loss_scaling is too large"):
+        poptorch.load(file, model=model, optimizer=optimizer)
+    assert optimizer.loss_scaling == 1.0
+    assert all(map(torch.equal, model.parameters(), before))
 
 
 @pytest.mark.spec("executor", 42)

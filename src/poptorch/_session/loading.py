@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from .._base.errors import Error
 from .._ir.spec import Spec
 from ..optim import KINDS
 from ..optim.freeze import freeze
+from ..optim.numbers import LARGEST
 from .files import CODE, DEVICE, MODEL, Saved, attributes, shapes_of
 from .live import Restored
 from .random import Randomness
@@ -135,11 +136,10 @@ def _check_range(hypers: Mapping[str, Any]) -> None:
     for name in sorted(_NUMBERS & hypers.keys()):
         value = hypers[name]
         for number in value if isinstance(value, (list, tuple)) else (value,):
-            largest = float("inf") if isinstance(number, float) else sys.float_info.max
-            if isinstance(number, (int, float)) and not 0 <= number <= largest:
+            if isinstance(number, (int, float)) and not (0 <= number <= LARGEST or number == inf):
                 raise Error(
                     "Invalid file: a hyper-parameter is out of range",
-                    got=f"{name} is {value!r}; constructors of optimizers refuse it",
+                    got=f"{name} is {value!r:.40}; from 0 to {LARGEST:.3g} float32 holds them",
                     fix="if it is meant, save the model with another value and set this one "
                     "after loading",
                 )

@@ -11,6 +11,7 @@ import torch
 
 from .._base import log
 from .._base.errors import AssertionFailure
+from .numbers import check_size
 
 _FLAGS = frozenset({
     *("nesterov", "amsgrad", "centered", "maximize", "foreach", "capturable", "differentiable"),
@@ -75,10 +76,11 @@ def _is_number(value: Any) -> bool:
 
 
 def _check(cls: str, given: Mapping[str, Any]) -> None:
-    """Refuse a value of the wrong type.
+    """Refuse a value of the wrong type, or one that is too large.
 
     Raises:
         AssertionError: a number where a flag belongs, or the reverse.
+        ValueError: float32 cannot hold a number.
     """
     for name, value in given.items():
         wrong = (name in _FLAGS and value is not None and not isinstance(value, bool | int)) or (
@@ -94,3 +96,5 @@ def _check(cls: str, given: Mapping[str, Any]) -> None:
                     "pass what follows the torch hyper-parameters by keyword",
                 ),
             )
+        if name in _NUMBERS and value is not None:
+            check_size(name, value)

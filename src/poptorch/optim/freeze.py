@@ -20,13 +20,13 @@ from .._ir.optim_spec import OptimGroup, OptimSpec, Setting
 from . import KINDS
 from .adam import ADAM, ADAMW
 from .kind import Kind
+from .numbers import number
 from .optimizer import Optimizer, pair_of_betas
 from .rmsprop import RMSPROP
 from .sgd import COMBINED_SGD
 from .sgd import SGD_KIND as SGD
 
 HyperValues = dict[str, float]
-SCALINGS = ("loss_scaling", "velocity_scaling")  # gradients are multiplied and divided by them
 _TERMS = ("momentum", "dampening", "weight_decay")
 """At zero they leave a term out, and with it the state and the work that it needs."""
 
@@ -67,7 +67,7 @@ def freeze(
         for index in range(len(optimizer.param_groups))
     )
     variables: tuple[str, ...] = ()
-    scaling = _number("loss_scaling", getattr(optimizer, "loss_scaling", 1.0))
+    scaling = number("loss_scaling", getattr(optimizer, "loss_scaling", 1.0))
     if automatic_loss_scaling or not _is_constant(optimizer, "loss_scaling", "", scaling, None):
         variables = (slots.LOSS_SCALING.name,)
         values[slots.LOSS_SCALING.key] = scaling
@@ -118,7 +118,7 @@ def _structure(optimizer: torch.optim.Optimizer, kind: Kind) -> dict[str, Settin
 
 
 def _clipping(value: Any) -> float:
-    norm = math.inf if value is None else _number("max_grad_norm", value)
+    norm = math.inf if value is None else number("max_grad_norm", value)
     if math.isnan(norm):
         raise InvalidValue("max_grad_norm cannot be NaN", fix="use infinity for no clipping")
     if norm < 0:
@@ -172,12 +172,12 @@ def _freeze_group(
         value = group[name] if name in group else getattr(optimizer, name)
         if name == "dampening" and whole:
             value = 0.0  # torch dampens what enters a momentum, PopTorch every gradient
-        for part, number in _numbers(name, value):
-            if _is_constant(optimizer, name, part, number, same):
-                settings[part] = number
+        for part, one in _numbers(name, value):
+            if _is_constant(optimizer, name, part, one, same):
+                settings[part] = one
             else:
                 variables.append(part)
-                values[slots.hyper(part, index).key] = slots.hyper_value(part, number)
+                values[slots.hyper(part, index).key] = slots.hyper_value(part, one)
     if group.get("nesterov") and (group["momentum"] == 0 or group["dampening"] != 0):
         raise InvalidValue("Nesterov momentum requires a momentum and zero dampening")
     return OptimGroup(params, tuple(sorted(settings.items())), tuple(variables))
@@ -187,19 +187,7 @@ def _numbers(name: str, value: Any) -> list[tuple[str, float]]:
     """Return the hyper-parameters that an attribute stands for: ``beta1`` and ``beta2``, or one."""
     if name == "betas":
         return list(zip(("beta1", "beta2"), pair_of_betas(value), strict=True))
-    return [(name, _number(name, value))]
-
-
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        value = value.item()
-    if not isinstance(value, int | float):
-        raise AssertionFailure(
-            f"Expected a number for {name}", got=repr(value), fix="use a number, such as 0.1"
-        )
-    if name in SCALINGS and not 0 < value < math.inf:
-        raise InvalidValue(f"{name} must be a positive number", got=repr(value))
-    return float(value)
+    return [(name, number(name, value))]
 
 
 def _setting(value: Any) -> Setting:

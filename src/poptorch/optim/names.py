@@ -16,6 +16,7 @@ from .._base.errors import StateError
 from .._ir import slots
 from .._ir.optim_spec import OptimGroup, OptimSpec
 from .._ir.slot import Slot
+from .numbers import number
 
 _Hypers = dict[str, float]
 
@@ -210,20 +211,27 @@ def from_ipu_param(
     Constants stay, being compiled in, and so does what reads the same as what was loaded: a value
     that goes through a checkpoint unchanged is not rounded. The first weight of a group speaks for
     the group.
+
+    Raises:
+        AssertionError: one is no number.
+        ValueError: float32 cannot hold one.
     """
     result = dict(values)
     name = "lossScaling_FLOAT"
     scaling = values.get(slots.LOSS_SCALING.key)
-    if name in param and scaling is not None and _differs(param[name], scaling):
-        result[slots.LOSS_SCALING.key] = float(param[name])
+    if name in param and scaling is not None:
+        loaded = number("loss_scaling", param[name])
+        if _differs(loaded, scaling):
+            result[slots.LOSS_SCALING.key] = loaded
     settled: set[tuple[int, str]] = set()
     for name, shown, _, index in _entries(spec, values):
         if name not in param or (index, shown.hyper) in settled:
             continue
         settled.add((index, shown.hyper))
         hypers = _hypers(spec, result, index)
-        taken = shown.take(float(param[name]), hypers)
-        if taken is None or not _differs(param[name], shown.show(hypers)):
+        loaded = number(name, param[name])
+        taken = shown.take(loaded, hypers)
+        if taken is None or not _differs(loaded, shown.show(hypers)):
             continue
         key = slots.hyper(shown.hyper, index).key
         if key in result:
@@ -231,8 +239,8 @@ def from_ipu_param(
     return result
 
 
-def _differs(loaded: torch.Tensor, current: float) -> bool:
-    return float(loaded) != float(torch.tensor(current, dtype=torch.float32))
+def _differs(loaded: float, current: float) -> bool:
+    return loaded != float(torch.tensor(current, dtype=torch.float32))
 
 
 def _entries(

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from .._base.errors import AssertionFailure, StateError
+from .numbers import number
 from .variable_attributes import VariableAttributes
 
 _KEYS = ("ipu_state", "ipu_param")
@@ -204,7 +205,7 @@ def pair_of_betas(betas: Any) -> tuple[float, float]:
         raise AssertionFailure(
             "Expected a pair for betas", got=repr(betas), fix="betas=(0.9, 0.999)"
         )
-    return float(betas[0]), float(betas[1])
+    return number("betas", betas[0]), number("betas", betas[1])
 
 
 Params = Iterable[Any]
