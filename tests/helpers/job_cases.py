@@ -83,7 +83,7 @@ class Exchanging(nn.Module):
         out = self.first(x)
         pairs = {"op": "sum", "__collectiveReplicaGrouping": [2, 2, self.replicas]}
         out = out + 0.1 * op("ReplicatedAllReduceTP", out, out, backwards=False, **pairs)
-        wide = out.repeat(4, 1)
+        wide = out.repeat(self.replicas, 1)
         out = out + op("ReplicatedAllToAll", wide, wide)[:3]
         everyone = torch.zeros(self.replicas, *out.shape)
         everyone = op("ReplicatedAllGather", self.second(torch.tanh(out)), everyone)
@@ -111,7 +111,7 @@ class Case:
 
     Attributes:
         optimizer: from parameters.
-        model: makes the module.
+        model: makes the module, of the number of all replicas.
         iterations, accumulation: the loops.
         options: changes the options.
         dtype: of the inputs.
@@ -121,7 +121,7 @@ class Case:
     """
 
     optimizer: Callable[[Any], torch.optim.Optimizer]
-    model: Callable[[], nn.Module] = Small
+    model: Callable[[int], nn.Module] = lambda replicas: Small()
     iterations: int = 2
     accumulation: int = 1
     options: Callable[[poptorch.Options], Any] = lambda options: None
@@ -195,58 +195,55 @@ CASES = {
         iterations=4,
         options=lambda options: options.outputMode(poptorch.OutputMode.EveryN, 2),
     ),
-    "batch norm": Case(lambda p: sgd(p, lr=0.05), lambda: Small(norm=True), accumulation=2),
+    "batch norm": Case(
+        lambda p: sgd(p, lr=0.05), lambda replicas: Small(norm=True), accumulation=2
+    ),
     "float64": Case(
         lambda p: sgd(p, lr=0.05),
-        lambda: Small(torch.float64),
+        lambda replicas: Small(torch.float64),
         options=lambda options: options.Precision.narrow64Bit(False),
         dtype=torch.float64,
         tolerance=1e-12,
     ),
     "half, scaled automatically": Case(
         lambda p: sgd(p, lr=0.05, loss_scaling=1024.0),
-        lambda: Small(torch.float16),
+        lambda replicas: Small(torch.float16),
         options=lambda options: options.Training.setAutomaticLossScaling(True),
         dtype=torch.float16,
         tolerance=2e-3,  # of half numbers, whose sums depend on the order
     ),
-    "adam in parts": Case(lambda p: adam(p, lr=0.01), Wide, accumulation=2, options=_in_parts),
+    "adam in parts": Case(
+        lambda p: adam(p, lr=0.01), lambda replicas: Wide(), accumulation=2, options=_in_parts
+    ),
     "sgd in parts, chunks": Case(
         lambda p: sgd(p, lr=0.05, momentum=0.9, use_combined_accum=True),
-        Wide,
+        lambda replicas: Wide(),
         accumulation=4,
         lanes=4,
         options=_in_parts,
     ),
-    "adamw in parts, clipped, chunks": Case(
+    "adamw in parts, clipped, float64": Case(
         lambda p: poptorch.optim.AdamW(p, lr=0.01, max_grad_norm=0.05),
-        Wide,
+        lambda replicas: Wide(torch.float64),
         accumulation=4,
         lanes=4,
-        options=_in_parts,
-    ),
-    "lamb in parts": Case(
-        lambda p: poptorch.optim.LAMB(p, lr=0.01, weight_decay=0.1),
-        Wide,
-        accumulation=2,
-        options=_in_parts,
-    ),
-    "float64 in parts, clipped": Case(
-        lambda p: sgd(p, lr=0.05, max_grad_norm=0.1),
-        lambda: Wide(torch.float64),
         options=_wide_in_parts,
         dtype=torch.float64,
         tolerance=1e-12,
     ),
-    "exchanges over processes": Case(
-        lambda p: adam(p, lr=0.01), lambda: Exchanging(2 * LOCAL), accumulation=2
+    "lamb in parts": Case(
+        lambda p: poptorch.optim.LAMB(p, lr=0.01, weight_decay=0.1),
+        lambda replicas: Wide(),
+        accumulation=2,
+        options=_in_parts,
     ),
+    "exchanges over processes": Case(lambda p: adam(p, lr=0.01), Exchanging, accumulation=2),
     "groups over processes": Case(
-        lambda p: adam(p, lr=0.01), lambda: Grouped(2), accumulation=2, group=2
+        lambda p: adam(p, lr=0.01), lambda replicas: Grouped(replicas // 2), accumulation=2, group=2
     ),
     "stages": Case(
         lambda p: adam(p, lr=0.01),
-        Blocks,
+        lambda replicas: Blocks(),
         accumulation=4,
         options=lambda options: options.backend("staged"),
     ),
@@ -302,7 +299,7 @@ def run(
     options.Distributed.configureProcessId(process, 1 if alone else processes)
     case.options(options)
     torch.manual_seed(seed)
-    model = case.model()
+    model = case.model(total)
     optimizer = case.optimizer(model.parameters())
     training = poptorch.trainingModel(model, options, optimizer)
     if case.group:

@@ -12,7 +12,17 @@ from helpers import job_cases, jobs
 from helpers.job_cases import CASES, LOCAL, Result
 
 pytestmark = pytest.mark.slow
-IN_FOUR = ("adam, running, outputs added up", "adam in parts")
+IN_FOUR = (
+    "adam, running, outputs added up",
+    "adamw, clipped, anchors",
+    "batch norm",
+    "half, scaled automatically",
+    "adam in parts",
+    "adamw in parts, clipped, float64",
+    "lamb in parts",
+    "exchanges over processes",
+    "groups over processes",
+)
 Results = dict[int, dict[str, dict[str, Any]]]
 
 
@@ -31,7 +41,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Results, str]:
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> tuple[Results, str]:
-    """A few in four."""
+    """One of each kind in four."""
     return job(tmp_path_factory.mktemp("four"), 4, *IN_FOUR)
 
 
@@ -112,11 +122,7 @@ def test_processes_keep_parts_of_the_optimizers_state(two: Any, four: Any) -> No
 
 def test_norms_of_what_lies_in_parts_are_added_up(two: Any) -> None:
     results, _ = two
-    sizes = {
-        "adamw in parts, clipped, chunks": 4,
-        "lamb in parts": 16,
-        "float64 in parts, clipped": 8,
-    }
+    sizes = {"adamw in parts, clipped, float64": 8, "lamb in parts": 16}
     for name, size in sizes.items():
         lines = [line.strip() for line in results[0][name]["program"].splitlines()]
         assert f"reduce squares sum over 2 processes  # 1 bucket, {size} bytes" in lines, name
