@@ -163,3 +163,23 @@ def test_products_use_what_their_chip_or_the_user_lets_them() -> None:
     assert (chip[0], chip[1] < usual[1] / 2) == (usual[0], True)
     one = temporary(0.05)
     assert (one[0] < usual[0] / 2, one[1]) == (True, usual[1])
+
+
+def test_an_index_that_is_repeated_over_rows_looks_up_rows() -> None:
+    def picked(x: torch.Tensor) -> torch.Tensor:
+        return torch.gather(x, 0, torch.zeros(64, 1, dtype=torch.long).expand(-1, 256))
+
+    def each(x: torch.Tensor) -> torch.Tensor:
+        return torch.gather(x, 0, torch.zeros(64, 256, dtype=torch.long))
+
+    rows = cycles(priced(lambda x: x.index_select(0, torch.zeros(64, dtype=torch.long)), 64, 256))
+    assert cycles(priced(picked, 64, 256)) == rows
+    assert cycles(priced(each, 64, 256)) > 2 * rows
+
+
+@pytest.mark.parametrize("function", [F.glu, F.mish, F.hardsigmoid, torch.atan2, F.prelu])
+def test_common_activations_are_known(function) -> None:
+    other = {torch.atan2: torch.ones(64, 256), F.prelu: torch.ones(1)}.get(function)
+    estimate = priced(lambda x: function(x) if other is None else function(x, other), 64, 256)
+    assert not any("operator" in guess.name for guess in estimate.guesses)
+    assert cycles(estimate) > cycles(priced(torch.neg, 64, 256))

@@ -292,11 +292,18 @@ def _convolution_backward(node: fx.Node, size: int, half: bool) -> list[Product]
     return products
 
 
+def _stated(node: fx.Node) -> torch.Tensor:
+    """The numbers that an index has been repeated from: each names a whole row."""
+    while node.target is aten.expand.default and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return tensors(node)[0]
+
+
 def _indexed(node: fx.Node) -> Work:
     scattered = node.target in _SCATTER
     value = tensors(node)[0]
     inputs = [each for each in node.all_input_nodes if tensors(each)]
-    integers = [tensors(i)[0] for i in inputs if not tensors(i)[0].is_floating_point()]
+    integers = [_stated(i) for i in inputs if not tensors(i)[0].is_floating_point()]
     entries = max((each.numel() for each in integers), default=1)
     moved = value if not scattered else tensors(inputs[-1])[0]
     floats = [tensors(i)[0] for i in inputs if tensors(i)[0].is_floating_point()]
