@@ -17,6 +17,7 @@ from ._base import log
 from ._base.errors import AssertionFailure, Error
 from ._base.tracebacks import UserFrames
 from ._capture import Explanation
+from ._estimates import advised
 from ._inspection import Inspection
 from ._ir.spec import Spec
 from ._session import ParameterProxy
@@ -69,6 +70,9 @@ class PoplarExecutor(Inspection):
             optimizer,
             owner,
             lambda: _alive(owner)._progress(),
+        )
+        self._session.reports.advise = lambda captures, priced: advised(
+            _alive(owner)._session, _alive(owner)._options, captures, priced
         )
         if optimizer is not None:
             self._adopt_strategy()

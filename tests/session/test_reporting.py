@@ -97,6 +97,7 @@ def test_the_report_has_the_estimate_and_what_was_measured(ask, tmp_path: Path) 
     assert after["target"]["kind"] == "mk2"
     assert after["estimated"]["cycles"] == before["estimated"]["cycles"] == priced.cycles
     assert after["settings"]["loops.accumulation"] == "3"
+    assert after["estimated"]["advice"] == [vars(one) for one in priced.advice]
     live = {row["name"]: row for row in after["estimated"]["chips"][1]["largest"]}
     assert live["param.second.weight"]["bytes"] == 4 * 8 * 4
     assert "self.second(" in live["param.second.weight"]["line"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .estimating import Estimate, estimate, of_session
+from .estimating import Estimate, advised, estimate, of_session
 from .variants import what_if
 
-__all__ = ["Estimate", "estimate", "of_session", "what_if"]
+__all__ = ["Estimate", "advised", "estimate", "of_session", "what_if"]

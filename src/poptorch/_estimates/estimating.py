@@ -52,3 +52,11 @@ def of_session(
     repricer = Repricer(session, options, args, kwargs, parse(system))
     priced = repricer.price({}, guesses=True)
     return replace(priced, advice=advice(repricer, priced))
+
+
+def advised(
+    session: _session.Session, options: Options, captures: _session.Captures, priced: Estimate
+) -> Estimate:
+    """Return the estimate of a compiled program, with advice."""
+    repricer = Repricer(session, options, (), {}, parse(priced.system), captures)
+    return replace(priced, advice=advice(repricer, priced))

@@ -70,6 +70,7 @@ class Repricer:
         options: its own, which stay as they are.
         args, kwargs: as for a call of it.
         system: the chips.
+        captures: of the model for a batch; in the place of the arguments.
 
     Attributes:
         rows: of the combined batch.
@@ -83,9 +84,10 @@ class Repricer:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         system: System,
+        captures: _session.Captures | None = None,
     ) -> None:
         self._options, self._system = options, system
-        self._captures = _session.Captures(session, args, kwargs)
+        self._captures = captures or _session.Captures(session, args, kwargs)
         self.rows = self._captures.rows
         self.training = session.optimizer is not None
 

@@ -45,7 +45,12 @@ class Reports:
 
     Args:
         session: the wrapped model.
+
+    Attributes:
+        advise: adds advice to the estimate of what was captured; None for no advice.
     """
+
+    advise: Callable[[Captures, Estimate], Estimate] | None = None
 
     def __init__(self, session: Session) -> None:
         self._session = weakref.ref(session)
@@ -129,12 +134,15 @@ class Reports:
             session = self._session()
             assert session is not None
             spec = self._spec()
-            captured = Captures(session, bound=self._live().now.inputs.bound).capture(spec)
+            captures = Captures(session, bound=self._live().now.inputs.bound)
+            captured = captures.capture(spec)
             kind = modelled(spec)
             needed = _compile.subject(captured, spec, System(kind, 1)).fabric
             chips = needed.per_replica * needed.replicas
             system = System(kind, 1 << (chips - 1).bit_length())
             self._estimate = _compile.estimate(captured, spec, system)
+            if spec.runtime.report is not None and self.advise is not None:
+                self._estimate = self.advise(captures, self._estimate)
         return self._estimate
 
     def _write(self) -> None:
