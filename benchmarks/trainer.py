@@ -15,7 +15,8 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,10 @@ import transformers
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    T5Config,
+    T5ForConditionalGeneration,
     TrainingArguments,
     ViTConfig,
     ViTForImageClassification,
@@ -33,35 +38,66 @@ import poptorch
 from harness import medians, table
 from poptorch.integrations.transformers import Trainer
 
-ROWS = 8
 CONTESTANTS = ("plain Trainer", "torch_compile=True", "poptorch")
 Case = tuple[torch.nn.Module, list[dict[str, torch.Tensor]]]
 
 
-def bert(count: int) -> Case:
-    """Four layers of 512, 128 tokens."""
+def bert(layers: int, hidden: int, heads: int, count: int) -> Case:
+    """Google's BERT-tiny, -mini or -small, 128 tokens."""
     config = BertConfig(
-        hidden_size=512, num_hidden_layers=4, num_attention_heads=8, intermediate_size=2048,
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
+        intermediate_size=4 * hidden, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
-    samples = [
+    return BertForSequenceClassification(config), [
         {"input_ids": torch.randint(1, 30000, (128,)), "labels": torch.tensor(at % 2)}
         for at in range(count)
     ]
-    return BertForSequenceClassification(config), samples
 
 
-def vit(count: int) -> Case:
-    """Twelve layers of 384, images of 96 x 96 in patches of 16."""
+def vit(hidden: int, heads: int, count: int) -> Case:
+    """Twelve layers, images of 96 x 96 in patches of 16: of 192 as in ViT-tiny, of 384 as in S."""
     config = ViTConfig(
-        hidden_size=384, num_hidden_layers=12, num_attention_heads=6, intermediate_size=1536,
-        image_size=96, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        hidden_size=hidden, num_hidden_layers=12, num_attention_heads=heads, image_size=96,
+        intermediate_size=4 * hidden, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
-    samples = [
+    return ViTForImageClassification(config), [
         {"pixel_values": torch.randn(3, 96, 96), "labels": torch.tensor(at % 2)}
         for at in range(count)
     ]
-    return ViTForImageClassification(config), samples
+
+
+def gpt2(count: int) -> Case:
+    """Four layers of 256, 128 tokens of 8,192."""
+    config = GPT2Config(
+        vocab_size=8192, n_positions=128, n_embd=256, n_layer=4, n_head=4, resid_pdrop=0.0,
+        embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False, loss_type="ForCausalLM",
+    )  # fmt: skip
+    tokens = torch.randint(0, 8192, (count, 128))
+    return GPT2LMHeadModel(config), [{"input_ids": row, "labels": row} for row in tokens]
+
+
+def t5(count: int) -> Case:
+    """Four and four layers of 256, as in T5-efficient-tiny, 64 and 32 tokens of 8,192."""
+    config = T5Config(
+        vocab_size=8192, d_model=256, d_kv=64, d_ff=1024, num_layers=4, num_heads=4,
+        dropout_rate=0.0, use_cache=False, decoder_start_token_id=0,
+    )  # fmt: skip
+    given, wanted = torch.randint(1, 8192, (count, 64)), torch.randint(1, 8192, (count, 32))
+    pairs = zip(given, wanted, strict=True)
+    return T5ForConditionalGeneration(config), [
+        {"input_ids": row, "labels": labels} for row, labels in pairs
+    ]
+
+
+MODELS: Mapping[str, Callable[[int], Case]] = {
+    "bert-tiny": partial(bert, 2, 128, 2),
+    "bert-mini": partial(bert, 4, 256, 4),
+    "bert-small": partial(bert, 4, 512, 8),
+    "vit-tiny": partial(vit, 192, 3),
+    "vit-small": partial(vit, 384, 6),
+    "gpt2-mini": gpt2,
+    "t5-tiny": t5,
+}
 
 
 class Clock(transformers.TrainerCallback):
@@ -81,23 +117,23 @@ class Clock(transformers.TrainerCallback):
 
 
 def run(
-    name: str, case: Case, accumulation: int, now: Callable[[], float]
+    name: str, case: Case, now: Callable[[], float], **arguments: Any
 ) -> tuple[list[float], list[float]]:
     """Train once; return the seconds of every update, and the losses."""
     model, samples = copy.deepcopy(case[0]), case[1]
     clock = Clock(now)
     with tempfile.TemporaryDirectory() as folder:
-        arguments = TrainingArguments(
-            folder, per_device_train_batch_size=ROWS, gradient_accumulation_steps=accumulation,
+        settings = TrainingArguments(
+            folder,
             num_train_epochs=1, logging_steps=1, save_strategy="no", report_to=[], use_cpu=True,
             disable_tqdm=True, dataloader_pin_memory=False, dataloader_drop_last=True,
-            torch_compile=name == "torch_compile=True",
+            torch_compile=name == "torch_compile=True", **arguments,
         )  # fmt: skip
         kind, extra = transformers.Trainer, {}
         if name == "poptorch":
             options = poptorch.Options().backend("optimise").showCompilationProgressBar(False)
             kind, extra = Trainer, {"options": options}
-        trainer = kind(model, arguments, train_dataset=samples, **extra)
+        trainer = kind(model, settings, train_dataset=samples, **extra)
         trainer.remove_callback(transformers.PrinterCallback)
         trainer.add_callback(clock)
         trainer.train()
@@ -110,23 +146,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer updates, one run of each")
     parser.add_argument("--processor-time", action="store_true", help="instead of a clock's")
+    parser.add_argument("--rows", type=int, default=8, help="samples of a micro-batch")
     parser.add_argument("--accumulation", type=int, default=1)
-    parser.add_argument("--models", nargs="*", default=["bert", "vit"])
+    parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16")
+    parser.add_argument("--models", nargs="*", choices=MODELS, default=list(MODELS))
     parser.add_argument("--out", type=Path, help="write the medians there as JSON")
     chosen = parser.parse_args()
     updates, runs, first = (8, 1, 3) if chosen.quick else (16, 3, 4)
     now = time.process_time if chosen.processor_time else time.perf_counter
+    arguments = {
+        "per_device_train_batch_size": chosen.rows,
+        "gradient_accumulation_steps": chosen.accumulation,
+        "bf16": chosen.bf16,
+    }
     results = {}
     for model in chosen.models:
         torch.manual_seed(0)
-        case = {"bert": bert, "vit": vit}[model](updates * ROWS * chosen.accumulation)
+        case = MODELS[model](updates * chosen.rows * chosen.accumulation)
         times: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
         losses = {}
         for _ in range(runs):
             for name in CONTESTANTS:
-                seconds, losses[name] = run(name, case, chosen.accumulation, now)
+                seconds, losses[name] = run(name, case, now, **arguments)
                 times[name] += seconds[first:]
-        title = f"{model}, {ROWS} samples x {chosen.accumulation}: an update"
+        title = f"{model}, {chosen.rows} samples x {chosen.accumulation}: an update"
         print(table(title, times, "plain Trainer"), flush=True)
         pairs = list(zip(losses["plain Trainer"], losses["poptorch"], strict=True))
         apart = max(abs(one - other) for one, other in pairs)
@@ -134,7 +177,7 @@ def main() -> None:
             f"  losses at most {apart:.1e} apart, mean {statistics.mean(p for p, _ in pairs):.3f}"
         )
         results[model] = {"ms": {name: 1e3 * each for name, each in medians(times).items()}}
-        results[model] |= {"accumulation": chosen.accumulation, "apart": apart}
+        results[model] |= {"arguments": arguments, "apart": apart}
     if chosen.out:
         chosen.out.write_text(json.dumps(results, indent=1) + "\n")
 

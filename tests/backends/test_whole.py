@@ -85,6 +85,42 @@ def test_what_a_run_has_written_is_put_back(lanes: int, limited: None) -> None:
     assert not all(torch.equal(states[1][key], before[key]) for key in before)
 
 
+class Positions(nn.Module):
+    """As transformers do: a part of a buffer with more positions says which rows are looked up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.kinds = nn.Embedding(4, 3), nn.Embedding(2, 3)
+        self.register_buffer("positions", torch.arange(4).expand(1, -1), persistent=False)
+        self.register_buffer("first", torch.zeros(1, 4, dtype=torch.int64), persistent=False)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        places = self.positions[:, :3]
+        kinds = torch.gather(self.first.expand(8, -1), 1, places.expand(8, -1))
+        return nn.functional.mse_loss((self.rows(places) + self.kinds(kinds)).sum(1) + x[:, :3], y)
+
+
+def test_indices_out_of_buffers_are_looked_at_when_the_buffers_are_new() -> None:
+    model = Positions()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    wrapper = poptorch.trainingModel(model, options(), optimizer)
+    wrapper.compile(X, Y)
+    state = wrapper._session.sync.device.state
+    undisturbed = in_place(wrapper, at=0)
+    undisturbed.run(state, [X, Y])
+    assert not undisturbed._whole._copies
+    before = copies(state.tensors)
+    state.tensors["buffer.positions"][0, 3] = 9  # nobody takes it, but who knows
+    for at, key in ((0, "buffer.positions"), (1, "buffer.first")):
+        state.tensors[key][0, 1] = 2 + at
+        tearing_now = in_place(wrapper, at=1)
+        before = copies(state.tensors)
+        with pytest.raises(RuntimeError, match="can't allocate"):
+            tearing_now.run(state, [X, Y])
+        assert all(torch.equal(state.tensors[name], before[name]) for name in before)
+        assert tearing_now._whole._copies
+
+
 def test_nothing_is_copied_where_memory_is_granted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_is_exact", lambda: False)
     assert not memory.can_be_refused()

@@ -22,6 +22,7 @@ from transformers import (
 )
 
 import poptorch
+from poptorch._session.sync import Sync
 from poptorch.integrations.transformers import Trainer
 
 pytestmark = pytest.mark.slow
@@ -136,6 +137,21 @@ def test_losses_are_those_of_the_plain_trainer(model: Any, steps: int, tmp_path:
         torch.testing.assert_close(
             moments[index]["exp_avg"], values["exp_avg"], rtol=1e-3, atol=1e-5
         )
+
+
+def test_weights_stay_on_the_device_between_updates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The base looks at all weights in every step: for operations counted, gradients forgotten."""
+    brought = []
+    whole = Sync.download
+    monkeypatch.setattr(Sync, "download", lambda *args: brought.append(1) or whole(*args))
+    torch.manual_seed(0)
+    trainer = made(Trainer, bert(), arguments(tmp_path, max_steps=5, eval_strategy="no"))
+    trainer.train()
+    assert len(brought) <= 2  # when operations are counted, and at the end
+    assert "zero_grad" not in vars(trainer.model)
+    assert trainer.state.total_flos > 0
 
 
 def test_label_smoothing_and_metrics_and_predictions(tmp_path: Path) -> None:

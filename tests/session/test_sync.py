@@ -271,3 +271,23 @@ def test_an_executor_may_be_collected_while_another_is_captured() -> None:
     assert torch.isfinite(trained(model, calls=1)(X, Y)[1])
     assert torch.equal(doomed.layer.weight, expected.layer.weight)
     assert type(doomed) is Net
+
+
+def test_a_new_learning_rate_leaves_the_weights_where_they_are() -> None:
+    model = Net()
+    parameters = [*model.parameters()]
+    training = trained(model)
+    training.setOptimizer(torch.optim.SGD(parameters, lr=0.05))
+    model.zero_grad()
+    assert training.copyWeightsToHostIfNeeded()
+
+
+def test_gradients_of_the_hosts_own_are_forgotten() -> None:
+    model = Net()
+    trained(model)
+    (model.top * 2).sum().backward()
+    assert model.top.grad is not None
+    model.zero_grad(set_to_none=False)
+    assert torch.equal(model.top.grad, torch.zeros(2))
+    model.zero_grad()
+    assert model.top.grad is None

@@ -7,6 +7,7 @@ PopTorch (PopTorch user guide, "Features").
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -36,12 +37,18 @@ class Tied:
         return any(isinstance(owner, BATCH_NORMS) for owner, _, _ in self.places)
 
 
-def tensors_of(module: nn.Module) -> dict[str, Tied]:
-    """Return parameters, then buffers, by qualified name; a tied one once, with all its places."""
+def tensors_of(module: nn.Module, values: bool = True) -> dict[str, Tied]:
+    """Return parameters, then buffers, by qualified name; a tied one once, with all its places.
+
+    Args:
+        module: where they are.
+        values: what they hold is going to be read, so that it has to come from a device first.
+    """
+    items = operator.methodcaller("items") if values else dict.items
     by_identity: dict[int, tuple[str, Tied]] = {}
     for holder in _HOLDERS:
         for prefix, owner in module.named_modules(remove_duplicate=True):
-            for name, tensor in getattr(owner, holder).items():
+            for name, tensor in items(getattr(owner, holder)):
                 if tensor is None:
                     continue
                 path = f"{prefix}.{name}" if prefix else name

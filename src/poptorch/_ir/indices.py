@@ -2,7 +2,9 @@
 
 An index that is an input of the graph, through views and casts, can be looked at before anything
 runs. What the graph computes itself cannot, unless its range is known: a graph with such an index,
-or with another operator that looks at values, may fail half way.
+or with another operator that looks at values, may fail half way. What is taken out of a buffer that
+nothing writes, as positions are, cannot fail while the whole buffer is in range; the rest of it may
+hold other numbers, so that this is no check.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +23,7 @@ from .blocks import line_of
 from .graph import Graph
 from .operators import Operator, draws
 from .slot import Kind, Slot
+from .state import State
 
 aten = torch.ops.aten
 
@@ -32,6 +35,11 @@ _KEEPING = {
     aten.permute.default, aten.transpose.int, aten.t.default, aten.clone.default,
     aten._to_copy.default, aten.alias.default,
     aten.detach.default, aten.repeat.default, aten.flip.default, aten.contiguous.default,
+}  # fmt: skip
+# Their results hold nothing but numbers of their first operand.
+_SELECTING = {
+    aten.slice.Tensor, aten.select.int, aten.gather.default, aten.index_select.default,
+    aten.as_strided.default,
 }  # fmt: skip
 _CHOOSING = {aten.argmax.default, aten.argmin.default}
 _SORTING = {  # and where they say along which dimension
@@ -98,24 +106,58 @@ def ranges(graphs: Sequence[Graph]) -> tuple[Range, ...]:
     return tuple(result.values())
 
 
-def may_fail(graph: Graph, checked: bool) -> bool:
-    """Tell whether running a graph may fail because of a value, after its inputs were checked.
+@dataclass(frozen=True)
+class Premise:
+    """Limits of all numbers of a buffer, within which nothing that is taken out of it can fail."""
+
+    key: str
+    least: int
+    most: int
+
+    def holds(self, state: State) -> bool:
+        """Look at the buffer."""
+        value = state.tensors[self.key]
+        if value.is_meta or not value.numel():  # a buffer of another process, which looks at it
+            return True
+        least, most = torch.aminmax(value)
+        return self.least <= int(least) and int(most) <= self.most
+
+
+def premises(graph: Graph, checked: bool, steady: Collection[str]) -> frozenset[Premise] | None:
+    """Return what must be true for a graph not to fail because of a value.
 
     Args:
         graph: whatever it is.
         checked: whether the inputs that ``ranges`` names are checked.
+        steady: keys of the buffers that no graph writes.
+
+    Returns:
+        Limits of such buffers; None if the graph may fail in any case.
     """
     slots = dict(zip(graph.placeholders, graph.inputs, strict=True))
     fixed: set[fx.Node] = set()
+    needed: set[Premise] = set()
     for node in graph.module.graph.nodes:
         if _is_fixed(node, slots, fixed):
             fixed.add(node)
-        elif _is_picky(node) and not _is_safe(node, slots, fixed, checked):
-            return True
-    return any(
+            continue
+        if not _is_picky(node):
+            continue
+        uses = list(_uses(node))
+        if not uses:
+            return None
+        for use in uses:
+            if _is_covered(use, slots, checked) or use.index in fixed or _is_mask(use.index):
+                continue
+            source = slots.get(_source(use.index))
+            if source is None or source.key not in steady:
+                return None
+            needed.add(Premise(source.key, use.least, use.most))
+    has_parts = any(
         isinstance(part, fx.GraphModule) and part is not graph.module
         for part in graph.module.modules()
     )
+    return None if has_parts else frozenset(needed)
 
 
 def _is_fixed(node: fx.Node, slots: dict[fx.Node, Slot], fixed: set[fx.Node]) -> bool:
@@ -135,14 +177,6 @@ def _is_picky(node: fx.Node) -> bool:
     if target.namespace not in ("aten", "prims"):
         return True
     return target not in _QUIET and name.startswith(_PICKY)
-
-
-def _is_safe(node: fx.Node, slots: dict[fx.Node, Slot], fixed: set[fx.Node], checked: bool) -> bool:
-    uses = list(_uses(node))
-    return bool(uses) and all(
-        _is_covered(use, slots, checked) or use.index in fixed or _is_mask(use.index)
-        for use in uses
-    )
 
 
 def _is_covered(use: _Use, slots: dict[fx.Node, Slot], checked: bool) -> bool:
@@ -170,6 +204,16 @@ def _root(node: fx.Node) -> tuple[fx.Node, int | None]:
         else:
             break
     return node, ignored
+
+
+def _source(node: fx.Node) -> fx.Node:
+    """Return the node that has all the values of a node, and maybe others."""
+    while True:
+        node, _ = _root(node)
+        if node.target not in _SELECTING:
+            return node
+        assert isinstance(node.args[0], fx.Node)
+        node = node.args[0]
 
 
 def _kept_by_where(node: fx.Node) -> tuple[fx.Node, int] | None:

@@ -93,4 +93,4 @@ class Model:
 
     def paths(self) -> dict[int, str]:
         """Return the paths of the parameters that there are now, by the address of their values."""
-        return reading.paths_of(_capture.tensors_of(self.module))
+        return reading.paths_of(_capture.tensors_of(self.module, values=False))

@@ -83,6 +83,13 @@ def resume(module: nn.Module) -> None:
         module.__class__ = _subclass(type(module))
 
 
+def zero_grad(self: nn.Module, set_to_none: bool = True) -> None:
+    """Forget gradients; where there are none, no weight is looked at, and none comes down."""
+    tensors = (x for sub in self.modules() for x in dict.values(sub._parameters))
+    if any(x is not None and x.grad is not None for x in tensors):
+        nn.Module.zero_grad(self, set_to_none)
+
+
 _subclasses: dict[type, type[nn.Module]] = {}
 
 
@@ -110,6 +117,10 @@ def _subclass(cls: type[nn.Module]) -> type[nn.Module]:
         "copyWeightsToHostIfNeeded": copy_weights_to_host_if_needed,
         "destroy": destroy,
     }
+    if cls.zero_grad is nn.Module.zero_grad:
+        members["zero_grad"] = zero_grad
+    if cls.zero_grad is nn.Module.zero_grad:
+        members["zero_grad"] = zero_grad
     _subclasses[cls] = type(f"Poptorch{cls.__name__}", (cls,), members)
     return _subclasses[cls]
 

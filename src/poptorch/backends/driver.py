@@ -14,7 +14,7 @@ import torch
 
 from .. import _job
 from .._base import interrupts
-from .._ir import indices, slots
+from .._ir import slots
 from .._ir.loops import Lanes
 from .._ir.plan import Plan
 from .._ir.program import Axis, Gather, Node, Program, Reduce, Repeat, Run, Scatter
@@ -63,9 +63,8 @@ class LoopExecutable:
         self._modes = {slot.key: emit.mode_of(slot.key) for slot in emit.slots}
         self._bound: tuple[State, dict[str, _BoundRun]] | None = None
         self._threads = Threads()
-        graphs, checked = plan.program.graphs, plan.spec.precision.check_indices
-        torn = [n for n, graph in graphs.items() if in_place and indices.may_fail(graph, checked)]
-        self._whole = Whole(plan.program, torn, self.by_call, in_place)
+        checked = plan.spec.precision.check_indices
+        self._whole = Whole(plan.program, checked, self.by_call, in_place)
 
     def report(self) -> Report:
         """Return what the program costs."""

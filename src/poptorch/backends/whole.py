@@ -5,16 +5,19 @@ update, and its error says how many these were. In inference it is the call. Mos
 nothing: a graph writes its results when all of them are there, indices are checked before, and
 signals wait. So only what the micro-batches of an update change is copied, batch norm's statistics
 for one; and of a graph that writes in place while it may yet fail, because of a value or because
-the system refuses memory, everything that it changes.
+the system refuses memory, everything that it changes. Whether indices out of a buffer that nothing
+writes are in range is looked at when the buffer is new.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import chain
 
 import torch
 
 from .._base import memory
+from .._ir.indices import Premise, premises
 from .._ir.program import Program
 from .._ir.slot import Kind
 from .._ir.state import State
@@ -27,18 +30,13 @@ class Whole:
 
     Args:
         program: what is run.
-        torn: names of the graphs that may fail when they have written a part of their results,
-            because of a value.
+        checked: whether indices among the inputs are looked at before a call.
         by_call: the unit is the call in training, too.
-        in_place: all graphs write while they run, so that they are torn when memory is refused.
+        in_place: all graphs write while they run, so that one that fails has written a part.
     """
 
     def __init__(
-        self,
-        program: Program,
-        torn: Collection[str] = (),
-        by_call: bool = False,
-        in_place: bool = False,
+        self, program: Program, checked: bool, by_call: bool = False, in_place: bool = False
     ) -> None:
         ends = [name for name in _LAST if name in program.graphs]
         self._last = None if by_call or not ends else ends[0]
@@ -46,9 +44,15 @@ class Whole:
         self._updates = program.loops.iterations if self._training else 1
         self._random = program.random
         slots = program.state_slots()
-        self._usual = self._changed(program, torn)
-        self._tight = self._changed(program, program.graphs) if in_place else self._usual
+        needed = _premises(program, checked) if in_place else {}
+        self._premises = frozenset(chain.from_iterable(filter(None, needed.values())))
+        self._usual = self._changed(program, [n for n, each in needed.items() if each is None])
+        self._careful = self._changed(
+            program, [n for n, each in needed.items() if each != frozenset()]
+        )
+        self._tight = self._changed(program, program.graphs if in_place else ())
         self._keys = self._usual
+        self._versions: list[int] | None = None  # of the buffers that were in range
         self._sums = sorted(key for key, slot in slots.items() if slot.kind is Kind.ACCUM)
         self._copies: dict[str, torch.Tensor] = {}
         self._generator: torch.Tensor | None = None
@@ -68,9 +72,17 @@ class Whole:
     def begin(self, state: State) -> None:
         """A call begins; torch's generator is the device's."""
         self._done = self._kept = 0
-        if self._tight is not self._usual:
-            self._keys = self._tight if memory.can_be_refused() else self._usual
+        if self._tight != self._usual:
+            self._keys = self._usual if self._hold(state) else self._careful
+            self._keys = self._tight if memory.can_be_refused() else self._keys
         self._keep(state)
+
+    def _hold(self, state: State) -> bool:
+        """Tell whether buffers are in range; they are looked at again when something wrote them."""
+        versions = [state.tensors[premise.key]._version for premise in self._premises]
+        if versions != self._versions:
+            self._versions = versions if all(each.holds(state) for each in self._premises) else None
+        return versions == self._versions
 
     def ran(self, graph: str, state: State) -> None:
         """A graph has run."""
@@ -103,6 +115,13 @@ class Whole:
                 torch.set_rng_state(self._generator)
             state.updates -= self._done - self._kept
         error.add_note(note(self._kept, self._updates if self._training else 0))
+
+
+def _premises(program: Program, checked: bool) -> dict[str, frozenset[Premise] | None]:
+    """Return by graph what must be true of buffers for it not to fail because of a value."""
+    written = set().union(*(graph.updates for graph in program.graphs.values()))
+    buffers = {key for key, slot in program.state_slots().items() if slot.kind is Kind.BUFFER}
+    return {n: premises(graph, checked, buffers - written) for n, graph in program.graphs.items()}
 
 
 def note(done: int, updates: int) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from types import MethodType
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ import poptorch
 from .._base import log, source
 from .._base.errors import Error, InvalidValue
 from .._base.extras import extra
+from .._session.wrapping import zero_grad
 from ._joining import joined
 
 with extra("transformers"):
@@ -56,8 +58,16 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         self._trained_with: torch.optim.Optimizer | None = None  # by _training
         self._window: list[dict[str, Any]] = []
         self._random: list[int] | None = None
+        self._operations: dict[tuple[tuple[str, torch.Size], ...], int] = {}
 
     # Training.
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train; see ``transformers.Trainer``."""
+        try:
+            return super().train(*args, **kwargs)
+        finally:
+            self.model.__dict__.pop("zero_grad", None)
 
     def get_train_dataloader(self) -> Any:
         """Return the training batches; with accumulation, complete ones only."""
@@ -138,8 +148,22 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         options.Training.gradientAccumulation(self.args.gradient_accumulation_steps)
         options.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Sum)
         self._training = poptorch.trainingModel(_Step(self), options, optimizer)
+        if type(self.model).zero_grad is nn.Module.zero_grad:  # the base asks for it every time
+            self.model.zero_grad = MethodType(zero_grad, self.model)
         self._trained_with = optimizer
         return self._training
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        """Return the number of operations of a step; see ``transformers.Trainer``.
+
+        It is computed once for inputs of the same shapes: the base counts the weights for it with
+        every micro-batch, and who looks at weights gets all their values from the device.
+        """
+        tensors = {name: x for name, x in inputs.items() if isinstance(x, torch.Tensor)}
+        shapes = tuple((name, x.shape) for name, x in tensors.items())
+        if shapes not in self._operations:
+            self._operations[shapes] = super().floating_point_ops(inputs)
+        return self._operations[shapes]
 
     def _clip_grad_norm(self, model: nn.Module) -> None:
         """The program has clipped."""
