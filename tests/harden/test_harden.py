@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 
 import pytest
+import torch
 
 from harden.pieces import PARTS
 
@@ -24,10 +25,30 @@ def test_hard_use_finds_nothing(name: str) -> None:
     assert not [problem for _, problem in outcomes if problem]
 
 
-def test_a_defect_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    from harden import calls
+@pytest.mark.parametrize("where", ["results", "weights"])
+def test_a_defect_is_seen(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from harden import calls, models
 
-    monkeypatch.setattr(calls, "close", lambda got, expected: False)
+    native = models.Subject.native
+
+    def others(self, args, kwargs, twin=None):
+        result = native(self, args, kwargs, twin)
+        if where == "weights":
+            with torch.no_grad():
+                next((twin or self.eager).parameters(), torch.zeros(1)).mul_(1.001)
+            return result
+        scaled = {key: t * 1.001 for key, t in result.items()} if isinstance(result, dict) else ()
+        return scaled or result * 1.001
+
+    monkeypatch.setattr(models.Subject, "native", others)
     problems = [p for number in range(3) for _, p in calls.trial(number) if p]
     assert problems
     assert all("other numbers than eager" in problem for problem in problems)
+
+
+def test_what_rounding_decides_is_counted_apart() -> None:
+    from harden import calls
+
+    outcomes = list(calls.trial(19250052))  # odd batches take its weights to 1e28
+    assert not [problem for _, problem in outcomes if problem]
+    assert [outcome for outcome, _ in outcomes if outcome.startswith("diverged")]
