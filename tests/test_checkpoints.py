@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,10 @@ from torch import nn
 
 import poptorch
 from helpers import jobs, resuming
+from helpers.patience import HANGS
 from helpers.resuming import SAVED_AT, Run, whole_and_resumed
 from poptorch._base import archive
+from poptorch._checkpoint_writing import Writing
 from poptorch._session import host_random
 
 
@@ -74,6 +78,61 @@ def test_the_latest_ones_stay_and_what_is_unfinished_is_none(tmp_path: Path) -> 
     again._executor(batch)
     again.save()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000000007", "000000008"]
+
+
+def weight_of(checkpoints: poptorch.Checkpoints) -> torch.Tensor:
+    return checkpoints._executor.state_dict()["layer.weight"].clone()
+
+
+def test_a_run_goes_on_while_its_checkpoint_is_written(tmp_path: Path, monkeypatch) -> None:
+    checkpoints = make(tmp_path, 2)
+    saved, gate, write = weight_of(checkpoints), threading.Event(), archive.write
+    monkeypatch.setattr(archive, "write", lambda *args: gate.wait(HANGS) and write(*args))
+    folder = checkpoints.save(wait=False)
+    checkpoints._executor(torch.ones(1, 2))
+    assert not folder.exists()
+    assert not torch.equal(weight_of(checkpoints), saved)
+    gate.set()
+    checkpoints.wait()
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name] == ["000000002"]
+    again = make(tmp_path)
+    assert again.resume()
+    assert torch.equal(weight_of(again), saved)
+
+
+def test_a_checkpoint_that_could_not_be_written_is_an_error_later(
+    tmp_path: Path, monkeypatch
+) -> None:
+    checkpoints = make(tmp_path, 1)
+    checkpoints.save()
+
+    def full(*args: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(archive, "write", full)
+        checkpoints.step = 2
+        checkpoints.save(wait=False)
+        with pytest.raises(OSError, match="no space left"):
+            checkpoints.save()
+    checkpoints.save(wait=False)
+    checkpoints.wait()
+    again = make(tmp_path)
+    assert again.resume()
+    assert again.step == 2
+
+
+def test_the_end_of_a_process_waits_for_its_last_checkpoint(tmp_path: Path, caplog) -> None:
+    ended: list[bool] = []
+    writing = Writing({tmp_path / "own": {"a": b"1"}}, [], lambda: ended.append(True), HANGS)
+    writing._leave()
+    assert ended
+    writing.wait()
+    others = Writing({}, [tmp_path / "of others"], lambda: ended.append(True), 0.01)
+    others._leave()  # they have been killed
+    others.wait()
+    assert len(ended) == 1
+    assert "The last checkpoint is not whole: files of other processes are not there" in caplog.text
 
 
 def test_there_is_nothing_to_resume_at_first(tmp_path: Path) -> None:

@@ -24,8 +24,9 @@ STOREYS: tuple[tuple[str, ...], ...] = (
     ("__init__",),
     (
         "executor", "wrappers", "dataloader", "argparsers", "autocasting", "hardware",
-        "profiling", "testing", "poptorch_core", "_autoplacing", "_checkpoints", "_collation",
-        "_estimates", "_impl", "_inspection", "_poplar_executor",
+        "profiling", "testing", "poptorch_core", "_autoplacing", "_checkpoint_states",
+        "_checkpoint_writing", "_checkpoints", "_collation", "_estimates", "_impl", "_inspection",
+        "_poplar_executor",
     ),
     ("_session",),
     ("_compile",),

@@ -7,6 +7,7 @@ Not a part of PopTorch. A checkpoint is a folder of files without pickles: the m
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import os
 import shutil
@@ -17,8 +18,10 @@ from typing import Any
 import torch
 
 from . import _job, _session
-from ._base import archive, log, trees
+from ._base import archive, log
 from ._base.errors import AssertionFailure, Error
+from ._checkpoint_states import check_states, encoded, load_states
+from ._checkpoint_writing import Writing, synchronise, write
 from .dataloader import DataLoader
 from .executor import PoplarExecutor
 from .options.distributed import data_share
@@ -87,6 +90,7 @@ class Checkpoints:
         self._begun: Any = None  # the host's generators when it began
         self._resumed: Any = None  # and when the checkpoint was made
         self._tidy = False
+        self._writing: Writing | None = None
 
     # Going on.
 
@@ -135,20 +139,20 @@ class Checkpoints:
         """Put what a checkpoint holds into the objects of the run, or leave all as it was."""
         executor, optimizer = self._executor, self._executor._optimizer
         assert optimizer is not None
-        _check_states(self._stateful, facts["stateful"])
+        check_states(self._stateful, facts["stateful"])
         _session.restore(executor._session, saved, facts["device"] if same else None)
         before = {name: copy.deepcopy(s.state_dict()) for name, s in self._stateful.items()}
         undo = None
         try:
             undo = _session.fill(saved, executor._user_model, optimizer, executor._loss)
             executor.setOptimizer(optimizer)  # it has other numbers now
-            _load_states(self._stateful, facts["stateful"])
+            load_states(self._stateful, facts["stateful"])
         except BaseException:
             executor._session.restored = None
             if undo is not None:
                 undo()
                 executor.setOptimizer(optimizer)
-                _load_states(self._stateful, before)
+                load_states(self._stateful, before)
             raise
 
     def batches(self, epochs: int) -> Iterator[Any]:
@@ -185,16 +189,22 @@ class Checkpoints:
 
     # Saving.
 
-    def save(self) -> Path:
+    def save(self, wait: bool = True) -> Path:
         """Write a checkpoint; a run that is killed meanwhile goes on from the one before.
 
+        Args:
+            wait: until it is whole. Otherwise all of it is copied now, and written while the run
+                goes on; what cannot be written is an error of the next ``save``, or of ``wait``.
+
         Returns:
-            Its folder, once it is whole.
+            Its folder, which has this name once it is whole.
 
         Raises:
             poptorch.Error: the model is not compiled, processes are at different steps or do not
                 see one folder, or the state of an object has no JSON form.
+            OSError: it cannot be written, or the one before could not.
         """
+        self.wait()
         steps = self._agree(self.step)
         if len({*steps}) > 1:
             raise Error(
@@ -212,22 +222,55 @@ class Checkpoints:
                 got=f"{folder}, which process 0 has made, is not there for process {self._process}",
                 fix="keep checkpoints where all hosts see the same files",
             )
-        _session.save(
+        files = self._files(folder)
+        if wait:
+            write(files)
+            self._agree(0)  # all is written
+            self._finish(folder, final)
+        else:
+            everyone = range(self._processes if not self._process else 0)
+            awaited = [folder / _name(process) for process in everyone]
+            patience = self._executor._settings().runtime.process_timeout
+            finish = functools.partial(self._finish, folder, final)
+            self._writing = Writing(files, awaited, finish, patience)
+        return final
+
+    def wait(self) -> None:
+        """Wait until a checkpoint is whole that ``save(wait=False)`` has begun.
+
+        Raises:
+            OSError: it could not be written.
+        """
+        writing, self._writing = self._writing, None
+        if writing is None:
+            return
+        if self._process:
+            writing.wait()
+        self._agree(0)  # all others have written theirs
+        if not self._process:
+            writing.wait()
+
+    def _files(self, folder: Path) -> dict[Path, Mapping[str, bytes]]:
+        """Return what this process writes of a checkpoint: the model first, if it does."""
+        model = _session.packed(
             self._executor._session,
-            folder / _MODEL,
             _session.Objects(self._executor._user_model, self._executor._optimizer, None),
             "",
             with_random=False,
             pickled=False,
         )
-        archive.write(folder / _name(self._process), {_FACTS: json.dumps(self._facts()).encode()})
-        self._agree(0)  # all is written
-        if not self._process:
-            _synchronise(folder)
-            folder.rename(final)
-            for old in sorted(self._steps())[: -self._keep]:
-                self._remove(self._path(old))
-        return final
+        files: dict[Path, Mapping[str, bytes]] = {} if model is None else {folder / _MODEL: model}
+        own = folder / _name(self._process)
+        return {**files, own: {_FACTS: json.dumps(self._facts()).encode()}}
+
+    def _finish(self, folder: Path, final: Path) -> None:
+        """Give a checkpoint its name, in the first process; all of it is there."""
+        if self._process:
+            return
+        synchronise(folder)
+        folder.rename(final)
+        for old in sorted(self._steps())[: -self._keep]:
+            self._remove(self._path(old))
 
     def _facts(self) -> dict[str, Any]:
         return {
@@ -239,7 +282,7 @@ class Checkpoints:
             "begun": self._begun,
             "host": _session.host_random.state(),
             "device": self._executor.rng_state,
-            "stateful": {name: _encoded(name, each) for name, each in self._stateful.items()},
+            "stateful": {name: encoded(name, each) for name, each in self._stateful.items()},
         }
 
     # Folders.
@@ -260,6 +303,8 @@ class Checkpoints:
             for left in self._folder.glob(f"{_UNFINISHED}*"):
                 _delete(left)
         self._tidy = True
+        if os.path.lexists(folder):  # it could not be written
+            _delete(folder)
         folder.mkdir(parents=True)
         if self._path(self.step).exists():
             self._remove(self._path(self.step))
@@ -324,58 +369,3 @@ def _read_facts(path: Path) -> dict[str, Any]:
     except Exception as error:  # whatever it is, it comes from what stands in the file
         archive.refuse(path, f"{type(error).__name__}: {error}")
     return {**facts, "stateful": states}
-
-
-def _check_states(stateful: Mapping[str, Any], states: Mapping[str, Any]) -> None:
-    """Let no state replace what an object does: schedulers take any name as an attribute's."""
-    for name, each in stateful.items():
-        wrong = (
-            states[name].keys() - each.state_dict().keys() if isinstance(states[name], dict) else ()
-        )
-        for key in wrong:
-            if not isinstance(key, str) or hasattr(each, key):
-                raise _misfit(name, f"it holds {key!r}, which is no part of the state here")
-
-
-def _load_states(stateful: Mapping[str, Any], states: Mapping[str, Any]) -> None:
-    for name, each in stateful.items():
-        try:
-            each.load_state_dict(states[name])
-        except Exception as error:  # the object's own, of whatever the file passes to it
-            raise _misfit(name, f"{type(error).__name__}: {error}") from error
-
-
-def _misfit(name: str, why: str) -> Error:
-    return Error(
-        f"The checkpoint's state of {name} does not fit the one given",
-        got=why,
-        fix=f"pass the {name} that was saved",
-    )
-
-
-def _encoded(name: str, stateful: Any) -> Any:
-    state = {
-        key: dict(value) if isinstance(value, dict) else value
-        for key, value in stateful.state_dict().items()
-    }
-    try:
-        tensors, _ = trees.flatten(state, name)
-        if tensors:  # a form of their shapes is all that there would be
-            raise TypeError(f"{len(tensors)} tensors have no JSON form")
-        return _session.encode(state)
-    except TypeError as error:
-        raise Error(
-            f"The state of {name} cannot be kept in a checkpoint",
-            got=str(error),
-            fix="keep it in a file of its own",
-        ) from error
-
-
-def _synchronise(folder: Path) -> None:
-    """Have the disk write what is in a folder."""
-    for path in (*folder.iterdir(), folder):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

@@ -50,6 +50,7 @@ class Run:
     """
 
     def __init__(self, folder: Path, seed: int, process: int = 0, processes: int = 1) -> None:
+        self.alone = processes == 1
         torch.manual_seed(seed)
         random.seed(seed)
         options = poptorch.Options().backend("reference").randomSeed(3)
@@ -75,7 +76,10 @@ class Run:
             self.scheduler.step()
             self.training.setOptimizer(self.optimizer)
             if self.checkpoints.step == until:
-                self.checkpoints.save()
+                self.checkpoints.save(wait=self.alone)
+                if not self.alone:  # it is written beside what changes all that it holds
+                    self.training(batch)
+                    self.checkpoints.wait()
                 return losses
         return losses
 

@@ -4,7 +4,7 @@ from . import host_random
 from .arguments import CompiledInputs
 from .counters import Latency, Stamps
 from .examples import decode, encode
-from .files import Objects, Saved, random_state, read, save
+from .files import Objects, Saved, packed, random_state, read, save
 from .hooks import register_post_compile, register_pre_compile
 from .loading import fill, restore, resume
 from .pricing import Captures, capture_for_estimate
@@ -30,6 +30,7 @@ __all__ = [
     "host_random",
     "is_wrapped",
     "owner_of",
+    "packed",
     "random_state",
     "read",
     "register_post_compile",

@@ -124,6 +124,30 @@ def save(
     Args:
         session: of the model.
         filename: where to.
+        objects, options, with_random, pickled: as of ``packed``.
+
+    Raises:
+        Error: not compiled.
+        AssertionFailure: the path leads through a file.
+    """
+    parts = packed(session, objects, options, with_random, pickled)
+    if parts is None:
+        log.python.info("Process 0 writes %s", filename)
+        return
+    archive.write(_destination(filename), parts)
+
+
+def packed(
+    session: Session,
+    objects: Objects | None,
+    options: str,
+    with_random: bool,
+    pickled: bool = True,
+) -> dict[str, bytes] | None:
+    """Return the parts of a file of a compiled model; None for a process that writes none.
+
+    Args:
+        session: of the model.
         objects: the user's; without them the file has no weights, and no state of the device.
         options: the executor's, as lines of calls.
         with_random: keep the random state.
@@ -131,16 +155,13 @@ def save(
 
     Raises:
         Error: not compiled.
-        AssertionFailure: the path leads through a file.
     """
     now = session.get_live().now
     state = session.state_to_save() if objects is not None else {}
     if now.spec.target.parts > 1:
         session.sync.bring_host_up_to_date()  # an exchange, as reading the state may be
     if now.spec.runs_together and now.spec.process > 0:
-        log.python.info("Process 0 writes %s", filename)
-        return
-    path = _destination(filename)
+        return None
     session.sync.bring_host_up_to_date()
     facts: dict[str, Any] = {
         "algorithm": now.optim.algorithm if now.optim is not None else None,
@@ -162,8 +183,7 @@ def save(
         tensors |= {f"{DEVICE}{key}": value for key, value in state.items()}
         if objects.optimizer is not None:
             facts["hypers"] = [_plain(group) for group in attributes(objects.optimizer)]
-    parts |= {_FACTS: json.dumps(facts).encode(), _TENSORS: _tensor_bytes(tensors)}
-    archive.write(path, parts)
+    return parts | {_FACTS: json.dumps(facts).encode(), _TENSORS: _tensor_bytes(tensors)}
 
 
 def _pickle(
