@@ -126,3 +126,51 @@ def test_failures_leave_the_model_alone() -> None:
     assert type(model) is kind
     assert [n for n, m in model.named_modules() if m._forward_pre_hooks] == ["layers.2"]
     assert torch.isfinite(model(*batch())[1])
+
+
+class Lopsided(nn.Module):
+    """Fast layers with much memory before slow ones with little."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.ModuleList(nn.Linear(5500, 5500, bias=False) for _ in range(10))
+        self.slow = nn.ModuleList(nn.Linear(5500, 5500, bias=False) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.wide:
+            x = layer(x)
+        for layer in self.slow:
+            x = layer(x.repeat(16, 1))[: x.shape[0]]
+        return x
+
+
+def test_a_system_has_its_memory_respected_as_estimates_see_it() -> None:
+    """The fastest division puts too many layers of 115 MiB on the first chip."""
+    with torch.device("meta"):
+        models = [Lopsided().eval() for _ in range(2)]
+    x = torch.empty(4 * 64, 5500)
+    options = poptorch.Options().deviceIterations(4)
+    options.setAvailableMemoryProportion({"IPU0": 0.1, "IPU1": 0.1})
+
+    def estimate(model: nn.Module):
+        executor = poptorch.inferenceModel(model, options)
+        priced = executor.estimate(x, system="bow:4")
+        executor.destroy()
+        return priced
+
+    poptorch.autoplace(models[0], x, options, num_ipus=2, memory_per_ipu=1 << 40)
+    assert not estimate(models[0]).fits
+    poptorch.autoplace(models[1], x, options, num_ipus=2, system="bow:4")
+    assert estimate(models[1]).fits
+
+
+def test_what_fits_no_division_of_a_system_is_an_error() -> None:
+    with torch.device("meta"):
+        model, x = Lopsided().eval(), torch.empty(64, 5500)
+    with pytest.raises(poptorch.Error, match="does not fit 1 IPUs") as caught:
+        poptorch.autoplace(model, x, num_ipus=1, system="bow:4")
+    assert "weights" in str(caught.value)
+    with pytest.raises(poptorch.Error, match="1 replicas of 2 IPUs on bow:1"):
+        poptorch.autoplace(model, x, num_ipus=2, system="bow:1")
+    with pytest.raises(ValueError, match="A system says"):
+        poptorch.autoplace(model, x, num_ipus=2, system="bow:4", memory_per_ipu=1)

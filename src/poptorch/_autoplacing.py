@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from . import _session
 from ._base.errors import InvalidValue
 from ._ir.plan_text import size_text, table
+from ._machine.systems import System, parse
 from .ops import BeginBlock, removeBlocks
 from .options import Options
 from .wrappers import inferenceModel, trainingModel
@@ -75,6 +77,7 @@ def autoplace(
     num_ipus: int,
     optimizer: torch.optim.Optimizer | None = None,
     memory_per_ipu: int | None = None,
+    system: str | None = None,
 ) -> Placement:
     """Divide a model over chips: annotate it with one ``BeginBlock`` per chip.
 
@@ -90,21 +93,30 @@ def autoplace(
         options: those that the model will be wrapped with; not frozen, not changed.
         num_ipus: how many chips, at least 1.
         optimizer: the one it will be trained with, whose state takes memory.
-        memory_per_ipu: bytes; None for that of the chips that ``POPTORCH_POD`` names.
+        memory_per_ipu: bytes of weights, state and what is kept for the backward pass; None for
+            the memory of the chips that ``POPTORCH_POD`` names.
+        system: the chips, ``kind:number``: what ``poptorch.estimate`` says of them has to fit then,
+            all memory included.
 
     Returns:
         The annotated model, and the table of what each chip gets.
 
     Raises:
-        ValueError: ``num_ipus`` is no positive integer.
+        ValueError: ``num_ipus`` is no positive integer, or both memory and system are given.
         poptorch.Error: the model cannot be captured, has too few places to cut, or does not fit.
             The model is as it was.
     """
     if not isinstance(num_ipus, int) or num_ipus < 1:
         raise InvalidValue("num_ipus must be a positive integer", got=repr(num_ipus))
+    if memory_per_ipu is not None and system is not None:
+        raise InvalidValue(
+            "A system says how much memory its chips have", got="memory_per_ipu and system",
+            fix="one of them",
+        )  # fmt: skip
     chosen = Options() if options is None else options.clone()
     args, kwargs = _arguments(example)
-    shares = _shares(model, chosen, optimizer, args, kwargs, num_ipus, memory_per_ipu)
+    limit = memory_per_ipu if system is None else parse(system)
+    shares = _shares(model, chosen, optimizer, args, kwargs, num_ipus, limit)
     removeBlocks(model)
     for share in shares:
         if share.begins is not None:
@@ -134,13 +146,17 @@ def _shares(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     chips: int,
-    limit: int | None,
+    limit: int | System | None,
 ) -> list[Any]:
     if not model.training:
         executor = inferenceModel(model, options)
     else:
         executor = trainingModel(model, options, optimizer)
     try:
-        return executor._session.shares(tuple(args), kwargs, chips, limit)
+        session = executor._session
+        if isinstance(limit, System):
+            captures = _session.Captures(session, tuple(args), kwargs)
+            return captures.fitting(session._settings(), limit, chips)
+        return session.shares(tuple(args), kwargs, chips, limit)
     finally:
         executor.destroy()

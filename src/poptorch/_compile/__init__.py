@@ -13,7 +13,7 @@ from .estimate import (
 )
 from .passes import PASSES, Draft, passes_text
 from .pipeline import Compiled, compile, with_stages
-from .shares import recut, shares
+from .shares import fitting, recut, shares
 from .tiers import Code
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "compile",
     "differences",
     "estimate",
+    "fitting",
     "flat_fields",
     "passes_text",
     "recomputed",

@@ -14,8 +14,8 @@ from .._ir.placement import Strategy
 from .._ir.slot import Kind
 from .._ir.spec import Spec
 from .._machine import systems
-from .._machine.systems import ChipKind
-from .estimate import Capture, updating_of
+from .._machine.systems import ChipKind, System
+from .estimate import Capture, estimate, recomputed, updating_of
 from .staged import step_graphs
 
 
@@ -66,6 +66,52 @@ def recut(captured: Capture, spec: Spec, kind: ChipKind, chips: int) -> Capture:
         made = _balanced(*args, 1 << 62)
     graph, visits = _place.cut_at(micro.graph, [share.begins or "" for share in made[1:]])
     return replace(captured, micro=replace(micro, graph=graph, visits=visits), pieces={})
+
+
+@one_at_a_time()
+def fitting(captured: Capture, spec: Spec, system: System, chips: int) -> list[_place.Share]:
+    """Divide a captured model such that it fits, as ``poptorch.estimate`` sees it.
+
+    Where the fastest division does not, the fullest chip gets less, as often as it takes.
+
+    Args:
+        captured: the model, in which nothing is computed again.
+        spec: every setting.
+        system: the chips.
+        chips: how many of them one replica has.
+
+    Raises:
+        Error: the system has fewer, there are fewer places to cut, or nothing fits.
+    """
+    needed = chips * spec.loops.all_replicas
+    if needed > system.chips:
+        raise Error(
+            "The model needs more IPUs than the system has",
+            got=f"{spec.loops.all_replicas} replicas of {chips} IPUs on {system.text}",
+            fix=f'system="{system.kind.name}:{1 << (needed - 1).bit_length()}", or fewer replicas',
+        )
+    added, micro = updating_of(captured, spec), captured.micro
+    update = None if added is None else added.update
+    limit, culprit = 1 << 62, None
+    while True:
+        args = captured.request, micro.graph, update, spec, system.kind, chips, limit
+        try:
+            made = _balanced(*args)
+        except Error as error:
+            if culprit is None:
+                raise
+            raise Error(
+                f"The model does not fit {chips} IPUs", got=str(culprit),
+                fix="more IPUs, smaller micro-batches; poptorch.estimate has advice",
+            ) from error  # fmt: skip
+        graph, visits = _place.cut_at(micro.graph, [share.begins or "" for share in made[1:]])
+        cut = replace(captured, micro=replace(micro, graph=graph, visits=visits), pieces={})
+        again = recomputed(cut) if spec.training and spec.recompute else cut
+        priced = estimate(again, spec, system, guesses=False)
+        if priced.fits:
+            return made
+        culprit = priced.culprit
+        limit = made[culprit.chip].bytes - 1
 
 
 def _balanced(

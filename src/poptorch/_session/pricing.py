@@ -12,7 +12,7 @@ from .. import _capture, _compile
 from .._base import source
 from .._ir.slot import Kind, Slot
 from .._ir.spec import Spec
-from .._machine.systems import ChipKind
+from .._machine.systems import ChipKind, System
 from .model import Task
 from .signature import Bound
 
@@ -103,6 +103,18 @@ class Captures:
                 self._again[captured] = _compile.recomputed(captured)
             captured = self._again[captured]
         return replace(captured, optim=task.optim)
+
+    def fitting(self, spec: Spec, system: System, chips: int) -> list[_compile.Share]:
+        """Return how to divide the model over chips such that it fits.
+
+        Args:
+            spec: every setting.
+            system: the chips.
+            chips: how many of them one replica has.
+        """
+        task = self._session.model.task(self._bound, spec, self._session.optimizer, made_up=True)
+        captured = replace(self._like(task, spec), optim=task.optim)
+        return _compile.fitting(captured, spec, system, chips)
 
     def _like(self, task: Task, spec: Spec) -> _compile.Capture:
         for before in self._made:
