@@ -77,7 +77,7 @@ def made(directory: Path, cycles: float, size: float) -> str:
         "system": "bow:1", "fits": True, "culprit": culprit, "items_per_second": 10.0,
         "seconds": 1.0, "cycles": cycles, "share_of_peak": 0.1, "chips": [chip], "operators": [],
     }  # fmt: skip
-    content: dict[str, Any] = {"format": 1, "name": "net", "estimated": priced, "measured": None}
+    content: dict[str, Any] = {"format": 2, "name": "net", "estimated": priced, "measured": None}
     directory.mkdir()
     (directory / "profile.json").write_text(json.dumps(content))
     return str(directory)
@@ -107,7 +107,7 @@ def test_reports_of_strangers_are_said_to_be_none_or_printed_as_text(
     file.write_text(json.dumps(content | {"name": "\x1b[2Jnet"}))
     assert main(["report", str(file)]) == 0
     assert "\\x1b[2Jnet on bow:1" in capsys.readouterr().out
-    for wrong in ("[" * 100_000, json.dumps(content | {"estimated": "\x1b"}), '{"format": 1}'):
+    for wrong in ("[" * 100_000, json.dumps(content | {"estimated": "\x1b"}), '{"format": 2}'):
         file.write_text(wrong)
         assert main(["report", str(file)]) == 2
     file.unlink()
