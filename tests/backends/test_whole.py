@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import poptorch
@@ -119,6 +120,49 @@ def test_indices_out_of_buffers_are_looked_at_when_the_buffers_are_new() -> None
             tearing_now.run(state, [X, Y])
         assert all(torch.equal(state.tensors[name], before[name]) for name in before)
         assert tearing_now._whole._copies
+
+
+class Shifted(nn.Module):
+    """As language models do: labels are shifted, and decoders start from labels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.layer = nn.Embedding(4, 3), nn.Linear(3, 4)
+
+    def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        before = labels.new_zeros(labels.shape)
+        before[:, 1:] = labels[:, :-1].clone()
+        before[:, 0] = 1
+        before.masked_fill_(before == -100, 0)
+        wanted = F.pad(labels, (0, 1), value=-100)[:, 1:].reshape(-1)
+        out = self.layer(self.rows(tokens) + self.rows(before))
+        return F.cross_entropy(out.view(-1, 4), wanted)
+
+
+def test_labels_that_are_shifted_are_looked_at_in_each_call() -> None:
+    """The first label of a row is the start of the decoder only, its last label is wanted only."""
+    model = Shifted()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    wrapper = poptorch.trainingModel(model, options(), optimizer)
+    tokens, labels = torch.randint(4, (2, 5)), torch.randint(4, (2, 5))
+    labels[0, 3] = -100
+    wrapper.compile(tokens, labels)
+    state = wrapper._session.sync.device.state
+    executable = in_place(wrapper, at=0)
+    for _ in range(2):
+        executable.run(state, [tokens, labels])
+    assert not executable._whole._copies
+    for at, bad in ((0, 4), (4, -1)):
+        wrong = labels.clone()
+        wrong[1, at] = bad
+        before = copies(state.tensors)
+        with pytest.raises((RuntimeError, IndexError)):
+            executable.run(state, [tokens, wrong])
+        assert executable._whole._copies
+        assert all(torch.equal(state.tensors[name], before[name]) for name in before)
+    executable._whole._copies.clear()
+    executable.run(state, [tokens, labels])
+    assert not executable._whole._copies
 
 
 def test_nothing_is_copied_where_memory_is_granted(monkeypatch: pytest.MonkeyPatch) -> None:

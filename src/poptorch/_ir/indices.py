@@ -2,9 +2,9 @@
 
 An index that is an input of the graph, through views and casts, can be looked at before anything
 runs. What the graph computes itself cannot, unless its range is known: a graph with such an index,
-or with another operator that looks at values, may fail half way. What is taken out of a buffer that
-nothing writes, as positions are, cannot fail while the whole buffer is in range; the rest of it may
-hold other numbers, so that this is no check.
+or with another operator that looks at values, may fail half way. What is taken out of an input,
+positions out of a buffer or labels that are shifted, cannot fail while the whole input is in range;
+what is left out may be anything, so that this is a premise and no check.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from .blocks import line_of
 from .graph import Graph
 from .operators import Operator, draws
 from .slot import Kind, Slot
-from .state import State
 
 aten = torch.ops.aten
 
@@ -36,10 +35,28 @@ _KEEPING = {
     aten._to_copy.default, aten.alias.default,
     aten.detach.default, aten.repeat.default, aten.flip.default, aten.contiguous.default,
 }  # fmt: skip
-# Their results hold nothing but numbers of their first operand.
-_SELECTING = {
-    aten.slice.Tensor, aten.select.int, aten.gather.default, aten.index_select.default,
-    aten.as_strided.default,
+# What the results hold nothing but numbers of: operands, or numbers themselves.
+_PARTS: dict[Any, Callable[[Any], Sequence[Any]]] = {
+    **dict.fromkeys(
+        (aten.slice.Tensor, aten.select.int, aten.gather.default, aten.index_select.default,
+         aten.as_strided.default),
+        lambda args: args[:1],
+    ),
+    **dict.fromkeys(
+        (aten.copy.default, aten.fill.Scalar, aten.fill.Tensor, aten.full.default,
+         aten.full_like.default),
+        lambda args: args[1:2],
+    ),
+    **dict.fromkeys(
+        (aten.slice_scatter.default, aten.select_scatter.default), lambda args: args[:2]
+    ),
+    **dict.fromkeys(
+        (aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default), lambda args: (0,)
+    ),
+    **dict.fromkeys((aten.cat.default, aten.stack.default), lambda args: args[0]),
+    **dict.fromkeys((aten.masked_fill.Scalar, aten.masked_fill.Tensor), lambda args: args[::2]),
+    aten.where.self: lambda args: args[1:3],
+    aten.constant_pad_nd.default: lambda args: (args[0], args[2] if len(args) > 2 else 0),
 }  # fmt: skip
 _CHOOSING = {aten.argmax.default, aten.argmin.default}
 _SORTING = {  # and where they say along which dimension
@@ -108,19 +125,30 @@ def ranges(graphs: Sequence[Graph]) -> tuple[Range, ...]:
 
 @dataclass(frozen=True)
 class Premise:
-    """Limits of all numbers of a buffer, within which nothing that is taken out of it can fail."""
+    """Limits of all numbers of an input, within which nothing that is taken out of it can fail.
 
-    key: str
+    Attributes:
+        slot: the input; neither it nor a buffer is written by a graph.
+        least, most: the smallest and the largest value.
+        ignored: more values that do not matter.
+    """
+
+    slot: Slot
     least: int
     most: int
+    ignored: frozenset[int]
 
-    def holds(self, state: State) -> bool:
-        """Look at the buffer."""
-        value = state.tensors[self.key]
+    def allows(self, value: torch.Tensor) -> bool:
+        """Look at the input."""
         if value.is_meta or not value.numel():  # a buffer of another process, which looks at it
             return True
         least, most = torch.aminmax(value)
-        return self.least <= int(least) and int(most) <= self.most
+        if self.least <= int(least) and int(most) <= self.most:
+            return True
+        bad = (value < self.least) | (value > self.most)
+        for each in self.ignored:
+            bad &= value != each
+        return not bool(bad.any())
 
 
 def premises(graph: Graph, checked: bool, steady: Collection[str]) -> frozenset[Premise] | None:
@@ -129,10 +157,10 @@ def premises(graph: Graph, checked: bool, steady: Collection[str]) -> frozenset[
     Args:
         graph: whatever it is.
         checked: whether the inputs that ``ranges`` names are checked.
-        steady: keys of the buffers that no graph writes.
+        steady: keys of the slots that no graph writes.
 
     Returns:
-        Limits of such buffers; None if the graph may fail in any case.
+        Limits of such slots; None if the graph may fail in any case.
     """
     slots = dict(zip(graph.placeholders, graph.inputs, strict=True))
     fixed: set[fx.Node] = set()
@@ -147,12 +175,15 @@ def premises(graph: Graph, checked: bool, steady: Collection[str]) -> frozenset[
         if not uses:
             return None
         for use in uses:
-            if _is_covered(use, slots, checked) or use.index in fixed or _is_mask(use.index):
+            if _is_covered(use, slots, checked) or _is_mask(use.index):
                 continue
-            source = slots.get(_source(use.index))
-            if source is None or source.key not in steady:
-                return None
-            needed.add(Premise(source.key, use.least, use.most))
+            for source, ignored in _sources(use):
+                if source in fixed or _is_allowed(source, use, ignored):
+                    continue
+                slot = slots.get(source) if isinstance(source, fx.Node) else None
+                if slot is None or slot.key not in steady:
+                    return None
+                needed.add(Premise(slot, use.least, use.most, ignored))
     has_parts = any(
         isinstance(part, fx.GraphModule) and part is not graph.module
         for part in graph.module.modules()
@@ -206,14 +237,44 @@ def _root(node: fx.Node) -> tuple[fx.Node, int | None]:
     return node, ignored
 
 
-def _source(node: fx.Node) -> fx.Node:
-    """Return the node that has all the values of a node, and maybe others."""
-    while True:
-        node, _ = _root(node)
-        if node.target not in _SELECTING:
-            return node
-        assert isinstance(node.args[0], fx.Node)
-        node = node.args[0]
+def _sources(use: _Use) -> Iterator[tuple[fx.Node | int, frozenset[int]]]:
+    """Yield the nodes and numbers that an index has its values from, and which of them are not."""
+    ignored = frozenset() if use.ignored is None else frozenset({use.ignored})
+    ahead: list[tuple[Any, frozenset[int]]] = [(use.index, ignored)]
+    seen = set(ahead)
+    while ahead:
+        node, ignored = ahead.pop()
+        parts: Sequence[Any] = ()
+        if isinstance(node, fx.Node):
+            node, kept = _root(node)
+            ignored = ignored if kept is None else ignored | {kept}
+            parts = _PARTS[node.target](node.args) if node.target in _PARTS else ()
+        if not parts:
+            yield node, ignored
+        for at, part in enumerate(parts):
+            replaced = _replaced(node) if at == 0 else frozenset()
+            if (part, ignored | replaced) not in seen:
+                seen.add((part, ignored | replaced))
+                ahead.append((part, ignored | replaced))
+
+
+def _replaced(node: fx.Node) -> frozenset[int]:
+    """Labels before an index are ``masked_fill(labels, labels == ignored, 0)``."""
+    if node.target not in (aten.masked_fill.Scalar, aten.masked_fill.Tensor):
+        return frozenset()
+    value, mask = node.args[:2]
+    assert isinstance(mask, fx.Node)
+    if mask.target is not aten.eq.Scalar or mask.args[0] is not value:
+        return frozenset()
+    return frozenset({mask.args[1]})  # type: ignore[arg-type]
+
+
+def _is_allowed(source: fx.Node | int, use: _Use, ignored: frozenset[int]) -> bool:
+    """Whether the values of a node, or a number, are known to be in range."""
+    if not isinstance(source, fx.Node):
+        return use.least <= source <= use.most or source in ignored
+    least, most = _bounds(source)
+    return use.least <= least and most <= use.most
 
 
 def _kept_by_where(node: fx.Node) -> tuple[fx.Node, int] | None:

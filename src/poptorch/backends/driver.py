@@ -78,7 +78,7 @@ class LoopExecutable:
         index: Index = _FIRST.copy()
         random = device_generator(state, self._random)
         with interrupts.deferred(), torch.no_grad(), random, self._threads:
-            self._whole.begin(state)
+            self._whole.begin(state, batch)
             try:
                 for node in self._program.body[:-1]:
                     self._walk(node, runs, slices, index, collector)

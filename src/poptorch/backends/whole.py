@@ -5,13 +5,13 @@ update, and its error says how many these were. In inference it is the call. Mos
 nothing: a graph writes its results when all of them are there, indices are checked before, and
 signals wait. So only what the micro-batches of an update change is copied, batch norm's statistics
 for one; and of a graph that writes in place while it may yet fail, because of a value or because
-the system refuses memory, everything that it changes. Whether indices out of a buffer that nothing
-writes are in range is looked at when the buffer is new.
+the system refuses memory, everything that it changes. Whether the inputs are such that it cannot is
+looked at before: a batch in each call, a buffer when it is new.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from itertools import chain
 
 import torch
@@ -22,6 +22,7 @@ from .._ir.program import Program
 from .._ir.slot import Kind
 from .._ir.state import State
 
+_GIVEN = (Kind.BATCH, Kind.BUFFER, Kind.CONSTANT)
 _LAST = ("step", "update")  # the graphs that end an update
 
 
@@ -45,14 +46,16 @@ class Whole:
         self._random = program.random
         slots = program.state_slots()
         needed = _premises(program, checked) if in_place else {}
-        self._premises = frozenset(chain.from_iterable(filter(None, needed.values())))
+        every = frozenset(chain.from_iterable(filter(None, needed.values())))
+        self._of_batch = [each for each in every if each.slot.kind is Kind.BATCH]
+        self._of_state = [each for each in every if each.slot.kind is not Kind.BATCH]
         self._usual = self._changed(program, [n for n, each in needed.items() if each is None])
         self._careful = self._changed(
             program, [n for n, each in needed.items() if each != frozenset()]
         )
         self._tight = self._changed(program, program.graphs if in_place else ())
         self._keys = self._usual
-        self._versions: list[int] | None = None  # of the buffers that were in range
+        self._versions: list[int] | None = None  # of the state that was in range
         self._sums = sorted(key for key, slot in slots.items() if slot.kind is Kind.ACCUM)
         self._copies: dict[str, torch.Tensor] = {}
         self._generator: torch.Tensor | None = None
@@ -69,20 +72,22 @@ class Whole:
         }
         return sorted(key for key in changed if slots[key].kind is not Kind.ACCUM)
 
-    def begin(self, state: State) -> None:
+    def begin(self, state: State, batch: Sequence[torch.Tensor]) -> None:
         """A call begins; torch's generator is the device's."""
         self._done = self._kept = 0
         if self._tight != self._usual:
-            self._keys = self._usual if self._hold(state) else self._careful
+            self._keys = self._usual if self._hold(state, batch) else self._careful
             self._keys = self._tight if memory.can_be_refused() else self._keys
         self._keep(state)
 
-    def _hold(self, state: State) -> bool:
-        """Tell whether buffers are in range; they are looked at again when something wrote them."""
-        versions = [state.tensors[premise.key]._version for premise in self._premises]
+    def _hold(self, state: State, batch: Sequence[torch.Tensor]) -> bool:
+        """Tell whether inputs are in range; state is looked at again when something wrote it."""
+        kept = [(each, state.tensors[each.slot.key]) for each in self._of_state]
+        versions = [value._version for _, value in kept]
         if versions != self._versions:
-            self._versions = versions if all(each.holds(state) for each in self._premises) else None
-        return versions == self._versions
+            self._versions = versions if all(each.allows(value) for each, value in kept) else None
+        given = ((each, batch[each.slot.index]) for each in self._of_batch)
+        return versions == self._versions and all(each.allows(value) for each, value in given)
 
     def ran(self, graph: str, state: State) -> None:
         """A graph has run."""
@@ -118,10 +123,12 @@ class Whole:
 
 
 def _premises(program: Program, checked: bool) -> dict[str, frozenset[Premise] | None]:
-    """Return by graph what must be true of buffers for it not to fail because of a value."""
-    written = set().union(*(graph.updates for graph in program.graphs.values()))
-    buffers = {key for key, slot in program.state_slots().items() if slot.kind is Kind.BUFFER}
-    return {n: premises(graph, checked, buffers - written) for n, graph in program.graphs.items()}
+    """Return by graph what must be true of its inputs for it not to fail because of a value."""
+    graphs = program.graphs
+    written = {slot.key for graph in graphs.values() for slot in graph.outputs}
+    inputs = (slot for graph in graphs.values() for slot in graph.inputs)
+    steady = {slot.key for slot in inputs if slot.kind in _GIVEN} - written
+    return {name: premises(graph, checked, steady) for name, graph in graphs.items()}
 
 
 def note(done: int, updates: int) -> str:
