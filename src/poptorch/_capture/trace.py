@@ -20,6 +20,7 @@ from torch import fx
 from torch.overrides import TorchFunctionMode
 
 from .._base import private
+from .._base.tracing import one_at_a_time
 from .._ir.modules import lazily
 from .._ops import annotate, side_effects
 from .._ops.lstm import lstm
@@ -124,6 +125,7 @@ def is_lane(tensor: torch.Tensor) -> bool:
     return bool(private.is_batchedtensor(tensor))
 
 
+@one_at_a_time()  # estimates lower their updates when they are asked for
 def trace(
     function: Callable[[list[torch.Tensor]], list[torch.Tensor]],
     inputs: Tensors,
@@ -239,6 +241,7 @@ def untraced() -> contextlib.AbstractContextManager[None]:
     return active
 
 
+@one_at_a_time()
 def run_recorded(
     function: Callable[[list[torch.Tensor]], list[torch.Tensor]], inputs: Tensors
 ) -> None:
