@@ -135,6 +135,28 @@ def test_the_end_of_a_process_waits_for_its_last_checkpoint(tmp_path: Path, capl
     assert "The last checkpoint is not whole: files of other processes are not there" in caplog.text
 
 
+def test_a_checkpoint_that_cannot_be_written_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = make(tmp_path)
+    batches = checkpoints.batches(1)
+    checkpoints._executor(next(batches))
+    checkpoints.save()
+
+    def full(path: Path, parts: object) -> None:
+        path.write_bytes(b"some")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    checkpoints._executor(next(batches))
+    with monkeypatch.context() as patch:
+        patch.setattr(archive, "write", full)
+        with pytest.raises(OSError, match="No space left"):
+            checkpoints.save()
+    assert [path.name for path in tmp_path.iterdir()] == ["000000001"]
+    checkpoints._executor(next(batches))
+    assert checkpoints.save().name == "000000003"
+
+
 def test_there_is_nothing_to_resume_at_first(tmp_path: Path) -> None:
     assert not make(tmp_path / "none").resume()
 

@@ -224,7 +224,13 @@ class Checkpoints:
             )
         files = self._files(folder)
         if wait:
-            write(files)
+            try:
+                write(files)
+            except BaseException:  # a full disk, for one, must not stay full of what is no use
+                self._tidy = False
+                if self._processes == 1:
+                    _delete(folder)
+                raise
             self._agree(0)  # all is written
             self._finish(folder, final)
         else:

@@ -163,6 +163,17 @@ def test_nothing_is_written_unless_it_is_asked_for(ask, tmp_path: Path) -> None:
     assert not names(tmp_path)
 
 
+def test_a_folder_that_cannot_be_written_to_is_one_warning(
+    ask, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "full").write_text("a file in the place of a folder")
+    wrapped = training(ask(python=tmp_path / "full"))
+    losses = [wrapped(X, Y).sum() for _ in range(3)]
+    wrapped.destroy()
+    assert losses[2] < losses[0]
+    assert caplog.text.count("The profile report cannot be written") == 1
+
+
 def test_cycles_are_those_of_the_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POPTORCH_POD", "bow:4")
     executor = training(poptorch.Options().backend("reference").logCycleCount(True))

@@ -62,10 +62,13 @@ def _make_lone_writes_pure(graph: fx.Graph) -> None:
             node.target = pure
 
 
+_NOTHING = contextlib.nullcontext()  # one for all calls
+
+
 def without_autocast() -> contextlib.AbstractContextManager[None]:
     """Within the block operators take the types that they are given: casts are recorded once."""
     if not torch.is_autocast_enabled("cpu"):
-        return contextlib.nullcontext()
+        return _NOTHING
     return torch.autocast("cpu", enabled=False)
 
 

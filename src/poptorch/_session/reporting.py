@@ -58,6 +58,7 @@ class Reports:
         self._calls: list[profile.Call] = []
         self._count = 0
         self._began = self._ended = 0.0
+        self._unwritten = False
         self._watch = Stopwatch()
 
     def compiled(self) -> None:
@@ -160,16 +161,21 @@ class Reports:
             *_timed(self._watch),
         )  # fmt: skip
         content = profile.profile(name, estimate, modelled(spec), measured, dict(_flat(spec)))
-        directory.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(content)
-        for file in (profile.NAME, OLD_NAME):
-            (directory / file).write_text(text)
         spans = [
             Span(name, start - self._began, seconds, is_action)
             for name, start, seconds, is_action in self._watch.spans
         ]
-        (directory / "trace.json").write_text(json.dumps(trace(estimate, measured.first, spans)))
-        page.write(content, directory / "report.html")
+        text, of_trace = json.dumps(content), json.dumps(trace(estimate, measured.first, spans))
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            for file in (profile.NAME, OLD_NAME):
+                (directory / file).write_text(text)
+            (directory / "trace.json").write_text(of_trace)
+            page.write(content, directory / "report.html")
+        except OSError as error:  # a full disk, for one: the run is worth more than its report
+            if not self._unwritten:
+                log.python.warning("The profile report cannot be written: %s", error)
+            self._unwritten = True
 
 
 def check(spec: Spec) -> None:
