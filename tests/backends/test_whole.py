@@ -165,6 +165,21 @@ def test_labels_that_are_shifted_are_looked_at_in_each_call() -> None:
     assert not executable._whole._copies
 
 
+@pytest.mark.parametrize("backend", ["reference", "staged"])
+def test_a_label_that_is_shifted_first_is_named(backend: str) -> None:
+    model = Shifted()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    wrapper = poptorch.trainingModel(model, options().backend(backend), optimizer)
+    tokens, labels = torch.randint(4, (2, 5)), torch.randint(4, (2, 5))
+    wrapper(tokens, labels)
+    labels[1, 2] = 7
+    with pytest.raises(poptorch.Error, match="Index out of range") as caught:
+        wrapper(tokens, labels)
+    assert 'input "labels"[1, 2] is 7; embedding takes 0 to 3, or -100' in str(caught.value)
+    assert isinstance(caught.value.__cause__, IndexError)
+    assert any("before this call" in note for note in caught.value.__notes__)
+
+
 def test_nothing_is_copied_where_memory_is_granted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_is_exact", lambda: False)
     assert not memory.can_be_refused()

@@ -53,6 +53,11 @@ class Compiled:
         program, checked = self.plan.program, self.plan.spec.precision.check_indices
         return indices.ranges(list(program.graphs.values())) if checked else ()
 
+    def premises(self) -> list[indices.Range]:
+        """Return what inputs that indices are made of must lie in, as far as that is known."""
+        known = indices.premises(self.plan.program.graphs, checked=True).values()
+        return [each for every in known if every is not None for each in every]
+
 
 @one_at_a_time()
 @_capture.forgetting_sources()

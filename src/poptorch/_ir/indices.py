@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +58,8 @@ _PARTS: dict[Any, Callable[[Any], Sequence[Any]]] = {
     aten.where.self: lambda args: args[1:3],
     aten.constant_pad_nd.default: lambda args: (args[0], args[2] if len(args) > 2 else 0),
 }  # fmt: skip
+_GIVEN = (Kind.BATCH, Kind.BUFFER, Kind.CONSTANT)
+_FEW = 64  # numbers that Python looks through sooner than torch starts: 3 us instead of 9
 _CHOOSING = {aten.argmax.default, aten.argmin.default}
 _SORTING = {  # and where they say along which dimension
     aten.topk.default: 2, aten.kthvalue.default: 2, aten.sort.default: 1, aten.max.dim: 1,
@@ -80,12 +82,12 @@ _CALLING = {"host_call", "custom_op", "custom_op_backward", "ctc_losses", "ctc_b
 
 @dataclass(frozen=True)
 class Range:
-    """What an input must lie in.
+    """What the numbers of an input must lie in.
 
     Attributes:
-        slot: the input, a batch's or a buffer.
+        slot: the input: of a batch, a buffer or a constant.
         least, most: the smallest and the largest value that is allowed.
-        ignored: one more that is, or None.
+        ignored: more values that are.
         operator: what reads it.
         line: the user's file and line, or None.
     """
@@ -93,9 +95,29 @@ class Range:
     slot: Slot
     least: int
     most: int
-    ignored: int | None
+    ignored: frozenset[int]
     operator: str
     line: tuple[str, int] | None
+
+    def outside(self, value: torch.Tensor) -> list[tuple[int, ...]]:
+        """Return the places of the numbers of an input that are not allowed."""
+        if value.is_meta or not value.numel():  # a buffer of another process, which looks at it
+            return []
+        least, most = _extremes(value)
+        if self.least <= least and most <= self.most:
+            return []
+        bad = (value < self.least) | (value > self.most)
+        for each in self.ignored:
+            bad &= value != each
+        return [tuple(place) for place in bad.nonzero().tolist()]
+
+
+def _extremes(value: torch.Tensor) -> tuple[float, float]:
+    if value.numel() > _FEW:
+        least, most = torch.aminmax(value)
+        return least.item(), most.item()
+    numbers = (value if value.dim() == 1 else value.flatten()).tolist()
+    return min(numbers), max(numbers)
 
 
 @dataclass(frozen=True)
@@ -117,54 +139,30 @@ def ranges(graphs: Sequence[Graph]) -> tuple[Range, ...]:
                 if root not in slots or slots[root].kind not in (Kind.BATCH, Kind.BUFFER):
                     continue
                 ignored = use.ignored if ignored is None else ignored
-                name = node.target.overloadpacket.__name__
-                new = Range(slots[root], use.least, use.most, ignored, name, line_of(node))
+                allowed = frozenset() if ignored is None else frozenset({ignored})
+                new = _range(slots[root], use, allowed, node)
                 result.setdefault((new.slot.key, new.least, new.most, new.ignored), new)
     return tuple(result.values())
 
 
-@dataclass(frozen=True)
-class Premise:
-    """Limits of all numbers of an input, within which nothing that is taken out of it can fail.
-
-    Attributes:
-        slot: the input; neither it nor a buffer is written by a graph.
-        least, most: the smallest and the largest value.
-        ignored: more values that do not matter.
-    """
-
-    slot: Slot
-    least: int
-    most: int
-    ignored: frozenset[int]
-
-    def allows(self, value: torch.Tensor) -> bool:
-        """Look at the input."""
-        if value.is_meta or not value.numel():  # a buffer of another process, which looks at it
-            return True
-        least, most = torch.aminmax(value)
-        if self.least <= int(least) and int(most) <= self.most:
-            return True
-        bad = (value < self.least) | (value > self.most)
-        for each in self.ignored:
-            bad &= value != each
-        return not bool(bad.any())
-
-
-def premises(graph: Graph, checked: bool, steady: Collection[str]) -> frozenset[Premise] | None:
-    """Return what must be true for a graph not to fail because of a value.
+def premises(graphs: Mapping[str, Graph], checked: bool) -> dict[str, tuple[Range, ...] | None]:
+    """Return by graph what must be true of its inputs for it not to fail because of a value.
 
     Args:
-        graph: whatever it is.
+        graphs: all of a program.
         checked: whether the inputs that ``ranges`` names are checked.
-        steady: keys of the slots that no graph writes.
 
     Returns:
-        Limits of such slots; None if the graph may fail in any case.
+        Ranges of whole inputs that no graph writes; None for a graph that may fail in any case.
     """
+    written = {slot.key for graph in graphs.values() for slot in graph.outputs}
+    return {name: _premises(graph, checked, written) for name, graph in graphs.items()}
+
+
+def _premises(graph: Graph, checked: bool, written: Collection[str]) -> tuple[Range, ...] | None:
     slots = dict(zip(graph.placeholders, graph.inputs, strict=True))
     fixed: set[fx.Node] = set()
-    needed: set[Premise] = set()
+    needed: dict[Range, None] = {}
     for node in graph.module.graph.nodes:
         if _is_fixed(node, slots, fixed):
             fixed.add(node)
@@ -181,14 +179,19 @@ def premises(graph: Graph, checked: bool, steady: Collection[str]) -> frozenset[
                 if source in fixed or _is_allowed(source, use, ignored):
                     continue
                 slot = slots.get(source) if isinstance(source, fx.Node) else None
-                if slot is None or slot.key not in steady:
+                if slot is None or slot.kind not in _GIVEN or slot.key in written:
                     return None
-                needed.add(Premise(slot, use.least, use.most, ignored))
+                needed[_range(slot, use, ignored, node)] = None
     has_parts = any(
         isinstance(part, fx.GraphModule) and part is not graph.module
         for part in graph.module.modules()
     )
-    return None if has_parts else frozenset(needed)
+    return None if has_parts else tuple(needed)
+
+
+def _range(slot: Slot, use: _Use, ignored: frozenset[int], node: fx.Node) -> Range:
+    name = node.target.overloadpacket.__name__  # type: ignore[union-attr]
+    return Range(slot, use.least, use.most, ignored, name, line_of(node))
 
 
 def _is_fixed(node: fx.Node, slots: dict[fx.Node, Slot], fixed: set[fx.Node]) -> bool:

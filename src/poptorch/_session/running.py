@@ -33,12 +33,15 @@ def execute(
             faults.check("run")
             with _capture.without_autocast():
                 results = live.now.compiled.executable.run(device.state, batch)
-        except BaseException:
+        except BaseException as error:
             if device.state.updates == before:  # nothing has happened
                 sync.dirty = dirty
             else:
                 _ran(live, optimizer, device.state.updates - before)
-            raise
+            better = live.now.indices.explain(error, batch, device.state)
+            if better is error:
+                raise
+            raise better from error
         _ran(live, optimizer, device.state.updates - before)
     return results
 

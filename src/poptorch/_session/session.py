@@ -136,7 +136,7 @@ class Session:
                 {key: repr(value) for key, value in task.hypers.items()},
             )
         outputs = Outputs(compiled.outputs, compiled.host_outputs, spec.precision.narrow_64bit)
-        checked = Indices(compiled.ranges(), bound.paths)
+        checked = Indices(compiled.ranges(), bound.paths, compiled.premises)
         return Compilation(**vars(task), compiled=compiled, outputs=outputs, indices=checked)
 
     def _take(self, compilation: Compilation) -> None:

@@ -17,12 +17,11 @@ from itertools import chain
 import torch
 
 from .._base import memory
-from .._ir.indices import Premise, premises
+from .._ir.indices import premises
 from .._ir.program import Program
 from .._ir.slot import Kind
 from .._ir.state import State
 
-_GIVEN = (Kind.BATCH, Kind.BUFFER, Kind.CONSTANT)
 _LAST = ("step", "update")  # the graphs that end an update
 
 
@@ -45,14 +44,12 @@ class Whole:
         self._updates = program.loops.iterations if self._training else 1
         self._random = program.random
         slots = program.state_slots()
-        needed = _premises(program, checked) if in_place else {}
-        every = frozenset(chain.from_iterable(filter(None, needed.values())))
+        needed = premises(program.graphs, checked) if in_place else {}
+        every = [*chain.from_iterable(filter(None, needed.values()))]
         self._of_batch = [each for each in every if each.slot.kind is Kind.BATCH]
         self._of_state = [each for each in every if each.slot.kind is not Kind.BATCH]
         self._usual = self._changed(program, [n for n, each in needed.items() if each is None])
-        self._careful = self._changed(
-            program, [n for n, each in needed.items() if each != frozenset()]
-        )
+        self._careful = self._changed(program, [n for n, each in needed.items() if each != ()])
         self._tight = self._changed(program, program.graphs if in_place else ())
         self._keys = self._usual
         self._versions: list[int] | None = None  # of the state that was in range
@@ -85,9 +82,11 @@ class Whole:
         kept = [(each, state.tensors[each.slot.key]) for each in self._of_state]
         versions = [value._version for _, value in kept]
         if versions != self._versions:
-            self._versions = versions if all(each.allows(value) for each, value in kept) else None
+            self._versions = (
+                versions if not any(each.outside(value) for each, value in kept) else None
+            )
         given = ((each, batch[each.slot.index]) for each in self._of_batch)
-        return versions == self._versions and all(each.allows(value) for each, value in given)
+        return versions == self._versions and not any(each.outside(value) for each, value in given)
 
     def ran(self, graph: str, state: State) -> None:
         """A graph has run."""
@@ -120,15 +119,6 @@ class Whole:
                 torch.set_rng_state(self._generator)
             state.updates -= self._done - self._kept
         error.add_note(note(self._kept, self._updates if self._training else 0))
-
-
-def _premises(program: Program, checked: bool) -> dict[str, frozenset[Premise] | None]:
-    """Return by graph what must be true of its inputs for it not to fail because of a value."""
-    graphs = program.graphs
-    written = {slot.key for graph in graphs.values() for slot in graph.outputs}
-    inputs = (slot for graph in graphs.values() for slot in graph.inputs)
-    steady = {slot.key for slot in inputs if slot.kind in _GIVEN} - written
-    return {name: premises(graph, checked, steady) for name, graph in graphs.items()}
 
 
 def note(done: int, updates: int) -> str:
