@@ -67,7 +67,9 @@ class Course:
         most = Transient()
         for node, held in zip(self.nodes, self.held, strict=True):
             work = works.get(node)
-            temporary = 0.0 if work is None else temporary_bytes(work, chip)
+            temporary = 0.0
+            if work is not None and (work.products or work.parts):
+                temporary = temporary_bytes(work, chip)
             if held / shares + temporary > most.bytes:
                 most = Transient(held / shares, temporary, node)
         return most
