@@ -108,6 +108,7 @@ KINDS = {
     "mkldnn": lambda x: x.to_mkldnn(),
     "fake": lambda x: FakeTensorMode().from_tensor(x),
     "functional": torch._to_functional_tensor,
+    "uninitialized": lambda x: nn.UninitializedParameter(),
     "masked": lambda x: torch.masked.masked_tensor(x, x > 0),
     "nested": lambda x: torch.nested.nested_tensor(list(x)),
     "jagged": lambda x: torch.nested.nested_tensor(list(x), layout=torch.jagged),

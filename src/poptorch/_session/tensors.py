@@ -20,6 +20,8 @@ def refuse_odd(path: str, tensor: torch.Tensor) -> None:
     Raises:
         Error: sparse, nested, quantized, of another library, without data or with too little.
     """
+    if torch.nn.parameter.is_lazy(tensor):
+        refuse_kind(path, "a parameter that is not initialized", _PLAIN)
     if tensor.is_nested:
         refuse_kind(path, "a nested tensor", _DENSE)
     if tensor.layout is not torch.strided:
