@@ -14,6 +14,7 @@ import poptorch
 from helpers.wrapped import options
 from poptorch import backends
 from poptorch._base import memory
+from poptorch._ir.state import State
 from poptorch.backends.driver import LoopExecutable, program_report
 from poptorch.backends.prepare import signature
 from poptorch.backends.protocol import Compiled
@@ -120,6 +121,9 @@ def test_indices_out_of_buffers_are_looked_at_when_the_buffers_are_new() -> None
             tearing_now.run(state, [X, Y])
         assert all(torch.equal(state.tensors[name], before[name]) for name in before)
         assert tearing_now._whole._copies
+    again = State(copies(state.tensors))
+    undisturbed.run(again, [X, Y])  # its buffers are new, and bad
+    assert undisturbed._whole._copies
 
 
 class Shifted(nn.Module):
@@ -160,7 +164,6 @@ def test_labels_that_are_shifted_are_looked_at_in_each_call() -> None:
             executable.run(state, [tokens, wrong])
         assert executable._whole._copies
         assert all(torch.equal(state.tensors[name], before[name]) for name in before)
-    executable._whole._copies.clear()
     executable.run(state, [tokens, labels])
     assert not executable._whole._copies
 

@@ -52,7 +52,8 @@ class Whole:
         self._careful = self._changed(program, [n for n, each in needed.items() if each != ()])
         self._tight = self._changed(program, program.graphs if in_place else ())
         self._keys = self._usual
-        self._versions: list[int] | None = None  # of the state that was in range
+        self._differ = self._tight != self._usual
+        self._in_range: tuple[State, list[int]] | None = None  # with the versions of its tensors
         self._sums = sorted(key for key, slot in slots.items() if slot.kind is Kind.ACCUM)
         self._copies: dict[str, torch.Tensor] = {}
         self._generator: torch.Tensor | None = None
@@ -72,21 +73,22 @@ class Whole:
     def begin(self, state: State, batch: Sequence[torch.Tensor]) -> None:
         """A call begins; torch's generator is the device's."""
         self._done = self._kept = 0
-        if self._tight != self._usual:
+        if self._differ:
             self._keys = self._usual if self._hold(state, batch) else self._careful
             self._keys = self._tight if memory.can_be_refused() else self._keys
+            if len(self._copies) > len(self._keys):
+                self._copies = {key: self._copies[key] for key in self._keys}
         self._keep(state)
 
     def _hold(self, state: State, batch: Sequence[torch.Tensor]) -> bool:
         """Tell whether inputs are in range; state is looked at again when something wrote it."""
         kept = [(each, state.tensors[each.slot.key]) for each in self._of_state]
-        versions = [value._version for _, value in kept]
-        if versions != self._versions:
-            self._versions = (
-                versions if not any(each.outside(value) for each, value in kept) else None
-            )
-        given = ((each, batch[each.slot.index]) for each in self._of_batch)
-        return versions == self._versions and not any(each.outside(value) for each, value in given)
+        seen = state, [value._version for _, value in kept]
+        if self._in_range != seen:
+            if any(each.outside(value) for each, value in kept):
+                return False
+            self._in_range = seen
+        return not any(each.outside(batch[each.slot.index]) for each in self._of_batch)
 
     def ran(self, graph: str, state: State) -> None:
         """A graph has run."""
