@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from poptorch import backends
-from poptorch._compile import code, helper, tiers, worker
+from poptorch._compile import code, helper, tiers
 
 REPLYING = """
 # {backend}
@@ -121,20 +121,3 @@ def test_no_process_ahead_of_time_is_no_trouble(monkeypatch, tmp_path: Path) -> 
     monkeypatch.setattr(helper, "warm", refuse)
     monkeypatch.setattr(tiers._cores, "idle", lambda: 1.0)
     assert tiers.prepare(backends.available()["inductor"], code.Store(tmp_path)) == 0
-
-
-def test_its_session_gives_way_as_the_process_does() -> None:
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if not pid:
-        os.setsid()
-        worker._give_way()
-        group = Path("/proc/self/autogroup")
-        os.write(writing, f"{os.nice(0)}|{group.read_text() if group.exists() else ''}".encode())
-        os._exit(0)
-    os.waitpid(pid, 0)
-    niceness, _, group = os.read(reading, 1000).decode().partition("|")
-    os.close(reading)
-    os.close(writing)
-    assert int(niceness) == min(19, os.nice(0) + worker.NICE)
-    assert not group or group.endswith(f"nice {worker.NICE}\n")

@@ -1,5 +1,8 @@
 """The short way through a TensorDataset gives what torch's own loader gives."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch.utils.data import (
@@ -95,3 +98,33 @@ def test_torch_s_own_samplers_go_the_short_way():
     dataset = data()
     for sampler in (SequentialSampler(dataset), RandomSampler(dataset, num_samples=9)):
         assert suits(DataLoader(dataset, batch_sampler=BatchSampler(sampler, 4, False)))
+
+
+WAKING = """
+import os, torch
+from torch.utils.data import DataLoader, TensorDataset
+from poptorch._data.tensor_batches import TensorBatches
+torch.set_num_threads(2)
+loader = DataLoader(TensorDataset(torch.rand(100, 784)), 16, shuffle=True)
+before = len(os.listdir("/proc/self/task"))
+batches = list(TensorBatches(loader))
+after = len(os.listdir("/proc/self/task"))
+loader.dataset.tensors[0][torch.arange(16)]
+print(len(batches), after - before, len(os.listdir("/proc/self/task")) > after)
+"""
+
+
+@pytest.mark.slow
+def test_no_thread_is_woken_for_a_batch():
+    """Indexing, the last line, starts one: it waits at work beside the compiler."""
+    done = subprocess.run([sys.executable, "-c", WAKING], capture_output=True, text=True)
+    assert done.stdout == "7 0 True\n", done.stderr
+
+
+def test_rows_of_tensors_that_are_not_contiguous():
+    dataset = TensorDataset(torch.rand(9, 4).t().contiguous().t(), torch.rand(9, 2, 3, 4)[..., 0])
+    loader = DataLoader(dataset, 4, shuffle=True)
+    torch.manual_seed(0)
+    expected = list(loader)
+    torch.manual_seed(0)
+    same(list(TensorBatches(loader)), expected)

@@ -19,6 +19,7 @@ from poptorch._base import env, keyed, log
 from poptorch._base.errors import Error
 from poptorch._cli import launching
 from poptorch._compile.code import default_store
+from poptorch._job.place import keeper
 from poptorch._machine import pod
 from poptorch.autocasting import Policy
 from poptorch.backends import allocator
@@ -320,6 +321,7 @@ VARIABLES: dict[str, tuple[dict[str, str], dict[str, str], Callable[[], Any]]] =
     "POPDIST_STAGE_PROCESSES": ({"": "2"}, {}, popdist.getNumStageProcesses),
     "MASTER_ADDR": ({"": "head"}, {"MASTER_PORT": "7"}, _job.place),
     "MASTER_PORT": ({"": "7"}, {"MASTER_ADDR": "head"}, _job.place),
+    "TORCHELASTIC_USE_AGENT_STORE": ({"": "True"}, {}, keeper),
     "OMPI_COMM_WORLD_LOCAL_SIZE": (
         {"": "2"},
         {"OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": "a"},

@@ -4,6 +4,10 @@ The process imports the compiler before anybody asks for anything. A line on its
 names a file with graphs; it removes the file, writes what it compiled into the store and says so, a
 line of JSON per graph. The input is its life line, too: when the process that started it closes it,
 or ends in any way, this one and its C++ compilers end. It also ends when nobody asks for long.
+
+It is not nice. On two cores, one of them kept by threads that wait at work for the next parallel
+operator, a nice process (5) had compiled the tutorial's CNN after 45 s or more, this one after 30:
+calls are slower meanwhile, by a third, and then two to four times as fast.
 """
 
 from __future__ import annotations
@@ -25,7 +29,6 @@ from .._base.errors import described
 from . import serial
 from .code import Store
 
-NICE = 5  # the steps that run meanwhile go first
 PATIENCE = 300.0  # seconds that a process with nothing to do stays
 
 STORED, HERE, FAILED = "stored", "here", "failed"
@@ -39,7 +42,6 @@ def main(backend: str) -> None:
     """
     requests = queue.SimpleQueue[str]()
     threading.Thread(target=_read, args=(requests,), daemon=True).start()
-    _give_way()
     builder: Any = backends.available()[backend]
     with contextlib.suppress(Exception):  # building fails in the same way, and that is said
         builder.warm()
@@ -51,17 +53,6 @@ def main(backend: str) -> None:
         asked = json.loads(request.read_text())
         request.unlink()
         _serve(asked, builder)
-
-
-def _give_way() -> None:
-    """Let the process that trains go first.
-
-    Linux with autogroups shares the processor among sessions before it looks at processes, and
-    this process leads a session of its own (``helper``): that must be nice, too. Source: sched(7).
-    """
-    os.nice(NICE)
-    with contextlib.suppress(OSError):  # another system, or a kernel without
-        Path("/proc/self/autogroup").write_text(str(NICE))
 
 
 def _serve(asked: Any, builder: backends.Builder) -> None:

