@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -156,6 +158,26 @@ def test_the_report_has_the_advice_of_the_estimate(
     (line,) = profile.read(tmp_path / "training")["estimated"]["advice"]
     assert line == {"change": "recompute nothing", "saves": 1, "costs": given[0], "fits": True}
     assert given[0] < 0
+
+
+@pytest.mark.slow  # starts a process
+def test_a_process_that_ends_has_all_its_calls_in_the_report(tmp_path: Path) -> None:
+    """Three calls, of which the file after call 2 knows two; a child that was forked after two."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys, torch, poptorch\n"
+        "options = poptorch.Options().backend('reference').enableProfiling(sys.argv[1])\n"
+        "model = poptorch.inferenceModel(torch.nn.Linear(4, 2).eval(), options)\n"
+        "x = torch.ones(3, 4)\n"
+        "model(x), model(x), model(x)\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    model._session.reports._count = 7\n"
+        "    sys.exit()\n"
+        "assert os.waitpid(child, 0)[1] == 0\n"
+    )
+    subprocess.run([sys.executable, script, tmp_path], check=True)
+    assert profile.read(tmp_path / "inference")["measured"]["calls"] == 3
 
 
 def test_nothing_is_written_unless_it_is_asked_for(ask, tmp_path: Path) -> None:

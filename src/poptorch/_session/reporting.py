@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import _compile
-from .._base import log, source
+from .._base import forks, log, source
 from .._base.errors import Error
 from .._ir.spec import Spec
 from .._machine import page, profile
@@ -59,11 +59,14 @@ class Reports:
         self._count = 0
         self._began = self._ended = 0.0
         self._unwritten = False
+        self._written = 0
+        self._process = forks.generation()
         self._watch = Stopwatch()
+        weakref.finalize(session, _finish, weakref.ref(self))  # a process that ends, above all
 
     def compiled(self) -> None:
         """Write the report of a program that was compiled, if one is asked for."""
-        self._estimate, self._calls, self._count = None, [], 0
+        self._estimate, self._calls, self._count, self._written = None, [], 0, 0
         self._watch = Stopwatch()
         if self._spec().runtime.report is not None:
             log.python.info(
@@ -111,11 +114,11 @@ class Reports:
         self._ended = ended
 
     def finish(self) -> None:
-        """Write the report of a program that is let go of."""
+        """Write the report of a program that is let go of, if calls are not in it yet."""
         session = self._session()
-        if session is not None and session.live is not None and self._count:
+        if session is not None and session.live is not None and self._count != self._written:
             self._write()
-        self._calls, self._count, self._estimate = [], 0, None
+        self._estimate, self._calls, self._count, self._written = None, [], 0, 0
 
     def cycles(self) -> int:
         """Return the cycles of one call of the compiled program, as the cost model has them."""
@@ -147,6 +150,7 @@ class Reports:
         return self._estimate
 
     def _write(self) -> None:
+        self._written = self._count
         spec = self._spec()
         name = spec.runtime.model_name or ("training" if spec.training else "inference")
         directory = Path(str(spec.runtime.report)) / name
@@ -176,6 +180,13 @@ class Reports:
             if not self._unwritten:
                 log.python.warning("The profile report cannot be written: %s", error)
             self._unwritten = True
+
+
+def _finish(reports: weakref.ref[Reports]) -> None:
+    """Finish reports that are still there, in the process that they are of."""
+    own = reports()
+    if own is not None and own._process == forks.generation():
+        own.finish()
 
 
 def check(spec: Spec) -> None:
