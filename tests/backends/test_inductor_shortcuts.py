@@ -95,3 +95,23 @@ def test_a_compiler_that_fails(
     assert model._executable.report().backend == "reference"
     (warning,) = [r.message for r in caplog.records if r.levelno == logging.WARNING]
     assert complaint in warning
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_only_the_function_that_calls_kernels_is_hardly_optimised(
+    large: bool, tmp_path: Path, monkeypatch
+) -> None:
+    """In one source by an attribute; in two by the options of its own, which torch chooses."""
+    monkeypatch.setattr(compiler, "LARGE", 0 if large else 1000)
+    monkeypatch.setattr(tiers._cores, "idle", lambda: 0.0)
+    monkeypatch.setattr(code, "_loaded", {})
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    net = nn.Sequential(nn.Linear(4, 20), nn.GELU())
+    model = poptorch.inferenceModel(net, options().backend("optimise"))
+    x = normal(3, 4)
+    torch.testing.assert_close(model(x), net(x))
+    assert model._executable.report().backend == "inductor"
+    sources = [path.read_text() for path in tmp_path.rglob("*.cpp")]
+    assert len(sources) == 1 + large
+    assert [text.count(f"{compiler.QUICKLY} {compiler.ENTRY}") for text in sources].count(1) == 1
+    assert sum(text.count(compiler.QUICKLY) for text in sources) == 1

@@ -107,6 +107,7 @@ _NAMES = {
     QUICK: (
         "torch._inductor.codegen.cpp:stride_at_vec_range",
         "torch._inductor.codecache:_worker_compile_cpp",
+        "torch._inductor.codecache:write",
         "torch._inductor.cpu_vec_isa:VecISA.check_build",
     ),
 }

@@ -23,7 +23,13 @@ from typing import Any
 from .._base import env
 from . import worker
 
-_CODE = "import sys; sys.path[:] = {path!r}; from {module} import main; main({backend!r})"
+# Garbage is looked for among a million new objects, not among 700: importing and lowering make
+# millions that stay. Processor time of the process for the tutorial's CNN, without the C++
+# compiler's: 6.3 to 6.8 s instead of 7.9 to 8.1; a ResNet-18 takes 145 MB more.
+_CODE = (
+    "import gc, sys; gc.set_threshold(1_000_000); sys.path[:] = {path!r}; "
+    "from {module} import main; main({backend!r})"
+)
 Outcome = tuple[str, str]  # how it went, and why
 
 

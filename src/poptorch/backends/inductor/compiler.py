@@ -39,19 +39,21 @@ Compiled = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 # Headers are not compiled in advance: it takes about 6 s, once per machine, and saves 1.1 s in each
 # file. Processor time of the first program on a fresh machine, the tutorial's CNN: 25 s as torch is
 # set, 20.5 s without trying out vector instructions (``processor``), 15.4 s without headers too.
-# The wrapper in C++ is one long function that calls kernels and frees what they no longer need.
-# With -O3, like them, it takes most of the C++ compiler's time: processor time for a BERT of 4
-# layers 13.8 of 18.4 s, for the tutorial's CNN 4.2 of 7.8 s. A source of its own, it gets -O1:
-# 5.0 and 3.1 s. A call is no slower (the CNN, 600 alternating calls: 1.77 ms against 1.82).
-# With -O0 it would be 1.87, for 2.1 and 0.6 s less. A multi-layer perceptron takes 6.1 s in two
-# sources, 5.1 in one.
 SETTINGS: Mapping[str, Any] = {
     "fallback_random": True,
     "layout_optimization": False,
     "reorder_for_peak_memory": False,
     "cpp_cache_precompile_headers": False,
 }
-LARGE = 300  # operators: with fewer, reading the headers twice costs more than that saves
+# The wrapper in C++ has one long function that calls the kernels and frees what they do not need.
+# With -O3, like them, it takes most of the C++ compiler's time: processor time for a BERT of 4
+# layers 13.8 of 18.4 s. A source of its own gets -O1: 5.0 s. A call is no slower (the CNN, 600
+# alternating calls: 1.77 ms against 1.82; with -O0 1.87). But it reads the headers again, 1.4 s.
+# In one source the function alone gets -O1, but not its templates: the CNN takes 3.8 s instead of
+# 5.1 in two sources, a ResNet-18 13.4 instead of 11.1.
+LARGE = 1000  # operators: with more, two sources
+ENTRY = "void inductor_entry_impl("
+QUICKLY = '__attribute__((optimize("O1")))'
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,12 @@ def _stand_ins() -> Mapping[str, Callable[..., Any]]:
     """What takes the place of functions of torch's while it compiles, by their names."""
     known = {"check_build": _is_known} if has_vectors() else {}
     sources = _Sources()
-    return {"stride_at_vec_range": stride, "worker_compile_cpp": sources.compile, **known}
+    return {
+        "stride_at_vec_range": stride,
+        "write": _write,
+        "worker_compile_cpp": sources.compile,
+        **known,
+    }
 
 
 def _is_known(usual: Callable[..., Any], self: Any, code: str) -> bool:
@@ -197,6 +204,21 @@ class _Sources:
             with FileLock(f"{lock_path}.parts"), ThreadPoolExecutor(len(parts)) as pool:
                 list(pool.map(lambda part: part.build(), parts))
         usual(lock_path, cpp_builders)
+
+
+def _write(
+    usual: Callable[..., Any],
+    content: str | bytes,
+    extension: str,
+    extra: str = "",
+    hash_type: str = "code",
+    specified_dir: str = "",
+    key: str | None = None,
+) -> Any:
+    """Torch writes a source file: one of C++, with a function that need not be optimised much."""
+    if extension.endswith("cpp") and isinstance(content, str):
+        content = content.replace(ENTRY, f"{QUICKLY} {ENTRY}", 1)
+    return usual(content, extension, extra, hash_type, specified_dir, key)
 
 
 @contextlib.contextmanager
