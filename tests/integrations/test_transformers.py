@@ -105,7 +105,7 @@ def history(trainer: Any, key: str) -> list[float]:
 
 
 def assert_alike(ours: Any, plain: Any) -> None:
-    for key in ("loss", "eval_loss", "learning_rate"):
+    for key in ("loss", "grad_norm", "eval_loss", "learning_rate"):
         assert history(plain, key)
         assert history(ours, key) == pytest.approx(history(plain, key), rel=1e-5), key
     weights = plain.model.state_dict()

@@ -174,6 +174,38 @@ def test_anchors_have_output_modes_of_their_own() -> None:
     assert torch.equal(new[-2:], model.head.bias.detach())
 
 
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_the_norm_of_the_gradients_is_that_before_clipping(accumulation: int) -> None:
+    model = Net()
+    eager = copy.deepcopy(model)
+    opts = options(accumulation=accumulation)
+    opts.anchorTensor("norm", "GradientNorm")
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, max_grad_norm=0.01)
+    training = poptorch.trainingModel(model, opts, optimizer)
+    native = torch.optim.SGD(eager.parameters(), lr=0.1)
+    x, y = batch(8)
+    for _ in range(2):
+        training(x, y)
+        native.zero_grad()
+        eager(x, y)[1].backward()
+        norm = nn.utils.clip_grad_norm_(eager.parameters(), 0.01)
+        native.step()
+        torch.testing.assert_close(training.getAnchoredTensor("norm"), norm)
+    assert "GradientNorm" in training.getTensorNames()
+    assert (training.plan().program.lanes is None) == (accumulation == 1)  # it costs no lanes
+
+
+def test_without_clipping_there_is_no_norm() -> None:
+    opts = options()
+    opts.anchorTensor("norm", "GradientNorm")
+    training = poptorch.trainingModel(Net(), opts)
+    with pytest.raises(poptorch.Error, match="No tensor with name GradientNorm"):
+        training(*batch(2))
+    plain = poptorch.trainingModel(Net(), options())
+    plain(*batch(2))
+    assert "GradientNorm" not in plain.getTensorNames()
+
+
 def test_an_anchor_that_does_not_exist() -> None:
     opts = options()
     opts.anchorTensor("grad", "Gradient___heads.weight")

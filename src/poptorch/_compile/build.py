@@ -257,7 +257,9 @@ def update_graph(
 ) -> tuple[Graph, Mapping[str, float]]:
     """Return one optimizer step for the gradients that a graph writes, and its first values."""
     rounding = spec.precision.stochastic_rounding
-    step = _update.lower(optim, updated, gradient_dtype(source), rounding, in_parts)
+    named = [short for short, long, *_ in spec.anchors if long == slots.NORM]
+    norms = [slots.anchor(short, (), torch.float32) for short in named]
+    step = _update.lower(optim, updated, gradient_dtype(source), rounding, in_parts, norms)
     return lower(step), step.initial
 
 

@@ -28,7 +28,7 @@ def bundled(micro: Graph, spec: Spec, optim: OptimSpec) -> Bundled:
     members = [slot for slot in trained_alone(micro, optim) if slot.numel <= LARGEST]
     alone = (
         optim.algorithm == "lamb"
-        or bool(spec.anchors)
+        or bool(spec.inner_anchors)
         or spec.reduction.automatic_loss_scaling
         or spec.precision.floating_point_exceptions
     )

@@ -6,6 +6,7 @@ variable hyper-parameters are inputs of the update graph, so changing them never
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 Setting = bool | int | float | str | None
@@ -51,3 +52,15 @@ class OptimSpec:
     def setting(self, name: str) -> Setting:
         """Value of a setting of the whole optimizer."""
         return dict(self.settings)[name]
+
+    @property
+    def max_grad_norm(self) -> float:
+        """The norm of all gradients to which they are clipped; infinity if they are not."""
+        limit = dict(self.settings).get("max_grad_norm", math.inf)
+        assert isinstance(limit, float)
+        return limit
+
+    @property
+    def clips(self) -> bool:
+        """Whether gradients are clipped by the norm of all."""
+        return self.max_grad_norm != math.inf

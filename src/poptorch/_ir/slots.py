@@ -18,6 +18,8 @@ MICRO = Slot(Kind.COUNTER, (), torch.float32, "micro")
 """Micro-batches, or chunks of lanes, that this update accumulated before."""
 REPLICA = Slot(Kind.COUNTER, (), torch.float32, "replica")
 """Which replica runs."""
+NORM = "GradientNorm"
+"""The name to anchor for the norm of all gradients, before they are clipped by it."""
 
 
 DECAY_RATES = frozenset({"alpha", "beta1", "beta2"})

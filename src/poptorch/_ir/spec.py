@@ -14,6 +14,7 @@ from ..enums import (
     OutputMode,
     ReductionType,
 )
+from . import slots
 from .loops import Loops
 from .placement import Locations, Placement
 
@@ -168,6 +169,11 @@ class Spec:
     lanes: int = 0
     lane_memory: int = 0
     recompute: bool | None = None
+
+    @property
+    def inner_anchors(self) -> tuple[tuple[str, str], ...]:
+        """Short and tensor names of anchors but the norm of gradients, which needs no tensor."""
+        return tuple((short, long) for short, long, *_ in self.anchors if long != slots.NORM)
 
     @property
     def processes(self) -> int:

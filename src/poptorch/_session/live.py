@@ -12,6 +12,7 @@ from .. import _compile
 from .._base import log
 from .._base.errors import Error
 from .._ir.slot import Kind
+from .._ir.slots import NORM
 from .._ir.spec import Spec
 from .arguments import CompiledInputs
 from .counters import Stamped, Stamps
@@ -77,6 +78,7 @@ class Compilation(Task):
         if self.optim is not None:
             slots = self.compiled.plan.program.visible_slots().values()
             names += [f"UpdatedVar___{slot.path}" for slot in slots if slot.kind is Kind.PARAM]
+            names += [NORM] if self.optim.clips else []
         return names
 
     def anchors(self, results: list[torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -77,7 +77,7 @@ class Reading:
             precision=spec.precision,
             replicas=spec.loops.replicas,
             processes=spec.loops.processes,
-            anchors=tuple((short, long) for short, long, *_ in spec.anchors),
+            anchors=spec.inner_anchors,
             module_scopes=spec.module_scopes,
             grouped={path: grouping.of_replica for path, grouping in self.groups.items()},
             arguments=dict(bound.parts),

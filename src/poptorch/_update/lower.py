@@ -12,7 +12,7 @@ from .._ir.slot import Slot
 from .._ir.slot_function import SlotFunction
 from .grouped import Group, groups_of
 from .rounding import Stores
-from .squares import Squares, clip_factor
+from .squares import Squares, clip_factor, gradient_norm
 
 
 def lower(
@@ -21,6 +21,7 @@ def lower(
     gradient_dtype: torch.dtype | None = None,
     stochastic_rounding: bool = False,
     in_parts: Collection[str] = (),
+    norms: Sequence[Slot] = (),
 ) -> SlotFunction:
     """Return the update as a pure function between slots.
 
@@ -33,6 +34,7 @@ def lower(
             function then advances ``rng.rounding``, a 0-d int64 that starts at the seed.
         in_parts: paths of those that are this process's parts of weights. Where norms of the whole
             are needed the function reads the squares that ``own_squares`` makes, added up.
+        norms: where the norm of all gradients goes besides, where these are clipped by it.
 
     Returns:
         A function from ``param.*``, ``gradient.*``, ``optstate.*`` and ``hyper.*`` (0-d float32) to
@@ -54,18 +56,26 @@ def lower(
         outputs.append(slots.ROUNDING)
     hypers = {slot.key: slot for g in groups if g.weights for slot in g.variables}
     inputs = [*outputs, *inputs, *(hypers[key] for key in sorted(hypers))]
-    function = _function(spec, groups, tuple(outputs), squares)
-    return SlotFunction("update", function, tuple(inputs), tuple(outputs), initial)
+    given = tuple(norms) if spec.clips and any(group.weights for group in groups) else ()
+    function = _function(spec, groups, tuple(outputs), squares, given)
+    return SlotFunction("update", function, tuple(inputs), (*outputs, *given), initial)
 
 
 def _function(
-    spec: OptimSpec, groups: Sequence[Group], outputs: tuple[Slot, ...], squares: Squares | None
+    spec: OptimSpec,
+    groups: Sequence[Group],
+    outputs: tuple[Slot, ...],
+    squares: Squares | None,
+    norms: tuple[Slot, ...],
 ) -> Callable[[Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]:
     def update(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         counters = [slot for slot in outputs if slot in (slots.STEP, slots.ROUNDING)]
         results = {slot.key: tensors[slot.key] + 1 for slot in counters}
         store = Stores(tensors.get(slots.ROUNDING.key))
-        clip = clip_factor(spec, groups, tensors, squares)
+        norm = gradient_norm(spec, groups, tensors, squares)
+        clip = clip_factor(spec, norm)
+        if norm is not None:
+            results |= {slot.key: norm.to(slot.dtype).as_strided((), ()) for slot in norms}
         for group in groups:
             for weight, (value, gradient, state, values) in group.steps(spec, clip, tensors):
                 if squares is not None:

@@ -5,7 +5,6 @@ The squares of its parts are added up over the processes before the update.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -42,12 +41,11 @@ class Squares:
     ) -> Squares | None:
         """Return what an update needs; None if nothing."""
         weights = [(g, w) for g in groups for w in g.weights if w.slot.path in in_parts]
-        clips = _limit(spec) != math.inf
         measured = [w.slot.path for group, w in weights if group.algorithm.squares is not None]
-        if not weights or not (clips or measured):
+        if not weights or not (spec.clips or measured):
             return None
-        assert not (clips and measured), "what is clipped by a norm has none of its own"
-        count = 1 if clips else len(measured) * SQUARES
+        assert not (spec.clips and measured), "what is clipped by a norm has none of its own"
+        count = 1 if spec.clips else len(measured) * SQUARES
         wide = any(weight.compute_dtype == torch.float64 for _, weight in weights)
         slot = slots.squares(count, torch.float64 if wide else torch.float32)
         places = {path: at * SQUARES for at, path in enumerate(measured)}
@@ -101,13 +99,20 @@ def own_squares(
     return SlotFunction("squares", function, tuple(inputs), (made.slot,))
 
 
-def clip_factor(
-    spec: OptimSpec, groups: Sequence[Group], tensors: _Tensors, squares: Squares | None
-) -> Scalar:
+def clip_factor(spec: OptimSpec, norm: torch.Tensor | None) -> Scalar:
     """Return what scales all gradients so that their global norm stays within the limit."""
-    limit = _limit(spec)
-    if limit == math.inf or not any(group.weights for group in groups):
+    if norm is None:
         return 1.0
+    limit = spec.max_grad_norm
+    return (limit / norm.clamp(min=max(limit, _TINY))).as_strided((), ())
+
+
+def gradient_norm(
+    spec: OptimSpec, groups: Sequence[Group], tensors: _Tensors, squares: Squares | None
+) -> torch.Tensor | None:
+    """Return the global norm of the gradients; None where they are not clipped by it."""
+    if not spec.clips or not any(group.weights for group in groups):
+        return None
     if squares is None:
         square = _sum_of_squares(groups, tensors)
     else:
@@ -115,8 +120,7 @@ def clip_factor(
         square = tensors[squares.slot.key][0]
         if here:
             square = square + _sum_of_squares(groups, tensors, here)
-    norm = torch.sqrt(square)
-    return (limit / norm.clamp(min=max(limit, _TINY))).as_strided((), ())
+    return torch.sqrt(square)
 
 
 def _sum_of_squares(
@@ -128,9 +132,3 @@ def _sum_of_squares(
     ]
     gradients = [tensors[w.gradient.key].to(w.compute_dtype) for w in weights]
     return torch.stack([(each * each).sum() for each in gradients]).sum()
-
-
-def _limit(spec: OptimSpec) -> float:
-    limit = dict(spec.settings).get("max_grad_norm", math.inf)
-    assert isinstance(limit, float)
-    return limit

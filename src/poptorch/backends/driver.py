@@ -280,7 +280,9 @@ class Collector:
             if mode is None or not steps[mode]:
                 continue
             lanes = self._lanes
-            part = value if lanes is None else _steps(value, steps[mode], lanes)
+            part = value
+            if lanes is not None:  # what has no lanes is of a whole update
+                part = _steps(value, steps[mode], lanes) if value.dim() else value[None]
             if mode[0] is OutputMode.Sum:
                 self._add(key, part, replica)
             else:
@@ -288,7 +290,7 @@ class Collector:
 
     def _add(self, key: str, part: torch.Tensor, replica: int) -> None:
         """Sum over everything but replicas."""
-        if self._lanes is not None:
+        if self._lanes is not None and len(part) > 1:
             part = part.view(-1, self._lanes.replicas, *part.shape[1:]).sum(0, dtype=part.dtype)
         sums = self._sums.setdefault(key, {})
         sums[replica] = sums[replica] + part if replica in sums else part

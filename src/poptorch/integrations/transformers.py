@@ -15,10 +15,13 @@ from torch import nn
 
 import poptorch
 
+from .. import backends
 from .._base import log, source
 from .._base.errors import Error, InvalidValue
 from .._base.extras import extra
+from .._ir.slots import NORM
 from .._session.wrapping import zero_grad
+from ..options.freeze import freeze
 from ._joining import joined
 
 with extra("transformers"):
@@ -35,8 +38,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     with all its accumulation steps and the clipping of gradients, is one call of a compiled
     program. ``compute_loss`` and label smoothing are part of it.
 
-    What differs: the norm of the gradients is not logged. With gradient accumulation an incomplete
-    last micro-batch of an epoch is left out, which a warning says.
+    What differs: the norm of the gradients is logged where they are clipped by it. With gradient
+    accumulation an incomplete last micro-batch of an epoch is left out, which a warning says.
 
     Args:
         args, kwargs: of ``transformers.Trainer``.
@@ -147,6 +150,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         options.outputMode(poptorch.OutputMode.Sum)
         options.Training.gradientAccumulation(self.args.gradient_accumulation_steps)
         options.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Sum)
+        if self._returns_norm():
+            options.anchorTensor(NORM, NORM, poptorch.OutputMode.Final)
         self._training = poptorch.trainingModel(_Step(self), options, optimizer)
         if type(self.model).zero_grad is nn.Module.zero_grad:  # the base asks for it every time
             self.model.zero_grad = MethodType(zero_grad, self.model)
@@ -165,11 +170,21 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             self._operations[shapes] = super().floating_point_ops(inputs)
         return self._operations[shapes]
 
-    def _clip_grad_norm(self, model: nn.Module) -> None:
-        """The program has clipped."""
+    def _returns_norm(self) -> bool:
+        """Whether the norm of the gradients comes back; not from chips that have a part each."""
+        backend = backends.choose(freeze(self._poptorch_options, training=True).target.backend)
+        return self.args.max_grad_norm > 0 and not backends.works_by_stages(backend)
 
-    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> None:
-        """The gradients never leave the program."""
+    def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor | None:
+        """Return the norm by which the program has clipped."""
+        if self._training is None or not self._returns_norm():
+            return None
+        norm: torch.Tensor = self._training.getAnchoredTensor(NORM)
+        return norm
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        """Compute none: the gradients never leave the program."""
+        return grad_norm
 
     # Evaluation.
 
