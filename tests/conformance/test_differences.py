@@ -734,12 +734,12 @@ ELSEWHERE = {
     "loading recorded the first batch in the file": "session/test_files.py::test_files_hold_no_values_of_the_arguments",
     "`identity_loss` of a torch loss or of another `identity_loss` was not supported": "capture/test_losses.py::test_inner_losses_keep_their_reduction_and_may_be_returned",
     "an unused layer in a block, or `BeginBlock` on a later layer written before one on an earlier layer, was an error": "examples/test_documented_placement.py::test_the_order_of_writing_and_unused_layers_do_not_matter",
-    "many operators were missing or limited": "sweep/test_sweep.py",
+    "many operators were missing or limited": "sweep/test_sweep.py::test_operators_compute_what_eager_torch_does",
     "replicated tensor sharding also divided weights, over the replicas of a process too": "job/test_training.py::test_processes_keep_parts_of_the_optimizers_state",
     "profile reports held what the hardware had measured, in a format of their own": "session/test_reporting.py::test_the_report_has_the_estimate_and_what_was_measured",
     "`cycleCount()` was read from the hardware": "session/test_reporting.py::test_cycles_are_those_of_the_estimate",
     "processes of a job trained whatever each had": "job/test_faults.py::test_processes_that_differ_stop_with_an_error_that_says_in_what",
-    "jobs went through MPI, Horovod or the fabric": "cli/test_poprun.py",
+    "jobs went through MPI, Horovod or the fabric": "cli/test_poprun.py::test_replicas_are_those_of_all_instances",
     "graph layers that add or remove edges, and pooling of the best nodes, were refused": "geometric/test_models.py::test_pooling_of_the_best_nodes_has_an_upper_bound",
     "batches of graphs dropped texts, trimmed seeds, let padding edges point behind the last node": "geometric/test_collate.py::test_trimming_nodes_keeps_one_of_each_sample",
     "the guide of 2.x names `INFO` as the default level of the log": "test_runtime.py::test_levels",
@@ -749,8 +749,8 @@ ELSEWHERE = {
     "the last asynchronous element had the size of the others": "data/test_filling.py::test_a_last_element_may_have_fewer_rows",
     "two loops over one asynchronous loader took turns": "test_dataloader.py::test_a_newer_iterator_over_one_loading_process_ends_the_older_one",
     "a subclass's `__iter__` ran in the loading process and again outside": "test_dataloader.py::test_subclasses_with_mix_ins",
-    "the loading process polled at a fixed interval": "data/test_waiting.py",
-    "errors have four parts: what, the values, your own source line, a remedy": "base/test_errors.py",
+    "the loading process polled at a fixed interval": "data/test_waiting.py::test_pauses_get_longer_until_a_message_ends_them",
+    "errors have four parts: what, the values, your own source line, a remedy": "session/test_errors.py::test_a_batch_that_does_not_divide",
     "the first call returns before optimised code is there; a background compilation takes over between two calls; `options.backend(\"optimise\")` compiles first": "compile/test_tiers.py::test_a_takeover_keeps_weights_moments_statistics_and_random_numbers_and_is_said",
     "[`transformers.Trainer`](guide/transformers.md) and [Lightning](guide/lightning.md) train through compiled steps, with integrations that are part of the package": "integrations/test_transformers.py::test_losses_are_those_of_the_plain_trainer",
     "a backend is chosen by option or `POPTORCH_BACKEND`, and others can be added": "conformance/test_backends.py::test_the_environment_chooses_a_backend_unless_an_option_does",
@@ -765,5 +765,5 @@ def test_every_row_is_shown_by_a_test() -> None:
     rows = FIRST_CELLS - HEADS
     assert rows == (here - {None}) | ELSEWHERE.keys() | BY_HAND
     for place in ELSEWHERE.values():
-        path, _, name = place.partition("::")
-        assert f"def {name or 'test_'}" in (ROOT / "tests" / path).read_text(), place
+        path, name = place.split("::")
+        assert f"def {name}(" in (ROOT / "tests" / path).read_text(), place

@@ -1,10 +1,14 @@
 """What a run was limited by."""
 
+import socket
+from types import SimpleNamespace
+
 import pytest
 
 from helpers.data_sets import Numbers
 from helpers.loaders import FORK
-from poptorch._data import waiting
+from poptorch._data import waiting, worker
+from poptorch._data.protocol import Channel, Kind
 from poptorch._data.waiting import Waiting, verdict
 from poptorch.dataloader import AsynchronousDataAccessor
 
@@ -76,3 +80,26 @@ def test_every_epoch_ends_with_a_verdict_at_debug(
         clock.now += computing
     assert f"20 elements: {spent}" in caplog.text
     assert limit in caplog.text
+
+
+def test_pauses_get_longer_until_a_message_ends_them(monkeypatch):
+    """Of a loading process whose two buffers are full."""
+    ours, theirs = map(Channel, socket.socketpair())
+    loading = object.__new__(worker._Worker)
+    loading._channel, loading._published, loading._freed = theirs, 2, 0
+    loading._settings = SimpleNamespace(pause=0.001, slots=2)
+    loading._ring = SimpleNamespace(slots=["first", "second"])
+    passed, asked = [], theirs.has_message
+    monkeypatch.setattr(worker, "time", SimpleNamespace(sleep=passed.append))
+
+    def woken(seconds=0.0):
+        if seconds is None:
+            passed.append("until a message comes")
+            ours.send(Kind.FREE)
+        return asked(seconds)
+
+    monkeypatch.setattr(theirs, "has_message", woken)
+    assert loading._claim() == "first"
+    assert passed == [0.001, 0.002, 0.004, "until a message comes"]
+    ours.close()
+    theirs.close()

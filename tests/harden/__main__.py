@@ -25,6 +25,7 @@ from harden.pieces import PARTS, piece, pieces
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
 SHOWN = 20
+TITLE, EARLIER = "# What hard use found", "## Earlier runs"
 
 
 def run(todo: list[tuple[str, int, int]], jobs: int, done: Path | None) -> dict[str, Any]:
@@ -76,13 +77,26 @@ def main() -> int:
     seconds = time.time() - start
     print(*lines, f"{defects} defects, {seconds:.0f} s of {chosen.jobs} processes", sep="\n")
     if not chosen.parts:
-        RESULTS.write_text(
-            f"# What hard use found\n\n`make harden`, {chosen.scale:.2g} of the trials, seed "
+        told = (
+            f"{time.strftime('%Y-%m-%d')}, `make harden`, {chosen.scale:.2g} of the trials, seed "
             f"{chosen.seed}, torch {torch.__version__}, Python {platform.python_version()}, "
-            f"{seconds:.0f} s of {chosen.jobs} processes: {defects} defects.\n\n"
-            + "\n".join(lines) + "\n"
-        )  # fmt: skip
+            f"{seconds:.0f} s of {chosen.jobs} processes: {defects} defects."
+        )
+        RESULTS.write_text(page(told, lines, RESULTS.read_text()))
     return 1 if defects else 0
+
+
+def page(told: str, lines: list[str], before: str) -> str:
+    """Return the text of a run's results, which keeps the line of each run before it.
+
+    Args:
+        told: the run's line.
+        lines: what it found.
+        before: the text until now.
+    """
+    last, _, earlier = before.removeprefix(f"{TITLE}\n\n").partition(f"\n{EARLIER}\n\n")
+    known = [f"- {last.partition(chr(10))[0]}", *earlier.splitlines()]
+    return "\n".join([TITLE, "", told, "", *lines, "", EARLIER, "", *known, ""])
 
 
 if __name__ == "__main__":

@@ -52,3 +52,16 @@ def test_what_rounding_decides_is_counted_apart() -> None:
     outcomes = list(calls.trial(19250052))  # odd batches take its weights to 1e28
     assert not [problem for _, problem in outcomes if problem]
     assert [outcome for outcome, _ in outcomes if outcome.startswith("diverged")]
+
+
+def test_results_keep_a_line_of_each_earlier_run() -> None:
+    from harden.__main__ import EARLIER, RESULTS, TITLE, page
+
+    written = RESULTS.read_text()
+    first = page("one.", ["- calls: 1 tried"], written)
+    second = page("two.", ["- calls: 2 tried"], first)
+    head, _, earlier = second.partition(EARLIER)
+    assert head == f"{TITLE}\n\ntwo.\n\n- calls: 2 tried\n\n"
+    lines = written.splitlines()
+    kept = ["- one.", f"- {lines[2]}", *lines[lines.index(EARLIER) + 2 :]]
+    assert earlier.strip().splitlines() == kept
