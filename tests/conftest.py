@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import collections
 import gc
+import multiprocessing
 import os
 import re
 import shutil
@@ -36,6 +37,12 @@ if not _WORKER:
         if os.getpid() == pid:  # and not a process that a test forked
             shutil.rmtree(os.environ["_TESTS"], ignore_errors=True)
 
+
+# Whichever test has Python's fork server started, it has imported what others fork from it; by
+# itself it would import the loader's part only, or nothing of the tests.
+_FOLDERS = [os.path.dirname(__file__), *filter(None, [os.environ.get("PYTHONPATH")])]
+os.environ["PYTHONPATH"] = os.pathsep.join(_FOLDERS)
+multiprocessing.set_forkserver_preload(["helpers.job_prepared"])
 
 _RUN = os.environ["_TESTS"]
 _HEADERS = os.path.join(os.path.dirname(__file__), "helpers", "wrapper_headers.h")
@@ -79,6 +86,18 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 50)  # tracing makes many objects: a tenth of the time went here
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """What a file of tests leaves stays, too: modules, caches.
+
+    Every later look for garbage went through it, of which tests of loaders ask for several: two
+    seconds each, late in a run.
+    """
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
 
 
 _TRIES = 3

@@ -9,6 +9,7 @@ import textwrap
 
 import pytest
 
+from helpers import programs
 from helpers.leaks import descendants, still_there
 from helpers.patience import HANGS, eventually
 
@@ -48,11 +49,8 @@ class Program:
 
     def __init__(self, path, body, head=HEAD):
         path.write_text(head + textwrap.indent(textwrap.dedent(body), "    ") + TAIL)
-        self.process = subprocess.Popen(
-            [sys.executable, str(path)], start_new_session=True, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT,
-        )  # fmt: skip
-        assert self.process.stdout.readline() == "ready\n", self.process.stderr.read()
+        self.process = programs.Program(path, session=True, environment=ENVIRONMENT)
+        assert self.process.stdout.readline() == "ready\n", self.process.errors()
         self.started = descendants(self.process.pid)
         assert len(self.started) >= (6 if head is BOTH else 3)
 
@@ -62,9 +60,10 @@ class Program:
 
     def end(self):
         """Return (exit code, stdout, stderr), when all its processes have gone."""
-        out, err = self.process.communicate(timeout=HANGS)
+        out, err = self.process.communicate()
         gone = eventually(lambda: not still_there(self.started))
         assert gone, f"left behind: {still_there(self.started)}"
+        self.process.close()
         return self.process.returncode, out, err
 
 
@@ -132,7 +131,7 @@ def run(command):
 def test_a_script_without_a_guard_is_told_about_it(tmp_path):
     script = tmp_path / "p.py"
     script.write_text(HEAD + "\niterate(SharingStrategy.SharedMemory, 0)\n")
-    done = run([sys.executable, str(script)])
+    done = programs.run(script, environment=ENVIRONMENT)
     assert done.returncode == 1
     assert "worker thread failed to start" in done.stderr
     assert 'the guard: if __name__ == "__main__":' in " ".join(done.stderr.split())

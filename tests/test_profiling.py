@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
 import poptorch
 import pva
-from helpers.source_tree import ROOT
+from helpers import programs
 
 pytestmark = pytest.mark.slow
 
@@ -74,16 +72,11 @@ json.dump({name: count for name, count in names.items() if "aten" not in name}, 
 """
 
 
-def run(tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    (tmp_path / "program.py").write_text(PROGRAM)
-    return subprocess.run(
-        [sys.executable, "program.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), **environment},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+def run(tmp_path: Path, **environment: str) -> CompletedProcess[str]:
+    ours = programs.with_ours(**environment)
+    done = programs.run("-c", PROGRAM, folder=tmp_path, environment=ours)
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 @pytest.mark.spec("runtime", 14)

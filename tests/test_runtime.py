@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 import torch
 from torch import nn
 
 import poptorch
+from helpers import programs
 from helpers.wrapped import inference, options
 from poptorch._base import log
 from poptorch.options.freeze import engine_options
@@ -21,13 +20,11 @@ from poptorch.options.freeze import engine_options
 ROOT = Path(__file__).parents[1]
 
 
-def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def python(code: str, **environment: str) -> CompletedProcess[str]:
     """Run code in a process of its own."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("POP")}
-    kept |= {"PYTHONPATH": str(ROOT / "src"), **environment}
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=kept, check=False
-    )
+    usual = programs.with_ours(**environment).items()
+    kept = {name: value for name, value in usual if not name.startswith("POP")} | environment
+    return programs.run("-c", code, environment=kept)
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
-import subprocess
 import sys
 
 import pytest
@@ -13,6 +11,7 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers import programs
 from helpers.wrapped import normal, options
 from poptorch._base import private
 from poptorch._capture import substitutes
@@ -87,12 +86,8 @@ except poptorch.Error as error:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_importing_needs_none() -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", IMPORT],
-        capture_output=True, text=True, check=False, env=os.environ,
-    )  # fmt: skip
+    done = programs.run("-W", "error", "-c", IMPORT)
     assert done.returncode == 0, done.stderr
     assert VERSION in done.stdout
 

@@ -101,8 +101,7 @@ def test_values_stay_the_same(backend: str) -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("backend", ["reference", "inductor"])
-@pytest.mark.parametrize("kind", [0, 3])
+@pytest.mark.parametrize("backend, kind", [("reference", 0), ("reference", 3), ("inductor", 3)])
 def test_forward_work_is_done_again_by_compiled_code_too(backend: str, kind: int) -> None:
     model = wrapped(Deep(True, counting=True), kind, backend)
     model.compile(X)

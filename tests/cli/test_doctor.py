@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 import torch
 
 import poptorch
+from helpers import programs
 from helpers.source_tree import ROOT
 from poptorch._cli.main import main
 
@@ -227,13 +227,7 @@ def test_nobody_who_reads_on_is_no_error(command: list[str], script) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", *arguments],
-            stdout=writing,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
+        done = programs.run("-m", *arguments, stdout=writing)
     finally:
         os.close(writing)
     assert done.stderr == ""

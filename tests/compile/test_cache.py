@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers import programs
 from helpers.wrapped import normal, options
 from poptorch._base import archive
 from poptorch._cli.main import main
@@ -242,15 +241,10 @@ def test_two_processes_at_once(folder: Path) -> None:
         "opts.showCompilationProgressBar(False)\n"
         "print(poptorch.inferenceModel(torch.nn.ReLU(), opts)(torch.ones(4)).sum().item())\n"
     )
-    environment = {**os.environ, "PYTHONPATH": "src"}
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True,
-            env=environment, cwd=Path(__file__).parents[2],
-        )
-        for _ in range(2)
-    ]  # fmt: skip
-    assert [process.communicate()[0].strip() for process in running] == ["4.0", "4.0"]
+    running = [programs.Program("-c", code, folder) for _ in range(2)]
+    assert [program.communicate()[0] for program in running] == ["4.0\n", "4.0\n"]
+    for program in running:
+        program.close()
     assert len(files(folder)) == 1
 
 

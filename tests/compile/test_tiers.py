@@ -9,7 +9,6 @@ import math
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -20,7 +19,7 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers.patience import HANGS
+from helpers import programs
 from helpers.wrapped import normal
 from poptorch._base import log
 from poptorch._compile import cache, code, helper, serial, tiers, worker
@@ -306,18 +305,16 @@ if sys.argv[1] == "wait":
 @pytest.mark.parametrize("way", ["exit", "wait"])
 def test_the_end_of_the_process_ends_the_compilation(way: str, tmp_path) -> None:
     """Its normal end, and Ctrl-C."""
-    script = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, way],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)},
-    )  # fmt: skip
+    ours = programs.with_ours(TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
+    script = programs.Program("-c", SCRIPT, way, session=True, environment=ours)
     pid = int(script.stdout.readline())
     if way == "wait":
         os.killpg(script.pid, signal.SIGINT)
     try:
-        _, errors = script.communicate(timeout=HANGS)
+        _, errors = script.communicate()
     finally:
         script.kill()
+        script.close()
     assert "KeyboardInterrupt" in errors if way == "wait" else errors == ""
     assert not Path(f"/proc/{pid}").exists()
 
@@ -331,11 +328,8 @@ def test_a_compiler_process_ends_with_the_one_that_started_it(tmp_path) -> None:
         "print('ready', flush=True)\n"
         "time.sleep(600)"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", request],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip
-    assert process.stdout.readline() == b"ready\n"
+    process = programs.Program("-c", request, session=True)
+    assert process.stdout.readline() == "ready\n"
     process.stdin.close()
-    assert process.wait(timeout=HANGS) == -signal.SIGKILL
-    process.stdout.close()
+    assert process.wait() == -signal.SIGKILL
+    process.close()

@@ -1,8 +1,5 @@
 """The short way through a TensorDataset gives what torch's own loader gives."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch.utils.data import (
@@ -15,6 +12,7 @@ from torch.utils.data import (
     default_collate,
 )
 
+from helpers import programs
 from poptorch._data.sharding import Range, Shard
 from poptorch._data.tensor_batches import TensorBatches, suits
 
@@ -117,7 +115,7 @@ print(len(batches), after - before, len(os.listdir("/proc/self/task")) > after)
 @pytest.mark.slow
 def test_no_thread_is_woken_for_a_batch():
     """Indexing, the last line, starts one: it waits at work beside the compiler."""
-    done = subprocess.run([sys.executable, "-c", WAKING], capture_output=True, text=True)
+    done = programs.run("-c", WAKING)
     assert done.stdout == "7 0 True\n", done.stderr
 
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import inspect
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +17,7 @@ import demo
 import native
 import poptorch_ipu
 from data import SUBSET, FashionMNIST, load
+from helpers import programs
 from helpers.source_tree import ROOT
 from poptorch._base import log
 from poptorch._compile import tiers
@@ -40,12 +38,9 @@ def options(*words: str) -> argparse.Namespace:
 
 def script(name: str, *words: str) -> str:
     """Run a script of the example as a user would and return what it printed."""
-    run = subprocess.run(
-        [sys.executable, "-W", "error", EXAMPLE / name, "--data-dir", SUBSET, *words],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "POPTORCH_BACKEND": "reference"},
-        capture_output=True,
-        text=True,
-        check=False,
+    settings = programs.with_ours(POPTORCH_BACKEND="reference")
+    run = programs.run(
+        "-W", "error", EXAMPLE / name, "--data-dir", SUBSET, *words, environment=settings
     )
     assert run.returncode == 0, run.stderr
     return run.stdout
@@ -179,13 +174,8 @@ def test_too_few_images_for_a_batch_is_said() -> None:
 def test_a_broken_file_ends_the_script_with_its_name(tmp_path: Path) -> None:
     for path in SUBSET.glob("*.gz"):
         (tmp_path / path.name).write_bytes(path.read_bytes()[:100])
-    run = subprocess.run(
-        [sys.executable, EXAMPLE / "native.py"],
-        env={**os.environ, "FASHION_MNIST_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    settings = programs.with_ours(FASHION_MNIST_DIR=str(tmp_path))
+    run = programs.run(EXAMPLE / "native.py", environment=settings)
     assert run.returncode == 1
     assert run.stderr.startswith(f"error: {tmp_path}")
     assert "Traceback" not in run.stderr

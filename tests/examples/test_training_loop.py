@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from helpers import programs
 from helpers.source_tree import ROOT
 
 pytestmark = pytest.mark.slow
 PROGRAM = (ROOT / "docs/howto/training_loop.md").read_text().split("```python\n")[1].split("```")[0]
 
 
-def start(folder: Path) -> subprocess.Popen[str]:
+def start(folder: Path) -> programs.Program:
     (folder / "train.py").write_text(PROGRAM)
-    return subprocess.Popen(
-        [sys.executable, "train.py"],
-        cwd=folder,
-        env={**os.environ, "POPTORCH_BACKEND": "reference", "PYTHONPATH": str(ROOT / "src")},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    settings = programs.with_ours(POPTORCH_BACKEND="reference")
+    return programs.Program("train.py", folder=folder, environment=settings)
 
 
 def test_a_killed_run_goes_on_with_the_same_losses(
@@ -36,15 +29,15 @@ def test_a_killed_run_goes_on_with_the_same_losses(
     whole.mkdir()
 
     process = start(killed)
-    assert process.stdout is not None
     first = [process.stdout.readline() for _ in range(3)]
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
-    process.stdout.close()
+    process.close()
 
     again = start(killed)
     rest = again.communicate()[0].splitlines()
     assert again.returncode == 0
+    again.close()
 
     monkeypatch.chdir(whole)
     monkeypatch.setenv("POPTORCH_BACKEND", "reference")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import nn
@@ -16,6 +13,7 @@ from torch_geometric.data import Batch, Data, HeteroData, TemporalData
 import poptorch
 import poptorch_geometric as pg
 from helpers import graphs as made
+from helpers import programs
 from helpers.wrapping import Calling, infer, options
 from poptorch_geometric.common import DataBatch, HeteroDataBatch, call_once
 from poptorch_geometric.dataloader import DataLoader
@@ -153,6 +151,6 @@ print(poptorch.inferenceModel(Model(), opts)(Data(x=torch.ones(2))).tolist())
 @pytest.mark.spec("geometric", 80)
 @pytest.mark.slow
 def test_importing_poptorch_is_enough_and_costs_nothing() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
+    done = programs.run("-c", PROGRAM)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[2.0, 2.0]"

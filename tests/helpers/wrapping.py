@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -42,6 +42,26 @@ class Scaled(nn.Module):
     def forward(self, x, *rest):
         out = self.function(self.weight * x, *rest)
         return out, poptorch.identity_loss(out.square(), reduction="mean")
+
+
+class Several(nn.Module):
+    """Functions like that of ``Scaled`` in one program, each with a factor and an input of its own.
+
+    The loss is the sum of theirs: compiling many at once takes little longer than one.
+    """
+
+    def __init__(
+        self, functions: Sequence[Callable[..., Any]], weights: Sequence[torch.Tensor]
+    ) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(weight.clone() for weight in weights)
+        self.functions = functions
+
+    def forward(self, *inputs):
+        scaled = [weight * x for weight, x in zip(self.weights, inputs, strict=True)]
+        outs = [function(x) for function, x in zip(self.functions, scaled, strict=True)]
+        losses = torch.stack([out.square().mean() for out in outs])
+        return outs, poptorch.identity_loss(losses, reduction="sum")
 
 
 def infer(function: Callable[..., Any], *args: Any, opts: poptorch.Options | None = None) -> Any:

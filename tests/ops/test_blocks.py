@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import poptorch
+from helpers import programs
 from helpers.captures import capture, labels
 from poptorch._ir.blocks import OUTSIDE, Visit, label_of
 
@@ -263,11 +262,7 @@ def test_annotations_are_seen_in_another_process(tmp_path: Path) -> None:
         "import torch, poptorch, sys\n"
         "print(poptorch.module_repr(torch.load(sys.argv[1], weights_only=False)))"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "layer.pt")],
-        capture_output=True, text=True, check=True,
-        env={"PYTHONPATH": str(Path(poptorch.__file__).parent.parent)},
-    )  # fmt: skip
+    run = programs.run("-c", code, tmp_path / "layer.pt")
     assert run.stdout.startswith("BeginBlock(user_id=B, ipu_id=1) Sequential(")
 
 

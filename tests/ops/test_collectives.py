@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import poptorch
-from helpers.wrapping import Scaled, infer, options, training
+from helpers.wrapping import Scaled, Several, infer, options, training
 from ops.test_known import op
 
 GROUPING = "__collectiveReplicaGrouping"
@@ -78,51 +78,59 @@ def test_inference(name: str) -> None:
     torch.testing.assert_close(found, expected)
 
 
-def trained(function, x: torch.Tensor, weight: torch.Tensor, steps: int, backend: str, lanes: int):
-    model = Scaled(lambda a: function(a).sin(), tuple(weight.shape))
-    model.weight.data.copy_(weight)
-    opts = options(backend, replicas=REPLICAS, accumulation=steps).lanes(lanes)
+WEIGHT = torch.tensor([0.5, 1.0, 1.5])
+
+
+def trained(function, x: torch.Tensor, steps: int, lanes: int) -> torch.Tensor:
+    model = Scaled(lambda a: function(a).sin(), tuple(WEIGHT.shape))
+    model.weight.data.copy_(WEIGHT)
+    opts = options(replicas=REPLICAS, accumulation=steps).lanes(lanes)
     training(model, opts, lr=1.0)(x)
-    return weight - model.weight.detach()
+    return WEIGHT - model.weight.detach()
 
 
-def check_training(name: str, backend: str, lanes: int = 0) -> None:
-    known, eager = CASES[name]
-    x, weight = batch(steps=2), torch.tensor([0.5, 1.0, 1.5])
-    copy = weight.clone().requires_grad_()
+def expected_gradient(eager, x: torch.Tensor) -> torch.Tensor:
+    copy = WEIGHT.clone().requires_grad_()
     losses = [
         result.sin().square().mean()
         for step in x.view(2, REPLICAS, ROWS, 3)
         for result in eager(list(copy * step))
     ]
     torch.stack(losses).mean().backward()
-    torch.testing.assert_close(trained(known, x, weight, 2, backend, lanes), copy.grad)
+    return copy.grad
 
 
 @pytest.mark.parametrize("lanes", [0, REPLICAS])
 @pytest.mark.parametrize("name", CASES)
 def test_gradients(name: str, lanes: int) -> None:
-    check_training(name, "reference", lanes)
+    known, eager = CASES[name]
+    x = batch(steps=2)
+    torch.testing.assert_close(trained(known, x, 2, lanes), expected_gradient(eager, x))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gather", "strided", "to all"])
-def test_compiled_they_are_the_same(name: str) -> None:
-    check_training(name, "inductor")
+def test_compiled_they_are_the_same() -> None:
+    names, x = ["gather", "strided", "to all"], batch(steps=2)
+    functions = [lambda a, known=CASES[name][0]: known(a).sin() for name in names]
+    model = Several(functions, [WEIGHT] * len(names))
+    opts = options("inductor", replicas=REPLICAS, accumulation=2)
+    training(model, opts, lr=1.0)(*[x] * len(names))
+    for name, after in zip(names, model.weights, strict=True):
+        wanted = expected_gradient(CASES[name][1], x)
+        torch.testing.assert_close(WEIGHT - after.detach(), wanted)
 
 
 def test_a_sum_in_backward_leaves_values_alone() -> None:
-    x, weight = batch(), torch.tensor([0.5, 1.0, 1.5])
-    function = reduce(backwards=True)
+    x, function = batch(), reduce(backwards=True)
     torch.testing.assert_close(infer(function, x, opts=options(replicas=REPLICAS)), x)
-    copy = weight.clone().requires_grad_()
+    copy = WEIGHT.clone().requires_grad_()
     tensors = list(copy * x.view(REPLICAS, ROWS, 3))
     gradients = torch.autograd.grad(
         sum(tensor.sin().square().mean() for tensor in tensors), tensors, retain_graph=True
     )
     total = sum(gradients) / REPLICAS
     torch.autograd.backward(tensors, [total] * REPLICAS)
-    torch.testing.assert_close(trained(function, x, weight, 1, "reference", 0), copy.grad)
+    torch.testing.assert_close(trained(function, x, 1, 0), copy.grad)
 
 
 def test_what_is_the_same_on_all_replicas_is_added_up_too() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import poptorch
-from helpers.wrapping import Scaled, infer, options, training
+from helpers.wrapping import Scaled, Several, infer, options, training
 
 DOMAIN = "ai.graphcore"
 X = torch.tensor([[0.3, -1.7], [2.0, 0.9], [-0.4, 3.1], [1.5, 0.6]])
@@ -20,11 +20,11 @@ def op(name: str, *inputs: torch.Tensor, out: torch.Tensor, **attributes) -> tor
     return result
 
 
-def update_of(function, x: torch.Tensor, weight: torch.Tensor, backend: str = "reference"):
+def update_of(function, x: torch.Tensor, weight: torch.Tensor):
     """Output, and the gradient of a weight that multiplies the input."""
     model = Scaled(function, tuple(weight.shape))
     model.weight.data.copy_(weight)
-    executor = training(model, options(backend), lr=1.0)
+    executor = training(model, options(), lr=1.0)
     out, _ = executor(x)
     return out, weight - model.weight.detach()
 
@@ -98,12 +98,15 @@ def test_values_and_gradients_are_those_of_the_formula(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
-def test_compiled_they_are_the_same(name: str) -> None:
-    known, plain, x = CASES[name]
-    weight = torch.linspace(0.5, 1.5, x.shape[1])
-    found = update_of(known, x, weight, "inductor")
-    torch.testing.assert_close(found, eager_update(plain, x, weight))
+def test_compiled_they_are_the_same() -> None:
+    known, plain, inputs = zip(*CASES.values(), strict=True)
+    weights = [torch.linspace(0.5, 1.5, x.shape[1]) for x in inputs]
+    model = Several(known, weights)
+    outs, _ = training(model, options("inductor"), lr=1.0)(*inputs)
+    for at, name in enumerate(CASES):
+        ours = outs[at], weights[at] - model.weights[at].detach()
+        wanted = eager_update(plain[at], inputs[at], weights[at])
+        torch.testing.assert_close(ours, wanted, msg=lambda text, name=name: f"{name}: {text}")
 
 
 @pytest.mark.parametrize("name", ["L1Distance", "L2Distance"])

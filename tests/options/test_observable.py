@@ -24,7 +24,12 @@ from poptorch._machine import pod
 from poptorch.autocasting import Policy
 from poptorch.backends import allocator
 from poptorch.backends.inductor import toolchain
-from poptorch.enums import CommGroupType, HalfFloatCastingBehavior, OutputMode
+from poptorch.enums import (
+    CommGroupType,
+    HalfFloatCastingBehavior,
+    OutputMode,
+    SharingStrategy,
+)
 from poptorch.options import Options, ShardedExecution, TensorLocationSettings, overview
 from poptorch.options.freeze import freeze, prepare
 from poptorch.options.popart_keys import KEYS
@@ -265,7 +270,9 @@ def written_programs() -> dict[str, str]:
 
 def poisoned_buffers() -> list[bool]:
     data = [torch.ones(1) for _ in range(3)]
-    made = poptorch.AsynchronousDataAccessor(data, buffer_size=10, load_indefinitely=False)
+    made = poptorch.AsynchronousDataAccessor(
+        data, buffer_size=10, load_indefinitely=False, sharing_strategy=SharingStrategy.Fork
+    )
     kept = list(made)
     made.terminate()
     return [bool(element.isnan().any()) for element in kept]

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import copy
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
 from torch import nn
 
 import poptorch
-from helpers.source_tree import ROOT
+from helpers import programs
 
 
 class Net(nn.Module):
@@ -195,12 +192,8 @@ def test_a_traceback_ends_in_the_users_line(name: str, full: bool, tmp_path) -> 
         f"        {line}\n"
         "poptorch.inferenceModel(Net())(torch.ones(4, 2))\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    if full:
-        environment["POPTORCH_FULL_TRACEBACK"] = "1"
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, check=False, env=environment
-    )
+    more = {"POPTORCH_FULL_TRACEBACK": "1"} if full else {}
+    done = programs.run(script, environment=programs.with_ours(**more))
     assert done.returncode == 1
     assert last in done.stderr
     assert "[critical]" not in done.stderr

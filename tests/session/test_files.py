@@ -17,7 +17,9 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers import programs
 from helpers.models_to_save import Net
+from helpers.source_tree import ROOT
 from helpers.wrapped import normal, options
 from poptorch import ConnectionType
 from poptorch._base import archive
@@ -699,11 +701,8 @@ def test_a_file_runs_in_another_process(tmp_path: Path) -> None:
         "print(poptorch.load(sys.argv[1], trusted=True)(x, y)[1].tolist())\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(["src", "tests"])}
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(path), str(tmp_path / "inputs")],
-        capture_output=True, text=True, check=True, env=environment,
-        cwd=Path(__file__).parents[2],
-    )  # fmt: skip
+    done = programs.run("-c", code, path, tmp_path / "inputs", environment=environment, folder=ROOT)
+    assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == pytest.approx(first(X, Y)[1].tolist(), rel=1e-6)
 
 

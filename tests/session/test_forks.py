@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
-from helpers.patience import HANGS
+from helpers import programs
 
 PROGRAM = """
 import os, sys, torch, poptorch
@@ -36,9 +33,8 @@ print("parent", torch.equal(wrapper(x), wrapper(x)))
 
 @pytest.mark.slow
 def test_a_forked_process_says_so_and_runs_what_is_new() -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=HANGS, check=True
-    )
+    run = programs.run("-c", PROGRAM)
+    assert run.returncode == 0, run.stderr
     expected = ["refused", "True", "equal", "True", "threads", "1", "parent", "True"]
     assert run.stdout.split() == expected
     assert "forked from one whose operators ran on several threads" in run.stderr

@@ -1,0 +1,132 @@
+"""Python programs of their own for tests, as a user would start them.
+
+They are forks of a process that has imported torch, and nothing of ours: starting Python and
+importing torch would take longer than what most of them do. Who counts imports, or needs another
+number of threads from the start, starts Python itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from helpers import program_server
+from helpers.patience import HANGS
+from helpers.source_tree import PACKAGE
+
+
+class Program:
+    """A program that runs; the part of ``subprocess.Popen`` that tests use.
+
+    Args:
+        words: what follows ``python``.
+        environment: all of it; None for this process's, with our packages.
+        folder: where it runs; None for here.
+        session: it has one of its own, and so a process group.
+        stdout: a descriptor in the place of a pipe.
+    """
+
+    def __init__(
+        self,
+        *words: object,
+        environment: Mapping[str, str] | None = None,
+        folder: Path | None = None,
+        session: bool = False,
+        stdout: int | None = None,
+    ) -> None:
+        told = {
+            "words": [str(word) for word in words],
+            "environment": dict(with_ours() if environment is None else environment),
+            "folder": str(folder or Path.cwd()),
+            "session": session,
+        }
+        their_stdin, stdin = os.pipe()
+        out, their_out = os.pipe()
+        status, their_status = os.pipe()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (a pipe could be full)
+        theirs = [
+            their_stdin, their_out if stdout is None else stdout, self._errors.fileno(),
+            their_status,
+        ]  # fmt: skip
+        socket.send_fds(_server(), [json.dumps(told).encode()], theirs)
+        for file in (their_stdin, their_out, their_status):
+            os.close(file)
+        self.stdin, self.stdout = os.fdopen(stdin, "w"), os.fdopen(out)
+        self._status = os.fdopen(status)
+        self.pid = int(self._status.readline())
+        self.returncode: int | None = None
+
+    def wait(self) -> int:
+        """Return the exit status, negative for a signal, when it has ended."""
+        if self.returncode is None:
+            self.returncode = int(self._status.readline())
+        return self.returncode
+
+    def errors(self) -> str:
+        """Return what it has written to standard error so far."""
+        file = self._errors.fileno()  # whose position is the program's
+        return os.pread(file, os.fstat(file).st_size, 0).decode()
+
+    def communicate(self) -> tuple[str, str]:
+        """Let it run to its end; return what it printed and its errors."""
+        self.stdin.close()
+        out = self.stdout.read()
+        self.wait()
+        return out, self.errors()
+
+    def send_signal(self, number: int) -> None:
+        """Signal the program, if it has not been seen to end."""
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it."""
+        self.send_signal(signal.SIGKILL)
+
+    def close(self) -> None:
+        """Forget its files."""
+        for file in (self.stdin, self.stdout, self._status, self._errors):
+            file.close()
+
+
+def run(*words: object, **settings: object) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end; arguments are those of ``Program``."""
+    program = Program(*words, **settings)  # type: ignore[arg-type]
+    try:
+        out, errors = program.communicate()
+        return subprocess.CompletedProcess(words, program.wait(), out, errors)
+    finally:
+        program.close()
+
+
+def with_ours(**more: str) -> dict[str, str]:
+    """Return this process's environment, in which our packages can be imported."""
+    return {**os.environ, "PYTHONPATH": str(PACKAGE.parent), **more}
+
+
+@functools.cache
+def _server() -> socket.socket:
+    ours, theirs = socket.socketpair()
+    process = subprocess.Popen(
+        [sys.executable, program_server.__file__, str(theirs.fileno())],
+        pass_fds=[theirs.fileno()], start_new_session=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    theirs.close()
+
+    @atexit.register
+    def end(owner: int = os.getpid()) -> None:
+        if os.getpid() == owner:  # and not a process that a test forked
+            ours.close()
+            process.wait(HANGS)
+
+    return ours
