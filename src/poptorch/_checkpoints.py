@@ -98,7 +98,8 @@ class Checkpoints:
         """Go on from the latest checkpoint, if there is one: before the model's first call.
 
         With as many processes as before, all losses are those of a run without an interruption.
-        With another number the run goes on after the same samples, with other random numbers.
+        With another number the run goes on after the same samples; replicas draw on by their
+        numbers, and the host's generators are those of process 0.
 
         Returns:
             Whether there was one.
@@ -119,8 +120,7 @@ class Checkpoints:
         folder = self._path(latest)
         saved = _session.read(folder / _MODEL)
         facts = _read_facts(folder / _name(0))
-        same = facts["processes"] == self._processes
-        if same and self._process:
+        if self._process and facts["processes"] == self._processes:
             facts = _read_facts(folder / _name(self._process))
         unknown = facts["stateful"].keys() ^ self._stateful.keys()
         if unknown:
@@ -128,19 +128,19 @@ class Checkpoints:
                 "The checkpoint is of other objects than those given",
                 got=f"{', '.join(sorted(unknown))} is on one side only",
             )
-        self._fill(saved, facts, same)
+        self._fill(saved, facts)
         self.step, self.epoch = facts["step"], facts["epoch"]
         self._taken = facts["taken"] * facts["samples"] // self._samples
         self._begun, self._resumed = facts["begun"], facts["host"]
         log.python.info("Going on from checkpoint %s, step %d", folder, self.step)
         return True
 
-    def _fill(self, saved: _session.Saved, facts: Mapping[str, Any], same: bool) -> None:
+    def _fill(self, saved: _session.Saved, facts: Mapping[str, Any]) -> None:
         """Put what a checkpoint holds into the objects of the run, or leave all as it was."""
         executor, optimizer = self._executor, self._executor._optimizer
         assert optimizer is not None
         check_states(self._stateful, facts["stateful"])
-        _session.restore(executor._session, saved, facts["device"] if same else None)
+        _session.restore(executor._session, saved, facts["device"])
         before = {name: copy.deepcopy(s.state_dict()) for name, s in self._stateful.items()}
         undo = None
         try:

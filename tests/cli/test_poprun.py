@@ -110,7 +110,8 @@ def test_other_hosts_are_reached_by_a_shell(tmp_path: Path) -> None:
         (["--hostfile=/nowhere", "true"], "--hostfile"),
         (["--import-config=/nowhere", "true"], "--import-config"),
         (["--numa-aware=perhaps", "true"], "yes or no"),
-        (["no-such-program"], "there is no program"),
+        (["no-such-program"], "there is no program no-such-program\n"),
+        ([__file__], f"that can be executed: poprun python {__file__}"),
         ([], "name the program"),
     ],
 )

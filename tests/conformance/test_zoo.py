@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import poptorch
+from helpers.device_draws import follow
 from helpers.zoo import ROWS, ZOO
 from poptorch._session.random import first_state
 
@@ -23,12 +24,16 @@ def options(**counts: int) -> poptorch.Options:
     return opts
 
 
-def eager_steps(model, optimizer, x, y, accumulation=1):
-    """The loop that a user would write; returns the losses of all micro-batches."""
+def eager_steps(model, optimizer, x, y, accumulation, draws):
+    """The loop that a user would write; returns the losses of all micro-batches.
+
+    ``draws`` seeds torch for each of them.
+    """
     losses = []
     for chunk in range(0, len(x), ROWS * accumulation):
         optimizer.zero_grad()
         for at in range(chunk, chunk + ROWS * accumulation, ROWS):
+            next(draws)
             _, loss = model(x[at : at + ROWS], y[at : at + ROWS])
             (loss / accumulation).backward()
             losses.append(loss.detach())
@@ -51,8 +56,8 @@ def test_training_equals_the_eager_loop(name: str, accumulation: int) -> None:
     optimizer = torch.optim.SGD(eager.parameters(), lr=0.05, momentum=0.9)
     size = ROWS * accumulation
     parts = [training(x[i : i + size], y[i : i + size])[1] for i in range(0, len(x), size)]
-    torch.set_rng_state(first_state(SEED))  # the device's own sequence
-    expected = eager_steps(eager, optimizer, x, y, accumulation)
+    draws = follow(first_state(SEED), accumulation)
+    expected = eager_steps(eager, optimizer, x, y, accumulation, draws)
     losses = torch.cat([part.reshape(-1) for part in parts])
     torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-6)
     for (key, ours), (_, theirs) in zip(
@@ -88,7 +93,7 @@ def test_one_step_equals_eager_bitwise(name: str) -> None:
     training = poptorch.trainingModel(model, options(), torch.optim.SGD(model.parameters(), lr=0.1))
     _, loss = training(x, y)
     optimizer = torch.optim.SGD(eager.parameters(), lr=0.1)
-    expected = eager_steps(eager, optimizer, x, y)
+    expected = eager_steps(eager, optimizer, x, y, 1, follow(first_state(SEED)))
     assert torch.equal(loss, expected[0])
     for ours, theirs in zip(model.parameters(), eager.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)

@@ -23,17 +23,19 @@ LOCAL = 2
 
 
 class Small(nn.Module):
-    """A classifier with a batch norm, if asked for."""
+    """A classifier with a batch norm or dropout, if asked for."""
 
-    def __init__(self, dtype: torch.dtype = torch.float32, norm: bool = False) -> None:
+    def __init__(
+        self, dtype: torch.dtype = torch.float32, norm: bool = False, drop: float = 0.0
+    ) -> None:
         super().__init__()
         self.first = nn.Linear(6, 10, dtype=dtype)
-        self.norm = nn.BatchNorm1d(10, dtype=dtype) if norm else nn.Identity()
+        self.between = nn.BatchNorm1d(10, dtype=dtype) if norm else nn.Dropout(drop)
         self.second = nn.Linear(10, 3, dtype=dtype)
         self.loss = nn.CrossEntropyLoss()
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        out = self.second(torch.tanh(self.norm(self.first(x))))
+        out = self.second(torch.tanh(self.between(self.first(x))))
         return out, self.loss(out.float() if out.dtype == torch.float16 else out, y)
 
 
@@ -146,6 +148,10 @@ def _post_and_loss(options: poptorch.Options) -> None:
     options.Training.setMeanAccumulationAndReplicationReductionStrategy(strategy)
 
 
+def _seeded(options: poptorch.Options) -> None:
+    options.randomSeed(5)
+
+
 def _anchored(options: poptorch.Options) -> None:
     options.outputMode(poptorch.OutputMode.All)
     options.anchorTensor("gradient", "Gradient___second.bias")
@@ -197,6 +203,20 @@ CASES = {
     ),
     "batch norm": Case(
         lambda p: sgd(p, lr=0.05), lambda replicas: Small(norm=True), accumulation=2
+    ),
+    "dropout": Case(
+        lambda p: sgd(p, lr=0.05),
+        lambda replicas: Small(drop=0.5),
+        accumulation=4,
+        options=_seeded,
+        lanes=4,  # steps of one process's lanes are not those of two
+    ),
+    "dropout, one after another": Case(
+        lambda p: sgd(p, lr=0.05),
+        lambda replicas: Small(drop=0.5),
+        accumulation=2,
+        options=_seeded,
+        lanes=1,
     ),
     "float64": Case(
         lambda p: sgd(p, lr=0.05),

@@ -93,6 +93,17 @@ def _wide(options: poptorch.Options) -> None:
     options.Precision.narrow64Bit(False)
 
 
+class Dropping(Staged):
+    """Blocks that draw, each from streams of its own."""
+
+    def __init__(self, blocks: int) -> None:
+        super().__init__(blocks, lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5)))
+
+
+def _seeded(options: poptorch.Options) -> None:
+    options.randomSeed(5)
+
+
 class Bert(nn.Module):
     """Masked language modelling: embeddings, four layers, and a head in the last one's block."""
 
@@ -158,6 +169,13 @@ CASES = {
         lambda p: sgd(p, lr=0.01, loss_scaling=1.0),
         dtype=torch.float16,
         options=_scaled,
+    ),
+    "dropout": Case(
+        poptorch.PipelinedExecution,
+        lambda p: sgd(p, lr=0.01),
+        Dropping,
+        options=_seeded,
+        infers=False,
     ),
     "phased": Case(_phases, lambda p: adam(p, lr=0.01)),
     "two models": Case(

@@ -20,6 +20,7 @@ IN_FOUR = (
     "adam in parts",
     "adamw in parts, clipped, float64",
     "lamb in parts",
+    "dropout",
     "exchanges over processes",
     "groups over processes",
 )

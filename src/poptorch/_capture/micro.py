@@ -23,6 +23,7 @@ from .._ops import annotate
 from .._ops.context import Replicas
 from . import hints, parameter_hooks, trace
 from .capture_context import CaptureContext
+from .draws import lane_by_lane
 from .failures import explained_backward
 from .forward import Forward, Request, run_forward
 from .lanes import NotVectorisable, folded, run_lanes
@@ -258,6 +259,7 @@ def _capture(request: Request, inputs: list[torch.Tensor], reads: ValueReads) ->
     graph = _without_unchanged(graph)
     if request.lanes is not None:
         _check_folded(request, graph)
+        graph = lane_by_lane(graph, request.lanes.count)
     elif request.replicas > 1:
         graph = _evolving(graph, request.replicas)
     if request.recompute:

@@ -98,7 +98,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not chosen.program:
         reader.error("name the program to run: poprun --num-instances 2 python train.py")
     if shutil.which(chosen.program[0]) is None:
-        reader.error(f"there is no program {chosen.program[0]}")
+        name = chosen.program[0]
+        script = f" that can be executed: poprun python {name}" if Path(name).is_file() else ""
+        reader.error(f"there is no program {name}{script}")
     values = _with_config(reader, vars(chosen))
     idle = [name for name in IDLE if values[_destination(name)] is not None]
     if idle:

@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 
 from .. import _job
-from .._base import trees
+from .._base import log, trees
 from .._base.errors import Error
 from .._ir.plan import Plan
 from .._ir.spec import Spec
@@ -30,6 +30,14 @@ def meet(spec: Spec) -> None:
     Raises:
         Error: they do not meet.
     """
+    given, replicas = _job.membership().local_replicas, spec.loops.replicas
+    if _job.from_poprun() and given != replicas:
+        log.python.warning(
+            "poprun gave this process %d replicas, and the options have %d: "
+            "popdist.poptorch.Options() has what poprun says",
+            given,
+            replicas,
+        )
     _job.join(spec.process, spec.processes, spec.runtime.process_timeout)
 
 

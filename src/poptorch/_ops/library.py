@@ -19,6 +19,7 @@ def define(
     backward: Callable[..., Any] | None = None,
     setup_context: Callable[..., Any] | None = None,
     vmap: Callable[..., Any] | None = None,
+    tags: Sequence[torch.Tag] = (),
 ) -> Any:
     """Define a functional operator.
 
@@ -30,12 +31,13 @@ def define(
         fake: gives the shape of the result, on tensors without data.
         backward, setup_context: as for ``torch.library.register_autograd``.
         vmap: as for ``torch.library.register_vmap``; None for one call per sample.
+        tags: what torch is to know of it.
 
     Returns:
         The operator's default overload: call it, and compare ``node.target`` with it.
     """
     qualified = f"{NAMESPACE}::{name}"
-    torch.library.define(qualified, schema)
+    torch.library.define(qualified, schema, tags=tags)
     torch.library.impl(qualified, "default", kernel)
     torch.library.register_fake(qualified, fake)
     if backward is not None:

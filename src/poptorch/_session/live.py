@@ -119,12 +119,10 @@ class Restored:
     Attributes:
         device: what no host tensor mirrors, by key.
         random: the random state, None for a new sequence.
-        own: whether that is this process's; otherwise process 0's.
     """
 
     device: Mapping[str, torch.Tensor]
     random: list[int] | None
-    own: bool = False
 
 
 @dataclass(eq=False)

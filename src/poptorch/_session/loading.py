@@ -176,8 +176,8 @@ def restore(session: Session, saved: Saved, random: list[int] | None) -> None:
     Raises:
         InvalidValue: it is no random state.
     """
-    Randomness(0, 0).set(random, None)
-    session.restored = Restored(saved.under(DEVICE), random, own=True)
+    Randomness(0).set(random, None)
+    session.restored = Restored(saved.under(DEVICE), random)
 
 
 def resume(session: Session, saved: Saved, spec: Spec, whole: bool) -> None:
@@ -210,7 +210,7 @@ def resume(session: Session, saved: Saved, spec: Spec, whole: bool) -> None:
             if name.startswith(CODE):
                 store.keep(name.removeprefix(CODE), code)
     if whole:
-        Randomness(0, 0).set(saved.random, None)
+        Randomness(0).set(saved.random, None)
         session.restored = Restored(saved.under(DEVICE), saved.random)
     if saved.arguments is None:
         log.python.info("The file has no arguments to compile for: the first call compiles")

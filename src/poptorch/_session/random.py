@@ -18,12 +18,12 @@ from .._ir.spec import Spec
 from .._ir.state import State
 
 
-def first_state(seed: int, process: int = 0) -> torch.Tensor:
+def first_state(seed: int) -> torch.Tensor:
     """Return the state that torch's generator has on a device with this seed before its first run.
 
     Not the host's sequence of the same seed: the noise of a model and its data would go together.
     """
-    text = f"poptorch device {seed} {process}".encode()
+    text = f"poptorch device {seed}".encode()
     mixed = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)
     return torch.Generator().manual_seed(mixed).get_state()
 
@@ -33,39 +33,22 @@ class Randomness:
 
     Args:
         seed: the user's seed, or None for a non-deterministic one.
-        process: the index of this process: processes draw different numbers.
-        together: use the seed of process 0, as what is rounded at random in updates must be alike.
+        together: use the seed of process 0: replicas draw by their numbers among those of all
+            processes, and what is rounded at random in updates must be alike.
     """
 
-    def __init__(self, seed: int | None, process: int, together: bool = False) -> None:
+    def __init__(self, seed: int | None, together: bool = False) -> None:
         self._chosen = seed is not None
         self._seed = int.from_bytes(os.urandom(4), "little") if seed is None else seed
         if together:
             self._seed = _job.current().numbers(self._seed, "the random seed")[0]
-        self._process = process
         self._saved: torch.Tensor | None = None
         self._ran = False
 
     @classmethod
     def of(cls, spec: Spec) -> Randomness:
         """Return the randomness of a model with these settings."""
-        return cls(spec.target.seed, spec.process, spec.runs_together)
-
-    def resume(self, value: Sequence[int] | None, own: bool = False) -> None:
-        """Continue from a file.
-
-        Args:
-            value: the state in it.
-            own: of this process; otherwise of process 0: the others draw other numbers.
-
-        Raises:
-            InvalidValue: it is no state of a generator.
-        """
-        self.set(value, None)
-        if not own and self._process and self._saved is not None:
-            words = self._saved.numpy().tobytes()
-            mixed = int.from_bytes(hashlib.blake2b(words, digest_size=4).digest(), "little")
-            self._saved = first_state(mixed, self._process)
+        return cls(spec.target.seed, spec.runs_together)
 
     def start(self, state: State, restored: bool) -> None:
         """Give a device its generator: a new sequence, or the one that was left off.
@@ -74,7 +57,7 @@ class Randomness:
             state: the device's.
             restored: whether its rounding continues where it was left off too.
         """
-        state.rng = self._first() if self._saved is None else self._saved.clone()
+        state.rng = first_state(self._seed) if self._saved is None else self._saved.clone()
         rounding = slots.ROUNDING.key
         if rounding in state.tensors and not restored:
             state.tensors[rounding].fill_(self._seed)  # alike in all processes, as weights are
@@ -87,9 +70,6 @@ class Randomness:
     def ran(self) -> None:
         """The device has run since it was seeded."""
         self._ran = True
-
-    def _first(self) -> torch.Tensor:
-        return first_state(self._seed, self._process)
 
     def get(self, state: State | None) -> list[int] | None:
         """Return ``[seed, state...]``; ``[seed]`` before the first run, or None without a seed."""
@@ -108,7 +88,7 @@ class Randomness:
         if value is None:
             return
         numbers = list(value)
-        words = len(self._first()) // 8
+        words = len(first_state(self._seed)) // 8
         if len(numbers) not in (1, words + 1) or not all(isinstance(n, int) for n in numbers):
             raise InvalidValue(
                 "This is no state of the device's random generator",
@@ -123,6 +103,6 @@ class Randomness:
                 raise InvalidValue("This is no state of the device's random generator") from error
         self._seed, self._chosen = numbers[0], True
         self._ran = len(numbers) > 1
-        self._saved = state_words if self._ran else self._first()
+        self._saved = state_words if self._ran else first_state(self._seed)
         if state is not None:
             state.rng = self._saved.clone()

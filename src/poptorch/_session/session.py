@@ -152,7 +152,7 @@ class Session:
         live = Live(compilation, mode, Randomness.of(compilation.spec), changes)
         if self.restored is not None:
             live.kept = compilation.checked_state(self.restored.device)
-            live.random.resume(self.restored.random, self.restored.own)
+            live.random.set(self.restored.random, None)
         if self.optimizer is not None:
             self.optimizer.compiled(compilation)
         self.live, self.restored, self.sync.dirty = live, None, False

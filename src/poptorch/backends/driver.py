@@ -6,6 +6,7 @@ put together, follows PopTorch user guide, "Features".
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from .._ir.program import Axis, Gather, Node, Program, Reduce, Repeat, Run, Scat
 from .._ir.report import Report
 from .._ir.slot import Kind, Slot
 from .._ir.state import State
+from .._ops import streams
 from ..enums import OutputMode
 from . import stopwatch
 from .prepare import GraphSignature
@@ -57,7 +59,8 @@ class LoopExecutable:
         self._program = plan.program
         self._functions = functions
         self._report = report
-        self._random = plan.program.random
+        self._random = {name for name, graph in plan.program.graphs.items() if graph.random}
+        self._key = 0
         self._first_replica = plan.spec.first_replica
         emit = plan.program.emit
         self._modes = {slot.key: emit.mode_of(slot.key) for slot in emit.slots}
@@ -76,9 +79,11 @@ class LoopExecutable:
         collector = Collector(self._program, self._modes)
         slices = [self._program.loops.cut(value, self._program.lanes) for value in batch]
         index: Index = _FIRST.copy()
-        random = device_generator(state, self._random)
+        random = device_generator(bool(self._random))
         with interrupts.deferred(), torch.no_grad(), random, self._threads:
             self._whole.begin(state, batch)
+            if self._random:
+                self._key = next_key(state)
             try:
                 for node in self._program.body[:-1]:
                     self._walk(node, runs, slices, index, collector)
@@ -118,11 +123,21 @@ class LoopExecutable:
             assert self._bound is not None
             interrupts.check()
             run, step = runs[node.graph], step_of(self._program, index)
+            if node.graph in self._random:
+                streams.begin(self._seeds(step, index[Axis.REPLICAS]))
             results = stopwatch.action(node.graph, run, slices, step, index)
             self._whole.ran(node.graph, self._bound[0])
             collector.take(run.emitted, results, step, index[Axis.REPLICAS])
         else:
             raise NotImplementedError(f"no backend knows what this means: {node}")
+
+    def _seeds(self, step: int, replica: int) -> list[int]:
+        """Return the seeds of a run: of one replica at one step, or of each lane."""
+        lanes, first = self._program.lanes, self._first_replica
+        if lanes is None:
+            return [streams.seed(self._key, step, first + replica)]
+        places = itertools.product(range(lanes.steps), range(lanes.replicas))
+        return [streams.seed(self._key, step + at, first + each) for at, each in places]
 
 
 class _BoundRun:
@@ -222,26 +237,30 @@ os.register_at_fork(after_in_child=_renew)
 
 
 class device_generator:  # noqa: N801 (used as a function)
-    """Within the block torch's default generator continues the device's random sequence.
+    """Within the block torch's default generator is a program's; afterwards it is as before.
 
     All threads share that generator, so that programs that draw run one after another.
     """
 
-    def __init__(self, state: State, needed: bool) -> None:
-        self._state = state if needed else None
+    def __init__(self, needed: bool) -> None:
+        self._needed = needed
 
     def __enter__(self) -> None:
-        if self._state is not None:
-            assert self._state.rng is not None, "the device's generator was never seeded"
+        if self._needed:
             _drawing.acquire()
             self._host = torch.get_rng_state()
-            torch.set_rng_state(self._state.rng)
 
     def __exit__(self, *_: object) -> None:
-        if self._state is not None:
-            self._state.rng = torch.get_rng_state()
+        if self._needed:
             torch.set_rng_state(self._host)
             _drawing.release()
+
+
+def next_key(state: State) -> int:
+    """Take the key of a call from the device's random sequence."""
+    assert state.rng is not None, "the device's generator was never seeded"
+    key, state.rng = streams.next_key(state.rng)
+    return key
 
 
 class Collector:

@@ -2,8 +2,8 @@
 
 It proves plans rather than saving time; with CUDA devices, chips work side by side. A pass that
 reads a tensor which is not on its chip fails, whether it was never sent, not loaded, already stored
-or already forgotten. Random numbers are drawn in the order of the schedule, so that models with
-dropout differ from the fused run by their draws.
+or already forgotten. Each stage draws from streams of its own, so that models with dropout in a
+later stage than the first differ from the fused run by their draws.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .._ir.state import State
 from .chips import Replica
 from .crew import Crew
 from .devices import at_home, devices
-from .driver import Collector, device_generator, program_report
+from .driver import Collector, device_generator, next_key, program_report
 from .prepare import accept_strides
 from .protocol import Executable, Progress
 from .whole import note
@@ -100,14 +100,14 @@ class StagedExecutable:
         self._crew.check_alike(batch)
         loops = self._plan.program.loops
         slices = [loops.cut(value) for value in batch]
-        first = self._plan.spec.first_replica
+        first, before = self._plan.spec.first_replica, state.rng
+        key = next_key(state) if self._random else None
         replicas = [
-            Replica(self._staged, self._modules, self._devices, number, first)
+            Replica(self._staged, self._modules, self._devices, number, first, key)
             for number in range(loops.replicas)
         ]
         flushes = loops.iterations if self._plan.spec.training else 1
-        with interrupts.deferred(), torch.no_grad(), device_generator(state, self._random):
-            before = torch.get_rng_state()
+        with interrupts.deferred(), torch.no_grad(), device_generator(self._random):
             try:
                 for replica in replicas:
                     replica.fill(state)
@@ -116,7 +116,7 @@ class StagedExecutable:
                         self._flush(flush, replicas, slices)
                     interrupts.check()
             except BaseException as error:  # so far nothing was written
-                torch.set_rng_state(before)
+                state.rng = before
                 error.add_note(note(0, 0))
                 raise
             for replica in replicas:

@@ -71,7 +71,7 @@ class Whole:
         return sorted(key for key in changed if slots[key].kind is not Kind.ACCUM)
 
     def begin(self, state: State, batch: Sequence[torch.Tensor]) -> None:
-        """A call begins; torch's generator is the device's."""
+        """A call begins."""
         self._done = self._kept = 0
         if self._differ:
             self._keys = self._usual if self._hold(state, batch) else self._careful
@@ -102,7 +102,7 @@ class Whole:
     def _keep(self, state: State) -> None:
         self._kept = self._done
         if self._random:
-            self._generator = torch.get_rng_state()
+            self._generator = state.rng
         for key in self._keys:
             if key not in self._copies:
                 self._copies[key] = torch.empty_like(state.tensors[key])
@@ -117,8 +117,8 @@ class Whole:
                 state.tensors[key].copy_(self._copies[key])
             for key in self._sums:
                 state.tensors[key].zero_()
-            if self._generator is not None:
-                torch.set_rng_state(self._generator)
+            if self._random:
+                state.rng = self._generator
             state.updates -= self._done - self._kept
         error.add_note(note(self._kept, self._updates if self._training else 0))
 

@@ -1,0 +1,140 @@
+"""Random streams: what a replica draws at a step does not depend on what runs beside it, or where.
+
+A call takes one number, its key, from the device's sequence. Each micro-batch of each replica then
+has a stream of its own, whose seed comes of the key, the step in the call and the number of the
+replica among those of all processes. So micro-batches draw the same numbers one after another, side
+by side and in any number of processes that have the same replicas.
+
+Torch's operators draw from one generator. Where micro-batches run side by side, ``draw`` takes
+their place, which fills the part of each lane from the lane's stream.
+Source: J. Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011 (counters).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .library import define
+
+aten = torch.ops.aten
+
+_lanes: list[torch.Generator] = []  # in use by one program at a time, as torch's generator is
+
+
+def next_key(state: torch.Tensor) -> tuple[int, torch.Tensor]:
+    """Return the key of the next call, and the state of the sequence after it.
+
+    Args:
+        state: of torch's generator.
+    """
+    generator = torch.Generator().set_state(state)
+    key = torch.randint(1 << 62, (), generator=generator)
+    return int(key), generator.get_state()
+
+
+def seed(key: int, step: int, replica: int, part: str = "") -> int:
+    """Return the seed of a stream.
+
+    Args:
+        key: of the call.
+        step: in the call.
+        replica: its number among those of all processes.
+        part: of forward and backward, where they do not run in one go.
+    """
+    text = f"{key} {step} {replica} {part}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "little")
+
+
+def begin(seeds: Sequence[int]) -> None:
+    """From now on this thread's program draws from these streams: of each lane, or of one run."""
+    if len(seeds) == 1:
+        torch.default_generator.manual_seed(seeds[0])
+        return
+    for generator, value in zip(_generators(len(seeds)), seeds, strict=True):
+        generator.manual_seed(value)
+
+
+def _generators(count: int) -> list[torch.Generator]:
+    while len(_lanes) < count:
+        _lanes.append(torch.Generator())
+    return _lanes[:count]
+
+
+SHARES = "shares"
+"""The kind whose parameters are a tensor: of each number the chance of being 1."""
+
+_Fill = Callable[[torch.Tensor, torch.Tensor, float, float, torch.Generator], object]
+_FILLS: dict[str, _Fill] = {
+    SHARES: lambda row, like, a, b, g: row.bernoulli_(like, generator=g),
+    "bernoulli": lambda row, like, a, b, g: row.bernoulli_(a, generator=g),
+    "uniform": lambda row, like, a, b, g: row.uniform_(a, b, generator=g),
+    "normal": lambda row, like, a, b, g: row.normal_(a, b, generator=g),
+    "integers": lambda row, like, a, b, g: row.random_(int(a), int(b), generator=g),
+    "exponential": lambda row, like, a, b, g: row.exponential_(a, generator=g),
+}
+
+
+def _draw(
+    like: torch.Tensor, kind: str, a: float, b: float, lanes: int, number: int
+) -> torch.Tensor:
+    result = torch.empty_like(like)
+    fill, generators = _FILLS[kind], _generators(lanes)
+    for row, source, generator in zip(result.unbind(), like.unbind(), generators, strict=True):
+        fill(row, source, a, b, generator)
+    return result
+
+
+def _empty(like: torch.Tensor, *_: object) -> torch.Tensor:
+    return torch.empty_like(like)
+
+
+draw = define(
+    "draw",
+    "(Tensor like, str kind, float a, float b, int lanes, int number) -> Tensor",
+    _draw,
+    _empty,
+    tags=(torch.Tag.nondeterministic_seeded,),
+)
+"""(lanes, ...) to random numbers of the same shape and type, lane by lane.
+
+``kind`` names the distribution, ``a`` and ``b`` its parameters; ``number`` counts the draws of a
+graph, so that no two of them are the same operator on the same arguments.
+"""
+
+Drawn = tuple[str, float, float]
+
+
+def lane_by_lane(target: Any, args: Sequence[Any]) -> Drawn | None:
+    """Return what ``draw`` draws in the place of one of torch's operators; None if it cannot.
+
+    Args:
+        target: the operator.
+        args: its positional arguments.
+    """
+    rule = _RULES.get(target)
+    if rule is None:
+        return None
+    kind, a, b = rule(*args)
+    exact = kind != "integers" or max(abs(a), abs(b)) <= 1 << 53  # as floats
+    return (kind, float(a), float(b)) if exact else None
+
+
+_RULES: dict[Any, Callable[..., tuple[str, float, float]]] = {
+    aten.bernoulli.default: lambda x: (SHARES, 0, 0),
+    aten.bernoulli.p: lambda x, p=0.5: ("bernoulli", p, 0),
+    aten.rand.default: lambda size: ("uniform", 0, 1),
+    aten.rand_like.default: lambda x: ("uniform", 0, 1),
+    aten.uniform.default: lambda x, a=0.0, b=1.0: ("uniform", a, b),
+    aten.randn.default: lambda size: ("normal", 0, 1),
+    aten.randn_like.default: lambda x: ("normal", 0, 1),
+    aten.normal_functional.default: lambda x, mean=0.0, std=1.0: ("normal", mean, std),
+    aten.randint.default: lambda high, size: ("integers", 0, high),
+    aten.randint.low: lambda low, high, size: ("integers", low, high),
+    aten.randint_like.default: lambda x, high: ("integers", 0, high),
+    aten.randint_like.low_dtype: lambda x, low, high: ("integers", low, high),
+    aten.exponential.default: lambda x, rate=1.0: ("exponential", rate, 0),
+}

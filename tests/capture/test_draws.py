@@ -1,0 +1,103 @@
+"""What a micro-batch draws does not depend on what runs beside it."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import poptorch
+from helpers.device_draws import follow
+from poptorch._session.random import first_state
+
+SEED, STEPS = 5, 4
+
+
+class Draws(nn.Module):
+    """Everything that lanes can draw."""
+
+    def forward(self, x):
+        turned = x.t()
+        return torch.cat(
+            [
+                each.float().flatten()
+                for each in (
+                    F.dropout(x, 0.5),
+                    torch.bernoulli(x.sigmoid()),
+                    torch.rand(3),
+                    torch.rand_like(turned),
+                    x.new_empty(4).uniform_(-1, 1),
+                    torch.randn(17),
+                    torch.randn_like(x),
+                    x.new_empty(2, 3).normal_(1, 2),
+                    torch.randint(9, (3,)),
+                    torch.randint(-9, 9, (3,)),
+                    torch.randint_like(x, 9),
+                    torch.randint_like(x, -9, 9),
+                    x.new_empty(3).exponential_(2),
+                )
+            ]
+        )[None]
+
+
+class Apart(nn.Module):
+    """What lanes cannot draw."""
+
+    def forward(self, x):
+        return torch.poisson(x.exp())
+
+
+def options(lanes: int, replicas: int = 1, backend: str = "reference") -> poptorch.Options:
+    opts = poptorch.Options().backend(backend).showCompilationProgressBar(False).lanes(lanes)
+    return opts.deviceIterations(STEPS).replicationFactor(replicas).randomSeed(SEED)
+
+
+def drawn(model: nn.Module, opts: poptorch.Options) -> tuple[torch.Tensor, bool]:
+    """Return what two calls draw, and whether micro-batches ran side by side."""
+    inference = poptorch.inferenceModel(model, opts)
+    x = torch.linspace(-1, 1, STEPS * opts.replication_factor * 2 * 5).reshape(-1, 5)
+    results = torch.stack([inference(x), inference(x)])
+    side_by_side = inference.plan().program.lanes is not None
+    inference.destroy()
+    return results, side_by_side
+
+
+def expected(model: nn.Module, replicas: int = 1) -> torch.Tensor:
+    """Return what eager torch draws when it is seeded as the device is."""
+    seeds = follow(first_state(SEED), STEPS, replicas)
+    x = torch.linspace(-1, 1, STEPS * replicas * 2 * 5).reshape(-1, 2, 5)
+    with torch.no_grad():
+        results = [model(rows) for _ in range(2) for rows, _ in zip(x, seeds, strict=False)]
+    return torch.stack(results).reshape(2, -1, *results[0].shape[1:])
+
+
+@pytest.mark.parametrize(
+    "lanes, replicas, backend",
+    [
+        (1, 1, "reference"),
+        (0, 1, "reference"),
+        (1, 2, "reference"),
+        (4, 2, "reference"),
+        pytest.param(4, 2, "inductor", marks=pytest.mark.slow),
+    ],
+)
+def test_micro_batches_draw_alike_one_after_another_and_side_by_side(
+    lanes: int, replicas: int, backend: str
+) -> None:
+    model = Draws()
+    results, side_by_side = drawn(model, options(lanes, replicas, backend))
+    assert side_by_side == (lanes != 1)
+    torch.testing.assert_close(results, expected(model, replicas))
+
+
+def test_what_lanes_cannot_draw_is_drawn_one_after_another(caplog) -> None:
+    model = Apart()
+    with caplog.at_level(logging.DEBUG, logger="poptorch:cpp"):
+        results, side_by_side = drawn(model, options(0))
+    assert not side_by_side
+    why = "aten.poisson.default cannot draw for each micro-batch by itself"
+    assert f"one after another: {why}" in caplog.text
+    torch.testing.assert_close(results, expected(model))

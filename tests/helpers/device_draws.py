@@ -1,0 +1,25 @@
+"""The random numbers of a device, for eager torch to draw them too."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import torch
+
+from poptorch._ops import streams
+
+
+def follow(state: torch.Tensor, steps: int = 1, replicas: int = 1) -> Iterator[None]:
+    """Seed torch as a device is for its next micro-batch, at each ``next``.
+
+    Args:
+        state: of the device's sequence.
+        steps: micro-batches of a call and a replica.
+        replicas: in all processes.
+    """
+    while True:
+        key, state = streams.next_key(state)
+        for step, replica in itertools.product(range(steps), range(replicas)):
+            torch.manual_seed(streams.seed(key, step, replica))
+            yield
