@@ -249,6 +249,20 @@ def test_a_system_has_to_be_large_enough() -> None:
         trained(stack(1), system="mk9:1")
 
 
+def test_a_system_is_a_text() -> None:
+    executor = poptorch.inferenceModel(nn.Linear(4, 4))
+    with pytest.raises(poptorch.Error, match="There is no such system"):
+        executor.estimate(torch.ones(1, 4), system=16)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("price", [poptorch.estimate, poptorch.what_if])
+def test_a_model_has_to_be_wrapped(price) -> None:
+    more = {"vary": {"replicas": [1]}} if price is poptorch.what_if else {}
+    with pytest.raises(poptorch.Error, match="needs a wrapped model") as caught:
+        price(nn.Linear(4, 4), torch.ones(1, 4), **more)
+    assert "Linear" in str(caught.value)
+
+
 def test_what_is_guessed_is_said(pipeline: Estimate) -> None:
     names = {guess.name for guess in pipeline.guesses}
     assert "code_base" in names

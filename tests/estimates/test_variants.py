@@ -226,6 +226,24 @@ def test_what_cannot_be_is_refused(vary: dict[str, Any], title: str) -> None:
     assert all(part in str(caught.value) for part in ("Got:", "Where:", "Fix:"))
 
 
+def test_combinations_that_cannot_be_are_left_out_and_said(caplog, tmp_path: Path) -> None:
+    vary = {"replicas": [1, 3, 4], "chip": ["mk2"]}
+    table = poptorch.what_if(wrapped(True), BATCH, system="mk2:4", vary=vary)
+    assert [row.settings["replicas"] for row in table] == [1]
+    (warning,) = [r.message for r in caplog.records if "leaves out" in r.message]
+    assert "2 of 3 combinations" in warning
+    assert "The samples do not divide" in warning
+    table.to_html(tmp_path / "table.html")
+    page = (tmp_path / "table.html").read_text()
+    assert page.count("<tr>") == 2
+    assert "<td>mk2</td>" in page
+
+
+def test_variation_of_nothing_is_refused() -> None:
+    with pytest.raises(poptorch.Error, match="values by the names of settings"):
+        poptorch.what_if(wrapped(True), BATCH, vary=None)  # type: ignore[arg-type]
+
+
 def test_inference_accumulates_nothing() -> None:
     with pytest.raises(poptorch.Error, match="no gradient accumulation in inference"):
         poptorch.what_if(wrapped(False), BATCH, vary={"accumulation": [2]})

@@ -1,9 +1,23 @@
-"""Text as HTML, for notebooks."""
+"""Text as HTML, for notebooks and files."""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Sequence
+
+_STYLE = (
+    ":root { color-scheme: light dark; }"
+    " body { font: 15px/1.5 system-ui, sans-serif; margin: 1em; }"
+    " td, th { padding: .15em .7em; text-align: left; border-bottom: 1px solid #8884; }"
+)
+
+
+def page(title: str, body: str) -> str:
+    """Return a page, light or dark as the reader's system is; ``body`` is HTML."""
+    title = html.escape(title)
+    head = f'<meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>'
+    body = f"<h1>{title}</h1>{body}"
+    return f'<!DOCTYPE html><html lang="en"><head>{head}</head><body>{body}</body></html>'
 
 
 def text_block(text: str) -> str:

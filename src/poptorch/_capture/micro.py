@@ -28,6 +28,7 @@ from .failures import explained_backward
 from .forward import Forward, Request, run_forward
 from .lanes import NotVectorisable, folded, run_lanes
 from .names import Names
+from .operands import refuse_mixed
 from .recompute import recomputed
 from .value_reads import BranchOnData, ValueReads
 
@@ -257,6 +258,7 @@ def _capture(request: Request, inputs: list[torch.Tensor], reads: ValueReads) ->
     graph = Graph("micro", module, (*request.inputs, *constant_slots), tuple(recording.slots))
     assert recording.structure is not None
     graph = _without_unchanged(graph)
+    refuse_mixed(graph.module.graph)
     if request.lanes is not None:
         _check_folded(request, graph)
         graph = lane_by_lane(graph, request.lanes.count)

@@ -11,7 +11,7 @@ from .._machine.estimate import Estimate
 from .._machine.systems import parse
 from ..options import Options
 from .advice import advice
-from .repricing import Repricer
+from .repricing import Repricer, session_of
 
 if TYPE_CHECKING:
     from ..executor import PoplarExecutor
@@ -38,7 +38,7 @@ def estimate(
         poptorch.Error: there is no such system, it has fewer chips than the model needs, or the
             model cannot be captured.
     """
-    return of_session(executor._session, executor._options, args, kwargs, system)
+    return of_session(session_of(executor, "estimate"), executor._options, args, kwargs, system)
 
 
 def of_session(

@@ -62,6 +62,25 @@ SETTINGS = (
 )  # fmt: skip
 
 
+def session_of(executor: Any, name: str) -> _session.Session:
+    """Return the session of what was given to a function that prices.
+
+    Args:
+        executor: from ``trainingModel`` or ``inferenceModel``.
+        name: of the function.
+
+    Raises:
+        Error: it is something else.
+    """
+    session = getattr(executor, "_session", None)
+    if not isinstance(session, _session.Session):
+        raise Error(
+            f"{name} needs a wrapped model", got=type(executor).__name__,
+            fix="poptorch.inferenceModel(model), or trainingModel(model, optimizer=...)",
+        )  # fmt: skip
+    return session
+
+
 class Repricer:
     """Prices of one wrapped model for one combined batch.
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
+from .._base import log
 from .._base.errors import Error
 from .._machine.comparison import Variant, WhatIf, ranked, variant
 from .._machine.systems import parse
-from .repricing import LOCATIONS, PRECISIONS, SETTINGS, Repricer
+from .repricing import LOCATIONS, PRECISIONS, SETTINGS, Repricer, session_of
 
 if TYPE_CHECKING:
     from ..executor import PoplarExecutor
@@ -29,10 +30,13 @@ def what_if(
 ) -> WhatIf:
     """Return what a wrapped model would cost on IPUs with other settings: all combinations.
 
-    Each line is what ``poptorch.estimate`` says of the changed options. The samples of a call, and
-    so of an update, stay those of the arguments: ``accumulation`` follows from ``micro_batch`` and
-    ``replicas``, or ``micro_batch`` from ``accumulation`` and ``replicas``; in inference the device
-    iterations follow. The model is captured once for all variants that it is the same for.
+    Each line is what ``poptorch.estimate`` says of the changed options; combinations that cannot
+    be, such as samples that do not divide, are left out with a warning.
+
+    The samples of a call, and so of an update, stay those of the arguments: ``accumulation``
+    follows from ``micro_batch`` and ``replicas``, or ``micro_batch`` from ``accumulation`` and
+    ``replicas``; in inference the device iterations follow. The model is captured once for all
+    variants that it is the same for.
 
     Args:
         executor: from ``trainingModel`` or ``inferenceModel``; it stays as it is.
@@ -55,14 +59,33 @@ def what_if(
         poptorch.Error: a setting is unknown, or a value of it cannot be; and what
             ``poptorch.estimate`` raises.
     """
-    _check(vary, executor._optimizer is not None)
-    repricer = Repricer(executor._session, executor._options, args, kwargs, parse(system))
+    session = session_of(executor, "what_if")
+    _check(vary, session.optimizer is not None)
+    repricer = Repricer(session, executor._options, args, kwargs, parse(system))
     combined = [dict(zip(vary, v, strict=True)) for v in itertools.product(*vary.values())]
     bar = tqdm(combined, "Pricing", leave=False, disable=None if progress else True)
-    return ranked([variant(settings, repricer.price(settings)) for settings in bar])
+    lines, errors = list[Variant](), list[Error]()
+    for settings in bar:
+        try:
+            lines.append(variant(settings, repricer.price(settings)))
+        except Error as error:
+            errors.append(error)
+    if not lines:
+        raise errors[0]
+    if errors:
+        log.python.warning(
+            "what_if leaves out %d of %d combinations, which cannot be; the first: %s",
+            len(errors), len(combined), errors[0].message,
+        )  # fmt: skip
+    return ranked(lines)
 
 
 def _check(vary: Mapping[str, Sequence[Any]], training: bool) -> None:
+    if not isinstance(vary, Mapping):
+        raise Error(
+            "what_if needs values by the names of settings", got=f"vary={vary!r}",
+            fix='vary={"micro_batch": [4, 8], "replicas": [1, 2]}',
+        )  # fmt: skip
     for name, values in vary.items():
         if name not in SETTINGS:
             raise Error(

@@ -80,6 +80,10 @@ class WhatIf(tuple[Variant, ...]):
             ),
         ]  # fmt: skip
 
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write the table as one page for browsers, light or dark as the reader's system is."""
+        Path(path).write_text(html.page("Other settings, side by side", html.table(self._rows())))
+
     def to_csv(self, path: str | os.PathLike[str]) -> None:
         """Write a line per variant: what was varied, then the attributes of ``Variant``."""
         with Path(path).open("w", newline="") as file:

@@ -92,7 +92,7 @@ def current() -> System:
     return parse(env.get("POPTORCH_POD"), "POPTORCH_POD describes no system")
 
 
-def parse(text: str, title: str = "There is no such system") -> System:
+def parse(text: object, title: str = "There is no such system") -> System:
     """Return the system that a text like ``bow:16`` or ``4`` describes.
 
     Args:
@@ -102,7 +102,7 @@ def parse(text: str, title: str = "There is no such system") -> System:
     Raises:
         Error: it is neither.
     """
-    match = re.fullmatch(r"(?:([a-z0-9]+):)?(\d+)", text)
+    match = re.fullmatch(r"(?:([a-z0-9]+):)?(\d+)", text) if isinstance(text, str) else None
     if match is None or (match[1] or "mk2") not in KINDS:
         raise Error(
             title,
