@@ -68,6 +68,32 @@ def test_a_script_without_models_is_a_failure(
     assert "used no wrapped model" in capsys.readouterr().err
 
 
+def test_what_cannot_be_run_or_priced_is_one_message(
+    script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["estimate", "--system", "x:2", script, "8"]) == 2
+    assert "There is no such system" in capsys.readouterr().err
+    assert main(["estimate", str(tmp_path / "none.py")]) == 2
+    assert "there is no script" in capsys.readouterr().err
+
+
+def test_our_options_behind_the_script_are_said_to_be_the_scripts(
+    script: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["estimate", script, "8", "--system=mk2:1"]) == 0
+    out, err = capsys.readouterr()
+    assert "on bow:16" in out
+    assert "--system=mk2:1 after" in err
+    assert main(["estimate", script, "8"]) == 0
+    assert "after" not in capsys.readouterr().err
+
+
+def test_a_folder_of_reports_names_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made(tmp_path / "training", 100.0, 1e6)
+    assert main(["report", str(tmp_path)]) == 2
+    assert f"one of {tmp_path / 'training'}" in capsys.readouterr().err
+
+
 def made(directory: Path, cycles: float, size: float) -> str:
     """A profile with what is printed and compared."""
     chip = {"chip": 0, "peak": {"weights": size}, "peak_at": "0F0"}

@@ -10,7 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from .._base.errors import Error
+from .._machine.systems import parse
 from .commands import add
+
+_OURS = ("--system", "--all", "--json", "--html")
 
 
 class _Enough(BaseException):
@@ -38,7 +42,22 @@ def add_parser(commands: Any) -> None:
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Run the script and print the estimates; 1 if it used no wrapped model or one does not fit."""
+    """Run the script and print the estimates.
+
+    Returns:
+        1 if it used no wrapped model or one does not fit, 2 if there is nothing to run or price.
+    """
+    try:
+        parse(chosen.system)
+    except Error as error:
+        print(f"poptorch estimate: {error}", file=sys.stderr)
+        return 2
+    if not chosen.script.is_file():
+        print(f"poptorch estimate: there is no script {chosen.script}", file=sys.stderr)
+        return 2
+    ours = [each for each in chosen.arguments if each.partition("=")[0] in _OURS]
+    if ours:
+        print(f"{ours[0]} after {chosen.script} is the script's argument", file=sys.stderr)
     priced: list[Any] = []
     before = sys.argv, sys.path[:]
     sys.argv = [str(chosen.script), *chosen.arguments]

@@ -199,9 +199,9 @@ class Advice:
 
     def __str__(self) -> str:
         verdict = "fits" if self.fits else "does not fit"
-        return (
-            f"{self.change}: saves {size_text(self.saves)}, {self.costs:+.3g} s per call, {verdict}"
-        )
+        room = f"{size_text(abs(self.saves))} {'less' if self.saves >= 0 else 'more'}"
+        time = f"{abs(self.costs) * 1e3:.3g} ms {'more' if self.costs > 0 else 'less'}"
+        return f"{self.change}: {room}, {time} per call, {verdict}"
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 from .._ir.plan_text import size_text, table
 from .budget import compare
+from .estimate import Advice
 
 Profile = Mapping[str, Any]
 MOST_ROWS = 500
@@ -68,11 +69,7 @@ def _summary(profile: Profile) -> str:
         ("replicas", priced["replicas"]),
         *((f"time: {name}", f"{share:.1%}") for name, share in priced["bound"].items()),
     ]
-    advice = "".join(
-        f"<li>{escape(each['change'])}: saves {size_text(each['saves'])}, "
-        f"{each['costs']:+.3g} s per call, {'fits' if each['fits'] else 'does not fit'}</li>"
-        for each in priced["advice"]
-    )
+    advice = "".join(f"<li>{escape(str(Advice(**each)))}</li>" for each in priced["advice"])
     guesses = ", ".join(f"{each['name']} {each['share']:.0%}" for each in priced["guesses"])
     return (
         f'<p class="verdict">{verdict}</p><p>Most: {escape(named)}; '
@@ -226,11 +223,12 @@ def _text_here(measured: Mapping[str, Any]) -> list[str]:
 def text(profile: Profile) -> str:
     """Return the summary for a terminal: verdict, rates, chips, the dearest operators."""
     priced, culprit = profile["estimated"], profile["estimated"]["culprit"]
+    named = bool(culprit["tensor"])
     lines = [
         f"{profile['name']} on {priced['system']} (estimated)",
         f"{'fits' if priced['fits'] else 'DOES NOT FIT'}: {culprit['category']}, "
         f"{size_text(culprit['bytes'])} on IPU {culprit['chip']}, {culprit['over']:+.1f} % against "
-        f"the limit; largest: {culprit['tensor'] or '-'} {culprit['line']}",
+        "the limit" + (f"; largest: {culprit['tensor']} {culprit['line']}" if named else ""),
         f"{priced['items_per_second']:,.0f} items/s, {priced['seconds']:.4g} s per call, "
         f"{priced['cycles']:,.0f} cycles, {priced['share_of_peak']:.1%} of peak",
     ]

@@ -175,7 +175,9 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         content = json.loads(archive.read_text(file))
     except (archive.InvalidFile, OSError, ValueError, RecursionError) as error:
-        raise Error("There is no profile to read", got=f"{file}: {error}", fix=_FIX) from None
+        below = sorted(Path(path).glob(f"*/{NAME}"))
+        fix = f"one of {', '.join(str(each.parent) for each in below)}" if below else _FIX
+        raise Error("There is no profile to read", got=f"{file}: {error}", fix=fix) from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         form = content.get("format") if isinstance(content, dict) else None
         raise Error("The profile has another form", got=f"{file}: format {form}", fix=_FIX)
