@@ -2,6 +2,10 @@
 
 Not a part of PopTorch. A checkpoint is a folder of files without pickles: the model's, as
 ``executor.save`` writes it, and one of each process. It gets its name when all of it is there.
+It is not torch.distributed.checkpoint's: of its formats only safetensors has no pickle of its own,
+and that one holds nothing but tensors (torch 2.13 writes others, and cannot read the file then).
+Flat parts would need a planner of ours, as naming a folder when it is whole and the loader's place
+would stay ours, and its exchanges are pickles that wait for a lost process without naming it.
 """
 
 from __future__ import annotations

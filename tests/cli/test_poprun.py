@@ -56,7 +56,7 @@ def test_a_killed_instance_is_named_and_the_others_end(tmp_path: Path) -> None:
         tmp_path, "--num-instances=2", "--only-output-from-instance=0", "sh", "-c", code
     )
     assert status == KILLED + 9
-    assert "instance 1 of 2 was killed by SIGKILL, the first to fail" in printed
+    assert "instance 1 of 2 was killed by SIGKILL, the first to end" in printed
     assert "[1]" not in printed
 
 

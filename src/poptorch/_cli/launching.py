@@ -210,13 +210,13 @@ def _resolvable(host: str) -> str | None:
 
 
 def _say_failed(job: Job, error: Any) -> int:
-    """Say which processes ended how, the first to fail first; return its status."""
+    """Say which processes ended how, the first to end first; return its status."""
     failures = sorted(error.failures.items(), key=lambda item: item[1].timestamp)
     first, failure = error.get_first_failure()
     for rank, each in failures:
         code = each.exitcode
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
-        mark = ", the first to fail" if rank == first and len(failures) > 1 else ""
+        mark = ", the first to end" if rank == first and len(failures) > 1 else ""
         print(f"poprun: instance {rank} of {job.instances} {how}{mark}", file=sys.stderr)
     again = f" after {job.restarts} restarts" if job.restarts else ""
     print(f"poprun: the job has failed{again}; all instances have ended", file=sys.stderr)
