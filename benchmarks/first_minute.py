@@ -1,6 +1,9 @@
 """Seconds from the first call to the first result and to full speed, with nothing cached.
 
-Each figure comes from a process of its own with empty cache and temporary folders. Another source
+Each figure comes from a process of its own with empty cache and temporary folders; beside it stands
+what ``torch.compile`` takes to its first result, which full speed should come before. Some rows are
+fed as scripts are: by a loader over a ``TensorDataset``, the loss read after each call, and with
+operators of the user's between calls, whose threads take time from the compiler. Another source
 tree can be measured in turn with this one, because only ratios of neighbouring runs mean something
 on a busy machine.
 
@@ -10,6 +13,7 @@ Usage: python benchmarks/first_minute.py [NAME ...] [--modes auto] [--against TR
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import resource
@@ -18,25 +22,74 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from workloads import WORKLOADS
+import torch
+from torch.utils.data import TensorDataset
+
+import poptorch
+from poptorch import DataLoaderMode
+from workloads import WORKLOADS, Workload
 
 HERE = Path(__file__).resolve().parent
-NAMES = ("cnn", "mlp", "lstm", "bert", "resnet")
-# Seconds to full speed with "auto", and to the first result with "optimise", on two quiet cores.
-GOALS = {"cnn": (9, 8), "mlp": (7, 6), "lstm": (10, 9), "bert": (22, 20), "resnet": (35, 32)}
 LONGEST = 400.0
+ROWS_OF_DATA = 4096
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "POPTORCH_CACHE_DIR", "POPART_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
-def inside(name: str, mode: str) -> None:
-    """Run a workload until it has full speed and print the seconds; in a process of its own."""
+@dataclass(frozen=True)
+class Row:
+    """One row.
+
+    Attributes:
+        workload: of the table of record.
+        goals: seconds to full speed with "auto", and to the first result with "optimise", on two
+            quiet cores.
+        loader: how batches are fetched; None: each call has the same tensors.
+        augmented: whether each batch is changed by a few operators first, on all threads.
+    """
+
+    workload: str
+    goals: tuple[float, float]
+    loader: DataLoaderMode | None = None
+    augmented: bool = False
+
+
+ROWS = {
+    "cnn": Row("cnn", (9, 8)),
+    "loader": Row("cnn", (9, 8), DataLoaderMode.Sync),
+    "async": Row("cnn", (9, 8), DataLoaderMode.Async),
+    "augmented": Row("cnn-16x8", (9, 8), DataLoaderMode.Sync, augmented=True),
+    "mlp": Row("mlp", (7, 6)),
+    "lstm": Row("lstm", (10, 9)),
+    "bert": Row("bert", (22, 20)),
+    "resnet": Row("resnet", (35, 32)),
+}
+
+
+def inside(row: Row, mode: str) -> None:
+    """Run a workload until it has full speed and print the seconds; in a process of its own.
+
+    Args:
+        row: which.
+        mode: a backend, or "torch.compile".
+    """
     import contestants
 
-    work = WORKLOADS[name]
+    work = WORKLOADS[row.workload]
+    form = {"foreach": True} if mode == "torch.compile" else {}
+    given = contestants.ingredients(work, **form)  # torch's optimizers import its compiler
     started = time.perf_counter()
-    step, executor = contestants.ours(work, mode)
+    if mode == "torch.compile":
+        contestants.compiled(work, given)()
+        seconds = time.perf_counter() - started
+        print(json.dumps({"first": seconds, "full": seconds, "calls": 1}))
+        return
+    step, executor = contestants.ours(work, mode, given)
+    if row.loader is not None:
+        step = fed(work, executor, row.loader, row.augmented)
     step()
     first = time.perf_counter() - started
     calls = 1
@@ -49,8 +102,36 @@ def inside(name: str, mode: str) -> None:
     print(json.dumps({"first": first, "full": full, "calls": calls}))
 
 
+def fed(
+    work: Workload, executor: poptorch.PoplarExecutor, mode: DataLoaderMode, augmented: bool
+) -> Callable[[], float]:
+    """Return a call of a wrapped model as a script makes it."""
+    loader = poptorch.DataLoader(
+        executor.options,
+        TensorDataset(*work.data(ROWS_OF_DATA)),
+        batch_size=work.micro,
+        shuffle=True,
+        mode=mode,
+    )
+
+    def endless() -> Iterator[list[torch.Tensor]]:
+        while True:
+            yield from loader
+
+    batches = endless()
+
+    def step() -> float:
+        x, y = next(batches)
+        if augmented:
+            x = (x.flip(-1) * 0.9 + x.roll(1, -2) * 0.1).clamp(-3, 3)
+        _, loss = executor(x, y)
+        return float(loss)
+
+    return step
+
+
 def fresh(name: str, mode: str, tree: Path) -> dict[str, float]:
-    """Measure one workload in a new process for which nothing is cached."""
+    """Measure one row in a new process for which nothing is cached."""
     with tempfile.TemporaryDirectory(prefix="first-minute-") as folder:
         environment = {key: value for key, value in os.environ.items() if key not in CACHES}
         environment |= {"TMPDIR": folder, "HOME": folder, "PYTHONPATH": str(tree / "src")}
@@ -69,37 +150,51 @@ def _processor_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
+@functools.cache
+def torch_compile(workload: str, rounds: int) -> float:
+    """Return the seconds to the first result of ``torch.compile``, of rows with one model once."""
+    name = next(name for name, row in ROWS.items() if row.workload == workload)
+    runs = [fresh(name, "torch.compile", HERE.parent) for _ in range(rounds)]
+    return statistics.median(run["first"] for run in runs)
+
+
 def main() -> None:
-    """Print a table, a line per workload, mode and tree."""
+    """Print a table, a line per row, mode and tree."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("names", nargs="*", default=NAMES)
+    parser.add_argument("names", nargs="*", default=list(ROWS), metavar="NAME")
     parser.add_argument("--modes", nargs="+", default=("auto", "optimise"))
     parser.add_argument("--against", type=Path, help="another source tree, measured in turn")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.inside:
-        inside(chosen.names[0], chosen.inside)
+        inside(ROWS[chosen.names[0]], chosen.inside)
         return
     trees = {"here": HERE.parent} | ({"there": chosen.against} if chosen.against else {})
     for name in chosen.names:
-        for mode in chosen.modes:
-            found: dict[str, list[dict[str, float]]] = {tree: [] for tree in trees}
+        other = torch_compile(ROWS[name].workload, chosen.rounds)
+        print(f"{name:9s} torch.compile    first result {other:6.1f} s", flush=True)
+        for mode in chosen.modes if ROWS[name].loader is None else ("auto",):
+            runs: dict[str, list[dict[str, float]]] = {tree: [] for tree in trees}
             for _ in range(chosen.rounds):
                 for tree, path in trees.items():
-                    found[tree].append(fresh(name, mode, path))
-            goal = GOALS[name][mode != "auto"]
-            for tree, runs in found.items():
-                first, full, calls, used, load = (
-                    statistics.median(run[part] for run in runs)
-                    for part in ("first", "full", "calls", "processor", "load")
-                )
-                print(
-                    f"{name:8s} {mode:9s} {tree:6s} first result {first:6.1f} s, full speed "
-                    f"{full:6.1f} s (call {calls:.0f}); processor {used:6.1f} s, load {load:.1f}; "
-                    f"goal on two quiet cores {goal} s",
-                    flush=True,
-                )
+                    runs[tree].append(fresh(name, mode, path))
+            for tree, figures in runs.items():
+                print(line(name, mode, tree, figures, other), flush=True)
+
+
+def line(name: str, mode: str, tree: str, runs: list[dict[str, float]], other: float) -> str:
+    """Return the medians of some runs in words."""
+    first, full, calls, used, load = (
+        statistics.median(run[part] for run in runs)
+        for part in ("first", "full", "calls", "processor", "load")
+    )
+    goal = ROWS[name].goals[mode != "auto"]
+    return (
+        f"{name:9s} {mode:9s} {tree:6s} first result {first:6.1f} s, full speed {full:6.1f} s "
+        f"(call {calls:.0f}), {full / other:4.2f} of torch.compile's; processor {used:6.1f} s, "
+        f"load {load:.1f}; goal on two quiet cores {goal} s"
+    )
 
 
 if __name__ == "__main__":
