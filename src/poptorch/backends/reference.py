@@ -11,6 +11,7 @@ from torch import fx
 from .._ir.graph import Graph
 from .._ir.plan import Plan
 from . import stopwatch
+from .adam_steps import in_one_pass
 from .driver import LoopExecutable, program_report
 from .memory_reuse import reuse_memory
 from .prepare import accept_strides, prepare, signature
@@ -45,7 +46,7 @@ class Reference:
     @staticmethod
     def function(module: fx.GraphModule) -> Compiled:
         """Return what runs one prepared graph, which is changed."""
-        module = accept_strides(reuse_memory(module))
+        module = accept_strides(reuse_memory(in_one_pass(module)))
         forward = fx.GraphModule(module, module.graph).forward  # not module(...): it has no hooks
 
         def run(arguments: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:

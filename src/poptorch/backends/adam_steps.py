@@ -1,0 +1,190 @@
+"""Steps of Adam in one pass over memory, by the kernel that torch has for ``fused=True``.
+
+Interpreted, a step is ten operators that each read and write tensors as large as the weights: of a
+large model they take longer than eager's optimizer. Weights of less than LARGE numbers stay with
+the operators, which cost little there, and whose bits do not depend on how weights lie together.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from .._base import private
+
+aten = torch.ops.aten
+
+LARGE = 1 << 14
+_LATE = 1e30  # the number of a step whose moments need no correction
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A step in a graph.
+
+    Attributes:
+        operands: what ``adam_step`` takes: nodes, and numbers where they are compiled in.
+        inner: the nodes that compute it.
+    """
+
+    operands: tuple[Any, ...]
+    inner: Collection[fx.Node]
+
+
+def in_one_pass(module: fx.GraphModule) -> fx.GraphModule:
+    """Let each large step of Adam in a prepared graph be one kernel; return the module, changed."""
+    graph = module.graph
+    copies = graph.find_nodes(op="call_function", target=aten.copy_.default)
+    written = {copy.args[1]: copy for copy in copies}
+    steps = [step for copy in copies if (step := _step(copy, written)) is not None]
+    if not steps or not _has_kernel():
+        return module
+    order = {node: at for at, node in enumerate(graph.nodes)}
+    with graph.inserting_before(copies[0]):  # all that they write is computed, nothing is written
+        for step in steps:
+            graph.call_function(adam_step, step.operands)
+    for step in steps:
+        for node in sorted(step.inner, key=order.__getitem__, reverse=True):
+            if node in written:
+                graph.erase_node(written[node])
+            graph.erase_node(node)
+    module.recompile()
+    return module
+
+
+def _step(copy: fx.Node, written: Mapping[Any, fx.Node]) -> _Step | None:
+    """Return the step whose new weight a node writes; None if it is not a large one of Adam.
+
+    See ``_update/adam.py`` and ``adamw.py`` for the formulas.
+    """
+    weight, new_weight = copy.args[:2]
+    base, quotient, descent = _plus_scaled(new_weight)
+    decayed, shrink = (weight, 1.0) if base is weight else _operands(base, aten.mul.Tensor)
+    new_first, root = _operands(quotient, aten.div.Tensor)
+    corrected, eps = _operands(root, aten.add.Tensor)
+    scaled = _operands(corrected, aten.mul.Tensor)
+    plain, factor = scaled if scaled[0] is not None else (corrected, 1.0)
+    new_second, *_ = _operands(plain, aten.sqrt.default)
+    first, gradient, first_share = _blend(new_first)
+    second, square, second_share = _blend(new_second)
+    if decayed is not weight or _operands(square, aten.mul.Tensor) != (gradient, gradient):
+        return None
+    state = {new_weight: weight, new_first: first, new_second: second}
+    if any(new not in written or written[new].args[0] is not old for new, old in state.items()):
+        return None
+    tensors = weight, gradient, first, second
+    scalars = first_share, second_share, factor, eps, descent, shrink
+    inner = _between(new_weight, {*tensors, *scalars})
+    users = {user for node in inner for user in node.users}
+    alone = users <= {*inner, *(written[new] for new in state)}
+    return _Step((*tensors, *scalars), inner) if alone and _are_large(tensors) else None
+
+
+def _operands(node: Any, target: Any) -> tuple[Any, ...]:
+    """Return the two operands of a node, or as many times None if it does something else."""
+    if not isinstance(node, fx.Node) or node.target is not target or node.kwargs:
+        return None, None
+    return node.args
+
+
+def _plus_scaled(node: Any) -> tuple[Any, Any, Any]:
+    """Return (a, b, factor) of ``a + factor * b``, see ``plus_scaled`` in ``_update``."""
+    match node:
+        case fx.Node(target=aten.addcmul.default, args=(a, b, factor)) if not node.kwargs:
+            return a, b, factor
+        case fx.Node(target=aten.add.Tensor, args=(a, b), kwargs={"alpha": factor}):
+            return a, b, factor
+    return None, None, None
+
+
+def _blend(node: Any) -> tuple[Any, Any, Any]:
+    """Return (old, new, share) of ``old + share * (new - old)``, see ``blend`` in ``_update``."""
+    match node:
+        case fx.Node(target=aten.lerp.Scalar, args=(old, new, share)):
+            return old, new, share
+    old, difference, share = _plus_scaled(node)
+    new, subtracted = _operands(difference, aten.sub.Tensor)
+    return (old, new, share) if subtracted is old else (None, None, None)
+
+
+def _between(node: Any, ends: Collection[Any]) -> set[fx.Node]:
+    """Return a node and all that it is computed from, up to others."""
+    inner, ahead = set[fx.Node](), [node]
+    while ahead:
+        node = ahead.pop()
+        if node not in ends and node not in inner:
+            inner.add(node)
+            ahead += node.all_input_nodes
+    return inner
+
+
+def _are_large(nodes: Collection[fx.Node]) -> bool:
+    values = [node.meta.get("val") for node in nodes]
+    shape = values[0].shape if isinstance(values[0], torch.Tensor) else None
+    return all(
+        isinstance(value, torch.Tensor)
+        and value.dtype is torch.float32
+        and value.shape == shape
+        and value.numel() >= LARGE
+        and value.is_contiguous()
+        for value in values
+    )
+
+
+def adam_step(
+    weight: torch.Tensor,
+    gradient: torch.Tensor,
+    first: torch.Tensor,
+    second: torch.Tensor,
+    *scalars: torch.Tensor | float,
+) -> None:
+    """Advance moments by a gradient, and a weight by them, in place.
+
+    Args:
+        weight, gradient, first, second: of one shape; the moments are the gradient's and its
+            square's.
+        scalars: the share of the gradient in ``first``, and of its square in ``second``; what the
+            root of ``second`` is multiplied by, and what is added; the factor of the quotient in
+            what is added to the weight; and that of the weight before.
+    """
+    first_share, second_share, factor, eps, descent, shrink = map(float, scalars)
+    if not (0 < first_share <= 1 and 0 < second_share <= 1):  # it takes no decay of 1
+        first.add_(gradient - first, alpha=first_share)
+        second.add_(gradient * gradient - second, alpha=second_share)
+        weight.mul_(shrink).addcdiv_(first, second.sqrt() * factor + eps, value=descent)
+        return
+    rate = -descent / factor  # numerator and denominator divided by the root's factor
+    private.fused_adamw_(
+        [weight],
+        [gradient.contiguous()],
+        [first],
+        [second],
+        [],
+        [_late()],
+        lr=rate,
+        beta1=1 - first_share,
+        beta2=1 - second_share,
+        weight_decay=(1 - shrink) / rate if rate else 0.0,
+        eps=eps / factor,
+        amsgrad=False,
+        maximize=False,
+    )
+
+
+@functools.cache
+def _late() -> torch.Tensor:
+    return torch.tensor(_LATE, dtype=torch.float32)
+
+
+def _has_kernel() -> bool:
+    try:
+        private.fused_adamw_  # noqa: B018 (looked up)
+    except private.Gone as gone:
+        private.go_on_without(gone)
+        return False
+    return True

@@ -1,0 +1,171 @@
+"""Steps of Adam by torch's fused kernel: which ones, and that their numbers are eager's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import poptorch
+from helpers.wrapped import normal, options
+from poptorch._base import private
+from poptorch._update import adam, adamw
+from poptorch._update.algorithm import Algorithm
+from poptorch.backends import adam_steps
+
+WIDTH = 130  # squared, more than LARGE
+X, Y = normal(4, WIDTH), normal(4, WIDTH, seed=1)
+
+
+class Net(nn.Module):
+    """One large weight and a small one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        out = self.layer(x)
+        return out, nn.functional.mse_loss(out, y)
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The shapes of the weights that the kernel has advanced."""
+    shapes: list[Any] = []
+    usual = adam_steps.adam_step
+
+    def step(weight: torch.Tensor, *rest: Any) -> None:
+        shapes.append(weight.shape)
+        usual(weight, *rest)
+
+    monkeypatch.setattr(adam_steps, "adam_step", step)
+    return shapes
+
+
+@pytest.mark.parametrize("package", [torch.optim, poptorch.optim])
+@pytest.mark.parametrize("name", ["Adam", "AdamW"])
+@pytest.mark.parametrize(
+    "settings", [{"weight_decay": 0.0}, {"weight_decay": 0.3, "betas": (0.5, 0.8), "eps": 1e-3}]
+)
+def test_a_large_model_trains_as_eagerly(package: Any, name: str, settings: Any, steps) -> None:
+    torch.manual_seed(0)
+    ours, eagers = Net(), Net()
+    eagers.load_state_dict(ours.state_dict())
+    optimizer = getattr(package, name)(ours.parameters(), lr=0.01, **settings)
+    training = poptorch.trainingModel(ours, options(), optimizer)
+    eager = getattr(torch.optim, name)(eagers.parameters(), lr=0.01, **settings)
+    for _ in range(3):
+        eager.zero_grad()
+        _, wanted = eagers(X, Y)
+        wanted.backward()
+        eager.step()
+        torch.testing.assert_close(training(X, Y)[1], wanted.detach(), rtol=1e-5, atol=1e-6)
+    assert steps == [(WIDTH, WIDTH)] * 3
+    for one, other in zip(ours.parameters(), eagers.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=2e-6)
+
+
+VALUES = {"first_share": 0.1, "second_share": 0.02, "root_factor": 3.0, "eps": 1e-3,
+          "descent": -0.01, "shrink": 0.97, "weight_decay": 0.03}  # fmt: skip
+
+
+def graph(algorithm: Algorithm, variable: bool, values: Any, extra: Callable[..., Any]) -> Any:
+    """Return a step as backends get it, and tensors for it; ``extra`` is what is returned."""
+    numbers = {k: torch.tensor(v) if variable else v for k, v in values.items()}
+
+    def function(weight: Any, gradient: Any, first: Any, second: Any, *scalars: Any) -> Any:
+        given = dict(zip(numbers, scalars, strict=True)) if variable else numbers
+        old = {"first": first, "second": second}
+        new, moments = algorithm.step(weight, gradient, old, given)
+        returned = extra(new, moments, gradient)
+        for place, value in ((weight, new), (first, moments["first"]), (second, moments["second"])):
+            place.copy_(value)
+        return returned
+
+    tensors = [normal(WIDTH, WIDTH, seed=at) for at in range(4)]
+    tensors[3] = tensors[3].abs()
+    arguments = [*tensors, *numbers.values()] if variable else tensors
+    return make_fx(function, tracing_mode="fake")(*arguments), arguments
+
+
+def nothing(*_: Any) -> tuple[()]:
+    return ()
+
+
+def run(module: fx.GraphModule, arguments: list[torch.Tensor]) -> list[torch.Tensor]:
+    copies = [tensor.clone() for tensor in arguments]
+    module(*copies)
+    return copies
+
+
+def is_taken(module: fx.GraphModule) -> bool:
+    return any(node.target is adam_steps.adam_step for node in module.graph.nodes)
+
+
+@pytest.mark.parametrize("algorithm", [adam.ALGORITHM, adamw.ALGORITHM])
+@pytest.mark.parametrize("variable", [True, False])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"descent": 0.0, "shrink": 1.0},
+        {"first_share": 0.0},
+        {"second_share": 0.0},
+        {"eps": 0.0},
+    ],
+)
+def test_the_numbers_are_those_of_the_operators(algorithm, variable: bool, change) -> None:
+    """Also where the kernel's own formula has a division by zero."""
+    module, arguments = graph(algorithm, variable, {**VALUES, **change}, nothing)
+    wanted = run(module, arguments)
+    got = run(adam_steps.in_one_pass(module), arguments)
+    assert is_taken(module)
+    assert len([n for n in module.graph.nodes if n.op == "call_function"]) <= 4  # with a decay
+    for one, other in zip(got, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        lambda new, moments, gradient: (new + 1,),
+        lambda new, moments, gradient: (moments["first"].clone(),),
+        lambda new, moments, gradient: (moments["second"].sqrt(),),
+    ],
+)
+def test_what_somebody_else_reads_is_left_alone(extra) -> None:
+    module, arguments = graph(adam.ALGORITHM, True, VALUES, extra)
+    adam_steps.in_one_pass(module)
+    assert not is_taken(module)
+    assert all(torch.isfinite(tensor).all() for tensor in run(module, arguments))
+
+
+def test_a_gradient_may_be_read_by_others() -> None:
+    module, arguments = graph(adam.ALGORITHM, True, VALUES, lambda new, moments, g: (g.norm(),))
+    wanted = module(*[tensor.clone() for tensor in arguments])
+    assert is_taken(adam_steps.in_one_pass(module))
+    assert module(*[tensor.clone() for tensor in arguments]) == wanted
+
+
+def test_small_ones_and_other_types_are_left_alone(monkeypatch) -> None:
+    module, _ = graph(adam.ALGORITHM, True, VALUES, nothing)
+    monkeypatch.setattr(adam_steps, "LARGE", WIDTH * WIDTH + 1)
+    assert not is_taken(adam_steps.in_one_pass(module))
+    monkeypatch.setattr(adam_steps, "LARGE", 1)
+    for node in module.graph.find_nodes(op="placeholder")[:4]:
+        node.meta["val"] = node.meta["val"].double()
+    assert not is_taken(adam_steps.in_one_pass(module))
+
+
+def test_a_torch_without_the_kernel(monkeypatch, caplog) -> None:
+    path, lost = private.ROWS["fused_adamw_"]
+    monkeypatch.setitem(private.ROWS, "fused_adamw_", (f"{path}_renamed", lost))
+    private._warn.cache_clear()
+    module, _ = graph(adam.ALGORITHM, True, VALUES, nothing)
+    assert not is_taken(adam_steps.in_one_pass(module))
+    assert "Adam and AdamW" in caplog.text
