@@ -36,6 +36,7 @@ def _settings() -> dict[str, Any]:
 _SETTINGS = _settings()  # read once, at import, as it was
 _ENABLED = str(_SETTINGS.get("enable", "false")).lower() == "true"
 _TRACE = HostTrace(Path(str(_SETTINGS.get("directory", ".")))) if _ENABLED else None
+_NOTHING = contextlib.nullcontext()  # one for all calls
 
 
 class Channel:
@@ -72,7 +73,7 @@ class Channel:
     def tracepoint(self, name: str) -> contextlib.AbstractContextManager[Any]:
         """Return a context manager: what runs inside is one event."""
         if not _ENABLED:
-            return contextlib.nullcontext()
+            return _NOTHING
         return _recorded(self._name, name)
 
 

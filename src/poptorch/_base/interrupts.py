@@ -53,7 +53,7 @@ class deferred:  # noqa: N801 (used as a function)
                 for number in _theirs:
                     _signal.signal(number, _note)
             except BaseException:  # a handler that was not noted yet
-                _put_back(dict(self._swapped))
+                _put_back(self._swapped)
                 raise
         _depth += 1
 
@@ -63,17 +63,17 @@ class deferred:  # noqa: N801 (used as a function)
             return
         _depth -= 1
         if not _depth:
-            _put_back(dict(self._swapped))
+            _put_back(self._swapped)
             check()
 
 
 def _put_back(handlers: dict[int, Handler]) -> None:
+    """Let signals have their handlers again."""
     try:
-        while handlers:
-            number, handler = next(iter(handlers.items()))
-            if _signal.getsignal(number) is _note:  # unless a handler has chosen another one
+        for number, handler in handlers.items():
+            # Unless it is back, or a handler has chosen another one.
+            if _signal.getsignal(number) is _note:
                 _signal.signal(number, handler)
-            del handlers[number]
     except BaseException:  # one that is back already was called, and raised
         _put_back(handlers)
         raise
@@ -84,7 +84,7 @@ def _renew() -> None:
     global _depth, _main
     _depth, _main = 0, threading.get_ident()
     _noted.clear()
-    _put_back(dict(_theirs))
+    _put_back(_theirs)
 
 
 os.register_at_fork(after_in_child=_renew)

@@ -101,23 +101,22 @@ class Range:
 
     def outside(self, value: torch.Tensor) -> list[tuple[int, ...]]:
         """Return the places of the numbers of an input that are not allowed."""
-        if value.is_meta or not value.numel():  # a buffer of another process, which looks at it
+        if value.is_meta:  # a buffer of another process, which looks at it
             return []
-        least, most = _extremes(value)
+        count = value.numel()
+        if count > _FEW:
+            least, most = (extreme.item() for extreme in torch.aminmax(value))
+        elif count:
+            numbers = (value if value.dim() == 1 else value.flatten()).tolist()
+            least, most = min(numbers), max(numbers)
+        else:
+            return []
         if self.least <= least and most <= self.most:
             return []
         bad = (value < self.least) | (value > self.most)
         for each in self.ignored:
             bad &= value != each
         return [tuple(place) for place in bad.nonzero().tolist()]
-
-
-def _extremes(value: torch.Tensor) -> tuple[float, float]:
-    if value.numel() > _FEW:
-        least, most = torch.aminmax(value)
-        return least.item(), most.item()
-    numbers = (value if value.dim() == 1 else value.flatten()).tolist()
-    return min(numbers), max(numbers)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 KEYS = ("input", "input_complete", "output", "output_complete")
 Stamps = dict[str, list[list[float]]]
@@ -11,8 +11,7 @@ Latency = tuple[float, float, float]
 Reduce = Callable[[Iterable[float]], float]
 
 
-@dataclass(frozen=True)
-class Stamped:
+class Stamped(NamedTuple):
     """When one call handed its batch over, had it taken, had results, and had them collected.
 
     A call hands all its micro-batches to the device at once, and takes all results at once, so

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -99,8 +99,7 @@ class Compilation(Task):
         )
 
 
-@dataclass(frozen=True, eq=False)
-class LastCall:
+class LastCall(NamedTuple):
     """What is kept of the last call.
 
     Attributes:

@@ -43,6 +43,7 @@ class Outputs:
         self.structure = structure
         self.hosts = dict(sorted(hosts.items()))
         self._narrow = narrow_64bit
+        self._wide: list[int] | None = None
         self.count = len(structure.paths) - len(hosts)
 
     def build(self, results: Sequence[torch.Tensor]) -> Any:
@@ -51,11 +52,13 @@ class Outputs:
         Raises:
             Error: an integer does not fit into the 32 bits that it comes back in.
         """
-        if self._narrow:
-            results = [
-                self._narrowed(at, result) if result.dtype is torch.int64 else result
-                for at, result in enumerate(results)
-            ]
+        if self._wide is None:  # as they are in each call
+            wide = [at for at, result in enumerate(results) if result.dtype is torch.int64]
+            self._wide = wide if self._narrow else []
+        if self._wide:
+            results = list(results)
+            for at in self._wide:
+                results[at] = self._narrowed(at, results[at])
         for result in results:
             result.__dict__.update(_EXPLAINING)
         if self.hosts:

@@ -90,9 +90,9 @@ class Reports:
         self._watch = watch
         return results
 
-    def called(self) -> None:
-        """Note what the last call took; write the report after some of them."""
-        runtime = self._spec().runtime
+    def called(self, spec: Spec) -> None:
+        """Note what the last call, with these settings, took; write the report after some."""
+        runtime = spec.runtime
         if runtime.cycle_count:
             log.engine.debug("Total number of IPU cycles: %d (estimated)", self.cycles())
         if runtime.report is None:

@@ -330,7 +330,7 @@ class Session:
         returned = now.outputs.build(results[: now.outputs.count])
         moments = (started, taken, ready, time.perf_counter())
         live.last = LastCall(Stamped(moments), now.anchors(results))
-        self.reports.called()
+        self.reports.called(now.spec)
         return returned
 
     def _change_program(

@@ -63,7 +63,8 @@ class LoopExecutable:
         self._key = 0
         self._first_replica = plan.spec.first_replica
         emit = plan.program.emit
-        self._modes = {slot.key: emit.mode_of(slot.key) for slot in emit.slots}
+        modes = {slot.key: emit.mode_of(slot.key) for slot in emit.slots}
+        self._wanted = Wanted(plan.program, modes)
         self._bound: tuple[State, dict[str, _BoundRun]] | None = None
         self._threads = Threads()
         checked = plan.spec.precision.check_indices
@@ -76,11 +77,12 @@ class LoopExecutable:
     def run(self, state: State, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Do one call; see ``Executable.run``."""
         runs = self._bind(state)
-        collector = Collector(self._program, self._modes)
+        collector = Collector(self._program, self._wanted)
         slices = [self._program.loops.cut(value, self._program.lanes) for value in batch]
         index: Index = _FIRST.copy()
         random = device_generator(bool(self._random))
-        with interrupts.deferred(), torch.no_grad(), random, self._threads:
+        # The other context is half the price of no_grad(), 2 us less.
+        with interrupts.deferred(), torch.set_grad_enabled(False), random, self._threads:
             self._whole.begin(state, batch)
             if self._random:
                 self._key = next_key(state)
@@ -111,15 +113,7 @@ class LoopExecutable:
         index: Index,
         collector: Collector,
     ) -> None:
-        if isinstance(node, Repeat):  # what follows a loop belongs to its last round
-            for step in range(node.count):
-                index[node.axis] = step
-                for child in node.body:
-                    self._walk(child, runs, slices, index, collector)
-        elif isinstance(node, Reduce | Scatter | Gather):
-            assert self._bound is not None
-            exchange(node, self._bound[0])
-        elif isinstance(node, Run):
+        if isinstance(node, Run):
             assert self._bound is not None
             interrupts.check()
             run, step = runs[node.graph], step_of(self._program, index)
@@ -128,6 +122,14 @@ class LoopExecutable:
             results = stopwatch.action(node.graph, run, slices, step, index)
             self._whole.ran(node.graph, self._bound[0])
             collector.take(run.emitted, results, step, index[Axis.REPLICAS])
+        elif isinstance(node, Repeat):  # what follows a loop belongs to its last round
+            for step in range(node.count):
+                index[node.axis] = step
+                for child in node.body:
+                    self._walk(child, runs, slices, index, collector)
+        elif isinstance(node, Reduce | Scatter | Gather):
+            assert self._bound is not None
+            exchange(node, self._bound[0])
         else:
             raise NotImplementedError(f"no backend knows what this means: {node}")
 
@@ -263,8 +265,8 @@ def next_key(state: State) -> int:
     return key
 
 
-class Collector:
-    """Keeps the results of the runs that the output modes want and puts them together.
+class Wanted:
+    """Which results of each step the output modes keep: found out once, for all calls.
 
     Args:
         program: what is run.
@@ -272,11 +274,42 @@ class Collector:
     """
 
     def __init__(self, program: Program, modes: Mapping[str, Mode]) -> None:
+        self.modes = modes
         self._loops = program.loops
         self._lanes = program.lanes
-        self._modes = modes
         self._distinct = set(modes.values())
-        self._kept: dict[str, list[torch.Tensor]] = {key: [] for key in modes}
+        self._of: dict[int, dict[Mode, list[int]]] = {}
+
+    def of(self, step: int) -> Mapping[Mode, list[int]]:
+        """Return, by mode, which of the steps beside this one are kept, counted from it."""
+        if step not in self._of:
+            side_by_side = range(self._lanes.steps if self._lanes is not None else 1)
+            self._of[step] = {
+                mode: [at for at in side_by_side if self._is(mode, step + at)]
+                for mode in self._distinct
+            }
+        return self._of[step]
+
+    def _is(self, mode: Mode, step: int) -> bool:
+        if mode[0] is OutputMode.Final:
+            return step == self._loops.steps - 1
+        if mode[0] is OutputMode.EveryN:
+            return (self._loops.iteration(step) + 1) % mode[1] == 0
+        return True
+
+
+class Collector:
+    """Keeps the results of the runs of a call that are wanted and puts them together.
+
+    Args:
+        program: what is run.
+        wanted: the results that are kept.
+    """
+
+    def __init__(self, program: Program, wanted: Wanted) -> None:
+        self._lanes = program.lanes
+        self._wanted = wanted
+        self._kept: dict[str, list[torch.Tensor]] = {key: [] for key in wanted.modes}
         self._sums: dict[str, dict[int, torch.Tensor]] = {}
 
     def take(
@@ -289,13 +322,9 @@ class Collector:
             step: its step; where several run side by side the first of them.
             replica: its replica; 0 where all run side by side.
         """
-        side_by_side = range(self._lanes.steps if self._lanes is not None else 1)
-        steps = {
-            mode: [at for at in side_by_side if self._wanted(mode, step + at)]
-            for mode in self._distinct
-        }
+        steps, modes = self._wanted.of(step), self._wanted.modes
         for key, value in zip(keys, values, strict=True):
-            mode = self._modes.get(key)
+            mode = modes.get(key)
             if mode is None or not steps[mode]:
                 continue
             lanes = self._lanes
@@ -314,13 +343,6 @@ class Collector:
         sums = self._sums.setdefault(key, {})
         sums[replica] = sums[replica] + part if replica in sums else part
         self._kept[key] = list(sums.values())
-
-    def _wanted(self, mode: Mode, step: int) -> bool:
-        if mode[0] is OutputMode.Final:
-            return step == self._loops.steps - 1
-        if mode[0] is OutputMode.EveryN:
-            return (self._loops.iteration(step) + 1) % mode[1] == 0
-        return True
 
     def results(self) -> list[torch.Tensor]:
         """One tensor per emitted slot: scalars stacked, others joined along dimension 0."""

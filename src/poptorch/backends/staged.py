@@ -23,7 +23,7 @@ from .._ir.state import State
 from .chips import Replica
 from .crew import Crew
 from .devices import at_home, devices
-from .driver import Collector, device_generator, next_key, program_report
+from .driver import Collector, Wanted, device_generator, next_key, program_report
 from .prepare import accept_strides
 from .protocol import Executable, Progress
 from .whole import note
@@ -188,7 +188,8 @@ class StagedExecutable:
     def _collected(self, replicas: Sequence[Replica]) -> list[torch.Tensor]:
         program = self._plan.program
         emit = program.emit
-        collector = Collector(program, {slot.key: emit.mode_of(slot.key) for slot in emit.slots})
+        modes = {slot.key: emit.mode_of(slot.key) for slot in emit.slots}
+        collector = Collector(program, Wanted(program, modes))
         keys = [slot.key for slot in emit.slots]
         elsewhere = {
             slot.key: torch.empty(slot.shape, dtype=slot.dtype)
