@@ -14,7 +14,8 @@ import site_pages
 from helpers.source_tree import ROOT
 
 REFERENCE = ROOT / "docs" / "reference"
-ENTRIES = set(re.findall(r"^::: (\S+)", "".join(p.read_text() for p in REFERENCE.iterdir()), re.M))
+LISTED = re.findall(r"^::: (\S+)", "".join(p.read_text() for p in REFERENCE.iterdir()), re.M)
+ENTRIES = set(LISTED)
 MODULES = (
     "poptorch",
     "poptorch.optim",
@@ -74,6 +75,7 @@ def test_every_public_name_is_in_the_reference() -> None:
         and id(value) not in placed  # under another of its names
     ]
     assert absent == [], "add a line to a page of docs/reference"
+    assert sorted(LISTED) == sorted(ENTRIES), "an entry is there twice"
     assert len(PUBLIC) > 100
 
 

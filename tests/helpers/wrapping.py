@@ -64,6 +64,11 @@ class Several(nn.Module):
         return outs, poptorch.identity_loss(losses, reduction="sum")
 
 
+def runs_compiled(executor: poptorch.PoplarExecutor) -> bool:
+    """Whether compiled code runs: where compiling fails the interpreter takes its place."""
+    return bool(executor._executable.report().backend == "inductor")
+
+
 def infer(function: Callable[..., Any], *args: Any, opts: poptorch.Options | None = None) -> Any:
     """Call a function through an inference model."""
     return poptorch.inferenceModel(Calling(function), opts or options())(*args)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import poptorch
-from helpers.wrapping import Scaled, Several, infer, options, training
+from helpers.wrapping import Scaled, Several, infer, options, runs_compiled, training
 from ops.test_known import op
 
 GROUPING = "__collectiveReplicaGrouping"
@@ -114,7 +114,9 @@ def test_compiled_they_are_the_same() -> None:
     functions = [lambda a, known=CASES[name][0]: known(a).sin() for name in names]
     model = Several(functions, [WEIGHT] * len(names))
     opts = options("inductor", replicas=REPLICAS, accumulation=2)
-    training(model, opts, lr=1.0)(*[x] * len(names))
+    executor = training(model, opts, lr=1.0)
+    executor(*[x] * len(names))
+    assert runs_compiled(executor)
     for name, after in zip(names, model.weights, strict=True):
         wanted = expected_gradient(CASES[name][1], x)
         torch.testing.assert_close(WEIGHT - after.detach(), wanted)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import poptorch
-from helpers.wrapping import Scaled, Several, infer, options, training
+from helpers.wrapping import Scaled, Several, infer, options, runs_compiled, training
 
 DOMAIN = "ai.graphcore"
 X = torch.tensor([[0.3, -1.7], [2.0, 0.9], [-0.4, 3.1], [1.5, 0.6]])
@@ -102,7 +102,9 @@ def test_compiled_they_are_the_same() -> None:
     known, plain, inputs = zip(*CASES.values(), strict=True)
     weights = [torch.linspace(0.5, 1.5, x.shape[1]) for x in inputs]
     model = Several(known, weights)
-    outs, _ = training(model, options("inductor"), lr=1.0)(*inputs)
+    executor = training(model, options("inductor"), lr=1.0)
+    outs, _ = executor(*inputs)
+    assert runs_compiled(executor)
     for at, name in enumerate(CASES):
         ours = outs[at], weights[at] - model.weights[at].detach()
         wanted = eager_update(plain[at], inputs[at], weights[at])
