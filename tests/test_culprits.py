@@ -120,6 +120,7 @@ def peak(estimate: Estimate) -> float:
     return max(chip.bytes for chip in estimate.chips)
 
 
+@pytest.mark.slow
 def test_what_cannot_raise_does_not() -> None:
     """Activations computed again, more chips: never more bytes on one; more chips, no more time."""
     base = priced(lambda: Tower(4, 512), rows(4096, 512), optimizer="AdamW")
@@ -136,6 +137,7 @@ def test_what_cannot_raise_does_not() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("micro", [8, 64, 512])
 def test_more_samples_need_more(micro: int) -> None:
     small, large = (

@@ -212,6 +212,7 @@ def _executed(tree: ast.Module) -> list[ast.stmt]:
     return [Outside().visit(statement) for statement in tree.body]
 
 
+@pytest.mark.slow
 def test_private_attributes_of_others_are_listed() -> None:
     paths = [*FILES, *OUR_OTHER_PACKAGE]
     ours = {n for p in paths if not _allowed_private(p) for n in defined(parse(p))}

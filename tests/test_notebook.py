@@ -83,6 +83,7 @@ def test_plans_and_estimates_are_tables_and_pictures() -> None:
     assert table._repr_html_().count("<tr>") == 3
 
 
+@pytest.mark.slow
 def test_the_notebook_of_the_guide_shows_what_it_has_stored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

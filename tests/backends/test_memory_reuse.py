@@ -70,6 +70,7 @@ def test_memory_is_not_held_while_a_product_needs_some() -> None:
     assert "aten.mul.out" in same(together, *arguments)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 30), st.integers(0, 30)), max_size=16),
        st.sets(st.integers(0, 18), max_size=3))  # fmt: skip

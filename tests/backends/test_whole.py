@@ -65,6 +65,7 @@ def in_place(wrapper: poptorch.PoplarExecutor, at: int) -> LoopExecutable:
     return LoopExecutable(plan, parts, program_report("toy", plan.program, 0.0), in_place=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lanes", [0, 1])
 def test_what_a_run_has_written_is_put_back(lanes: int, limited: None) -> None:
     """Of two updates of two micro-batches the second tears."""

@@ -117,6 +117,7 @@ def usual() -> torch.Tensor:
     return losses()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lost", [private.RECURRENT, private.BACKWARD, private.MEMORY, private.UNREAD]
 )

@@ -159,6 +159,7 @@ def test_many_rows_only_while_they_stay_in_the_caches(rows, cached, lanes, monke
         torch.testing.assert_close(ours[key], state[key])
 
 
+@pytest.mark.slow
 def test_gradients_do_not_count_as_what_every_lane_needs() -> None:
     """They are there once, however many lanes there are."""
     torch.manual_seed(0)

@@ -167,6 +167,7 @@ def marked(every: int) -> Estimate:
         executor.destroy()
 
 
+@pytest.mark.slow
 def test_fewer_checkpoints_are_advised_and_save_what_is_said() -> None:
     before = marked(1)
     assert not before.fits

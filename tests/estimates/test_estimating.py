@@ -134,6 +134,7 @@ def _location(**how: bool) -> poptorch.Options:
     return opts
 
 
+@pytest.mark.slow
 def test_locations_move_bytes_and_cost_transfers(pipeline: Estimate) -> None:
     off = trained(stack(4, cut=2), opts=_location(on_chip=False))
     assert off.chips[0].always["optimizer state"] < 64
@@ -206,6 +207,7 @@ def test_pipelines_keep_more_the_earlier_the_stage() -> None:
     assert kept[1].peak["activations"] - kept[2].peak["activations"] >= value
 
 
+@pytest.mark.slow
 def test_activations_in_streaming_memory_are_not_kept() -> None:
     """The second of three stages keeps the inputs of three micro-batches, or fetches one."""
     where = poptorch.TensorLocationSettings().useOnChipStorage(False)

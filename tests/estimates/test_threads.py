@@ -27,6 +27,7 @@ class Net(nn.Module):
         return nn.functional.mse_loss(self.layer(x), y)
 
 
+@pytest.mark.slow
 def test_estimates_and_first_calls_wait_for_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
     quiet, ready = trace._quiet, threading.Barrier(2)
     inside, most = [0], [0]

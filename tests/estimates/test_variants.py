@@ -106,6 +106,7 @@ def test_lines_are_estimates(training: bool, norm: bool, vary: dict[str, list[An
     assert rates == sorted(rates, reverse=True)
 
 
+@pytest.mark.slow
 def test_captured_once_where_it_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     capture = _session.pricing._compile.capture_for_estimate
@@ -141,6 +142,7 @@ def test_what_does_not_fit_comes_last(tmp_path: Path) -> None:
     assert read[2]["culprit"] == str(lines[2].culprit)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [True, False])
 def test_precision_is_that_of_the_model_and_its_inputs(training: bool) -> None:
     executor = wrapped(training)
@@ -189,6 +191,7 @@ def deep(training: bool, ipus: int = 1) -> poptorch.PoplarExecutor:
     return poptorch.trainingModel(model, options, optimizer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [True, False])
 def test_replicas_are_cut_as_autoplace_cuts(training: bool) -> None:
     vary = {"ipus_per_replica": [1, 3]}

@@ -265,6 +265,7 @@ class Classifier(nn.Module):
         return self.log_softmax(self.fc2(self.relu(self.fc1(x))))
 
 
+@pytest.mark.slow
 def test_the_classifier_of_the_course_with_a_loader() -> None:
     model = WithLoss(Classifier(), nn.NLLLoss()).train()
     eager = copy.deepcopy(model)

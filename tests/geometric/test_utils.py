@@ -33,6 +33,7 @@ class Network(nn.Module):
         return out, poptorch.identity_loss(out.square(), "mean")
 
 
+@pytest.mark.slow
 @pytest.mark.spec("geometric", 91)
 def test_the_stepper_compares_training() -> None:
     stepper = pg.TrainingStepper(Network(), options=options(), rtol=1e-4, atol=1e-5)

@@ -84,6 +84,7 @@ def test_a_phased_plan_tells_what_is_loaded() -> None:
     assert "  chip 0: L0F0 0F0" in text
 
 
+@pytest.mark.slow
 def test_homes_are_told() -> None:
     opts = poptorch.Options().showCompilationProgressBar(False)
     settings = poptorch.TensorLocationSettings().useOnChipStorage(False).useIOTilesToLoad(True)

@@ -73,6 +73,7 @@ def test_loops() -> None:
     assert printed(executor, "conv_batchnorm", 32) == LOOPS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("lanes", "text"), [(4, CHUNKS), (8, LANES), (0, LANES)])
 def test_lanes(lanes: int, text: str) -> None:
     opts = options().deviceIterations(4).lanes(lanes)

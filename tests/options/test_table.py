@@ -109,6 +109,7 @@ def reads() -> Reads:
     return visitor
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", fields(PARTS | DEEPER))
 def test_every_field_of_the_spec_is_read(path: str, reads: Reads) -> None:
     part, _, name = path.rpartition(".")

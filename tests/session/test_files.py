@@ -80,6 +80,7 @@ def test_a_loaded_trainer_continues(
     assert type(second.model) is Net
 
 
+@pytest.mark.slow
 @pytest.mark.spec("executor", 63)
 def test_a_file_from_before_any_run(tmp_path: Path) -> None:
     first = training()
@@ -567,6 +568,7 @@ def test_a_random_state_that_is_none(tmp_path: Path) -> None:
         poptorch.load(path, model=nn.Linear(4, 4))
 
 
+@pytest.mark.slow
 def test_state_of_another_program(tmp_path: Path) -> None:
     path = tmp_path / "m"
     first = training()

@@ -64,6 +64,7 @@ def names(directory: Path) -> set[str]:
     return {path.name for path in directory.iterdir()}
 
 
+@pytest.mark.slow
 @pytest.mark.spec("runtime", 21)
 def test_reports_lie_in_a_folder_named_after_the_model_or_its_use(ask, tmp_path: Path) -> None:
     executor = training(ask(environment=tmp_path / "env"))
@@ -85,6 +86,7 @@ def test_without_a_directory_it_is_the_working_one(ask, tmp_path: Path) -> None:
     assert names(tmp_path) == {"training"}
 
 
+@pytest.mark.slow
 def test_the_report_has_the_estimate_and_what_was_measured(ask, tmp_path: Path) -> None:
     executor = training(ask(python=tmp_path).useIpuModel(True))
     executor.compile(X, Y)

@@ -188,6 +188,7 @@ def test_replicas_and_accumulation_together_equal_one_batch(name, kind):
         torch.testing.assert_close(got[path], value, rtol=1e-4, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", [torch.optim, poptorch.optim], ids=["torch", "poptorch"])
 def test_two_thousand_rates_cause_no_compile(library):
     compiled = []
