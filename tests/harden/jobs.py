@@ -13,8 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from helpers import job_killed, jobs
-from helpers.patience import HANGS, eventually
+from helpers.patience import eventually
 
+PROMISED = 20
+"""Seconds from a kill until the others have ended and said who it was."""
 MOMENTS = ("starting", "compiling", "in a call", "saving", "between calls")
 
 
@@ -49,9 +51,9 @@ def _killed(draw: random.Random, count: int, folder: Path) -> tuple[str, str | N
 def _outlived(index: int, process: jobs.BaseProcess, victim: int, count: int, folder: Path) -> str:
     """Return how a process ends that outlives another: "named" it, "finished", or what is wrong."""
     try:
-        status = jobs.status(process, HANGS)
+        status = jobs.status(process, PROMISED)
     except TimeoutError:
-        return f"process {index} hangs: {_printed(folder, index)[-300:]}"
+        return f"process {index} has not ended after {PROMISED} s: {_printed(folder, index)[-300:]}"
     text = _printed(folder, index)
     if status == 1 and f"process {victim} of {count}" in text:
         return "named"
