@@ -67,7 +67,7 @@ def drawn(model: nn.Module, opts: poptorch.Options) -> tuple[torch.Tensor, bool]
 
 def expected(model: nn.Module, replicas: int = 1) -> torch.Tensor:
     """Return what eager torch draws when it is seeded as the device is."""
-    seeds = follow(first_state(SEED), STEPS, replicas)
+    seeds = follow(first_state(SEED), 1, replicas)
     x = torch.linspace(-1, 1, STEPS * replicas * 2 * 5).reshape(-1, 2, 5)
     with torch.no_grad():
         results = [model(rows) for _ in range(2) for rows, _ in zip(x, seeds, strict=False)]

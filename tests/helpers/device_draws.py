@@ -15,7 +15,7 @@ def follow(state: torch.Tensor, steps: int = 1, replicas: int = 1) -> Iterator[N
 
     Args:
         state: of the device's sequence.
-        steps: micro-batches of a call and a replica.
+        steps: micro-batches of an iteration and a replica.
         replicas: in all processes.
     """
     while True:

@@ -1,9 +1,9 @@
 """Random streams: what a replica draws at a step does not depend on what runs beside it, or where.
 
-A call takes one number, its key, from the device's sequence. Each micro-batch of each replica then
-has a stream of its own, whose seed comes of the key, the step in the call and the number of the
-replica among those of all processes. So micro-batches draw the same numbers one after another, side
-by side and in any number of processes that have the same replicas.
+An iteration takes one number, its key, from the device's sequence. Each micro-batch of each replica
+then has a stream of its own, whose seed comes of the key, the step in the iteration and the number
+of the replica among those of all processes. So micro-batches draw the same numbers one after
+another, side by side and in any number of processes that have the same replicas.
 
 Torch's operators draw from one generator. Where micro-batches run side by side, ``draw`` takes
 their place, which fills the part of each lane from the lane's stream.
@@ -26,7 +26,7 @@ _lanes: list[torch.Generator] = []  # in use by one program at a time, as torch'
 
 
 def next_key(state: torch.Tensor) -> tuple[int, torch.Tensor]:
-    """Return the key of the next call, and the state of the sequence after it.
+    """Return the key of the next iteration, and the state of the sequence after it.
 
     Args:
         state: of torch's generator.
@@ -40,8 +40,8 @@ def seed(key: int, step: int, replica: int, part: str = "") -> int:
     """Return the seed of a stream.
 
     Args:
-        key: of the call.
-        step: in the call.
+        key: of the iteration.
+        step: in it.
         replica: its number among those of all processes.
         part: of forward and backward, where they do not run in one go.
     """

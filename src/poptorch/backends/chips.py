@@ -17,6 +17,7 @@ from .._ir.state import State
 from .._ops import streams
 from . import stopwatch
 from .devices import Device, synchronise
+from .driver import Keys
 
 _GRADIENTS = (Kind.ACCUM, Kind.GRADIENT)
 
@@ -75,7 +76,7 @@ class Replica:
         devices: of the chips that this process runs.
         number: which replica it is.
         first: what the first replica of this process is called among those of all.
-        key: of the call's random streams; None if nothing draws.
+        keys: of the call's random streams; None if nothing draws.
 
     Attributes:
         number: which replica it is.
@@ -90,10 +91,10 @@ class Replica:
         devices: Mapping[int, Device],
         number: int,
         first: int = 0,
-        key: int | None = None,
+        keys: Keys | None = None,
     ) -> None:
         self.number = number
-        self._of_all, self._key = first + number, key
+        self._of_all, self._keys = first + number, keys
         self._modules = modules
         self.results: dict[Name, torch.Tensor] = {}
         self.leaving: dict[Name, torch.Tensor] = {}
@@ -197,9 +198,9 @@ class Replica:
                 arguments.append(chip.device.take(torch.tensor(float(count))))
             else:
                 arguments.append(chip.read(name, action))
-        if self._key is not None:
+        if self._keys is not None:
             part = "" if action.stage_pass == StagePass(0) else str(action.stage_pass)
-            streams.begin([streams.seed(self._key, step, self._of_all, part)])
+            streams.begin([self._keys.seed(step, self._of_all, part)])
         module = self._modules[action.stage_pass]
         values = stopwatch.run(module, module, arguments)
         for slot, value in zip(graph.outputs, values, strict=True):

@@ -16,7 +16,7 @@ import torch
 from .. import _job
 from .._base import interrupts
 from .._ir import slots
-from .._ir.loops import Lanes
+from .._ir.loops import Lanes, Loops
 from .._ir.plan import Plan
 from .._ir.program import Axis, Gather, Node, Program, Reduce, Repeat, Run, Scatter
 from .._ir.report import Report
@@ -60,7 +60,7 @@ class LoopExecutable:
         self._functions = functions
         self._report = report
         self._random = {name for name, graph in plan.program.graphs.items() if graph.random}
-        self._key = 0
+        self._keys: Keys | None = None
         self._first_replica = plan.spec.first_replica
         emit = plan.program.emit
         modes = {slot.key: emit.mode_of(slot.key) for slot in emit.slots}
@@ -85,7 +85,7 @@ class LoopExecutable:
         with interrupts.deferred(), torch.set_grad_enabled(False), random, self._threads:
             self._whole.begin(state, batch)
             if self._random:
-                self._key = next_key(state)
+                self._keys = Keys(state, self._program.loops)
             try:
                 for node in self._program.body[:-1]:
                     self._walk(node, runs, slices, index, collector)
@@ -135,11 +135,12 @@ class LoopExecutable:
 
     def _seeds(self, step: int, replica: int) -> list[int]:
         """Return the seeds of a run: of one replica at one step, or of each lane."""
-        lanes, first = self._program.lanes, self._first_replica
+        lanes, first, keys = self._program.lanes, self._first_replica, self._keys
+        assert keys is not None
         if lanes is None:
-            return [streams.seed(self._key, step, first + replica)]
+            return [keys.seed(step, first + replica)]
         places = itertools.product(range(lanes.steps), range(lanes.replicas))
-        return [streams.seed(self._key, step + at, first + each) for at, each in places]
+        return [keys.seed(step + at, first + each) for at, each in places]
 
 
 class _BoundRun:
@@ -258,11 +259,32 @@ class device_generator:  # noqa: N801 (used as a function)
             _drawing.release()
 
 
-def next_key(state: State) -> int:
-    """Take the key of a call from the device's random sequence."""
-    assert state.rng is not None, "the device's generator was never seeded"
-    key, state.rng = streams.next_key(state.rng)
-    return key
+class Keys:
+    """The keys of a call: one for each iteration, so that iterations draw what calls would.
+
+    Args:
+        state: whose random sequence goes on with each key.
+        loops: of the call.
+    """
+
+    def __init__(self, state: State, loops: Loops) -> None:
+        self._state, self._loops = state, loops
+        self._keys: list[int] = []
+
+    def seed(self, step: int, replica: int, part: str = "") -> int:
+        """Return the seed of a stream.
+
+        Args:
+            step: in the call.
+            replica, part: as of ``streams.seed``.
+        """
+        iteration = self._loops.iteration(step)
+        while len(self._keys) <= iteration:
+            assert self._state.rng is not None, "the device's generator was never seeded"
+            key, self._state.rng = streams.next_key(self._state.rng)
+            self._keys.append(key)
+        within = step - self._loops.step(iteration, 0)
+        return streams.seed(self._keys[iteration], within, replica, part)
 
 
 class Wanted:

@@ -23,7 +23,7 @@ from .._ir.state import State
 from .chips import Replica
 from .crew import Crew
 from .devices import at_home, devices
-from .driver import Collector, Wanted, device_generator, next_key, program_report
+from .driver import Collector, Keys, Wanted, device_generator, program_report
 from .prepare import accept_strides
 from .protocol import Executable, Progress
 from .whole import note
@@ -101,9 +101,9 @@ class StagedExecutable:
         loops = self._plan.program.loops
         slices = [loops.cut(value) for value in batch]
         first, before = self._plan.spec.first_replica, state.rng
-        key = next_key(state) if self._random else None
+        keys = Keys(state, loops) if self._random else None
         replicas = [
-            Replica(self._staged, self._modules, self._devices, number, first, key)
+            Replica(self._staged, self._modules, self._devices, number, first, keys)
             for number in range(loops.replicas)
         ]
         flushes = loops.iterations if self._plan.spec.training else 1
