@@ -279,3 +279,22 @@ def test_synthetic_data() -> None:
     assert counters["output"] == counters["output_complete"] == [[], [], []]
     for latency in (two.getLatency, two.getHostIpuLatency, two.getComputeLatency):
         assert latency() == (0.0, 0.0, 0.0)
+
+
+def test_a_plan_can_be_asked_for_while_the_weights_are_on_the_device() -> None:
+    """A loss that has a weight of its own makes forward read one while it is captured again."""
+
+    class WithLoss(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.loss = nn.Linear(4, 4), nn.CrossEntropyLoss()
+
+        def forward(self, x, y):
+            return self.loss(self.layer(self.first(x)), y)
+
+    opts = options()
+    opts.Training.gradientAccumulation(2)
+    training, target = wrapped(opts, WithLoss()), Y.argmax(1)
+    before = training(X, target)
+    assert training.plan().program.lanes is not None
+    assert training(X, target).sum() < before.sum()

@@ -162,15 +162,15 @@ class Session:
         live = self.get_live()
         now = live.now
         if now.compiled.plan.staged is None:
+            self.sync.bring_host_up_to_date()  # or forward would, during the capture
             plan = _compile.with_stages(now.compiled.plan, now.request, now.optim)
             compiled = dataclasses.replace(now.compiled, plan=plan)
             live.replace(dataclasses.replace(now, compiled=compiled))
         compiled = live.now.compiled
         tier = compiled.executable.report().tier
         if compiled.plan.tier != tier:
-            compiled = dataclasses.replace(
-                compiled, plan=dataclasses.replace(compiled.plan, tier=tier)
-            )
+            plan = dataclasses.replace(compiled.plan, tier=tier)
+            compiled = dataclasses.replace(compiled, plan=plan)
             live.replace(dataclasses.replace(live.now, compiled=compiled))
         return compiled.plan
 
