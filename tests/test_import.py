@@ -31,8 +31,16 @@ state = lambda: {
 old = state()
 import poptorch
 new = state()
+imported = sorted(set(sys.modules) - before)
+class Net(torch.nn.Linear):
+    def forward(self, x):
+        return torch.nn.functional.mse_loss(super().forward(x), x)
+net, options = Net(2, 2), poptorch.Options().backend("reference").showCompilationProgressBar(False)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+before = set(sys.modules)
+poptorch.trainingModel(net, options, optimizer)(torch.ones(3, 2))
 json.dump({"changed": {k: [old[k], new[k]] for k in old if old[k] != new[k]},
-           "modules": sorted(set(sys.modules) - before)}, sys.stdout)
+           "modules": imported, "called": sorted(set(sys.modules) - before)}, sys.stdout)
 """
 HEAVY = ("torch._inductor", "torch.distributed", "matplotlib", "plotly", "triton")
 
@@ -69,6 +77,14 @@ def test_import_is_light(probe: dict) -> None:
     assert loaded == []
     packages = {name.partition(".")[0] for name in probe["modules"]} - sys.stdlib_module_names
     assert packages == {"poptorch", "filelock", "safetensors"}  # nothing more of torch either
+
+
+@pytest.mark.slow
+def test_a_first_call_imports_no_exporter(probe: dict) -> None:
+    """Torch names the lines of operators only once it has imported that: 17 MB, half a second."""
+    roots = ("torch.export", "networkx", "torch._functorch.aot_autograd")
+    assert [name for name in probe["called"] if name.startswith(roots)] == []
+    assert any(name.startswith("poptorch._capture") for name in probe["called"])
 
 
 def test_typed_marker_is_there() -> None:

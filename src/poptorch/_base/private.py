@@ -30,6 +30,7 @@ COMPILER = "programs run on the reference backend, without compiled code"
 KEPT_CODE = "compiled code is not kept for later processes"
 QUICK = "compiling takes longer"
 UNREAD = "capturing takes longer"
+LEAN = "the first call imports torch's exporter, which takes half a second and 17 MB"
 INTERPRETED = "calls before optimised code is there take longer with Adam and AdamW"
 JOBS = "processes that met before the model was wrapped cannot train it together"
 
@@ -75,6 +76,7 @@ _NAMES = {
         "torch.fx._lazy_graph_module:_get_graph_module_cls",
         "torch.fx._lazy_graph_module:_use_lazy_graph_module",
     ),
+    LEAN: ("torch.fx.experimental.symbolic_shapes:uninteresting_files",),
     INTERPRETED: ("torch:_fused_adamw_",),
     JOBS: ("torch.distributed.distributed_c10d:_get_default_store",),
     COMPILER: (

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -159,6 +160,7 @@ def trace(
         recurrent,
         contextlib.nullcontext() if runs else _attention_in_products(),
         _quiet(),
+        private.standing_in({"uninteresting_files": _known_files}),
         without_values,
         _active(mode),
     ):
@@ -177,6 +179,16 @@ def trace(
     pure = purity.pure(recorded, fakes, mode, stochastic, runs)
     side_effects.chain(pure.graph)
     return pure, constants
+
+
+def _known_files(usual: Callable[[], Collection[str]]) -> Collection[str]:
+    """Return files of torch's that no stack trace of a node needs, without importing any.
+
+    Torch's own function imports all of them, its exporter too: of its files none is on the stack.
+    """
+    names = ("_subclasses.fake_tensor", "_subclasses.meta_utils", "fx.interpreter", "_compile")
+    modules = (sys.modules.get(f"torch.{name}") for name in names)
+    return {str(module.__file__) for module in modules if module is not None}
 
 
 def trace_part(
