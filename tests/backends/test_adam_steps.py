@@ -17,7 +17,7 @@ from poptorch._update import adam, adamw
 from poptorch._update.algorithm import Algorithm
 from poptorch.backends import adam_steps
 
-WIDTH = 130  # squared, more than LARGE
+WIDTH = 260  # squared, more than LARGE
 X, Y = normal(4, WIDTH), normal(4, WIDTH, seed=1)
 
 

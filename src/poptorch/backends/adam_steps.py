@@ -2,7 +2,8 @@
 
 Interpreted, a step is ten operators that each read and write tensors as large as the weights: of a
 large model they take longer than eager's optimizer. Weights of less than LARGE numbers stay with
-the operators, which cost little there, and whose bits do not depend on how weights lie together.
+the operators, which cost little there, and so do bundles of them, which are flat: a weight has the
+same bits whatever it lies beside.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .._base import private
 
 aten = torch.ops.aten
 
-LARGE = 1 << 14
+LARGE = 1 << 16  # more than any weight of a bundle has
 _LATE = 1e30  # the number of a step whose moments need no correction
 
 
@@ -125,8 +126,8 @@ def _between(node: Any, ends: Collection[Any]) -> set[fx.Node]:
 
 def _are_large(nodes: Collection[fx.Node]) -> bool:
     values = [node.meta.get("val") for node in nodes]
-    shape = values[0].shape if isinstance(values[0], torch.Tensor) else None
-    return all(
+    shape = values[0].shape if isinstance(values[0], torch.Tensor) else ()
+    return len(shape) > 1 and all(
         isinstance(value, torch.Tensor)
         and value.dtype is torch.float32
         and value.shape == shape
