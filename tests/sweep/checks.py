@@ -6,13 +6,14 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
 import poptorch
-from helpers.device_draws import follow
+from poptorch._ops import streams
 
 SEED = 42  # the database seeds its random samples with it too
 NARROW = {torch.int64: torch.int32, torch.float64: torch.float32}
@@ -24,20 +25,12 @@ def options() -> poptorch.Options:
     return opts.showCompilationProgressBar(False)
 
 
-def _sequence() -> torch.Tensor:
-    return torch.Generator().manual_seed(SEED).get_state()
-
-
-def device() -> Iterator[None]:
-    """Seed torch, at each ``next``, as an executor is for its next call of one micro-batch."""
-    return follow(_sequence())
-
-
-def call_from_the_beginning(executor: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call an executor, and let it draw what eager torch draws by ``device``."""
-    executor.compile(*args, **kwargs)
-    executor.rng_state = [SEED, *_sequence().view(torch.int64).tolist()]
-    return executor(*args, **kwargs)
+def call_seeded(executor: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call an executor that draws what torch draws after ``manual_seed(SEED)``, in each call."""
+    if not executor.isCompiled():
+        executor.compile(*args, **kwargs)
+    with mock.patch.object(streams, "seed", return_value=SEED):
+        return executor(*args, **kwargs)
 
 
 class Applied(nn.Module):
@@ -99,13 +92,13 @@ def check_inference(
     given = [at for at, tensor in enumerate(tensors) if sizable(tensor)]
     model = Applied(function, tensors, [], given)
     inputs = [tensors[at].detach().clone() for at in given]
-    next(device())
+    torch.manual_seed(SEED)
     try:
         with torch.no_grad():
             expected = model(*(t.clone() for t in inputs))
     except Exception as error:
         raise NotTried from error
-    got = call_from_the_beginning(poptorch.inferenceModel(model, options()), *inputs)
+    got = call_seeded(poptorch.inferenceModel(model, options()), *inputs)
     if not values:
         got, expected = (pytree.tree_map(torch.zeros_like, out) for out in (got, expected))
     compare(got, expected)
@@ -126,7 +119,7 @@ def check_training(function: Callable[..., Any], tensors: list[torch.Tensor]) ->
     model = Applied(function, tensors, trained, given)
     eager = copy.deepcopy(model)
     inputs = [tensors[at].detach().clone() for at in given]
-    next(device())
+    torch.manual_seed(SEED)
     try:
         out, loss = eager(*(t.clone() for t in inputs))
         out = pytree.tree_map_only(torch.Tensor, lambda t: t.detach().clone(), out)
@@ -135,7 +128,7 @@ def check_training(function: Callable[..., Any], tensors: list[torch.Tensor]) ->
         raise NotTried from error
     torch.optim.SGD(eager.parameters(), lr=0.1).step()
     wrapped = poptorch.trainingModel(model, options(), torch.optim.SGD(model.parameters(), lr=0.1))
-    got, got_loss = call_from_the_beginning(wrapped, *inputs)
+    got, got_loss = call_seeded(wrapped, *inputs)
     compare(got, out)
     compare(got_loss, loss)
     compare(list(model.weights), list(eager.weights))
