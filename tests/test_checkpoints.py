@@ -192,6 +192,7 @@ def test_what_cannot_be_kept_or_resumed_is_said(tmp_path: Path) -> None:
         make(tmp_path, counter=counter).resume()
 
 
+@pytest.mark.slow
 def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="wrapped for training"):
         poptorch.Checkpoints(tmp_path, poptorch.inferenceModel(Plain()), [])

@@ -61,6 +61,7 @@ def test_a_cell_that_wraps_again_is_told_what_to_call() -> None:
     poptorch.trainingModel(model, options())(X, Y)
 
 
+@pytest.mark.slow
 def test_plans_and_estimates_are_tables_and_pictures() -> None:
     model = Net()
     poptorch.BeginBlock(model.second, "<second>", ipu_id=1)

@@ -9,6 +9,8 @@ import re
 import types
 from collections.abc import Iterator
 
+import pytest
+
 import site_hooks
 import site_pages
 from helpers.source_tree import ROOT
@@ -64,6 +66,7 @@ def value_of(entry: str) -> object:
     return value
 
 
+@pytest.mark.slow
 def test_every_public_name_is_in_the_reference() -> None:
     modules = {entry for entry in ENTRIES if entry in MODULES}
     placed = {id(value_of(entry)) for entry in ENTRIES}

@@ -58,6 +58,7 @@ def test_gradients(columns: int, kind: str | None, scale: float | None) -> None:
         assert (one.double() - right).abs().max() <= 2 * furthest
 
 
+@pytest.mark.slow
 def test_compiled_code_has_it() -> None:
     def graph(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(THEIRS(*tensors, 0.0, False))

@@ -202,6 +202,7 @@ class Halves(nn.Module):
             return result, F.cross_entropy(result, labels)
 
 
+@pytest.mark.slow
 def test_names_made_while_forward_runs() -> None:
     phases = []
     for n in range(Halves.N):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 
+import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -99,6 +100,7 @@ towers = st.tuples(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=2, deadline=None, derandomize=True)
 @given(towers, st.sampled_from([1, 8, 500]), st.sampled_from(["", "SGD", "AdamW", "LAMB"]))
 @example((2, 300, "gelu"), 1, "AdamW")

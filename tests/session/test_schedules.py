@@ -222,6 +222,7 @@ def test_a_new_torch_optimizer_with_another_structure_goes_on_with_the_moments()
     twins.compare()
 
 
+@pytest.mark.slow
 def test_the_random_sequence_goes_on() -> None:
     losses = []
     for changed in (False, True):

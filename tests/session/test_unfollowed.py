@@ -180,6 +180,7 @@ def test_a_parametrization_that_comes_after_compiling_is_said(caplog) -> None:
     assert caplog.text.count("changed after it was compiled (new inside of others: param") == 1
 
 
+@pytest.mark.slow
 def test_a_forward_that_is_replaced_is_said_once(caplog) -> None:
     for wrap in (training, lambda model: poptorch.inferenceModel(model, options())):
         model = Net()
