@@ -45,15 +45,20 @@ def test_a_compiler_that_does_not_know_the_instructions(
         raise CppCompileError(["g++", "a.cpp"], said)
 
     monkeypatch.setattr(compiler, "_compile", old)
-    monkeypatch.setattr(tiers._cores, "idle", lambda: 0.0)  # or a process beside would compile
-    monkeypatch.setattr(code, "_loaded", {})
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    model = poptorch.inferenceModel(nn.Linear(4, 2), options().backend("optimise"))
-    x = normal(3, 4)
+    model, x = compiled_here(tmp_path, monkeypatch)
     torch.testing.assert_close(model(x), model.model(x))
     assert model._executable.report().backend == "reference"
     (warning,) = [r.message for r in caplog.records if r.levelno == logging.WARNING]
     assert "unrecognized command-line option" in warning
+
+
+def compiled_here(folder: Path, monkeypatch) -> tuple[poptorch.PoplarExecutor, torch.Tensor]:
+    """A model that this process compiles with its next call, nothing cached, and its input."""
+    monkeypatch.setattr(tiers._cores, "idle", lambda: 0.0)  # or a process beside would compile
+    monkeypatch.setattr(code, "_loaded", {})
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
+    net = nn.Sequential(nn.Linear(4, 20), nn.GELU())
+    return poptorch.inferenceModel(net, options().backend("optimise")), normal(3, 4)
 
 
 COMPILER = """#!/bin/sh
@@ -85,12 +90,7 @@ def test_a_compiler_that_fails(
     monkeypatch.setattr(compiler, "SETTINGS", settings)
     monkeypatch.setattr(compiler.Cores, "idle", lambda self: idle)
     monkeypatch.setattr(compiler, "LARGE", 0 if idle else 1000)  # two sources, or one
-    monkeypatch.setattr(tiers._cores, "idle", lambda: 0.0)
-    monkeypatch.setattr(code, "_loaded", {})
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    net = nn.Sequential(nn.Linear(4, 20), nn.GELU())
-    model = poptorch.inferenceModel(net, options().backend("optimise"))
-    x = normal(3, 4)
+    model, x = compiled_here(tmp_path, monkeypatch)
     torch.testing.assert_close(model(x), model.model(x), rtol=0, atol=0)
     assert model._executable.report().backend == "reference"
     (warning,) = [r.message for r in caplog.records if r.levelno == logging.WARNING]
@@ -103,13 +103,8 @@ def test_only_the_function_that_calls_kernels_is_hardly_optimised(
 ) -> None:
     """In one source by an attribute; in two by the options of its own, which torch chooses."""
     monkeypatch.setattr(compiler, "LARGE", 0 if large else 1000)
-    monkeypatch.setattr(tiers._cores, "idle", lambda: 0.0)
-    monkeypatch.setattr(code, "_loaded", {})
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    net = nn.Sequential(nn.Linear(4, 20), nn.GELU())
-    model = poptorch.inferenceModel(net, options().backend("optimise"))
-    x = normal(3, 4)
-    torch.testing.assert_close(model(x), net(x))
+    model, x = compiled_here(tmp_path, monkeypatch)
+    torch.testing.assert_close(model(x), model.model(x))
     assert model._executable.report().backend == "inductor"
     sources = [path.read_text() for path in tmp_path.rglob("*.cpp")]
     assert len(sources) == 1 + large

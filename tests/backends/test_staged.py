@@ -302,14 +302,16 @@ def test_a_module_may_be_called_like_a_moment(name: str, make) -> None:
         torch.testing.assert_close(got, want)
 
 
+@pytest.mark.parametrize("name", ["UpdatedVar___layer.weight", "GradientNorm"])
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_weights_after_their_update_are_refused_as_results(accumulation: int) -> None:
+def test_what_the_update_makes_is_refused_as_a_result(accumulation: int, name: str) -> None:
     model = Anchored()
     opts = poptorch.Options().backend("staged").showCompilationProgressBar(False)
     opts.Training.gradientAccumulation(accumulation)
-    opts.anchorTensor("w", "UpdatedVar___layer.weight")
-    training = poptorch.trainingModel(model, opts, sgd(model))
-    with pytest.raises(poptorch.Error, match="returns no weights after their update") as caught:
+    opts.anchorTensor("w", name)
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, max_grad_norm=1.0)
+    training = poptorch.trainingModel(model, opts, optimizer)
+    with pytest.raises(poptorch.Error, match="returns nothing that the update makes") as caught:
         training.compile(torch.randn(accumulation, 2))
     assert "anchored: w" in str(caught.value)
 

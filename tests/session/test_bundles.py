@@ -10,6 +10,7 @@ from torch import nn
 import poptorch
 from helpers.wrapping import options
 from poptorch._compile import bundle
+from poptorch.backends import adam_steps
 
 pytestmark = pytest.mark.slow
 
@@ -93,6 +94,11 @@ def test_everything_is_as_without_bundles(name, counts, dtype, monkeypatch):
         for key, value in expected[part].items():
             assert state[part][key].shape == value.shape
             torch.testing.assert_close(state[part][key], value, rtol=1e-5, atol=1e-8)
+
+
+def test_no_weight_of_a_bundle_is_large_for_the_kernel_of_adam():
+    """Alone and in a bundle it would have other bits."""
+    assert bundle.LARGEST < adam_steps.LARGE
 
 
 @pytest.mark.parametrize("saved_single", [True, False])
