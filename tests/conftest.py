@@ -11,6 +11,7 @@ import re
 import shutil
 import signal
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
 
 # Before anything imports poptorch: the log level and others are read at import.
@@ -55,6 +56,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started us m
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
+from helpers import compiled  # noqa: E402
+
+compiled.watch()  # before anything is compiled, by a fixture of a file for one
+
 torch.set_num_threads(1)  # tests are small and run beside one another
 
 
@@ -98,6 +103,21 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if nextitem is None or nextitem.path != item.path:
         gc.collect()
         gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Results right without compiled code are no success, unless a test breaks the compiler."""
+    breaks_it = item.get_closest_marker("compiling_fails") is not None
+    try:
+        result = yield
+    finally:
+        failures = compiled.failures()
+    if failures and not breaks_it:
+        pytest.fail("the interpreter took the place of compiled code: " + "; ".join(failures))
+    if breaks_it and not failures:
+        pytest.fail("compiling did not fail")
+    return result
 
 
 _TRIES = 3

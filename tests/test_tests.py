@@ -7,8 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
+import poptorch
+from helpers import compiled
 from helpers.source_tree import ROOT, dotted_names, parse
+from helpers.wrapping import options, runs_compiled
+from poptorch._base import log
+from poptorch.backends.inductor import backend
 
 TESTS = ROOT / "tests"
 FILES = sorted(path for path in TESTS.rglob("*.py") if path.name != "__main__.py")
@@ -88,3 +94,41 @@ def test_the_rules_find_what_they_look_for() -> None:
     assert [*by_the_clock(ast.parse("assert time.monotonic() - begin < 6"))]
     assert [*by_the_clock(ast.parse("process.wait(timeout=5)"))]
     assert not [*by_the_clock(ast.parse("process.wait(timeout=HANGS)\ntime.sleep(1)"))]
+
+
+def not_compiled(monkeypatch: pytest.MonkeyPatch, level: str) -> torch.Tensor:
+    """Run a model whose compiler breaks: its results are right, and its backend another."""
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("on strike")
+
+    monkeypatch.setattr(backend, "compile_graph", broken)
+    log.set_level(level)
+    executor = poptorch.inferenceModel(torch.nn.ReLU(), options("optimise"))
+    result: torch.Tensor = executor(torch.tensor([-1.0, 2.0]))
+    log.set_level("WARN")
+    assert not runs_compiled(executor)
+    return result
+
+
+@pytest.mark.xfail(raises=pytest.fail.Exception, strict=True, reason="conftest fails it")
+def test_what_should_be_compiled_and_is_not_fails(monkeypatch) -> None:
+    assert not_compiled(monkeypatch, "OFF").tolist() == [0.0, 2.0]
+
+
+@pytest.mark.compiling_fails
+def test_unless_the_test_breaks_the_compiler(monkeypatch) -> None:
+    assert not_compiled(monkeypatch, "WARN").tolist() == [0.0, 2.0]
+
+
+@pytest.mark.compiling_fails
+@pytest.mark.xfail(raises=pytest.fail.Exception, strict=True, reason="conftest fails it")
+def test_who_breaks_the_compiler_sees_it_fail() -> None:
+    assert compiled.failures() == []
+
+
+def test_what_another_process_printed_counts() -> None:
+    compiled.look("fine\n[poptorch:cpp] [warning] Compiling failed, the run goes on\nfine\n")
+    (failure,) = compiled.failures()
+    assert failure.endswith("the run goes on")
+    assert compiled.failures() == []

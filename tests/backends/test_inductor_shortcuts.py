@@ -35,6 +35,7 @@ def test_the_table_of_private_names_has_the_functions_with_stand_ins(monkeypatch
     assert set(compiler._stand_ins()) == replaced
 
 
+@pytest.mark.compiling_fails
 def test_a_compiler_that_does_not_know_the_instructions(
     tmp_path: Path, monkeypatch, caplog
 ) -> None:
@@ -70,6 +71,7 @@ while [ $# -gt 0 ]; do [ "$1" = -o ] && touch "$2"; shift; done
 """
 
 
+@pytest.mark.compiling_fails
 @pytest.mark.parametrize(
     ("refused", "complaint"),
     [  # what the processor is said to have, the file with the kernels, the library

@@ -42,6 +42,7 @@ def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.compiling_fails
 @pytest.mark.parametrize(
     ("backend", "kind"),
     [*(("optimise", kind) for kind in COMPILERS), ("auto", "writes nonsense")],
@@ -65,6 +66,7 @@ def test_broken_compilers(backend: str, kind: str, tmp_path: Path, monkeypatch, 
     assert "Compiling failed" in warning
 
 
+@pytest.mark.compiling_fails
 @pytest.mark.parametrize("backend", ["optimise", "auto"])
 def test_no_room_for_temporary_files(backend: str, monkeypatch, caplog) -> None:
     def full() -> str:

@@ -198,6 +198,7 @@ FAILING = "import sys; sys.exit('g++ is on strike')"
 
 
 @pytest.mark.slow
+@pytest.mark.compiling_fails
 def test_a_failure_is_reported_once_and_the_run_goes_on(
     eager_to_compile, monkeypatch, caplog
 ) -> None:
@@ -222,6 +223,7 @@ def test_what_fails_in_a_worker_is_said_in_its_words(tmp_path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.compiling_fails
 def test_a_process_that_is_killed_is_a_warning(eager_to_compile, monkeypatch, caplog) -> None:
     model = compiling(monkeypatch)
     (process,) = model._executable._job._helpers
@@ -234,6 +236,7 @@ def test_a_process_that_is_killed_is_a_warning(eager_to_compile, monkeypatch, ca
     torch.testing.assert_close(losses, losses_of(training("reference"), 3 + len(losses))[3:])
 
 
+@pytest.mark.compiling_fails
 def test_no_room_for_what_is_asked(eager_to_compile, monkeypatch, caplog) -> None:
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
@@ -248,6 +251,7 @@ def test_no_room_for_what_is_asked(eager_to_compile, monkeypatch, caplog) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.compiling_fails
 def test_no_process_can_be_started(eager_to_compile, monkeypatch, caplog) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     model = training()

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from helpers import compiled
 from helpers.patience import HANGS
 from helpers.source_tree import PACKAGE, ROOT
 
@@ -135,7 +136,9 @@ def end(processes: Sequence[BaseProcess]) -> None:
 
 def printed(folder: Path, index: int) -> str:
     """Return what a process of a job has printed."""
-    return (folder / f"{index}.out").read_text()
+    text = (folder / f"{index}.out").read_text()
+    compiled.look(text)
+    return text
 
 
 def run(

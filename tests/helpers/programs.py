@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from helpers import program_server
+from helpers import compiled, program_server
 from helpers.patience import HANGS
 from helpers.source_tree import PACKAGE
 
@@ -94,6 +94,7 @@ class Program:
 
     def close(self) -> None:
         """Forget its files."""
+        compiled.look(self.errors())
         for file in (self.stdin, self.stdout, self._status, self._errors):
             file.close()
 
