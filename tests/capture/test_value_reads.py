@@ -107,6 +107,15 @@ def test_random_masks_stay_random_in_a_frozen_branch() -> None:
     assert not torch.equal(model(x), model(x))
 
 
+def test_asking_for_one_truth_is_a_branch(caplog: pytest.LogCaptureFixture) -> None:
+    def forward(x):
+        assert torch.all(x > 0).item()
+        return x + 1 if (x.max() > 5).item() else x - 1
+
+    assert infer(forward, torch.tensor([1.0, 2.0])).tolist() == [0.0, 1.0]
+    assert "(x.max() > 5).item()" in caplog.text
+
+
 def test_branches_inside_torch_and_in_conditions_of_all_kinds() -> None:
     def forward(x, y):
         assert (x > 0).all()

@@ -67,6 +67,15 @@ def test_an_lstm_is_a_product_for_all_steps_and_one_for_each(dtype: torch.dtype)
     assert sum("lstm_layer" in row.name for row in made[0].operators) == 1
 
 
+def test_products_of_groups_are_products() -> None:
+    rows, wide, out, groups = 8, 4, 16, 2
+    weights = torch.empty(groups, wide, out, device="meta")
+    ends = torch.empty(groups, dtype=torch.int32, device="meta")
+    made = priced(lambda x: F.grouped_mm(x, weights, offs=ends), rows, wide)
+    assert flops(made) == 2 * rows * wide * out
+    assert sum("grouped_product" in row.name for row in made.operators) == 1
+
+
 def test_a_loop_costs_its_body_as_often_as_it_runs() -> None:
     def looped(count: int) -> Callable[[torch.Tensor], torch.Tensor]:
         def step(y: torch.Tensor) -> torch.Tensor:

@@ -34,6 +34,25 @@ def test_keyword_and_key_order_do_not_matter() -> None:
         wrapped(b=X + 2, c=X + 3, a={"x": X, "y": X, "z": X})
 
 
+def test_forward_is_called_as_the_wrapper_was() -> None:
+    seen = []
+
+    def forward(*args, **kwargs):
+        seen.append((len(args), sorted(kwargs)))
+        return original(*args, **kwargs)
+
+    def original(a, b=None, c=None, *, d=None):
+        return a * (1 if c is None else c)
+
+    forward.__wrapped__ = original  # as functools.wraps says it, and decorators with it
+    calls = [((X,), {}), ((), {"a": X}), ((X,), {"c": X}), ((X, None, X), {}), ((X,), {"d": 2})]
+    for args, kwargs in calls:
+        seen.clear()
+        wrapped = poptorch.inferenceModel(forward, options())
+        assert torch.equal(wrapped(*args, **kwargs), original(*args, **kwargs))
+        assert seen == [(len(args), sorted(kwargs))]
+
+
 def test_variadic_arguments() -> None:
     wrapped = inference(lambda *args, scale=1, **kwargs: (sum(args) * scale, kwargs))
     total, rest = wrapped(X, X, scale=3, other=X)

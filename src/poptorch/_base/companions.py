@@ -9,7 +9,10 @@ import sys
 from . import log
 
 # What is imported by the program, and what then has parsers and substitutes for its objects.
-COMPANIONS = {"torch_geometric": "poptorch_geometric"}
+COMPANIONS = {
+    "torch_geometric": "poptorch_geometric",
+    "transformers.cache_utils": "poptorch.integrations._caches",
+}
 
 
 def bring() -> None:

@@ -31,6 +31,7 @@ KEPT_CODE = "compiled code is not kept for later processes"
 QUICK = "compiling takes longer"
 UNREAD = "capturing takes longer"
 LEAN = "the first call imports torch's exporter, which takes half a second and 17 MB"
+GROUPED = "products of groups (mixtures of experts) are captured in bfloat16 only"
 INTERPRETED = "calls before optimised code is there take longer with Adam and AdamW"
 JOBS = "processes that met before the model was wrapped cannot train it together"
 
@@ -77,6 +78,7 @@ _NAMES = {
         "torch.fx._lazy_graph_module:_use_lazy_graph_module",
     ),
     LEAN: ("torch.fx.experimental.symbolic_shapes:uninteresting_files",),
+    GROUPED: ("torch:_grouped_mm",),
     INTERPRETED: ("torch:_fused_adamw_",),
     JOBS: ("torch.distributed.distributed_c10d:_get_default_store",),
     COMPILER: (

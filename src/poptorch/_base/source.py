@@ -19,6 +19,7 @@ from typing import Any
 
 OURS = str(Path(__file__).resolve().parent.parent)
 _PACKAGES = ("/site-packages/", "/dist-packages/")
+_DEFINES = ("def ", "async def ", "class ")  # its decorators stand before it
 DEFAULT_EXCLUDES = (OURS, "site-packages/torch", "site-packages/poptorch", "lib/python3")
 
 
@@ -92,10 +93,15 @@ def raising_line(error: BaseException) -> str | None:
 
 
 def definition_line(function: Callable[..., Any]) -> str | None:
-    """Return where a function is defined, described, or None for builtins."""
+    """Return where a function is defined, described, or None for builtins.
+
+    Of a decorated function it is the one that was decorated: what wraps it is not the user's.
+    """
+    function = inspect.unwrap(function)
     try:
-        _, line = inspect.getsourcelines(function)
-        return describe(inspect.getsourcefile(function) or "", line)
+        lines, first = inspect.getsourcelines(function)
+        starts = (at for at, text in enumerate(lines) if text.lstrip().startswith(_DEFINES))
+        return describe(inspect.getsourcefile(function) or "", first + next(starts, 0))
     except (OSError, TypeError):
         return None
 

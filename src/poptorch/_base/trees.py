@@ -48,6 +48,14 @@ def registered() -> dict[type, Parser]:
     return dict(_parsers)
 
 
+_with_attributes: list[type] = []
+
+
+def traverse_attributes(kind: type) -> None:
+    """Let objects of a class, or one derived from it, be traversed as dataclasses are."""
+    _with_attributes.append(kind)
+
+
 def parser_of(value: object) -> Parser | None:
     """Return the parser of the exact type, else of the first registered base class, else None."""
     exact = exact_parser_of(value)
@@ -90,7 +98,7 @@ class _Keyed(_Items):
 
 @dataclass(frozen=True, eq=False)
 class _Fields(_Keyed):
-    """The fields of a dataclass, and what else its instance remembers."""
+    """The fields of a dataclass and what else its instance remembers; any object's attributes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,7 +216,7 @@ def _describe(
             _describe(value[key], f"{path}[{key}]", order.get(key), tensors, depth) for key in keys
         )
         return _Dict(path, type(value), children, keys, dict_builder(value))
-    if is_dataclass_instance(value):
+    if has_fields(value):
         fields = fields_of(value)
         known_fields = (
             dict(zip(like.keys, like.children, strict=True)) if isinstance(like, _Fields) else {}
@@ -221,18 +229,25 @@ def _describe(
     return _Constant(path, value)
 
 
-def is_dataclass_instance(value: object) -> bool:
-    """Tell whether a value is an instance of a dataclass, rather than such a class."""
+def has_fields(value: object) -> bool:
+    """Tell whether a value is an instance of a dataclass, or of a class that is treated like one.
+
+    A dataclass itself, rather than an instance, has none.
+    """
+    return _is_dataclass_instance(value) or isinstance(value, tuple(_with_attributes))
+
+
+def _is_dataclass_instance(value: object) -> bool:
     return hasattr(type(value), "__dataclass_fields__")
 
 
 def fields_of(value: Any) -> dict[str, Any]:
     """Return the fields of a dataclass by name, then the other attributes of its instance."""
-    fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-    return fields | getattr(value, "__dict__", {})
+    names = [f.name for f in dataclasses.fields(value)] if _is_dataclass_instance(value) else []
+    return {name: getattr(value, name) for name in names} | getattr(value, "__dict__", {})
 
 
-def dataclass_of(kind: Any, fields: Mapping[str, Any]) -> Any:
+def with_fields(kind: Any, fields: Mapping[str, Any]) -> Any:
     """Build an instance from what ``fields_of`` returned; its ``__init__`` does not run."""
     made = kind.__new__(kind)
     for name, value in fields.items():
@@ -278,7 +293,7 @@ def _build(node: _Node, tensors: Iterator[torch.Tensor]) -> Any:
         return node.build(dict(zip(node.keys, items, strict=True)))
     if isinstance(node, _Fields):
         values = [_build(child, tensors) for child in node.children]
-        return dataclass_of(node.kind, dict(zip(node.keys, values, strict=True)))
+        return with_fields(node.kind, dict(zip(node.keys, values, strict=True)))
     if isinstance(node, _Items):
         return sequence_of(node.kind, [_build(child, tensors) for child in node.children])
     assert isinstance(node, _Constant)

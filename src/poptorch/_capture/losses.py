@@ -91,8 +91,12 @@ class LossFinder(TorchFunctionMode):
                 "Multiple independent losses found in graph",
                 got="\n".join(f"{c.function} at {c.line}" for c in final),
                 where=source.definition_line(type(model).forward),
-                fix="combine them and mark the result: "
-                "poptorch.identity_loss(loss1 + loss2, reduction='sum')",
+                fix=(
+                    "combine them and mark the result: "
+                    "poptorch.identity_loss(loss1 + loss2, reduction='sum')",
+                    "where a package combines them, wrap its model in a module that returns "
+                    "poptorch.identity_loss(model(...).loss, reduction='none')",
+                ),
             )
         (loss,) = final
         _check_unchanged(loss, returned)

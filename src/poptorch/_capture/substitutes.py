@@ -16,8 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch.distributions import Distribution
 
+from .._base import private
 from .._base.errors import Error
 from .._ops.ctc_loss import ctc_losses
+from .._ops.grouped import grouped_product
 from . import dynamic_slices, packed_sequences
 from .constants import constant_value
 from .trace import untraced
@@ -124,6 +126,20 @@ def _ctc_loss(
     return losses[0] if single else losses
 
 
+def _grouped_mm(
+    mat_a: torch.Tensor,
+    mat_b: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Any:
+    """In groups if they are said; torch's own refuses what it cannot do."""
+    same = mat_a.dtype == mat_b.dtype and out_dtype in (None, mat_a.dtype)
+    if offs is None or bias is not None or not same:
+        return private.grouped_mm(mat_a, mat_b, offs, bias, out_dtype)
+    return grouped_product(mat_a, mat_b, offs)
+
+
 _REPEAT = inspect.signature(lambda repeats, dim=None, *, output_size=None: None)
 _SUBSTITUTES: dict[Any, Callable[..., Any]] = {
     F.ctc_loss: _ctc_loss,
@@ -142,4 +158,9 @@ _SUBSTITUTES: dict[Any, Callable[..., Any]] = {
 
 @functools.cache
 def _substitutes() -> dict[Any, Callable[..., Any]]:
-    return _SUBSTITUTES | packed_sequences.substitutes()
+    functions = _SUBSTITUTES | packed_sequences.substitutes()
+    try:
+        functions[private.grouped_mm] = _grouped_mm  # of which ``torch.nn.functional`` has a face
+    except private.Gone as gone:
+        private.go_on_without(gone)
+    return functions

@@ -185,9 +185,12 @@ class ValueReadMode(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _BRANCHES:
+        question = _BRANCHES.get(func)
+        if func is _T.item and args[0].dtype is torch.bool:
+            question = _NUMBERS[func]  # what is true or false is asked for a branch
+        if question is not None:
             tensor, decide = _comparison(func, args, kwargs)
-            return self._reads.branch(tensor, _BRANCHES[func], decide)
+            return self._reads.branch(tensor, question, decide)
         if func in _NUMBERS:
             rest = args[1:]
             return self._reads.number(

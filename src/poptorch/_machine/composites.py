@@ -86,6 +86,22 @@ def _serialized(node: fx.Node, halves: Halves) -> Work:
     return Work(parts=((Work(products=(piece,), cycles=adding, steps=int(bool(adding))), factor),))
 
 
+def _grouped(node: fx.Node, halves: Halves) -> Work:
+    """A product for each group, of which each has the same share of what is divided."""
+    left, right = shape_of(node.args[0]), shape_of(node.args[1])
+    (groups,), size = shape_of(node.args[2]), _size(node)
+    rows, inner, columns = left[-2], left[-1], right[-1]
+    if len(left) == len(right):
+        inner = math.ceil(inner / groups)
+    elif len(left) == 2:
+        rows = math.ceil(rows / groups)
+    else:
+        columns = math.ceil(columns / groups)
+    half = halves[0] and size == 2
+    each = Product(groups, rows, inner, columns, 1, groups * rows * inner, False, size, half)
+    return Work(products=(each,))
+
+
 def _control(node: fx.Node, halves: Halves) -> Work:
     """What a loop's body asks for, as often as it runs; of branches the dearest."""
     owner = node.graph.owning_module
@@ -180,6 +196,7 @@ _PRICES: dict[str, Price] = {
     "poptorch.lstm_layer": _lstm,
     "poptorch.lstm_layer_backward": _lstm_backward,
     "poptorch.serialized_matmul": _serialized,
+    "poptorch.grouped_product": _grouped,
     "poptorch.ctc_losses": _ctc,
     "poptorch.farthest_points": _farthest,
     "aten.sort": _sort,

@@ -25,11 +25,13 @@ class Bound:
 
     Attributes:
         tensors: every tensor, in the order of the signature.
-        parts: per parameter its name and structure.
+        parts: per parameter its name and structure, defaults included.
+        by_name: the parameters that were passed as keywords.
     """
 
     tensors: list[torch.Tensor]
     parts: tuple[tuple[str, trees.Structure], ...]
+    by_name: frozenset[str] = frozenset()
 
     @property
     def paths(self) -> list[str]:
@@ -75,7 +77,7 @@ class Signature:
             own, structure = trees.flatten(value, name, known.get(name))
             tensors += own
             parts.append((name, structure))
-        return Bound(tensors, tuple(parts))
+        return Bound(tensors, tuple(parts), frozenset(self._parameters.keys() & kwargs.keys()))
 
     def _match(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         values = dict(zip(self._positional, args, strict=False))
@@ -135,15 +137,9 @@ class Signature:
         self, forward: Callable[..., Any], bound: Bound
     ) -> Callable[[Sequence[torch.Tensor]], Any]:
         """Return a function that calls forward with the tensors in place of ``bound``'s."""
-        sizes = [len(structure.paths) for _, structure in bound.parts]
 
         def call(tensors: Sequence[torch.Tensor]) -> Any:
-            values: dict[str, Any] = {}
-            start = 0
-            for (name, structure), size in zip(bound.parts, sizes, strict=True):
-                values[name] = structure.unflatten(tensors[start : start + size])
-                start += size
-            args, kwargs = self.assemble(values)
+            args, kwargs = self.assemble(self.given(bound, tensors))
             return forward(*args, **kwargs)
 
         return call
@@ -151,28 +147,39 @@ class Signature:
     def assemble(self, values: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the positional and the keyword arguments of a call.
 
+        Who wraps ``forward`` in a function of his own, as hooks and decorators do, sees which are
+        which: they stay what they were, and defaults are not passed.
+
         Args:
-            values: by parameter, those of ``*args`` and ``**kwargs`` with their stars. A parameter
-                that is missing has its default.
+            values: by parameter; ``=name`` for one that is passed as a keyword, ``*name`` and
+                ``**name`` for those that take any number.
 
         Raises:
             KeyError: a parameter that has no default is missing, or there is no such parameter.
         """
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
+        skipped: list[Any] = []  # defaults, which count only before another positional argument
         rest = dict(values)
         for name, parameter in self._parameters.items():
+            own: tuple[Any, ...] = ()
             if name == self._var_positional:
-                args.extend(rest.pop(f"*{name}", ()))
+                own = rest.pop(f"*{name}", ())
             elif name == self._var_keyword:
-                kwargs.update(rest.pop(f"**{name}", {}))
-            else:
-                optional = parameter.default is not inspect.Parameter.empty
-                value = rest.pop(name, parameter.default) if optional else rest.pop(name)
-                if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
-                    kwargs[name] = value
-                else:
-                    args.append(value)
+                kwargs |= rest.pop(f"**{name}", {})
+            elif f"={name}" in rest:
+                kwargs[name] = rest.pop(f"={name}")
+            elif name in rest and parameter.kind in _POSITIONAL:
+                own = (rest.pop(name),)
+            elif name in rest:
+                kwargs[name] = rest.pop(name)
+            elif parameter.default is inspect.Parameter.empty:
+                raise KeyError(name)
+            elif parameter.kind in _POSITIONAL:
+                skipped.append(parameter.default)
+            if own:
+                args += [*skipped, *own]
+                skipped = []
         if rest:
             raise KeyError(next(iter(rest)))
         return tuple(args), kwargs
@@ -186,15 +193,13 @@ class Signature:
         pairs = zip(bound.parts, alone.parts, strict=True)
         return not any(trees.first_difference(ours, theirs) for (_, ours), (_, theirs) in pairs)
 
-    def given(self, bound: Bound) -> dict[str, Any]:
-        """Return what ``assemble`` needs for a call like this: no defaults."""
-        tensors = iter(bound.tensors)
-        values = {
-            name: structure.unflatten([next(tensors) for _ in structure.paths])
-            for name, structure in bound.parts
-        }
-        return {
-            name: value
-            for name, value in values.items()
-            if name not in self._parameters or value is not self._parameters[name].default
-        }
+    def given(self, bound: Bound, tensors: Sequence[torch.Tensor] | None = None) -> dict[str, Any]:
+        """Return what ``assemble`` needs for a call like this, with its tensors or others."""
+        remaining = iter(bound.tensors if tensors is None else tensors)
+        values: dict[str, Any] = {}
+        for name, structure in bound.parts:
+            value = structure.unflatten([next(remaining) for _ in structure.paths])
+            parameter = self._parameters.get(name)
+            if parameter is None or value is not parameter.default:
+                values[f"={name}" if name in bound.by_name else name] = value
+        return values

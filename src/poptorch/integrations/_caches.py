@@ -1,0 +1,17 @@
+"""Caches of keys and values of ``transformers``, as arguments and results of models.
+
+Models that generate text return one unless ``use_cache=False``. It is traversed like a dataclass:
+its tensors are arguments or results, its counts and classes are constants.
+Source: https://huggingface.co/docs/transformers/kv_cache.
+"""
+
+from __future__ import annotations
+
+from transformers import cache_utils
+
+from .._base import trees
+
+# Of a cache and of its layers; names differ between releases.
+for _name in ("Cache", "CacheLayerMixin", "LinearAttentionCacheLayerMixin", "DummyLayer"):
+    if isinstance(_kind := getattr(cache_utils, _name, None), type):
+        trees.traverse_attributes(_kind)
