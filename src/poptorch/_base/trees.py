@@ -9,10 +9,9 @@ rebuilt around other tensors, and two descriptions can be compared. Source: PopT
 from __future__ import annotations
 
 import collections
-import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,6 +19,7 @@ import torch
 
 from . import companions
 from .depth import DEEPEST, too_deep
+from .fields import fields_of, has_fields, with_fields
 
 
 class Parser(Protocol):
@@ -46,14 +46,6 @@ def register(kind: type, parser: Parser | None) -> None:
 def registered() -> dict[type, Parser]:
     """Return a copy of the registry, for a process that does not share this one's memory."""
     return dict(_parsers)
-
-
-_with_attributes: list[type] = []
-
-
-def traverse_attributes(kind: type) -> None:
-    """Let objects of a class, or one derived from it, be traversed as dataclasses are."""
-    _with_attributes.append(kind)
 
 
 def parser_of(value: object) -> Parser | None:
@@ -227,32 +219,6 @@ def _describe(
         )
         return _Fields(path, type(value), children, tuple(fields))
     return _Constant(path, value)
-
-
-def has_fields(value: object) -> bool:
-    """Tell whether a value is an instance of a dataclass, or of a class that is treated like one.
-
-    A dataclass itself, rather than an instance, has none.
-    """
-    return _is_dataclass_instance(value) or isinstance(value, tuple(_with_attributes))
-
-
-def _is_dataclass_instance(value: object) -> bool:
-    return hasattr(type(value), "__dataclass_fields__")
-
-
-def fields_of(value: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass by name, then the other attributes of its instance."""
-    names = [f.name for f in dataclasses.fields(value)] if _is_dataclass_instance(value) else []
-    return {name: getattr(value, name) for name in names} | getattr(value, "__dict__", {})
-
-
-def with_fields(kind: Any, fields: Mapping[str, Any]) -> Any:
-    """Build an instance from what ``fields_of`` returned; its ``__init__`` does not run."""
-    made = kind.__new__(kind)
-    for name, value in fields.items():
-        object.__setattr__(made, name, value)  # also where the class is frozen
-    return made
 
 
 def dict_builder(value: dict[Any, Any]) -> Callable[[dict[Any, Any]], Any]:

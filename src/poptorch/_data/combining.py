@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from .._base import trees
+from .._base.fields import fields_of, has_fields, with_fields
 
 
 class Grouped:
@@ -57,10 +58,10 @@ def join(batches: Sequence[Any]) -> Any:
     if isinstance(last, dict):
         joined = {key: join([batch[key] for batch in batches]) for key in last}
         return trees.dict_builder(last)(joined)
-    if trees.has_fields(last):
-        fields = [trees.fields_of(batch) for batch in batches]
+    if has_fields(last):
+        fields = [fields_of(batch) for batch in batches]
         joined = {name: join([each[name] for each in fields]) for name in fields[-1]}
-        return trees.with_fields(type(last), joined)
+        return with_fields(type(last), joined)
     if type(last) is tuple and last and all(isinstance(item, str) for item in last):
         return tuple(item for batch in batches for item in batch)
     if isinstance(last, list) and not trees.flatten(last)[0]:
