@@ -156,6 +156,7 @@ def test_compiling_without(name: str, monkeypatch) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.compiling_fails
 @pytest.mark.parametrize("backend", ["optimise", "inductor"])
 def test_the_reference_backend_takes_the_place_of_compiled_code(
     backend: str, monkeypatch, caplog, tmp_path
