@@ -14,7 +14,7 @@ import poptorch
 from helpers.wrapped import normal, options
 from poptorch._base import private
 from poptorch._compile import code, tiers
-from poptorch.backends.inductor import compiler, processor
+from poptorch.backends.inductor import compiler, processor, sources
 
 pytestmark = pytest.mark.slow
 
@@ -26,13 +26,13 @@ def test_vectors_are_tried_out_where_aten_uses_none(capability, known, monkeypat
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     assert processor.has_vectors() is known
     assert compiler._shortcuts() == ({"cpp.vec_isa_ok": True} if known else {})
-    assert ("check_build" in compiler._stand_ins()) is known
+    assert ("check_build" in compiler._stand_ins(sources.Sources())) is known
 
 
 def test_the_table_of_private_names_has_the_functions_with_stand_ins(monkeypatch) -> None:
     monkeypatch.setattr(compiler, "has_vectors", lambda: True)
     replaced = {name for name, (_, lost) in private.ROWS.items() if lost == private.QUICK}
-    assert set(compiler._stand_ins()) == replaced
+    assert set(compiler._stand_ins(sources.Sources())) == replaced
 
 
 @pytest.mark.compiling_fails
@@ -90,8 +90,7 @@ def test_a_compiler_that_fails(
     script.chmod(0o700)
     settings = {**compiler.SETTINGS, "cpp.cxx": (None, str(script))}
     monkeypatch.setattr(compiler, "SETTINGS", settings)
-    monkeypatch.setattr(compiler.Cores, "idle", lambda self: idle)
-    monkeypatch.setattr(compiler, "LARGE", 0 if idle else 1000)  # two sources, or one
+    monkeypatch.setattr(sources.Cores, "idle", lambda self: idle)  # two sources, or one
     model, x = compiled_here(tmp_path, monkeypatch)
     torch.testing.assert_close(model(x), model.model(x), rtol=0, atol=0)
     assert model._executable.report().backend == "reference"
@@ -99,16 +98,56 @@ def test_a_compiler_that_fails(
     assert complaint in warning
 
 
-@pytest.mark.parametrize("large", [False, True])
-def test_only_the_function_that_calls_kernels_is_hardly_optimised(
-    large: bool, tmp_path: Path, monkeypatch
+NEW = """#!/bin/sh
+for argument in "$@"; do
+    if test "$argument" = -w; then echo "error: what is -w?" >&2; exit 1; fi
+done
+echo >> {log}
+exec g++ "$@"
+"""
+
+
+def test_a_compiler_that_does_not_take_the_options_that_save_time(
+    tmp_path: Path, monkeypatch
 ) -> None:
-    """In one source by an attribute; in two by the options of its own, which torch chooses."""
-    monkeypatch.setattr(compiler, "LARGE", 0 if large else 1000)
+    """It is called as torch calls it."""
+    script, calls = tmp_path / "compiler", tmp_path / "calls"
+    script.write_text(NEW.format(log=calls))
+    script.chmod(0o700)
+    settings = {**compiler.SETTINGS, "cpp.cxx": (None, str(script))}
+    monkeypatch.setattr(compiler, "SETTINGS", settings)
+    monkeypatch.setattr(sources.Cores, "idle", lambda self: 0.0)
     model, x = compiled_here(tmp_path, monkeypatch)
     torch.testing.assert_close(model(x), model.model(x))
     assert model._executable.report().backend == "inductor"
-    sources = [path.read_text() for path in tmp_path.rglob("*.cpp")]
-    assert len(sources) == 1 + large
-    assert [text.count(f"{compiler.QUICKLY} {compiler.ENTRY}") for text in sources].count(1) == 1
-    assert sum(text.count(compiler.QUICKLY) for text in sources) == 1
+    assert calls.exists()
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_linker_is_named_where_it_is_there(known: bool, monkeypatch) -> None:
+    monkeypatch.setattr(sources.shutil, "which", lambda name: known)
+    sources._less.cache_clear()
+    said: list[str] = []
+    sources.run(lambda cmd_line, cwd: said.append(cmd_line), "g++ a.cpp", "/")
+    sources._less.cache_clear()
+    (line,) = said
+    assert line.startswith(f"g++ a.cpp {sources.LEAN}")
+    assert ("-fuse-ld=gold" in line) is known
+
+
+@pytest.mark.parametrize(
+    ("large", "idle", "two"), [(False, 0.0, False), (True, 0.0, True), (False, 2.0, True)]
+)
+def test_only_the_function_that_calls_kernels_is_hardly_optimised(
+    large: bool, idle: float, two: bool, tmp_path: Path, monkeypatch
+) -> None:
+    """In one source by an attribute; in two by the options of its own, which torch chooses."""
+    monkeypatch.setattr(sources, "LARGE", 0 if large else 1000)
+    monkeypatch.setattr(sources.Cores, "idle", lambda self: idle)
+    model, x = compiled_here(tmp_path, monkeypatch)
+    torch.testing.assert_close(model(x), model.model(x))
+    assert model._executable.report().backend == "inductor"
+    written = [path.read_text() for path in tmp_path.rglob("*.cpp")]
+    assert len(written) == 1 + two
+    assert [text.count(f"{sources.QUICKLY} {sources.ENTRY}") for text in written].count(1) == 1
+    assert sum(text.count(sources.QUICKLY) for text in written) == 1

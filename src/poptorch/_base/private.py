@@ -111,9 +111,11 @@ _NAMES = {
         "torch._C:_dynamo.guards._torchinductor_pyobject_tensor_data_ptr",
     ),
     QUICK: (
+        "torch._inductor.codegen.common:DtypePropagationOpsHandler",
         "torch._inductor.codegen.cpp:stride_at_vec_range",
         "torch._inductor.codecache:_worker_compile_cpp",
         "torch._inductor.codecache:write",
+        "torch._inductor.cpp_builder:run_compile_cmd",
         "torch._inductor.cpu_vec_isa:VecISA.check_build",
     ),
 }

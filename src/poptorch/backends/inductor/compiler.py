@@ -5,16 +5,13 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from filelock import FileLock
 from torch import fx
 
 from ..._base import log, private
-from ..._base.cores import IDLE, Cores
 from ..._ir.operators import Operator
 from .addition import add
 from .attention import attention_backward
@@ -25,6 +22,7 @@ from .pooling import max_pool, max_pool_backward
 from .processor import has_vectors
 from .products import choose_library
 from .reads import keep_dependencies
+from .sources import Sources, run, write
 from .strides import stride
 from .toolchain import explained
 from .updates import place_writes
@@ -45,15 +43,6 @@ SETTINGS: Mapping[str, Any] = {
     "reorder_for_peak_memory": False,
     "cpp_cache_precompile_headers": False,
 }
-# The wrapper in C++ has one long function that calls the kernels and frees what they do not need.
-# With -O3, like them, it takes most of the C++ compiler's time: processor time for a BERT of 4
-# layers 13.8 of 18.4 s. A source of its own gets -O1: 5.0 s. A call is no slower (the CNN, 600
-# alternating calls: 1.77 ms against 1.82; with -O0 1.87). But it reads the headers again, 1.4 s.
-# In one source the function alone gets -O1, but not its templates: the CNN takes 3.8 s instead of
-# 5.1 in two sources, a ResNet-18 13.4 instead of 11.1.
-LARGE = 1000  # operators: with more, two sources
-ENTRY = "void inductor_entry_impl("
-QUICKLY = '__attribute__((optimize("O1")))'
 
 
 @dataclass(frozen=True)
@@ -143,14 +132,17 @@ def _compile(module: fx.GraphModule, examples: list[torch.Tensor], cpp_wrapper: 
         "_pre_fusion_custom_pass": _of_ours(private.CustomSchedulerPass, keep_dependencies),
     }
     settings = {**SETTINGS, **_shortcuts(), **passes, "cpp_wrapper": cpp_wrapper}
-    with private.config.patch(settings), private.standing_in(_stand_ins()):
+    # What is one library is kept elsewhere (``library``): torch's own cache need not look it up.
+    settings["fx_graph_cache"] = not cpp_wrapper
+    sources = Sources()
+    with private.config.patch(settings), private.standing_in(_stand_ins(sources)):
         lowered = lower(module, inputs, rules(module.graph), _decompositions())
         tracing = private.tracing(private.TracingContext(mode))
         with tracing, torch.no_grad(), _quiet():
             with private.V.set_fake_mode(mode):
                 private.joint_graph_passes(lowered)
             _keep_output_strides(lowered, _output_strides(module))
-            with private.config.patch(cpp_wrapper_build_separate=_is_large(lowered)):
+            with private.config.patch(cpp_wrapper_build_separate=sources.are_two(lowered.graph)):
                 return private.compile_fx_inner(
                     lowered,
                     inputs,
@@ -158,10 +150,6 @@ def _compile(module: fx.GraphModule, examples: list[torch.Tensor], cpp_wrapper: 
                     static_input_idxs=range(len(inputs)),
                     cpp_wrapper=cpp_wrapper,
                 )
-
-
-def _is_large(lowered: fx.GraphModule) -> bool:
-    return len(lowered.graph.nodes) >= LARGE
 
 
 def _shortcuts() -> Mapping[str, Any]:
@@ -173,52 +161,37 @@ def _shortcuts() -> Mapping[str, Any]:
     return {"cpp.vec_isa_ok": True} if has_vectors() else {}
 
 
-def _stand_ins() -> Mapping[str, Callable[..., Any]]:
+def _stand_ins(sources: Sources) -> Mapping[str, Callable[..., Any]]:
     """What takes the place of functions of torch's while it compiles, by their names."""
     known = {"check_build": _is_known} if has_vectors() else {}
-    sources = _Sources()
     return {
         "stride_at_vec_range": stride,
-        "write": _write,
+        "write": write,
+        "run_compile_cmd": run,
         "worker_compile_cpp": sources.compile,
+        "DtypePropagationOpsHandler": _made_once(),
         **known,
     }
+
+
+def _made_once() -> Callable[..., Any]:
+    """Torch makes its table of result types, always the same, for every operator of a kernel.
+
+    It is 5% of the generator's processor time for the tutorial's CNN.
+    """
+    tables: list[Any] = []
+
+    def table(usual: Callable[..., Any]) -> Any:
+        if not tables:
+            tables.append(usual())
+        return tables[0]
+
+    return table
 
 
 def _is_known(usual: Callable[..., Any], self: Any, code: str) -> bool:
     """Torch asks the processor whether it has an instruction, then tries it out in a library."""
     return True
-
-
-class _Sources:
-    """C++ sources of one graph: the wrapper's and the kernels', side by side if a core is idle."""
-
-    def __init__(self) -> None:
-        self._cores = Cores()
-        self._cores.idle()
-
-    def compile(self, usual: Callable[..., None], lock_path: str, cpp_builders: Any) -> None:
-        """Build what can be built before it is linked; torch's function finds it done."""
-        *parts, _ = cpp_builders
-        if len(parts) > 1 and self._cores.idle() >= IDLE:
-            with FileLock(f"{lock_path}.parts"), ThreadPoolExecutor(len(parts)) as pool:
-                list(pool.map(lambda part: part.build(), parts))
-        usual(lock_path, cpp_builders)
-
-
-def _write(
-    usual: Callable[..., Any],
-    content: str | bytes,
-    extension: str,
-    extra: str = "",
-    hash_type: str = "code",
-    specified_dir: str = "",
-    key: str | None = None,
-) -> Any:
-    """Torch writes a source file: one of C++, with a function that need not be optimised much."""
-    if extension.endswith("cpp") and isinstance(content, str):
-        content = content.replace(ENTRY, f"{QUICKLY} {ENTRY}", 1)
-    return usual(content, extension, extra, hash_type, specified_dir, key)
 
 
 @contextlib.contextmanager
