@@ -116,12 +116,11 @@ class Group:
         Raises:
             Error: a process is lost.
         """
-        import torch.distributed as dist
-
         with self._exchange(what):
             group = self._among(members, what)
-            works = [dist.all_reduce(each, group=group, async_op=True) for each in tensors]
-            self._wait(works, what)
+            # dist.all_reduce() does the same and takes 0.05 ms more in the middle of a call.
+            flat = (torch.view_as_real(t) if t.is_complex() else t for t in tensors)
+            self._wait([group.allreduce([each]) for each in flat], what)
 
     def put_together(self, tensors: Sequence[torch.Tensor], what: str) -> None:
         """Fill flat tensors with the parts that the processes have, in their order.
