@@ -82,10 +82,13 @@ def reductions(executor: poptorch.PoplarExecutor) -> tuple[Step, Callable[[], An
 
 
 def turns(contestants: dict[str, Step], alone: set[str], rounds: int) -> dict[str, float]:
-    """Return median seconds; contestants take turns, and all processes wait for one another."""
+    """Return median seconds; contestants take turns, and all processes wait for one another.
+
+    Every other round is in reverse: who comes after a computation finds nothing in the caches.
+    """
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for at in range(rounds + 3):
-        for name, step in contestants.items():
+        for name, step in [*contestants.items()][:: -1 if at % 2 else 1]:
             dist.barrier()
             start = time.perf_counter()
             if name not in alone or dist.get_rank() == 0:

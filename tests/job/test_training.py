@@ -13,6 +13,10 @@ from helpers.job_cases import CASES, LOCAL, Result
 
 pytestmark = pytest.mark.slow
 IN_FOUR = (
+    "sgd, sum",
+    "rmsprop, all outputs",
+    "lamb, every second output",
+    "float64",
     "adam, running, outputs added up",
     "adamw, clipped, anchors",
     "batch norm",
@@ -141,5 +145,6 @@ def test_the_plan_says_what_processes_exchange(two: Any) -> None:
         "emit loss, output.* final",
     ]
     assert "1 bucket, " in lines[3]
+    assert "nothing overlaps" in lines[3]
     lines = results[0]["sgd, sum"]["program"].splitlines()
     assert "  reduce accum.* sum over 2 processes" in [line.split("  #")[0] for line in lines]

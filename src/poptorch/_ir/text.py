@@ -69,7 +69,7 @@ def _reduce_text(node: Reduce) -> str:
     divides = "; update divides" if node.operation == "mean" else ""
     gradients = node.kind == Kind.ACCUM
     what = f"reduce {node.kind}{'.*' if gradients else ''} {node.operation}"
-    when = ", when all gradients are there" if gradients else ""
+    when = ", after all gradients; nothing overlaps" if gradients else ""
     return f"{what} over {node.processes} processes  # {buckets}{when}{divides}"
 
 
