@@ -33,9 +33,11 @@ from . import helper, worker
 from .code import Store, key_of
 from .job import Job
 
-# Seconds that a compilation takes: what starting takes, and so much per node (measured with 2
-# cores: 12 s for 170 nodes, 38 s for 1200). Half of it is time that the other cores have to spare.
-STARTING, PER_NODE, SHARE = 5.0, 0.03, 0.5
+# Seconds that a compilation takes on the two cores of the table of record with nothing beside it:
+# what starting takes, and so much per node (8 to 11 s for 115 to 175 nodes, 15 for 920, 31 for
+# 2050). Nothing of the machine at hand is in it: one that is busy, or slower, takes longer. Half of
+# it is time that the other cores have to spare.
+STARTING, PER_NODE, SHARE = 7.0, 0.011, 0.5
 COMPARED = 5  # calls of the fast tier before its speed is told
 
 
