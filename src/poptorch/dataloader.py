@@ -38,7 +38,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         options: gives the counts; frozen from now on.
         dataset: map-style, or an ``IterableDataset``. With several processes, every process reads
             a contiguous part of it.
-        batch_size: micro-batch size; None passes the data set's items on as they are.
+        batch_size: micro-batch size; None, with ``drop_last=False``, passes items as they are.
         shuffle: new order at every iteration; with several processes, ``options.randomSeed`` must
             be set, so that all of them use the same order.
         num_workers: worker processes; of the loading process in the asynchronous modes.

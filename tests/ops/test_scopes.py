@@ -9,6 +9,7 @@ from torch import nn
 import poptorch
 from helpers.wrapping import Calling, graph_of, infer, options
 from poptorch import MultiConvPlanType
+from poptorch._ir.blocks import label_of
 
 aten = torch.ops.aten
 OPTIONS = "poptorch_multi_conv_options"
@@ -29,11 +30,43 @@ def test_name_scopes_nest_and_end_with_an_exception() -> None:
 
     model = poptorch.inferenceModel(Calling(forward), options())
     model.compile(torch.ones(1))
-    notes = [(n.name, n.meta.get("custom") or {}) for n in graph_of(model).nodes]
-    named = [(n, custom["poptorch_name"]) for n, custom in notes if "poptorch_name" in custom]
+    named = [(n.name, label_of(n).path) for n in graph_of(model).nodes if label_of(n).path]
     assert named == [
         ("add", "outer"), ("mul", "outer/inner"), ("sub", "outer"),
     ]  # fmt: skip
+
+
+class Scoped(nn.Module):
+    """A layer that is called within a scope, its backward pass included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(2, 2)
+
+    def forward(self, x):
+        with poptorch.NameScope("encoder"):
+            x = self.fc(x).sqrt()
+        return x, poptorch.identity_loss(x, reduction="mean")
+
+
+def test_users_see_the_scope_in_names_estimates_and_errors() -> None:
+    opts = options()
+    opts.anchorTensor("first", "encoder/fc/Linear")
+    opts.anchorTensor("second", "fc")
+    opts.Precision.enableFloatingPointExceptions(True)
+    model, x = Scoped(), torch.ones(1, 2)
+    with torch.no_grad():
+        model.fc.weight.fill_(1.0)
+        model.fc.bias.zero_()
+    training = poptorch.trainingModel(model, opts)
+    training(x)
+    assert "encoder/fc/Linear" in training.getTensorNames()
+    for name in ("first", "second"):
+        assert training.getAnchoredTensor(name).tolist() == [[2.0, 2.0]]
+    modules = {o.module for o in training.estimate(x).operators}
+    assert {"encoder", "encoder/fc"} <= modules
+    with pytest.raises(poptorch.Error, match="of module encoder"):
+        training(-x)
 
 
 def test_name_scope_wants_a_string() -> None:

@@ -153,10 +153,12 @@ def test_the_factor_is_kept_in_checkpoints_and_makes_the_scale_variable():
     assert weight(model) == pytest.approx(-4 * 2.0**-6)
 
 
-def test_without_half_gradients_automatic_scaling_does_nothing():
+def test_without_half_weights_automatic_scaling_says_that_it_does_nothing(caplog):
     model, optimizer, wrapped = wrap(automatic(), dtype=torch.float32)
     assert float(wrapped(torch.ones(1))) == 0.0
-    assert weight(model) == -1.0
+    wrapped(torch.ones(1))
+    assert weight(model) == -2.0
+    assert caplog.text.count("setAutomaticLossScaling does nothing") == 1
     assert "lossScaleUpdateFactor" not in optimizer.state_dict()["ipu_state"]
 
 

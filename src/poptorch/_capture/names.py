@@ -12,6 +12,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from .._base import trees
 from .._base.per_thread import only_here
+from .._ops.annotate import recorder
 
 
 class Names:
@@ -25,6 +26,7 @@ class Names:
     def __init__(self, module: nn.Module, scopes: bool) -> None:
         self._paths = {sub: path for path, sub in module.named_modules()} if scopes else {}
         self._tensors: dict[str, torch.Tensor] = {}
+        self._scoped: dict[str, str] = {}  # names of results with the user's name scopes
 
     @property
     def all(self) -> tuple[str, ...]:
@@ -46,7 +48,8 @@ class Names:
             return self._tensors[plain]
         for module, path in self._paths.items():
             if path and path in (plain, plain.replace("/", ".")):
-                return self._tensors.get(_name(path, module))
+                name = _name(path, module)
+                return self._tensors.get(self._scoped.get(name, name))
         return None
 
     @contextlib.contextmanager
@@ -60,8 +63,12 @@ class Names:
 
     def _heard(self, module: nn.Module, args: Any, output: Any) -> None:
         name = _name(self._paths.get(module, ""), module)
+        active = recorder()
+        scope = "" if active is None else active.label.scope
+        scoped = f"{scope}/{name}" if scope else name
+        self._scoped.setdefault(name, scoped)
         for tensor in trees.flatten(output)[0]:
-            self.add(name, tensor)
+            self.add(scoped, tensor)
 
 
 def _name(path: str, module: nn.Module) -> str:

@@ -53,12 +53,19 @@ class Label:
         backward: whether it belongs to the backward pass.
         module: path of the innermost module whose ``forward`` made it, or that it differentiates.
         stage_pass: where it runs; None before placement, and for what placement does not see.
+        scope: the user's name scopes around it, ``outer/inner``.
     """
 
     visit: int | None = None
     backward: bool = False
     module: str = ""
     stage_pass: StagePass | None = None
+    scope: str = ""
+
+    @property
+    def path(self) -> str:
+        """By which name users are told of it: the scopes, then the module."""
+        return "/".join(filter(None, (self.scope, self.module)))
 
 
 def label_of(node: fx.Node) -> Label:

@@ -171,8 +171,8 @@ def _total(works: Works, chip: Chip) -> Cost:
 
 
 def _operators(works: Works, chip: Chip) -> list[Operator]:
-    counts = Counter((_name(node), label_of(node).module, work) for node, work in works.items())
-    lines = {(_name(n), label_of(n).module): n for n in works}
+    counts = Counter((_name(node), label_of(node).path, work) for node, work in works.items())
+    lines = {(_name(n), label_of(n).path): n for n in works}
     merged: dict[tuple[str, str], Operator] = {}
     for (name, module, work), count in counts.items():
         price = cost(work, chip).times(count)

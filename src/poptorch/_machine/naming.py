@@ -104,4 +104,4 @@ def _place(node: fx.Node | None) -> tuple[str, str]:
     if node is None:
         return "", ""
     line = line_of(node)
-    return label_of(node).module, source.describe(*line) if line else ""
+    return label_of(node).path, source.describe(*line) if line else ""

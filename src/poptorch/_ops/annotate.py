@@ -56,6 +56,16 @@ class Recorder:
         """Leave the active block: what runs now belongs to none."""
         self.set(replace(self.label, visit=OUTSIDE))
 
+    @contextlib.contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        """Within the block labels carry one more name scope."""
+        outer = self.label.scope
+        self.set(replace(self.label, scope=f"{outer}/{name}".lstrip("/")))
+        try:
+            yield
+        finally:
+            self.set(replace(self.label, scope=outer))
+
     def begin_backward(self) -> None:
         """Nodes made from here on belong to the backward pass."""
         self.set(Label(backward=True))

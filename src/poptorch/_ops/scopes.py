@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from contextvars import ContextVar
 from typing import Any
 
 from torch import fx
 
-from .annotate import noted
+from .annotate import noted, recorder
 
-NAME = "poptorch_name"
 GROUP = "poptorch_multi_conv"
-
-_prefix: ContextVar[str] = ContextVar("poptorch_name_scope", default="")
 
 
 @contextlib.contextmanager
 def named(name: str) -> Iterator[None]:
     """Within the block recorded operators carry ``outer/name``."""
-    path = f"{_prefix.get()}/{name}".lstrip("/")
-    token = _prefix.set(path)
-    try:
-        with noted(**{NAME: path}):
-            yield
-    finally:
-        _prefix.reset(token)
+    active = recorder()
+    with contextlib.nullcontext() if active is None else active.scope(name):
+        yield
 
 
 @contextlib.contextmanager

@@ -58,7 +58,7 @@ def operator_names(graph: Graph) -> dict[fx.Node, str]:
             continue
         operator = getattr(node.target, "__name__", str(node.target)).split(".")[0]
         words = "".join(word.capitalize() for word in operator.split("_"))
-        path = label_of(node).module.replace(".", "/")
+        path = label_of(node).path.replace(".", "/")
         name = f"{path}/{words}" if path else words
         count = seen[name] = seen.get(name, -1) + 1
         names[node] = f"{name}/{count}" if count else name

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from torch import fx
 
-from .._ir.blocks import Label, Visit, label_of, pass_of, relabel
+from .._ir.blocks import Visit, label_of, pass_of, relabel
 from .._ir.graph import Graph
 from .._ir.operators import storage_root
 from .._ir.slot import Kind
@@ -61,7 +61,7 @@ def find_units(
     for number, start in enumerate(starts):
         end = starts[number + 1] if number + 1 < len(starts) else len(forward)
         for node in forward[start:end]:
-            relabel(node, Label(number, False, label_of(node).module))
+            relabel(node, replace(label_of(node), visit=number, stage_pass=None))
     _label_backward(graph, forward)
     graph = with_passes(graph, {number: number for number in range(len(starts))}, len(starts))
     return _measured(graph, [entries.get(start) for start in starts], state_bytes, kind)
@@ -80,7 +80,7 @@ def cut_at(graph: Graph, begins: Sequence[str]) -> tuple[Graph, tuple[Visit, ...
     chip = -1
     for at, node in enumerate(forward):
         chip += at in starts
-        relabel(node, Label(chip, False, label_of(node).module))
+        relabel(node, replace(label_of(node), visit=chip, stage_pass=None))
     _label_backward(graph, forward)
     for node, origin in annotate.origins(graph.module.graph).items():
         relabel(node, replace(label_of(origin), backward=True))
@@ -116,7 +116,7 @@ def _label_backward(graph: Graph, forward: Sequence[fx.Node]) -> None:
     for node in graph.module.graph.nodes:
         label = label_of(node)
         if label.backward:
-            relabel(node, Label(last_of.get(label.module), True, label.module))
+            relabel(node, replace(label, visit=last_of.get(label.module), stage_pass=None))
 
 
 def _measured(

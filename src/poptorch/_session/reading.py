@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from .. import _capture
+from .._base import log
 from .._base.errors import Error
 from .._base.storage import address
 from .._ir import slots
@@ -64,7 +65,13 @@ class Reading:
         if optim is not None:
             trained = frozenset(path for group in optim.groups for path in group.params)
             half = any(s.dtype == torch.float16 and s.weight in trained for s in state)
-            scaling = _loss_scaling(optim, half and spec.reduction.automatic_loss_scaling)
+            automatic = spec.reduction.automatic_loss_scaling
+            if automatic and not half:
+                log.python.warning(
+                    "Training.setAutomaticLossScaling does nothing: it follows the gradients of "
+                    "float16 weights, of which the model trains none"
+                )
+            scaling = _loss_scaling(optim, half and automatic)
         return _capture.Request(
             module=self.module,
             call=call,

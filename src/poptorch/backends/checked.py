@@ -53,7 +53,7 @@ class _CheckedExecutable(LoopExecutable):
     def _error(self, exception: _FloatException, index: Index) -> Error:
         node, label = exception.node, label_of(exception.node)
         line = line_of(node)
-        module = f"module {label.module}" if label.module else "the model itself"
+        module = f"module {label.path}" if label.path else "the model itself"
         where = f"operator {_name(node)}"
         if label.backward:
             where += f" in the backward pass of {module}"

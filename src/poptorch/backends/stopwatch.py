@@ -155,4 +155,4 @@ def _kind(node: fx.Node) -> Timed:
         direction = "U"
     else:
         direction = "B" if label.backward else "F"
-    return Timed(direction, name, label.module, line_of(node))
+    return Timed(direction, name, label.path, line_of(node))

@@ -12,6 +12,10 @@ from .._ops import scopes
 class NameScope(contextlib.ContextDecorator):
     """Operators that ``forward`` creates within the scope carry its name; scopes nest with ``/``.
 
+    It stands before the module's path in what names operators: estimates and reports, errors about
+    floating point exceptions, the log at DEBUG; and in ``getTensorNames()`` before the results of
+    modules that are called within it.
+
     Args:
         name: one part of the path.
 

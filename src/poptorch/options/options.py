@@ -107,6 +107,8 @@ class Options(LegacyOptions):
 
         Raises:
             ConfigFileError: a line is no option call; then no line is applied.
+            AttributeError, AssertionError, ValueError: what a setter raised, or there is none of
+                that name; the lines before it took effect, and a note names the line.
             FileNotFoundError: there is no such file.
         """
         load_from_file(self, filepath)

@@ -77,7 +77,11 @@ class _TrainingOptions(Container):
         ),
     )
     def setAutomaticLossScaling(self, enabled: bool) -> Self:
-        """Adapt the loss-scale factor during training; it becomes optimiser state."""
+        """Adapt the loss-scale factor during training; it becomes optimiser state.
+
+        It follows the gradients of float16 weights. Where none are trained a warning says that it
+        does nothing.
+        """
 
     @option(
         HINT,
