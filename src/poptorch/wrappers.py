@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import _session
+from . import _compile, _session
 from ._base.archive import InvalidFile
 from ._base.errors import AssertionFailure, Error, InvalidType, StateError
 from .enums import ConnectionType
 from .executor import PoplarExecutor
 from .options import Options
 from .options.files import apply_calls, apply_data, as_calls
-from .options.freeze import freeze, prepare
+from .options.freeze import backend_name, cache_directory, freeze, prepare
 from .options.legacy_call import read_call
 
 DEFAULT_LEARNING_RATE = 0.01
@@ -62,7 +62,7 @@ def trainingModel(
     chosen = call.optimizer
     if chosen is None:
         chosen = torch.optim.SGD(module.parameters(), lr=DEFAULT_LEARNING_RATE)
-    return PoplarExecutor(module, prepare(call.options, training=True), chosen, call.loss)
+    return _ahead(PoplarExecutor(module, prepare(call.options, training=True), chosen, call.loss))
 
 
 def inferenceModel(
@@ -85,7 +85,13 @@ def inferenceModel(
             not 1.
     """
     call = read_call(False, options, None, extra, keywords)
-    return PoplarExecutor(_module(model), prepare(call.options, training=False), None)
+    return _ahead(PoplarExecutor(_module(model), prepare(call.options, training=False), None))
+
+
+def _ahead(executor: PoplarExecutor) -> PoplarExecutor:
+    """Have the compiler imported until the first call, where that takes nothing from anybody."""
+    _compile.wrapped(backend_name(executor.options), cache_directory(executor.options))
+    return executor
 
 
 def load(

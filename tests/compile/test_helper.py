@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
+import poptorch
 from poptorch import backends
-from poptorch._compile import code, helper, tiers
+from poptorch._compile import cache, code, helper, tiers
 
 REPLYING = """
 # {backend}
@@ -112,6 +115,45 @@ def test_the_compiler_is_imported_ahead_where_a_core_is_idle(
     assert tiers.prepare(backends.available()["inductor"], store) == started
     assert asked == ["inductor"] * bool(started)
     assert tiers.prepare(backends.available()["reference"], store) == 0
+
+
+def test_a_process_that_is_there_has_the_core_that_was_idle(
+    kept: list[helper.Helper], monkeypatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tiers._cores, "idle", lambda: 0.0)
+    inductor, store = backends.available()["inductor"], code.Store(tmp_path)
+    assert tiers.prepare(inductor, store) == 0
+    helper.warm("inductor")
+    assert tiers.prepare(inductor, store) == 1
+    kept[0].end()
+    assert tiers.prepare(inductor, store) == 0
+
+
+@pytest.mark.parametrize(
+    ("backend", "variable", "asked"),
+    [
+        ("auto", "", ["inductor"]),
+        ("optimise", "", ["inductor"]),
+        ("auto", "optimise", ["inductor"]),
+        ("auto", "reference", []),
+        ("reference", "", []),
+        ("inductor", "", []),
+    ],
+)
+def test_wrapping_has_the_compiler_imported(
+    backend: str, variable: str, asked: list[str], monkeypatch, tmp_path: Path
+) -> None:
+    warmed: list[str] = []
+    monkeypatch.setattr(helper, "warm", warmed.append)
+    monkeypatch.setattr(tiers._cores, "idle", lambda: 1.0)
+    monkeypatch.setattr(cache, "default_store", lambda: code.Store(tmp_path))
+    monkeypatch.setenv("POPTORCH_BACKEND", variable)
+    chosen = poptorch.Options().backend(backend)
+    poptorch.inferenceModel(nn.Linear(2, 2), chosen)
+    assert warmed == asked
+    net = nn.Linear(2, 2)
+    poptorch.trainingModel(net, chosen, torch.optim.SGD(net.parameters(), lr=0.1))
+    assert warmed == asked * 2
 
 
 def test_no_process_ahead_of_time_is_no_trouble(monkeypatch, tmp_path: Path) -> None:

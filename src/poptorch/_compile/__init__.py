@@ -12,7 +12,7 @@ from .estimate import (
     with_fewer_checkpoints,
 )
 from .passes import PASSES, Draft, passes_text
-from .pipeline import Compiled, compile, with_stages
+from .pipeline import Compiled, compile, with_stages, wrapped
 from .shares import fitting, recut, shares
 from .tiers import Code
 
@@ -38,4 +38,5 @@ __all__ = [
     "subject",
     "with_fewer_checkpoints",
     "with_stages",
+    "wrapped",
 ]

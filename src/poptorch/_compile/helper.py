@@ -163,6 +163,14 @@ def take(backend: str) -> Helper:
     return Helper(backend)
 
 
+def is_there(backend: str) -> bool:
+    """Tell whether a process is kept that would be taken."""
+    return any(
+        helper.owner == os.getpid() and helper.alive and helper.kind == kind(backend)
+        for helper in _kept
+    )
+
+
 def warm(backend: str) -> None:
     """Have a process that imports the compiler meanwhile.
 

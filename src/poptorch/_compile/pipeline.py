@@ -59,6 +59,19 @@ class Compiled:
         return [each for every in known if every is not None for each in every]
 
 
+def wrapped(backend: str, cache_dir: str | None) -> None:
+    """Let an idle core import the compiler from now on: a script goes on to fetch its data.
+
+    Args:
+        backend: what the options name; nothing is done for one that is not left to the library.
+        cache_dir: where they have compiled programs kept.
+    """
+    if backend in (backends.AUTO, backends.OPTIMISE):
+        best = backends.available()[backends.BEST]
+        if best.unavailable() is None:  # else compiling says so
+            prepare(best, cache.store_of(cache_dir))
+
+
 @one_at_a_time()
 @_capture.forgetting_sources()
 def compile(

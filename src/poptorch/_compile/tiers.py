@@ -105,15 +105,19 @@ _cores.idle()  # from now on
 def prepare(backend: Backend, store: Store) -> int:
     """While the model is captured, let an idle core import the compiler, if it will be needed.
 
+    A process that was started when the model was wrapped has the core by now.
+
     Args:
         backend: what runs the plan in the end.
         store: of compiled graphs: if it has any, those of the model may be among them.
 
     Returns:
-        How many cores are idle; 0 if nothing was started.
+        How many cores are idle, or busy with it; 0 if no process imports the compiler.
     """
     idle = _cores.idle()
-    if not isinstance(backend, Builder) or idle < IDLE or not store.is_empty():
+    if not isinstance(backend, Builder) or not store.is_empty():
+        return 0
+    if idle < IDLE and not helper.is_there(backend.name):
         return 0
     try:
         helper.warm(backend.name)

@@ -1,12 +1,22 @@
 """Backends: ways to run a Plan. ``protocol`` is the public seam for others."""
 
 from .protocol import Backend, Builder, Code, Compiled, Executable, Progress
-from .registry import AUTO, OPTIMISE, available, checking, choose, interpreted, works_by_stages
+from .registry import (
+    AUTO,
+    BEST,
+    OPTIMISE,
+    available,
+    checking,
+    choose,
+    interpreted,
+    works_by_stages,
+)
 from .stopwatch import Stopwatch, timing
 from .threads import use_one as use_one_thread
 
 __all__ = [
     "AUTO",
+    "BEST",
     "OPTIMISE",
     "Backend",
     "Builder",

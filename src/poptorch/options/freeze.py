@@ -124,9 +124,7 @@ def _decided(options: Options, training: bool, phased: bool) -> dict[str, Any]:
     """Return the fields that several values decide, or the environment too."""
     mode, period = resolved_output(options, training)
     choice = choose_device(options)
-    backend = options._values["backend"]
-    if backend == "auto":
-        backend = env.get("POPTORCH_BACKEND") or "auto"
+    backend = backend_name(options)
     parts = options.Distributed.stage_processes
     if parts > 1:
         backend = _by_stages(backend)
@@ -156,6 +154,12 @@ def _decided(options: Options, training: bool, phased: bool) -> dict[str, Any]:
         "locations": freeze_locations(options, phased),
         "anchors": anchors,
     }
+
+
+def backend_name(options: Options) -> str:
+    """Return what is asked for: by the options, else POPTORCH_BACKEND, or "auto"."""
+    chosen: str = options._values["backend"]
+    return (env.get("POPTORCH_BACKEND") or chosen) if chosen == "auto" else chosen
 
 
 def _by_stages(backend: str) -> str:
