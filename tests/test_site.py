@@ -14,6 +14,7 @@ import pytest
 import site_hooks
 import site_pages
 from helpers.source_tree import ROOT
+from poptorch import enums
 
 REFERENCE = ROOT / "docs" / "reference"
 LISTED = re.findall(r"^::: (\S+)", "".join(p.read_text() for p in REFERENCE.iterdir()), re.M)
@@ -135,3 +136,13 @@ def test_links_are_those_of_the_site() -> None:
         "[a](../index.md#status) `b.py` `c/d` [e](data.md)"
         "\n```python\n[x](../../README.md)\n```\n![p](batch.svg)"
     )
+
+
+def test_members_of_enums_are_shown() -> None:
+    text = (REFERENCE / "enums.md").read_text()
+    kinds = set(enums.__all__)
+    aliases = {name for name in kinds if getattr(enums, name).__name__ != name}
+    shown = re.findall(
+        r"^::: poptorch\.(\S+)\n    options: {show_if_no_docstring: true}$", text, re.M
+    )
+    assert set(shown) == kinds - aliases  # without a text of its own none is shown by default
