@@ -218,16 +218,16 @@ def reduction(graph: Graph, spec: Spec, shards: Sequence[Shard] = ()) -> tuple[N
     )
     scatter = (Scatter(operation, processes, tuple(pairs)),) if pairs else ()
     accums = [slot for slot in written if slot.weight not in wholes]
-    buckets = _buckets(accums)
+    buckets = _buckets(accums, BUCKET * processes)
     reduce = (Reduce(Kind.ACCUM, operation, processes, buckets),) if buckets else ()
     return (*scatter, *reduce)
 
 
-def _buckets(accums: Sequence[Slot]) -> tuple[Bundle, ...]:
-    """Return accumulators in a few flat tensors, each of one type."""
+def _buckets(accums: Sequence[Slot], most: int) -> tuple[Bundle, ...]:
+    """Return accumulators in flat tensors of so many bytes at most, each of one type."""
     dtypes = dict.fromkeys(slot.dtype for slot in accums)
     of_types = [[slot for slot in accums if slot.dtype == dtype] for dtype in dtypes]
-    chunks = [chunk for same in of_types for chunk in in_chunks(same, BUCKET)]
+    chunks = [chunk for same in of_types for chunk in in_chunks(same, most)]
     buckets = []
     for index, chunk in enumerate(chunks):
         members, size = laid_out(chunk)
