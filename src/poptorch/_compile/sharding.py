@@ -63,9 +63,8 @@ def sharded(micro: Graph, spec: Spec, optim: OptimSpec, by_stages: bool) -> Shar
         )
         return optim, ()
     processes = spec.loops.processes
-    most = (
-        0 if optim.algorithm == "lamb" else BUCKET * processes
-    )  # it needs the norm of each weight
+    of_each = optim.algorithm == "lamb"  # it needs the norm of each weight
+    most = 0 if of_each else BUCKET * processes
     flat, bundles = _update.flatten(optim, members, _WHOLE, processes * ALIGNMENT, most)
     shards = tuple(
         Shard(bundle, _part(number, bundle, processes)) for number, bundle in enumerate(bundles)
