@@ -144,7 +144,7 @@ def test_compiling_begins_when_the_slow_tier_has_cost_as_much(monkeypatch) -> No
     losses_of(model, 1)
     graphs = model._executable._code.graphs.values()
     nodes = sum(len(graph.module.graph.nodes) for graph in graphs)
-    calls = math.ceil(0.5 * (7.0 + 0.011 * nodes))
+    calls = math.ceil(0.5 * (8.0 + 0.0095 * nodes))
     losses_of(model, calls - 1)
     assert asked == []
     losses_of(model, 1)

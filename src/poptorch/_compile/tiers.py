@@ -34,10 +34,10 @@ from .code import Store, key_of
 from .job import Job
 
 # Seconds that a compilation takes on the two cores of the table of record with nothing beside it:
-# what starting takes, and so much per node (8 to 11 s for 115 to 175 nodes, 15 for 920, 31 for
-# 2050). Nothing of the machine at hand is in it: one that is busy, or slower, takes longer. Half of
-# it is time that the other cores have to spare.
-STARTING, PER_NODE, SHARE = 7.0, 0.011, 0.5
+# what starting takes, and so much per node (8 to 10.5 s for 115 to 175 nodes, 14 for 920, 28 for
+# 2050); a run beside it has its part of the machine. Nothing of the machine at hand is in it: one
+# that is busy, or slower, takes longer. Half of it is time that the other cores have to spare.
+STARTING, PER_NODE, BESIDE, SHARE = 8.0, 0.0095, 1.2, 0.5
 COMPARED = 5  # calls of the fast tier before its speed is told
 
 
@@ -244,7 +244,8 @@ class Tiered:
             return
         missing = self._code.missing()
         self._job = Job(missing, self._code.builder.name, self._code.store, max(1, idle))
-        log.engine.info("Compiling beside the run, about %.0f s: %d graphs", expected, len(missing))
+        seconds = BESIDE * expected
+        log.engine.info("Compiling beside the run, about %.0f s: %d graphs", seconds, len(missing))
 
     def _take_over_in_part(self) -> None:
         executable, ready = self._code.mixed()
