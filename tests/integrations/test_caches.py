@@ -19,6 +19,8 @@ from transformers import (
 import poptorch
 from helpers.wrapping import options
 
+pytestmark = pytest.mark.slow
+
 SIZES = {
     "vocab_size": 20,
     "hidden_size": 16,
