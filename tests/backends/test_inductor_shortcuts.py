@@ -151,3 +151,26 @@ def test_only_the_function_that_calls_kernels_is_hardly_optimised(
     assert len(written) == 1 + two
     assert [text.count(f"{sources.QUICKLY} {sources.ENTRY}") for text in written].count(1) == 1
     assert sum(text.count(sources.QUICKLY) for text in written) == 1
+
+
+def test_torchs_compiler_looks_up_and_makes_nothing_that_is_known(
+    tmp_path: Path, monkeypatch
+) -> None:
+    """No key for its own cache; its table of types, which is one object, is filled once."""
+    looked_up, filled = [], []
+    table, usual = private.DtypePropagationOpsHandler, private.compile_fx_inner
+    fill = table.__init__
+
+    def spy(*arguments: object, **options: object) -> object:
+        looked_up.append(private.config.fx_graph_cache)
+        return usual(*arguments, **options)
+
+    def counted(self: object) -> None:
+        filled.append(self)
+        fill(self)
+
+    monkeypatch.setattr(private, "compile_fx_inner", spy, raising=False)
+    monkeypatch.setattr(table, "__init__", counted)
+    model, x = compiled_here(tmp_path, monkeypatch)
+    torch.testing.assert_close(model(x), model.model(x))
+    assert (looked_up, len(filled)) == ([False], 1)

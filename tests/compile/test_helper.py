@@ -13,6 +13,7 @@ from torch import nn
 import poptorch
 from poptorch import backends
 from poptorch._compile import cache, code, helper, tiers
+from poptorch.options.freeze import backend_name
 
 REPLYING = """
 # {backend}
@@ -163,3 +164,16 @@ def test_no_process_ahead_of_time_is_no_trouble(monkeypatch, tmp_path: Path) -> 
     monkeypatch.setattr(helper, "warm", refuse)
     monkeypatch.setattr(tiers._cores, "idle", lambda: 1.0)
     assert tiers.prepare(backends.available()["inductor"], code.Store(tmp_path)) == 0
+
+
+def test_wrapping_has_nothing_imported_for_stages_on_several_processes(monkeypatch) -> None:
+    warmed: list[str] = []
+    monkeypatch.setattr(helper, "warm", warmed.append)
+    monkeypatch.setattr(tiers._cores, "idle", lambda: 1.0)
+    monkeypatch.delenv("POPTORCH_BACKEND", raising=False)
+    options = poptorch.Options()
+    assert backend_name(options) == "auto"
+    options.Distributed.configureProcessId(0, 2).stageProcesses(2)
+    assert backend_name(options) == "staged"
+    poptorch.inferenceModel(nn.Linear(2, 2), options)
+    assert warmed == []

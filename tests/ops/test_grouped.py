@@ -77,11 +77,22 @@ def test_rows_of_no_group_are_zero_and_micro_batches_have_their_own_groups() -> 
     torch.testing.assert_close(got, torch.cat([first, a[4:] @ b[1, 1]]))
 
 
-def test_what_torch_refuses_is_refused() -> None:
+REFUSED = {
+    "two types": ((8, 8), (1, 8, 8), 1, torch.float16, "BF16"),
+    "both of three dimensions": ((1, 8, 8), (1, 8, 8), 1, torch.float32, "BF16|offs"),
+    "other inner sizes": ((8, 8), (1, 4, 8), 1, torch.float32, "do not fit together"),
+    "other numbers of groups": ((8, 8), (2, 8, 8), 1, torch.float32, "do not fit together"),
+}
+
+
+@pytest.mark.parametrize("a, b, groups, dtype, said", REFUSED.values(), ids=REFUSED)
+def test_what_torch_refuses_is_refused(a, b, groups: int, dtype: torch.dtype, said: str) -> None:
     class Product(nn.Module):
         def forward(self, a, b, ends):
             return F.grouped_mm(a, b, offs=ends)
 
-    ends = torch.tensor([8], dtype=torch.int32)
-    with pytest.raises(RuntimeError, match="BF16"):
-        poptorch.inferenceModel(Product())(torch.randn(8, 8), torch.randn(1, 8, 8).half(), ends)
+    given = torch.randn(a), torch.randn(b).to(dtype), torch.full((groups,), 8, dtype=torch.int32)
+    with pytest.raises(RuntimeError):
+        F.grouped_mm(given[0], given[1], offs=given[2])
+    with pytest.raises((RuntimeError, poptorch.Error), match=said):
+        poptorch.inferenceModel(Product())(*given)

@@ -135,8 +135,16 @@ def _grouped_mm(
 ) -> Any:
     """In groups if they are said; torch's own refuses what it cannot do."""
     same = mat_a.dtype == mat_b.dtype and out_dtype in (None, mat_a.dtype)
-    if offs is None or bias is not None or not same:
+    sizes = {mat_a.dim(), mat_b.dim()}
+    if offs is None or bias is not None or not same or sizes not in ({2}, {2, 3}):
         return private.grouped_mm(mat_a, mat_b, offs, bias, out_dtype)
+    groups = {offs.shape[0], *(len(mat) for mat in (mat_a, mat_b) if mat.dim() == 3)}
+    if mat_a.shape[-1] != mat_b.shape[-2] or len(groups) > 1:
+        raise Error(
+            "grouped_mm: the operands do not fit together",
+            got=f"{tuple(mat_a.shape)} with {tuple(mat_b.shape)} in {offs.shape[0]} groups",
+            fix="(rows, inner) with (groups, inner, columns), and offs of as many groups",
+        )
     return grouped_product(mat_a, mat_b, offs)
 
 

@@ -126,8 +126,8 @@ def _decided(options: Options, training: bool, phased: bool) -> dict[str, Any]:
     choice = choose_device(options)
     backend = backend_name(options)
     parts = options.Distributed.stage_processes
-    if parts > 1:
-        backend = _by_stages(backend)
+    if parts > 1 and backend != STAGED:
+        raise _not_by_stages(backend)
     anchors = tuple(
         (short, long, mode if inherits else OutputMode(own), period if inherits else own_period)
         for short, (long, inherits, own, own_period) in options.anchored_tensors.items()
@@ -157,20 +157,17 @@ def _decided(options: Options, training: bool, phased: bool) -> dict[str, Any]:
 
 
 def backend_name(options: Options) -> str:
-    """Return what is asked for: by the options, else POPTORCH_BACKEND, or "auto"."""
-    chosen: str = options._values["backend"]
-    return (env.get("POPTORCH_BACKEND") or chosen) if chosen == "auto" else chosen
+    """Return what is asked for: by the options, else POPTORCH_BACKEND, or "auto".
 
-
-def _by_stages(backend: str) -> str:
-    """Return the backend that runs stages on several processes.
-
-    Raises:
-        Error: another one is asked for.
+    Where nothing is and the stages of a model run on several processes it is the one for that.
     """
-    if backend in ("auto", STAGED):
-        return STAGED
-    raise Error(
+    chosen: str = options._values["backend"]
+    name = (env.get("POPTORCH_BACKEND") or chosen) if chosen == "auto" else chosen
+    return STAGED if name == "auto" and options.Distributed.stage_processes > 1 else name
+
+
+def _not_by_stages(backend: str) -> Error:
+    return Error(
         "Only the staged backend runs the stages of a model on several processes",
         got=f"Distributed.stageProcesses with the backend {backend!r}",
         fix=(
