@@ -1,7 +1,8 @@
 """Which training session holds newer values of which host tensors.
 
-Inference sessions look here at every call, so that validating after training needs no copy by hand,
-whichever wrapper was made first (PopTorch user guide, "Features").
+Sessions look here at every call, so that validating after training needs no copy by hand, whichever
+wrapper was made first (PopTorch user guide, "Features"), and so that of two training models with
+common weights, as of a GAN, each goes on from what the other has trained.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Follower(Protocol):
         ...
 
 
-_trainers: dict[int, weakref.ref[Trainer]] = {}
+_trainers: dict[int, list[weakref.ref[Trainer]]] = {}
 _followers: weakref.WeakSet[Follower] = weakref.WeakSet()
 _generation = 0
 
@@ -41,7 +42,8 @@ def register(trainer: Trainer, tensors: Iterable[int]) -> None:
     global _generation
     _generation += 1
     reference = weakref.ref(trainer)
-    _trainers.update(dict.fromkeys(tensors, reference))
+    for tensor in tensors:
+        _trainers.setdefault(tensor, []).append(reference)
 
 
 def forget(trainer: Trainer, tensors: Iterable[int]) -> None:
@@ -49,8 +51,9 @@ def forget(trainer: Trainer, tensors: Iterable[int]) -> None:
     global _generation
     _generation += 1
     for tensor in tensors:
-        if tensor in _trainers and _trainers[tensor]() in (trainer, None):
-            del _trainers[tensor]
+        others = [other for other in _trainers.pop(tensor, ()) if other() not in (trainer, None)]
+        if others:
+            _trainers[tensor] = others
     ours = set(tensors)
     for follower in list(_followers):
         if id(follower) != id(trainer) and not ours.isdisjoint(follower.hosts):
@@ -71,7 +74,8 @@ def trainers_of(tensors: Iterable[int]) -> list[Trainer]:
     """Return the living trainers of any of these host tensors, each once."""
     trainers: dict[int, Trainer] = {}
     for tensor in tensors:
-        trainer = _trainers[tensor]() if tensor in _trainers else None
-        if trainer is not None:
-            trainers[id(trainer)] = trainer
+        for reference in _trainers.get(tensor, ()):
+            trainer = reference()
+            if trainer is not None:
+                trainers[id(trainer)] = trainer
     return list(trainers.values())

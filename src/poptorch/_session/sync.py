@@ -43,7 +43,7 @@ class Sync:
         device: the device's state while attached, else None.
         dirty: whether the device has newer weights than the host.
         version: of the host's values, of their last download.
-        linked: whether this is the trainer of the host tensors.
+        linked: whether this is a trainer of the host tensors.
         looked_at: whether somebody may have had the model's tensors in hand since this was unset.
     """
 
@@ -109,7 +109,7 @@ class Sync:
     # Sharing tensors with a trainer.
 
     def fetch(self) -> None:
-        """Fetch newer weights that a trainer of the same tensors holds."""
+        """Fetch newer weights that another trainer of the same tensors holds."""
         if self._generation != links.generation():
             self._generation = links.generation()
             trainers = links.trainers_of(self.hosts)
@@ -121,6 +121,7 @@ class Sync:
         if newest > self._seen:
             self._seen = newest
             if self.device is not None:
+                self.bring_host_up_to_date()  # what another brought to the host is not all of it
                 log.python.debug("Implicit copyWeightsToDevice()")
                 owner = self._transfers()
                 assert owner is not None
@@ -131,11 +132,11 @@ class Sync:
         self._last = max(self._last, version)
 
     def link(self) -> None:
-        """Be the trainer of the module's tensors, for inference sessions to find."""
+        """Be a trainer of the module's tensors, for other sessions to find."""
         links.register(self, self.hosts)
         self.linked = True
 
     def unlink(self) -> None:
-        """Stop being the trainer of the module's tensors."""
+        """Stop being a trainer of the module's tensors."""
         links.forget(self, self.hosts)
         self.linked = False

@@ -15,13 +15,21 @@ HOLDERS = ("_parameters", "_buffers")
 
 
 class Watched(dict[str, Any]):
-    """A dict that announces every look at its values, and every change of them."""
+    """A dict that announces every look at its values, and every change of them.
 
-    __slots__ = ("_announce",)
+    Attributes:
+        listeners: whom it tells: of a module that several models have in common, all of them.
+    """
 
-    def __init__(self, entries: dict[str, Any], announce: Callable[[], None]) -> None:
+    __slots__ = ("listeners",)
+
+    def __init__(self, entries: dict[str, Any]) -> None:
         super().__init__(entries)
-        self._announce = announce
+        self.listeners: list[Callable[[], None]] = []
+
+    def _announce(self) -> None:
+        for listener in self.listeners:
+            listener()
 
     def __setitem__(self, name: str, value: Any) -> None:
         self._announce()  # trained values are for the tensor that goes
@@ -54,7 +62,10 @@ def watch(module: nn.Module, announce: Callable[[], None]) -> None:
     """Put watched dicts into a module and all below it."""
     for sub in module.modules():
         for holder in HOLDERS:
-            sub.__dict__[holder] = Watched(sub.__dict__[holder], announce)
+            entries = sub.__dict__[holder]
+            if not isinstance(entries, Watched):
+                sub.__dict__[holder] = entries = Watched(entries)
+            entries.listeners.append(announce)
 
 
 def share(module: nn.Module, twin: nn.Module) -> None:
@@ -63,9 +74,14 @@ def share(module: nn.Module, twin: nn.Module) -> None:
         twin.__dict__[holder] = module.__dict__[holder]
 
 
-def unwatch(module: nn.Module) -> None:
-    """Put plain dicts back."""
+def unwatch(module: nn.Module, announce: Callable[[], None]) -> None:
+    """Put plain dicts back, unless others want to know."""
     for sub in module.modules():
         for holder in HOLDERS:
-            if isinstance(sub.__dict__[holder], Watched):
-                sub.__dict__[holder] = dict(sub.__dict__[holder].items())
+            entries = sub.__dict__[holder]
+            if isinstance(entries, Watched):
+                others = [listener for listener in entries.listeners if listener is not announce]
+                if others:
+                    entries.listeners[:] = others
+                else:
+                    sub.__dict__[holder] = dict(entries.items())

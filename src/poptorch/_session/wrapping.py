@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 import copyreg
 import weakref
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 from torch import nn
 
@@ -27,18 +28,30 @@ class Owner(Protocol):
         """Release the device and restore the module."""
 
 
-_owners: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Owner]] = weakref.WeakKeyDictionary()
+class _Wrapping(NamedTuple):
+    """What a wrapped module is connected to.
+
+    Attributes:
+        owner: the executor, held weakly.
+        announce: tells it that the module's tensors are looked at.
+    """
+
+    owner: weakref.ref[Owner]
+    announce: Callable[[], None]
+
+
+_wrappings: weakref.WeakKeyDictionary[nn.Module, _Wrapping] = weakref.WeakKeyDictionary()
 
 
 def owner_of(module: nn.Module) -> Owner | None:
     """Return the executor that a module is wrapped by, or None."""
-    reference = _owners.get(module)
-    return reference() if reference is not None else None
+    wrapping = _wrappings.get(module)
+    return wrapping.owner() if wrapping is not None else None
 
 
 def is_wrapped(module: nn.Module) -> bool:
     """Tell whether a module carries a training wrapping."""
-    return module in _owners
+    return module in _wrappings
 
 
 def wrap(module: nn.Module, owner: Owner, traced: nn.Module) -> None:
@@ -50,13 +63,13 @@ def wrap(module: nn.Module, owner: Owner, traced: nn.Module) -> None:
         traced: the executor's shallow copy of the module.
     """
     reference = weakref.ref(owner)
-    _owners[module] = reference
 
     def announce() -> None:
         living = reference()
         if living is not None:
             living.copyWeightsToHostIfNeeded()
 
+    _wrappings[module] = _Wrapping(reference, announce)
     watch(module, announce)
     share(module, traced)
     module.__class__ = _subclass(type(module))
@@ -64,22 +77,22 @@ def wrap(module: nn.Module, owner: Owner, traced: nn.Module) -> None:
 
 def unwrap(module: nn.Module) -> None:
     """Give a module its class and plain dicts back."""
-    if module in _owners:
+    if module in _wrappings:
         resume(module)
-        del _owners[module]
+        wrapping = _wrappings.pop(module)
         module.__class__ = type(module).__bases__[0]
-        unwatch(module)
+        unwatch(module, wrapping.announce)
 
 
 def suspend(module: nn.Module) -> None:
     """Give a wrapped module its own class until ``resume``; others are left alone."""
-    if module in _owners:
+    if module in _wrappings:
         module.__class__ = type(module).__bases__[0]
 
 
 def resume(module: nn.Module) -> None:
     """Undo ``suspend``."""
-    if module in _owners and type(module) not in _subclasses.values():
+    if module in _wrappings and type(module) not in _subclasses.values():
         module.__class__ = _subclass(type(module))
 
 
@@ -145,5 +158,5 @@ def _deepcopy_unwrapped(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
 def _copy_wrapped(self: nn.Module) -> nn.Module:
     result = type(self).__new__(type(self))
     result.__dict__.update(self.__dict__)
-    _owners[result] = _owners[self]
+    _wrappings[result] = _wrappings[self]
     return result
