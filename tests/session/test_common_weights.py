@@ -127,8 +127,9 @@ def test_reading_weights_brings_them_from_whichever_model_trained_last() -> None
     both.check()
 
 
-@pytest.mark.parametrize("makers", [(score, discriminate, generate), (discriminate, generate, score)])
-def test_a_module_inside_of_another_training_model_is_one_itself(makers) -> None:
+@pytest.mark.parametrize("last", [True, False], ids=["wrapped last", "wrapped first"])
+def test_a_module_inside_of_another_training_model_is_one_itself(last: bool) -> None:
+    makers = (discriminate, generate, score) if last else (score, discriminate, generate)
     shapes = {score: (REAL, (8, 1)), discriminate: (REAL, NOISE), generate: (NOISE,)}
     several = Wrapped(*makers)
     for _ in range(3):

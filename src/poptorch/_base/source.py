@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any
 
 OURS = str(Path(__file__).resolve().parent.parent)
+_LONGEST = 100  # characters of a line that are shown
 _PACKAGES = ("/site-packages/", "/dist-packages/")
 _DEFINES = ("def ", "async def ", "class ")  # its decorators stand before it
 DEFAULT_EXCLUDES = (OURS, "site-packages/torch", "site-packages/poptorch", "lib/python3")
@@ -58,9 +59,17 @@ def _in_package(filename: str) -> str | None:
 
 def describe(filename: str, line: int | None) -> str:
     """Return ``file.py:41, the code of that line``; ``package/file.py:41`` in a package."""
-    code = textwrap.shorten(linecache.getline(filename, line or 0), 100, placeholder=" ...")
+    code = _shortened(" ".join(linecache.getline(filename, line or 0).split()))
     place = f"{_in_package(filename) or Path(filename).name}:{line}"
     return f"{place}, {code}" if code else place
+
+
+def _shortened(code: str) -> str:
+    """Cut a long line between words, or within one where most of it would go."""
+    short = textwrap.shorten(code, _LONGEST, placeholder=" ...")
+    if len(code) > _LONGEST and len(short) < _LONGEST // 2:
+        return code[: _LONGEST - 4] + " ..."
+    return short
 
 
 def calling_line() -> str | None:

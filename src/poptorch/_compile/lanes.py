@@ -41,9 +41,10 @@ def capture(request: _capture.Request, spec: Spec) -> Captured:
         captured = _within(budget, steps, length, request, spec)
         more = 0 if spec.lanes else _more(min(CACHED, budget), captured, length)
         return _within(budget, more, length, request, spec) if more else captured
-    except _capture.NotVectorisable as reason:
-        log.engine.debug("Micro-batches run one after another: %s", reason)
-        return _one(request, str(reason)), None
+    except _capture.NotVectorisable as error:
+        reason = str(error)
+    log.engine.debug("Micro-batches run one after another: %s", reason)
+    return _one(request, reason), None  # outside: its errors are not about this one
 
 
 def _within(
