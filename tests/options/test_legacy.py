@@ -172,6 +172,8 @@ def test_a_loss_in_third_place(one_warning, order):
         (False, (4, None, (), {"loss": torch.nn.MSELoss()}), TypeError),
         (False, (1, 1, (False, True, "ALL", None, "more")), TypeError),
         (True, (Options(), torch.nn.MSELoss(), (torch.nn.MSELoss(),)), TypeError),
+        (True, (Options(), torch.optim.SGD), TypeError),
+        (True, (Options(), None, (), {"loss": torch.nn.MSELoss}), TypeError),
     ],
 )
 def test_calls_that_are_refused(training, arguments, error):

@@ -234,3 +234,64 @@ def test_another_forward_of_a_class_is_said_once(caplog, monkeypatch) -> None:
     assert caplog.text.count("forward of a Linear was replaced after the model was comp") == 1
     executor.destroy()
     torch.testing.assert_close(executor(X), model(X))
+
+
+class Shift(nn.Module):
+    def train(self, mode=True):
+        self.size = 1.0 if mode else 0.0
+        return super().train(mode)
+
+    def forward(self, x):
+        return x + self.size
+
+
+class Annealed(Net):
+    def __init__(self):
+        super().__init__()
+        self.drop, self.shift = nn.Dropout(0.5), Shift().train()
+        self.temperature, self.calls, self._private, self.kept = 1.0, 0, 1, None
+
+    def forward(self, x, y=None):
+        self.calls += 1
+        return super().forward(self.shift(self.drop(x)) / self.temperature, y)
+
+
+CHANGES = {
+    "of the model": (lambda m: setattr(m, "temperature", 0.5), "temperature was 1.0 and is 0.5"),
+    "of a layer": (lambda m: setattr(m.drop, "p", 0.1), "Dropout.p of drop was 0.5 and is 0.1"),
+    "to a tensor": (lambda m: setattr(m, "temperature", torch.ones(2)), "is tensor([1., 1.])"),
+    "taken out": (lambda m: delattr(m.drop, "p"), "was 0.5 and is None"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("wrap", [training, lambda m: poptorch.inferenceModel(m, options())])
+def test_a_number_of_a_module_that_changes_is_said_once(wrap, change, caplog) -> None:
+    model = Annealed()
+    executor, arguments = wrap(model), (X, Y) if wrap is training else (X,)
+    for _ in range(4):
+        executor(*arguments)
+        model.calls += 1  # forward counts, too
+        model._private += 1
+    assert "Attributes" not in caplog.text
+    do, said = CHANGES[change]
+    do(model)
+    for _ in range(4):
+        executor(*arguments)
+    assert caplog.text.count("Attributes of the model changed after it was compiled") == 1
+    assert said in caplog.text
+
+
+def test_a_number_that_belongs_to_a_mode_is_followed(caplog) -> None:
+    model = Annealed()
+    model.drop.p = 0.0
+    executor = training(model)
+    for mode in (True, False, True, False):
+        model.train(mode)
+        expected = model(X, Y).detach()
+        torch.testing.assert_close(executor(X, Y), expected)
+    assert "Attributes" not in caplog.text
+    executor.destroy()
+    model.temperature = 2.0
+    executor(X, Y)
+    assert "Attributes" not in caplog.text  # compiled anew

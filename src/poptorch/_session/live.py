@@ -43,6 +43,9 @@ class Compilation(Task):
     outputs: Outputs
     indices: Indices
 
+    def __post_init__(self) -> None:
+        self.attributes.settle()
+
     def checked_state(self, state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """Return state that no host tensor mirrors, which comes from a file.
 

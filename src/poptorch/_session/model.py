@@ -13,6 +13,7 @@ from .._ir.optim_spec import OptimSpec
 from .._ir.spec import Spec
 from . import reading
 from .arguments import Inputs
+from .attributes import Attributes
 from .grouping import Request
 from .modes import Modes
 from .optimizer import SessionOptimizer
@@ -30,6 +31,7 @@ class Task:
         optim: the optimizer's structure, None in inference.
         hypers: the values that it leaves open, by key.
         request: what is captured.
+        attributes: what the modules hold that becomes constants.
     """
 
     spec: Spec
@@ -38,6 +40,7 @@ class Task:
     optim: OptimSpec | None
     hypers: Mapping[str, float]
     request: _capture.Request
+    attributes: Attributes
 
 
 class Model:
@@ -89,7 +92,8 @@ class Model:
         call = self.signature.caller(self._entry or self.module.__call__, bound)
         request = now.request(call, bound, inputs, spec, optim)
         request = replace(request, users=self.users)
-        return Task(spec, now, inputs, optim, hypers, request)
+        attributes = Attributes(self.module, self.users)
+        return Task(spec, now, inputs, optim, hypers, request, attributes)
 
     def paths(self) -> dict[int, str]:
         """Return the paths of the parameters that there are now, by the address of their values."""

@@ -21,6 +21,7 @@ def execute(
         Error: an index among the inputs is out of range; nothing has run.
     """
     device = sync.get_device()
+    live.now.attributes.say()
     live.now.indices.check(batch, device.state)
     if optimizer is not None and sync.looked_at:
         live.changes.say_gradients()

@@ -82,6 +82,14 @@ def read_call(
 def _optimizer_and_loss(given: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
     """Tell optimisers and losses apart by type; at most one of each."""
     result: dict[str, Any] = dict(keywords)
+    for value in (*given, *keywords.values()):
+        if isinstance(value, type):
+            arguments = "model.parameters(), lr=0.01" if issubclass(value, Optimizer) else ""
+            raise InvalidType(
+                "Expected an instance, got its class",
+                got=f"{value.__module__}.{value.__qualname__}",
+                fix=f"{value.__name__}({arguments})",
+            )
     for value in given:
         name = "optimizer" if isinstance(value, Optimizer) or not callable(value) else "loss"
         if value is None:
