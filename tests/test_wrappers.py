@@ -276,3 +276,24 @@ def test_long_messages_go_into_a_file(tmp_path, monkeypatch) -> None:
     assert see == "See poptorch_error.log for details"
     assert "line 80" in (tmp_path / "poptorch_error.log").read_text()
     assert "line 79" in str(poptorch.Error("short", got="\n".join(text.splitlines()[1:80])))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_scripted_code_is_captured_unless_it_has_weights_of_its_own() -> None:
+    class Scaled(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.factor, self.inner = nn.Parameter(torch.tensor(2.0)), inner
+
+        def forward(self, x):
+            return poptorch.identity_loss(self.inner(x * self.factor).sum(), reduction="none")
+
+    x = torch.tensor([1.0, -3.0])
+    options = poptorch.Options().backend("reference").showCompilationProgressBar(False)
+    executor = poptorch.trainingModel(Scaled(torch.jit.script(nn.ReLU())), options)
+    assert [float(executor(x)) for _ in range(2)] == pytest.approx([2.0, 1.99])
+    for inner in (torch.jit.script(nn.Linear(2, 2)), torch.jit.trace(nn.Linear(2, 2), x)):
+        for model in (inner, Scaled(inner)):
+            for wrap in (poptorch.trainingModel, poptorch.inferenceModel):
+                with pytest.raises(TypeError, match="TorchScript"):
+                    wrap(model, options)

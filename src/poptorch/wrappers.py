@@ -216,6 +216,7 @@ def _module(model: Any) -> nn.Module:
     if isinstance(model, PoplarExecutor):
         return model.model
     if isinstance(model, nn.Module):
+        _check_scripted(model)
         return model
     if callable(model) and not isinstance(model, type):
         return _Function(model)
@@ -224,6 +225,20 @@ def _module(model: Any) -> nn.Module:
         got=model.__name__ if isinstance(model, type) else type(model).__name__,
         fix="pass an instance of your module, not its class or its output",
     )
+
+
+def _check_scripted(module: nn.Module) -> None:
+    """Refuse code of TorchScript that reads weights of its own, which no program could change."""
+    for path, layer in module.named_modules():
+        if isinstance(layer, torch.jit.ScriptModule):
+            weights = sum(1 for _ in (*layer.parameters(), *layer.buffers()))
+            if weights:
+                raise InvalidType(
+                    "A module of TorchScript cannot be captured with its weights",
+                    got=f"{path or 'the model'}, with {weights} parameters and buffers",
+                    fix="wrap the module that was scripted or traced; scripted functions and "
+                    "scripted modules without weights can stay in it",
+                )
 
 
 def _check_buffers(module: nn.Module) -> None:

@@ -85,7 +85,7 @@ def run_lanes(
         private.go_on_without(gone)
         raise NotVectorisable(gone.args[0]) from gone
     except Exception as error:  # whatever it is, the loop will tell whether it is the user's
-        raise NotVectorisable(_reason(error)) from error
+        raise NotVectorisable(reason_of(error)) from error
     final = dict(leaves)
     for path, value in after.items():
         owner = request.tensors[path].places[0][0]
@@ -180,7 +180,7 @@ def _counting(calls: dict[nn.Module, int]) -> Iterator[None]:
             handle.remove()
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """What could not be vectorised, and where the user wrote it."""
     cause = (error.__cause__ or error) if isinstance(error, Error) else error
     text = next(iter(str(cause).splitlines()), type(error).__name__)

@@ -26,7 +26,7 @@ from .capture_context import CaptureContext
 from .draws import lane_by_lane
 from .failures import explained_backward
 from .forward import Forward, Request, run_forward
-from .lanes import NotVectorisable, folded, run_lanes
+from .lanes import NotVectorisable, folded, reason_of, run_lanes
 from .names import Names
 from .operands import refuse_mixed
 from .recompute import recomputed
@@ -189,10 +189,7 @@ class _Recording:
                 seed = seed * factor
         if any(isinstance(s, Slot) and s.kind is Kind.OPTSTATE for s in self.request.loss_scaling):
             names.add("finalLossScale", seed.reshape(-1)[0])
-        with explained_backward(self.request.module):
-            grads = torch.autograd.grad(
-                loss, [leaves[path] for path in trained], grad_outputs=seed, allow_unused=True
-            )
+        grads = self._backward(loss, [leaves[path] for path in trained], seed)
         gradients = [
             (path, g.to_dense() if g.is_sparse else g)
             for path, g in zip(trained, grads, strict=True)
@@ -203,6 +200,18 @@ class _Recording:
         for path, gradient in gradients:
             names.add(f"Gradient___{path}", gradient)
         return [g for _, g in gradients]
+
+    def _backward(
+        self, loss: torch.Tensor, leaves: list[torch.Tensor], seed: torch.Tensor
+    ) -> tuple[torch.Tensor | None, ...]:
+        try:
+            with explained_backward(self.request.module):
+                return torch.autograd.grad(loss, leaves, grad_outputs=seed, allow_unused=True)
+        except Exception as error:
+            if self.request.lanes is None:
+                raise
+            # What runs forward code again, as torch.utils.checkpoint, has no lanes here.
+            raise NotVectorisable(reason_of(error)) from error
 
     def _anchors(self, names: Names) -> list[torch.Tensor]:
         results = []

@@ -49,7 +49,9 @@ class ModelChanges:
         self._users, self._forward = users, forward
         self._modules = list(module.modules())
         self._turns = self._forwards()
-        kinds = {type(layer): type(layer).forward for layer in users.modules()}
+        scripted = torch.jit.ScriptModule  # whose classes have no forward to look at
+        layers = (layer for layer in users.modules() if not isinstance(layer, scripted))
+        kinds = {type(layer): type(layer).forward for layer in layers}
         self._kinds, self._classes = kinds, itertools.cycle(kinds)
         self._parameters = {p: tied.tensor for p, tied in tensors.items() if tied.is_parameter}
         numbers = (p for p in self._parameters.values() if p.is_floating_point())
