@@ -72,13 +72,17 @@ def reductions(executor: poptorch.PoplarExecutor) -> tuple[Step, Callable[[], An
     """Return the reduction of a program alone, and what begins one all_reduce of as many bytes."""
     session: Any = executor._session
     state = session.sync.get_device().state
-    (node,) = (n for n in session.get_live().now.compiled.plan.program.walk()
-               if isinstance(n, Reduce))  # fmt: skip
-    flat = torch.zeros(node.bytes // 4)
+    program = session.get_live().now.compiled.plan.program
+    nodes = [node for node in program.walk() if isinstance(node, Reduce)]
+    flat = torch.zeros(sum(node.bytes for node in nodes) // 4)
     group = _job.current()._pg
-    return lambda: driver.exchange(node, state), lambda: dist.all_reduce(
-        flat, group=group, async_op=True
-    )
+
+    def exchanged() -> None:
+        begun: list[Any] = []
+        for node in nodes:
+            begun = driver.exchange(node, state, begun)
+
+    return exchanged, lambda: dist.all_reduce(flat, group=group, async_op=True)
 
 
 def turns(contestants: dict[str, Step], alone: set[str], rounds: int) -> dict[str, float]:

@@ -10,11 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
 
 import poptorch
+from poptorch import _job
 from poptorch._ir.slot import Kind
 
 UPDATES = 20
@@ -50,6 +52,22 @@ class Wide(nn.Module):
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         out = self.second(torch.tanh(self.first(x)))
+        return out, self.loss(out, y)
+
+
+class Deep(nn.Module):
+    """Enough weights that some gradients are worth adding up before the others are there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        wide = [part for _ in range(3) for part in (nn.Linear(210, 210), nn.Tanh())]
+        self.layers = nn.Sequential(nn.Linear(6, 210), nn.Dropout(0.2), *wide)
+        self.second = nn.Linear(210, 3)
+        self.loss = nn.CrossEntropyLoss()
+        self.double()
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        out = self.second(self.layers(x))
         return out, self.loss(out, y)
 
 
@@ -120,6 +138,7 @@ class Case:
         group: replicas that share a weight; 0 for no groups.
         tolerance: relative, of weights and results.
         lanes: micro-batches side by side, 0 for the library's choice.
+        apart: every process is on a machine of its own, as far as the library knows.
     """
 
     optimizer: Callable[[Any], torch.optim.Optimizer]
@@ -131,6 +150,7 @@ class Case:
     group: int = 0
     tolerance: float = 1e-6
     lanes: int = 0
+    apart: bool = False
 
 
 def _sum(options: poptorch.Options) -> None:
@@ -156,6 +176,16 @@ def _anchored(options: poptorch.Options) -> None:
     options.outputMode(poptorch.OutputMode.All)
     options.anchorTensor("gradient", "Gradient___second.bias")
     options.anchorTensor("updated", "UpdatedVar___second.bias")
+
+
+def _double_and_seeded(options: poptorch.Options) -> None:
+    options.Precision.narrow64Bit(False)
+    _seeded(options)
+
+
+def _double_and_anchored(options: poptorch.Options) -> None:
+    _anchored(options)
+    _double_and_seeded(options)
 
 
 def _in_parts(options: poptorch.Options) -> None:
@@ -261,6 +291,22 @@ CASES = {
     "groups over processes": Case(
         lambda p: adam(p, lr=0.01), lambda replicas: Grouped(replicas // 2), accumulation=2, group=2
     ),
+    "machines": Case(
+        lambda p: sgd(p, lr=0.05, momentum=0.9),
+        lambda replicas: Deep(),
+        options=_double_and_seeded,
+        dtype=torch.float64,
+        tolerance=1e-12,
+        apart=True,
+    ),
+    "machines, clipped, anchors": Case(
+        lambda p: poptorch.optim.AdamW(p, lr=0.001, max_grad_norm=0.05),
+        lambda replicas: Deep(),
+        options=_double_and_anchored,
+        dtype=torch.float64,
+        tolerance=1e-12,
+        apart=True,
+    ),
     "stages": Case(
         lambda p: adam(p, lr=0.01),
         lambda replicas: Blocks(),
@@ -326,6 +372,8 @@ def run(
         retrieval = poptorch.VariableRetrievalMode.OnePerGroup
         training.weight.replicaGrouping(poptorch.CommGroupType.Orthogonal, case.group, retrieval)
     result = Result()
+    if case.apart:
+        patch.object(_job, "own_address", lambda: f"machine {process}").start()
     for call in range(UPDATES // case.iterations if calls is None else calls):
         x, y = rows(case, total, call)
         mine = slice(process * local, (process + 1) * local)
@@ -333,6 +381,7 @@ def run(
         out, loss = training(x, y)
         result.outputs.append(out.clone())
         result.losses.append(loss.clone())
+    patch.stopall()
     result.weights = {k: v.detach().clone() for k, v in model.state_dict().items()}
     names = training.options.anchored_tensors
     result.anchors = {name: training.getAnchoredTensor(name).clone() for name in names}

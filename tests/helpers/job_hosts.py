@@ -10,6 +10,7 @@ from torch import nn
 import popdist.poptorch
 import poptorch
 from helpers import namespaces
+from poptorch import _job
 from poptorch._cli import poprun
 
 
@@ -31,6 +32,7 @@ def train() -> None:
     for _ in range(3):
         training(x, x.sum(1))
     print("weights", model[0].weight.tolist(), flush=True)
+    print("address", _job.own_address(), flush=True)
 
 
 if __name__ == "__main__":

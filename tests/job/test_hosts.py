@@ -47,6 +47,8 @@ def test_processes_on_two_hosts_train_together(tmp_path: Path) -> None:
         pytest.skip(f"no network namespaces: {error}")
     printed = output.read_text()
     assert status == 0, printed
+    addresses = {line.split()[-1] for line in printed.splitlines() if "address" in line.split()}
+    assert addresses == {*namespaces.HOSTS.values()}
     lines = [line for line in printed.splitlines() if "weights" in line]
     assert {line.split()[0] for line in lines} == {"[0]", "[1]"}
     for line in lines:

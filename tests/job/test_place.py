@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 import popdist
@@ -135,3 +137,12 @@ def test_where_processes_meet(variables, address, monkeypatch) -> None:
         monkeypatch.setenv(name, value)
     place = _job.place()
     assert (place.address if place else None) == address
+
+
+def test_processes_of_one_machine_have_one_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = socket.gethostname()
+    assert _job.own_address() == name  # nothing says where they meet
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    for address, own in (("127.0.0.1", "127.0.0.1"), ("no.such.host.invalid", name)):
+        monkeypatch.setenv("MASTER_ADDR", address)
+        assert _job.own_address() == own

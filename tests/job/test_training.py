@@ -27,6 +27,7 @@ IN_FOUR = (
     "dropout",
     "exchanges over processes",
     "groups over processes",
+    "machines",
 )
 Results = dict[int, dict[str, dict[str, Any]]]
 
@@ -146,5 +147,17 @@ def test_the_plan_says_what_processes_exchange(two: Any) -> None:
     ]
     assert "1 bucket, " in lines[3]
     assert "nothing overlaps" in lines[3]
+    lines = results[0]["machines"]["program"].splitlines()
+    reduce = "reduce accum.* mean over 2 processes  # 1 bucket,"
+    assert [line.split(";")[0] for line in lines] == [
+        "repeat 2 iterations",
+        "  run gradients(param.*, batch[i,2 lanes], accum.*) -> loss, output.*, accum.*, value.*",
+        f"  {reduce} 363008 bytes, while the next graph runs",
+        "  run gradients left(param.*, batch[i,2 lanes], accum.*, value.*) -> accum.*",
+        f"  {reduce} 720896 bytes, after all gradients",
+        "  run update(param.*, accum.*, optstate.*, hyper.*) -> param.*, optstate.*",
+        "emit loss, output.* final",
+    ]
+    assert "; 363008 bytes overlap; update divides" in lines[4]
     lines = results[0]["sgd, sum"]["program"].splitlines()
     assert "  reduce accum.* sum over 2 processes" in [line.split("  #")[0] for line in lines]

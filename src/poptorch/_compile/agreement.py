@@ -41,13 +41,16 @@ def meet(spec: Spec) -> None:
     _job.join(spec.process, spec.processes, spec.runtime.process_timeout)
 
 
-def with_common_budget(spec: Spec) -> Spec:
-    """Return the settings with the memory for lanes that every process has.
+def with_common(spec: Spec) -> Spec:
+    """Return the settings with what depends on the machines, alike in all processes.
 
-    It is a share of what is free, which is not the same everywhere; the programs have to be.
+    That is the memory for lanes, a share of what is free everywhere; and how many machines the
+    processes are on.
     """
-    budget = spec.lane_memory or lanes.default_budget()
-    return replace(spec, lane_memory=min(_job.current().numbers(budget, "the memory for lanes")))
+    group, budget = _job.current(), spec.lane_memory or lanes.default_budget()
+    memory = min(group.numbers(budget, "the memory for lanes"))
+    hosts = len({*group.texts(_job.own_address(), "their addresses")})
+    return replace(spec, lane_memory=memory, target=replace(spec.target, hosts=hosts))
 
 
 def check_alike(
@@ -115,7 +118,7 @@ def check_numbers(values: Mapping[str, float], other: bool) -> None:
 
 
 def _check(facts: Mapping[str, str], what: str, title: str, fix: str) -> None:
-    _refuse(_job.current().compare(facts, what), title, fix)
+    _refuse(_job.compare(facts, what), title, fix)
 
 
 def _refuse(there: Mapping[int, dict[str, str]], title: str, fix: str) -> None:

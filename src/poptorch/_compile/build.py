@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
-from .. import _update
+from .. import _place, _update
 from .._ir import slots
 from .._ir.bundle import BUCKET, Bundle, Member, in_chunks, laid_out
 from .._ir.graph import Graph, compose
@@ -67,17 +67,20 @@ def training_program(
     lanes: Lanes | None,
     bundles: tuple[Bundle, ...] = (),
     shards: tuple[Shard, ...] = (),
+    early: bool = False,
 ) -> Program:
     """Return the training step.
 
     With one run per update forward, backward and update are one graph; otherwise the micro step
     adds its gradients to accumulators that the update empties. Where processes train together they
-    add them up before the update.
+    add them up before the update; between machines, where a reduction takes long, those that are
+    there early while the others are computed.
 
     Args:
         micro, spec, optim, lanes: what is built of.
         bundles: the weights that share a storage in it.
         shards: those of which each process updates a part.
+        early: whether gradients may be added up before all are there.
     """
     loops = spec.loops
     side_by_side = lanes.count if lanes is not None else 1
@@ -94,10 +97,11 @@ def training_program(
         reduce = reduction(graphs["micro"], spec, shards)
         body = (*window, *reduce, *_measuring(graphs, spec), Run("update"), *gather)
     elif loops.processes > 1:
-        graphs, initial = _apart(micro, spec, optim, trained)
-        reduce = reduction(graphs["gradients"], spec, shards)
-        measuring = _measuring(graphs, spec)
-        body = (Run("gradients"), *reduce, *measuring, Run("update"), *gather)
+        pays = early and not shards and spec.target.hosts > 1
+        parts = (_place.early(micro) if pays else None) or (micro,)
+        graphs, initial = _apart(parts, spec, optim, trained)
+        made = _reduced([graphs[name] for name in _MADE[: len(parts)]], spec, shards)
+        body = (*made, *_measuring(graphs, spec), Run("update"), *gather)
     else:
         graphs, initial = _fused(micro, spec, optim, trained)
         body = (Run("step"),)
@@ -152,18 +156,37 @@ def _separate(
     return {"micro": compose("micro", [micro, lower(add, stochastic)]), **ending}, initial
 
 
+_MADE = ("gradients", "gradients left")
+
+
 def _apart(
-    micro: Graph, spec: Spec, optim: OptimSpec, trained: _Trained
+    parts: Sequence[Graph], spec: Spec, optim: OptimSpec, trained: _Trained
 ) -> tuple[dict[str, Graph], Mapping[str, float]]:
-    """One run per update, whose gradients other processes add theirs to."""
+    """One run per update, whole or in two parts, whose gradients other processes add theirs to."""
 
     def descaling(gradients: Sequence[Slot]) -> list[SlotFunction]:
         scale = _update.scale(optim, gradients, spec.reduction, trained.batches)
         return [_update.take_back(gradients), *([scale] if scale is not None else [])]
 
-    hand_over = lower(_update.hand_over(trained.gradients))
+    made = {}
+    for name, part in zip(_MADE, parts, strict=False):
+        gradients = [slot for slot in part.outputs if slot.kind is Kind.GRADIENT]
+        made[name] = compose(name, [part, lower(_update.hand_over(gradients))])
     ending, initial = _ending(spec, optim, trained, descaling)
-    return {"gradients": compose("gradients", [micro, hand_over]), **ending}, initial
+    return {**made, **ending}, initial
+
+
+def _reduced(graphs: Sequence[Graph], spec: Spec, shards: Sequence[Shard]) -> Iterator[Node]:
+    """Yield runs that make gradients, each with what adds them up; only the last one waits."""
+    begun = 0
+    for graph in graphs:
+        yield Run(graph.name)
+        for node in reduction(graph, spec, shards, begun):
+            if isinstance(node, Reduce):
+                begun += len(node.buckets)
+                yield replace(node, waits=graph is graphs[-1])
+            else:
+                yield node
 
 
 def _ending(
@@ -203,8 +226,15 @@ def _measuring(graphs: Mapping[str, Graph], spec: Spec) -> tuple[Node, ...]:
     return Run("squares"), Reduce("squares", "sum", spec.loops.processes, (bucket,))
 
 
-def reduction(graph: Graph, spec: Spec, shards: Sequence[Shard] = ()) -> tuple[Node, ...]:
-    """Return what adds the accumulators that a graph writes up over the processes, if several."""
+def reduction(
+    graph: Graph, spec: Spec, shards: Sequence[Shard] = (), first: int = 0
+) -> tuple[Node, ...]:
+    """Return what adds the accumulators that a graph writes up over the processes, if several.
+
+    Args:
+        graph, spec, shards: of the program.
+        first: the number of its first bucket.
+    """
     processes = spec.loops.processes
     written = [slot for slot in graph.outputs if slot.kind is Kind.ACCUM]
     if processes == 1 or not written:
@@ -218,18 +248,18 @@ def reduction(graph: Graph, spec: Spec, shards: Sequence[Shard] = ()) -> tuple[N
     )
     scatter = (Scatter(operation, processes, tuple(pairs)),) if pairs else ()
     accums = [slot for slot in written if slot.weight not in wholes]
-    buckets = _buckets(accums, BUCKET * processes)
+    buckets = _buckets(accums, BUCKET * processes, first)
     reduce = (Reduce(Kind.ACCUM, operation, processes, buckets),) if buckets else ()
     return (*scatter, *reduce)
 
 
-def _buckets(accums: Sequence[Slot], most: int) -> tuple[Bundle, ...]:
+def _buckets(accums: Sequence[Slot], most: int, first: int = 0) -> tuple[Bundle, ...]:
     """Return accumulators in flat tensors of so many bytes at most, each of one type."""
     dtypes = dict.fromkeys(slot.dtype for slot in accums)
     of_types = [[slot for slot in accums if slot.dtype == dtype] for dtype in dtypes]
     chunks = [chunk for same in of_types for chunk in in_chunks(same, most)]
     buckets = []
-    for index, chunk in enumerate(chunks):
+    for index, chunk in enumerate(chunks, first):
         members, size = laid_out(chunk)
         buckets.append(Bundle(slots.exchanged(index, size, chunk[0].dtype), members))
     return tuple(buckets)

@@ -135,8 +135,9 @@ def build_program(draft: Draft) -> None:
         draft.program = build.inference_program(draft.graph, draft.spec, draft.lanes)
     else:
         draft.program = build.training_program(
-            draft.graph, draft.spec, draft.bundled, draft.lanes, draft.bundles, draft.shards
-        )
+            draft.graph, draft.spec, draft.bundled, draft.lanes, draft.bundles, draft.shards,
+            early=not (draft.by_stages or draft.micro.exchanging),
+        )  # fmt: skip
 
 
 def check_broadcast(draft: Draft) -> None:

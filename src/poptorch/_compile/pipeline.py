@@ -105,7 +105,7 @@ def compile(
     idle = prepare(backend, cache.store_of(spec.runtime.cache_dir)) if left_to_us else 0
     if spec.runs_together:
         agreement.meet(spec)
-        spec = agreement.with_common_budget(spec)
+        spec = agreement.with_common(spec)
     progress(0.02)
     draft = passes.Draft(request, spec, optim, backends.works_by_stages(backend))
     for share in passes.run(draft):

@@ -42,17 +42,21 @@ class Repeat:
 class Reduce:
     """Add tensors of one kind up over the processes, in place, one flat bucket after another.
 
+    One that does not wait only begins; the next one waits for both.
+
     Attributes:
         kind: of the tensors: ``accum``, or ``squares`` of what processes have parts of.
         operation: ``mean`` or ``sum``: whether the update divides by the number of processes too.
         processes: how many add theirs.
         buckets: what travels at once; its members are views of it.
+        waits: whether all is added up when the next node begins.
     """
 
     kind: str
     operation: str
     processes: int
     buckets: tuple[Bundle, ...] = ()
+    waits: bool = True
 
     @property
     def bytes(self) -> int:

@@ -74,6 +74,7 @@ class Target:
             of the group that it belongs to, where several share the stages.
         parts: processes that share the stages of each replica.
         part: which of these this one is.
+        hosts: machines that the processes of the job are on, found out when they meet.
         device: ``"ipu"`` (the system's chips), ``"model"`` (the simulated device) or
             ``"offline"`` (compile only).
         generation: of the chips: 1, 2 or 21; None for whatever the system has.
@@ -87,6 +88,7 @@ class Target:
     process_id: int = 0
     parts: int = 1
     part: int = 0
+    hosts: int = 1
     device: str = "ipu"
     generation: int | None = None
     tiles: int | None = None

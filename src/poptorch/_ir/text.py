@@ -30,7 +30,7 @@ def _write(
     elif isinstance(node, Run):
         lines.append(pad + _run_text(program, program.graphs[node.graph], axes))
     elif isinstance(node, Reduce):
-        lines.append(pad + _reduce_text(node))
+        lines.append(pad + _reduce_text(node, program))
     elif isinstance(node, Scatter):
         lines.append(pad + _scatter_text(node))
     elif isinstance(node, Gather):
@@ -63,13 +63,20 @@ def _run_text(program: Program, graph: Graph, axes: Sequence[Axis]) -> str:
     return f"run {graph.name}({', '.join(reads)}) -> {', '.join(writes)}"
 
 
-def _reduce_text(node: Reduce) -> str:
+def _reduce_text(node: Reduce, program: Program) -> str:
     count = len(node.buckets)
     buckets = f"{count} bucket{'' if count == 1 else 's'}, {node.bytes} bytes"
     divides = "; update divides" if node.operation == "mean" else ""
     gradients = node.kind == Kind.ACCUM
     what = f"reduce {node.kind}{'.*' if gradients else ''} {node.operation}"
-    when = ", after all gradients; nothing overlaps" if gradients else ""
+    begun = sum(
+        each.bytes for each in program.walk() if isinstance(each, Reduce) and not each.waits
+    )
+    when = ""
+    if not node.waits:
+        when = ", while the next graph runs"
+    elif gradients:
+        when = f", after all gradients; {f'{begun} bytes overlap' if begun else 'nothing overlaps'}"
     return f"{what} over {node.processes} processes  # {buckets}{when}{divides}"
 
 
@@ -89,6 +96,7 @@ def _families(slots: Iterable[Slot]) -> list[str]:
 _ORDER = (
     Kind.PARAM, Kind.BUFFER, Kind.CONSTANT, Kind.BATCH, Kind.GRADIENT, Kind.LOSS, Kind.OUTPUT,
     Kind.ANCHOR, Kind.COUNTER, Kind.ACCUM, Kind.OPTSTATE, Kind.HYPER, Kind.RNG,
+    Kind.VALUE,
 )  # fmt: skip
 
 

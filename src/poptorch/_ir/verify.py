@@ -28,7 +28,7 @@ RULES = {
     "P1": "a program ends with its only emit",
     "P2": "every run names a graph of the program, and every graph is run",
     "P3": "a repeat has a count of at least 1 and a body",
-    "P4": "a tensor that a run reads is a batch input, a counter or state",
+    "P4": "a tensor that a run reads is a batch input, a counter, state or of an earlier run",
     "P5": "what is emitted is written by some run",
     "P6": "the parts of a tensor, one for each process, are all of it",
     "S1": "a spec is resolved: counts of at least 1 and an output mode other than Default",
@@ -93,10 +93,14 @@ def verify_program(program: Program) -> None:
             _verify_parts(node.pairs, node.processes)
         if isinstance(node, Gather):
             _verify_parts([(each.whole.slot, each.part) for each in node.shards], node.processes)
-    for name, graph in program.graphs.items():
+    handed = set[str]()
+    for name in runs:
+        graph = program.graphs[name]
         for slot in graph.inputs:
-            if not slot.is_state and slot.kind not in (Kind.BATCH, Kind.COUNTER):
+            given = slot.kind in (Kind.BATCH, Kind.COUNTER) or slot.key in handed
+            if not slot.is_state and not given:
                 raise _broken("P4", f"{name} reads {slot.key}")
+        handed |= {slot.key for slot in graph.outputs if slot.kind is Kind.VALUE}
     written = {slot.key for graph in program.graphs.values() for slot in graph.outputs}
     for slot in program.emit.slots:
         if slot.key not in written:

@@ -5,20 +5,23 @@ meet, what they wait for and who is to blame when they wait in vain.
 """
 
 from . import lengths
+from .facts import compare
 from .group import Group, Message, current, join
 from .membership import Membership, from_poprun, in_job, membership
-from .place import Place, place
+from .place import Place, own_address, place
 
 __all__ = [
     "Group",
     "Membership",
     "Message",
     "Place",
+    "compare",
     "current",
     "from_poprun",
     "in_job",
     "join",
     "lengths",
     "membership",
+    "own_address",
     "place",
 ]

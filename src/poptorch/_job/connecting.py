@@ -9,6 +9,8 @@ import datetime
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from .._base.errors import StateError
 
 _NEVER = datetime.timedelta(days=365)  # torch's own limit: the signs of life are what counts
@@ -47,3 +49,10 @@ def connect_some(members: Sequence[int]) -> Any:
     return dist.new_group(
         list(members), backend="gloo", timeout=_NEVER, use_local_synchronization=True
     )
+
+
+def added(group: Any, tensors: Sequence[torch.Tensor]) -> list[Any]:
+    """Begin to add contiguous tensors up over a group; return what can be waited for."""
+    # dist.all_reduce() does the same and takes 0.05 ms more in the middle of a call.
+    flat = (torch.view_as_real(t) if t.is_complex() else t for t in tensors)
+    return [group.allreduce([each]) for each in flat]

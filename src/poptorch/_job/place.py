@@ -6,7 +6,9 @@ initialization) and "torchrun".
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import socket
 import zlib
 from dataclasses import dataclass
 from typing import Any
@@ -100,6 +102,24 @@ def open_store(index: int, count: int, timeout: datetime.timedelta) -> Any:
 
 def _listens() -> str:
     return "the launcher's agent" if keeper() < 0 else f"process {keeper()}"
+
+
+def own_address() -> str:
+    """Return the address of this machine towards the place where the processes meet.
+
+    Those of one machine have one. Where nothing says where that is, it is the machine's name.
+    """
+    where = place()
+    if where is None:
+        return socket.gethostname()
+    with contextlib.suppress(OSError):
+        family, kind, number, _, address = socket.getaddrinfo(
+            where.address, where.port, type=socket.SOCK_DGRAM
+        )[0]
+        with socket.socket(family, kind, number) as towards:
+            towards.connect(address)  # which sends nothing
+            return str(towards.getsockname()[0])
+    return socket.gethostname()
 
 
 def keeper() -> int:

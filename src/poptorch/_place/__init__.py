@@ -2,6 +2,7 @@
 
 from .balance import Share, balance
 from .devices import check_batches
+from .early import early
 from .log_lines import log_layout, operator_names
 from .place import place
 from .split import split
@@ -14,6 +15,7 @@ __all__ = [
     "balance",
     "check_batches",
     "cut_at",
+    "early",
     "find_streaming",
     "find_units",
     "log_layout",

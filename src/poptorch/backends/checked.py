@@ -21,10 +21,11 @@ from .._base import source
 from .._base.errors import Error
 from .._ir.blocks import label_of, line_of
 from .._ir.program import Axis, Node, Run
-from .driver import Collector, Index, LoopExecutable, step_of
+from .driver import Index, LoopExecutable, step_of
 from .prepare import accept_strides
 from .protocol import Compiled
 from .reference import Reference
+from .results import Collector
 
 _COMPARISONS = frozenset({"lt", "le", "gt", "ge"})
 _POLES = frozenset({"div", "reciprocal", "log", "log2", "log10", "log1p", "rsqrt", "pow"})

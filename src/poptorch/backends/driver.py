@@ -1,7 +1,6 @@
 """The device loop: walks a Program, calling one compiled function per Run.
 
-Every backend that compiles graph by graph shares it. Which results a call returns, and how they are
-put together, follows PopTorch user guide, "Features".
+Every backend that compiles graph by graph shares it.
 """
 
 from __future__ import annotations
@@ -10,28 +9,28 @@ import itertools
 import os
 import threading
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
 from .. import _job
 from .._base import interrupts
 from .._ir import slots
-from .._ir.loops import Lanes, Loops
+from .._ir.loops import Loops
 from .._ir.plan import Plan
 from .._ir.program import Axis, Gather, Node, Program, Reduce, Repeat, Run, Scatter
 from .._ir.report import Report
 from .._ir.slot import Kind, Slot
 from .._ir.state import State
 from .._ops import streams
-from ..enums import OutputMode
 from . import stopwatch
 from .prepare import GraphSignature
 from .protocol import Compiled
+from .results import Collector, Wanted
 from .threads import Threads
 from .whole import Whole
 
 Index = dict[Axis, int]
-Mode = tuple[OutputMode, int]  # with the period of EveryN
 _GRADIENTS, _SQUARES = "the gradients of an update", "the squares of an update"
 _FIRST: Index = dict.fromkeys(Axis, 0)
 
@@ -66,6 +65,8 @@ class LoopExecutable:
         modes = {slot.key: emit.mode_of(slot.key) for slot in emit.slots}
         self._wanted = Wanted(plan.program, modes)
         self._bound: tuple[State, dict[str, _BoundRun]] | None = None
+        self._handed: dict[str, torch.Tensor] = {}  # from one graph to the next
+        self._begun: list[Any] = []
         self._threads = Threads()
         checked = plan.spec.precision.check_indices
         self._whole = Whole(plan.program, checked, self.by_call, in_place)
@@ -91,15 +92,27 @@ class LoopExecutable:
                     self._walk(node, runs, slices, index, collector)
                 interrupts.check()
             except BaseException as error:
-                self._whole.put_back(state, error)
+                try:
+                    self._give_up()
+                finally:
+                    self._whole.put_back(state, error)
                 raise
         return collector.results()
+
+    def _give_up(self) -> None:
+        """Forget what is between two graphs of a call that fails."""
+        begun, self._begun = self._begun, []
+        self._handed.clear()
+        if begun:  # all processes began it: it writes to the state until it has ended
+            _job.current().finish(begun, _GRADIENTS)
 
     def _bind(self, state: State) -> dict[str, _BoundRun]:
         # State tensors keep their identity, so the argument lists are made once per State.
         if self._bound is None or self._bound[0] is not state:
             runs = {
-                name: _BoundRun(signature, function, state, self._program, self._first_replica)
+                name: _BoundRun(
+                    signature, function, state, self._program, self._first_replica, self._handed
+                )
                 for name, (signature, function) in self._functions.items()
             }
             self._bound = state, runs
@@ -129,7 +142,7 @@ class LoopExecutable:
                     self._walk(child, runs, slices, index, collector)
         elif isinstance(node, Reduce | Scatter | Gather):
             assert self._bound is not None
-            exchange(node, self._bound[0])
+            self._begun = exchange(node, self._bound[0], self._begun)
         else:
             raise NotImplementedError(f"no backend knows what this means: {node}")
 
@@ -153,14 +166,20 @@ class _BoundRun:
         state: State,
         program: Program,
         first_replica: int,
+        handed: dict[str, torch.Tensor],
     ) -> None:
         self._function = function
+        self._handed = handed
         self._first_replica = first_replica
         self._program = program
         self._loops = program.loops
         inputs = list(enumerate(signature.inputs))
         self._batch = [(at, s.index) for at, s in inputs if s.kind is Kind.BATCH]
         self._counters = [(at, s) for at, s in inputs if s.kind is Kind.COUNTER]
+        self._taken = [(at, s.key) for at, s in inputs if s.kind is Kind.VALUE]
+        self._given = [
+            (at, s.key) for at, s in enumerate(signature.outputs) if s.kind is Kind.VALUE
+        ]
         stacked = program.lanes is not None  # such a program reads all replicas at once
         self._arguments: list[list[torch.Tensor | None]] = [
             [_state_argument(state, slot, replica) for _, slot in inputs]
@@ -180,7 +199,12 @@ class _BoundRun:
             of_all = self._first_replica + replica
             count = of_all if slot == slots.REPLICA else self._before(index)
             arguments[place] = torch.tensor(float(count))
-        return self._function(arguments)  # type: ignore[arg-type]
+        for place, key in self._taken:
+            arguments[place] = self._handed.pop(key)
+        results = self._function(arguments)  # type: ignore[arg-type]
+        for place, key in self._given:
+            self._handed[key] = results[place]
+        return results
 
     def _before(self, index: Index) -> int:
         """How many runs of its kind came before this one in the same update."""
@@ -195,12 +219,21 @@ def _state_argument(state: State, slot: Slot, replica: int) -> torch.Tensor | No
     return state.tensors[slot.key] if slot.lanes else state.read(slot, replica)
 
 
-def exchange(node: Reduce | Scatter | Gather, state: State) -> None:
-    """Let the processes of the job exchange what a node names."""
+def exchange(node: Reduce | Scatter | Gather, state: State, begun: Sequence[Any] = ()) -> list[Any]:
+    """Let the processes of the job exchange what a node names.
+
+    Args:
+        node: of the program.
+        state: the tensors.
+        begun: what was begun before; all of it has ended then.
+
+    Returns:
+        What a reduction that does not wait has begun.
+    """
     group, tensors = _job.current(), state.tensors
     if isinstance(node, Gather):
         group.put_together([tensors[s.whole.slot.key] for s in node.shards], "the updated weights")
-        return
+        return []
     keys = (
         [bucket.slot.key for bucket in node.buckets]
         if isinstance(node, Reduce)
@@ -208,10 +241,14 @@ def exchange(node: Reduce | Scatter | Gather, state: State) -> None:
     )
     # Parts are views: gloo adds all of 64 MB up in 172 ms, and scatters the sums in 344.
     squares = isinstance(node, Reduce) and node.kind != Kind.ACCUM
-    group.add_up([tensors[key] for key in keys], _SQUARES if squares else _GRADIENTS)
+    what, own = _SQUARES if squares else _GRADIENTS, [tensors[key] for key in keys]
+    if isinstance(node, Reduce) and not node.waits:
+        return [*begun, *group.begin(own, what)]
+    group.add_up(own, what, begun=begun)
     if isinstance(node, Scatter):
         for whole, part in node.pairs:
             _empty_others(tensors[whole.key], tensors[part.key])
+    return []
 
 
 def _empty_others(whole: torch.Tensor, part: torch.Tensor) -> None:
@@ -285,112 +322,6 @@ class Keys:
             self._keys.append(key)
         within = step - self._loops.step(iteration, 0)
         return streams.seed(self._keys[iteration], within, replica, part)
-
-
-class Wanted:
-    """Which results of each step the output modes keep: found out once, for all calls.
-
-    Args:
-        program: what is run.
-        modes: the mode of each emitted slot by its key, in order.
-    """
-
-    def __init__(self, program: Program, modes: Mapping[str, Mode]) -> None:
-        self.modes = modes
-        self._loops = program.loops
-        self._lanes = program.lanes
-        self._distinct = set(modes.values())
-        self._of: dict[int, dict[Mode, list[int]]] = {}
-
-    def of(self, step: int) -> Mapping[Mode, list[int]]:
-        """Return, by mode, which of the steps beside this one are kept, counted from it."""
-        if step not in self._of:
-            side_by_side = range(self._lanes.steps if self._lanes is not None else 1)
-            self._of[step] = {
-                mode: [at for at in side_by_side if self._is(mode, step + at)]
-                for mode in self._distinct
-            }
-        return self._of[step]
-
-    def _is(self, mode: Mode, step: int) -> bool:
-        if mode[0] is OutputMode.Final:
-            return step == self._loops.steps - 1
-        if mode[0] is OutputMode.EveryN:
-            return (self._loops.iteration(step) + 1) % mode[1] == 0
-        return True
-
-
-class Collector:
-    """Keeps the results of the runs of a call that are wanted and puts them together.
-
-    Args:
-        program: what is run.
-        wanted: the results that are kept.
-    """
-
-    def __init__(self, program: Program, wanted: Wanted) -> None:
-        self._lanes = program.lanes
-        self._wanted = wanted
-        self._kept: dict[str, list[torch.Tensor]] = {key: [] for key in wanted.modes}
-        self._sums: dict[str, dict[int, torch.Tensor]] = {}
-
-    def take(
-        self, keys: Sequence[str], values: Sequence[torch.Tensor], step: int, replica: int
-    ) -> None:
-        """Look at the results of one run.
-
-        Args:
-            keys, values: what it returned.
-            step: its step; where several run side by side the first of them.
-            replica: its replica; 0 where all run side by side.
-        """
-        steps, modes = self._wanted.of(step), self._wanted.modes
-        for key, value in zip(keys, values, strict=True):
-            mode = modes.get(key)
-            if mode is None or not steps[mode]:
-                continue
-            lanes = self._lanes
-            part = value
-            if lanes is not None:  # what has no lanes is of a whole update
-                part = _steps(value, steps[mode], lanes) if value.dim() else value[None]
-            if mode[0] is OutputMode.Sum:
-                self._add(key, part, replica)
-            else:
-                self._kept[key].append(part)
-
-    def _add(self, key: str, part: torch.Tensor, replica: int) -> None:
-        """Sum over everything but replicas."""
-        if self._lanes is not None and len(part) > 1:
-            part = part.view(-1, self._lanes.replicas, *part.shape[1:]).sum(0, dtype=part.dtype)
-        sums = self._sums.setdefault(key, {})
-        sums[replica] = sums[replica] + part if replica in sums else part
-        self._kept[key] = list(sums.values())
-
-    def results(self) -> list[torch.Tensor]:
-        """One tensor per emitted slot: scalars stacked, others joined along dimension 0."""
-        joined = _joined if self._lanes is None else _joined_lanes
-        return [joined(parts) for parts in self._kept.values()]
-
-
-def _steps(value: torch.Tensor, steps: list[int], lanes: Lanes) -> torch.Tensor:
-    """The lanes of some steps, all replicas of each."""
-    if len(steps) == lanes.steps:
-        return value
-    rows = value.reshape(lanes.steps, lanes.replicas, *value.shape[1:])
-    return rows[steps].flatten(0, 1)
-
-
-def _joined(values: list[torch.Tensor]) -> torch.Tensor:
-    if len(values) == 1:
-        return values[0]
-    return torch.stack(values) if values[0].dim() == 0 else torch.cat(values)
-
-
-def _joined_lanes(parts: list[torch.Tensor]) -> torch.Tensor:
-    rows = parts[0] if len(parts) == 1 else torch.cat(parts)
-    if rows.shape[0] == 1:
-        return rows.squeeze(0)
-    return rows.flatten(0, 1) if rows.dim() > 1 else rows
 
 
 def program_report(backend: str, program: Program, seconds: float) -> Report:

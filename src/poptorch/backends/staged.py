@@ -23,9 +23,10 @@ from .._ir.state import State
 from .chips import Replica
 from .crew import Crew
 from .devices import at_home, devices
-from .driver import Collector, Keys, Wanted, device_generator, program_report
+from .driver import Keys, device_generator, program_report
 from .prepare import accept_strides
 from .protocol import Executable, Progress
+from .results import Collector, Wanted
 from .whole import note
 
 

@@ -1,0 +1,151 @@
+"""A micro graph in two: the gradients that are there early, and those that take longer.
+
+What the first graph makes can be added up over processes while the second one runs. Source: Li et
+al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", section 3.2.3.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Collection
+
+import torch
+from torch import fx
+
+from .._ir.graph import Graph
+from .._ir.operators import aten, draws, may_view, storage_root
+from .._ir.slot import Kind
+from .._ir.stage_pass import StagePass
+from .._machine.composites import work_of
+from .cutting import Cutter
+
+FEWEST_BYTES = 1 << 20
+"""Of all gradients: at 1 Gbit/s 8 ms, which is what compiling one more graph should be worth."""
+LEAST = 0.1
+"""The share of the gradients that has to be early, and of the work that has to be left then."""
+
+_FLOPS, _BYTES = 50e9, 10e9  # of a core in a second: only what they are to each other counts
+
+
+def early(graph: Graph) -> tuple[Graph, Graph] | None:
+    """Cut a micro graph where much of the gradients is there and much of the work is left.
+
+    Args:
+        graph: forward and backward of one micro-batch, or of several side by side.
+
+    Returns:
+        The graph that makes the early gradients and what the host gets, and the graph that makes
+        the others from ``value.*`` of the first; None where that would not pay, or where the
+        second would draw random numbers or have effects outside of it.
+    """
+    graph = graph.copy()
+    nodes = _operators(graph)
+    at = _best(graph, nodes)
+    if at is None:
+        return None
+    before = set(nodes[:at])
+    first = _sources([node for node in graph.returned if node in before], nodes)
+    second = {node for node in nodes if node not in first}
+    if any(draws(node) or node.is_impure() for node in second):
+        return None
+    lying = _contiguous(first)
+    passes = {
+        node: StagePass(int(node in second)) for node in _operators(graph) if node.op != "get_attr"
+    }
+
+    def inline(node: fx.Node, _: StagePass) -> bool:
+        several = any(map(_several, node.all_input_nodes))
+        return may_view(node) and not several and node not in lying
+
+    cutter = Cutter(graph, passes, inline, {}, lambda slot: StagePass(0))
+    made, left = cutter.cut([StagePass(0), StagePass(1)]).values()
+    return made, left
+
+
+def _operators(graph: Graph) -> list[fx.Node]:
+    nodes = graph.module.graph.nodes
+    return [node for node in nodes if node.op not in ("placeholder", "output")]
+
+
+def _best(graph: Graph, nodes: list[fx.Node]) -> int | None:
+    """Return how many nodes come before the cut, or None."""
+    order = {node: at for at, node in enumerate(nodes, 1)}
+    sizes = {
+        order[node]: slot.bytes
+        for slot, node in zip(graph.outputs, graph.returned, strict=True)
+        if slot.kind is Kind.GRADIENT and node in order
+    }
+    made = sum(sizes.values())
+    if made < FEWEST_BYTES:
+        return None
+    work = [0.0, *itertools.accumulate(map(_seconds, nodes))]
+    best, share, there = None, LEAST, 0
+    for at in sorted(sizes):
+        there += sizes[at]
+        hidden = min(there / made, 1 - work[at] / work[-1])
+        if hidden >= share:
+            best, share = at, hidden
+    return best
+
+
+def _seconds(node: fx.Node) -> float:
+    value = node.meta.get("val")
+    if node.op == "get_attr" or storage_root(node) is not node:
+        return 0.0
+    results = value if isinstance(value, tuple | list) else [value]
+    size = sum(each.nbytes for each in results if isinstance(each, torch.Tensor))
+    return work_of(node).flops / _FLOPS + size / _BYTES
+
+
+def _sources(results: Collection[fx.Node], nodes: Collection[fx.Node]) -> set[fx.Node]:
+    """Return the nodes that some are made of, with all results of operators that have several."""
+    own, sources, stack = set(nodes), set[fx.Node](), list(results)
+    while stack:
+        node = stack.pop()
+        if node in own and node not in sources:
+            sources.add(node)
+            stack += node.all_input_nodes
+            if _several(node):
+                stack += node.users
+    return sources
+
+
+def _contiguous(nodes: Collection[fx.Node]) -> set[fx.Node]:
+    """Add contiguous views of what lies otherwise, which others then see through these.
+
+    Graphs are compiled for contiguous inputs.
+
+    Returns:
+        The views.
+    """
+    views = set[fx.Node]()
+    for node in nodes:
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor) or value.is_contiguous() or not _is_own(node):
+            continue
+        strides = value.stride()
+        order = sorted(range(value.dim()), key=lambda axis: -strides[axis])
+        back = [order.index(axis) for axis in range(value.dim())]
+        made = node.graph
+        users = [user for user in node.users if user.op != "output"]
+        with made.inserting_after(node):
+            view = made.call_function(aten.permute.default, (node, order))
+        with made.inserting_after(view):
+            same = made.call_function(aten.permute.default, (view, back))
+        view.meta["val"] = value.permute(order)
+        same.meta["val"] = value
+        for user in users:
+            user.replace_input_with(node, same)
+        views.add(view)
+    return views
+
+
+def _is_own(node: fx.Node) -> bool:
+    """Whether a result has a storage of its own: it is no view of an input or of another result."""
+    root = storage_root(node)
+    return root is node or (node.target is operator.getitem and root is node.args[0])
+
+
+def _several(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), tuple | list)

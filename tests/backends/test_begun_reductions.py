@@ -1,0 +1,105 @@
+"""Gradients that are added up while others are computed: what waits, also when a call fails."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from helpers.staging import Captured
+from poptorch import _job
+from poptorch._compile.build import training_program
+from poptorch._ir.plan import Plan
+from poptorch._ir.program import Reduce
+from poptorch.backends.reference import Reference
+from poptorch.options.freeze import freeze
+
+SIZE = 300
+
+
+class Model(nn.Module):
+    """Whose backward pass looks a weight of the first layer up where ``at`` says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(SIZE, SIZE) for _ in range(4)))
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        first = self.layers[0](x)
+        first.register_hook(lambda gradient: gradient * (1 + first.detach()[0, at]))
+        return poptorch.identity_loss(self.layers[1:](first).square(), "mean")
+
+
+class Group:
+    """Two processes of which the other one has the same gradients."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+
+    def begin(self, tensors: Sequence[torch.Tensor], what: str) -> list[Any]:
+        self.log.append("begin")
+        return list(tensors)
+
+    def add_up(self, tensors: Sequence[torch.Tensor], what: str, begun: Sequence[Any]) -> None:
+        self.log.append(f"wait for {len(begun)} and {len(tensors)}")
+
+    def finish(self, begun: Sequence[Any], what: str) -> None:
+        self.log.append(f"finish {len(begun)}")
+
+
+@pytest.fixture
+def group(monkeypatch: pytest.MonkeyPatch) -> Group:
+    own = Group()
+    monkeypatch.setattr(_job, "current", lambda: own)
+    return own
+
+
+def program(x: torch.Tensor, at: torch.Tensor) -> tuple[Captured, Plan]:
+    torch.manual_seed(1)
+    captured = Captured(Model(), (x, at), lambda m: torch.optim.SGD(m.parameters(), lr=0.1))
+    options = poptorch.Options()
+    options.Distributed.configureProcessId(0, 2)
+    plan = captured.plan(options)
+    spec = replace(plan.spec, target=replace(plan.spec.target, hosts=2))
+    made = training_program(captured.micro.graph, spec, captured.optim, None, early=True)
+    assert [node.waits for node in made.walk() if isinstance(node, Reduce)] == [False, True]
+    return captured, replace(plan, program=made, spec=spec)
+
+
+def test_what_was_begun_has_ended_when_a_call_fails(group: Group) -> None:
+    x, at = torch.ones(2, SIZE), torch.tensor([3])
+    captured, plan = program(x, at)
+    state = captured.state(plan)
+    for bucket in plan.program.buckets:
+        state.tensors[bucket.slot.key] = torch.zeros(bucket.slot.shape)
+    weights = {key: value.clone() for key, value in state.tensors.items() if "param" in key}
+    executable = Reference().compile(plan, lambda _: None)
+    with pytest.raises(IndexError):
+        executable.run(state, [x, torch.tensor([SIZE])])  # which only the second graph looks up
+    assert group.log == ["begin", "finish 1"]
+    for key, weight in weights.items():
+        assert torch.equal(state.tensors[key], weight), key
+
+    group.log.clear()
+    executable.run(state, [x, at])
+    assert group.log == ["begin", "wait for 1 and 1"]
+    assert not torch.equal(state.tensors["param.layers.0.weight"], weights["param.layers.0.weight"])
+
+
+def test_the_settings_of_one_machine_begin_nothing() -> None:
+    options = poptorch.Options()
+    options.Distributed.configureProcessId(0, 2)
+    captured = Captured(
+        Model(),
+        (torch.ones(2, SIZE), torch.tensor([3])),
+        lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
+    )
+    made = training_program(
+        captured.micro.graph, freeze(options, True), captured.optim, None, early=True
+    )
+    assert [node.waits for node in made.walk() if isinstance(node, Reduce)] == [True]
