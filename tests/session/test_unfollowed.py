@@ -293,5 +293,15 @@ def test_a_number_that_belongs_to_a_mode_is_followed(caplog) -> None:
     assert "Attributes" not in caplog.text
     executor.destroy()
     model.temperature = 2.0
-    executor(X, Y)
+    expected = model(X, Y).detach()
+    torch.testing.assert_close(executor(X, Y), expected)
     assert "Attributes" not in caplog.text  # compiled anew
+
+
+def test_a_number_that_changes_between_wrapping_and_compiling_counts_in_training(caplog) -> None:
+    model = Annealed()
+    executor = training(model)
+    model.drop.p, model.temperature = 0.0, 2.0
+    expected = model(X, Y).detach()
+    torch.testing.assert_close(executor(X, Y), expected)
+    assert "Attributes" not in caplog.text

@@ -27,15 +27,22 @@ class Attributes:
 
     Args:
         module: what is compiled.
-        users: the user's module, of which that may be a copy that shares the layers.
+        users: the user's module, of which that is a copy that shares the layers.
+        trained: whether they are one to the user; of inference each wrapper has a copy.
     """
 
-    def __init__(self, module: nn.Module, users: nn.Module) -> None:
-        below = list(module.named_modules())[1:]
-        named = [("", users), ("", module), *below]
+    def __init__(self, module: nn.Module, users: nn.Module, trained: bool) -> None:
+        if trained:
+            module.__dict__.update(_plain(users.__dict__))
+        owners = [("", users), *module.named_modules()]
         self._held = [
-            (path, type(owner), owner.__dict__, _plain(owner.__dict__)) for path, owner in named
+            (path, type(owner), owner.__dict__, _plain(owner.__dict__)) for path, owner in owners
         ]
+        self._remedy = (
+            "call destroy() on the executor, so that the next call compiles anew"
+            if trained
+            else "wrap the model again"
+        )
         self._said = False
         self.settle()
 
@@ -43,7 +50,7 @@ class Attributes:
         """From now on look at what is as it was before ``forward`` was captured."""
         set_inside = {
             (path, name)
-            for path, _, own, held in self._held
+            for path, _, own, held in self._held[1:]
             for name, value in held.items()
             if not _same(own, name, value)
         }
@@ -51,10 +58,10 @@ class Attributes:
             (path, kind, own, {n: v for n, v in held.items() if (path, n) not in set_inside})
             for path, kind, own, held in self._held
         ]
-        self._held = [(path, kind, own, held) for path, kind, own, held in steady if held]
-        looks = [_Look(own, held) for *_, own, held in self._held]
-        model = [look for look, (path, *_) in zip(looks, self._held, strict=True) if not path]
-        layers = looks[len(model) :]
+        self._held = steady
+        looks = [(path, _Look(own, held)) for path, _, own, held in steady if held]
+        model = [look for path, look in looks if not path]
+        layers = [look for path, look in looks if path]
         groups = [layers[start : start + _IN_TURN] for start in range(0, len(layers), _IN_TURN)]
         self._turns = itertools.cycle([model + group for group in groups or [[]]])
 
@@ -81,8 +88,9 @@ class Attributes:
         log.python.warning(
             "Attributes of the model changed after it was compiled (%s): they are constants of "
             "the program, which goes on with those from before. Pass what changes to forward as a "
-            "tensor, or call destroy() on the executor, so that the next call compiles anew",
+            "tensor, or %s",
             ", ".join(list(changed)[:5]) + (", ..." if len(changed) > 5 else ""),
+            self._remedy,
         )
 
 

@@ -92,7 +92,7 @@ class Model:
         call = self.signature.caller(self._entry or self.module.__call__, bound)
         request = now.request(call, bound, inputs, spec, optim)
         request = replace(request, users=self.users)
-        attributes = Attributes(self.module, self.users)
+        attributes = Attributes(self.module, self.users, trained=optimizer is not None)
         return Task(spec, now, inputs, optim, hypers, request, attributes)
 
     def paths(self) -> dict[int, str]:
