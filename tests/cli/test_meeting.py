@@ -38,7 +38,7 @@ def test_what_others_write_is_not_read() -> None:
 
 def test_the_name_of_a_job_does_not_tell_its_key() -> None:
     job = poprun._job(poprun.parser(), vars(poprun.parser().parse_args(["true"])))
-    config = launching._config(job, "localhost:1/1/secret/localhost", "")
+    config = launching._config(job, "localhost:1/1/secret/localhost/0", "")
     assert config.rdzv_backend == meeting.BACKEND
     assert config.rdzv_configs["key"] == "secret"
     assert "secret" not in config.run_id

@@ -50,6 +50,22 @@ def test_replicas_are_those_of_all_instances(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_program_is_bound_and_keeps_its_arguments(tmp_path: Path) -> None:
+    status, printed = job(
+        tmp_path,
+        "--num-instances=2",
+        "--numa-aware=yes",
+        "--",
+        "sh",
+        "-c",
+        "echo $0 $RANK",
+        "${a} $b",
+    )
+    assert status == 0, printed
+    assert {"[0] ${a} $b 0", "[1] ${a} $b 1"} <= {*printed.splitlines()}
+
+
+@pytest.mark.slow
 def test_a_killed_instance_is_named_and_the_others_end(tmp_path: Path) -> None:
     code = "echo started; if [ $RANK = 1 ]; then kill -9 $$; fi; exec sleep 1000"
     status, printed = job(
@@ -106,6 +122,9 @@ def test_other_hosts_are_reached_by_a_shell(tmp_path: Path) -> None:
         (["--num-instances=3", "--stage-processes=2", "true"], "must be a multiple of --stage-pro"),
         (["--host=a,b", "--num-instances=3", "true"], "must be a multiple of the 2 hosts"),
         (["--num-instances=0", "true"], "at least 1"),
+        (["--num-instances=two", "true"], "a whole number, not two"),
+        (["--max-restarts=-1", "true"], "at least 0, not -1"),
+        (["--port=99999", "true"], "at most 65535"),
         (["--only-output-from-instance=1", "true"], "there are 1 instances"),
         (["--hostfile=/nowhere", "true"], "--hostfile"),
         (["--import-config=/nowhere", "true"], "--import-config"),
@@ -120,6 +139,38 @@ def test_what_cannot_be_started_is_said(arguments, said, capsys) -> None:
         poprun.main(arguments)
     assert caught.value.code == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "stored, said",
+    [
+        ('{"num_instances": "two"}', "a whole number, not two"),
+        ('{"num_instances": 2, "num_replicas": 3}', "must be a multiple"),
+        ('{"verbosity": "much"}', "--import-config"),
+        ("[1]", "--import-config"),
+    ],
+)
+def test_an_imported_configuration_is_read_like_options(stored, said, tmp_path, capsys) -> None:
+    file = tmp_path / "job.json"
+    file.write_text(stored)
+    with pytest.raises(SystemExit):
+        poprun.main([f"--import-config={file}", "true"])
+    assert said in capsys.readouterr().err
+
+
+def test_output_of_one_instance_is_shown_by_its_host_only(tmp_path: Path) -> None:
+    reader = poprun.parser()
+    arguments = ["--num-instances=4", "--host=b,a", "--only-output-from-instance=1", "true"]
+    values = vars(reader.parse_args(arguments))
+    shown = []
+    for place in ("", "/a/1"):
+        values["rendezvous"] = f"localhost:1/2/key{place}" if place else None
+        config = launching._config(
+            poprun._job(reader, values), f"localhost:1/2/key{place}", str(tmp_path)
+        )
+        shown.append(config.logs_specs._local_ranks_filter & {0, 1})
+    assert shown == [{1}, set()]
+    assert config.logs_specs._local_ranks_filter  # torch shows all for an empty one
 
 
 def test_on_one_host_nobody_else_can_write_to_where_the_agents_meet(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""``poprun`` on the first of two hosts, and the program that it starts on both."""
+"""``poprun`` on the first host that it is told, and the program that it starts on both."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from poptorch._cli import poprun
 
 
 def main(*arguments: str) -> int:
-    """Run a job from the first host; return its status."""
-    namespaces.enter(next(iter(namespaces.HOSTS)))
+    """Run a job from the second host; return its status."""
+    namespaces.enter([*namespaces.HOSTS][-1])
     return poprun.main([*arguments, sys.executable, "-m", "helpers.job_hosts"])
 
 

@@ -27,10 +27,10 @@ def alone() -> list[list[float]]:
 @pytest.mark.slow
 def test_processes_on_two_hosts_train_together(tmp_path: Path) -> None:
     shell = tmp_path / "shell"
-    shell.write_text('#!/bin/sh\nexec ip netns exec poptorch-b sh -c "$2"\n')
+    shell.write_text('#!/bin/sh\nexec ip netns exec poptorch-a sh -c "$2"\n')
     shell.chmod(0o755)
     hosts = tmp_path / "hosts"
-    hosts.write_text("".join(f"{address}\n" for address in namespaces.HOSTS.values()))
+    hosts.write_text("".join(f"{address}\n" for address in reversed(namespaces.HOSTS.values())))
     variables = {"POPTORCH_REMOTE_SHELL": str(shell), "GLOO_SOCKET_IFNAME": namespaces.INTERFACE}
     arguments = [f"--hostfile={hosts}", "--num-instances=2"]
     output = tmp_path / "out"
@@ -47,8 +47,9 @@ def test_processes_on_two_hosts_train_together(tmp_path: Path) -> None:
         pytest.skip(f"no network namespaces: {error}")
     printed = output.read_text()
     assert status == 0, printed
-    addresses = {line.split()[-1] for line in printed.splitlines() if "address" in line.split()}
-    assert addresses == {*namespaces.HOSTS.values()}
+    addresses = [line.split() for line in printed.splitlines() if "address" in line.split()]
+    far, near = namespaces.HOSTS.values()
+    assert sorted(addresses) == [["[0]", "address", near], ["[1]", "address", far]]
     lines = [line for line in printed.splitlines() if "weights" in line]
     assert {line.split()[0] for line in lines} == {"[0]", "[1]"}
     for line in lines:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .._base import env
+from . import numa
 
 KILLED = 128
 """What a shell adds to the number of the signal that ended a program."""
@@ -35,7 +36,8 @@ class Job:
         stage_processes: processes that share the stages of each model.
         hosts: the first one is this one.
         port: of the first host, to meet at, where there are several hosts.
-        rendezvous: on the other hosts: where to meet, how many hosts, the job's key, the own name.
+        rendezvous: on the other hosts: where to meet, how many hosts, the job's key, the own name
+            and place among them.
         restarts: how often all are started again after a failure.
         cache: folder of executables that all share, or None.
         only: whose output is shown, or None for all.
@@ -74,13 +76,22 @@ class Job:
         """How many hosts there are."""
         return int(self.rendezvous.split("/")[1]) if self.rendezvous else len(self.hosts)
 
+    @property
+    def place(self) -> int:
+        """Which of the hosts this one is, as they were named: the first has the first processes."""
+        return int(self.rendezvous.rpartition("/")[2]) if self.rendezvous else 0
+
 
 def launch(job: Job) -> int:
     """Run a job to its end; return 0, or the status of the process that failed first."""
     _set_environment(job)
     if job.rendezvous is None and len(job.hosts) > 1:
         meeting = f"{job.hosts[0]}:{job.port}/{len(job.hosts)}/{secrets.token_hex()}"
-        others = [_start_at(host, job, meeting) for host in job.hosts[1:]]
+        others = [
+            _start_at(host, job, f"{meeting}/{host}/{place}")
+            for place, host in enumerate(job.hosts)
+            if place
+        ]
         try:
             status = _run(job, meeting)
         except BaseException:
@@ -118,7 +129,8 @@ def _start_at(host: str, job: Job, meeting: str) -> subprocess.Popen[bytes]:
         "--max-restarts": job.restarts,
         "--executable-cache-path": job.cache,
         "--only-output-from-instance": job.only,
-        "--rendezvous": f"{meeting}/{host}",
+        "--numa-aware": "yes" if job.numa else None,
+        "--rendezvous": meeting,
     }
     options = [f"{name}={value}" for name, value in own.items() if value is not None]
     command = [sys.executable, "-m", "poptorch._cli.poprun", *options, *job.program]
@@ -141,8 +153,11 @@ def _run(job: Job, meeting: str | None) -> int:
     level = {0: logging.CRITICAL, 1: logging.WARNING}.get(job.verbosity, logging.INFO)
     logging.getLogger("torch.distributed.elastic").setLevel(level)
     folder = tempfile.mkdtemp(prefix="poprun-")
-    program, *rest = job.program
-    arguments = [text.replace("$", "$$") for text in rest]  # the agent substitutes its variables
+    # The agent substitutes its variables.
+    program, *arguments = [text.replace("$", "$$") for text in job.program]
+    if job.numa:
+        binding = [numa.__file__, "${local_rank}", str(job.here)]
+        program, arguments = sys.executable, ["-IS", *binding, program, *arguments]
     try:
         elastic_launch(_config(job, meeting, folder), program)(*arguments)
     except ChildFailedError as error:
@@ -174,13 +189,9 @@ def _config(job: Job, meeting: str | None, folder: str) -> Any:
         backend = BACKEND
         endpoint, _, key, *own = meeting.split("/")
         # Told, because a host's idea of its own name need not be that of the others.
-        more["rdzv_configs"] = {"is_host": not own, "key": key}
+        more["rdzv_configs"] = {"is_host": not own, "key": key, "place": job.place}
         more["local_addr"] = _resolvable(own[0] if own else job.hosts[0])
-    if job.numa:
-        from torch.numa.binding import AffinityMode, NumaOptions
-
-        more["numa_options"] = NumaOptions(affinity_mode=AffinityMode.NODE)
-    shown = None if job.only is None else {job.only % job.here}
+    shown = None if job.only is None else {job.only - job.place * job.here}
     return LaunchConfig(
         min_nodes=job.host_count,
         max_nodes=job.host_count,

@@ -12,7 +12,10 @@ import hmac
 from typing import Any
 
 BACKEND = "poptorch"
-"""The name that ``LaunchConfig.rdzv_backend`` knows this by; its setting ``key`` is the secret."""
+"""The name that ``LaunchConfig.rdzv_backend`` knows this by.
+
+Its settings: ``key`` is the secret, ``place`` says which of the hosts this one is.
+"""
 _BYTES = hashlib.sha256().digest_size
 
 
@@ -75,4 +78,24 @@ def _handler(parameters: Any) -> Any:
 
     inner, store = create_backend(parameters)
     signed = SignedBackend(inner, str(parameters.get("key")).encode())
-    return create_handler(store, signed, parameters)  # type: ignore[arg-type]
+    handler = create_handler(store, signed, parameters)  # type: ignore[arg-type]
+    return in_order(handler, int(parameters.get("place")))
+
+
+def in_order(handler: Any, place: int) -> Any:
+    """Let a host have the place in which it was named; torch orders them by their names.
+
+    Args:
+        handler: of torch's, with which hosts meet.
+        place: which of them this one is; the others have other places.
+    """
+    from torch.distributed.elastic.rendezvous import RendezvousInfo
+
+    meet = handler.next_rendezvous
+
+    def next_rendezvous() -> Any:
+        met = meet()
+        return RendezvousInfo(met.store, place, met.world_size, met.bootstrap_store_info)
+
+    handler.next_rendezvous = next_rendezvous
+    return handler

@@ -9,7 +9,7 @@ import argparse
 import json
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +48,21 @@ def _flag(text: str) -> bool:
     return words[text.lower()]
 
 
-def _count(text: str) -> int:
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"at least 1, not {text}")
-    return int(text)
+def _number(least: int, most: int | None = None) -> Callable[[str], int]:
+    """Return what reads a whole number between two, these included."""
+
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"a whole number, not {text}") from None
+        if value < least:
+            raise argparse.ArgumentTypeError(f"at least {least}, not {text}")
+        if most is not None and value > most:
+            raise argparse.ArgumentTypeError(f"at most {most}, not {text}")
+        return value
+
+    return read
 
 
 def parser() -> argparse.ArgumentParser:
@@ -65,17 +76,27 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = result.add_argument
-    add("--num-instances", type=_count, metavar="N", help="processes, on all hosts (1)")
-    add("--num-replicas", type=_count, metavar="N", help="replicas, of all processes (as many)")
-    add("--ipus-per-replica", type=_count, metavar="N", help="chips of each replica (1)")
-    add("--stage-processes", type=_count, metavar="N",
+    add("--num-instances", type=_number(1), metavar="N", help="processes, on all hosts (1)")
+    add("--num-replicas", type=_number(1), metavar="N", help="replicas, of all processes (as many)")
+    add("--ipus-per-replica", type=_number(1), metavar="N", help="chips of each replica (1)")
+    add("--stage-processes", type=_number(1), metavar="N",
         help="processes that share the stages of each model (1)")  # fmt: skip
     add("-H", "--host", metavar="A,B", help="hosts, the first of them this one; the others by ssh")
     add("--hostfile", metavar="FILE", help="a file with a host in each line")
-    add("--port", type=_count, metavar="PORT", help="of the first host, to meet at (29400)")
-    add("--max-restarts", type=int, metavar="N", help="start all again after a failure (0 times)")
+    add(
+        "--port",
+        type=_number(1, 65535),
+        metavar="PORT",
+        help="of the first host, to meet at (29400)",
+    )
+    add(
+        "--max-restarts",
+        type=_number(0),
+        metavar="N",
+        help="start all again after a failure (0 times)",
+    )
     add("--executable-cache-path", metavar="DIR", help="executables that all processes share")
-    add("--only-output-from-instance", type=int, metavar="N", help="show no other's output")
+    add("--only-output-from-instance", type=_number(0), metavar="N", help="show no other's output")
     add("--offline-mode", type=_flag, nargs="?", const=True, metavar="yes/no",
         help="compile without devices")  # fmt: skip
     add("--numa-aware", type=_flag, metavar="yes/no", help="bind each process to a NUMA node")
@@ -95,6 +116,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a job; return 0, or the status of the process that failed first."""
     reader = parser()
     chosen = reader.parse_args(arguments)
+    if chosen.program[:1] == ["--"]:
+        del chosen.program[0]
     if not chosen.program:
         reader.error("name the program to run: poprun --num-instances 2 python train.py")
     if shutil.which(chosen.program[0]) is None:
@@ -116,13 +139,16 @@ def _with_config(reader: argparse.ArgumentParser, given: dict[str, Any]) -> dict
     values = dict(given)
     if values["import_config"]:
         try:
-            stored = json.loads(Path(values["import_config"]).read_text())
-        except (OSError, ValueError) as error:
+            stored = dict(json.loads(Path(values["import_config"]).read_text()))
+            said = "v" * stored.pop("verbosity", 0)
+        except (OSError, TypeError, ValueError) as error:
             reader.error(f"--import-config: {error}")
         unknown = sorted(stored.keys() - values.keys())
         if unknown:
             reader.error(f"--import-config: there is no option {', '.join(unknown)}")
-        values |= {name: value for name, value in stored.items() if given[name] is None}
+        words = [f"--{name.replace('_', '-')}={value}" for name, value in stored.items()]
+        read = vars(reader.parse_args([*words, *([f"-{said}"] if said else [])]))
+        values |= {name: value for name, value in read.items() if given[name] in (None, [])}
     if values["export_config"]:
         left_out = ("program", "import_config", "export_config", "rendezvous")
         kept = {n: v for n, v in values.items() if v is not None and n not in left_out}
@@ -152,7 +178,7 @@ def _job(reader: argparse.ArgumentParser, values: dict[str, Any]) -> Job:
     if instances % len(hosts):
         reader.error(f"--num-instances {instances} must be a multiple of the {len(hosts)} hosts")
     only = values["only_output_from_instance"]
-    if only is not None and not 0 <= only < instances:
+    if only is not None and only >= instances:
         reader.error(f"--only-output-from-instance {only}: there are {instances} instances")
     return Job(
         program=tuple(values["program"]),
