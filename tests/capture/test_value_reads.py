@@ -322,3 +322,83 @@ def test_what_a_mask_assigns_gets_its_gradient() -> None:
     expected.backward()
     assert loss == expected
     assert wrapped.value == 2.0 - native.value.grad
+
+
+class Masked(nn.Module):
+    """Takes a short cut if its mask is whole; ``changes`` writes the mask afterwards."""
+
+    def __init__(self, changes: str = "", frozen: bool = False) -> None:
+        super().__init__()
+        self.weight, self.changes = nn.Parameter(torch.full((3,), 2.0)), changes
+        mask = torch.ones(3)
+        if frozen:
+            self.mask = nn.Parameter(mask, requires_grad=False)
+        else:
+            self.register_buffer("mask", mask)
+
+    def forward(self, x):
+        mask = self.mask * 1
+        if self.changes == "copy":
+            mask[0] = x[0, 0]
+        y = x * self.weight if (mask == 1).all() else x * self.weight * mask
+        if self.changes == "mask":
+            self.mask.mul_(0.5)
+        return poptorch.identity_loss(y.sum(), reduction="none")
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["buffer", "frozen weight"])
+def test_a_branch_on_what_stays_as_it_is_needs_no_inputs(frozen: bool, caplog) -> None:
+    model = Masked(frozen=frozen)
+    executor = poptorch.trainingModel(model, options(accumulation=2))
+    x = torch.ones(2, 3)
+    assert float(executor(x)) == 6.0
+    assert executor.plan().program.lanes is not None
+    executor.copyWeightsToDevice()
+    assert "branches" not in caplog.text
+    with torch.no_grad():
+        model.mask.zero_()
+    for _ in range(2):
+        executor.copyWeightsToDevice()
+        executor.detachFromDevice()
+        assert float(executor(x)) > 0.0
+    assert caplog.text.count("branches on the values of 'mask' at test_value_reads.py:") == 1
+    assert "they changed after the model was compiled" in caplog.text
+    executor.destroy()
+    assert float(executor(x)) == 0.0
+
+
+def test_a_mask_that_changes_while_detached_is_said(caplog) -> None:
+    model = Masked()
+    executor = poptorch.inferenceModel(model, options())
+    executor(torch.ones(1, 3))
+    executor.detachFromDevice()
+    model.mask[0] = 0.0
+    executor(torch.ones(1, 3))
+    assert caplog.text.count("they changed after the model was compiled") == 1
+
+
+@pytest.mark.parametrize("changes", ["mask", "copy"])
+def test_a_branch_on_what_forward_writes_is_decided_by_the_first_inputs(changes, caplog) -> None:
+    executor = poptorch.trainingModel(Masked(changes), options(accumulation=2))
+    assert float(executor(torch.ones(2, 3))) == 6.0
+    assert "is True for the first inputs" in caplog.text
+    assert executor.plan().program.lanes is None
+
+
+def test_an_encoder_with_a_mask_of_its_own_runs_side_by_side(caplog) -> None:
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(4, 1, 4, 0.0, batch_first=True)
+            self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+            self.register_buffer("mask", torch.full((3, 3), float("-inf")).triu(1))
+
+        def forward(self, x):
+            return self.encoder(x, mask=self.mask)
+
+    torch.manual_seed(0)
+    model, x = Encoder().eval(), torch.randn(4, 3, 4)
+    executor = poptorch.inferenceModel(model, options(iterations=2, replicas=2))
+    torch.testing.assert_close(executor(x), model(x).detach())
+    assert executor.plan().program.lanes is not None
+    assert "branches" not in caplog.text

@@ -1,5 +1,6 @@
 """module + example -> micro Graph: trace, loss, backward, buffer updates."""
 
+from .decisions import Decision
 from .explain import Explanation, capture, explain, search
 from .forward import Call, Request
 from .lanes import NotVectorisable, batch_norm_statistics
@@ -14,6 +15,7 @@ from .trace import untraced
 
 __all__ = [
     "Call",
+    "Decision",
     "Explanation",
     "Micro",
     "NotVectorisable",

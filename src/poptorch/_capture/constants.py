@@ -1,20 +1,22 @@
 """Values that are known while a graph is being recorded: those that depend on no input.
 
 Torch records ``torch.arange(3)`` in ``forward`` like anything else. Where Python asks for such a
-value it is computed on the side, by running the part of the record that leads to it.
+value it is computed on the side, by running the part of the record that leads to it. What leads to
+it may also begin at weights and buffers, as of a mask.
 """
 
 from __future__ import annotations
 
 import operator
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import fx
 
-from .._ir.operators import Operator, draws, writes
-from .recorders import recorded
+from .._ir.operators import Operator, draws, storage_root, writes, written_by
+from .recorders import recorded, recorders
 from .trace import untraced, without_data
 
 _records: weakref.WeakKeyDictionary[fx.Graph, _Constants] = weakref.WeakKeyDictionary()
@@ -29,6 +31,42 @@ def constant_value(tensor: torch.Tensor) -> torch.Tensor | None:
     if node.graph not in _records:
         _records[node.graph] = _Constants(root)
     return _records[node.graph].value(node)
+
+
+def value_of_inputs(
+    tensor: torch.Tensor, inputs: Mapping[int, torch.Tensor]
+) -> tuple[torch.Tensor, set[int]] | None:
+    """Return the value of a tensor that depends on some inputs of the record only.
+
+    Args:
+        tensor: what is asked for.
+        inputs: the values of those inputs, by their place among all.
+
+    Returns:
+        The value, and which inputs it depends on; None if it depends on others, on chance, or may
+        have been written.
+    """
+    place = recorded(tensor)
+    if place is None or len(recorders()) > 1:  # the body of a loop has inputs of its own
+        return None
+    node, root = place
+    nodes = list(node.graph.nodes)
+    placeholders = [other for other in nodes if other.op == "placeholder"]
+    given = {placeholders[index]: value for index, value in inputs.items()}
+    needed = _leading_to([node])
+    changed = {storage_root(written) for other in nodes for written in written_by(other)}
+    if not changed.isdisjoint(map(storage_root, needed)):
+        return None
+    values: dict[fx.Node, Any] = {}
+    with untraced(), torch.no_grad():
+        for other in nodes:
+            if other in needed:
+                value = _computed(other, values, given, root)
+                if value is None:
+                    return None
+                values[other] = value
+    index_of = {placeholder: index for index, placeholder in enumerate(placeholders)}
+    return values[node], {index_of[used] for used in needed & given.keys()}
 
 
 class _Constants:
@@ -84,3 +122,35 @@ class _Constants:
 
 def _storage(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
+
+
+def _leading_to(nodes: list[fx.Node]) -> set[fx.Node]:
+    """Return nodes, and all that they are computed from."""
+    needed: set[fx.Node] = set()
+    stack = list(nodes)
+    while stack:
+        node = stack.pop()
+        if node not in needed:
+            needed.add(node)
+            stack += node.all_input_nodes
+    return needed
+
+
+def _computed(
+    node: fx.Node,
+    values: Mapping[fx.Node, Any],
+    given: Mapping[fx.Node, torch.Tensor],
+    root: torch.nn.Module,
+) -> Any:
+    """Return the value of one node, or None if it is not known."""
+    if node.op == "placeholder":
+        return given.get(node)
+    if node.op == "get_attr":
+        value = getattr(root, str(node.target))
+        return value if isinstance(value, torch.Tensor) and not without_data(value) else None
+    target: Any = node.target
+    if not (isinstance(target, Operator) or target is operator.getitem) or draws(node):
+        return None
+    args: Any = fx.map_arg(node.args, values.__getitem__)
+    kwargs: Any = fx.map_arg(node.kwargs, values.__getitem__)
+    return target(*args, **kwargs)

@@ -23,6 +23,7 @@ from .._ops import annotate
 from .._ops.context import Replicas
 from . import hints, parameter_hooks, trace
 from .capture_context import CaptureContext
+from .decisions import Decision
 from .draws import lane_by_lane
 from .failures import explained_backward
 from .forward import Forward, Request, run_forward
@@ -47,6 +48,7 @@ class Micro:
         overlaps: mode of each input and output that moves while it computes, by slot key.
         visits: the blocks that forward entered, in order; nodes are labelled with their indices.
         exchanging: whether replicas exchange something, so that they must run side by side.
+        decided: state whose values decided a Python branch.
     """
 
     graph: Graph
@@ -57,6 +59,7 @@ class Micro:
     overlaps: Mapping[str, str]
     visits: tuple[Visit, ...] = (Visit(),)
     exchanging: bool = False
+    decided: tuple[Decision, ...] = ()
 
 
 _said: set[torch.dtype] = set()
@@ -227,25 +230,50 @@ class _Recording:
 def capture(request: Request) -> Micro:
     """Trace one micro-batch of a module, or several as lanes.
 
-    Forward runs on tensors without data. If it branches on values it runs once more, on those of
-    the first micro-batch.
+    Forward runs on tensors without data. If it branches on values of inputs, or of state that it
+    changes, it runs once more, on those of the first micro-batch.
 
     Raises:
         Error: no loss or several, a reassigned buffer, or something that cannot be captured.
         NotVectorisable: with lanes only: capture a single micro-batch instead.
     """
+    mode = trace.fake_mode()
+    inputs = [trace.fake_tensor(mode, slot.shape, slot.dtype) for slot in request.inputs]
     try:
-        mode = trace.fake_mode()
-        inputs = [trace.fake_tensor(mode, slot.shape, slot.dtype) for slot in request.inputs]
-        return _capture(request, inputs, ValueReads())
+        reads = ValueReads(state=_constant_state(request))
+        micro = _capture(request, inputs, reads)
+        if {request.state[at].key for at in reads.relied}.isdisjoint(
+            slot.key for slot in micro.graph.outputs
+        ):
+            return replace(micro, decided=_decisions(request, reads))
     except BranchOnData:
-        if request.lanes is not None:
-            raise NotVectorisable("forward branches on values of tensors") from None
+        pass
+    if request.lanes is not None:
+        raise NotVectorisable("forward branches on values of tensors")
     reads = ValueReads(real=True)
     with torch.random.fork_rng(devices=[]):
         micro = _capture(request, real_inputs(request), reads)
     reads.warn()
     return micro
+
+
+def _constant_state(request: Request) -> dict[int, torch.Tensor]:
+    """Return the weights and buffers that nothing but the user changes, as far as is known now."""
+    held = ((at, slot, request.tensors[slot.path].tensor) for at, slot in enumerate(request.state))
+    return {
+        at: tensor.detach().to(slot.dtype)
+        for at, slot, tensor in held
+        if slot.path not in request.trained
+        and slot.path not in request.grouped
+        and tensor.shape == slot.shape
+        and not trace.without_data(tensor)
+    }
+
+
+def _decisions(request: Request, reads: ValueReads) -> tuple[Decision, ...]:
+    read = ((request.state[at].path, line) for at, line in reads.relied.items())
+    tensors = request.tensors
+    return tuple(Decision(path, line, tensors[path].tensor.detach().clone()) for path, line in read)
 
 
 def real_inputs(request: Request) -> list[torch.Tensor]:

@@ -1,7 +1,8 @@
 """What happens where ``forward`` asks for the value of a tensor.
 
-Constants answer. A Python branch on anything else is decided by the first inputs, for good: the
-capture starts again on their real values, and says so. Numbers, lists and arrays cannot be had,
+Constants answer. A Python branch on weights and buffers that stay as they are, such as a mask, is
+decided by these; on anything else by the first inputs, for good: the capture starts again on their
+real values, and says so. Numbers, lists and arrays cannot be had,
 because a program that has them compiled in would be wrong for other inputs.
 Source: PopTorch user guide, "PopTorch ops" and "Features".
 """
@@ -9,7 +10,7 @@ Source: PopTorch user guide, "PopTorch ops" and "Features".
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from .._base import log, source
 from .._base.errors import Error
-from .constants import constant_value
+from .constants import constant_value, value_of_inputs
 from .substitutes import substitute
 from .trace import untraced
 
@@ -81,6 +82,8 @@ class ValueReads:
 
     Attributes:
         real: whether tensors carry the values of the first inputs.
+        state: weights and buffers that are not trained, by their place among the inputs.
+        relied: those of them that decided a branch, with its line.
         collect: note forbidden questions and answer them, rather than raise errors.
         branches: where the path was decided by the first inputs.
         forbidden: where numbers were asked for, when collecting.
@@ -89,6 +92,8 @@ class ValueReads:
     """
 
     real: bool = False
+    state: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    relied: dict[int, str | None] = field(default_factory=dict)
     collect: bool = False
     branches: dict[Read, bool] = field(default_factory=dict)
     forbidden: list[Read] = field(default_factory=list)
@@ -98,12 +103,23 @@ class ValueReads:
     def branch(self, tensor: torch.Tensor, what: str, decide: Callable[[_T], Any]) -> Any:
         """Answer a question that a branch depends on."""
         known = constant_value(tensor)
+        if known is None and self.state:
+            known = self._of_state(tensor)
         if known is None and not self.real:
             raise BranchOnData
         answer = _really(decide, tensor if known is None else known)
         if known is None:
             self.branches[Read(what, source.calling_line())] = bool(answer)
         return answer
+
+    def _of_state(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return the value of a tensor that depends on state only, and remember on which."""
+        answer = value_of_inputs(tensor, self.state)
+        if answer is None:
+            return None
+        value, indices = answer
+        self.relied.update(dict.fromkeys(indices, source.calling_line()))
+        return value
 
     def number(self, tensor: torch.Tensor, what: str, read: Callable[[_T], Any]) -> Any:
         """Answer a question for a number, a list or an array."""

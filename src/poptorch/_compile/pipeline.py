@@ -34,6 +34,7 @@ class Compiled:
         outputs: the structure that forward returned.
         names: of the tensors that can be anchored.
         host_outputs: returned tensors that forward did not compute, by their place among all.
+        decided: state whose values decided a Python branch.
     """
 
     plan: Plan
@@ -42,6 +43,7 @@ class Compiled:
     outputs: trees.Structure
     host_outputs: Mapping[int, torch.Tensor]
     names: tuple[str, ...]
+    decided: tuple[_capture.Decision, ...]
 
     def changed_inputs(self) -> list[int]:
         """Return the positions of the inputs that forward changes in place."""
@@ -136,7 +138,13 @@ def compile(
         ),
     )
     return Compiled(
-        plan, executable, micro.constants, micro.outputs, micro.host_outputs, micro.names
+        plan,
+        executable,
+        micro.constants,
+        micro.outputs,
+        micro.host_outputs,
+        micro.names,
+        micro.decided,
     )
 
 

@@ -24,6 +24,18 @@ def writes(node: fx.Node) -> bool:
     return isinstance(node.target, Operator) and bool(node.target._schema.is_mutable)
 
 
+def written_by(node: fx.Node) -> list[fx.Node]:
+    """Return which of its arguments a node changes."""
+    if not writes(node):
+        return []
+    arguments = node.target._schema.arguments  # type: ignore[union-attr]
+    given = {argument.name: value for argument, value in zip(arguments, node.args, strict=False)}
+    given |= node.kwargs
+    changed = (a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write)
+    values = (given.get(name) for name in changed)
+    return [value for value in values if isinstance(value, fx.Node)]
+
+
 def draws(node: fx.Node) -> bool:
     """Tell whether a node draws random numbers."""
     target = node.target

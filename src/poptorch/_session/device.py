@@ -65,6 +65,7 @@ class Device:
         self._downloaded = [key for key in self._slots if key in changed]
         self.state = State()
         self._elsewhere = Elsewhere(compiled.plan)
+        self._decided = compiled.decided
         if other is not None:
             theirs = other.state.tensors
             self.state.tensors = {key: theirs[key] for key in self._alike(other)}
@@ -114,6 +115,8 @@ class Device:
                 fix="destroy() the executor first, so that the model is compiled again",
             )
         hosts = {key: self._host(slot, tensors) for key, slot in wanted.items()}
+        for decision in self._decided:
+            decision.look(tensors[decision.path].tensor)
         with untraced(), torch.no_grad():
             for key, host in hosts.items():
                 grouping = self._grouping.get(self._slots[key].path)
