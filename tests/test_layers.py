@@ -46,7 +46,7 @@ ENVIRONMENT_ALLOWED = ("_base/env.py",)
 FILES = sorted(PACKAGE.rglob("*.py"))
 OUR_OTHER_PACKAGE = sorted(
     path
-    for name in ("poptorch_geometric", "popdist", "pva")
+    for name in ("poptorch_geometric", "popart", "popdist", "pva")
     for path in (PACKAGE.parent / name).rglob("*.py")
 )
 

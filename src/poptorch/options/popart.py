@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Any, Self
 
 from .check import expect
@@ -31,7 +32,7 @@ class _PopartOptions(Freezable):
         """
         expect("key", key, str)
         self._check_writable(key)
-        self._options[key] = value
+        self._options[key] = int(value) if isinstance(value, IntEnum) else value  # as in files
         return self
 
     def setEngineOptions(self, engine_options: dict[str, str]) -> Self:
