@@ -85,6 +85,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/graph_order.py
 	$(BIN)/python benchmarks/trainer.py
 	$(BIN)/python benchmarks/processes.py
+	if [ "$$(id -u)" = 0 ]; then $(BIN)/python benchmarks/link.py; else echo "benchmarks/link.py needs root"; fi
 
 bench-quick: $(STAMP)
 	$(BIN)/python benchmarks/speed.py --quick
