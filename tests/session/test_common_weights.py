@@ -181,3 +181,41 @@ def test_a_copy_of_the_modules_is_as_trained() -> None:
     copies = copy.deepcopy(both.nets)
     for ours, theirs in zip(copies, both.plain, strict=True):
         torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=1e-4, atol=1e-5)
+
+
+def one_optimizer_for_two(library, inner: nn.Module, other: nn.Module):
+    parameters = [*{*inner.parameters(), *other.parameters()}]
+    optimizer = library.Adam(parameters, lr=0.05)
+    return optimizer, [poptorch.trainingModel(m, options(), optimizer) for m in (inner, other)]
+
+
+@pytest.mark.parametrize("library", [torch.optim, poptorch.optim])
+@pytest.mark.parametrize("common", [True, False], ids=["common weights", "own weights"])
+def test_an_optimizer_of_two_models_is_said_where_they_would_disagree(
+    library, common: bool, caplog
+) -> None:
+    inner = nets()[1]
+    other = Outer(inner if common else nets()[1])
+    optimizer, executors = one_optimizer_for_two(library, inner, other)
+    args = torch.ones(2, 5), torch.ones(2, 1)
+    if library is torch.optim:
+        for executor in executors:  # in turns, it goes from one to the other
+            executor(*args)
+            executor.detachFromDevice()
+        assert "in use by another training model" not in caplog.text
+    for _ in range(2):
+        for executor in executors:
+            executor(*args)
+    said = caplog.text.count("in use by another training model")
+    assert said == (1 if common or library is poptorch.optim else 0)
+    if library is torch.optim and not common:
+        assert {float(entry["step"]) for entry in optimizer.state.values()} == {3.0}
+
+
+class Outer(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x, y):
+        return F.l1_loss(self.inner(x), y)

@@ -7,6 +7,7 @@ them needs ``setOptimizer``. Source: PopTorch user guide, "Features" and "Optimi
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from .model import Task
 
 Paths = Mapping[int, str]
+_attached: weakref.WeakSet[SessionOptimizer] = weakref.WeakSet()
 
 
 class SessionOptimizer:
@@ -157,6 +159,7 @@ class SessionOptimizer:
             restored: whether the device has the state that it had when it was detached.
         """
         self._device = device
+        self._say_common()
         self._connect()
         state, is_ours = self._state, isinstance(self.given, optim.Optimizer)
         if state.ipu_state_is_dirty or (state.has_state() and not restored):
@@ -164,6 +167,25 @@ class SessionOptimizer:
         elif not state.has_state() and (is_ours or restored):
             state.host_state_is_dirty = True
         device.write_hypers(self._values)
+
+    def _say_common(self) -> None:
+        """Warn that another model has moments for the same optimizer that this one does not see.
+
+        Through a torch optimizer they go from one device to another, where one is detached.
+        """
+        ours = isinstance(self.given, optim.Optimizer)
+        for other in _attached:
+            if other is self or other.given is not self.given:
+                continue
+            common = not self._paths.keys().isdisjoint(other._paths)
+            if other.spec is not None if ours else other._device is not None and common:
+                log.python.warning(
+                    "The optimizer is in use by another training model: each keeps moments of its "
+                    "own, and state_dict() has only one's. Make an optimizer for each model, or "
+                    "destroy() the other one first"
+                )
+                break
+        _attached.add(self)
 
     def detach(self, alone: bool = False) -> None:
         """The device goes away: read its state first.
