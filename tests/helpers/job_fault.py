@@ -19,7 +19,16 @@ from poptorch.backends.crew import Crew
 
 FORWARDS = ("killed while compiling", "other program")
 STAGES = ("killed between stages", "interrupted between stages")
-DIFFERENCES = ("other program", "other rate", "other length", "other weights", "other numbers")
+DIFFERENCES = (
+    "other program",
+    "other rate",
+    "other length",
+    "other weights",
+    "other numbers",
+    "other order",
+    "other written weights",
+    "other loaded state",
+)
 
 
 class Small(nn.Module):
@@ -48,17 +57,38 @@ def train(what: str, index: int, calls: int = 2) -> None:
     rate = 0.5 if index and what == "other rate" else 0.1
     data = torch.utils.data.TensorDataset(torch.ones(32, 4))
     samples = torch.utils.data.Subset(data, range(8 if index and what == "other length" else 16))
+    options.randomSeed(3 + index * (what in ("other order", "same weights written")))
+    shuffles = what == "other order"
     loader = poptorch.DataLoader(
-        options, samples, batch_size=2, auto_distributed_partitioning=False
+        options, samples, batch_size=2, shuffle=shuffles, auto_distributed_partitioning=shuffles
     )
-    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    kind = poptorch.optim.Adam if "state" in what else torch.optim.SGD
+    optimizer = kind(model.parameters(), lr=rate)
     training = poptorch.trainingModel(model, options, optimizer)
     for _, batch in zip(range(calls), loader, strict=False):
         training(*batch)
         if what == "other numbers" or (index and what == "changed alone"):
             optimizer.param_groups[0]["lr"] = 0.2 + 0.1 * index
             training.setOptimizer(optimizer)
+        change_state(what, index, training)
     training.destroy()
+
+
+def change_state(what: str, index: int, training: poptorch.PoplarExecutor) -> None:
+    """Write weights or optimizer state to the device; alike in all processes or not."""
+    if what in ("other written weights", "same weights written"):
+        value = 1.0 + index * (what == "other written weights")
+        weights = {"layer.weight": torch.full((2, 4), value), "layer.bias": torch.zeros(2)}
+        training.load_state_dict(weights)
+    elif what == "weights written alone" and index:
+        training.copyWeightsToHost()
+        training.copyWeightsToDevice()  # the same: nobody needs to know
+        training.detachFromDevice()
+        training._user_model.layer.bias.data.fill_(1.0)
+    elif what == "other loaded state" or (what == "state loaded alone" and index):
+        state = training._optimizer.state_dict()
+        state["ipu_state"] = {k: v + index for k, v in state["ipu_state"].items()}
+        training._optimizer.load_state_dict(state)
 
 
 def deliver_once(what: str) -> None:
@@ -84,7 +114,7 @@ def main(what: str) -> None:
                 train(difference, index)
             except poptorch.Error as error:
                 print(f"{difference}: {error}", flush=True)
-        train("alike again", index)
+        train("same weights written", index)
         print("trained", flush=True)
         return
     if what != "killed while compiling":

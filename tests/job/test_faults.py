@@ -24,6 +24,8 @@ DIFFERENCE = "|".join(DIFFERENCES)
         ("interrupted between stages", "its part was interrupted by KeyboardInterrupt"),
         ("raised", "it ended by ValueError: no more data"),
         ("changed alone", "it does something else: it exchanges the numbers of the optimizer"),
+        ("state loaded alone", "it does something else: it exchanges the numbers of the optimizer"),
+        ("weights written alone", "it exchanges digests of the weights that were written"),
     ],
 )
 def test_a_lost_process_is_named_by_the_others(what: str, said: str, tmp_path: Path) -> None:
@@ -40,9 +42,10 @@ def test_a_lost_process_is_named_by_the_others(what: str, said: str, tmp_path: P
 
 def test_processes_that_differ_stop_with_an_error_that_says_in_what(tmp_path: Path) -> None:
     ended = jobs.run("helpers.job_fault", ["differences"], 2, tmp_path)
-    for code, text in ended.values():
+    for index, (code, text) in ended.items():
         assert code == 0, text
-        _, program, rate, length, weights, numbers = re.split(f"(?:{DIFFERENCE}): ", text)
+        parts = re.split(f"(?:{DIFFERENCE}): ", text)
+        _, program, rate, length, weights, numbers, order, written, loaded = parts
         assert "do not train the same program" in program
         assert "process 1, against process 0" in program
         assert "operator" in program
@@ -52,4 +55,12 @@ def test_processes_that_differ_stop_with_an_error_that_says_in_what(tmp_path: Pa
         assert "begin with other weights" in weights
         assert "param.layer.weight: " in weights
         assert "hyper.0.lr: 0.3 here, 0.2 there" in numbers.replace("0.30000000000000004", "0.3")
-        assert "trained" in numbers
+        assert "shuffle one data set by different seeds" in order
+        assert "process 0: 3; process 1: 4" in order
+        assert "have written other weights to their devices" in written
+        assert "process 1, against process 0 ('there'): param.layer.weight: " in written
+        assert "bias" not in written
+        assert "___layer.weight: " in loaded
+        assert "hyper" not in loaded
+        assert "trained" in loaded
+        assert ("process 0 of the job has another seed" in text) == (index == 1)

@@ -65,7 +65,7 @@ def check_alike(
     Raises:
         Error: they are not those of process 0; it is raised in every process.
     """
-    _check_lengths()
+    _check_data()
     facts = {**facts_of(plan, backend, arguments), **beside}
     _check(
         facts,
@@ -81,9 +81,8 @@ def check_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
     Raises:
         Error: they are not those of process 0; it is raised in every process.
     """
-    facts = {key: _digest(tensor) for key, tensor in tensors.items()}
     _check(
-        facts,
+        digests(tensors),
         "digests of their first weights",
         "The processes of this job begin with other weights, or other state",
         "give all of them the same seed or the same file, or let process 0 hand its own to all: "
@@ -91,29 +90,52 @@ def check_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
     )
 
 
+def check_written(there: Mapping[str, str]) -> None:
+    """Compare weights that were written to the device since the start with the other processes'.
+
+    Args:
+        there: digests of the weights.
+
+    Raises:
+        Error: they are not those of process 0, or another process has written none.
+    """
+    _check(
+        there,
+        "digests of the weights that were written to their devices",
+        "The processes of this job have written other weights to their devices",
+        "load the same weights in every process; nobody hands them round after the first call",
+    )
+
+
+def digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """Return a short digest of each tensor's values."""
+    return {key: _digest(tensor) for key, tensor in tensors.items()}
+
+
 def _digest(tensor: torch.Tensor) -> str:
     flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
     return hashlib.sha256(flat.numpy().tobytes()).hexdigest()[:12]
 
 
-def check_numbers(values: Mapping[str, float], other: bool) -> None:
+def check_numbers(values: Mapping[str, float], state: Mapping[str, str], other: bool) -> None:
     """Compare the numbers of an optimizer that was changed with those of the other processes.
 
     Args:
         values: by key.
+        state: digests of the state that was loaded; nothing if none was.
         other: what is compiled in changed, too.
 
     Raises:
         Error: they are not the same, or another process has changed nothing.
     """
     facts = {"compiled in": "changed" if other else "as before"}
-    facts |= {key: repr(value) for key, value in values.items()}
+    facts |= {key: repr(value) for key, value in values.items()} | dict(state)
     texts = _job.current().texts(json.dumps(facts), "the numbers of the optimizer, which changed")
     all_facts = [json.loads(text) for text in texts]
     _refuse(
         {index: each for index, each in enumerate(all_facts) if each != all_facts[0] or not index},
         "The optimizers of the processes of this job changed in different ways",
-        "call setOptimizer with the same numbers in every process",
+        "call setOptimizer with the same numbers in every process, and load the same state",
     )
 
 
@@ -139,14 +161,23 @@ def _refuse(there: Mapping[int, dict[str, str]], title: str, fix: str) -> None:
         raise Error(title, got="\n".join(lines), fix=fix)
 
 
-def _check_lengths() -> None:
-    """Compare for how many calls the processes have data, where loaders have said so.
+def _check_data() -> None:
+    """Compare for how many calls the processes have data, and in which order they divide it.
 
     Raises:
-        Error: one would wait for another that has no more.
+        Error: one would wait for another that has no more, or would read what another reads.
     """
-    lengths = _job.current().numbers(_job.lengths.latest(), "the lengths of their data")
-    known = {index: length for index, length in enumerate(lengths) if length >= 0}
+    texts = _job.current().texts(json.dumps(_job.lengths.latest()), "the lengths of their data")
+    said = [json.loads(text) for text in texts]
+    seeds = {index: seed for index, (_, seed) in enumerate(said) if seed is not None}
+    if len({*seeds.values()}) > 1:
+        raise Error(
+            "The processes of this job shuffle one data set by different seeds",
+            got="; ".join(f"process {index}: {seed}" for index, seed in seeds.items())
+            + "; the parts that they read would overlap",
+            fix="call options.randomSeed with the same number in every process",
+        )
+    known = {index: length for index, (length, _) in enumerate(said) if length >= 0}
     if len({*known.values()}) > 1:
         raise Error(
             "The processes of this job have data for different numbers of calls",

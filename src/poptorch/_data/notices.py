@@ -199,7 +199,8 @@ def _on_batches(batches: int | None, group: int, drop_last: bool) -> Notice | No
 
 def announce_length(loader: Any) -> None:
     """Say for how many calls this process has data: all processes must make as many."""
+    seed = None if loader._permutations is None else loader.options.random_seed
     try:
-        _job.lengths.note(len(loader))
+        _job.lengths.note(len(loader), seed)
     except TypeError:  # the data set has no length
-        _job.lengths.note(-1)
+        _job.lengths.note(-1, seed)

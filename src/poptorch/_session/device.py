@@ -39,6 +39,9 @@ class Device:
         reading: the module that was compiled.
         other: the device of another program of the same model, to go on from.
         agreed: whether the processes of the job have begun with the same weights and state.
+
+    Attributes:
+        agreed: whether they had when this was made.
     """
 
     def __init__(
@@ -48,7 +51,7 @@ class Device:
         other: Device | None = None,
         agreed: bool = True,
     ) -> None:
-        self._module = reading.module
+        self._module, self.agreed = reading.module, agreed
         self._paths = reading.tensors.keys()
         program = compiled.plan.program
         slots, views = program.state_slots(), program.views()
@@ -63,6 +66,13 @@ class Device:
         changed |= {whole.key for whole, part in program.parts if part.key in changed}
         changed |= {view.slot.key for view in views if view.flat in changed}
         self._downloaded = [key for key in self._slots if key in changed]
+        self._common = [
+            key
+            for key, slot in self._slots.items()
+            if compiled.plan.spec.runs_together
+            and slot.kind is Kind.PARAM
+            and slot.path not in self._grouping
+        ]
         self.state = State()
         self._elsewhere = Elsewhere(compiled.plan)
         self._decided = compiled.decided
@@ -90,13 +100,32 @@ class Device:
             if key in slots:
                 self.state.write(key, value)
         if other is None:
-            self.upload()
+            self._upload_all()
         else:
             self.take_over(other)
         verify.verify_state(self.state, program)
 
-    def upload(self) -> None:
-        """Copy host parameters and buffers to the device."""
+    def upload(self) -> bool:
+        """Copy host parameters and buffers to the device.
+
+        Returns:
+            Whether that may have changed weights that the processes of a job have in common.
+        """
+        before = {key: self.state.tensors[key].clone() for key in self._common}
+        self._upload_all()
+        after = self.state.tensors
+        return any(
+            value.is_meta or not torch.equal(value, after[key]) for key, value in before.items()
+        )
+
+    def digests(self) -> Mapping[str, str]:
+        """Return digests of the host's weights that the processes of a job have in common."""
+        tensors = tensors_of(self._module)
+        hosts = {key: self._host(self._slots[key], tensors) for key in self._common}
+        with untraced():
+            return agreement.digests(hosts)
+
+    def _upload_all(self) -> None:
         log.engine.debug("Writing weights from host to IPU memory")
         self._upload(self._slots)
 

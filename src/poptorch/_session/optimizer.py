@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -58,6 +58,7 @@ class SessionOptimizer:
         self.spec: OptimSpec | None = None
         self.outdated = False
         self._untold = False  # changed since the processes of a job compared their numbers
+        self._loaded: dict[str, str] = {}  # digests of state that was, since then
         self._snapshot = _snapshot(optimizer)
         self._watch = AttributeWatch(optimizer)
         self._changes = OptimizerChanges(optimizer)
@@ -65,6 +66,7 @@ class SessionOptimizer:
         self._asked: dict[str, float] = {}
         self._values: dict[str, float] = {}
         self._paths: Paths = {}
+        self._grouped: Collection[str] = ()  # parameters of which groups of replicas have their own
         self._settings: Spec | None = None
         self._device: Device | None = None
 
@@ -83,6 +85,7 @@ class SessionOptimizer:
         self.spec, self._asked, self._values = task.optim, dict(task.hypers), dict(task.hypers)
         self.outdated = False
         self._paths, self._settings = task.reading.paths, task.spec
+        self._grouped = task.reading.groups.keys()
 
     @staticmethod
     def _frozen(
@@ -139,9 +142,11 @@ class SessionOptimizer:
         self._connect()
         if self._state.has_state():
             self._upload(with_values=False)  # they were read already
+            self._note_loaded()
             return
         if isinstance(optimizer, optim.Optimizer):  # of torch's, new ones are made to change values
             self._device.reset_optimizer_state()
+            self._note_loaded()
         self._state.host_state_is_dirty = True
 
     def _connect(self) -> None:
@@ -162,8 +167,11 @@ class SessionOptimizer:
         self._say_common()
         self._connect()
         state, is_ours = self._state, isinstance(self.given, optim.Optimizer)
-        if state.ipu_state_is_dirty or (state.has_state() and not restored):
-            self._upload(with_values=state.ipu_state_is_dirty)
+        was_loaded = state.ipu_state_is_dirty
+        if was_loaded or (state.has_state() and not restored):
+            self._upload(with_values=was_loaded)
+            if was_loaded and device.agreed:
+                self._note_loaded()
         elif not state.has_state() and (is_ours or restored):
             state.host_state_is_dirty = True
         device.write_hypers(self._values)
@@ -226,11 +234,21 @@ class SessionOptimizer:
             before = self._values
             self._upload(with_values=True)
             self._untold |= self._values != before
+            self._note_loaded()
         if self._untold and self._settings is not None and self._settings.runs_together:
-            agreement.check_numbers(self._values, self.outdated)
-        self._untold = False
+            agreement.check_numbers(self._values, self._loaded, self.outdated)
+        self._untold, self._loaded = False, {}
         self._changes.say(self.given)
         return self.outdated
+
+    def _note_loaded(self) -> None:
+        """State was written, which the processes of a job must have in common."""
+        if self._settings is not None and self._settings.runs_together:
+            self._untold = True
+            state = self._state.get_state_dict()["ipu_state"] or {}
+            own = tuple(f"___{path}" for path in self._grouped)
+            common = {name: value for name, value in state.items() if not name.endswith(own)}
+            self._loaded = agreement.digests(common)
 
     def after_run(self, updates: int) -> None:
         """The device has made so many updates and has newer state; schedulers may step."""

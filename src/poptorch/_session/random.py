@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from .. import _job
+from .._base import log
 from .._base.errors import InvalidValue
 from .._ir import slots
 from .._ir.spec import Spec
@@ -42,6 +43,12 @@ class Randomness:
         self._seed = int.from_bytes(os.urandom(4), "little") if seed is None else seed
         if together:
             self._seed = _job.current().numbers(self._seed, "the random seed")[0]
+            if seed is not None and seed != self._seed:
+                log.python.warning(
+                    "randomSeed(%d) has no effect on the model: process 0 of the job has another "
+                    "seed, which counts in all of them",
+                    seed,
+                )
         self._saved: torch.Tensor | None = None
         self._ran = False
 

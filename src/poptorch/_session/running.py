@@ -18,11 +18,13 @@ def execute(
     """Run the program on a batch that fits it; signals are handled where the state is whole.
 
     Raises:
-        Error: an index among the inputs is out of range; nothing has run.
+        Error: an index among the inputs is out of range, or the processes of a job have written
+            other weights to their devices; nothing has run.
     """
     device = sync.get_device()
     live.now.attributes.say()
     live.now.indices.check(batch, device.state)
+    sync.compare_written()
     if optimizer is not None and sync.looked_at:
         live.changes.say_gradients()
         sync.looked_at = False

@@ -155,7 +155,8 @@ class Session:
             live.random.set(self.restored.random, None)
         if self.optimizer is not None:
             self.optimizer.compiled(compilation)
-        self.live, self.restored, self.sync.dirty = live, None, False
+        self.live, self.restored = live, None
+        self.sync.begin()
 
     def plan(self) -> Plan:
         """Return the compiled plan, cut into stages; the cutting is done when first asked for."""
@@ -217,8 +218,8 @@ class Session:
             if self.optimizer is not None:
                 self.optimizer.attach(device, restored)
             live.random.start(device.state, restored)
-            live.variants[-1].device = self.sync.device = device
-            live.kept = None
+            self.sync.take(device)
+            live.variants[-1].device, live.kept = device, None
         self.sync.dirty |= live.begin_alike(device)
 
     def detach(self, alone: bool = False) -> None:
@@ -238,7 +239,7 @@ class Session:
         if self.optimizer is not None:
             self.optimizer.detach(alone)
         live.random.leave(device.state)
-        self.sync.device = None
+        self.sync.give_back(live.agreed and not alone)
         for variant in live.variants:
             variant.device = None
 
@@ -311,14 +312,12 @@ class Session:
             self._change_program(live, mode, args, kwargs)
         now = live.now
         started = time.perf_counter()
+        self.sync.fetch()
         given = now.inputs.quick(args, kwargs)
         if given is None:
             bound = self.model.signature.bind(args, kwargs, like=now.inputs.bound)
-            self.sync.fetch()
             now.inputs.check(bound)
             given = bound.tensors
-        else:
-            self.sync.fetch()
         batch = now.inputs.prepare(given)
         taken = time.perf_counter()
         results = self.reports.run(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from .._base import interrupts, log
 from .._base.errors import Error
+from .._compile import agreement
 from . import links
 from .device import Device
+
+Digests = Mapping[str, str]
 
 _versions = itertools.count(1)  # of host values, over all sessions
 
@@ -54,6 +57,8 @@ class Sync:
         self.version = 0
         self.linked = False
         self.looked_at = False
+        self._written: Digests | None = None  # to the device, since processes compared theirs
+        self._left: Digests | None = None  # on the host, when the device was given back
         self._transfers = transfers
         self._seen = 0
         self._last = 0
@@ -65,6 +70,36 @@ class Sync:
         """Return the device, where there must be one."""
         assert self.device is not None
         return self.device
+
+    def begin(self) -> None:
+        """A program is compiled, and has no device yet."""
+        self.dirty, self._written, self._left = False, None, None
+
+    def take(self, device: Device) -> None:
+        """There is a device, with what the host has."""
+        self.device = device
+        if self._left is not None and self._left != (now := device.digests()):
+            self._written = now
+        self._left = None
+
+    def give_back(self, agreed: bool) -> None:
+        """The device is no more; the host is up to date.
+
+        Args:
+            agreed: the processes of a job had the same weights.
+        """
+        self._left = self.get_device().digests() if agreed else None
+        self.device = None
+
+    def compare_written(self) -> None:
+        """Compare weights that were written after the start with those of the job's processes.
+
+        Raises:
+            Error: they are others, or the other processes have written none.
+        """
+        if self._written is not None:
+            agreement.check_written(self._written)
+            self._written = None
 
     def bring_host_up_to_date(self, alone: bool = False) -> bool:
         """Download if the device is newer; return whether it was.
@@ -104,7 +139,8 @@ class Sync:
             return
         with interrupts.deferred():
             self.dirty = False  # first, too
-            self.device.upload()
+            if self.device.upload():
+                self._written = self.device.digests()
 
     # Sharing tensors with a trainer.
 
@@ -123,9 +159,10 @@ class Sync:
             if self.device is not None:
                 self.bring_host_up_to_date()  # what another brought to the host is not all of it
                 log.python.debug("Implicit copyWeightsToDevice()")
-                owner = self._transfers()
+                owner, written = self._transfers(), self._written
                 assert owner is not None
                 owner.copyWeightsToDevice()
+                self._written = written  # what was trained is alike in all processes
 
     def last_version(self, version: int) -> None:
         """A trainer of the same tensors is gone; the host holds this version of its weights."""
