@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from helpers.data_sets import Numbers, Stream
+from helpers.data_sets import Counted, Numbers, Stream
 from helpers.loaders import ALL_MODES, ASYNC_MODES, loader, options, values
+from helpers.patience import eventually
 from poptorch.enums import DataLoaderMode
 
 
@@ -121,6 +122,22 @@ def test_two_iterations_at_once_have_their_own_permutations(workers):
     assert got == expected[:2]
     del first, second
     assert flat(made) == expected[2]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_is_loaded_ahead_when_an_iteration_is_given_up_changes_no_permutation(workers):
+    """How far ahead it is differs between processes, and their parts would overlap."""
+    data = Counted(23)
+    (ahead, _) = of_each_process(
+        2, data, 5, seed=1, shuffle=True, mode=DataLoaderMode.Async, num_workers=workers,
+        async_options={"buffer_size": 6},
+    )  # fmt: skip
+    (same, _) = of_each_process(2, Numbers(23), 5, seed=1, shuffle=True)
+    expected = [flat(same) for _ in range(3)]
+    assert next(iter(ahead)).tolist() == expected[0][:5]
+    assert eventually(lambda: data.count >= 6 * 5)  # three iterations
+    assert [flat(ahead), flat(ahead)] == expected[1:]
+    ahead.terminate()
 
 
 def test_tensor_data_sets_take_the_short_way_with_the_same_result():

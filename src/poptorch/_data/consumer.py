@@ -55,6 +55,7 @@ class Consumer:
         self.turn = 0
         self.waiting = Waiting()
         self._at = _At.BEGINNING
+        self._iteration = 0  # of the worker's, whose elements are read
         self._is_started = settings.preload
         self._held: list[torch.Tensor] = []
         self._slots: list[list[torch.Tensor]] = []
@@ -95,6 +96,8 @@ class Consumer:
         self._check_usable()
         self.turn += 1
         self.waiting.reset()
+        if self._at is not _At.BEGINNING:
+            self._iteration += 1
         if self._at in (_At.BEGINNING, _At.END_WITH_MORE):
             self._start_loading()
         else:
@@ -152,14 +155,14 @@ class Consumer:
             poison(self._held)
         self._held = []
         self._is_started = True
-        self._tell(Kind.RESTART)
+        self._tell(Kind.RESTART, self._iteration)
         while self._message().kind is not Kind.RESTARTED:
             pass  # what was sent for the iteration that is given up
 
-    def _tell(self, kind: Kind) -> None:
+    def _tell(self, kind: Kind, number: int = 0) -> None:
         # To a worker that is gone: what it had sent before is still to be read.
         with contextlib.suppress(ConnectionError):
-            self._process.channel.send(kind)
+            self._process.channel.send(kind, rows=number)
 
     def _message(self) -> Message:
         """Wait for the worker's next message, or for its end."""

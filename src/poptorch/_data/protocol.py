@@ -28,7 +28,7 @@ class Kind(enum.IntEnum):
 
     START = 0  # go on after the first element
     FREE = 1  # the oldest slot may be filled again
-    RESTART = 2  # forget all elements and begin a new iteration of the data set
+    RESTART = 2  # forget all elements and begin this iteration of the data set; rows: which one
     STOP = 3
 
     READY = 4  # carries a Ready

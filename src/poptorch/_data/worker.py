@@ -5,6 +5,7 @@ Source: PopTorch user guide, "Efficient data batching".
 
 from __future__ import annotations
 
+import copy
 import gc
 import multiprocessing
 import os
@@ -14,6 +15,7 @@ import socket
 import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing import forkserver
@@ -59,7 +61,10 @@ _LONGEST_PAUSE = 0.004  # seconds; who waits longer is woken by the consumer's m
 
 # Neither is an error, and the data set's own handlers of errors must not catch them.
 class _Restart(BaseException):
-    """The consumer asked for a new iteration."""
+    """The consumer asked for a new iteration, of this number."""
+
+    def __init__(self, iteration: int) -> None:
+        self.iteration = iteration
 
 
 class _Stop(BaseException):
@@ -156,6 +161,9 @@ class _Worker:
         self._source: Any = None
         self._iterator: Iterator[Any] = iter(())
         self._workers: set[int] = set()  # torch's own
+        self._iterations = 0  # that were begun
+        # What the latest of them began with; there are no more than that ahead of the consumer.
+        self._orders: deque[Any] = deque(maxlen=settings.slots + 2)
         self._form: Form
         self._ring: Ring
 
@@ -175,7 +183,8 @@ class _Worker:
         while True:
             try:
                 self._run_iteration(elements)
-            except _Restart:
+            except _Restart as restart:
+                self._go_back_to(restart.iteration)
                 self._published = self._freed = 0
                 self._started = True
                 self._channel.send(Kind.RESTARTED)
@@ -207,8 +216,22 @@ class _Worker:
         return tensors
 
     def _start(self) -> None:
+        self._orders.append(copy.copy(getattr(self._source, "_permutations", None)))
+        self._iterations += 1
         self._iterator = iterate(self._source)
         self._workers |= {child.pid for child in multiprocessing.active_children() if child.pid}
+
+    def _go_back_to(self, iteration: int) -> None:
+        """Let the next iteration be of this number, in the order that it has.
+
+        Some may have been begun ahead, which another process has not, or which nobody read.
+        """
+        ahead = self._iterations - iteration
+        if ahead > 0 and self._orders[-ahead] is not None:
+            self._source._permutations = self._orders[-ahead]
+        for _ in range(ahead):
+            self._orders.pop()
+        self._iterations = iteration
 
     def _first_elements(self, first: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
         yield first
@@ -270,13 +293,14 @@ class _Worker:
 
     def _obey_commands(self) -> None:
         while self._channel.has_message():
-            kind = self._channel.receive().kind
+            message = self._channel.receive()
+            kind = message.kind
             if kind is Kind.FREE:
                 self._freed += 1
             elif kind is Kind.START:
                 self._started = True
             elif kind is Kind.RESTART:
-                raise _Restart
+                raise _Restart(message.rows)
             else:
                 raise _Stop
 
