@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import select
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -19,6 +22,7 @@ REPLYING = """
 # {backend}
 import json, sys
 from pathlib import Path
+print("{{}}", flush=True)
 for line in sys.stdin:
     path = Path(line.strip())
     for key in json.loads(path.read_text())["graphs"]:
@@ -128,6 +132,82 @@ def test_a_process_that_is_there_has_the_core_that_was_idle(
     assert tiers.prepare(inductor, store) == 1
     kept[0].end()
     assert tiers.prepare(inductor, store) == 0
+
+
+def test_a_process_says_when_it_has_imported_the_compiler(kept, monkeypatch) -> None:
+    monkeypatch.setattr(helper, "_CODE", "# {backend}\nimport sys\nsys.stdin.read()")
+    helper.warm("b")
+    assert helper.is_there("b")
+    assert not helper.is_there("b", imported=True)
+    helper.end_kept()
+    monkeypatch.setattr(helper, "_CODE", REPLYING)
+    helper.warm("b")
+    while not helper.is_there("b", imported=True):
+        assert kept[0].alive
+        select.select([kept[0].process.stdout], [], [])
+    assert not helper.is_there("c", imported=True)
+    assert outcomes(kept[0], "a") == {"a": ("stored", "")}
+
+
+@pytest.mark.parametrize(
+    ("graphs", "imported", "here", "there"),
+    [
+        (["a"], False, [], None),  # which compiling everything does anyway
+        (["a", "b", "c"], False, ["a"], (["b", "c"], 1)),
+        (["a"], True, [], (["a"], 2)),
+        (["a", "b"], True, [], (["a", "b"], 2)),
+        ([], False, [], None),
+    ],
+)
+def test_who_waits_compiles_the_first_graph_unless_another_has_the_compiler_at_hand(
+    graphs: list[str], imported: bool, here: list[str], there: object, monkeypatch
+) -> None:
+    built, asked, ended = [], [], []
+
+    class Asked:
+        outcomes: ClassVar[dict[str, helper.Outcome]] = {}
+
+        def __init__(self, graphs, backend, store, processes) -> None:
+            asked.append((list(graphs), processes))
+
+        def wait(self) -> None:
+            assert built == here  # what this process does comes first
+
+        def end(self) -> None:
+            ended.append("job")
+
+    class Code(tiers.Code):
+        def __init__(self) -> None:
+            self.builder, self.store = backends.available()["inductor"], None
+
+        def missing(self):
+            return dict.fromkeys(graphs)
+
+        def _build(self, key, graph):
+            built.append(key)
+
+    monkeypatch.setattr(tiers, "Job", Asked)
+    monkeypatch.setattr(helper, "is_there", lambda backend, imported: imported and has_imported)
+    monkeypatch.setattr(helper, "end_kept", lambda: ended.append("kept"))
+    has_imported = imported
+    Code().compile_beside(1)
+    assert built == here
+    assert asked == ([] if there is None else [there])
+    assert ended == (["kept"] if there is None else ["job"])
+
+
+def test_garbage_is_looked_for_rarely_while_this_process_compiles(
+    monkeypatch, tmp_path: Path
+) -> None:
+    seen, before = [], gc.get_threshold()
+    monkeypatch.setattr(
+        code.Store, "function", lambda self, key, graph, builder: seen.append(gc.get_threshold()[0])
+    )
+    own = tiers.Code.__new__(tiers.Code)
+    own.builder, own.store = backends.available()["inductor"], code.Store(tmp_path)
+    own._build("key", None)
+    assert seen == [helper.COLLECTING]
+    assert gc.get_threshold() == before
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,10 @@ from . import worker
 # Garbage is looked for among a million new objects, not among 700: importing and lowering make
 # millions that stay. Processor time of the process for the tutorial's CNN, without the C++
 # compiler's: 6.3 to 6.8 s instead of 7.9 to 8.1; a ResNet-18 takes 145 MB more.
+COLLECTING = 1_000_000
+"""New objects before a process that compiles looks for garbage."""
 _CODE = (
-    "import gc, sys; gc.set_threshold(1_000_000); sys.path[:] = {path!r}; "
+    "import gc, sys; gc.set_threshold({collecting}); sys.path[:] = {path!r}; "
     "from {module} import main; main({backend!r})"
 )
 Outcome = tuple[str, str]  # how it went, and why
@@ -48,6 +50,7 @@ class Helper:
         self.owner = os.getpid()
         self._asked: dict[str, Path] = {}  # keys that have no outcome yet, with their request
         self._text = b""
+        self._imported = False
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the process)
         # A session of its own: Ctrl-C is for the process that trains, which decides what ends.
         try:
@@ -90,10 +93,14 @@ class Helper:
         """Whether it runs."""
         return self.process.poll() is None
 
+    @property
+    def has_imported(self) -> bool:
+        """Whether it has imported the compiler; never waits."""
+        self.look()
+        return self._imported
+
     def look(self) -> dict[str, Outcome]:
         """Return what has been said since the last time; never waits."""
-        if not self.busy:
-            return {}
         assert self.process.stdout is not None
         said = self.process.stdout.read()  # None: nothing yet; empty: the process has ended
         self._text += said or b""
@@ -101,8 +108,10 @@ class Helper:
         outcomes: dict[str, Outcome] = {}
         for line in lines:
             entry = json.loads(line)
-            outcomes[entry["key"]] = entry["outcome"], entry["why"]
-            del self._asked[entry["key"]]
+            self._imported = True
+            if entry:
+                outcomes[entry["key"]] = entry["outcome"], entry["why"]
+                del self._asked[entry["key"]]
         if said == b"" and self.busy:
             outcomes |= dict.fromkeys(self._asked, (worker.FAILED, self._last_error()))
             self._forget()
@@ -134,7 +143,9 @@ class Helper:
 
 def kind(backend: str) -> tuple[tuple[str, ...], frozenset[tuple[str, str]]]:
     """Return the command that starts a process, and the environment: with others it is another."""
-    code = _CODE.format(path=sys.path, module=worker.__name__, backend=backend)
+    code = _CODE.format(
+        path=sys.path, module=worker.__name__, backend=backend, collecting=COLLECTING
+    )
     return (sys.executable, "-W", "ignore", "-c", code), env.inherited()
 
 
@@ -163,10 +174,18 @@ def take(backend: str) -> Helper:
     return Helper(backend)
 
 
-def is_there(backend: str) -> bool:
-    """Tell whether a process is kept that would be taken."""
+def is_there(backend: str, imported: bool = False) -> bool:
+    """Tell whether a process is kept that would be taken.
+
+    Args:
+        backend: name of the builder.
+        imported: it has to have imported the compiler, too.
+    """
     return any(
-        helper.owner == os.getpid() and helper.alive and helper.kind == kind(backend)
+        helper.owner == os.getpid()
+        and helper.alive
+        and helper.kind == kind(backend)
+        and (helper.has_imported or not imported)
         for helper in _kept
     )
 

@@ -10,6 +10,7 @@ while others are still interpreted, those first that a call runs most often.
 from __future__ import annotations
 
 import contextlib
+import gc
 import statistics
 import time
 from collections import deque
@@ -38,6 +39,7 @@ from .job import Job
 # 2050); a run beside it has its part of the machine. Nothing of the machine at hand is in it: one
 # that is busy, or slower, takes longer. Half of it is time that the other cores have to spare.
 STARTING, PER_NODE, BESIDE, SHARE = 8.0, 0.0095, 1.2, 0.5
+SOONER = 2.5  # seconds, where the process that waits compiles: it need not be started
 COMPARED = 5  # calls of the fast tier before its speed is told
 
 
@@ -51,7 +53,7 @@ class Code:
         self.keys = {name: key_of(graph, builder) for name, graph in self.graphs.items()}
 
     def expected_seconds(self) -> float:
-        """Estimate how long compiling everything takes."""
+        """Estimate how long compiling everything takes, in processes that are started for it."""
         nodes = sum(len(graph.module.graph.nodes) for graph in self.graphs.values())
         return STARTING + PER_NODE * nodes
 
@@ -74,10 +76,26 @@ class Code:
             functions[name] = ready or backends.interpreted(self.graphs[name])
         return self.builder.assemble(self.plan, functions, 0.0), compiled
 
-    def compile_beside(self, processes: int) -> None:
-        """Let other processes compile; what they cannot do remains to be done in this one."""
-        job = Job(self.missing(), self.builder.name, self.store, processes)
+    def compile_beside(self, idle: int) -> None:
+        """Let other processes compile; what they cannot do remains to be done in this one.
+
+        While none has imported the compiler, which takes it longer than this one, this one compiles
+        the first graph.
+
+        Args:
+            idle: cores beside that of this process.
+        """
+        missing = self.missing()
+        own = next(iter(missing), None)
+        waits = helper.is_there(self.builder.name, imported=True)
+        others = {key: graph for key, graph in missing.items() if waits or key != own}
+        if not others:
+            helper.end_kept()  # it would only take time from the C++ compiler
+            return
+        job = Job(others, self.builder.name, self.store, idle + 1 if waits else idle)
         try:
+            if own is not None and not waits:
+                self._build(own, missing[own])
             job.wait()
         finally:
             job.end()
@@ -85,17 +103,31 @@ class Code:
             if outcome != worker.STORED:
                 log.engine.info("Compiling in this process: %s", why)
 
+    def _build(self, key: str | None, graph: Graph) -> Compiled:
+        """Return a graph's function, compiling it in this process if need be."""
+        with _few_collections():
+            if key is None:
+                return self.builder.build(graph).run
+            return self.store.function(key, graph, self.builder)
+
     def compile(self, progress: Progress) -> Executable:
         """Return the executable, compiling what is missing in this process."""
         start, functions = time.perf_counter(), dict[str, Compiled]()
         for done, (name, key) in enumerate(self.keys.items(), 1):
-            graph = self.graphs[name]
-            if key is None:
-                functions[name] = self.builder.build(graph).run
-            else:
-                functions[name] = self.store.function(key, graph, self.builder)
+            functions[name] = self._build(key, self.graphs[name])
             progress(done / len(self.keys))
         return self.builder.assemble(self.plan, functions, time.perf_counter() - start)
+
+
+@contextlib.contextmanager
+def _few_collections() -> Iterator[None]:
+    """Look for garbage as rarely as a compiler process does: it is a fifth of compiling."""
+    before = gc.get_threshold()
+    gc.set_threshold(helper.COLLECTING)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 _cores = Cores()
@@ -157,10 +189,10 @@ def compile_plan(
     if background and None not in code.keys.values() and is_missing:
         return Tiered(reference.compile(plan, progress), code, idle)
     if is_missing:
-        log.engine.info("Compiling, about %.0f s", code.expected_seconds())
+        log.engine.info("Compiling, about %.0f s", code.expected_seconds() - SOONER)
     try:
         if is_missing and idle:
-            code.compile_beside(idle + 1)  # this process waits
+            code.compile_beside(idle)
         return code.compile(progress)
     except Exception as error:  # whatever it is, the reference backend's results are right
         log.engine.warning(

@@ -2,8 +2,9 @@
 
 The process imports the compiler before anybody asks for anything. A line on its standard input
 names a file with graphs; it removes the file, writes what it compiled into the store and says so, a
-line of JSON per graph. The input is its life line, too: when the process that started it closes it,
-or ends in any way, this one and its C++ compilers end. It also ends when nobody asks for long.
+line of JSON per graph; a first line says that the compiler is imported. The input is its life line,
+too: when the process that started it closes it, or ends in any way, this one and its C++ compilers
+end. It also ends when nobody asks for long.
 
 It is not nice. On two cores, one of them kept by threads that wait at work for the next parallel
 operator, a nice process (5) had compiled the tutorial's CNN after 45 s or more, this one after 30:
@@ -46,6 +47,7 @@ def main(backend: str) -> None:
     builder: Any = backends.available()[backend]
     with contextlib.suppress(Exception):  # building fails in the same way, and that is said
         builder.warm()
+    print(json.dumps({}), flush=True)
     gc.freeze()  # all of it stays: the first look for garbage, 0.4 s of 4, comes a program later
     while True:
         try:
