@@ -305,3 +305,62 @@ def test_a_number_that_changes_between_wrapping_and_compiling_counts_in_training
     expected = model(X, Y).detach()
     torch.testing.assert_close(executor(X, Y), expected)
     assert "Attributes" not in caplog.text
+
+
+EDITS = {
+    "load_state_dict": lambda m: m.load_state_dict(Net().state_dict()),
+    "in place": lambda m: m.second.weight.detach().zero_(),
+    "init": lambda m: nn.init.ones_(m.first.bias),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("wrap", [training, lambda m: poptorch.inferenceModel(m, options())])
+def test_weights_that_wait_to_be_copied_are_said_once(wrap, edit, caplog) -> None:
+    model = Net()
+    executor, arguments = wrap(model), (X, Y) if wrap is training else (X,)
+    for _ in range(2):
+        executor(*arguments)
+        assert model.first.weight.isfinite().all()  # comes down where it was trained
+    EDITS[edit](model)
+    executor.copyWeightsToDevice()
+    executor(*arguments)
+    assert "changed on the host" not in caplog.text
+    EDITS[edit](model.apply(lambda layer: [p.detach().add_(1.0) for p in layer.parameters()]))
+    for _ in range(2):
+        executor(*arguments)
+    assert caplog.text.count("Weights were changed on the host (") == 1
+
+
+def test_a_fixed_weight_that_is_changed_is_said_after_others_came_down(caplog) -> None:
+    model = Net()
+    model.first.requires_grad_(False)
+    executor = training(model)
+    executor(X, Y)
+    nn.init.ones_(model.first.weight)
+    executor.copyWeightsToHost()
+    executor(X, Y)
+    assert caplog.text.count("Weights were changed on the host (first.weight)") == 1
+
+
+def test_weights_that_were_put_back_or_come_from_a_trainer_are_not_said(caplog) -> None:
+    model = Net()
+    validation, trainer = poptorch.inferenceModel(model, options()), training(model)
+    other = training(nn.Sequential(model.first, nn.Flatten(), Loss()))
+    for _ in range(2):
+        trainer(X, Y)
+        other(X)
+        kept = {name: value.clone() for name, value in model.state_dict().items()}
+        validation.load_state_dict(Net().state_dict())  # as averaged weights for a validation
+        validation(X)
+        model.load_state_dict(kept)
+        validation.copyWeightsToDevice()
+    trainer.detachFromDevice()
+    nn.init.ones_(model.first.weight)
+    trainer(X, Y)
+    assert "changed on the host" not in caplog.text
+
+
+class Loss(nn.Module):
+    def forward(self, x):
+        return poptorch.identity_loss(x.pow(2).mean(), reduction="none")

@@ -18,6 +18,7 @@ from .._ir import verify
 from .._ir.program import Program
 from .._ir.slot import Kind, Slot
 from .._ir.state import State
+from .edits import HostEdits
 from .elsewhere import Elsewhere
 from .reading import Reading
 from .shards import Shards
@@ -62,9 +63,7 @@ class Device:
             for key, slot in program.visible_slots().items()
             if slot.kind in (Kind.PARAM, Kind.BUFFER)
         }
-        changed = {key for graph in program.graphs.values() for key in graph.updates}
-        changed |= {whole.key for whole, part in program.parts if part.key in changed}
-        changed |= {view.slot.key for view in views if view.flat in changed}
+        changed = _changed_by(program)
         self._downloaded = [key for key in self._slots if key in changed]
         self._common = [
             key
@@ -76,6 +75,7 @@ class Device:
         self.state = State()
         self._elsewhere = Elsewhere(compiled.plan)
         self._decided = compiled.decided
+        self._edits = HostEdits()
         if other is not None:
             theirs = other.state.tensors
             self.state.tensors = {key: theirs[key] for key in self._alike(other)}
@@ -135,6 +135,18 @@ class Device:
         buffers = ((key, slot) for key, slot in self._slots.items() if slot.kind is Kind.BUFFER)
         self._upload({key: slot for key, slot in buffers if slot.path in names})
 
+    def say_edits(self) -> None:
+        """Warn of weights that were changed on the host and are not here; for every call."""
+        self._edits.say(self._parameter)
+
+    def _parameter(self, path: str) -> torch.Tensor | None:
+        keys = (key for key, slot in self._slots.items() if slot.path == path)
+        return self.state.tensors.get(next(keys, ""))
+
+    def _settle(self, hosts: Mapping[str, torch.Tensor]) -> None:
+        slots = ((self._slots[key], host) for key, host in hosts.items())
+        self._edits.settle({slot.path: host for slot, host in slots if slot.kind is Kind.PARAM})
+
     def _upload(self, wanted: Mapping[str, Slot]) -> None:
         tensors = tensors_of(self._module)
         if tensors.keys() != self._paths:
@@ -150,6 +162,7 @@ class Device:
             for key, host in hosts.items():
                 grouping = self._grouping.get(self._slots[key].path)
                 self.state.write(key, grouping.from_host(host) if grouping else host)
+        self._settle(hosts)
 
     def _host(self, slot: Slot, tensors: Mapping[str, Tied]) -> torch.Tensor:
         host = tensors[slot.path].tensor
@@ -175,19 +188,21 @@ class Device:
         """
         log.engine.debug("Writing weights from IPU to host")
         tensors = tensors_of(self._module)
+        hosts: dict[str, torch.Tensor] = {}
         with untraced(), torch.no_grad():
             for key in self._downloaded:
                 slot, value = self._slots[key], self.state.tensors[key]
                 value = value if alone else self._elsewhere.read(self.state.tensors, key)
                 if slot.path not in tensors or value.is_meta:  # the user took it out
                     continue
-                host = self._host(slot, tensors)
+                hosts[key] = host = self._host(slot, tensors)
                 grouping = self._grouping.get(slot.path)
                 value = value[0] if slot.replicas > 1 else value
                 if grouping is not None:
                     grouping.to_host(value, host)
                 else:
                     host.copy_(value)
+        self._settle(hosts)
 
     def take_over(self, other: Device) -> None:
         """Continue with what another device has, which runs another program of the same model.
@@ -195,6 +210,7 @@ class Device:
         What only this one has comes from the host.
         """
         ours, theirs = self._program.visible_slots(), other._program.visible_slots()
+        self._edits = other._edits
         tensors: Mapping[str, torch.Tensor] = other.state.tensors
         if not self._shares_parts(other):
             tensors = other.readable(weights=True)
@@ -299,6 +315,13 @@ class Device:
             and parts.get(key) == other_parts.get(key)
             and self._elsewhere.shares(other._elsewhere, key)
         ]
+
+
+def _changed_by(program: Program) -> set[str]:
+    """Return the keys of what a program gives other values."""
+    changed = {key for graph in program.graphs.values() for key in graph.updates}
+    changed |= {whole.key for whole, part in program.parts if part.key in changed}
+    return changed | {view.slot.key for view in program.views() if view.flat in changed}
 
 
 def _parts(program: Program) -> dict[str, list[tuple[str, int]]]:

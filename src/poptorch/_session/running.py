@@ -23,6 +23,7 @@ def execute(
     """
     device = sync.get_device()
     live.now.attributes.say()
+    device.say_edits()
     live.now.indices.check(batch, device.state)
     sync.compare_written()
     if optimizer is not None and sync.looked_at:
