@@ -115,7 +115,9 @@ def main(what: str) -> None:
             except poptorch.Error as error:
                 print(f"{difference}: {error}", flush=True)
         train("same weights written", index)
-        print("trained", flush=True)
+        total = torch.tensor([index + 1.0])
+        torch.distributed.all_reduce(total)  # the script's own exchange
+        print("trained", total.item(), flush=True)
         return
     if what != "killed while compiling":
         train("", index)

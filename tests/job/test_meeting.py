@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import datetime
+import os
+import signal
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 import torch.distributed as dist
 
 import poptorch
+from helpers import jobs
 from helpers.patience import HANGS, eventually
+from poptorch._job import patience
 from poptorch._job.meeting import meet
+from poptorch._job.place import open_store
 
 LIMIT = datetime.timedelta(seconds=HANGS)
 
@@ -31,5 +37,28 @@ def test_each_start_has_a_name_of_its_own() -> None:
 
 
 def test_who_does_not_come_is_named() -> None:
-    with pytest.raises(poptorch.Error, match=r"process 0 of 3 has waited 0 s for 1, 2"):
+    with pytest.raises(poptorch.Error, match=r"process 0 of 3 has waited 0 s for process 1, 2"):
         meet(dist.HashStore(), 0, 3, datetime.timedelta(seconds=0.01))
+
+
+def test_who_is_waited_for_is_said_in_time(monkeypatch, caplog) -> None:
+    monkeypatch.setattr(patience, "IMPATIENT", 0.001)
+    store = dist.HashStore()
+    store.set("arrived/1", "of an earlier start, or of the process that started this one")
+    with pytest.raises(poptorch.Error, match=r"call options.Distributed.disable\(\) in a program"):
+        meet(store, 0, 3, datetime.timedelta(seconds=0.1))
+    assert "Process 0 has waited 0 s for process 2, to begin the job" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_process_that_waits_for_the_others_can_be_interrupted(index, monkeypatch) -> None:
+    """torch's store waits in C++, for minutes."""
+    monkeypatch.setattr(os, "environ", jobs.environment(MASTER_ADDR="127.0.0.1"))
+    os.environ["MASTER_PORT"] = str(jobs.free_port())
+    interrupt = threading.Timer(0.5, signal.raise_signal, [signal.SIGINT])
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt) as caught:
+        open_store(index, 2, datetime.timedelta(seconds=4))
+    assert caught.value.__context__ is None  # it did not come when the store had given up
+    interrupt.join()

@@ -11,7 +11,6 @@ import contextlib
 import datetime
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -23,6 +22,7 @@ from . import watch
 from .beside import Beside
 from .connecting import added, check_place, connect_all, connect_some
 from .notes import Notes
+from .patience import Patience
 from .place import keeper, open_store
 from .watch import Loss, Watch
 
@@ -305,7 +305,7 @@ class Group:
             raise
 
     def _wait(self, works: Sequence[Any], what: str) -> None:
-        began, said = time.monotonic(), watch.IMPATIENT
+        patience = Patience(self.index)
         for work in works:
             while not self._is_done(work, what):
                 interrupts.check()
@@ -313,18 +313,8 @@ class Group:
                 if loss is not None:
                     self._pending = True
                     raise self._loss(loss, what)
-                waited = time.monotonic() - began
-                slow = self._watch.slow()
-                if waited > said and slow:
-                    said *= 2
-                    names = ", ".join(map(str, slow))
-                    log.python.warning(
-                        "Process %d has waited %.0f s for process %s, to exchange %s",
-                        self.index,
-                        waited,
-                        names,
-                        what,
-                    )
+                slow = ", ".join(map(str, self._watch.slow()))
+                patience.say(f"process {slow}" if slow else "", f"exchange {what}")
 
     def _is_done(self, work: Any, what: str) -> bool:
         """Wait a moment; False if the others are not ready."""
@@ -354,7 +344,7 @@ class Group:
             title,
             got=f"{who}; process {self.index} waited for it to exchange {what}",
             fix=(
-                "its own output says more",
+                "its own output says more; all make the same calls, and as many",
                 "poprun --max-restarts n starts all processes again, from what the script saved",
             ),
         )

@@ -15,6 +15,7 @@ from typing import Any
 
 from .._base import interrupts
 from .._base.errors import Error
+from .patience import Patience
 
 _ROUND = 0.005  # seconds
 
@@ -33,7 +34,7 @@ def meet(store: Any, index: int, count: int, timeout: datetime.timedelta) -> str
     token = uuid.uuid4().hex
     store.set(_arrived(index), token)
     end = time.monotonic() + timeout.total_seconds()
-    name = ""
+    name, patience = "", Patience(index)
     while time.monotonic() < end:
         interrupts.check()
         name = _invite(store, count, name) if index == 0 else _accept(store, index, token, name)
@@ -42,17 +43,27 @@ def meet(store: Any, index: int, count: int, timeout: datetime.timedelta) -> str
             if index == 0:
                 store.set(_accepted(name, 0), "")  # now it holds
             return name
+        patience.say(_missing(store, index, count, name), "begin the job")
         time.sleep(_ROUND)
+    missing = _missing(store, index, count, name)
+    raise Error(
+        "The processes of this job do not meet",
+        got=f"process {index} of {count} has waited {timeout.total_seconds():.0f} s"
+        + (f" for {missing}" if missing else ""),
+        fix=(
+            "start all of them, with one address and port; each with an index of its own",
+            "call options.Distributed.disable() in a program that a process of a job starts",
+        ),
+    )
+
+
+def _missing(store: Any, index: int, count: int, name: str) -> str:
+    """Say who has not come, or has not accepted; nothing of nobody."""
     missing = [other for other in range(count) if not store.check([_arrived(other)])]
     if not missing:  # they came, and may have ended since
         others = range(1, count) if index == 0 else [0]
         missing = [other for other in others if not store.check([_accepted(name, other)])]
-    raise Error(
-        "The processes of this job do not meet",
-        got=f"process {index} of {count} has waited {timeout.total_seconds():.0f} s"
-        + (f" for {', '.join(map(str, missing))}" if missing else ""),
-        fix="start all of them, with one address and port; each with an index of its own",
-    )
+    return f"process {', '.join(map(str, missing))}" if missing else ""
 
 
 def _invite(store: Any, count: int, name: str) -> str:

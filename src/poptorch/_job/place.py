@@ -13,12 +13,15 @@ import zlib
 from dataclasses import dataclass
 from typing import Any
 
-from .._base import env, private
+from .._base import env, interrupts, private
 from .._base.errors import Error
+from .beside import Beside
 from .meeting import meet
+from .patience import Patience
 
 NAMESPACE = "poptorch"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_SLICE = datetime.timedelta(seconds=0.2)
 _PORTS = range(20_000, 32_000)  # below those that systems hand out
 
 
@@ -84,7 +87,9 @@ def open_store(index: int, count: int, timeout: datetime.timedelta) -> Any:
     env.set_if_absent("MASTER_ADDR", where.address)
     env.set_if_absent("MASTER_PORT", str(where.port))
     try:
-        store, _, _ = next(rendezvous("env://", index, count, timeout=timeout))
+        making = Beside(lambda: next(rendezvous("env://", index, count, timeout=timeout)))
+        _wait(making, index)
+        store, _, _ = making.result
         store = PrefixStore(NAMESPACE, store)
         return PrefixStore(meet(store, index, count, timeout), store)
     except (RuntimeError, ValueError) as error:  # torch's network errors are RuntimeErrors
@@ -98,6 +103,17 @@ def open_store(index: int, count: int, timeout: datetime.timedelta) -> Any:
                 "choose another MASTER_PORT if something else listens there",
             ),
         ) from error
+
+
+def _wait(making: Beside, index: int) -> None:
+    """Wait for torch's store in a way that signals interrupt: it waits for the other processes."""
+    patience = Patience(index)
+    while not making.is_completed():
+        interrupts.check()
+        with contextlib.suppress(RuntimeError):
+            making.wait(_SLICE)
+        patience.say("the other processes", "begin the job")
+    making.wait()
 
 
 def _listens() -> str:

@@ -22,8 +22,6 @@ BEAT = 1.0
 """Seconds between two signs of life."""
 SILENT = 4 * BEAT
 """After a connection broke: seconds without a sign of life until a process is to blame for it."""
-IMPATIENT = 10.0
-"""Seconds of waiting after which a line says for whom; then after twice as many, and so on."""
 _SOON = BEAT / 20
 
 Sign = dict[str, Any]
