@@ -100,7 +100,7 @@ class Device:
             if key in slots:
                 self.state.write(key, value)
         if other is None:
-            self._upload_all()
+            self.write_all()
         else:
             self.take_over(other)
         verify.verify_state(self.state, program)
@@ -112,7 +112,7 @@ class Device:
             Whether that may have changed weights that the processes of a job have in common.
         """
         before = {key: self.state.tensors[key].clone() for key in self._common}
-        self._upload_all()
+        self.write_all()
         after = self.state.tensors
         return any(
             value.is_meta or not torch.equal(value, after[key]) for key, value in before.items()
@@ -125,7 +125,8 @@ class Device:
         with untraced():
             return agreement.digests(hosts)
 
-    def _upload_all(self) -> None:
+    def write_all(self) -> None:
+        """Copy host parameters and buffers to the device, and compare nothing."""
         log.engine.debug("Writing weights from host to IPU memory")
         self._upload(self._slots)
 

@@ -58,6 +58,7 @@ class Sync:
         self.linked = False
         self.looked_at = False
         self._written: Digests | None = None  # to the device, since processes compared theirs
+        self._fetching = False
         self._left: Digests | None = None  # on the host, when the device was given back
         self._transfers = transfers
         self._seen = 0
@@ -139,7 +140,9 @@ class Sync:
             return
         with interrupts.deferred():
             self.dirty = False  # first, too
-            if self.device.upload():
+            if self._fetching:  # what a trainer has is alike in all processes
+                self.device.write_all()
+            elif self.device.upload():
                 self._written = self.device.digests()
 
     # Sharing tensors with a trainer.
@@ -159,10 +162,13 @@ class Sync:
             if self.device is not None:
                 self.bring_host_up_to_date()  # what another brought to the host is not all of it
                 log.python.debug("Implicit copyWeightsToDevice()")
-                owner, written = self._transfers(), self._written
+                owner = self._transfers()
                 assert owner is not None
-                owner.copyWeightsToDevice()
-                self._written = written  # what was trained is alike in all processes
+                self._fetching = True
+                try:
+                    owner.copyWeightsToDevice()
+                finally:
+                    self._fetching = False
 
     def last_version(self, version: int) -> None:
         """A trainer of the same tensors is gone; the host holds this version of its weights."""
