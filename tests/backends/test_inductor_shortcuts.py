@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -133,6 +135,20 @@ def test_the_linker_is_named_where_it_is_there(known: bool, monkeypatch) -> None
     (line,) = said
     assert line.startswith(f"g++ a.cpp {sources.LEAN}")
     assert ("-fuse-ld=gold" in line) is known
+
+
+@pytest.mark.parametrize(("status", "runs"), [(1, 2), (-signal.SIGINT, 1)])
+def test_a_compiler_that_a_signal_has_ended_is_not_run_again(status: int, runs: int) -> None:
+    asked: list[str] = []
+
+    def usual(cmd_line: str, cwd: str) -> None:
+        asked.append(cmd_line)
+        ended = subprocess.CalledProcessError(status, cmd_line)
+        raise private.CppCompileError([cmd_line], "") from ended
+
+    with pytest.raises(private.CppCompileError):
+        sources.run(usual, "g++ a.cpp", "/")
+    assert len(asked) == runs
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import shutil
+import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -73,6 +74,9 @@ def run(usual: Callable[..., None], cmd_line: str, cwd: str) -> None:
     try:
         usual(f"{cmd_line} {_less()}", cwd)
     except private.CppCompileError as error:
+        cause = error.__cause__
+        if isinstance(cause, subprocess.CalledProcessError) and cause.returncode < 0:
+            raise  # a signal has ended it: Ctrl-C, for one
         log.engine.debug("The C++ compiler does not take %s: %s", _less(), error)
         usual(cmd_line, cwd)
 
