@@ -33,6 +33,7 @@ UNREAD = "capturing takes longer"
 LEAN = "the first call imports torch's exporter, which takes half a second and 17 MB"
 GROUPED = "products of groups (mixtures of experts) are captured in bfloat16 only"
 INTERPRETED = "calls before optimised code is there take longer with Adam and AdamW"
+NESTED = "models with parts that torch.compile has compiled cannot be captured"
 JOBS = "processes that met before the model was wrapped cannot train it together"
 
 # By what does not work without them; ``module:attribute``.
@@ -80,6 +81,7 @@ _NAMES = {
     LEAN: ("torch.fx.experimental.symbolic_shapes:uninteresting_files",),
     GROUPED: ("torch:_grouped_mm",),
     INTERPRETED: ("torch:_fused_adamw_",),
+    NESTED: ("torch._dynamo.config:patch",),
     JOBS: ("torch.distributed.distributed_c10d:_get_default_store",),
     COMPILER: (
         "torch._functorch.compile_utils:fx_graph_cse",

@@ -23,9 +23,11 @@ from .._ops.context import listening
 from .capture_context import CaptureContext
 from .casting import Casting, recurrent_inputs
 from .failures import explained
+from .held import Held
 from .names import Names
 from .norms import cumulative_averages
 from .overwrite import OverwriteContextManager
+from .seen_through import seen_through
 from .substitutes import unvalidated_distributions
 from .swap import Tied, swapped
 from .trace import is_traced
@@ -148,8 +150,10 @@ def run_forward(
         answering(context.reads),
         autocasting(request.precision.autocast, request.precision.autocast_policy),
         Casting(request.precision, request.lanes is not None),
+        Held(request.tensors, leaves),
         finder if request.training else contextlib.nullcontext(),
         unvalidated_distributions(),
+        seen_through(),
         cumulative_averages(request.module),
         recurrent_inputs(request.module),
         OverwriteContextManager.active(),

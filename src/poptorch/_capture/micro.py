@@ -27,10 +27,12 @@ from .decisions import Decision
 from .draws import lane_by_lane
 from .failures import explained_backward
 from .forward import Forward, Request, run_forward
+from .held import refuse_held
 from .lanes import NotVectorisable, folded, reason_of, run_lanes
 from .names import Names
 from .operands import refuse_mixed
 from .recompute import recomputed
+from .swap import swapped
 from .value_reads import BranchOnData, ValueReads
 
 
@@ -126,7 +128,9 @@ class _Recording:
             if done.loss is not None:
                 blocks.begin_backward()
                 done.names.add("loss", done.loss)
-                results += self._gradients(done.loss, leaves, values, done.names)
+                # Checkpoints run parts of forward again, which find the module as it left it.
+                with swapped(request.tensors, done.leaves, request.users):
+                    results += self._gradients(done.loss, leaves, values, done.names)
         for name, tensor in (*(("input", tensor) for tensor in batch), *leaves.items()):
             done.names.add(name, tensor)
         self.names = done.names.all
@@ -291,6 +295,8 @@ def _capture(request: Request, inputs: list[torch.Tensor], reads: ValueReads) ->
     module, constants = trace.trace(
         recording, inputs, recording.lower_hints, reads.real, stochastic, not request.priced
     )
+    tied = request.tensors
+    refuse_held(constants, {path: tied[path].tensor for path in request.trained})
     constant_slots = tuple(slots.constant(index, value) for index, value in enumerate(constants))
     graph = Graph("micro", module, (*request.inputs, *constant_slots), tuple(recording.slots))
     assert recording.structure is not None
