@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -300,3 +302,27 @@ def test_ctc_loss(lengths: str, reduction: str) -> None:
     expected.backward()
     torch.testing.assert_close(loss, expected.detach())
     torch.testing.assert_close(wrapped.shift.detach(), -native.shift.grad)
+
+
+@pytest.mark.parametrize("backend", ["reference", "inductor"])
+def test_ctc_loss_of_scores_whose_batch_comes_first(backend: str) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 5)
+
+        def forward(self, x, targets, steps, labels):
+            logs = self.layer(x).log_softmax(-1).transpose(0, 1)
+            return F.ctc_loss(logs, targets, steps, labels)
+
+    torch.manual_seed(0)
+    wrapped = Net()
+    native = copy.deepcopy(wrapped)
+    arguments = torch.randn(2, 6, 3), torch.tensor([[1, 2], [3, 1]])
+    arguments += torch.tensor([6, 5]), torch.tensor([2, 1])
+    expected = native(*arguments)
+    expected.backward()
+    loss = training(wrapped, options(backend), lr=1.0)(*arguments)
+    torch.testing.assert_close(loss, expected.detach())
+    after = native.layer.weight - native.layer.weight.grad
+    torch.testing.assert_close(wrapped.layer.weight, after)

@@ -45,6 +45,9 @@ poptorch.register_custom_op("Square", DOMAIN, 1, square, square_backward)
 poptorch.register_custom_op("Square", DOMAIN, 3, square)
 poptorch.register_custom_op("Opaque", DOMAIN, 1, opaque)
 poptorch.register_custom_op("Two", DOMAIN, 1, two_outputs, two_backward)
+poptorch.register_custom_op(
+    "Turned", DOMAIN, 1, lambda i, _: [2 * i[0].T], lambda i, o, g, _: [2 * g[0].T.contiguous()]
+)
 poptorch.register_custom_op("Plain", DOMAIN, 1, lambda inputs, attributes: [inputs[0].exp()])
 poptorch.register_custom_op("Five", DOMAIN, 1, lambda inputs, attributes: [torch.full((2,), 5.0)])
 
@@ -104,6 +107,19 @@ def test_several_outputs_and_inputs_without_gradient(backend: str) -> None:
     out, _ = model(X, b)
     assert out.tolist() == [6.0, 21.0]  # 2x = (2, -4); 2x * b = (6, 20); 2x > b = (0, 1)
     assert model.model.weight.item() == pytest.approx(2 - 0.1 * (6 * 3 + 21 * 10))
+
+
+@pytest.mark.parametrize("backend", ["reference", "inductor"])
+def test_results_and_gradients_may_lie_in_memory_in_any_order(backend: str) -> None:
+    def forward(x):
+        (y,) = poptorch.custom_op([x.T], "Turned", DOMAIN, 1, example_outputs=[x])
+        return y
+
+    net, x = Scaled(forward), torch.randn(3, 4)
+    y, loss = training(net, options(backend))(x)
+    torch.testing.assert_close(y, 4 * x)
+    torch.testing.assert_close(loss, y.square().mean())
+    torch.testing.assert_close(net.weight.detach(), 2 - 0.1 * (y * 4 * x).mean())
 
 
 def test_without_a_gradient_forward_itself_is_differentiated() -> None:

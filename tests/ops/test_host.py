@@ -34,6 +34,14 @@ def test_called_with_zeros_at_capture_and_once_per_execution(backend: str) -> No
     assert len(calls) == 5
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_results_may_lie_in_memory_in_any_order(backend: str) -> None:
+    turned = poptorch.CPU(lambda x: x.T.contiguous().T * 2, "Turned")
+    model = poptorch.inferenceModel(Calling(lambda x: turned(x).sin()), options(backend))
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(model(x), (x * 2).sin())
+
+
 @pytest.mark.spec("ops", 22)
 def test_a_tuple_comes_back_as_a_list() -> None:
     both = poptorch.CPU(lambda x, y: (x + y, (x * y).int()), "Both")

@@ -24,11 +24,11 @@ def _loss(
     gradient = aten._ctc_loss_backward.Tensor(
         torch.ones_like(losses), *arguments, losses, workspace, blank, zero_infinity
     )
-    return losses, gradient
+    return losses, gradient.contiguous()
 
 
 def _fake(log_probs: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return log_probs.new_empty(log_probs.shape[1]), torch.empty_like(log_probs)
+    return log_probs.new_empty(log_probs.shape[1]), log_probs.new_empty(log_probs.shape)
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from .._base.errors import Error
 from .._ir.slot import narrowed
-from .library import define
+from .library import copied, define
 
 Attributes = Mapping[str, Any]
 Forward = Callable[[list[torch.Tensor], Attributes], Sequence[torch.Tensor]]
@@ -108,7 +108,7 @@ def _call(
             fix="let example_outputs have the shapes and dtypes of the real results",
         )
     pairs = zip(results, wanted, strict=True)
-    return [result.detach().to(dtype, copy=True) for result, (_, dtype) in pairs]
+    return [copied(result.detach().to(dtype)) for result, (_, dtype) in pairs]
 
 
 def _copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -142,11 +142,11 @@ def _call_backward(
             fix="return one gradient for each input, None where there is none",
         )
     pairs = zip(results, inputs, strict=True)
-    return [torch.zeros_like(x) if g is None else g.detach().to(x.dtype).clone() for g, x in pairs]
+    return [x.new_zeros(x.shape) if g is None else copied(g.detach().to(x.dtype)) for g, x in pairs]
 
 
 def _fake_backward(inputs: list[torch.Tensor], *_: Any) -> list[torch.Tensor]:
-    return [torch.empty_like(tensor) for tensor in inputs]
+    return [tensor.new_empty(tensor.shape) for tensor in inputs]
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:

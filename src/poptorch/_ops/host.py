@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from .library import copied
 from .side_effects import define_effect
 
 _numbers: dict[str, itertools.count[int]] = {}
@@ -37,7 +38,7 @@ def register(name: str, site: Site) -> str:
 def _call(inputs: list[torch.Tensor], handle: str, after: list[torch.Tensor]) -> list[torch.Tensor]:
     results = _sites[handle].function([tensor.detach().cpu().clone() for tensor in inputs])
     device = inputs[0].device if inputs else torch.device("cpu")
-    return [result.detach().to(device).clone() for result in results]
+    return [copied(result.detach().to(device)) for result in results]
 
 
 def _fake(

@@ -28,7 +28,8 @@ def define(
         schema: for instance ``"(Tensor x) -> Tensor"``; results must not share memory with
             arguments, so that graphs can be reordered and updated in place.
         kernel: computes it, on tensors of every device.
-        fake: gives the shape of the result, on tensors without data.
+        fake: gives the shape of the result and how it lies in memory, on tensors without data:
+            compiled code relies on both.
         backward, setup_context: as for ``torch.library.register_autograd``.
         vmap: as for ``torch.library.register_vmap``; None for one call per sample.
         tags: what torch is to know of it.
@@ -45,6 +46,11 @@ def define(
     operator = getattr(getattr(torch.ops, NAMESPACE), name).default
     torch.library.register_vmap(qualified, vmap or one_by_one(operator))
     return operator
+
+
+def copied(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy that lies in memory in order, as ``torch.empty`` of its shape does."""
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def one_by_one(operator: Any) -> Callable[..., Any]:
