@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -12,7 +13,7 @@ from torch.distributions import Distribution
 from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 import poptorch
-from helpers.wrapped import normal, options
+from helpers.wrapped import normal, options, trained_plainly
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +62,14 @@ def by_older_checkpoint(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return checkpoint(block, x, use_reentrant=True)
 
 
+def by_newer_checkpoint(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return checkpoint(block, x, use_reentrant=False)
+
+
+def by_nested_checkpoints(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return checkpoint(lambda x: by_newer_checkpoint(block, x), x, use_reentrant=False)
+
+
 def net(calling: Callable[[nn.Module, torch.Tensor], torch.Tensor]) -> Net:
     torch.manual_seed(4)
     return Net(calling)
@@ -79,14 +88,7 @@ def trained(model: nn.Module, accumulation: int) -> list[torch.Tensor]:
 
 def expected(accumulation: int) -> list[torch.Tensor]:
     """Return what eager torch makes of them."""
-    model = net(plainly)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        for x, y in zip(X.chunk(accumulation), Y.chunk(accumulation), strict=True):
-            (model(x, y)[1] / accumulation).backward()
-        optimizer.step()
-    return [weight.detach() for weight in model.parameters()]
+    return list(trained_plainly(net(plainly), X, Y, accumulation).values())
 
 
 def compiled_model() -> nn.Module:
@@ -116,14 +118,94 @@ def checkpointed() -> nn.Module:
     return net(by_older_checkpoint)
 
 
+def newer() -> nn.Module:
+    return net(by_newer_checkpoint)
+
+
+def nested() -> nn.Module:
+    return net(by_nested_checkpoints)
+
+
+COMPILED = [compiled_model, compiled_block, compiled_in_place, compiled_function]
+CHECKPOINTED = [checkpointed, newer, nested]
+
+
 @pytest.mark.parametrize("accumulation", [1, 4])
-@pytest.mark.parametrize(
-    "make", [compiled_model, compiled_block, compiled_in_place, compiled_function, checkpointed]
-)
+@pytest.mark.parametrize("make", [*COMPILED, *CHECKPOINTED])
 def test_it_trains_as_without(make: Callable[[], nn.Module], accumulation: int) -> None:
     ours = trained(make(), accumulation)
     for own, theirs in zip(ours, expected(accumulation), strict=True):
         torch.testing.assert_close(own, theirs)
+
+
+class Mixing(nn.Module):
+    """Whose parts need what forward is run in: they mix formats, hold weights in a list, count.
+
+    Args:
+        again: whether its first part is computed again in the backward pass.
+    """
+
+    def __init__(self, again: bool) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.again, self.first, self.last = again, nn.Linear(4, 4), nn.Linear(4, 3)
+        self.norm = nn.GroupNorm(2, 4)
+        self.scale = nn.Parameter(torch.ones(4))
+        self.held = [self.scale]
+
+    def part(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        halved = self.norm(torch.tanh(self.first(x)).half()) * self.held[0]  # float and half
+        labels = nn.functional.one_hot(y.argmax(1), 4)
+        with torch.autocast("cpu", torch.bfloat16):
+            return halved.float() @ self.first.weight + labels
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        out = checkpoint(self.part, x, y, use_reentrant=False) if self.again else self.part(x, y)
+        out = self.last(out.float())
+        return out, nn.functional.mse_loss(out, y)
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_what_runs_again_keeps_the_rules_of_the_first_time(accumulation: int) -> None:
+    ours, without = trained(Mixing(True), accumulation), trained(Mixing(False), accumulation)
+    for own, other, before in zip(ours, without, Mixing(False).parameters(), strict=True):
+        torch.testing.assert_close(own, other)
+        assert not torch.equal(own, before)
+
+
+def test_norms_that_run_again_count_as_they_do_in_torch() -> None:
+    models = []
+    for _ in range(2):
+        model = net(by_newer_checkpoint)
+        model.block = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh())
+        models.append(model)
+    models[1].load_state_dict(models[0].state_dict())
+    trained(models[0], 1)
+    trained_plainly(models[1], X, Y, 1)
+    for own, theirs in zip(*(m.state_dict().values() for m in models), strict=True):
+        torch.testing.assert_close(own, theirs)
+
+
+def test_checkpoints_of_other_threads_are_torchs_own() -> None:
+    elsewhere: list[torch.Tensor] = []
+
+    def somewhere_else() -> None:
+        x = torch.ones(3, requires_grad=True)
+        checkpoint(torch.exp, x, use_reentrant=False).sum().backward()
+        elsewhere.append(x.grad)
+
+    def calling(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        thread = threading.Thread(target=somewhere_else)
+        thread.start()
+        thread.join()
+        return by_newer_checkpoint(block, x)
+
+    ours = trained(net(calling), 1)
+    for own, theirs in zip(ours, expected(1), strict=True):
+        torch.testing.assert_close(own, theirs)
+    for gradient in elsewhere:
+        torch.testing.assert_close(gradient, torch.ones(3).exp())
+    assert elsewhere
 
 
 def test_outside_of_a_capture_checkpoints_are_torchs_own() -> None:

@@ -37,3 +37,16 @@ def inference(function, **counts: int) -> poptorch.PoplarExecutor:
     """Wrap a function or a module for inference."""
     module = function if isinstance(function, nn.Module) else Function(function)
     return poptorch.inferenceModel(module, options(**counts))
+
+
+def trained_plainly(
+    model: nn.Module, x: torch.Tensor, y: torch.Tensor, accumulation: int, calls: int = 3
+) -> dict[str, torch.Tensor]:
+    """Return the weights of a model that returns (output, loss), after eager steps of SGD."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(calls):
+        optimizer.zero_grad()
+        for some, labels in zip(x.chunk(accumulation), y.chunk(accumulation), strict=True):
+            (model(some, labels)[1] / accumulation).backward()
+        optimizer.step()
+    return {name: weight.detach() for name, weight in model.named_parameters()}

@@ -34,6 +34,7 @@ LEAN = "the first call imports torch's exporter, which takes half a second and 1
 GROUPED = "products of groups (mixtures of experts) are captured in bfloat16 only"
 INTERPRETED = "calls before optimised code is there take longer with Adam and AdamW"
 NESTED = "models with parts that torch.compile has compiled cannot be captured"
+CHECKPOINTS = "torch.utils.checkpoint in a model computes wrong gradients"
 JOBS = "processes that met before the model was wrapped cannot train it together"
 
 # By what does not work without them; ``module:attribute``.
@@ -82,6 +83,7 @@ _NAMES = {
     GROUPED: ("torch:_grouped_mm",),
     INTERPRETED: ("torch:_fused_adamw_",),
     NESTED: ("torch._dynamo.config:patch",),
+    CHECKPOINTS: ("torch.utils.checkpoint:_checkpoint_without_reentrant_generator",),
     JOBS: ("torch.distributed.distributed_c10d:_get_default_store",),
     COMPILER: (
         "torch._functorch.compile_utils:fx_graph_cse",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -134,6 +134,29 @@ def refuse_holders(structure: trees.Structure, title: str) -> None:
             )
 
 
+@contextlib.contextmanager
+def _user_code(
+    request: Request, context: CaptureContext, leaves: Mapping[str, torch.Tensor]
+) -> Iterator[dict[str, torch.Tensor]]:
+    """Within the block user code computes as programs do, and so does what it runs again later.
+
+    Yields:
+        What forward reassigns, after the block.
+    """
+    with (
+        swapped(request.tensors, leaves, request.users) as reassigned,
+        answering(context.reads),
+        autocasting(request.precision.autocast, request.precision.autocast_policy),
+        Casting(request.precision, request.lanes is not None),
+        Held(request.tensors, leaves),
+        unvalidated_distributions(),
+        seen_through(lambda: _user_code(request, context, {**leaves, **reassigned})),
+        cumulative_averages(request.module),
+        recurrent_inputs(request.module),
+    ):
+        yield reassigned
+
+
 def run_forward(
     request: Request,
     context: CaptureContext,
@@ -144,18 +167,10 @@ def run_forward(
     finder = context.losses
     names = Names(request.module, request.module_scopes)
     with (
-        swapped(request.tensors, leaves, request.users) as reassigned,
+        _user_code(request, context, leaves) as reassigned,
         listening(context),
         explained(request.module),
-        answering(context.reads),
-        autocasting(request.precision.autocast, request.precision.autocast_policy),
-        Casting(request.precision, request.lanes is not None),
-        Held(request.tensors, leaves),
         finder if request.training else contextlib.nullcontext(),
-        unvalidated_distributions(),
-        seen_through(),
-        cumulative_averages(request.module),
-        recurrent_inputs(request.module),
         OverwriteContextManager.active(),
         annotate.in_forward(),
         names.listening(),

@@ -32,7 +32,6 @@ from .lanes import NotVectorisable, folded, reason_of, run_lanes
 from .names import Names
 from .operands import refuse_mixed
 from .recompute import recomputed
-from .swap import swapped
 from .value_reads import BranchOnData, ValueReads
 
 
@@ -128,9 +127,7 @@ class _Recording:
             if done.loss is not None:
                 blocks.begin_backward()
                 done.names.add("loss", done.loss)
-                # Checkpoints run parts of forward again, which find the module as it left it.
-                with swapped(request.tensors, done.leaves, request.users):
-                    results += self._gradients(done.loss, leaves, values, done.names)
+                results += self._gradients(done.loss, leaves, values, done.names)
         for name, tensor in (*(("input", tensor) for tensor in batch), *leaves.items()):
             done.names.add(name, tensor)
         self.names = done.names.all

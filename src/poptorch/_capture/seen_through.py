@@ -2,16 +2,19 @@
 
 A program is compiled as a whole, so that ``torch.compile`` inside of it adds nothing. Torch's older
 checkpoints ("reentrant") start a backward pass inside of the one that is captured, which torch
-refuses; the newer ones compute the same. Source: PyTorch documentation, "torch.compile" and
-"torch.utils.checkpoint".
+refuses; the newer ones compute the same. What checkpoints run again, in the backward pass, runs
+under the same rules as the first time: on traced weights, cast as operands are there. Source:
+PyTorch documentation, "torch.compile" and "torch.utils.checkpoint".
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch.utils.checkpoint import CheckpointFunction, checkpoint
@@ -20,14 +23,52 @@ from .._base import private
 
 
 @contextlib.contextmanager
-def seen_through() -> Iterator[None]:
-    """Within the block compiled functions run as they were written, checkpoints are the newer."""
-    CheckpointFunction.apply = staticmethod(_newer)  # type: ignore[method-assign]
+def seen_through(again: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
+    """Within the block compiled functions run as they were written, checkpoints are the newer.
+
+    Args:
+        again: makes what this thread's checkpoints of the block run in when they run again later.
+    """
+    over, thread = False, threading.get_ident()
+
+    def checkpointed(
+        usual: Callable[..., Any],
+        fn: Callable[..., Any],
+        preserve_rng_state: bool,
+        context_fn: Any,
+        determinism_check: str,
+        debug: bool,
+        early_stop: bool,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with again() if over else contextlib.nullcontext():
+                return fn(*args, **kwargs)
+
+        chosen = run if threading.get_ident() == thread else fn
+        rest = (preserve_rng_state, context_fn, determinism_check, debug, early_stop, *args)
+        return usual(chosen, *rest, **kwargs)
+
+    stand_in = {"checkpoint_without_reentrant_generator": checkpointed}
     try:
-        with _inlined():
+        with private.standing_in(stand_in), _never_reentrant(), _inlined():
             yield
     finally:
-        del CheckpointFunction.apply  # the one that it inherits is there again
+        over = True
+
+
+@contextlib.contextmanager
+def _never_reentrant() -> Iterator[None]:
+    before = dict(vars(CheckpointFunction))
+    CheckpointFunction.apply = staticmethod(_newer)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        if "apply" in before:
+            CheckpointFunction.apply = before["apply"]  # type: ignore[method-assign]
+        else:
+            del CheckpointFunction.apply  # the one that it inherits is there again
 
 
 @contextlib.contextmanager
