@@ -630,6 +630,28 @@ def test_stored_tensors_hold_no_values() -> None:
         net.hidden.tolist()
 
 
+@row("Adam counts the steps of each weight")
+def test_weights_that_are_unfrozen_are_said(warned: pytest.LogCaptureFixture) -> None:
+    net = Net()
+    net.linear.bias.requires_grad_(False)
+    optimizer = torch.optim.Adam(net.parameters())
+    model = poptorch.trainingModel(net, optimizer=optimizer)
+    model(X, Y)
+    model.destroy()
+    net.linear.bias.requires_grad_(True)
+    assert not warned.records
+    model(X, Y)
+    assert "fewer steps than the others (linear.bias: 0 instead of 1)" in warned.text
+    assert {float(state["step"]) for state in optimizer.state_dict()["state"].values()} == {2}
+    warned.clear()
+    model.destroy()
+    optimizer = torch.optim.Adam(net.parameters())
+    model.setOptimizer(optimizer)
+    model(X, Y)
+    assert not warned.records
+    assert {float(state["step"]) for state in optimizer.state_dict()["state"].values()} == {1}
+
+
 @row("changing a hyper-parameter takes effect")
 def test_hyper_parameters_wait(warned: pytest.LogCaptureFixture) -> None:
     net = Net()

@@ -66,6 +66,17 @@ def test_partial_and_foreign_state(weight, caplog):
     assert f"Accl2___{PATH}, Step___{PATH}" in record.getMessage()
 
 
+def test_weights_that_joined_later_are_said(weight, caplog):
+    other = torch.nn.Parameter(torch.zeros(2))
+    ours = Training(optim.Adam([weight, other]), {PATH: weight, "other": other})
+    state = to_ipu_state(ours.spec, ours.tensors)
+    from_ipu_state(ours.spec, ours.tensors, state)
+    assert not caplog.records
+    state[f"Step___{PATH}"] += 3
+    from_ipu_state(ours.spec, ours.tensors, state)
+    assert "fewer steps than the others (other: 0 instead of 3)" in caplog.text
+
+
 def test_state_of_another_shape_is_refused(weight):
     ours = Training(optim.Adam([weight]), {PATH: weight})
     with pytest.raises(RuntimeError, match="wrong shape"):

@@ -82,11 +82,37 @@ def from_ipu_state(
             )
         # Weights that joined later were counted less; the shared counter follows the oldest.
         loaded[key] = torch.maximum(loaded[key], value) if key in loaded else value
+    _say_ages(spec, tensors, state)
     if missing:
         log.python.warning(
             "The loaded optimizer state lacks %s: the device's values stay", ", ".join(missing)
         )
     return loaded
+
+
+def _say_ages(
+    spec: OptimSpec,
+    tensors: Mapping[str, Slot | torch.Tensor],
+    state: Mapping[str, torch.Tensor],
+) -> None:
+    """Warn of weights that have made fewer steps than others: one counter serves all."""
+    if slots.STEP.key not in tensors:
+        return
+    keys, ages = state_keys(spec), {}
+    for path in (path for group in spec.groups for path in group.params):
+        if f"Step___{path}" in state and keys[f"Accl1___{path}"] in tensors:
+            ages[path] = float(state[f"Step___{path}"])
+    oldest = max(ages.values(), default=0.0)
+    younger = [path for path, age in ages.items() if age < oldest]
+    if younger:
+        log.python.warning(
+            "Weights have made fewer steps than the others (%s: %g instead of %g), and the moments "
+            "of all are corrected for the most: the first steps of these are longer than torch's. "
+            "Give setOptimizer a new optimizer after destroy(), so that all start anew",
+            ", ".join(younger[:5]) + (", ..." if len(younger) > 5 else ""),
+            ages[younger[0]],
+            oldest,
+        )
 
 
 @dataclass(frozen=True)
