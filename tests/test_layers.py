@@ -182,7 +182,7 @@ def test_the_table_of_private_names_is_what_is_used() -> None:
     used = {name for path in FILES for name in lookups(parse(path))}
     subjects = {name for name in vars(private) if name.isupper()}
     functions = {"Gone", "calling", "demand", "go_on_without", "standing_in"}
-    by_others = (private.QUICK, private.LEAN, private.CHECKPOINTS)
+    by_others = (private.QUICK, private.LINES, private.CHECKPOINTS)
     replaced = {name for name, (_, lost) in private.ROWS.items() if lost in by_others}
     assert used - subjects - functions == set(private.ROWS) - replaced - {
         # used by what ``private.calling`` writes out

@@ -119,7 +119,7 @@ def usual() -> torch.Tensor:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "lost", [private.RECURRENT, private.BACKWARD, private.MEMORY, private.UNREAD, private.LEAN]
+    "lost", [private.RECURRENT, private.BACKWARD, private.MEMORY, private.UNREAD, private.LINES]
 )
 def test_training_goes_on_without(lost: str, monkeypatch, caplog) -> None:
     wanted = usual()

@@ -30,7 +30,7 @@ COMPILER = "programs run on the reference backend, without compiled code"
 KEPT_CODE = "compiled code is not kept for later processes"
 QUICK = "compiling takes longer"
 UNREAD = "capturing takes longer"
-LEAN = "the first call imports torch's exporter, which takes half a second and 17 MB"
+LINES = "errors and stages do not name the lines of forward that operators come from"
 GROUPED = "products of groups (mixtures of experts) are captured in bfloat16 only"
 INTERPRETED = "calls before optimised code is there take longer with Adam and AdamW"
 NESTED = "models with parts that torch.compile has compiled cannot be captured"
@@ -79,7 +79,7 @@ _NAMES = {
         "torch.fx._lazy_graph_module:_get_graph_module_cls",
         "torch.fx._lazy_graph_module:_use_lazy_graph_module",
     ),
-    LEAN: ("torch.fx.experimental.symbolic_shapes:uninteresting_files",),
+    LINES: ("torch.fx.proxy:TracerBase.create_node",),
     GROUPED: ("torch:_grouped_mm",),
     INTERPRETED: ("torch:_fused_adamw_",),
     NESTED: ("torch._dynamo.config:patch",),

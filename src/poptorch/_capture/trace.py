@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -26,6 +25,7 @@ from .._ir.modules import lazily
 from .._ops import annotate, side_effects
 from .._ops.lstm import lstm
 from . import purity
+from .lines import noting_lines
 from .recorders import recorders, within
 
 aten = torch.ops.aten
@@ -160,7 +160,7 @@ def trace(
         recurrent,
         contextlib.nullcontext() if runs else _attention_in_products(),
         _quiet(),
-        private.standing_in({"uninteresting_files": _known_files}),
+        noting_lines(),
         without_values,
         _active(mode),
     ):
@@ -168,7 +168,6 @@ def trace(
             function,
             decomposition_table=_honest(),
             tracing_mode="real",
-            record_stack_traces=True,
             _allow_non_fake_inputs=True,
         )(list(inputs))
     if edit is not None:
@@ -179,16 +178,6 @@ def trace(
     pure = purity.pure(recorded, fakes, mode, stochastic, runs)
     side_effects.chain(pure.graph)
     return pure, constants
-
-
-def _known_files(usual: Callable[[], Collection[str]]) -> Collection[str]:
-    """Return files of torch's that no stack trace of a node needs, without importing any.
-
-    Torch's own function imports all of them, its exporter too: of its files none is on the stack.
-    """
-    names = ("_subclasses.fake_tensor", "_subclasses.meta_utils", "fx.interpreter", "_compile")
-    modules = (sys.modules.get(f"torch.{name}") for name in names)
-    return {str(module.__file__) for module in modules if module is not None}
 
 
 def trace_part(
