@@ -307,6 +307,66 @@ def test_a_number_that_changes_between_wrapping_and_compiling_counts_in_training
     assert "Attributes" not in caplog.text
 
 
+class Weighted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.factors, self.settings = [1.0, 2.0], {"shift": 0.5, "sizes": (1, 2)}
+        self.mask, self.masks = torch.tensor([1.0, 0.0, 1.0]), [torch.ones(3), torch.zeros(3)]
+        self.log, self.seen, self.unused = [0.0], {"first": 0.0}, torch.zeros(3)
+
+    def forward(self, x, y=None):
+        out = self.weight * x * self.factors[1] + self.settings["shift"] * self.mask + self.masks[0]
+        return out if y is None else nn.functional.mse_loss(out, y)
+
+
+INSIDE = {
+    "of a list": (lambda m: m.factors.__setitem__(1, 3.0), "factors was [1.0, 2.0] and is [1.0, 3"),
+    "of a dict": (lambda m: m.settings.update(shift=1.0), "settings was {'shift': 0.5,"),
+    "deeper": (lambda m: m.settings.update(sizes=(1, 3)), "and is {'shift': 0.5, 'sizes': (1, 3)}"),
+    "shorter": (lambda m: m.factors.pop(), "factors was [1.0, 2.0] and is [1.0]"),
+    "a tensor": (lambda m: setattr(m, "mask", torch.zeros(3)), "is tensor([0., 0., 0.])"),
+    "in place": (lambda m: m.mask.zero_(), "Weighted.mask was written in place"),
+    "in a list": (lambda m: m.masks.__setitem__(0, torch.zeros(3)), "Weighted.masks was [tensor("),
+    "in place, in a list": (lambda m: m.masks[0].zero_(), "Weighted.masks was written in place"),
+}
+
+
+@pytest.mark.parametrize("change", INSIDE)
+@pytest.mark.parametrize("wrap", [training, lambda m: poptorch.inferenceModel(m, options())])
+def test_a_list_or_tensor_that_changes_is_said_once(wrap, change, caplog) -> None:
+    model = Weighted()
+    executor, arguments = wrap(model), (X, X) if wrap is training else (X,)
+    for call in range(4):
+        executor(*arguments)
+        model.log.append(1.0)
+        model.seen[str(call)] = 1.0
+        model.unused = torch.full((3,), float(call))
+    assert "Attributes" not in caplog.text
+    do, said = INSIDE[change]
+    do(model)
+    for _ in range(4):
+        executor(*arguments)
+    assert caplog.text.count("Attributes of the model changed after it was compiled") == 1
+    assert said in caplog.text
+
+
+def test_a_tensor_that_is_replaced_between_wrapping_and_compiling_counts_in_training(
+    caplog,
+) -> None:
+    model = Weighted()
+    executor = training(model)
+    model.mask, model.factors = torch.zeros(3), [0.0, 5.0]
+    expected = model(X, X).detach()
+    torch.testing.assert_close(executor(X, X), expected)
+    model.mask = model.mask.clone()
+    executor(X, X)
+    assert "Attributes" not in caplog.text  # the values are the same
+    model.mask = torch.ones(3)
+    executor(X, X)
+    assert "mask was tensor([0., 0., 0.]) and is tensor([1., 1., 1.])" in caplog.text
+
+
 EDITS = {
     "load_state_dict": lambda m: m.load_state_dict(Net().state_dict()),
     "in place": lambda m: m.second.weight.detach().zero_(),

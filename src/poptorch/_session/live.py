@@ -44,7 +44,7 @@ class Compilation(Task):
     indices: Indices
 
     def __post_init__(self) -> None:
-        self.attributes.settle()
+        self.attributes.settle(self.compiled.constants.values())
 
     def checked_state(self, state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """Return state that no host tensor mirrors, which comes from a file.
