@@ -371,6 +371,8 @@ EDITS = {
     "load_state_dict": lambda m: m.load_state_dict(Net().state_dict()),
     "in place": lambda m: m.second.weight.detach().zero_(),
     "init": lambda m: nn.init.ones_(m.first.bias),
+    "through data": lambda m: m.first.weight.data.clamp_(-0.1, 0.1),
+    "data replaced": lambda m: setattr(m.second.bias, "data", torch.full((2,), 0.5)),
 }
 
 
@@ -390,6 +392,19 @@ def test_weights_that_wait_to_be_copied_are_said_once(wrap, edit, caplog) -> Non
     for _ in range(2):
         executor(*arguments)
     assert caplog.text.count("Weights were changed on the host (") == 1
+
+
+def test_weights_that_are_clipped_through_data_after_each_call_are_said_once(caplog) -> None:
+    model = nn.Sequential(*[nn.Linear(3, 3) for _ in range(5)])
+    executor = poptorch.trainingModel(
+        model, options(), torch.optim.SGD(model.parameters(), lr=0.1), loss=nn.MSELoss()
+    )
+    for _ in range(3):
+        executor(X, X)
+        for parameter in model.parameters():
+            parameter.data.clamp_(-0.01, 0.01)
+    assert caplog.text.count("Weights were changed on the host (") == 1
+    assert "(0.weight, 0.bias, 1.weight, 1.bias, 2.weight, ...)" in caplog.text
 
 
 def test_a_fixed_weight_that_is_changed_is_said_after_others_came_down(caplog) -> None:

@@ -163,7 +163,7 @@ class Device:
             for key, host in hosts.items():
                 grouping = self._grouping.get(self._slots[key].path)
                 self.state.write(key, grouping.from_host(host) if grouping else host)
-        self._settle(hosts)
+            self._settle(hosts)
 
     def _host(self, slot: Slot, tensors: Mapping[str, Tied]) -> torch.Tensor:
         host = tensors[slot.path].tensor
@@ -191,6 +191,7 @@ class Device:
         tensors = tensors_of(self._module)
         hosts: dict[str, torch.Tensor] = {}
         with untraced(), torch.no_grad():
+            self._edits.say_lost(self._parameter)
             for key in self._downloaded:
                 slot, value = self._slots[key], self.state.tensors[key]
                 value = value if alone else self._elsewhere.read(self.state.tensors, key)
@@ -203,7 +204,7 @@ class Device:
                     grouping.to_host(value, host)
                 else:
                     host.copy_(value)
-        self._settle(hosts)
+            self._settle(hosts)
 
     def take_over(self, other: Device) -> None:
         """Continue with what another device has, which runs another program of the same model.

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
 from .._base import log
 
 _IN_TURN = 4  # tensors that one call looks at: what loads or makes weights changes all of them
+_SAMPLE = 8  # values of a tensor, spread over it, that show what is written through ``.data``
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 _version_of = operator.attrgetter("_version")
+OnDevice = Callable[[str], torch.Tensor | None]
 
 
 class HostEdits:
     """Remembers which values of the host's parameters the device has; warns once of others."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[torch.Tensor, int]] = {}
+        self._known: dict[str, _Known] = {}
         self._said = False
         self.settle({})
 
@@ -29,15 +32,20 @@ class HostEdits:
         Args:
             parameters: the host's, by path.
         """
-        known = {p: (t, _version_of(t)) for p, t in parameters.items() if not t.is_inference()}
-        self._known.update(known)
+        for path, tensor in parameters.items():
+            known = self._known.get(path)
+            if known is not None and known.still(tensor):
+                known.remember()
+            elif not tensor.is_inference():
+                self._known[path] = _Known(tensor)
         every = [*self._known.values()]
         groups = [every[start : start + _IN_TURN] for start in range(0, len(every), _IN_TURN)]
         self._turns = itertools.cycle(
-            [([t for t, _ in group], sum(v for _, v in group)) for group in groups or [[]]]
+            [([k.tensor for k in group], sum(k.version for k in group)) for group in groups or [[]]]
         )
+        self._samples = itertools.cycle([*filter(_Known.has_sample, every)] or [_NOTHING])
 
-    def say(self, on_device: Callable[[str], torch.Tensor | None]) -> None:
+    def say(self, on_device: OnDevice) -> None:
         """Warn, once, if some were changed; for every call, of which each looks at a few.
 
         Args:
@@ -46,13 +54,27 @@ class HostEdits:
         if self._said:
             return
         tensors, versions = next(self._turns)
-        if sum(map(_version_of, tensors)) == versions:
+        hidden = next(self._samples).was_written_unseen()
+        if not hidden and sum(map(_version_of, tensors)) == versions:
             return
-        written = {p: t for p, (t, version) in self._known.items() if _version_of(t) != version}
-        others = [path for path, host in written.items() if _differ(host, on_device(path))]
-        if not others:  # they were put back
-            self.settle(written)
-            return
+        written = {path: known for path, known in self._known.items() if known.was_written()}
+        if not self._warn(written, on_device):  # they were put back
+            self.settle({path: known.tensor for path, known in written.items()})
+
+    def say_lost(self, on_device: OnDevice) -> None:
+        """Warn, once, of what was written through ``.data`` and is about to be overwritten.
+
+        Args:
+            on_device: as for ``say``.
+        """
+        if not self._said:
+            known = self._known.items()
+            self._warn({path: k for path, k in known if k.was_written_unseen()}, on_device)
+
+    def _warn(self, written: Mapping[str, _Known], on_device: OnDevice) -> bool:
+        others = [path for path, k in written.items() if _differ(k.tensor, on_device(path))]
+        if not others:
+            return False
         self._said = True
         log.python.warning(
             "Weights were changed on the host (%s), and the device goes on with its own, which the "
@@ -60,6 +82,61 @@ class HostEdits:
             "such changes, or load_state_dict() on the executor, which does so",
             ", ".join(others[:5]) + (", ..." if len(others) > 5 else ""),
         )
+        return True
+
+
+class _Known:
+    """A tensor of the host, and what of it shows that it was written.
+
+    Torch counts what writes into a tensor, but not through its ``.data``: a few values show that.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self._sample = _sample(tensor.detach())
+        self._address = tensor.data_ptr() if self.has_sample() else 0
+        self.remember()
+
+    def still(self, tensor: torch.Tensor) -> bool:
+        """Tell whether this is of a tensor, where it lies now."""
+        same = tensor is self.tensor
+        return same and (not self.has_sample() or tensor.data_ptr() == self._address)
+
+    def remember(self) -> None:
+        """The tensor is as it should be."""
+        self.version = _version_of(self.tensor)
+        self._values = self._sample.tolist()
+
+    def has_sample(self) -> bool:
+        """Whether it has values that can be looked at."""
+        return self._sample.numel() > 0
+
+    def was_written(self) -> bool:
+        """Tell whether it was written since then."""
+        return _version_of(self.tensor) != self.version or self.was_written_unseen()
+
+    def was_written_unseen(self) -> bool:
+        """Tell whether it was written since then in a way that torch does not count."""
+        if self._sample.tolist() == self._values and (
+            not self._values or self.tensor.data_ptr() == self._address
+        ):
+            return False
+        return bool(_version_of(self.tensor) == self.version)
+
+
+def _sample(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bits of a few elements, as a view; of tensors of unusual kinds of none."""
+    count = tensor.numel()
+    sizes: Iterable[tuple[int, int]] = zip(tensor.shape, tensor.stride(), strict=True)
+    is_dense = sum((size - 1) * stride for size, stride in sizes) == count - 1
+    bits = _BITS.get(tensor.element_size())
+    if not count or not is_dense or bits is None or tensor.device.type != "cpu":
+        return torch.empty(0)
+    step = max(1, count // _SAMPLE)
+    return tensor.as_strided((min(count, _SAMPLE),), (step,)).view(bits)
+
+
+_NOTHING = _Known(torch.empty(0))
 
 
 def _differ(host: torch.Tensor, device: torch.Tensor | None) -> bool:
