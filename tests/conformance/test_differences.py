@@ -652,6 +652,16 @@ def test_weights_that_are_unfrozen_are_said(warned: pytest.LogCaptureFixture) ->
     assert {float(state["step"]) for state in optimizer.state_dict()["state"].values()} == {1}
 
 
+@row("gradients can be read, and clipped, between two steps")
+def test_gradients_stay_in_the_program(warned: pytest.LogCaptureFixture) -> None:
+    net = Net()
+    model = poptorch.trainingModel(net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1))
+    model(X, Y)
+    assert nn.utils.clip_grad_norm_(net.parameters(), 1.0) == 0
+    assert "clip_grad_norm_ finds no gradients" in warned.text
+    assert all(parameter.grad is None for parameter in net.parameters())
+
+
 @row("changing a hyper-parameter takes effect")
 def test_hyper_parameters_wait(warned: pytest.LogCaptureFixture) -> None:
     net = Net()

@@ -1,5 +1,7 @@
 """What a program does not follow is said: once, and only when it is so."""
 
+import contextlib
+
 import pytest
 import torch
 from torch import nn
@@ -405,6 +407,25 @@ def test_weights_that_are_clipped_through_data_after_each_call_are_said_once(cap
             parameter.data.clamp_(-0.01, 0.01)
     assert caplog.text.count("Weights were changed on the host (") == 1
     assert "(0.weight, 0.bias, 1.weight, 1.bias, 2.weight, ...)" in caplog.text
+
+
+@pytest.mark.parametrize("clip", ["clip_grad_norm_", "clip_grad_value_"])
+def test_clipping_on_the_host_is_said_once(clip, caplog) -> None:
+    model = Net()
+    executor = training(model)
+    for _ in range(3):
+        executor(X, Y)
+        list(model.parameters())
+        executor(X, Y)
+        with contextlib.suppress(RuntimeError):  # clip_grad_value_ wants a gradient
+            getattr(nn.utils, clip)(model.parameters(), 1.0)
+    assert caplog.text.count(f"{clip} finds no gradients in a model that is wrapped") == 1
+    caplog.clear()
+    other = Net()
+    training(other)(X, Y)
+    other(X, Y).backward()  # on the host
+    getattr(nn.utils, clip)(other.parameters(), 1.0)
+    assert not caplog.records
 
 
 def test_a_fixed_weight_that_is_changed_is_said_after_others_came_down(caplog) -> None:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import nn
 
+from .clipping import say_clipping
 from .watch import share, unwatch, watch
 
 
@@ -62,12 +63,14 @@ def wrap(module: nn.Module, owner: Owner, traced: nn.Module) -> None:
         owner: the executor.
         traced: the executor's shallow copy of the module.
     """
-    reference = weakref.ref(owner)
+    reference, looking_at = weakref.ref(owner), weakref.ref(module)
+    said = False
 
     def announce() -> None:
-        living = reference()
-        if living is not None:
-            living.copyWeightsToHostIfNeeded()
+        nonlocal said
+        living, users = reference(), looking_at()
+        if living is not None and living.copyWeightsToHostIfNeeded() and users and not said:
+            said = say_clipping(users)
 
     _wrappings[module] = _Wrapping(reference, announce)
     watch(module, announce)
