@@ -13,7 +13,7 @@ import torch
 import torch.utils.data
 
 from ._base.errors import AssertionFailure, Error
-from ._data import arrangement, notices, tensor_batches
+from ._data import arrangement, begun, notices, tensor_batches
 from ._data.combining import Grouped
 from ._data.consumer import Consumer
 from ._data.sharding import Permutations, Shard, shard_range
@@ -169,6 +169,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         Returns:
             An iterator of its own. In the asynchronous modes a newer one ends the older one.
         """
+        begun.note(self, self._plan)
         if self._options is not None and self._options.Distributed.numProcesses > 1:
             notices.announce_length(self)
         if self._accessor is not None:
@@ -176,10 +177,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._retire_workers()
         if self._permutations is not None:
             self._reorder(self._permutations.next())
-        if tensor_batches.suits(self):
-            batches: Any = tensor_batches.TensorBatches(self)
-        else:
-            batches = self._iterate()
+        suits = tensor_batches.suits(self)
+        batches: Any = tensor_batches.TensorBatches(self) if suits else self._iterate()
         plan = self._plan
         if plan.group > 1:
             return Grouped(batches, plan.group, plan.drop_last)

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from .. import _capture
+from .._data import begun
 from .._ir.optim_spec import OptimSpec
 from .._ir.spec import Spec
 from . import reading
@@ -87,6 +88,8 @@ class Model:
         self.modes.look_again()
         alone = self.signature.takes_tensors_alone(bound)
         inputs = Inputs(bound, spec.loops, spec.precision.narrow_64bit, alone, made_up)
+        if optimizer is not None:
+            begun.compare(bound.tensors, spec.loops)
         now = reading.read(self.module, self.groupings, spec)
         optim, hypers = (None, {}) if optimizer is None else optimizer.frozen(now.paths, spec)
         call = self.signature.caller(self._entry or self.module.__call__, bound)
