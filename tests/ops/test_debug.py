@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import poptorch
-from helpers.wrapping import Scaled, graph_of, infer, options, training
+from helpers.wrapping import Calling, Scaled, graph_of, infer, options, training
 from poptorch._ops.formatting import Layout, tensor_text
+from poptorch.backends.inductor import compiler
 
 
 def titles(captured: str) -> list[str]:
@@ -85,6 +86,28 @@ def test_compiled_code_keeps_the_order(capfd) -> None:
     model(torch.ones(4))
     once = ["first", "second", "third", "second_gradient", "first_gradient"]
     assert titles(capfd.readouterr().err) == once * 4
+
+
+@pytest.mark.parametrize(
+    ("title", "plain"),
+    [("x", True), ("it's ä", True), ('the "x"', False), ("C:\\new", False), ("a\nb", False)],
+)
+@pytest.mark.parametrize("loop", [False, True])
+def test_one_library_unless_cpp_reads_a_title_otherwise(
+    title: str, plain: bool, loop: bool
+) -> None:
+    """Torch writes titles as they are between the quotes of a string."""
+
+    def forward(x):
+        def show(a):
+            return poptorch.ipu_print_tensor(a + 1, title)
+
+        return poptorch.for_loop(2, show, [x])[0] if loop else show(x)
+
+    model = poptorch.inferenceModel(Calling(forward), options())
+    model(torch.ones(2))
+    (graph,) = model.plan().program.graphs.values()
+    assert compiler._callable_from_cpp(graph.module) is plain
 
 
 def test_outside_a_wrapped_model_nothing_happens(capfd) -> None:

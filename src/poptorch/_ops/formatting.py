@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote, unquote
 
 import torch
 
@@ -31,12 +32,12 @@ class Layout:
 
     def to_text(self) -> str:
         """Return a form that ``from_text`` reads, for operators' string arguments."""
-        return json.dumps(dataclasses.astuple(self))
+        return quote(json.dumps(dataclasses.astuple(self)))
 
     @classmethod
     def from_text(cls, text: str) -> Layout:
         """Read the result of ``to_text``."""
-        return cls(*json.loads(text))
+        return cls(*json.loads(unquote(text)))
 
 
 def tensor_text(title: str, tensor: torch.Tensor, layout: Layout) -> str:

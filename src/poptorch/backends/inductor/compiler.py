@@ -105,18 +105,24 @@ def _callable_from_cpp(module: fx.GraphModule) -> bool:
     """Tell whether all operators are torch's own, or ours that return single tensors.
 
     The wrapper in C++ calls others through Python, and takes a list of tensors that one returns
-    for a tensor, which ends the process.
+    for a tensor, which ends the process. Texts it takes as they are into strings of C++.
     """
-    targets = (node.target for node in module.graph.nodes if isinstance(node.target, Operator))
+    graphs = [part.graph for part in module.modules() if isinstance(part, fx.GraphModule)]
+    nodes = [n for graph in graphs for n in graph.nodes if isinstance(n.target, Operator)]
     return all(
-        target.namespace in ("aten", "prims")
-        or (target.namespace == "poptorch" and not _returns_list(target))
-        for target in targets
+        node.target.namespace in ("aten", "prims")
+        or (node.target.namespace == "poptorch" and _is_plain(node))
+        for node in nodes
     )
 
 
-def _returns_list(target: Any) -> bool:
-    return any(isinstance(value.type, torch.ListType) for value in target._schema.returns)
+def _is_plain(node: fx.Node) -> bool:
+    """Tell whether a node returns no list, and its texts are the same between quotes in C++."""
+    returns = node.target._schema.returns  # type: ignore[union-attr]
+    texts = [repr(argument)[1:-1] for argument in node.args if isinstance(argument, str)]
+    return not any(isinstance(value.type, torch.ListType) for value in returns) and not any(
+        mark in text for text in texts for mark in ('"', "\\")
+    )
 
 
 def _compile(module: fx.GraphModule, examples: list[torch.Tensor], cpp_wrapper: bool) -> Any:
