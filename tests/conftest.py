@@ -11,7 +11,7 @@ import re
 import shutil
 import signal
 import tempfile
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 # Before anything imports poptorch: the log level and others are read at import.
@@ -144,15 +144,24 @@ def _headers_are_compiled_once() -> None:
     """The C++ compiler then needs half the time for each of some hundred small programs.
 
     Torch precompiles the first of the two headers of a wrapper; it is told of one with both. Users
-    compile few, for which it does not pay, nor for a file of tests; the code is the same.
+    compile few, for which it does not pay, nor for a file of tests; the code is the same. Wrapper
+    and kernels in two sources are few here, too, and would take a header each.
     """
     if not _WORKER:
         return
     from poptorch.backends.inductor import compiler
 
-    def compile_with_both(*arguments: object, **options: object) -> object:
-        from torch._inductor import codecache
+    precompile: list[Callable[..., str]] = []  # torch's, when its module is there
 
+    def compile_with_both(*arguments: object, **options: object) -> object:
+        from torch._inductor import codecache, config
+
+        def in_one_source(*header: str, **options: object) -> str | None:
+            return None if config.cpp_wrapper_build_separate else precompile[0](*header, **options)
+
+        if not precompile:
+            precompile.append(codecache._precompile_header)
+            codecache._precompile_header = in_one_source
         codecache._get_cpp_wrapper_header = lambda *device: _HEADERS
         return usual(*arguments, **options)
 

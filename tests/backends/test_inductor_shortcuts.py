@@ -64,6 +64,11 @@ def compiled_here(folder: Path, monkeypatch) -> tuple[poptorch.PoplarExecutor, t
     return poptorch.inferenceModel(net, options().backend("optimise")), normal(3, 4)
 
 
+def called(compiler: Path) -> dict[str, object]:
+    """Settings for another compiler, whose headers nobody else would use."""
+    return {"cpp.cxx": (None, str(compiler)), "cpp_cache_precompile_headers": False}
+
+
 COMPILER = """#!/bin/sh
 test $# = 1 && exec g++ "$@"  # --version
 for argument in "$@"; do
@@ -90,8 +95,7 @@ def test_a_compiler_that_fails(
     script = tmp_path / "compiler"
     script.write_text(COMPILER.format(refused=refused, complaint=complaint))
     script.chmod(0o700)
-    settings = {**compiler.SETTINGS, "cpp.cxx": (None, str(script))}
-    monkeypatch.setattr(compiler, "SETTINGS", settings)
+    monkeypatch.setattr(compiler, "SETTINGS", {**compiler.SETTINGS, **called(script)})
     monkeypatch.setattr(sources.Cores, "idle", lambda self: idle)  # two sources, or one
     model, x = compiled_here(tmp_path, monkeypatch)
     torch.testing.assert_close(model(x), model.model(x), rtol=0, atol=0)
@@ -116,8 +120,7 @@ def test_a_compiler_that_does_not_take_the_options_that_save_time(
     script, calls = tmp_path / "compiler", tmp_path / "calls"
     script.write_text(NEW.format(log=calls))
     script.chmod(0o700)
-    settings = {**compiler.SETTINGS, "cpp.cxx": (None, str(script))}
-    monkeypatch.setattr(compiler, "SETTINGS", settings)
+    monkeypatch.setattr(compiler, "SETTINGS", {**compiler.SETTINGS, **called(script)})
     monkeypatch.setattr(sources.Cores, "idle", lambda self: 0.0)
     model, x = compiled_here(tmp_path, monkeypatch)
     torch.testing.assert_close(model(x), model.model(x))

@@ -1,5 +1,6 @@
 """A process that has imported torch and starts programs as forks of itself; ``programs`` asks it.
 
+It has torch's compiler, too, most of which is imported with the first call of a wrapped model.
 Run as ``python program_server.py DESCRIPTOR``, of a socket. What follows the loop at the end of
 this file runs in each program: so Python itself handles what nobody catches there, threads that
 are still running and the end, as of any program.
@@ -104,6 +105,7 @@ def run(words: list[str]) -> None:
 
 if __name__ == "__main__":
     import torch
+    import torch._dynamo
 
     torch.set_num_threads(1)  # a pool of threads would not survive the fork
     asking = socket.socket(fileno=int(sys.argv[1]))

@@ -1,8 +1,8 @@
 """Python programs of their own for tests, as a user would start them.
 
-They are forks of a process that has imported torch, and nothing of ours: starting Python and
-importing torch would take longer than what most of them do. Who counts imports, or needs another
-number of threads from the start, starts Python itself.
+They are forks of a process that has imported torch and its compiler, and nothing of ours: starting
+Python and importing these would take longer than what most of them do. Who counts imports, or needs
+another number of threads from the start, starts Python itself.
 """
 
 from __future__ import annotations
