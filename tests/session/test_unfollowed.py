@@ -393,7 +393,7 @@ def test_weights_that_wait_to_be_copied_are_said_once(wrap, edit, caplog) -> Non
     EDITS[edit](model.apply(lambda layer: [p.detach().add_(1.0) for p in layer.parameters()]))
     for _ in range(2):
         executor(*arguments)
-    assert caplog.text.count("Weights were changed on the host (") == 1
+    assert caplog.text.count("Weights or buffers were changed on the host (") == 1
 
 
 def test_weights_that_are_clipped_through_data_after_each_call_are_said_once(caplog) -> None:
@@ -405,7 +405,7 @@ def test_weights_that_are_clipped_through_data_after_each_call_are_said_once(cap
         executor(X, X)
         for parameter in model.parameters():
             parameter.data.clamp_(-0.01, 0.01)
-    assert caplog.text.count("Weights were changed on the host (") == 1
+    assert caplog.text.count("Weights or buffers were changed on the host (") == 1
     assert "(0.weight, 0.bias, 1.weight, 1.bias, 2.weight, ...)" in caplog.text
 
 
@@ -428,6 +428,32 @@ def test_clipping_on_the_host_is_said_once(clip, caplog) -> None:
     assert not caplog.records
 
 
+class Heated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+        self.register_buffer("temperature", torch.ones(()))
+
+    def forward(self, x, y=None):
+        out = self.layers(x) * self.temperature
+        return out if y is None else nn.functional.mse_loss(out, y)
+
+
+@pytest.mark.parametrize("wrap", [training, lambda m: poptorch.inferenceModel(m, options())])
+def test_a_buffer_that_is_changed_is_said_once(wrap, caplog) -> None:
+    model = Heated()
+    executor, arguments = wrap(model), (X, Y) if wrap is training else (X,)
+    for mode in (False, True, False, True):
+        model.train(mode)
+        executor(*arguments)
+        assert model.layers[1].running_mean.isfinite().all()  # comes down
+    assert "changed on the host" not in caplog.text
+    for _ in range(4):
+        model.temperature.fill_(0.5)
+        executor(*arguments)
+    assert caplog.text.count("Weights or buffers were changed on the host (temperature)") == 1
+
+
 def test_a_fixed_weight_that_is_changed_is_said_after_others_came_down(caplog) -> None:
     model = Net()
     model.first.requires_grad_(False)
@@ -436,7 +462,7 @@ def test_a_fixed_weight_that_is_changed_is_said_after_others_came_down(caplog) -
     nn.init.ones_(model.first.weight)
     executor.copyWeightsToHost()
     executor(X, Y)
-    assert caplog.text.count("Weights were changed on the host (first.weight)") == 1
+    assert caplog.text.count("Weights or buffers were changed on the host (first.weight)") == 1
 
 
 def test_weights_that_were_put_back_or_come_from_a_trainer_are_not_said(caplog) -> None:

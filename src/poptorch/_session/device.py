@@ -145,8 +145,9 @@ class Device:
         return self.state.tensors.get(next(keys, ""))
 
     def _settle(self, hosts: Mapping[str, torch.Tensor]) -> None:
-        slots = ((self._slots[key], host) for key, host in hosts.items())
-        self._edits.settle({slot.path: host for slot, host in slots if slot.kind is Kind.PARAM})
+        own = [key for key in self._downloaded if self._slots[key].kind is Kind.BUFFER]
+        paths = {self._slots[key].path: host for key, host in hosts.items()}
+        self._edits.settle(paths, changing=[self._slots[key].path for key in own])
 
     def _upload(self, wanted: Mapping[str, Slot]) -> None:
         tensors = tensors_of(self._module)

@@ -1,4 +1,4 @@
-"""Weights that are changed on the host, which the device does not have before they are copied."""
+"""Weights and buffers that are changed on the host: the device has others until they are copied."""
 
 from __future__ import annotations
 
@@ -19,42 +19,46 @@ OnDevice = Callable[[str], torch.Tensor | None]
 
 
 class HostEdits:
-    """Remembers which values of the host's parameters the device has; warns once of others."""
+    """Remembers which values of the host's tensors the device has; warns once of others."""
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
         self._said = False
+        self._turns = itertools.count()
         self.settle({})
 
-    def settle(self, parameters: Mapping[str, torch.Tensor]) -> None:
+    def settle(self, tensors: Mapping[str, torch.Tensor], changing: Iterable[str] = ()) -> None:
         """Host and device have the same values of these now.
 
         Args:
-            parameters: the host's, by path.
+            tensors: the host's weights and buffers, by path.
+            changing: buffers that the program changes: those of the host may be others.
         """
-        for path, tensor in parameters.items():
+        for path, tensor in tensors.items():
             known = self._known.get(path)
             if known is not None and known.still(tensor):
                 known.remember()
             elif not tensor.is_inference():
                 self._known[path] = _Known(tensor)
+        for path in changing:
+            self._known.pop(path, None)
         every = [*self._known.values()]
-        groups = [every[start : start + _IN_TURN] for start in range(0, len(every), _IN_TURN)]
-        self._turns = itertools.cycle(
-            [([k.tensor for k in group], sum(k.version for k in group)) for group in groups or [[]]]
-        )
-        self._samples = itertools.cycle([*filter(_Known.has_sample, every)] or [_NOTHING])
+        starts = range(0, max(len(every), 1), _IN_TURN)
+        groups = [every[start : start + _IN_TURN] for start in starts]
+        self._groups = [([k.tensor for k in g], sum(k.version for k in g)) for g in groups]
+        self._samples = [*filter(_Known.has_sample, every)] or [_NOTHING]
 
     def say(self, on_device: OnDevice) -> None:
         """Warn, once, if some were changed; for every call, of which each looks at a few.
 
         Args:
-            on_device: returns the device's value of a parameter, None if it has it in parts.
+            on_device: returns the device's value of a tensor, None if it has it in parts.
         """
         if self._said:
             return
-        tensors, versions = next(self._turns)
-        hidden = next(self._samples).was_written_unseen()
+        turn = next(self._turns)
+        tensors, versions = self._groups[turn % len(self._groups)]
+        hidden = self._samples[turn % len(self._samples)].was_written_unseen()
         if not hidden and sum(map(_version_of, tensors)) == versions:
             return
         written = {path: known for path, known in self._known.items() if known.was_written()}
@@ -77,9 +81,9 @@ class HostEdits:
             return False
         self._said = True
         log.python.warning(
-            "Weights were changed on the host (%s), and the device goes on with its own, which the "
-            "host gets when it reads them next. Call copyWeightsToDevice() on the executor after "
-            "such changes, or load_state_dict() on the executor, which does so",
+            "Weights or buffers were changed on the host (%s), and the device goes on with its "
+            "own, which the host gets when it reads them next. Call copyWeightsToDevice() on the "
+            "executor after such changes, or load_state_dict() on the executor, which does so",
             ", ".join(others[:5]) + (", ..." if len(others) > 5 else ""),
         )
         return True
