@@ -15,11 +15,19 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_
 import popdist
 from helpers import jobs
 from helpers.job_killed import digests
-from poptorch._cli import launching, poprun
+from poptorch._cli import launching, places, poprun
 from poptorch._cli.launching import KILLED
 
-WHO = "import popdist; print(popdist.getInstanceIndex(), popdist.getNumTotalReplicas(), \
-popdist.getNumLocalReplicas(), popdist.getNumIpusPerReplica())"
+WHO = """
+import os, popdist
+print(popdist.getInstanceIndex(), popdist.getNumTotalReplicas(),
+      popdist.getNumLocalReplicas(), popdist.getNumIpusPerReplica())
+for prefix in ("POPDIST_", "OMPI_"):
+    own = {n.removeprefix(prefix): v for n, v in os.environ.items() if n.startswith(prefix)}
+    print(" ".join(f"{name}={own[name]}" for name in sorted(own)))
+assert int(os.environ["OMPI_COMM_WORLD_LOCAL_RANK"]) == popdist.getLocalInstanceIndex()
+assert int(os.environ["OMPI_COMM_WORLD_SIZE"]) == popdist.getNumInstances()
+"""
 
 
 def job(folder: Path, *arguments: str, **more: str) -> tuple[int, str]:
@@ -43,10 +51,33 @@ def test_replicas_are_those_of_all_instances(tmp_path: Path) -> None:
     )  # fmt: skip
     assert status == 0, printed
     assert {"[0] 0 6 3 2", "[1] 1 6 3 2"} <= {*printed.splitlines()}
+    for index in (0, 1):
+        told = (
+            f"LOCAL_INSTANCE_INDEX={index} NUM_IPUS_PER_REPLICA=2 NUM_LOCAL_REPLICAS=3 "
+            f"NUM_TOTAL_REPLICAS=6 REPLICA_INDEX_OFFSET={3 * index} STAGE_PROCESSES=1 "
+            "UNIFORM_REPLICAS_PER_INSTANCE=1",
+            f"COMM_WORLD_LOCAL_RANK={index} COMM_WORLD_LOCAL_SIZE=2 COMM_WORLD_RANK={index} "
+            "COMM_WORLD_SIZE=2",
+        )
+        assert {f"[{index}] {line}" for line in told} <= {*printed.splitlines()}
     assert "1  localhost  3 to 5" in printed
     assert "without effect here: --vipu-partition" in printed
     stored = json.loads(exported.read_text())
     assert (stored["num_instances"], stored["num_replicas"]) == (2, 6)
+
+
+@pytest.mark.spec("parallel", 36)
+def test_the_first_replica_of_processes_on_two_hosts_that_share_stages() -> None:
+    """Six processes, of which two share each model of two replicas, three on each host."""
+    offsets = {}
+    for index in range(6):
+        torchruns = {"RANK": index, "LOCAL_RANK": index % 3, "WORLD_SIZE": 6, "LOCAL_WORLD_SIZE": 3}
+        told = places.variables({n: str(v) for n, v in torchruns.items()}, 2, 2)
+        offsets[told["OMPI_COMM_WORLD_RANK"]] = told["POPDIST_REPLICA_INDEX_OFFSET"]
+        assert told["POPDIST_LOCAL_INSTANCE_INDEX"] == told["OMPI_COMM_WORLD_LOCAL_RANK"]
+        assert told["OMPI_COMM_WORLD_LOCAL_RANK"] == str(index % 3)
+        assert (told["OMPI_COMM_WORLD_SIZE"], told["OMPI_COMM_WORLD_LOCAL_SIZE"]) == ("6", "3")
+    assert offsets == {"0": "0", "1": "0", "2": "2", "3": "2", "4": "4", "5": "4"}
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .._base import env
-from . import numa
+from . import numa, places
 
 KILLED = 128
 """What a shell adds to the number of the signal that ended a program."""
@@ -171,7 +171,7 @@ def _run(job: Job, meeting: str | None) -> int:
 
 
 def _config(job: Job, meeting: str | None, folder: str) -> Any:
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+    from torch.distributed.elastic.multiprocessing import Std
     from torch.distributed.launcher.api import LaunchConfig
 
     from .meeting import BACKEND, register
@@ -203,8 +203,13 @@ def _config(job: Job, meeting: str | None, folder: str) -> Any:
         max_restarts=job.restarts,
         monitor_interval=0.1,
         log_line_prefix_template="[${rank}] ",
-        logs_specs=DefaultLogsSpecs(
-            log_dir=folder, redirects=Std.ALL, tee=Std.ALL, local_ranks_filter=shown
+        logs_specs=places.logs(
+            job.local_replicas,
+            job.stage_processes,
+            log_dir=folder,
+            redirects=Std.ALL,
+            tee=Std.ALL,
+            local_ranks_filter=shown,
         ),
         shutdown_timeout=_PATIENCE,
         **more,
