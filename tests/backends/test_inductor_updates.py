@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import fx
+from torch.profiler import profile
 
 import poptorch
 from helpers.inductor_graphs import Tensors, check, graph
@@ -53,6 +59,43 @@ def test_a_weight_is_updated_before_the_next_product() -> None:
 
 def test_it_computes_the_same() -> None:
     check(mlp, examples())
+
+
+def peak(step: Callable[[], object], trace: Path) -> int:
+    """Return the most bytes of tensors that a step has at once, beside what it found."""
+    step()
+    with profile(profile_memory=True) as profiler:
+        step()
+    profiler.export_chrome_trace(str(trace))
+    events = json.loads(trace.read_text())["traceEvents"]
+    changes = sorted((e["ts"], e["args"]["Bytes"]) for e in events if e.get("name") == "[memory]")
+    return max(itertools.accumulate(bytes_ for _, bytes_ in changes))
+
+
+def test_activations_go_when_the_backward_pass_has_used_them(tmp_path: Path) -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(64, 64, False) for _ in range(8))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            out = x
+            for layer in self.layers:
+                out = layer(out).tanh()
+            return out, F.mse_loss(out, x)
+
+    net, x = Net(), torch.randn(512, 64)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def eager() -> None:
+        optimizer.zero_grad()
+        net(x)[1].backward()
+        optimizer.step()
+
+    expected = peak(eager, tmp_path / "eager.json")
+    options = poptorch.Options().backend("inductor")
+    wrapped = poptorch.trainingModel(net, options, optimizer)
+    assert peak(lambda: wrapped(x), tmp_path / "ours.json") <= expected
 
 
 @pytest.mark.parametrize("through_view", [False, True])
