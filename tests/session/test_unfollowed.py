@@ -1,6 +1,8 @@
 """What a program does not follow is said: once, and only when it is so."""
 
+import argparse
 import contextlib
+import dataclasses
 
 import pytest
 import torch
@@ -309,16 +311,23 @@ def test_a_number_that_changes_between_wrapping_and_compiling_counts_in_training
     assert "Attributes" not in caplog.text
 
 
+@dataclasses.dataclass
+class Config:
+    scale: float = 1.0
+
+
 class Weighted(nn.Module):
     def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(3))
         self.factors, self.settings = [1.0, 2.0], {"shift": 0.5, "sizes": (1, 2)}
         self.mask, self.masks = torch.tensor([1.0, 0.0, 1.0]), [torch.ones(3), torch.zeros(3)]
+        self.config, self.args = Config(), argparse.Namespace(offset=0.0)
         self.log, self.seen, self.unused = [0.0], {"first": 0.0}, torch.zeros(3)
 
     def forward(self, x, y=None):
         out = self.weight * x * self.factors[1] + self.settings["shift"] * self.mask + self.masks[0]
+        out = out * self.config.scale + self.args.offset
         return out if y is None else nn.functional.mse_loss(out, y)
 
 
@@ -330,6 +339,8 @@ INSIDE = {
     "a tensor": (lambda m: setattr(m, "mask", torch.zeros(3)), "is tensor([0., 0., 0.])"),
     "in place": (lambda m: m.mask.zero_(), "Weighted.mask was written in place"),
     "in a list": (lambda m: m.masks.__setitem__(0, torch.zeros(3)), "Weighted.masks was [tensor("),
+    "of a dataclass": (lambda m: setattr(m.config, "scale", 2.0), "Config.scale of config was 1.0"),
+    "of arguments": (lambda m: setattr(m.args, "offset", 1.0), "Namespace.offset of args was 0.0"),
     "in place, in a list": (lambda m: m.masks[0].zero_(), "Weighted.masks was written in place"),
 }
 

@@ -6,9 +6,12 @@ would have no effect, without a word.
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import itertools
 import operator
 import textwrap
+import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -30,9 +33,10 @@ _Held = tuple[str, type, dict[str, Any], dict[str, Any]]
 class Attributes:
     """What a model's modules held when it was compiled; warns once that it is not that any more.
 
-    Looks at numbers, flags, texts, at tensors that the program reads, and at lists, tuples and
-    dicts of all these. Names that begin with an underscore are left out, as those of libraries, and
-    so is what ``forward`` itself changes, as a counter, and what only grows, as a log.
+    Looks at numbers, flags, texts, at tensors that the program reads, at lists, tuples and dicts of
+    all these, and into dataclasses and namespaces. Names that begin with an underscore are left
+    out, as those of libraries, and so is what ``forward`` itself changes, as a counter, and what
+    only grows, as a log.
 
     Args:
         module: what is compiled.
@@ -43,7 +47,8 @@ class Attributes:
     def __init__(self, module: nn.Module, users: nn.Module, trained: bool) -> None:
         if trained:
             module.__dict__.update({name: users.__dict__[name] for name in _held(users.__dict__)})
-        owners = [("", users), *module.named_modules()]
+        owners: list[tuple[str, object]] = [("", users), *module.named_modules()]
+        owners += _settings(owners)
         self._held: list[_Held] = [
             (path, type(owner), owner.__dict__, _held(owner.__dict__)) for path, owner in owners
         ]
@@ -160,6 +165,23 @@ def _text(value: Any) -> str:
     if type(value) is torch.Tensor and value.numel() > _IN_TURN:
         return f"a tensor of shape {tuple(value.shape)}"
     return textwrap.shorten(repr(value), 80, placeholder=" ...")
+
+
+def _settings(owners: Iterable[tuple[str, object]]) -> list[tuple[str, object]]:
+    """Return the objects with settings that modules hold, each once, with the path to it."""
+    settings = {
+        id(value): (f"{path}.{name}" if path else name, value)
+        for path, owner in owners
+        for name, value in owner.__dict__.items()
+        if not name.startswith("_") and hasattr(value, "__dict__") and _has_settings(value)
+    }
+    return [*settings.values()]
+
+
+def _has_settings(value: object) -> bool:
+    is_instance = not isinstance(value, type | nn.Module | torch.Tensor)
+    kinds = (types.SimpleNamespace, argparse.Namespace)
+    return is_instance and (dataclasses.is_dataclass(value) or isinstance(value, kinds))
 
 
 _NOT_HELD = object()
