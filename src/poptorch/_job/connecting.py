@@ -33,13 +33,16 @@ def check_place(index: int, count: int) -> None:
 
 
 def connect_all(store: Any, index: int, count: int) -> Any:
-    """Return a group of all processes, which call this at the same time."""
+    """Return a group of all processes, which call this at the same time.
+
+    Torch's default group is the script's: what it exchanges there meets nothing of ours, whichever
+    comes first in a process, and waits for no longer than torch lets it.
+    """
     import torch.distributed as dist
 
-    if dist.is_initialized():
-        return dist.new_group(backend="gloo", timeout=_NEVER)
-    dist.init_process_group("gloo", store=store, rank=index, world_size=count, timeout=_NEVER)
-    return dist.group.WORLD
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=store, rank=index, world_size=count)
+    return dist.new_group(backend="gloo", timeout=_NEVER)
 
 
 def connect_some(members: Sequence[int]) -> Any:
