@@ -128,10 +128,7 @@ _tries: collections.Counter[str] = collections.Counter()
 @pytest.fixture(autouse=True)
 def _devices_of_earlier_tests() -> None:
     """Give back what an exception holds that a test kept: its frames have executors in them."""
-    held = [device for device in _held() if _tries[device] < _TRIES]
-    if held:
-        if any(_tries[device] for device in held):
-            gc.unfreeze()  # it was still in use when its file had ended
+    if any(_tries[device] < _TRIES for device in _held()):
         gc.collect()
         _tries.update(_held())
 

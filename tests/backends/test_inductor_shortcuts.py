@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import subprocess
+import weakref
 from pathlib import Path
 
 import pytest
@@ -102,6 +104,10 @@ def test_a_compiler_that_fails(
     assert model._executable.report().backend == "reference"
     (warning,) = [r.message for r in caplog.records if r.levelno == logging.WARNING]
     assert complaint in warning
+    gone = weakref.ref(model._session)
+    del model
+    gc.collect()
+    assert gone() is None  # torch keeps the failure
 
 
 NEW = """#!/bin/sh

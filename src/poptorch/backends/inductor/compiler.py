@@ -93,6 +93,7 @@ def compile_graph(module: fx.GraphModule, examples: list[torch.Tensor]) -> Code:
             kept = code_of(compiled)
         except Exception as error:  # whatever it is, the other wrapper tells whether it is ours
             log.engine.debug("No C++ wrapper: %s", str(error).partition("\n")[0])
+            _let_go(error)
     if compiled is None:
         try:
             compiled = _compile(module, examples, cpp_wrapper=False)
@@ -100,9 +101,17 @@ def compile_graph(module: fx.GraphModule, examples: list[torch.Tensor]) -> Code:
             complaint = explained(error)
             if complaint is None:
                 raise
+            _let_go(error)
             raise complaint from None
     # the generated code empties its list
     return Code(lambda arguments: compiled(list(arguments)), kept)
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Forget where an error passed: torch keeps it, and its frames the user's model and devices."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 def _callable_from_cpp(module: fx.GraphModule) -> bool:
