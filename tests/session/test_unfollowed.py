@@ -439,6 +439,16 @@ def test_clipping_on_the_host_is_said_once(clip, caplog) -> None:
     assert not caplog.records
 
 
+def test_a_weight_whose_memory_is_gone_is_not_looked_at(caplog) -> None:
+    model = Net()
+    executor = poptorch.inferenceModel(model, options())
+    expected = executor(X)
+    model.first.weight.untyped_storage().resize_(0)
+    for _ in range(4):
+        assert torch.equal(executor(X), expected)
+    assert "changed on the host" not in caplog.text
+
+
 class Heated(nn.Module):
     def __init__(self):
         super().__init__()

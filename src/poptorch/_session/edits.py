@@ -121,9 +121,10 @@ class _Known:
 
     def was_written_unseen(self) -> bool:
         """Tell whether it was written since then in a way that torch does not count."""
-        if self._sample.tolist() == self._values and (
-            not self._values or self.tensor.data_ptr() == self._address
-        ):
+        if not self._values:
+            return False
+        in_place = self.tensor.data_ptr() == self._address  # else the sample may have no memory
+        if in_place and self._sample.tolist() == self._values:
             return False
         return bool(_version_of(self.tensor) == self.version)
 
@@ -136,6 +137,9 @@ def _sample(tensor: torch.Tensor) -> torch.Tensor:
     bits = _BITS.get(tensor.element_size())
     if not count or not is_dense or bits is None or tensor.device.type != "cpu":
         return torch.empty(0)
+    memory = tensor.untyped_storage().nbytes()
+    if memory < (tensor.storage_offset() + count) * tensor.element_size():
+        return torch.empty(0)
     step = max(1, count // _SAMPLE)
     return tensor.as_strided((min(count, _SAMPLE),), (step,)).view(bits)
 
@@ -144,6 +148,6 @@ _NOTHING = _Known(torch.empty(0))
 
 
 def _differ(host: torch.Tensor, device: torch.Tensor | None) -> bool:
-    if device is None or device.is_meta or device.shape != host.shape:
+    if device is None or device.is_meta or device.shape != host.shape or not host.data_ptr():
         return False
     return not torch.equal(host.detach().to(device.dtype), device)
