@@ -420,9 +420,17 @@ def test_weights_that_are_clipped_through_data_after_each_call_are_said_once(cap
     assert "(0.weight, 0.bias, 1.weight, 1.bias, 2.weight, ...)" in caplog.text
 
 
+class Sized(Net):
+    """Which is false, as models that count something may be."""
+
+    def __len__(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("kind", [Net, Sized])
 @pytest.mark.parametrize("clip", ["clip_grad_norm_", "clip_grad_value_"])
-def test_clipping_on_the_host_is_said_once(clip, caplog) -> None:
-    model = Net()
+def test_clipping_on_the_host_is_said_once(clip, kind, caplog) -> None:
+    model = kind()
     executor = training(model)
     for _ in range(3):
         executor(X, Y)

@@ -69,7 +69,8 @@ def wrap(module: nn.Module, owner: Owner, traced: nn.Module) -> None:
     def announce() -> None:
         nonlocal said
         living, users = reference(), looking_at()
-        if living is not None and living.copyWeightsToHostIfNeeded() and users and not said:
+        is_read = living is not None and living.copyWeightsToHostIfNeeded()
+        if is_read and users is not None and not said:
             said = say_clipping(users)
 
     _wrappings[module] = _Wrapping(reference, announce)
