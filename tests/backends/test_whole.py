@@ -13,7 +13,7 @@ from torch import nn
 import poptorch
 from helpers.wrapped import options
 from poptorch import backends
-from poptorch._base import memory
+from poptorch._base import resources
 from poptorch._ir.state import State
 from poptorch.backends.driver import LoopExecutable, program_report
 from poptorch.backends.prepare import signature
@@ -185,7 +185,7 @@ def test_a_label_that_is_shifted_first_is_named(backend: str) -> None:
 
 
 def test_nothing_is_copied_where_memory_is_granted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_is_exact", lambda: False)
-    assert not memory.can_be_refused()
-    monkeypatch.setattr(memory, "_is_exact", lambda: True)
-    assert memory.can_be_refused()
+    monkeypatch.setattr(resources, "_is_exact", lambda: False)
+    assert not resources.memory_can_be_refused()
+    monkeypatch.setattr(resources, "_is_exact", lambda: True)
+    assert resources.memory_can_be_refused()

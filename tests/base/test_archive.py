@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from poptorch._base import archive, memory
+from poptorch._base import archive, resources
 
 
 def header(digests: object) -> str:
@@ -39,7 +39,7 @@ def long_header(path: Path) -> None:
 def larger_than_memory(path: Path) -> None:
     """It takes no room on the disk: a hole is in it."""
     archive.write(path, {})
-    os.truncate(path, memory.size() + 1)
+    os.truncate(path, resources.memory_size() + 1)
 
 
 LIES: dict[str, tuple[Callable[[Path], None], str]] = {

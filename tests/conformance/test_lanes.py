@@ -133,8 +133,7 @@ def test_the_line_that_cannot_be_vectorised_is_named(caplog) -> None:
 @pytest.mark.parametrize("pages", [1 << 30, 1 << 18, 300_000, 1])
 def test_the_budget_falls_in_halves(pages: int, monkeypatch) -> None:
     """What is free at the moment must not show in what compiled code is kept under."""
-    facts = {"SC_AVPHYS_PAGES": pages, "SC_PAGE_SIZE": 4096}
-    monkeypatch.setattr(choosing.os, "sysconf", facts.__getitem__)
+    monkeypatch.setattr(choosing, "available_memory", lambda: pages * 4096)
     budget = choosing.default_budget()
     assert budget.bit_count() == 1
     assert budget <= min(choosing.MOST_MEMORY, pages * 4096 // 4)

@@ -14,8 +14,8 @@ import pytest
 import poptorch
 from helpers.patience import HANGS, eventually
 from helpers.podding import start
+from poptorch._base.processes import ProcessIdentity
 from poptorch._machine import pod, systems
-from poptorch._machine.processes import Process
 
 HOLD = """
 lease = pod.acquire({count})
@@ -228,10 +228,10 @@ def test_an_unusable_directory_is_one_warning(
 
 @pytest.mark.slow
 def test_this_process_lives_and_one_that_ended_does_not() -> None:
-    assert Process.current().lives
+    assert ProcessIdentity.current().lives
     ended = start("")
     ended.communicate(timeout=HANGS)
-    assert not Process(ended.pid, 12345, "python", "me").lives
+    assert not ProcessIdentity(ended.pid, 12345, "python", "me").lives
 
 
 def test_collecting_a_lease_while_another_is_acquired_loses_nothing(

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from . import memory
+from . import resources
 from .errors import AssertionFailure
 from .processes import is_running
 from .version import VERSION
@@ -167,7 +167,7 @@ def _opened(path: str | os.PathLike[str]) -> _Careful:
     except OSError as error:  # no permission, links without an end, ...
         refuse(path, error.strerror or str(error))
     status = os.fstat(handle)
-    if not stat.S_ISREG(status.st_mode) or status.st_size > memory.size():
+    if not stat.S_ISREG(status.st_mode) or status.st_size > resources.memory_size():
         os.close(handle)
         regular = stat.S_ISREG(status.st_mode)
         refuse(path, "larger than this machine's memory" if regular else "no regular file")

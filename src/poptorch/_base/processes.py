@@ -1,16 +1,87 @@
-"""Whether another process still runs."""
+"""Other processes: whether they still run, and what was lost when this one was forked."""
 
 from __future__ import annotations
 
+import contextlib
+import getpass
 import os
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+_DEAD = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+
+
+@dataclass(frozen=True)
+class ProcessIdentity:
+    """A process, told apart from later ones that get the same number."""
+
+    pid: int
+    started: float | None  # seconds after the machine did; None where it does not run
+    command: str
+    user: str
+
+    @staticmethod
+    def current() -> ProcessIdentity:
+        """Return this process."""
+        pid = os.getpid()
+        try:
+            user = getpass.getuser()
+        except (OSError, KeyError):  # a user without a name
+            user = str(os.getuid())
+        return ProcessIdentity(pid, _started(pid), Path(sys.executable or "python").name, user)
+
+    @property
+    def lives(self) -> bool:
+        """Whether it still runs; one that has died but was not waited for does not."""
+        return self.started is not None and _started(self.pid) == self.started
+
+
+def _started(pid: int) -> float | None:
+    try:
+        process = psutil.Process(pid)
+        # Both come with the same clock, which may be set anew at any time.
+        started = process.create_time() - psutil.boot_time()
+        return None if process.status() in _DEAD else round(started, 2)
+    except psutil.NoSuchProcess:
+        return None
 
 
 def is_running(pid: int) -> bool:
-    """Tell whether there is a process of this number; one of another user's counts, too."""
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
+    """Tell whether there is a process of this number, not counting those that only wait to be
+    waited for."""
+    return _started(pid) is not None
+
+
+_generation = 0
+_lost_threads = False
+
+
+def fork_generation() -> int:
+    """Return how many forks lie between this process and the one that imported the library."""
+    return _generation
+
+
+def fork_lost_threads() -> bool:
+    """Tell whether the process that this one was forked from had threads that are not Python's.
+
+    A fork copies one thread. OpenMP then waits for its threads for ever, in eager torch too.
+    """
+    return _lost_threads
+
+
+def _before_fork() -> None:
+    global _lost_threads
+    with contextlib.suppress(OSError):  # elsewhere than on Linux nobody counts them
+        _lost_threads = len(os.listdir("/proc/self/task")) > threading.active_count()
+
+
+def _after_fork() -> None:
+    global _generation
+    _generation += 1
+
+
+os.register_at_fork(before=_before_fork, after_in_child=_after_fork)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 
 from .. import _capture
 from .._base import log
+from .._base.resources import available_memory
 from .._ir.loops import Lanes
 from .._ir.slot import Kind, Slot
 from .._ir.spec import Spec
@@ -100,7 +100,7 @@ def default_budget() -> int:
     In halves, because lanes are part of what compiled code is kept under: what is free at the
     moment, to the byte, must not be.
     """
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free = available_memory()
     budget = MOST_MEMORY
     while budget > free // 4 and budget > 1:
         budget //= 2

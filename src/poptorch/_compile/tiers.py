@@ -21,8 +21,8 @@ import torch
 
 from .. import backends
 from .._base import log
-from .._base.cores import IDLE, Cores
 from .._base.errors import described
+from .._base.resources import IDLE, Cores
 from .._ir.graph import Graph
 from .._ir.plan import Plan
 from .._ir.program import Node, Program, Repeat, Run

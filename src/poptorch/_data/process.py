@@ -16,6 +16,7 @@ from multiprocessing import reduction
 from typing import Any
 
 from .._base import log, trees
+from .._base.processes import is_running
 from ..enums import SharingStrategy
 from . import segments, worker
 from .pickling import Pickled
@@ -107,7 +108,7 @@ class Process:
     def exit_code(self) -> int | None:
         """None while it runs; negative when a signal killed it."""
         code: int | None = self._process.exitcode
-        if code == _SERVER_GONE and segments.is_running(self._process.pid):
+        if code == _SERVER_GONE and is_running(self._process.pid):
             return None
         return code
 

@@ -13,28 +13,23 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
+import psutil
+
+from .._base.processes import is_running
+
 _FOLDER = Path("/dev/shm")
-_GROUP = 2  # field of /proc/<pid>/stat after the name: state, parent, group
 
 
 def members(group: int) -> set[int]:
-    """Return the processes of a process group, as far as this system tells."""
-    processes = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
-    return {pid for pid in processes if (fields := _stat(pid)) and int(fields[_GROUP]) == group}
+    """Return the processes of a process group."""
+    return {pid for pid in psutil.pids() if _group_of(pid) == group and is_running(pid)}
 
 
-def is_running(pid: int) -> bool:
-    """Whether there is such a process, as far as this system tells."""
-    return _stat(pid) is not None
-
-
-def _stat(pid: int) -> list[str] | None:
-    """Return state, parent, group and so on of a process; None when there is none any more."""
+def _group_of(pid: int) -> int | None:
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
+        return os.getpgid(pid)
+    except ProcessLookupError:
         return None
-    return None if fields[0] == "Z" else fields
 
 
 def remove(processes: Collection[int], seconds: float = 0.0) -> set[int]:

@@ -25,8 +25,8 @@ import filelock
 
 from .._base import archive, env, log
 from .._base.errors import Error
+from .._base.processes import ProcessIdentity
 from . import systems
-from .processes import Process
 from .systems import System
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.05, 1.0
@@ -48,15 +48,15 @@ class Holder:
 
     device: int
     chips: tuple[int, ...]
-    process: Process
+    process: ProcessIdentity
     since: float
     token: str
 
     @staticmethod
     def read(entry: dict[str, Any]) -> Holder:
         """Return what an entry of the file says."""
-        rest = {**entry, "chips": tuple(entry["chips"]), "process": Process(**entry["process"])}
-        return Holder(**rest)
+        process = ProcessIdentity(**entry["process"])
+        return Holder(**{**entry, "chips": tuple(entry["chips"]), "process": process})
 
 
 class Lease:
@@ -197,7 +197,8 @@ def _try(system: System, wanted: Iterable[int]) -> tuple[Lease | None, list[Hold
         for device in wanted:
             chips = tuple(system.devices[device])
             if busy.isdisjoint(chips):
-                mine = Holder(device, chips, Process.current(), time.time(), secrets.token_hex(8))
+                process, token = ProcessIdentity.current(), secrets.token_hex(8)
+                mine = Holder(device, chips, process, time.time(), token)
                 _write(path, [*present, mine])
                 give_back = functools.partial(_give_back, path, mine.token, os.getpid())
                 return Lease(device, chips, give_back), []
@@ -241,7 +242,7 @@ def _folder() -> Path:
     if _own:
         return Path(_own[-1].name)
     chosen = env.get("POPTORCH_POD_DIR")
-    user = os.getuid() if hasattr(os, "getuid") else Process.current().user
+    user = os.getuid() if hasattr(os, "getuid") else ProcessIdentity.current().user
     folder = Path(chosen or Path(tempfile.gettempdir()) / f"poptorch-pod-{user}")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not chosen and hasattr(os, "getuid") and folder.stat().st_uid != os.getuid():

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import _compile
-from .._base import forks, log, source
+from .._base import log, processes, source
 from .._base.errors import Error
 from .._ir.spec import Spec
 from .._machine import page, profile
@@ -60,7 +60,7 @@ class Reports:
         self._began = self._ended = 0.0
         self._unwritten = False
         self._written = 0
-        self._process = forks.generation()
+        self._process = processes.fork_generation()
         self._watch = Stopwatch()
         weakref.finalize(session, _finish, weakref.ref(self))  # a process that ends, above all
 
@@ -185,7 +185,7 @@ class Reports:
 def _finish(reports: weakref.ref[Reports]) -> None:
     """Finish reports that are still there, in the process that they are of."""
     own = reports()
-    if own is not None and own._process == forks.generation():
+    if own is not None and own._process == processes.fork_generation():
         own.finish()
 
 

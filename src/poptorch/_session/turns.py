@@ -9,7 +9,7 @@ import threading
 import torch
 
 from .. import backends
-from .._base import forks, log
+from .._base import log, processes
 from .._base.errors import StateError
 
 
@@ -17,7 +17,7 @@ class Turns:
     """The lock of one wrapped model."""
 
     def __init__(self) -> None:
-        self._process = forks.generation()
+        self._process = processes.fork_generation()
         self._lock = threading.RLock()
 
     def take(self, compiled: bool) -> threading.RLock:
@@ -30,7 +30,7 @@ class Turns:
             StateError: it was compiled before this process was forked: the device and a compilation
                 in progress are the other process's.
         """
-        now = forks.generation()
+        now = processes.fork_generation()
         if now != self._process:
             if compiled:
                 raise StateError(
@@ -51,7 +51,7 @@ class Turns:
 @functools.cache
 def _without_lost_threads(process: int) -> None:
     """Let operators run in a forked process; looked at once in each."""
-    if forks.lost_threads() and torch.get_num_threads() > 1:
+    if processes.fork_lost_threads() and torch.get_num_threads() > 1:
         log.python.warning(
             "This process was forked from one whose operators ran on several threads, which do not "
             "survive that: here they run on one. Fork first, or use the start method 'spawn'"

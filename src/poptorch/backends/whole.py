@@ -16,7 +16,7 @@ from itertools import chain
 
 import torch
 
-from .._base import memory
+from .._base import resources
 from .._ir.indices import premises
 from .._ir.program import Program
 from .._ir.slot import Kind
@@ -75,7 +75,7 @@ class Whole:
         self._done = self._kept = 0
         if self._differ:
             self._keys = self._usual if self._hold(state, batch) else self._careful
-            self._keys = self._tight if memory.can_be_refused() else self._keys
+            self._keys = self._tight if resources.memory_can_be_refused() else self._keys
             if len(self._copies) > len(self._keys):
                 self._copies = {key: self._copies[key] for key in self._keys}
         self._keep(state)

@@ -22,7 +22,7 @@ from filelock import FileLock
 from torch import fx
 
 from ..._base import log, private
-from ..._base.cores import IDLE, Cores
+from ..._base.resources import IDLE, Cores
 
 LARGE = 1000  # operators: with more, two sources
 ENTRY = "void inductor_entry_impl("

@@ -1,0 +1,94 @@
+"""What the machine has to spare: memory, and cores with nothing to do."""
+
+from __future__ import annotations
+
+import functools
+import os
+import resource
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+IDLE = 0.6  # cores that have nothing to do: what is started then takes nothing from the run
+_SHORTEST = 0.05  # seconds: less says nothing, the system counts in hundredths
+_LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
+_OWN_GROUPS, _CONTROL_GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+# Limit, use, and the page cache in it, in the files of a control group, version 2 and 1.
+_GROUP_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+
+
+def memory_size() -> int:
+    """Return the bytes of memory that this machine has, whoever uses them."""
+    return int(psutil.virtual_memory().total)
+
+
+def available_memory() -> int:
+    """Return the bytes that programs can still take: the page cache gives way to them."""
+    return min([int(psutil.virtual_memory().available), *_left_in_control_groups()])
+
+
+def _left_in_control_groups() -> Iterator[int]:
+    for line in _lines(_OWN_GROUPS):
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root = _CONTROL_GROUPS / "memory" if controllers else _CONTROL_GROUPS
+        own = root / path.lstrip("/")  # in a container often the host's: then the root has files
+        for folder in (own, *own.parents[: len(own.relative_to(root).parts)]):
+            for limit, used, cached in _GROUP_FILES:
+                most = "".join(_lines(folder / limit))
+                if most.isdigit():
+                    facts = dict(each.split() for each in _lines(folder / "memory.stat"))
+                    taken = int(_lines(folder / used)[0]) - int(facts.get(cached, 0))
+                    yield max(0, int(most) - taken)
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text().splitlines()
+    except OSError:  # another system, or none that may be looked at
+        return []
+
+
+def memory_can_be_refused() -> bool:
+    """Tell whether asking for memory may fail: ``ulimit -v`` or ``-d``, exact accounting.
+
+    As Linux is usually set, it grants what is asked for and ends a process when there is none left.
+    Otherwise a program that catches the failure can go on.
+    """
+    unlimited = resource.RLIM_INFINITY
+    return _is_exact() or any(resource.getrlimit(kind)[0] != unlimited for kind in _LIMITS)
+
+
+@functools.cache
+def _is_exact() -> bool:
+    return "".join(_lines(Path("/proc/sys/vm/overcommit_memory"))) in ("2", "")
+
+
+class Cores:
+    """Watches how much of the processor's time is idle."""
+
+    def __init__(self) -> None:
+        self._last: tuple[float, float] | None = None
+
+    def idle(self) -> float:
+        """Return how many of this process's cores had nothing to do since the last time.
+
+        0 at the first time, and where there is one core.
+        """
+        available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+        if available == 1:
+            return 0.0
+        now, times = time.perf_counter(), psutil.cpu_times()
+        idle: float = times.idle + getattr(times, "iowait", 0.0)
+        before, idle_before = self._last or (now, idle)
+        if self._last is not None and now - before < _SHORTEST:
+            return 0.0
+        self._last = now, idle
+        share = (idle - idle_before) / max(now - before, _SHORTEST) / (os.cpu_count() or 1)
+        return share * available

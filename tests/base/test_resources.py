@@ -1,0 +1,91 @@
+"""What the machine has to spare, from what the system counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from poptorch._base import resources
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def clock(monkeypatch) -> dict[str, float]:
+    """Let the test say what time it is and how long the cores were idle; two cores."""
+    now = {"time": 100.0, "idle": 1000.0}
+    monkeypatch.setattr(resources.time, "perf_counter", lambda: now["time"])
+    times = lambda: SimpleNamespace(idle=now["idle"] - 5, iowait=5.0)  # noqa: E731
+    monkeypatch.setattr(psutil, "cpu_times", times)
+    monkeypatch.setattr(resources.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(resources.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    return now
+
+
+@pytest.mark.parametrize(("idle", "found"), [(0.0, 0.0), (1.0, 0.5), (4.0, 2.0)])
+def test_idle_cores_since_the_last_time(idle: float, found: float, clock) -> None:
+    watch = resources.Cores()
+    assert watch.idle() == 0.0
+    clock["time"] += 2.0
+    clock["idle"] += idle
+    assert watch.idle() == pytest.approx(found)
+
+
+def test_short_times_say_nothing(clock) -> None:
+    watch = resources.Cores()
+    watch.idle()
+    for _ in range(4):
+        clock["time"] += 0.01
+        clock["idle"] += 0.01
+        last = watch.idle()
+    assert last == 0.0
+    clock["time"] += 0.06
+    clock["idle"] += 0.06
+    assert watch.idle() > 0.9
+
+
+def test_one_core_is_never_idle(clock, monkeypatch) -> None:
+    monkeypatch.setattr(resources.os, "sched_getaffinity", lambda _: {1}, raising=False)
+    watch = resources.Cores()
+    watch.idle()
+    clock["time"] += 1
+    clock["idle"] += 1
+    assert watch.idle() == 0.0
+
+
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with 20 GiB to spare, of which 19 are in the page cache; its control groups."""
+    memory = SimpleNamespace(total=24 * GIB, available=20 * GIB, free=GIB)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(resources, "_CONTROL_GROUPS", tmp_path)
+    monkeypatch.setattr(resources, "_OWN_GROUPS", tmp_path / "own")
+    return tmp_path
+
+
+def test_the_page_cache_is_free(groups: Path) -> None:
+    assert resources.memory_size() == 24 * GIB
+    assert resources.available_memory() == 20 * GIB
+
+
+@pytest.mark.parametrize("lies", ["job/part", "job", ""])
+def test_a_limit_of_a_group_counts_without_the_page_cache(groups: Path, lies: str) -> None:
+    (groups / "own").write_text("0::/job/part\n")
+    (groups / "job" / "part").mkdir(parents=True)
+    (groups / "job" / "memory.max").write_text("max\n")
+    (groups / lies / "memory.max").write_text(f"{8 * GIB}\n")
+    (groups / lies / "memory.current").write_text(f"{7 * GIB}\n")
+    (groups / lies / "memory.stat").write_text(f"anon 5\ninactive_file {6 * GIB}\n")
+    assert resources.available_memory() == 7 * GIB
+
+
+def test_groups_of_the_first_kind_are_read_too(groups: Path) -> None:
+    (groups / "own").write_text("5:cpu:/other\n4:memory:/job\n1:name=systemd:/x\n")
+    own = groups / "memory" / "job"
+    own.mkdir(parents=True)
+    (own / "memory.limit_in_bytes").write_text(f"{2 * GIB}\n")
+    (own / "memory.usage_in_bytes").write_text(f"{3 * GIB}\n")
+    assert resources.available_memory() == 0  # over it, with nothing to give back
