@@ -13,8 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import poptorch
 from helpers.wrapped import normal, options
 from poptorch._base import private
-from poptorch._update import adam, adamw
-from poptorch._update.algorithm import Algorithm
+from poptorch._update.formulas import ALGORITHMS, Algorithm
 from poptorch.backends import adam_steps
 
 WIDTH = 260  # squared, more than LARGE
@@ -107,7 +106,7 @@ def is_taken(module: fx.GraphModule) -> bool:
     return any(node.target is adam_steps.adam_step for node in module.graph.nodes)
 
 
-@pytest.mark.parametrize("algorithm", [adam.ALGORITHM, adamw.ALGORITHM])
+@pytest.mark.parametrize("algorithm", [ALGORITHMS["adam"], ALGORITHMS["adamw"]])
 @pytest.mark.parametrize("variable", [True, False])
 @pytest.mark.parametrize(
     "change",
@@ -139,21 +138,21 @@ def test_the_numbers_are_those_of_the_operators(algorithm, variable: bool, chang
     ],
 )
 def test_what_somebody_else_reads_is_left_alone(extra) -> None:
-    module, arguments = graph(adam.ALGORITHM, True, VALUES, extra)
+    module, arguments = graph(ALGORITHMS["adam"], True, VALUES, extra)
     adam_steps.in_one_pass(module)
     assert not is_taken(module)
     assert all(torch.isfinite(tensor).all() for tensor in run(module, arguments))
 
 
 def test_a_gradient_may_be_read_by_others() -> None:
-    module, arguments = graph(adam.ALGORITHM, True, VALUES, lambda new, moments, g: (g.norm(),))
+    module, arguments = graph(ALGORITHMS["adam"], True, VALUES, lambda new, moments, g: (g.norm(),))
     wanted = module(*[tensor.clone() for tensor in arguments])
     assert is_taken(adam_steps.in_one_pass(module))
     assert module(*[tensor.clone() for tensor in arguments]) == wanted
 
 
 def test_small_ones_and_other_types_are_left_alone(monkeypatch) -> None:
-    module, _ = graph(adam.ALGORITHM, True, VALUES, nothing)
+    module, _ = graph(ALGORITHMS["adam"], True, VALUES, nothing)
     monkeypatch.setattr(adam_steps, "LARGE", WIDTH * WIDTH + 1)
     assert not is_taken(adam_steps.in_one_pass(module))
     monkeypatch.setattr(adam_steps, "LARGE", 1)
@@ -166,6 +165,6 @@ def test_a_torch_without_the_kernel(monkeypatch, caplog) -> None:
     path, lost = private.ROWS["fused_adamw_"]
     monkeypatch.setitem(private.ROWS, "fused_adamw_", (f"{path}_renamed", lost))
     private._warn.cache_clear()
-    module, _ = graph(adam.ALGORITHM, True, VALUES, nothing)
+    module, _ = graph(ALGORITHMS["adam"], True, VALUES, nothing)
     assert not is_taken(adam_steps.in_one_pass(module))
     assert "Adam and AdamW" in caplog.text

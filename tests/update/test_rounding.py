@@ -7,14 +7,14 @@ import poptorch.optim
 from helpers.updating import Training
 from poptorch._ir.slots import ROUNDING
 from poptorch._update import lower
-from poptorch._update.rounding import Stores
+from poptorch._update.step import RandomRounding
 
 COUNT = 1 << 16
 VALUES = [1.0 + 2.0**-12, -3.3, 1000.1, 2.0**-15 * 1.0001, -(2.0**-25), 6.0e-8, 0.1]
 
 
 def store(values, counter=0, dtype=torch.float16):
-    return Stores(torch.tensor(counter))(values, dtype)
+    return RandomRounding(torch.tensor(counter))(values, dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -40,7 +40,7 @@ def test_representable_values_stay(dtype):
 
 def test_streams():
     values = torch.full((COUNT,), 1 + 2.0**-11)
-    stores = Stores(torch.tensor(7))
+    stores = RandomRounding(torch.tensor(7))
     first, second = stores(values, torch.float16), stores(values, torch.float16)
     again, later = store(values, 7), store(values, 8)
     assert torch.equal(first, again)
@@ -54,7 +54,7 @@ def test_streams():
 def test_float_and_nearest_are_untouched():
     values = torch.full((8,), 1 + 2.0**-12)
     assert store(values, dtype=torch.float32) is values
-    assert Stores(None)(values, torch.float16).tolist() == [1.0] * 8
+    assert RandomRounding(None)(values, torch.float16).tolist() == [1.0] * 8
 
 
 @pytest.mark.parametrize("stochastic", [True, False])

@@ -1,9 +1,8 @@
 """OptimSpec and gradients -> the functions that accumulate, descale and update."""
 
 from .bundles import flatten, gather, spread
-from .lower import lower
 from .reduction import MicroBatches, accumulate, finish, hand_over, scale, take_back
-from .squares import own_squares
+from .step import lower, own_squares
 
 __all__ = [
     "MicroBatches",

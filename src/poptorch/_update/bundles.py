@@ -28,7 +28,7 @@ def flatten(
     multiple: int = ALIGNMENT,
     most: int | None = None,
 ) -> tuple[OptimSpec, tuple[Bundle, ...]]:
-    """Return the same optimizer over bundles of its weights.
+    """Return the optimizer over bundles of its weights, and the bundles, both for ``lower``.
 
     Args:
         spec: the optimizer.
@@ -36,10 +36,6 @@ def flatten(
         name: what the bundles' paths begin with.
         multiple: of ALIGNMENT; what their lengths are multiples of.
         most: bytes of a bundle, unless a single weight is larger.
-
-    Returns:
-        A spec whose groups name the bundles in the place of their members, and the bundles, both
-        for ``lower``.
     """
     by_path = {param.path: param for param in params}
     bundles: list[Bundle] = []

@@ -1,12 +1,15 @@
-"""Gradients of micro-batches -> the descaled gradient of one update.
+"""Gradients of micro-batches -> the descaled gradient of one update, and automatic loss scaling.
 
 Between ``accumulate`` and ``finish`` the program sums ``accum.*`` over the replicas and processes
-that hold accumulators of their own; every division is written here.
+that hold accumulators of their own; every division is written here. With automatic loss scaling
+(PopTorch user guide, "Optimizers") the backward pass is seeded with ``loss_scaling`` times a
+factor. After every update the share of half gradient elements beyond an eighth of the largest half
+number decides whether the factor is halved or doubled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,11 +20,14 @@ from .._ir.slot import Slot
 from .._ir.slot_function import SlotFunction
 from .._ir.spec import Reduction
 from ..enums import MeanReductionStrategy, ReductionType
-from .algorithm import Scalar, is_constant, materialised, plus_scaled, storage_dtype
-from .automatic_scaling import count_beyond, next_factor, tracked
+from .formulas import Scalar, is_constant, materialised, plus_scaled, storage_dtype
 
+_EDGE = 0.125 * torch.finfo(torch.float16).max
+_THRESHOLD = 1e-7
+_LIMITS = (2.0**-24, 2.0**24)
 _FACTOR, _BEYOND = slots.LOSS_SCALE_FACTOR.key, slots.BEYOND_EDGE.key
 _Tensors = Mapping[str, torch.Tensor]
+_Pairs = Sequence[tuple[Slot, Slot]]
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,7 @@ def accumulate(
     accums = tuple(_accumulator(spec, slot) for slot in gradients)
     running = _is_running(spec, reduction)
     share_of_one, _ = _shares(spec, reduction, batches)
-    watched = tracked(gradients, reduction)
+    watched = _watched(gradients, reduction)
 
     def function(tensors: _Tensors) -> dict[str, torch.Tensor]:
         results = {}
@@ -68,7 +74,7 @@ def accumulate(
             result = plus_scaled(_scaled(old, kept), new, share)
             results[accum.key] = result.to(accum.dtype)
         if watched:
-            results[_BEYOND] = tensors[_BEYOND] + count_beyond(watched, tensors)
+            results[_BEYOND] = tensors[_BEYOND] + _count_beyond(watched, tensors)
         return results
 
     outputs = (*accums, slots.BEYOND_EDGE) if watched else accums
@@ -81,23 +87,20 @@ def hand_over(gradients: Sequence[Slot]) -> SlotFunction:
 
     It stands for ``accumulate`` where processes add up what a single run makes.
     """
-    pairs = [(slot, slots.accumulator(slot, slot.dtype)) for slot in gradients]
-
-    def function(tensors: _Tensors) -> dict[str, torch.Tensor]:
-        return {accum.key: tensors[gradient.key] for gradient, accum in pairs}
-
-    accums = tuple(accum for _, accum in pairs)
+    accums = tuple(slots.accumulator(slot, slot.dtype) for slot in gradients)
+    function = _renaming(tuple(zip(gradients, accums, strict=True)))
     return SlotFunction("hand_over", function, (*accums, *gradients), accums)
 
 
 def take_back(gradients: Sequence[Slot]) -> SlotFunction:
     """Return the function from ``accum.*``, added up meanwhile, to ``gradient.*``."""
-    pairs = [(slot, slots.accumulator(slot, slot.dtype)) for slot in gradients]
+    accums = tuple(slots.accumulator(slot, slot.dtype) for slot in gradients)
+    function = _renaming(tuple(zip(accums, gradients, strict=True)))
+    return SlotFunction("take_back", function, accums, tuple(gradients))
 
-    def function(tensors: _Tensors) -> dict[str, torch.Tensor]:
-        return {gradient.key: tensors[accum.key] for gradient, accum in pairs}
 
-    return SlotFunction("take_back", function, tuple(accum for _, accum in pairs), tuple(gradients))
+def _renaming(pairs: _Pairs) -> Callable[[_Tensors], dict[str, torch.Tensor]]:
+    return lambda tensors: {new.key: tensors[old.key] for old, new in pairs}
 
 
 def finish(
@@ -107,26 +110,10 @@ def finish(
 
     The results have at least float32: un-scaling in half would lose what the scale protected.
     """
-    pairs = [(_accumulator(spec, slot), _wide(slot)) for slot in gradients]
-    watched = tracked(gradients, reduction)
-    scaler = _Scaler(spec, _shares(spec, reduction, batches)[1], bool(watched))
-    elements = sum(slot.numel for slot in watched) * batches.chunks * batches.summed
-
-    def function(tensors: _Tensors) -> dict[str, torch.Tensor]:
-        factor = scaler.factor(tensors)
-        results = {}
-        for accum, gradient in pairs:
-            results[gradient.key] = _scaled(tensors[accum.key].to(gradient.dtype), factor)
-            results[accum.key] = torch.zeros_like(tensors[accum.key])
-        if watched:
-            share = tensors[_BEYOND] / elements
-            results[_FACTOR] = next_factor(tensors[_FACTOR], share)
-            results[_BEYOND] = torch.zeros_like(tensors[_BEYOND])
-        return results
-
-    accums = (*(accum for accum, _ in pairs), *((slots.BEYOND_EDGE,) if watched else ()))
-    outputs = (*(gradient for _, gradient in pairs), *accums, *scaler.state)
-    return SlotFunction("finish", function, (*accums, *scaler.inputs), outputs, scaler.initial)
+    accums = [_accumulator(spec, slot) for slot in gradients]
+    divisor = _shares(spec, reduction, batches)[1]
+    counted = batches.chunks * batches.summed
+    return _descaling("finish", spec, accums, gradients, reduction, divisor, counted)
 
 
 def scale(
@@ -136,52 +123,70 @@ def scale(
 
     None when the gradients can be used as they are.
     """
-    watched = tracked(gradients, reduction)
     divisor = float(batches.total) if reduction.type == ReductionType.Mean else 1.0
-    scaler = _Scaler(spec, divisor, bool(watched))
-    if scaler.is_identity:
+    if _divisor(spec, divisor) == 1 and not _factors(spec, _watched(gradients, reduction)):
         return None
-    pairs = [(slot, _wide(slot)) for slot in gradients]
-    elements = sum(slot.numel for slot in watched)
+    return _descaling("scale", spec, gradients, gradients, reduction, divisor)
+
+
+def _descaling(
+    name: str,
+    spec: OptimSpec,
+    sources: Sequence[Slot],
+    gradients: Sequence[Slot],
+    reduction: Reduction,
+    divisor: float,
+    counted: int = 0,
+) -> SlotFunction:
+    """Return the function from scaled sums to descaled gradients, and to the next loss scale.
+
+    Args:
+        sources: accumulators, which are emptied, or the gradients themselves.
+        divisor: of the sums, besides the loss scale.
+        counted: of accumulators, the gradients whose elements ``beyond`` has counted; else 0.
+    """
+    pairs = [
+        (source, slots.gradient(slot, torch.promote_types(slot.dtype, torch.float32)))
+        for source, slot in zip(sources, gradients, strict=True)
+    ]
+    watched = _watched(gradients, reduction)
+    elements = sum(slot.numel for slot in watched) * (counted or 1)
+    factors = _factors(spec, watched)
 
     def function(tensors: _Tensors) -> dict[str, torch.Tensor]:
-        factor = scaler.factor(tensors)
+        scaling: Scalar = _divisor(spec, divisor)
+        for slot in factors:
+            scaling = tensors[slot.key] * scaling
+        factor = materialised({"factor": 1 / scaling})["factor"]
         results = {new.key: _scaled(tensors[old.key].to(new.dtype), factor) for old, new in pairs}
         if watched:
-            share = count_beyond(watched, tensors) / elements
-            results[_FACTOR] = next_factor(tensors[_FACTOR], share)
+            beyond = tensors[_BEYOND] if counted else _count_beyond(watched, tensors)
+            results[_FACTOR] = _next_factor(tensors[_FACTOR], beyond / elements)
+        if counted:
+            results |= {slot.key: torch.zeros_like(tensors[slot.key]) for slot in emptied}
         return results
 
-    outputs = (*(new for _, new in pairs), *scaler.state)
-    return SlotFunction("scale", function, (*gradients, *scaler.inputs), outputs, scaler.initial)
+    emptied = (*sources, *((slots.BEYOND_EDGE,) if watched else ())) if counted else ()
+    state = (slots.LOSS_SCALE_FACTOR,) if watched else ()
+    outputs = (*(new for _, new in pairs), *emptied, *state)
+    inputs = (*(emptied or sources), *factors)
+    return SlotFunction(name, function, inputs, outputs, {_FACTOR: 1.0} if watched else {})
 
 
-class _Scaler:
-    """The one factor that turns a scaled sum into the descaled gradient."""
+def _factors(spec: OptimSpec, watched: Sequence[Slot]) -> tuple[Slot, ...]:
+    """Return the parts of the loss scale that are inputs."""
+    hyper = (slots.LOSS_SCALING,) if "loss_scaling" in spec.variables else ()
+    return (*((slots.LOSS_SCALE_FACTOR,) if watched else ()), *hyper)
 
-    def __init__(self, spec: OptimSpec, divisor: float, automatic: bool) -> None:
-        self._variable = "loss_scaling" in spec.variables
-        if not self._variable:
-            divisor *= float(spec.setting("loss_scaling") or 1.0)
-        self._divisor = divisor
-        self.state = (slots.LOSS_SCALE_FACTOR,) if automatic else ()
-        hyper = (slots.LOSS_SCALING,) if self._variable else ()
-        self.inputs = (*self.state, *hyper)
-        self.initial = {_FACTOR: 1.0} if automatic else {}
 
-    @property
-    def is_identity(self) -> bool:
-        return not self.inputs and self._divisor == 1
-
-    def factor(self, tensors: _Tensors) -> Scalar:
-        divisor: Scalar = self._divisor
-        for slot in self.inputs:
-            divisor = tensors[slot.key] * divisor
-        return materialised({"factor": 1 / divisor})["factor"]
+def _divisor(spec: OptimSpec, divisor: float) -> float:
+    """Return a divisor times the loss scale, where this is a constant."""
+    constant = "loss_scaling" not in spec.variables
+    return divisor * float(spec.setting("loss_scaling") or 1.0) if constant else divisor
 
 
 def _weights(tensors: _Tensors, share_of_one: float) -> tuple[Scalar, Scalar]:
-    """What the mean so far and the next gradient weigh in a running mean."""
+    """Return what the mean so far and the next gradient weigh in a running mean."""
     count = tensors[slots.MICRO.key] + 1
     weights = materialised({"kept": 1 - 1 / count, "share": share_of_one / count})
     return weights["kept"], weights["share"]
@@ -191,14 +196,10 @@ def _scaled(tensor: torch.Tensor, factor: Scalar) -> torch.Tensor:
     return tensor if is_constant(factor, 1) else tensor * factor
 
 
-def _wide(slot: Slot) -> Slot:
-    return slots.gradient(slot, torch.promote_types(slot.dtype, torch.float32))
-
-
 def _accumulator(spec: OptimSpec, gradient: Slot) -> Slot:
     dtype = gradient.dtype
     if spec.algorithm != "sgd_combined" and dtype != torch.float64:
-        dtype = storage_dtype(spec, "accum_type")
+        dtype = storage_dtype(dict(spec.settings), "accum_type")
     return slots.accumulator(gradient, dtype)
 
 
@@ -223,3 +224,20 @@ def _is_running(spec: OptimSpec, reduction: Reduction) -> bool:
     mean = reduction.type == ReductionType.Mean
     running = reduction.strategy == MeanReductionStrategy.Running
     return mean and running and spec.algorithm != "sgd_combined"
+
+
+def _watched(gradients: Sequence[Slot], reduction: Reduction) -> tuple[Slot, ...]:
+    """Return the gradients that decide about automatic loss scaling; none if there is none."""
+    if not reduction.automatic_loss_scaling:
+        return ()
+    return tuple(slot for slot in gradients if slot.dtype == torch.float16)
+
+
+def _count_beyond(gradients: Sequence[Slot], tensors: _Tensors) -> torch.Tensor:
+    """Return how many elements lie beyond the edge, infinities and NaNs included."""
+    within = [(tensors[slot.key].abs() <= _EDGE).sum(dtype=torch.float32) for slot in gradients]
+    return sum(slot.numel for slot in gradients) - torch.stack(within).sum()
+
+
+def _next_factor(factor: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+    return torch.where(share > _THRESHOLD, factor / 2, factor * 2).clamp(*_LIMITS)
