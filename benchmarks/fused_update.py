@@ -18,7 +18,7 @@ import torch
 import poptorch
 from poptorch._compile.lower import lower as trace
 from poptorch._ir import slots
-from poptorch._ir.slot import Kind
+from poptorch._ir.slots import Kind
 from poptorch._update import flatten, lower
 from poptorch.backends.inductor.compiler import compile_graph
 from poptorch.backends.prepare import prepare

@@ -233,8 +233,8 @@ def _allowed_private(path: Path) -> bool:
 @pytest.mark.parametrize(
     "module, code, found",
     [
-        ("poptorch._ir.slot", "from .._capture import trace", "_capture is above _ir"),
-        ("poptorch._ir.slot", "def f():\n    from .. import Options", "__init__ is above _ir"),
+        ("poptorch._ir.slots", "from .._capture import trace", "_capture is above _ir"),
+        ("poptorch._ir.slots", "def f():\n    from .. import Options", "__init__ is above _ir"),
         ("poptorch._capture.trace", "from ..backends import base", "rooms on one line"),
         ("poptorch._capture", "import poptorch._update.sgd", "rooms on one line"),
         ("poptorch._ops.x", "from poptorch._machine import chip", "rooms on one line"),

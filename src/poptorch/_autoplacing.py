@@ -11,7 +11,7 @@ from torch import nn
 
 from . import _session
 from ._base.errors import InvalidValue
-from ._ir.plan_text import size_text, table
+from ._base.tables import size_text, table
 from ._machine.systems import System, parse
 from .ops import BeginBlock, removeBlocks
 from .options import Options

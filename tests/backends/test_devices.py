@@ -8,7 +8,7 @@ from torch import nn
 
 import poptorch
 from helpers.wrapped import options
-from poptorch._ir.stage_pass import Direction
+from poptorch._ir.blocks import Direction
 from poptorch.backends import chips as chips_module
 from poptorch.backends import staged as staged_module
 from poptorch.backends.devices import Device, at_home, devices, synchronise

@@ -26,8 +26,8 @@ from poptorch import (
     ShardedExecution,
     Stage,
 )
+from poptorch._ir.blocks import StagePass
 from poptorch._ir.plan import Plan
-from poptorch._ir.stage_pass import StagePass
 from poptorch.backends.chips import NotOnChip
 
 WIDTH = 3

@@ -14,7 +14,7 @@ import poptorch
 from helpers.wrapped import options
 from poptorch import backends
 from poptorch._base import resources
-from poptorch._ir.state import State
+from poptorch._ir.program import State
 from poptorch.backends.driver import LoopExecutable, program_report
 from poptorch.backends.prepare import signature
 from poptorch.backends.protocol import Compiled

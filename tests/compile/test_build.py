@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from poptorch._compile import build
-from poptorch._ir.slot import Kind, Slot
+from poptorch._ir.slots import Kind, Slot
 
 MOST = 1 << 20
 

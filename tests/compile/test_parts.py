@@ -9,7 +9,7 @@ from torch import nn
 import poptorch
 from helpers.wrapped import normal, options
 from poptorch._compile import tiers, worker
-from poptorch._ir.slot import Kind
+from poptorch._ir.slots import Kind
 
 X, Y = normal(12, 4), normal(12, 2, seed=1)
 

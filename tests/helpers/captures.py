@@ -9,7 +9,7 @@ from poptorch import _capture
 from poptorch._capture import Micro, Request
 from poptorch._ir import slots
 from poptorch._ir.blocks import label_of
-from poptorch._ir.slot import Kind
+from poptorch._ir.slots import Kind
 
 
 def request(

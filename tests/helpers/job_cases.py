@@ -17,7 +17,7 @@ from torch import nn
 
 import poptorch
 from poptorch import _job
-from poptorch._ir.slot import Kind
+from poptorch._ir.slots import Kind
 
 UPDATES = 20
 LOCAL = 2

@@ -17,7 +17,7 @@ from torch import nn
 
 import poptorch
 from helpers.stage_zoo import WIDTH, Mlp, Staged
-from poptorch._ir.slot import Kind
+from poptorch._ir.slots import Kind
 
 BLOCKS = 4
 CALLS = 3

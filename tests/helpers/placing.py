@@ -8,9 +8,8 @@ from torch import fx, nn
 import poptorch
 from helpers.captures import capture
 from poptorch import _place
-from poptorch._ir.blocks import pass_of
-from poptorch._ir.layout import Layout
-from poptorch._ir.stage_pass import StagePass
+from poptorch._ir.blocks import StagePass, pass_of
+from poptorch._ir.plan import Layout
 from poptorch.options.freeze import freeze
 
 X = torch.randn(2, 4)

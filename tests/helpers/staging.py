@@ -16,12 +16,10 @@ from poptorch._capture import Micro
 from poptorch._compile.build import inference_program, training_program
 from poptorch._compile.staged import Step, stage, step_graphs
 from poptorch._ir import verify
-from poptorch._ir.layout import Layout
-from poptorch._ir.plan import Plan
-from poptorch._ir.program import Program
-from poptorch._ir.slot import Kind
+from poptorch._ir.plan import Layout, Plan
+from poptorch._ir.program import Program, State
+from poptorch._ir.slots import Kind
 from poptorch._ir.spec import Spec
-from poptorch._ir.state import State
 from poptorch.backends.reference import Reference
 from poptorch.backends.staged import ByStages, StagedExecutable
 from poptorch.optim.freeze import freeze as freeze_optimizer

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from poptorch._ir import slots
-from poptorch._ir.slot import Kind
+from poptorch._ir.slots import Kind
 from poptorch._update import lower
 from poptorch.optim.freeze import freeze
 

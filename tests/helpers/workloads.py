@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from poptorch._ir.layout import Stage
-from poptorch._ir.stage_pass import Direction, StagePass
-from poptorch._ir.workload import Streaming, Workload
+from poptorch._ir.blocks import Direction, Stage, StagePass
+from poptorch._ir.schedule import Streaming, Workload
 
 
 def forward(stage: int) -> StagePass:

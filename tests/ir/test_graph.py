@@ -8,10 +8,8 @@ from torch import fx
 
 from poptorch._compile.lower import lower
 from poptorch._ir import slots
-from poptorch._ir.graph import Graph, compose
-from poptorch._ir.slot import Kind
-from poptorch._ir.slot_function import SlotFunction
-from poptorch._ir.text import graph_text
+from poptorch._ir.graph import Graph, SlotFunction, compose
+from poptorch._ir.slots import Kind
 from poptorch._ir.verify import verify_graph
 
 PARAM = slots.param("w", (3,), torch.float32)
@@ -73,7 +71,7 @@ def test_random_graphs_say_so(function, random: bool) -> None:
 
 
 def test_text_names_slots_and_operators() -> None:
-    assert graph_text(update()) == (
+    assert str(update()) == (
         "graph update\n"
         "  in  param.w: float32[3]\n"
         "  in  gradient.w: float32[3]\n"

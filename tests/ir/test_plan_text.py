@@ -8,7 +8,7 @@ from torch import nn
 
 import poptorch
 from helpers.staging import Captured
-from poptorch._ir.plan_text import size_text
+from poptorch._base.tables import size_text
 
 PIPELINED = """\
 runs on the reference backend

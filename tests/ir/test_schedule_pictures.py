@@ -6,8 +6,8 @@ import json
 from xml.etree import ElementTree
 
 from helpers.workloads import chain
-from poptorch._ir.placement import Placement
 from poptorch._ir.schedule import Schedule
+from poptorch._ir.spec import Placement
 from poptorch._schedule import make
 
 SCHEDULE = make(chain([0, 1], 3), Placement())

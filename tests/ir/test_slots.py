@@ -9,7 +9,7 @@ import torch
 
 from helpers.source_tree import PACKAGE, parse
 from poptorch._ir import slots
-from poptorch._ir.slot import Kind
+from poptorch._ir.slots import Kind
 
 WEIGHT = slots.param("fc.weight", (3, 2), torch.float16)
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from poptorch._ir.stage_pass import Direction, StagePass, stage_passes
+from poptorch._ir.blocks import Direction, StagePass, stage_passes
 
 UPDATES = [StagePass(chip, Direction.UPDATE, rounds) for rounds in (0, 1) for chip in (0, 2)]
 

@@ -12,7 +12,7 @@ from torch import fx
 from poptorch._compile.lower import lower
 from poptorch._ir import slots, verify
 from poptorch._ir.bundle import Bundle
-from poptorch._ir.graph import Graph
+from poptorch._ir.graph import Graph, SlotFunction
 from poptorch._ir.loops import Loops
 from poptorch._ir.program import (
     Axis,
@@ -24,10 +24,9 @@ from poptorch._ir.program import (
     Run,
     Scatter,
     Shard,
+    State,
 )
-from poptorch._ir.slot_function import SlotFunction
 from poptorch._ir.spec import Output, Spec
-from poptorch._ir.state import State
 from poptorch.enums import OutputMode
 
 PARAM = slots.param("w", (3,), torch.float32)

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from poptorch._base.errors import Error
-from poptorch._ir.placement import Location
-from poptorch._ir.spec import Spec
+from poptorch._ir.spec import Location, Spec
 from poptorch.enums import (
     CommGroupType,
     ConnectionType,

@@ -6,7 +6,7 @@ import pickle
 import pytest
 
 from poptorch._base.errors import Error
-from poptorch._ir.placement import NamedStage, Strategy
+from poptorch._ir.spec import NamedStage, Strategy
 from poptorch.enums import AutoStage, Liveness, OutputMode
 from poptorch.options import (
     Options,

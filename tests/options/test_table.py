@@ -10,8 +10,18 @@ import pytest
 
 from helpers.source_tree import PACKAGE, parse
 from poptorch._ir.loops import Loops
-from poptorch._ir.placement import Location, Locations, NamedStage, Placement
-from poptorch._ir.spec import Output, Precision, Reduction, Runtime, Spec, Target
+from poptorch._ir.spec import (
+    Location,
+    Locations,
+    NamedStage,
+    Output,
+    Placement,
+    Precision,
+    Reduction,
+    Runtime,
+    Spec,
+    Target,
+)
 from poptorch.options import Options
 from poptorch.options.overview import settings
 from poptorch.options.table import IDLE
@@ -28,7 +38,7 @@ PARTS = {
     "locations": Locations,
 }
 DEEPER = {"stage": NamedStage, "location": Location}
-OWN_FILES = ("_ir/loops.py", "_ir/spec.py", "_ir/placement.py")
+OWN_FILES = ("_ir/loops.py", "_ir/spec.py")
 VALUES = [value for setting in settings(Options()) for value in setting.row.values]
 
 

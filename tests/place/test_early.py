@@ -10,7 +10,7 @@ import poptorch
 from helpers.captures import capture
 from poptorch._ir import verify
 from poptorch._ir.graph import Graph
-from poptorch._ir.slot import Kind
+from poptorch._ir.slots import Kind
 from poptorch._place import early
 
 LARGE = 300

@@ -18,7 +18,7 @@ from poptorch import (
     ShardedExecution,
     Stage,
 )
-from poptorch._ir.stage_pass import stage_passes
+from poptorch._ir.blocks import stage_passes
 from poptorch._place.log_lines import phase_number
 from poptorch.options.freeze import freeze
 

@@ -13,9 +13,9 @@ from helpers.staging import Captured
 from helpers.workloads import backward, forward
 from poptorch import AutoStage, PipelinedExecution, ShardedExecution
 from poptorch._ir import verify
-from poptorch._ir.slot import Kind
-from poptorch._ir.stage_pass import Direction, StagePass
-from poptorch._ir.staged import Staged, values_read, values_written
+from poptorch._ir.blocks import Direction, StagePass
+from poptorch._ir.plan import Staged, values_read, values_written
+from poptorch._ir.slots import Kind
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:

@@ -7,10 +7,9 @@ import re
 import pytest
 
 from helpers.workloads import chain
-from poptorch._ir.layout import Stage
-from poptorch._ir.placement import Placement, Strategy
-from poptorch._ir.schedule import Schedule
-from poptorch._ir.workload import Workload
+from poptorch._ir.blocks import Stage
+from poptorch._ir.schedule import Schedule, Workload
+from poptorch._ir.spec import Placement, Strategy
 from poptorch._schedule import ScheduleError, check, make
 from poptorch.enums import Liveness
 

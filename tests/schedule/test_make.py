@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.workloads import backward, chain, forward
-from poptorch._ir.placement import Placement, Strategy
-from poptorch._ir.schedule import Action, Schedule
-from poptorch._ir.workload import Workload
+from poptorch._ir.schedule import Action, Schedule, Workload
+from poptorch._ir.spec import Placement, Strategy
 from poptorch._schedule import check, make
 from poptorch.enums import Liveness
 

@@ -7,7 +7,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import poptorch.optim
 from helpers.updating import Training, Workload
 from poptorch._ir import slots
-from poptorch._ir.slot import Kind
+from poptorch._ir.slots import Kind
 from poptorch._update import flatten, lower
 from poptorch._update.formulas import ALGORITHMS
 from poptorch.optim import KINDS

@@ -15,7 +15,7 @@ from .._base.errors import Error
 from .._base.holders import holds_tensors
 from .._ir import slots
 from .._ir.loops import Lanes
-from .._ir.slot import Slot
+from .._ir.slots import Slot
 from .._ir.spec import Precision
 from .._ops import annotate
 from .._ops.autocast import autocasting

@@ -16,7 +16,7 @@ from torch import fx
 from .._base.errors import Error
 from .._ir.blocks import KEEP, MEMORY
 from .._ir.operators import storage_root
-from .._ir.slot import Kind, Slot
+from .._ir.slots import Kind, Slot
 from .._ops import scopes
 from .._ops.identities import Hint, hint
 

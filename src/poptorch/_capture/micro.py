@@ -16,9 +16,8 @@ from .._base import log, trees
 from .._base.errors import Error
 from .._ir import slots
 from .._ir.blocks import Visit
-from .._ir.graph import Graph
-from .._ir.modules import graph_module
-from .._ir.slot import Kind, Slot, narrowed
+from .._ir.graph import Graph, graph_module
+from .._ir.slots import Kind, Slot, narrowed
 from .._ops import annotate
 from .._ops.context import Replicas
 from . import hints, parameter_hooks, trace

@@ -12,7 +12,7 @@ import torch.fx.traceback as fx_traceback
 from torch import fx
 
 from .._base import private
-from .._ir.modules import graph_module, lazily
+from .._ir.graph import graph_module, lazily
 from .._ir.operators import Operator, draws, writes
 from .._ops.control import is_control_flow
 from . import half

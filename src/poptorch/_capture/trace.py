@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from .._base import private
 from .._base.tracing import one_at_a_time
-from .._ir.modules import lazily
+from .._ir.graph import lazily
 from .._ops import annotate, side_effects
 from .._ops.lstm import lstm
 from . import purity

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 
 from .._base.errors import Error
 from .._ir import slots
-from .._ir.graph import Graph
-from .._ir.modules import graph_module
-from .._ir.slot import Kind, Slot
+from .._ir.graph import Graph, graph_module
+from .._ir.slots import Kind, Slot
 from .._ir.spec import Spec
 from ..enums import OutputMode
 

@@ -10,7 +10,7 @@ import torch
 from .. import _place, _update
 from .._ir import slots
 from .._ir.bundle import BUCKET, Bundle, Member, in_chunks, laid_out
-from .._ir.graph import Graph, compose
+from .._ir.graph import Graph, SlotFunction, compose
 from .._ir.loops import Lanes, Loops
 from .._ir.optim_spec import OptimSpec
 from .._ir.program import (
@@ -25,8 +25,7 @@ from .._ir.program import (
     Scatter,
     Shard,
 )
-from .._ir.slot import Kind, Slot
-from .._ir.slot_function import SlotFunction
+from .._ir.slots import Kind, Slot
 from .._ir.spec import Spec
 from ..enums import ReductionType
 from .anchors import emitted_anchors, with_updated_weights

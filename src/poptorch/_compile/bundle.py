@@ -7,7 +7,7 @@ from .._ir import slots
 from .._ir.bundle import Bundle
 from .._ir.graph import Graph, compose
 from .._ir.optim_spec import OptimSpec
-from .._ir.slot import Kind, Slot
+from .._ir.slots import Kind, Slot
 from .._ir.spec import Spec
 from .lower import lower
 

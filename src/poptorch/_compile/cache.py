@@ -24,7 +24,7 @@ from .._base.folders import of_the_process, trouble
 from .._base.version import VERSION
 from .._base.visible import visible
 from .._ir.plan import Plan
-from .._ir.slot import Kind, Slot
+from .._ir.slots import Kind, Slot
 from ..backends import Executable
 from . import serial
 from .code import SUFFIX as CODE_SUFFIX

@@ -7,11 +7,9 @@ from dataclasses import dataclass, field, replace
 from .. import _capture, _place
 from .._base.tracing import one_at_a_time
 from .._ir.graph import Graph
-from .._ir.layout import Layout
 from .._ir.optim_spec import OptimSpec
-from .._ir.placement import Locations
-from .._ir.spec import Runtime, Spec
-from .._ir.staged import Staged
+from .._ir.plan import Layout, Staged
+from .._ir.spec import Locations, Runtime, Spec
 from .._machine.composites import work_of
 from .._machine.constants import DEFAULT, Constants
 from .._machine.cycles import Chip

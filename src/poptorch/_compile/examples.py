@@ -12,11 +12,9 @@ from dataclasses import replace
 
 from torch import fx
 
-from .._ir.graph import Graph, Identifiers
-from .._ir.modules import graph_module
+from .._ir.graph import Graph, SlotFunction, graph_module, placeholder
 from .._ir.optim_spec import OptimSpec
-from .._ir.slot import Slot
-from .._ir.slot_function import SlotFunction
+from .._ir.slots import Slot
 from .lower import lower
 
 Make = Callable[[Sequence[Slot]], SlotFunction]
@@ -70,10 +68,7 @@ class _Copies:
     ) -> None:
         self._few, self._whole = few, whole
         self._made = fx.Graph()
-        self._inputs: dict[str, fx.Node] = {}
-        names = Identifiers()
-        for slot in whole.inputs:
-            self._inputs[slot.key] = self._made.placeholder(names.new(slot.key))
+        self._inputs = {slot.key: placeholder(self._made, slot.key) for slot in whole.inputs}
         self._own: dict[str, list[fx.Node]] = {}
         for node, of in weights.items():
             if node.op != "placeholder":

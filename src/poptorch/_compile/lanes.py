@@ -8,7 +8,7 @@ from .. import _capture
 from .._base import log
 from .._base.resources import available_memory
 from .._ir.loops import Lanes
-from .._ir.slot import Kind, Slot
+from .._ir.slots import Kind, Slot
 from .._ir.spec import Spec
 from .._machine.liveness import peak_bytes
 

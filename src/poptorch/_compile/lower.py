@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from .._capture import trace
-from .._ir.graph import Graph
-from .._ir.slot_function import SlotFunction
+from .._ir.graph import Graph, SlotFunction
 
 
 def lower(source: SlotFunction, stochastic: bool = False, runs: bool = True) -> Graph:

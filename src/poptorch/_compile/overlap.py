@@ -6,8 +6,7 @@ Source: PopTorch user guide, "Features".
 from __future__ import annotations
 
 from .._base.errors import Error
-from .._ir.placement import Strategy
-from .._ir.spec import Spec
+from .._ir.spec import Spec, Strategy
 from ..enums import OutputMode
 
 

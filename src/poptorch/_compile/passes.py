@@ -14,18 +14,16 @@ from dataclasses import dataclass, field, replace
 from .. import _capture, _place
 from .._base import log
 from .._base.errors import Error
+from .._base.tables import table
 from .._ir import verify
 from .._ir.bundle import Bundle
 from .._ir.graph import Graph
-from .._ir.layout import Layout
 from .._ir.loops import Lanes
 from .._ir.optim_spec import OptimSpec
-from .._ir.plan import Plan
-from .._ir.plan_text import table
+from .._ir.plan import Layout, Plan, Staged
 from .._ir.program import Program, Shard
-from .._ir.slot import Kind
+from .._ir.slots import Kind
 from .._ir.spec import Spec
-from .._ir.staged import Staged
 from . import build, bundle, lanes, overlap, sharding, staged
 
 

@@ -16,7 +16,7 @@ from .._base.tracing import one_at_a_time
 from .._ir import indices, verify
 from .._ir.optim_spec import OptimSpec
 from .._ir.plan import Plan
-from .._ir.slot import Kind
+from .._ir.slots import Kind
 from .._ir.spec import Spec
 from . import agreement, cache, passes
 from .export import export

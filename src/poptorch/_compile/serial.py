@@ -24,10 +24,9 @@ from .. import _ir, enums
 from .._base import source
 from .._base.errors import AssertionFailure
 from .._capture import trace
-from .._ir.graph import Graph
-from .._ir.modules import graph_module
+from .._ir.graph import Graph, graph_module
 from .._ir.operators import Operator
-from .._ir.slot import Slot
+from .._ir.slots import Slot
 
 _TORCH_VALUES = {
     "dtype": torch.dtype,

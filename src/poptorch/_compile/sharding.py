@@ -15,10 +15,9 @@ from .._ir import slots
 from .._ir.bundle import ALIGNMENT, BUCKET, Bundle
 from .._ir.graph import Graph
 from .._ir.optim_spec import OptimSpec
-from .._ir.placement import Location
 from .._ir.program import Shard
-from .._ir.slot import Slot
-from .._ir.spec import Spec
+from .._ir.slots import Slot
+from .._ir.spec import Location, Spec
 from .anchors import UPDATED
 from .bundle import trained_alone
 

@@ -10,9 +10,8 @@ from .._base.errors import Error
 from .._base.tracing import one_at_a_time
 from .._ir.graph import Graph
 from .._ir.optim_spec import OptimSpec
-from .._ir.placement import Strategy
-from .._ir.slot import Kind
-from .._ir.spec import Spec
+from .._ir.slots import Kind
+from .._ir.spec import Spec, Strategy
 from .._machine import systems
 from .._machine.systems import ChipKind, System
 from .estimate import Capture, estimate, recomputed, updating_of

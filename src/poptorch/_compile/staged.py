@@ -7,17 +7,14 @@ from dataclasses import dataclass
 
 from .. import _place, _schedule, _update
 from .._base.errors import Error
-from .._ir.graph import Graph, compose
-from .._ir.layout import Layout
+from .._ir.blocks import StagePass
+from .._ir.graph import Graph, SlotFunction, compose
 from .._ir.optim_spec import OptimSpec
-from .._ir.placement import Strategy
+from .._ir.plan import Layout, Staged, Transfer, values_read, values_written
 from .._ir.program import Program
-from .._ir.slot import Kind, Slot
-from .._ir.slot_function import SlotFunction
-from .._ir.spec import Reduction, Spec
-from .._ir.stage_pass import StagePass
-from .._ir.staged import Staged, Transfer, values_read, values_written
-from .._ir.workload import Workload
+from .._ir.schedule import Workload
+from .._ir.slots import Kind, Slot
+from .._ir.spec import Reduction, Spec, Strategy
 from .build import gradient_dtype
 from .examples import Examples
 

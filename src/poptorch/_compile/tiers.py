@@ -24,10 +24,8 @@ from .._base import log
 from .._base.errors import described
 from .._base.resources import IDLE, Cores
 from .._ir.graph import Graph
-from .._ir.plan import Plan
-from .._ir.program import Node, Program, Repeat, Run
-from .._ir.report import Report
-from .._ir.state import State
+from .._ir.plan import Plan, Report
+from .._ir.program import Node, Program, Repeat, Run, State
 from ..backends import Backend, Builder, Compiled, Executable, Progress
 from ..backends.allocator import keep_freed_memory
 from . import helper, worker

@@ -1,12 +1,14 @@
-"""What a captured graph remembers of the user's blocks: the visits, and a label on every node.
+"""The user's blocks in a captured graph: visits to them, stages made of them, a label on each node.
 
 A block may be entered several times; each entry is a visit. A node of the forward pass carries the
 visit that was active when it ran, a node of the backward pass that of the node it differentiates.
-Placement adds the stage and the direction in which the node runs.
+Placement adds the stage pass in which the node runs.
 """
 
 from __future__ import annotations
 
+import enum
+import functools
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,13 +17,13 @@ from typing import Any
 from torch import fx
 
 from .._base import source
-from .stage_pass import StagePass
 
 META = "poptorch"
 """The key of the label in the ``custom`` entry of a node's meta."""
 KEEP = "poptorch_keep"
-MEMORY = "poptorch_available_memory"
 """The key of the mark on values that the backward pass shall not compute again."""
+MEMORY = "poptorch_available_memory"
+"""The key of the share of a tile's memory that the user lets a product use."""
 LINE = "poptorch_line"
 """The key of the user's line that a node of the backward pass goes back to."""
 
@@ -31,28 +33,90 @@ OUTSIDE = -1
 
 @dataclass(frozen=True)
 class Visit:
-    """One entry into a block while ``forward`` ran.
+    """One entry into a block while ``forward`` ran."""
 
-    Attributes:
-        block: the block's id; None for what runs before the first block.
-        ipu: the device that the annotation names, or None.
-        line: the user's line that entered it, described, or None.
+    block: str | None = None  # its id; None for what runs before the first block
+    ipu: int | None = None  # the device that the annotation names
+    line: str | None = None  # the user's line that entered it, described
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Blocks that run together on one chip."""
+
+    chip: int  # among the model's own devices
+    blocks: tuple[str, ...] = ()  # in order of their first visit; before the first block: none
+    phase: int | None = None  # the forward phase; None in unphased strategies
+
+    @property
+    def name(self) -> str:
+        return ", ".join(self.blocks) or "(start)"
+
+
+class Direction(enum.StrEnum):
+    """What a stage does, or a chip after the last micro-batch."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    UPDATE = "U"
+
+
+@functools.total_ordering
+@dataclass(frozen=True)
+class StagePass:
+    """What one stage does for one micro-batch in one direction, or one chip in the update.
+
+    With n stages a micro-batch goes through ``0F 1F ... (n-1)F``, in training back through
+    ``(n-1)B ... 1B 0B``; then come the chips' updates, ``0U0 1U0``, and the next round of them.
+    Values flow from earlier to later passes only; two compare as their places in this order.
     """
 
-    block: str | None = None
-    ipu: int | None = None
-    line: str | None = None
+    stage: int  # in forward order; for updates the chip
+    direction: Direction = Direction.FORWARD
+    round: int = 0  # for updates, how often chips exchanged results before
+
+    @property
+    def backward(self) -> bool:
+        return self.direction is Direction.BACKWARD
+
+    @property
+    def is_update(self) -> bool:
+        return self.direction is Direction.UPDATE
+
+    def delay(self, stages: int) -> int:
+        """Cycles of a pipeline of so many stages until it has its first micro-batch.
+
+        The last stage goes back in the cycle in which it went forward.
+        """
+        return 2 * stages - 2 - self.stage if self.backward else self.stage
+
+    def __lt__(self, other: StagePass) -> bool:
+        return self._order < other._order
+
+    @property
+    def _order(self) -> tuple[int, int, int]:
+        along = -self.stage if self.backward else self.stage
+        return list(Direction).index(self.direction), self.round, along
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.direction}" + (f"{self.round}" if self.is_update else "")
+
+
+def stage_passes(stages: int, training: bool) -> list[StagePass]:
+    """Return the passes of one micro-batch in their order, without updates."""
+    forward = [StagePass(stage) for stage in range(stages)]
+    backward = [StagePass(stage, Direction.BACKWARD) for stage in reversed(range(stages))]
+    return forward + (backward if training else [])
 
 
 @dataclass(frozen=True)
 class Label:
-    """Where a node comes from.
+    """Where a node comes from, and where it runs.
 
     Attributes:
         visit: index of the visit, ``OUTSIDE``, or None where only the neighbours can tell.
-        backward: whether it belongs to the backward pass.
         module: path of the innermost module whose ``forward`` made it, or that it differentiates.
-        stage_pass: where it runs; None before placement, and for what placement does not see.
+        stage_pass: None before placement, and for what placement does not see.
         scope: the user's name scopes around it, ``outer/inner``.
     """
 
@@ -104,8 +168,8 @@ def is_kept(node: fx.Node) -> bool:
 
 
 def forget_kept(node: fx.Node) -> None:
-    """Take away the note that the user wants a value kept."""
-    node.meta["custom"] = {name: note for name, note in _custom(node).items() if name != KEEP}
+    """Take away the mark that the user wants a value kept."""
+    node.meta["custom"] = {name: mark for name, mark in _custom(node).items() if name != KEEP}
 
 
 def memory_share_of(node: fx.Node) -> float | None:
@@ -115,5 +179,5 @@ def memory_share_of(node: fx.Node) -> float | None:
 
 
 def _custom(node: fx.Node) -> Mapping[str, Any]:
-    notes: Mapping[str, Any] = node.meta.get("custom") or {}
-    return notes
+    custom: Mapping[str, Any] = node.meta.get("custom") or {}
+    return custom

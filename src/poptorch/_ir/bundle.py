@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .slot import Slot
+from .slots import Slot
 
 ALIGNMENT = 64
 """Members start at multiples of this many elements: 128 bytes in half, 256 in float."""

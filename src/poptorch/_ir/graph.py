@@ -6,43 +6,48 @@ one is an input slot of the next, so composition needs no positions.
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
-from .modules import graph_module
+from .._base import private
 from .operators import draws
-from .slot import Kind, Slot
+from .slots import Kind, Slot
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class SlotFunction:
+    """A pure function over named tensors, before it is traced into a Graph."""
+
+    name: str
+    function: Callable[[Tensors], Tensors]  # by slot key, both
+    inputs: tuple[Slot, ...]
+    outputs: tuple[Slot, ...]  # one that is also an input is an update of state
+    initial: Mapping[str, float] = field(default_factory=dict)
+    """First values of the state that it introduces, by slot key; what is not listed starts at 0."""
 
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A traced function between named tensors.
-
-    Attributes:
-        name: what the printed program calls it, for instance ``micro`` or ``update``.
-        module: ``module(*inputs)`` returns a tuple, one value per output slot.
-        inputs: what each placeholder is, in order.
-        outputs: what each returned value is, in order.
-    """
+    """A traced function between named tensors: slots of placeholders and results, in order."""
 
     name: str
-    module: fx.GraphModule
+    module: fx.GraphModule  # returns a tuple
     inputs: tuple[Slot, ...]
     outputs: tuple[Slot, ...]
 
     @property
     def placeholders(self) -> list[fx.Node]:
-        """The placeholder nodes, in the order of ``inputs``."""
         return [node for node in self.module.graph.nodes if node.op == "placeholder"]
 
     @property
     def returned(self) -> tuple[fx.Node, ...]:
-        """The returned nodes, in the order of ``outputs``."""
         (output,) = (node for node in self.module.graph.nodes if node.op == "output")
         return tuple(output.args[0])
 
@@ -68,10 +73,23 @@ class Graph:
         """Return zero-filled example tensors of the inputs."""
         return [torch.zeros(slot.shape, dtype=slot.dtype) for slot in self.inputs]
 
-    def __call__(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def __call__(self, values: Tensors) -> dict[str, torch.Tensor]:
         """Evaluate it on tensors by key: slow and simple, for tests."""
         results = self.module(*(values[slot.key] for slot in self.inputs))
         return {slot.key: value for slot, value in zip(self.outputs, results, strict=True)}
+
+    def __str__(self) -> str:
+        """Return its slots, then one line per operator."""
+        names = {node: slot.key for node, slot in zip(self.placeholders, self.inputs, strict=True)}
+        lines = [f"graph {self.name}", *(f"  in  {slot}" for slot in self.inputs)]
+        for node in self.module.graph.nodes:
+            if node.op == "call_function":
+                args = (names.get(a, a) if isinstance(a, fx.Node) else a for a in node.args)
+                function = getattr(node.target, "__name__", node.target)
+                lines.append(f"  {node.name} = {function}({', '.join(map(str, args))})")
+        returned = zip(self.returned, self.outputs, strict=True)
+        lines += [f"  out {slot} = {names.get(node, node.name)}" for node, slot in returned]
+        return "\n".join(lines)
 
 
 def compose(
@@ -84,21 +102,14 @@ def compose(
     every other output stays, the latest writer winning.
     """
     graph = fx.Graph()
-    values: dict[str, fx.Node] = {}
-    inputs: dict[str, Slot] = {}
-    outputs: dict[str, Slot] = {}
     attributes: dict[str, object] = {}
-    names = Identifiers()
-    for slot in _free_inputs(parts):
-        node = graph.placeholder(names.new(slot.key))
-        inputs[slot.key] = slot
-        values[slot.key] = node
+    inputs = {slot.key: slot for slot in _free_inputs(parts)}
+    values = {key: placeholder(graph, key) for key in inputs}
+    outputs: dict[str, Slot] = {}
     for part in parts:
-        mapping = {
-            node: values[slot.key]
-            for node, slot in zip(part.placeholders, part.inputs, strict=True)
-        }
+        mapping: dict[fx.Node, fx.Node] = {}
         for node, slot in zip(part.placeholders, part.inputs, strict=True):
+            mapping[node] = values[slot.key]
             values[slot.key].meta.setdefault("val", node.meta.get("val"))
         for node in part.module.graph.nodes:
             if node.op == "get_attr":  # a sub-graph of control flow
@@ -121,20 +132,6 @@ def compose(
     return Graph(name, module, tuple(inputs.values()), tuple(result))
 
 
-class Identifiers:
-    """Names for Python code: keys that differ in punctuation only get different ones."""
-
-    def __init__(self) -> None:
-        self._given = Counter[str]()
-
-    def new(self, key: str) -> str:
-        """Return the name of one more key."""
-        plain = re.sub(r"\W", "_", key)
-        same = self._given[plain]
-        self._given[plain] += 1
-        return f"{plain}__{same}" if same else plain
-
-
 def _free_inputs(parts: Sequence[Graph]) -> list[Slot]:
     written: set[str] = set()
     free: dict[str, Slot] = {}
@@ -144,3 +141,37 @@ def _free_inputs(parts: Sequence[Graph]) -> list[Slot]:
                 free.setdefault(slot.key, slot)
         written.update(slot.key for slot in part.outputs)
     return list(free.values())
+
+
+def placeholder(graph: fx.Graph, key: str) -> fx.Node:
+    """Add an input whose name in Python is unique, and as much like the slot's key as can be."""
+    node = graph.placeholder(key)
+    node.target = node.name
+    return node
+
+
+def lazily() -> contextlib.AbstractContextManager[None]:
+    """Within the block torch writes the Python code of graph modules when they first run."""
+    try:
+        lazy: contextlib.AbstractContextManager[None] = private.use_lazy_graph_module(True)
+    except private.Gone as gone:
+        private.go_on_without(gone)
+        return contextlib.nullcontext()
+    return lazy
+
+
+def graph_module(attributes: nn.Module | Mapping[str, Any], graph: fx.Graph) -> fx.GraphModule:
+    """Return a module that runs a graph, its code written when it first runs.
+
+    Args:
+        attributes: by name, or of a module, what the graph reads.
+        graph: is the module's own from now on.
+    """
+    try:
+        with lazily():
+            kind = private.get_graph_module_cls()
+    except private.Gone as gone:
+        private.go_on_without(gone)
+        kind = fx.GraphModule
+    module: fx.GraphModule = kind(attributes, graph)
+    return module

@@ -22,7 +22,7 @@ from torch import fx
 from .blocks import line_of
 from .graph import Graph
 from .operators import Operator, draws
-from .slot import Kind, Slot
+from .slots import Kind, Slot
 
 aten = torch.ops.aten
 

@@ -1,45 +1,158 @@
-"""Plan: a Program with its placement. On one device: one chip, one stage, no transfer."""
+"""Plan: what a backend compiles, a Program with its placement, settings and schedule."""
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from .._base import html
-from .layout import Layout
+from .._base.tables import size_text, table
+from .blocks import Direction, Stage, StagePass, pass_of, stage_passes
+from .graph import Graph
 from .program import Program
-from .spec import Spec
-from .staged import Staged
-from .text import graph_text
+from .schedule import Schedule, Workload
+from .slots import Kind, Slot
+from .spec import Location, Spec, Strategy
+
+RESULTS = (Kind.LOSS, Kind.OUTPUT, Kind.ANCHOR, Kind.BATCH)
+"""What passes make for the host."""
+PER_MICRO_BATCH = (Kind.VALUE, Kind.BATCH)
+"""What passes read of which every micro-batch has its own."""
+
+_WIDEST = 24
+"""Columns of the schedule that are shown."""
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """A placed micro graph; which pass a node belongs to stands in its label."""
+
+    stages: tuple[Stage, ...]  # in forward order; never empty
+    homes: Mapping[str, tuple[int, ...]]
+    """Chips that hold each state tensor, by slot key.
+
+    Weights have one home; what is only read may be copied to several; hyper-parameters and the like
+    are on every chip.
+    """
+    depth: int  # forward pipeline stages as the strategy's rules count them: device switches + 1
+    chips: int  # devices that one replica needs: highest index + 1
+    reserved: int  # by all replicas of this process, rounded if that was allowed
+    graph: Graph = field(metadata={"saved": False})
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A value that goes from one chip to another after a pass is done."""
+
+    value: Slot  # with the shape for one micro-batch
+    source: StagePass  # makes it
+    target: int  # the chip that gets it
+
+
+@dataclass(frozen=True, eq=False)
+class Staged:
+    """A program cut into one graph per stage pass, with what passes between chips.
+
+    Attributes:
+        graphs: by pass, in their order. Inputs are state and micro-batches, which the pass's own
+            chip holds, and ``value.*``: results of other passes for the same micro-batch. Outputs
+            are results for the host, new state of the chip, and ``value.*``.
+        homes: chips that hold each state tensor, optimizer state included, by slot key.
+        transfers: what passes between chips.
+        parts: which of the processes that share the stages runs each chip; empty for one process.
+    """
+
+    graphs: Mapping[StagePass, Graph]
+    homes: Mapping[str, tuple[int, ...]]
+    transfers: tuple[Transfer, ...]
+    workload: Workload
+    schedule: Schedule
+    parts: Mapping[int, int] = field(default_factory=dict)
+
+    def part_of(self, stage_pass: StagePass) -> int:
+        """Return which process does a pass."""
+        return self.parts.get(self.workload.chip_of(stage_pass), 0)
+
+    def holders(self, key: str) -> list[int]:
+        """Return the processes whose chips hold a state tensor; the first one's value counts."""
+        return sorted({self.parts.get(chip, 0) for chip in self.homes[key]})
+
+    def last_readers(self) -> dict[tuple[int, str], StagePass]:
+        """Return the last pass on a chip that reads a value or batch input, by chip and key."""
+        return {
+            (self.workload.chip_of(each), slot.key): each
+            for each, graph in self.graphs.items()
+            for slot in graph.inputs
+            if slot.kind in PER_MICRO_BATCH
+        }
+
+    def forgotten(self) -> dict[StagePass, list[str]]:
+        """Return what no pass of a chip reads after this one, by slot key."""
+        forgotten: dict[StagePass, list[str]] = defaultdict(list)
+        for (_, key), stage_pass in self.last_readers().items():
+            forgotten[stage_pass].append(key)
+        return forgotten
+
+    def targets(self) -> dict[str, list[int]]:
+        """Return the chips that each value is sent to, by slot key."""
+        targets: dict[str, list[int]] = defaultdict(list)
+        for transfer in self.transfers:
+            targets[transfer.value.key].append(transfer.target)
+        return targets
+
+    def makers(self) -> dict[str, int]:
+        """Return which process has each result for the host, by slot key."""
+        return {
+            slot.key: self.part_of(each)
+            for each, graph in self.graphs.items()
+            for slot in graph.outputs
+            if slot.kind in RESULTS
+        }
+
+
+def values_read(graph: Graph) -> frozenset[str]:
+    """Keys of the values that a pass reads."""
+    return frozenset(slot.key for slot in graph.inputs if slot.kind is Kind.VALUE)
+
+
+def values_written(graph: Graph) -> frozenset[str]:
+    """Keys of the values that a pass writes."""
+    return frozenset(slot.key for slot in graph.outputs if slot.kind is Kind.VALUE)
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What a backend compiles.
-
-    Attributes:
-        program: the static step.
-        spec: every resolved setting.
-        layout: the stages and chips of the user's blocks.
-        staged: the same program cut into the passes of its stages, where that was asked for.
-        tier: what runs it at the moment, as a line; empty where nothing does.
-    """
+    """What a backend compiles."""
 
     program: Program
     spec: Spec
     layout: Layout
     staged: Staged | None = field(default=None, metadata={"saved": False})
+    """The same program cut into the passes of its stages, where that was asked for."""
     tier: str = field(default="", metadata={"saved": False})
+    """What runs it at the moment, as a line; empty where nothing does."""
 
     def describe(self) -> str:
         """Return the program and every graph in it, operator by operator."""
-        graphs = (graph_text(graph) for graph in self.program.graphs.values())
+        graphs = map(str, self.program.graphs.values())
         return "\n\n".join((str(self.program), *graphs))
 
     def __str__(self) -> str:
-        from .plan_text import plan_text
-
-        return plan_text(self)
+        name = self.spec.runtime.model_name
+        lines = [f"model {name}"] if name else []
+        lines += [self.tier] if self.tier else []
+        lines += [str(self.program), _headline(self), *_indented(_stages(self))]
+        lines += ["homes", *_indented(_locations(self))]
+        if self.staged is not None:
+            lines += ["sent between chips", *_indented(_sent(self.staged))]
+            moved = list(_moved(self.staged))
+            if moved:
+                lines += ["streaming memory", *_indented(moved)]
+            lines += [_rhythm(self.staged), *_indented(_grid(self.staged.schedule))]
+            lines += _indented(_legend(self.staged))
+        return "\n".join(lines)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """Show it where a notebook shows text."""
@@ -49,3 +162,188 @@ class Plan:
         """Show it in a notebook, the schedule as a picture."""
         pictures = [] if self.staged is None else [self.staged.schedule.to_svg()]
         return "".join([html.text_block(str(self)), *pictures])
+
+
+@dataclass(frozen=True)
+class Report:
+    """Costs of a compiled program."""
+
+    backend: str
+    state_bytes: int  # of the tensors that live on the device
+    nodes: tuple[tuple[str, int], ...]  # operators in each graph, by name
+    compile_seconds: float
+    next_backend: str | None = None  # takes over as soon as it has compiled the program
+    ready: tuple[str, ...] = ()  # the graphs that it runs already
+
+    @property
+    def tier(self) -> str:
+        """What runs the program now, as a line."""
+        if self.next_backend is None:
+            return f"runs on the {self.backend} backend"
+        part = f", {' and '.join(self.ready)} on {self.next_backend}," if self.ready else ""
+        return f"runs on the {self.backend} backend{part} until {self.next_backend} has compiled it"
+
+
+def _indented(lines: Iterable[str]) -> list[str]:
+    return [f"  {line}" for line in lines]
+
+
+def _headline(plan: Plan) -> str:
+    layout, placement = plan.layout, plan.spec.placement
+    strategy = placement.strategy.replace("_", " ")
+    if placement.strategy is Strategy.PIPELINED:
+        strategy += ", interleaved (1F1B)" if placement.interleaved else ", grouped"
+    parts = [
+        f"{_count(len(layout.stages), 'stage')} on {_count(layout.chips, 'IPU')}",
+        _count(plan.spec.loops.replicas, "replica"),
+        f"{_count(layout.reserved, 'IPU')} reserved",
+    ]
+    return f"{strategy} {'training' if plan.spec.training else 'inference'}: {', '.join(parts)}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _stages(plan: Plan) -> list[str]:
+    layout, training = plan.layout, plan.spec.training
+    columns = {
+        "stage": [str(index) for index in range(len(layout.stages))],
+        "ipu": [str(stage.chip) for stage in layout.stages],
+    }
+    if plan.spec.placement.phased:
+        columns["phase"] = [str(stage.phase) for stage in layout.stages]
+    if plan.spec.target.parts > 1 and plan.staged is not None:
+        columns["process"] = [str(plan.staged.parts[stage.chip]) for stage in layout.stages]
+    columns["blocks"] = [stage.name for stage in layout.stages]
+    columns["operators"] = _operators(layout.graph, len(layout.stages), training)
+    columns["weights"] = _weights(layout.graph, len(layout.stages))
+    if plan.staged is not None and training:
+        columns["kept per micro-batch"] = _kept(plan.staged)
+    return table([list(columns), *zip(*columns.values(), strict=True)])
+
+
+def _operators(graph: Graph, stages: int, training: bool) -> list[str]:
+    """For every stage ``forward + backward``."""
+    counts = Counter(map(pass_of, graph.module.graph.nodes))
+    by_stage: list[list[str]] = [[] for _ in range(stages)]
+    for stage_pass in sorted(stage_passes(stages, training)):
+        by_stage[stage_pass.stage].append(str(counts[stage_pass]))
+    return [" + ".join(numbers) for numbers in by_stage]
+
+
+def _weights(graph: Graph, stages: int) -> list[str]:
+    """Bytes of parameters by the first stage that reads them."""
+    sizes = [0] * stages
+    for node, slot in zip(graph.placeholders, graph.inputs, strict=True):
+        readers = [where.stage for user in node.users if (where := pass_of(user)) is not None]
+        if slot.kind is Kind.PARAM and readers:
+            sizes[min(readers)] += slot.bytes
+    return [size_text(size) for size in sizes]
+
+
+def _kept(staged: Staged) -> list[str]:
+    """Bytes of forward values and inputs that wait for each stage's backward pass."""
+    forward = {
+        slot.key
+        for stage_pass, graph in staged.graphs.items()
+        if stage_pass.direction is Direction.FORWARD
+        for slot in (*graph.inputs, *graph.outputs)
+        if slot.kind in (Kind.VALUE, Kind.BATCH)
+    }
+    backward = (
+        staged.graphs[StagePass(index, Direction.BACKWARD)]
+        for index in range(len(staged.workload.stages))
+    )
+    return [size_text(sum(s.bytes for s in g.inputs if s.key in forward)) for g in backward]
+
+
+def _locations(plan: Plan) -> list[str]:
+    locations = plan.spec.locations
+    lines = [
+        f"{name}: {_location(location)}"
+        for name, location in (
+            ("weights", locations.weight),
+            ("activations", locations.activation),
+            ("optimizer state", locations.optimizer),
+            ("accumulators", locations.accumulator),
+        )
+    ]
+    return lines + ([f"I/O tiles: {locations.io_tiles}"] if locations.io_tiles else [])
+
+
+def _location(location: Location) -> str:
+    words = ["on chip" if location.on_chip else "in streaming memory"]
+    words += ["sharded over replicas"] if location.sharded else []
+    io_tiles = (("loaded", location.load_by_io_tiles), ("stored", location.store_by_io_tiles))
+    words += [f"{verb} by I/O tiles" for verb, used in io_tiles if used]
+    return ", ".join(words)
+
+
+def _sent(staged: Staged) -> list[str]:
+    rows: dict[tuple[StagePass, int, int], list[Slot]] = {}
+    for transfer in staged.transfers:
+        chip = staged.workload.chip_of(transfer.source)
+        rows.setdefault((transfer.source, chip, transfer.target), []).append(transfer.value)
+    if not rows:
+        return ["nothing"]
+    lines = [["after", "from", "to", "tensors", "bytes", "per"]]
+    for (source, chip, to), values in rows.items():
+        size = size_text(sum(slot.bytes for slot in values))
+        per = _flush(staged) if source.is_update else "micro-batch"
+        lines.append([str(source), f"ipu {chip}", f"ipu {to}", str(len(values)), size, per])
+    return table(lines)
+
+
+def _moved(staged: Staged) -> Iterator[str]:
+    slots = {
+        slot.key: slot
+        for graph in staged.graphs.values()
+        for slot in (*graph.inputs, *graph.outputs)
+    }
+    streaming = staged.workload.streaming
+    for verb, lists in (("loaded", streaming.loads), ("stored", streaming.stores)):
+        size = sum(
+            slots[key].bytes * (1 if stage_pass.is_update else staged.workload.micro_batches)
+            for stage_pass, keys in lists.items()
+            for key in keys
+        )
+        if size:
+            yield f"{verb}: {size_text(size)} per {_flush(staged)}"
+
+
+def _flush(staged: Staged) -> str:
+    return "update" if staged.workload.training else "call"
+
+
+def _rhythm(staged: Staged) -> str:
+    schedule = staged.schedule
+    return (
+        f"schedule of one {_flush(staged)}: {_micros(staged)} in "
+        f"{_count(schedule.columns, 'column')}, bubble {schedule.bubble:.0%}"
+    )
+
+
+def _micros(staged: Staged) -> str:
+    count = staged.workload.micro_batches
+    return "1 micro-batch" if count == 1 else f"{count} micro-batches"
+
+
+def _grid(schedule: Schedule) -> list[str]:
+    if schedule.columns <= _WIDEST:
+        return str(schedule).splitlines()
+    shown = Schedule({chip: row[:_WIDEST] for chip, row in schedule.rows.items()})
+    width = max(map(len, str(shown).splitlines()))
+    return [f"{line:<{width}} ..." for line in str(shown).splitlines()]
+
+
+def _legend(staged: Staged) -> list[str]:
+    """What the letters of the schedule mean, as far as they occur."""
+    letters = {
+        "F": "1F0: forward of stage 1, micro-batch 0",
+        "B": "1B0: backward",
+        "U": "0U1: update of chip 0, round 1",
+        "L": "L, S: load from, store to streaming memory",
+    }
+    used = {letter for _, _, action in staged.schedule.cells() for letter in str(action)}
+    return ["; ".join(text for letter, text in letters.items() if letter in used)]

@@ -1,16 +1,18 @@
-"""Program: the static step as a small tree. It prints like what the user asked for."""
+"""Program: the static step as a small tree that prints like what the user asked for; its State."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
 
 from ..enums import OutputMode
 from .bundle import Bundle, View
 from .graph import Graph
 from .loops import Lanes, Loops
-from .slot import Kind, Slot
+from .slots import Kind, Slot
 
 
 class Axis(enum.StrEnum):
@@ -43,66 +45,66 @@ class Reduce:
     """Add tensors of one kind up over the processes, in place, one flat bucket after another.
 
     One that does not wait only begins; the next one waits for both.
-
-    Attributes:
-        kind: of the tensors: ``accum``, or ``squares`` of what processes have parts of.
-        operation: ``mean`` or ``sum``: whether the update divides by the number of processes too.
-        processes: how many add theirs.
-        buckets: what travels at once; its members are views of it.
-        waits: whether all is added up when the next node begins.
     """
 
-    kind: str
-    operation: str
+    kind: str  # accum, or squares of what processes have parts of
+    operation: str  # mean or sum: whether the update divides by the number of processes too
     processes: int
-    buckets: tuple[Bundle, ...] = ()
-    waits: bool = True
+    buckets: tuple[Bundle, ...] = ()  # what travels at once; its members are views of it
+    waits: bool = True  # whether all is added up when the next node begins
 
     @property
     def bytes(self) -> int:
-        """What each process adds."""
         return sum(bucket.slot.bytes for bucket in self.buckets)
+
+    def text(self, program: Program) -> str:
+        count = len(self.buckets)
+        buckets = f"{count} bucket{'' if count == 1 else 's'}, {self.bytes} bytes"
+        gradients = self.kind == Kind.ACCUM
+        what = f"reduce {self.kind}{'.*' if gradients else ''} {self.operation}"
+        nodes = (node for node in program.walk() if isinstance(node, Reduce))
+        early = sum(node.bytes for node in nodes if not node.waits)
+        when = ""
+        if not self.waits:
+            when = ", while the next graph runs"
+        elif gradients:
+            overlap = f"{early} bytes overlap" if early else "nothing overlaps"
+            when = f", after all gradients; {overlap}"
+        return f"{what} over {self.processes} processes  # {buckets}{when}{_divides(self)}"
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Weights of which each process updates a part, and keeps the optimizer's state of that part.
+    """Weights of which each process updates a part, with the optimizer's state of that part."""
 
-    Attributes:
-        whole: the weights behind one another, which every process has.
-        part: what each process updates of them: equally many elements, in the processes' order.
-    """
-
-    whole: Bundle
-    part: Slot
+    whole: Bundle  # the weights behind one another, which every process has
+    part: Slot  # what each process updates: equally many elements, in the processes' order
 
 
 @dataclass(frozen=True)
 class Scatter:
-    """Add tensors up over the processes; each keeps its part of the sums, and zeros around it.
+    """Add tensors up over the processes; each keeps its part of the sums, and zeros around it."""
 
-    Attributes:
-        operation: as of a reduction.
-        processes: how many add theirs.
-        pairs: what each process adds, and the part of it that it keeps.
-    """
-
-    operation: str
+    operation: str  # as of a Reduce
     processes: int
-    pairs: tuple[tuple[Slot, Slot], ...]
+    pairs: tuple[tuple[Slot, Slot], ...]  # what each process adds, and the part that it keeps
+
+    def text(self, _: Program) -> str:
+        size = sum(whole.bytes for whole, _ in self.pairs)
+        what = f"scatter accum.* {self.operation} over {self.processes} processes"
+        return f"{what}  # {size} bytes, of which each gets its part{_divides(self)}"
 
 
 @dataclass(frozen=True)
 class Gather:
-    """Put weights together of which each process has updated its part.
-
-    Attributes:
-        processes: how many there are.
-        shards: the weights.
-    """
+    """Put weights together of which each process has updated its part."""
 
     processes: int
     shards: tuple[Shard, ...]
+
+    def text(self, _: Program) -> str:
+        size = sum(shard.whole.slot.bytes for shard in self.shards)
+        return f"gather param.* over {self.processes} processes  # {size} bytes"
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,11 @@ class Emit:
         kept = loops.iterations // (period if mode is OutputMode.EveryN else 1)
         return kept * loops.accumulation * loops.replicas
 
+    def text(self, _: Program) -> str:
+        period = f" {self.period}" if self.mode is OutputMode.EveryN else ""
+        names = ", ".join(_families(self.slots)) or "nothing"
+        return f"emit {names} {self.mode.name.lower()}{period}"
+
 
 Node = Run | Repeat | Reduce | Scatter | Gather | Emit
 
@@ -138,26 +145,21 @@ class Program:
     """A whole call: loops around runs of graphs, then the results.
 
     Attributes:
-        body: the nodes, in order; the last is the Emit.
-        graphs: the graphs that runs name.
-        loops: the counts, for cutting batches and numbering replicas.
-        initial: first values of state that the update introduces, by slot key.
         lanes: what runs side by side, or None. Slots of batches and results then have a leading
             lane dimension, and those of state with a value for each replica a replica one.
         bundles: weights that share a storage. What graphs read and write is that, or where the
             processes keep parts the weights themselves.
     """
 
-    body: tuple[Node, ...]
-    graphs: Mapping[str, Graph]
+    body: tuple[Node, ...]  # the last is the Emit
+    graphs: Mapping[str, Graph]  # that runs name
     loops: Loops
-    initial: Mapping[str, float]
+    initial: Mapping[str, float]  # first values of state that the update introduces, by slot key
     lanes: Lanes | None = None
     bundles: tuple[Bundle, ...] = ()
 
     @property
     def emit(self) -> Emit:
-        """The last node."""
         last = self.body[-1]
         assert isinstance(last, Emit)
         return last
@@ -241,6 +243,75 @@ class Program:
                 stack.extend(reversed(node.body))
 
     def __str__(self) -> str:
-        from .text import program_text
+        return "\n".join(line for node in self.body for line in self._lines(node, ()))
 
-        return program_text(self)
+    def _lines(self, node: Node, axes: tuple[Axis, ...]) -> Iterator[str]:
+        if isinstance(node, Repeat):
+            yield f"repeat {node.count} {self._unit(node)}"
+            for child in node.body:
+                yield from (f"  {line}" for line in self._lines(child, (*axes, node.axis)))
+        elif isinstance(node, Run):
+            yield self._run_text(self.graphs[node.graph], axes)
+        else:
+            yield node.text(self)
+
+    def _unit(self, node: Repeat) -> str:
+        if node.axis is Axis.CHUNKS and self.lanes is not None:
+            micro_batches = node.count * self.lanes.count
+            return f"chunks of {self.lanes.count} lanes  # {micro_batches} micro-batches"
+        return node.axis if node.axis is not Axis.ACCUMULATION else "micro-batches"
+
+    def _run_text(self, graph: Graph, axes: tuple[Axis, ...]) -> str:
+        lanes = [f"{self.lanes.count} lanes"] if self.lanes is not None else []
+        index = ",".join([*(axis[0] for axis in axes), *lanes])
+        reads = [
+            f"batch[{index}]" if family == "batch.*" and index else family
+            for family in _families(graph.inputs)
+        ]
+        writes = [
+            f"{family} +=" if family == "accum.*" and graph.name == "micro" else family
+            for family in _families(graph.outputs)
+        ]
+        return f"run {graph.name}({', '.join(reads)}) -> {', '.join(writes)}"
+
+
+_ORDER = (
+    Kind.PARAM, Kind.BUFFER, Kind.CONSTANT, Kind.BATCH, Kind.GRADIENT, Kind.LOSS, Kind.OUTPUT,
+    Kind.ANCHOR, Kind.COUNTER, Kind.ACCUM, Kind.OPTSTATE, Kind.HYPER, Kind.RNG,
+    Kind.VALUE,
+)  # fmt: skip
+
+
+def _families(slots: Iterable[Slot]) -> list[str]:
+    """``param.*`` and so on, in the order of the kinds; a loss is just ``loss``."""
+    kinds = {slot.kind for slot in slots}
+    return ["loss" if kind is Kind.LOSS else f"{kind}.*" for kind in _ORDER if kind in kinds]
+
+
+def _divides(node: Reduce | Scatter) -> str:
+    return "; update divides" if node.operation == "mean" else ""
+
+
+@dataclass(eq=False)
+class State:
+    """The device's own copy of all that lives from call to call. The only mutable value.
+
+    Attributes:
+        tensors: by slot key, in the slot's ``device_shape``. They keep their identity: they are
+            only written in place, so executables may bind to them once.
+        rng: the state of the device's random generator, or None before it is seeded.
+        updates: optimizer updates done so far.
+    """
+
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    rng: torch.Tensor | None = None
+    updates: int = 0
+
+    def write(self, key: str, value: torch.Tensor) -> None:
+        """Copy a value into the tensor of that key, in place, to every replica."""
+        self.tensors[key].copy_(value.detach())
+
+    def read(self, slot: Slot, replica: int = 0) -> torch.Tensor:
+        """Return the tensor of a slot; of one replica where each has its own."""
+        value = self.tensors[slot.key]
+        return value[replica] if slot.replicas > 1 else value

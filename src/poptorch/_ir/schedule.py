@@ -9,11 +9,23 @@ go through the columns of the grid in step; what a chip sends arrives between tw
 from __future__ import annotations
 
 import enum
+import functools
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from xml.sax.saxutils import escape
 
-from .stage_pass import Direction, StagePass
+from .blocks import Direction, Stage, StagePass, stage_passes
+
+_CELL = 44, 26
+_MARGIN = 64, 8
+_COLOURS = {
+    Direction.FORWARD: "#9ecae1",
+    Direction.BACKWARD: "#fdae6b",
+    Direction.UPDATE: "#a1d99b",
+}
+_MOVED = "#d9d9d9"
 
 
 class Traffic(enum.StrEnum):
@@ -25,21 +37,25 @@ class Traffic(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Action:
-    """One cell of the grid.
-
-    Attributes:
-        stage_pass: what is done.
-        micro_batch: for which micro-batch; for updates 0.
-        traffic: None for the computation itself, else the traffic before or after it.
-    """
+    """One cell of the grid."""
 
     stage_pass: StagePass
-    micro_batch: int = 0
-    traffic: Traffic | None = None
+    micro_batch: int = 0  # for updates 0
+    traffic: Traffic | None = None  # None for the computation itself, else before or after it
 
     def __str__(self) -> str:
         number = "" if self.stage_pass.is_update else self.micro_batch
         return f"{self.traffic or ''}{self.stage_pass}{number}"
+
+    def describe(self) -> str:
+        """Return what it is in words, for pictures."""
+        number = self.stage_pass.stage
+        if self.stage_pass.is_update:
+            what = f"update on chip {number}, round {self.stage_pass.round}"
+        else:
+            direction = self.stage_pass.direction.name.lower()
+            what = f"{direction} of stage {number}, micro-batch {self.micro_batch}"
+        return f"{self.traffic.name.lower()} for {what}" if self.traffic else what
 
     @staticmethod
     def parse(text: str) -> Action:
@@ -71,7 +87,6 @@ class Schedule:
 
     @property
     def columns(self) -> int:
-        """Number of columns."""
         return max((len(row) for row in self.rows.values()), default=0)
 
     def cells(self) -> Iterator[tuple[int, int, Action]]:
@@ -115,19 +130,51 @@ class Schedule:
 
     def to_svg(self) -> str:
         """Return the grid as an SVG picture: a row for each chip, a column for each step."""
-        from .schedule_pictures import to_svg
-
-        return to_svg(self)
+        width, height = _CELL
+        left, top = _MARGIN
+        rows = list(self.rows)
+        size = left + self.columns * width + top, 2 * top + len(rows) * height
+        lines = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{size[0]}" height="{size[1]}" '
+            'font-family="monospace" font-size="11">',
+            *(
+                f'<text x="{top}" y="{top + i * height + height * 0.65:.1f}" fill="currentColor">'
+                f"chip {chip}</text>"  # the page's colour: it may be a dark one
+                for i, chip in enumerate(rows)
+            ),
+        ]
+        for column, chip, action in self.cells():
+            x, y = left + column * width, top + rows.index(chip) * height
+            colour = _MOVED if action.traffic else _COLOURS[action.stage_pass.direction]
+            lines.append(
+                f'<rect x="{x}" y="{y}" width="{width - 2}" height="{height - 2}" rx="3" '
+                f'fill="{colour}"><title>{escape(action.describe())}</title></rect>'
+                f'<text x="{x + width / 2 - 1}" y="{y + height * 0.65:.1f}" text-anchor="middle">'
+                f"{escape(str(action))}</text>"
+            )
+        return "\n".join([*lines, "</svg>\n"])
 
     def to_trace(self, microseconds: float = 1000.0) -> str:
-        """Return JSON that a browser's trace viewer opens, a thread for each chip.
+        """Return Chrome trace JSON, which browsers' trace viewers open, a thread for each chip.
 
         Args:
             microseconds: shown length of a column; the schedule itself knows no times.
         """
-        from .schedule_pictures import to_trace
-
-        return to_trace(self, microseconds)
+        events: list[dict[str, object]] = [
+            {"ph": "M", "name": "thread_name", "pid": 0, "tid": chip,
+             "args": {"name": f"chip {chip}"}}
+            for chip in self.rows
+        ]  # fmt: skip
+        events += [
+            {
+                "ph": "X", "name": str(action),
+                "cat": (action.traffic or action.stage_pass.direction).name.lower(),
+                "pid": 0, "tid": chip, "ts": column * microseconds, "dur": microseconds,
+                "args": {"what": action.describe()},
+            }
+            for column, chip, action in self.cells()
+        ]  # fmt: skip
+        return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, indent=1)
 
     @staticmethod
     def parse(text: str) -> Schedule:
@@ -150,3 +197,75 @@ def padded(rows: Mapping[int, Sequence[Action | None]]) -> dict[int, Row]:
     """Return the rows filled up to the same length."""
     columns = max((len(row) for row in rows.values()), default=0)
     return {chip: (*row, *[None] * (columns - len(row))) for chip, row in rows.items()}
+
+
+Keys = Mapping[StagePass, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Streaming:
+    """Tensors between chip and streaming memory: slot keys by pass."""
+
+    loads: Keys = field(default_factory=dict)  # brought to the chip before a pass
+    stores: Keys = field(default_factory=dict)  # taken off the chip after a pass
+    drops: Keys = field(default_factory=dict)  # freed after a pass; streaming memory has them
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a schedule has to get done, whatever its order: one update, or one call of inference."""
+
+    stages: tuple[Stage, ...]  # in forward order
+    micro_batches: int
+    training: bool
+    # passes whose results a pass reads, of the same micro-batch
+    needs: Mapping[StagePass, frozenset[StagePass]] = field(default_factory=dict)
+    updates: tuple[StagePass, ...] = ()  # in order
+    streaming: Streaming = field(default_factory=Streaming)
+
+    @property
+    def passes(self) -> list[StagePass]:
+        """The passes of one micro-batch, in order."""
+        return stage_passes(len(self.stages), self.training)
+
+    def chip_of(self, stage_pass: StagePass) -> int:
+        return stage_pass.stage if stage_pass.is_update else self.stages[stage_pass.stage].chip
+
+    @property
+    def chips(self) -> list[int]:
+        """Every chip that has something to do."""
+        return sorted({self.chip_of(each) for each in (*self.passes, *self.updates)})
+
+    @functools.cached_property
+    def fetches(self) -> Mapping[StagePass, list[StagePass]]:
+        """Passes whose stores the load of a pass brings back, by the pass that loads.
+
+        Of the same micro-batch where they come earlier, of the one before where they do not.
+        """
+        return {loading: list(self._stored_for(loading)) for loading in self.streaming.loads}
+
+    def _stored_for(self, loading: StagePass) -> Iterator[StagePass]:
+        wanted = set(self.streaming.loads[loading])
+        for storing, keys in self.streaming.stores.items():
+            same_chip = self.chip_of(storing) == self.chip_of(loading)
+            # What the update stores is for the next time around; but rounds follow one another.
+            too_late = storing.is_update and (not loading.is_update or loading <= storing)
+            if same_chip and wanted.intersection(keys) and not too_late:
+                yield storing
+
+    def with_traffic(self, stage_pass: StagePass, micro_batch: int = 0) -> list[Action]:
+        """Return the actions of a pass: loading, computing, storing."""
+        actions = [Action(stage_pass, micro_batch)]
+        if stage_pass in self.streaming.loads:
+            actions.insert(0, Action(stage_pass, micro_batch, Traffic.LOAD))
+        if stage_pass in self.streaming.stores:
+            actions.append(Action(stage_pass, micro_batch, Traffic.STORE))
+        return actions
+
+    def actions(self) -> Iterator[Action]:
+        """Yield everything that has to be done, once."""
+        for micro_batch in range(self.micro_batches):
+            for each in self.passes:
+                yield from self.with_traffic(each, micro_batch)
+        for each in self.updates:
+            yield from self.with_traffic(each)

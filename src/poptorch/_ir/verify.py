@@ -14,10 +14,9 @@ from ..enums import OutputMode
 from .graph import Graph
 from .operators import writes
 from .plan import Plan
-from .program import Gather, Program, Reduce, Repeat, Run, Scatter
-from .slot import Kind, Slot
+from .program import Gather, Program, Reduce, Repeat, Run, Scatter, State
+from .slots import Kind, Slot
 from .spec import Spec
-from .state import State
 
 RULES = {
     "G1": "a graph has one slot for every placeholder and one for every returned value",

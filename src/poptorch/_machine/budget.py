@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .._base.errors import Error
-from .._ir.plan_text import table
+from .._base.tables import table
 
 Profile = Mapping[str, Any]
 BUDGETS = ("memory", "cycles")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .._base import html
-from .._ir.plan_text import size_text, table
+from .._base.tables import size_text, table
 from .estimate import Culprit, Estimate
 
 FIGURES = ("items_per_second", "peak_bytes", "fits", "culprit", "bubble", "share_of_peak")

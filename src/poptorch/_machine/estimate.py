@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .._base import html
-from .._ir.plan_text import size_text, table
+from .._base.tables import size_text, table
 
 FORMAT = 2
 """Version of the JSON form."""

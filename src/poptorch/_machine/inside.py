@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 
 from torch import fx
 
-from .._ir.blocks import label_of, line_of, pass_of
+from .._ir.blocks import StagePass, label_of, line_of, pass_of
 from .._ir.graph import Graph
 from .._ir.operators import aten
-from .._ir.slot import Kind
-from .._ir.stage_pass import StagePass
+from .._ir.slots import Kind
 from .composites import work_of
 from .cycles import FREE, Chip, Cost, cost
 from .loops import loops_of

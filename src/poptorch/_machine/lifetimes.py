@@ -10,10 +10,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from .._ir.blocks import StagePass
+from .._ir.plan import PER_MICRO_BATCH, Staged
 from .._ir.schedule import Traffic
-from .._ir.slot import Kind, Slot
-from .._ir.stage_pass import StagePass
-from .._ir.staged import PER_MICRO_BATCH, Staged
+from .._ir.slots import Kind, Slot
 from .sizes import slot_bytes
 
 Event = tuple[StagePass, Traffic | None]

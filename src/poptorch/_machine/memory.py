@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from .._ir.blocks import StagePass
 from .._ir.schedule import Action
-from .._ir.slot import Kind, Slot
-from .._ir.stage_pass import StagePass
+from .._ir.slots import Kind, Slot
 from .lifetimes import Bundle, Effect, effects
 from .priced import PassPrice, Subject, off_chip, shares, waiting_values
 from .sizes import slot_bytes

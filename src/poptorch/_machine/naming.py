@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from torch import fx
 
 from .._base import source
-from .._ir.blocks import label_of, line_of
-from .._ir.slot import Kind, Slot
-from .._ir.stage_pass import StagePass
+from .._ir.blocks import StagePass, label_of, line_of
+from .._ir.slots import Kind, Slot
 from . import memory
 from .estimate import ChipEstimate, Culprit, LiveTensor
 from .memory import ChipMemory

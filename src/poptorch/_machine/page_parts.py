@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from .._ir.plan_text import size_text, table
+from .._base.tables import size_text, table
 from .budget import compare
 from .estimate import Advice
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from .._ir.blocks import StagePass
 from .._ir.graph import Graph
-from .._ir.placement import Location, Locations
+from .._ir.plan import Staged
 from .._ir.program import Emit
-from .._ir.slot import Kind, Slot
-from .._ir.spec import Spec
-from .._ir.stage_pass import StagePass
-from .._ir.staged import Staged
+from .._ir.slots import Kind, Slot
+from .._ir.spec import Location, Locations, Spec
 from .cycles import Chip
 from .inside import Inside, Known
 from .links import Fabric

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from .._ir.blocks import StagePass
 from .._ir.schedule import Action, Traffic
-from .._ir.slot import Kind
-from .._ir.stage_pass import StagePass
+from .._ir.slots import Kind
 from .priced import PassPrice, Subject, price_passes
 from .sizes import slot_bytes
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from .._ir.slot import Slot, narrowed
+from .._ir.slots import Slot, narrowed
 from .work import tensors
 
 

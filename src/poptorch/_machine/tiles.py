@@ -16,7 +16,7 @@ from torch import fx
 
 from .._ir.graph import Graph
 from .._ir.operators import aten, may_view
-from .._ir.slot import Kind
+from .._ir.slots import Kind
 from . import products
 from .cycles import Chip
 from .work import Work

@@ -15,7 +15,7 @@ from torch import fx
 
 from .._ir.graph import Graph
 from .._ir.operators import aten, draws, may_view
-from .._ir.slot import Kind
+from .._ir.slots import Kind
 from .cycles import Chip, temporary_bytes
 from .sizes import node_bytes
 from .work import Work, is_conversion_of_product, is_identity, tensors

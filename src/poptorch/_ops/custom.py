@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .._base.errors import Error
-from .._ir.slot import narrowed
+from .._ir.slots import narrowed
 from .library import copied, define
 
 Attributes = Mapping[str, Any]

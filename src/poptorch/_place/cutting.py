@@ -8,10 +8,9 @@ import torch
 from torch import fx
 
 from .._ir import slots
-from .._ir.graph import Graph, Identifiers
-from .._ir.modules import graph_module
-from .._ir.slot import Slot
-from .._ir.stage_pass import StagePass
+from .._ir.blocks import StagePass
+from .._ir.graph import Graph, graph_module, placeholder
+from .._ir.slots import Slot
 
 Inline = Callable[[fx.Node, StagePass], bool]
 
@@ -111,10 +110,9 @@ class Cutter:
         reads = [(n, s) for n, s in self._inputs.items() if n in used and n not in values]
         reads += [(node, self._value(node)) for node in values]
         made = fx.Graph()
-        names = Identifiers()
         mapping: dict[fx.Node, fx.Node] = {}
         for node, slot in reads:
-            mapping[node] = made.placeholder(names.new(slot.key))
+            mapping[node] = placeholder(made, slot.key)
             mapping[node].meta = {"val": node.meta.get("val")}
         for node in nodes:
             mapping[node] = made.node_copy(node, mapping.__getitem__)

@@ -9,8 +9,7 @@ import itertools
 from collections.abc import Sequence
 
 from .._base.errors import Error
-from .._ir.placement import Strategy
-from .._ir.spec import Spec
+from .._ir.spec import Spec, Strategy
 from .resolve import PlacedVisit
 
 LIMIT = 64

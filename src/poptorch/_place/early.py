@@ -13,10 +13,10 @@ from collections.abc import Collection
 import torch
 from torch import fx
 
+from .._ir.blocks import StagePass
 from .._ir.graph import Graph
 from .._ir.operators import aten, draws, may_view, storage_root
-from .._ir.slot import Kind
-from .._ir.stage_pass import StagePass
+from .._ir.slots import Kind
 from .._machine.composites import work_of
 from .cutting import Cutter
 

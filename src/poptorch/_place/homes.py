@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from torch import fx
 
 from .._base.errors import Error
-from .._ir.blocks import pass_of
+from .._ir.blocks import Stage, pass_of
 from .._ir.graph import Graph
-from .._ir.layout import Stage
-from .._ir.slot import Kind, Slot
+from .._ir.slots import Kind, Slot
 
 _EVERYWHERE = (Kind.HYPER, Kind.RNG)
 

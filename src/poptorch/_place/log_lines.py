@@ -6,12 +6,10 @@ import torch
 from torch import fx
 
 from .._base import log
-from .._ir.blocks import label_of, pass_of
+from .._ir.blocks import StagePass, label_of, pass_of
 from .._ir.graph import Graph
-from .._ir.layout import Layout
-from .._ir.placement import Placement, Strategy
-from .._ir.spec import Spec
-from .._ir.stage_pass import StagePass
+from .._ir.plan import Layout
+from .._ir.spec import Placement, Spec, Strategy
 
 _MODES = {
     Strategy.PIPELINED: "Pipelined",

@@ -8,9 +8,8 @@ from dataclasses import replace
 
 from torch import fx
 
-from .._ir.blocks import label_of, pass_of, relabel
+from .._ir.blocks import Direction, StagePass, label_of, pass_of, relabel
 from .._ir.graph import Graph
-from .._ir.stage_pass import Direction, StagePass
 
 
 def with_passes(graph: Graph, of_visit: Mapping[int, int], stages: int) -> Graph:

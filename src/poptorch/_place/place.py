@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from .._ir.blocks import Visit
 from .._ir.graph import Graph
-from .._ir.layout import Layout
+from .._ir.plan import Layout
 from .._ir.spec import Spec
 from .devices import check_batches, pipeline_depth, reserve
 from .homes import find_homes

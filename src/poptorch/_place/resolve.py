@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from .._base import log
 from .._base.errors import AssertionFailure, Error
 from .._ir.blocks import Visit
-from .._ir.placement import Placement, Strategy
+from .._ir.spec import Placement, Strategy
 from ..enums import AutoStage
 
 

@@ -6,12 +6,11 @@ from collections.abc import Collection, Mapping, Sequence
 
 from torch import fx
 
-from .._ir.blocks import is_kept, pass_of
+from .._ir.blocks import StagePass, is_kept, pass_of, stage_passes
 from .._ir.graph import Graph
-from .._ir.layout import Layout
 from .._ir.operators import draws, may_view
-from .._ir.slot import Kind, Slot
-from .._ir.stage_pass import StagePass, stage_passes
+from .._ir.plan import Layout
+from .._ir.slots import Kind, Slot
 from .cutting import Cutter
 from .homes import find_homes
 from .passes import completed

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 import torch
 from torch import fx
 
+from .._ir.blocks import Direction, StagePass
 from .._ir.graph import Graph
-from .._ir.slot import Kind, Slot
-from .._ir.stage_pass import Direction, StagePass
+from .._ir.slots import Kind, Slot
 from .cutting import Cutter
 
 Homes = Mapping[str, tuple[int, ...]]

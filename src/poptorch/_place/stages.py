@@ -8,10 +8,9 @@ from torch import fx
 
 from .._base import source
 from .._base.errors import Error
-from .._ir.blocks import OUTSIDE, label_of
+from .._ir.blocks import OUTSIDE, Stage, label_of
 from .._ir.graph import Graph
-from .._ir.layout import Stage
-from .._ir.placement import Placement, Strategy
+from .._ir.spec import Placement, Strategy
 from .resolve import PlacedVisit
 
 Key = tuple[int, ...]

@@ -10,14 +10,12 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
+from .._ir.blocks import Direction, StagePass
 from .._ir.graph import Graph
-from .._ir.layout import Layout
-from .._ir.placement import Location, Locations
-from .._ir.slot import Kind, Slot
-from .._ir.spec import Spec
-from .._ir.stage_pass import Direction, StagePass
-from .._ir.staged import values_read
-from .._ir.workload import Streaming
+from .._ir.plan import Layout, values_read
+from .._ir.schedule import Streaming
+from .._ir.slots import Kind, Slot
+from .._ir.spec import Location, Locations, Spec
 from ..enums import Liveness
 
 Graphs = Mapping[StagePass, Graph]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .._ir.schedule import Action, Schedule, Traffic
-from .._ir.stage_pass import StagePass
-from .._ir.workload import Workload
+from .._ir.blocks import StagePass
+from .._ir.schedule import Action, Schedule, Traffic, Workload
 
 
 class ScheduleError(AssertionError):

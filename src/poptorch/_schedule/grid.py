@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
-from .._ir.schedule import Action, Schedule, padded
-from .._ir.workload import Workload
+from .._ir.schedule import Action, Schedule, Workload, padded
 
 
 class Grid:

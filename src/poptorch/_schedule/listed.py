@@ -8,9 +8,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from .._ir.placement import Placement, Strategy
-from .._ir.schedule import Action, Schedule, Traffic
-from .._ir.workload import Workload
+from .._ir.schedule import Action, Schedule, Traffic, Workload
+from .._ir.spec import Placement, Strategy
 from ..enums import Liveness
 from .grid import Grid
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from .._ir.placement import Placement, Strategy
-from .._ir.schedule import Schedule
-from .._ir.workload import Workload
+from .._ir.schedule import Schedule, Workload
+from .._ir.spec import Placement, Strategy
 from .listed import phased, sharded
 from .pipelined import grouped, interleaved
 

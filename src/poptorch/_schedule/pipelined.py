@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from .._ir.schedule import Schedule
-from .._ir.stage_pass import Direction, StagePass
-from .._ir.workload import Workload
+from .._ir.blocks import Direction, StagePass
+from .._ir.schedule import Schedule, Workload
 from .grid import Grid
 
 

@@ -16,7 +16,7 @@ from .._base.errors import AssertionFailure, Error
 from .._capture import say_narrowed
 from .._ir import slots
 from .._ir.loops import Loops
-from .._ir.slot import Slot, narrowed
+from .._ir.slots import Slot, narrowed
 from .._ir.spec import Spec
 from .signature import Bound
 from .tensors import refuse_odd, row_strides

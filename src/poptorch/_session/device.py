@@ -15,9 +15,8 @@ from .._base.errors import Error
 from .._capture import Tied, tensors_of, untraced
 from .._compile import Compiled, agreement
 from .._ir import verify
-from .._ir.program import Program
-from .._ir.slot import Kind, Slot
-from .._ir.state import State
+from .._ir.program import Program, State
+from .._ir.slots import Kind, Slot
 from .edits import HostEdits
 from .elsewhere import Elsewhere
 from .reading import Reading

@@ -13,7 +13,7 @@ import torch
 
 from .. import _job
 from .._ir.plan import Plan
-from .._ir.slot import Kind
+from .._ir.slots import Kind
 
 _WHAT = "weights and state of stages"
 _UNMIRRORED = (Kind.OPTSTATE, Kind.RNG)

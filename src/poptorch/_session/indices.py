@@ -10,8 +10,8 @@ import torch
 from .._base import source
 from .._base.errors import Error
 from .._ir.indices import Range
-from .._ir.slot import Kind
-from .._ir.state import State
+from .._ir.program import State
+from .._ir.slots import Kind
 
 _COMPLAINT = re.compile("out of (range|bounds)")
 

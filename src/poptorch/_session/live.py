@@ -11,8 +11,7 @@ import torch
 from .. import _compile
 from .._base import log
 from .._base.errors import Error
-from .._ir.slot import Kind
-from .._ir.slots import NORM
+from .._ir.slots import NORM, Kind
 from .._ir.spec import Spec
 from .arguments import CompiledInputs
 from .counters import Stamped, Stamps

@@ -10,7 +10,7 @@ import torch
 
 from .. import _capture, _compile
 from .._base import source
-from .._ir.slot import Kind, Slot
+from .._ir.slots import Kind, Slot
 from .._ir.spec import Spec
 from .._machine.systems import ChipKind, System
 from .model import Task

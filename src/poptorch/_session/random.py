@@ -15,8 +15,8 @@ from .. import _job
 from .._base import log
 from .._base.errors import InvalidValue
 from .._ir import slots
+from .._ir.program import State
 from .._ir.spec import Spec
-from .._ir.state import State
 
 
 def first_state(seed: int) -> torch.Tensor:

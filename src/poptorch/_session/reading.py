@@ -14,7 +14,7 @@ from .._base.errors import Error
 from .._base.storage import address
 from .._ir import slots
 from .._ir.optim_spec import OptimSpec
-from .._ir.slot import Slot, narrowed
+from .._ir.slots import Slot, narrowed
 from .._ir.spec import Spec
 from .arguments import Inputs
 from .grouping import Grouping, Request

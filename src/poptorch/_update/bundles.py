@@ -14,9 +14,9 @@ import torch
 
 from .._ir import slots
 from .._ir.bundle import ALIGNMENT, Bundle, in_chunks, laid_out
+from .._ir.graph import SlotFunction
 from .._ir.optim_spec import OptimGroup, OptimSpec
-from .._ir.slot import Slot
-from .._ir.slot_function import SlotFunction
+from .._ir.slots import Slot
 
 _Tensors = Mapping[str, torch.Tensor]
 

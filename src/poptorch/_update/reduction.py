@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 
 from .._ir import slots
+from .._ir.graph import SlotFunction
 from .._ir.optim_spec import OptimSpec
-from .._ir.slot import Slot
-from .._ir.slot_function import SlotFunction
+from .._ir.slots import Slot
 from .._ir.spec import Reduction
 from ..enums import MeanReductionStrategy, ReductionType
 from .formulas import Scalar, is_constant, materialised, plus_scaled, storage_dtype

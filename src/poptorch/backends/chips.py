@@ -9,11 +9,11 @@ import torch
 from torch import fx
 
 from .._ir import slots
+from .._ir.blocks import StagePass
+from .._ir.plan import PER_MICRO_BATCH, RESULTS, Staged
+from .._ir.program import State
 from .._ir.schedule import Action, Traffic
-from .._ir.slot import Kind, Slot
-from .._ir.stage_pass import StagePass
-from .._ir.staged import PER_MICRO_BATCH, RESULTS, Staged
-from .._ir.state import State
+from .._ir.slots import Kind, Slot
 from .._ops import streams
 from . import stopwatch
 from .devices import Device, synchronise

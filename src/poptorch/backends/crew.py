@@ -16,11 +16,11 @@ import torch
 
 from .. import _job
 from .._base.errors import Error
+from .._ir.blocks import StagePass
+from .._ir.plan import Staged
 from .._ir.schedule import Action
-from .._ir.slot import Slot
+from .._ir.slots import Slot
 from .._ir.spec import Spec
-from .._ir.stage_pass import StagePass
-from .._ir.staged import Staged
 from .chips import Name, Replica
 
 _VALUES = "what stages hand to one another"

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._ir.modules import graph_module
+from .._ir.graph import graph_module
 
 
 @dataclass(frozen=True)

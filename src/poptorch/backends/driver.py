@@ -17,11 +17,9 @@ from .. import _job
 from .._base import interrupts
 from .._ir import slots
 from .._ir.loops import Loops
-from .._ir.plan import Plan
-from .._ir.program import Axis, Gather, Node, Program, Reduce, Repeat, Run, Scatter
-from .._ir.report import Report
-from .._ir.slot import Kind, Slot
-from .._ir.state import State
+from .._ir.plan import Plan, Report
+from .._ir.program import Axis, Gather, Node, Program, Reduce, Repeat, Run, Scatter, State
+from .._ir.slots import Kind, Slot
 from .._ops import streams
 from . import stopwatch
 from .prepare import GraphSignature

@@ -15,7 +15,7 @@ from torch import fx
 
 from .._ir.graph import Graph
 from .._ir.operators import storage_root
-from .._ir.slot import Kind, Slot
+from .._ir.slots import Kind, Slot
 
 aten = torch.ops.aten
 

@@ -8,9 +8,8 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from .._ir.graph import Graph
-from .._ir.plan import Plan
-from .._ir.report import Report
-from .._ir.state import State
+from .._ir.plan import Plan, Report
+from .._ir.program import State
 
 Progress = Callable[[float], None]
 Compiled = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]

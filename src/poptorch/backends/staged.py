@@ -15,11 +15,9 @@ import torch
 
 from .._base import interrupts
 from .._base.errors import Error
-from .._ir.plan import Plan
-from .._ir.report import Report
-from .._ir.slot import Kind
-from .._ir.staged import Staged
-from .._ir.state import State
+from .._ir.plan import Plan, Report, Staged
+from .._ir.program import State
+from .._ir.slots import Kind
 from .chips import Replica
 from .crew import Crew
 from .devices import at_home, devices

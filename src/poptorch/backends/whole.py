@@ -18,9 +18,8 @@ import torch
 
 from .._base import resources
 from .._ir.indices import premises
-from .._ir.program import Program
-from .._ir.slot import Kind
-from .._ir.state import State
+from .._ir.program import Program, State
+from .._ir.slots import Kind
 
 _LAST = ("step", "update")  # the graphs that end an update
 

@@ -15,7 +15,7 @@ from .._base import log
 from .._base.errors import StateError
 from .._ir import slots
 from .._ir.optim_spec import OptimGroup, OptimSpec
-from .._ir.slot import Slot
+from .._ir.slots import Slot
 from .numbers import number
 
 _Hypers = dict[str, float]

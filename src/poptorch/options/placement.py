@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .._base.errors import Error
-from .._ir.placement import Location, Locations, NamedStage, Placement, Strategy
+from .._ir.spec import Location, Locations, NamedStage, Placement, Strategy
 from ..enums import Liveness
 from .distributed import data_share
 from .strategies import (

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from ..._base import private
-from ..._ir.modules import graph_module
+from ..._ir.graph import graph_module
 from .order import OrderedReplay
 
 aten = torch.ops.aten
