@@ -22,10 +22,10 @@ import torch
 import poptorch
 from ipu_models import Answers, Mnist, Pretraining, ResNet50, TutorialCnn, on_chips
 from poptorch import _compile, _session
-from poptorch._machine.constants import DEFAULT, Constants
-from poptorch._machine.estimate import Estimate
-from poptorch._machine.pricing import device_seconds, price
-from poptorch._machine.systems import parse
+from poptorch._ipu_model.constants import DEFAULT, Constants
+from poptorch._ipu_model.estimate import Estimate
+from poptorch._ipu_model.pricing import device_seconds, price
+from poptorch._systems import parse
 
 FITTED = ("exchange_efficiency", "step", "call_seconds", "python_seconds")
 """What is fitted; ``Mark.FITTED`` in the table of constants."""

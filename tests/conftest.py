@@ -134,9 +134,9 @@ def _devices_of_earlier_tests() -> None:
 
 
 def _held() -> set[str]:
-    from poptorch._machine import pod
+    from poptorch import _pod
 
-    return {holder.token for holder in pod.holders() if holder.process.pid == os.getpid()}
+    return {holder.token for holder in _pod.holders() if holder.process.pid == os.getpid()}
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import poptorch
-from poptorch._machine import pod
+from poptorch import _pod
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ X = torch.ones(1, 2)
 def test_availability_is_presence_of_a_device_of_that_size(monkeypatch) -> None:
     sizes = (0, 1, 2, 3, 4)
     assert [n for n in sizes if poptorch.ipuHardwareIsAvailable(n)] == [1, 2]
-    lease = pod.acquire(2)
+    lease = _pod.acquire(2)
     assert poptorch.ipuHardwareIsAvailable(2)
     lease.release()
     monkeypatch.setenv("POPTORCH_IPU_MODEL", "1")
@@ -55,9 +55,9 @@ def test_the_version_is_the_generation(monkeypatch) -> None:
 @pytest.mark.spec("runtime", 1)
 def test_only_compiling_acquires() -> None:
     executor = model()
-    assert pod.holders() == []
+    assert _pod.holders() == []
     executor.compile(X)
-    assert len(pod.holders()) == 1
+    assert len(_pod.holders()) == 1
 
 
 @pytest.mark.spec("runtime", 11)
@@ -74,7 +74,7 @@ def test_two_executors_cannot_hold_one_device(monkeypatch) -> None:
     threading.Timer(0.3, first.detachFromDevice).start()
     second(X)  # waits
     assert not first.isAttachedToDevice()
-    assert [holder.device for holder in pod.holders()] == [0]
+    assert [holder.device for holder in _pod.holders()] == [0]
 
 
 @pytest.mark.spec("runtime", 34)
@@ -82,14 +82,14 @@ def test_a_device_is_held_from_acquisition_to_release() -> None:
     executors = [model(), model()]
     for executor in executors:
         executor(X)
-    assert sorted(holder.device for holder in pod.holders()) == [0, 1]
+    assert sorted(holder.device for holder in _pod.holders()) == [0, 1]
     with pytest.raises(poptorch.Error, match=r"Failed to acquire 1 IPU\(s\)"):
         model()(X)
     executors[0].destroy()
-    assert [holder.device for holder in pod.holders()] == [1]
+    assert [holder.device for holder in _pod.holders()] == [1]
     executors.pop()
     del executor
-    assert pod.holders() == []  # collected
+    assert _pod.holders() == []  # collected
 
 
 @pytest.mark.spec("runtime", 32)
@@ -104,7 +104,7 @@ def test_ids_are_the_machines_and_block_devices_the_models_own() -> None:
     opts = poptorch.Options().showCompilationProgressBar(False).deviceIterations(2)
     executor = poptorch.inferenceModel(Two(), opts.backend("reference").useIpuId(2))
     assert torch.equal(executor(torch.ones(2)), torch.full((2,), 3.0))
-    assert [(holder.device, holder.chips) for holder in pod.holders()] == [(2, (0, 1))]
+    assert [(holder.device, holder.chips) for holder in _pod.holders()] == [(2, (0, 1))]
 
 
 def test_a_machine_without_devices_still_simulates(monkeypatch) -> None:
@@ -113,7 +113,7 @@ def test_a_machine_without_devices_still_simulates(monkeypatch) -> None:
         model()(X)
     opts = poptorch.Options().showCompilationProgressBar(False).useIpuModel(True)
     poptorch.inferenceModel(torch.nn.Linear(2, 2), opts.backend("reference"))(X)
-    assert pod.holders() == []
+    assert _pod.holders() == []
 
 
 @pytest.mark.parametrize("count", ["2", 2.0, True, None])

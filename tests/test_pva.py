@@ -11,8 +11,9 @@ from torch import nn
 
 import poptorch
 import pva
-from poptorch._machine import profile, systems
-from poptorch._machine.estimate import Estimate
+from poptorch import _systems
+from poptorch._ipu_model import profile
+from poptorch._ipu_model.estimate import Estimate
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def priced() -> Estimate:
 @pytest.fixture(scope="module")
 def report(priced: Estimate, tmp_path_factory: pytest.TempPathFactory) -> pva.Report:
     measured = profile.Measured("here", 1.0, 3, (), 1)
-    content = profile.profile("net", priced, systems.KINDS["bow"], measured, {})
+    content = profile.profile("net", priced, _systems.KINDS["bow"], measured, {})
     path = tmp_path_factory.mktemp("reports") / "profile.json"
     path.write_text(json.dumps(content))
     return pva.openReport(str(path))

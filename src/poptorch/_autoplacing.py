@@ -12,7 +12,7 @@ from torch import nn
 from . import _session
 from ._base.errors import InvalidValue
 from ._base.tables import size_text, table
-from ._machine.systems import System, parse
+from ._systems import System, parse
 from .ops import BeginBlock, removeBlocks
 from .options import Options
 from .wrappers import inferenceModel, trainingModel

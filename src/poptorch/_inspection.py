@@ -13,8 +13,8 @@ import torch
 from . import _session
 from ._base.errors import AssertionFailure, Error
 from ._estimates import of_session
+from ._ipu_model.estimate import Estimate
 from ._ir.plan import Plan
-from ._machine.estimate import Estimate
 from ._session import CompiledInputs, Latency, Stamps, counters
 from .options import Options
 

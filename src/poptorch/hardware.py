@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from . import _systems
 from ._base.errors import AssertionFailure, InvalidType
-from ._machine import systems
 from .options.device_choice import model_from_environment
 
 
@@ -21,7 +21,7 @@ def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
     _, is_simulated = model_from_environment()
     if is_simulated:
         return False
-    return any(len(chips) == num_ipus for chips in systems.current().devices)
+    return any(len(chips) == num_ipus for chips in _systems.current().devices)
 
 
 def ipuHardwareVersion() -> int:
@@ -35,4 +35,4 @@ def ipuHardwareVersion() -> int:
             "No IPU hardware available",
             fix="ask poptorch.ipuHardwareIsAvailable() first",
         )
-    return systems.current().kind.generation
+    return _systems.current().kind.generation

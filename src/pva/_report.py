@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from poptorch._machine import profile
-from poptorch._machine.constants import DEFAULT
+from poptorch._ipu_model import profile
+from poptorch._ipu_model.constants import DEFAULT
 
 from ._programs import Program, of_pass
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from poptorch import _pod
 from poptorch._cli import info, monitor
 from poptorch._cli.boxes import box
-from poptorch._machine import pod
 
 CARDS = """\
 +---------------+---------------------------------------------------------------------------------+
@@ -45,20 +45,20 @@ def test_monitor_shows_devices_and_processes(capsys) -> None:
     assert "Partition: virtual-mk2-4 [active] has 4 reconfigurable IPUs" in text
     assert text.count("| M2000 |") == 4
     assert "No attached processes in partition virtual-mk2-4" in text
-    lease = pod.acquire(2)
+    lease = _pod.acquire(2)
     lines = output(monitor, capsys, "--no-card-info").splitlines()
     assert "Attached processes in partition virtual-mk2-4" in lines[1]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[5:-1]]
     assert [row[0] for row in rows] == [str(os.getpid())] * 2
     assert [row[4] for row in rows] == ["0", "1"]
     assert {row[5] for row in rows} == {"1330MHz"}
-    assert {row[1] for row in rows} == {pod.holders()[0].process.command}
+    assert {row[1] for row in rows} == {_pod.holders()[0].process.command}
     assert len({len(line) for line in lines}) == 1
     lease.release()
 
 
 def test_monitor_in_json(capsys) -> None:
-    lease = pod.acquire(1)
+    lease = _pod.acquire(1)
     facts = json.loads(output(monitor, capsys, "--json"))
     assert (facts["partition"], facts["ipus"], len(facts["cards"])) == ("virtual-mk2-4", 4, 4)
     (process,) = facts["processes"]
@@ -68,7 +68,7 @@ def test_monitor_in_json(capsys) -> None:
 
 
 def test_info_lists_devices(capsys) -> None:
-    lease = pod.acquire(2)
+    lease = _pod.acquire(2)
     lines = output(info, capsys, "--list-devices").splitlines()
     assert len(lines) == 7
     assert lines[3] == "Id 3: single, IPU 3"

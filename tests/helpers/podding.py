@@ -15,7 +15,7 @@ import sys, time, types
 package = types.ModuleType("poptorch")
 package.__path__ = [{str(SOURCE)!r}]
 sys.modules["poptorch"] = package
-from poptorch._machine import pod
+from poptorch import _pod
 """
 
 

@@ -56,7 +56,7 @@ SPLITTING = {
 }
 ROOMS = (
     "_ir", "_capture", "_update", "_place", "_schedule", "_compile", "backends", "optim",
-    "_machine", "_session",
+    "_ipu_model", "_session",
 )  # fmt: skip
 FILES = sorted(path for room in ROOMS for path in (PACKAGE / room).rglob("*.py"))
 KINDS = tuple(f"{kind}." for kind in Kind)

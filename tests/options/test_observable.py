@@ -14,13 +14,12 @@ import torch
 
 import popdist
 import poptorch
-from poptorch import _job, profiling
+from poptorch import _job, _pod, profiling
 from poptorch._base import env, keyed, log
 from poptorch._base.errors import Error
 from poptorch._cli import launching
 from poptorch._compile.code import default_store
 from poptorch._job.place import keeper
-from poptorch._machine import pod
 from poptorch.autocasting import Policy
 from poptorch.backends import allocator
 from poptorch.backends.inductor import toolchain
@@ -238,11 +237,11 @@ def waits_for_chips() -> list[bool]:
         asked.append(wait)
         return real(count, ident, False)
 
-    real, pod.acquire = pod.acquire, acquire
+    real, _pod.acquire = _pod.acquire, acquire
     try:
         adder()(torch.ones(1))
     finally:
-        pod.acquire = real
+        _pod.acquire = real
     return asked
 
 
@@ -290,7 +289,7 @@ VARIABLES: dict[str, tuple[dict[str, str], dict[str, str], Callable[[], Any]]] =
     "POPTORCH_IPU_MODEL_VERSION": ({"": "ipu1"}, {"POPTORCH_IPU_MODEL": "1"}, spec),
     "POPLAR_ENGINE_OPTIONS": ({"": '{"autoReport.all": "true"}'}, {}, spec),
     "POPTORCH_POD": ({"": "4"}, {}, lambda: poptorch.ipuHardwareIsAvailable(8)),
-    "POPTORCH_POD_DIR": ({"": "pod"}, {}, pod._folder),
+    "POPTORCH_POD_DIR": ({"": "pod"}, {}, _pod._folder),
     "POPTORCH_WAIT_FOR_IPU": ({"": "1"}, {}, waits_for_chips),
     "OMPI_COMM_WORLD_SIZE": ({"": "2"}, {}, processes),
     "OMPI_COMM_WORLD_RANK": (

@@ -15,8 +15,8 @@ from torch import nn
 
 import poptorch
 from poptorch._estimates import estimating
-from poptorch._machine import page, profile
-from poptorch._machine.estimate import Advice
+from poptorch._ipu_model import page, profile
+from poptorch._ipu_model.estimate import Advice
 
 
 class Net(nn.Module):

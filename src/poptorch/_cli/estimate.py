@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .._base.errors import Error
-from .._machine.systems import parse
+from .._systems import parse
 from .commands import add
 
 _OURS = ("--system", "--all", "--json", "--html")

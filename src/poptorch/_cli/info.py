@@ -8,9 +8,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from .. import _pod, _systems
 from .._base.errors import Error
-from .._machine import pod, systems
-from .._machine.systems import System
+from .._systems import System
 from .commands import quiet_when_closed, shown
 
 
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not chosen.list_devices and chosen.device_id is None:
         parser.error("choose --list-devices or --device-id N")
     try:
-        system = systems.current()
+        system = _systems.current()
         devices = _devices(system)
     except Error as error:
         print(error.message, file=sys.stderr)
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _devices(system: System) -> list[dict[str, Any]]:
-    busy = {chip: holder for holder in pod.holders(system) for chip in holder.chips}
+    busy = {chip: holder for holder in _pod.holders(system) for chip in holder.chips}
     return [
         {
             "id": number,

@@ -9,11 +9,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from .. import _pod, _systems
 from .._base.errors import Error
 from .._base.version import VERSION
-from .._machine import pod, systems
-from .._machine.pod import Holder
-from .._machine.systems import System
+from .._pod import Holder
+from .._systems import System
 from .boxes import box
 from .commands import quiet_when_closed, shown
 
@@ -39,8 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("-j", "--json", action="store_true", help="print JSON")
     chosen = parser.parse_args(arguments)
     try:
-        system = systems.current()
-        holders = pod.holders(system)
+        system = _systems.current()
+        holders = _pod.holders(system)
     except Error as error:
         print(error.message, file=sys.stderr)
         return 1

@@ -9,8 +9,8 @@ from typing import Any
 
 from .._base.errors import Error
 from .._base.visible import visible
-from .._machine import budget, page, profile
-from .._machine.page_parts import text
+from .._ipu_model import budget, page, profile
+from .._ipu_model.page_parts import text
 from .commands import add
 
 

@@ -6,19 +6,19 @@ from dataclasses import dataclass, field, replace
 
 from .. import _capture, _place
 from .._base.tracing import one_at_a_time
+from .._ipu_model.composites import work_of
+from .._ipu_model.constants import DEFAULT, Constants
+from .._ipu_model.cycles import Chip
+from .._ipu_model.estimate import Estimate
+from .._ipu_model.inside import Known
+from .._ipu_model.links import Fabric
+from .._ipu_model.priced import Subject
+from .._ipu_model.pricing import price
 from .._ir.graph import Graph
 from .._ir.optim_spec import OptimSpec
 from .._ir.plan import Layout, Staged
 from .._ir.spec import Locations, Runtime, Spec
-from .._machine.composites import work_of
-from .._machine.constants import DEFAULT, Constants
-from .._machine.cycles import Chip
-from .._machine.estimate import Estimate
-from .._machine.inside import Known
-from .._machine.links import Fabric
-from .._machine.priced import Subject
-from .._machine.pricing import price
-from .._machine.systems import System
+from .._systems import System
 from . import build, staged
 
 

@@ -7,10 +7,10 @@ import dataclasses
 from .. import _capture
 from .._base import log
 from .._base.resources import available_memory
+from .._ipu_model.liveness import peak_bytes
 from .._ir.loops import Lanes
 from .._ir.slots import Kind, Slot
 from .._ir.spec import Spec
-from .._machine.liveness import peak_bytes
 
 # Measured per micro-batch on two cores. Many rows at once leave the caches: the tutorial's
 # CNN, 64 micro-batches of 16, takes 0.50 ms with 4 lanes, 0.81 with 32 and 1.24 with all; a

@@ -5,15 +5,14 @@ from __future__ import annotations
 import collections
 from dataclasses import replace
 
-from .. import _capture, _place
+from .. import _capture, _place, _systems
 from .._base.errors import Error
 from .._base.tracing import one_at_a_time
 from .._ir.graph import Graph
 from .._ir.optim_spec import OptimSpec
 from .._ir.slots import Kind
 from .._ir.spec import Spec, Strategy
-from .._machine import systems
-from .._machine.systems import ChipKind, System
+from .._systems import ChipKind, System
 from .estimate import Capture, estimate, recomputed, updating_of
 from .staged import step_graphs
 
@@ -35,7 +34,7 @@ def shares(
         Error: the capture fails, or nothing fits.
     """
     micro = _capture.capture(request).graph
-    kind = systems.current().kind
+    kind = _systems.current().kind
     update = step_graphs(micro, spec, optim).update
     return _balanced(request, micro, update, spec, kind, chips, limit)
 

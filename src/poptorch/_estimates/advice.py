@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from .._base import log
+from .._ipu_model.constants import DEFAULT
+from .._ipu_model.estimate import Advice, Estimate
 from .._ir.spec import Spec
-from .._machine.constants import DEFAULT
-from .._machine.estimate import Advice, Estimate
-from .._machine.systems import parse
+from .._systems import parse
 from ..options.freeze import freeze
 from .repricing import Repricer
 

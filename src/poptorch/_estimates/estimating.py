@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .. import _session
-from .._machine.estimate import Estimate
-from .._machine.systems import parse
+from .._ipu_model.estimate import Estimate
+from .._systems import parse
 from ..options import Options
 from .advice import advice
 from .repricing import Repricer, session_of

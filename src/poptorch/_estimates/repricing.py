@@ -10,9 +10,9 @@ import torch
 
 from .. import _compile, _session
 from .._base.errors import Error
-from .._machine.estimate import Estimate
-from .._machine.links import POD
-from .._machine.systems import System, parse
+from .._ipu_model.estimate import Estimate
+from .._ipu_model.links import POD
+from .._systems import System, parse
 from ..options import Options, TensorLocationSettings
 from ..options.freeze import freeze
 

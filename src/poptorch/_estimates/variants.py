@@ -10,8 +10,8 @@ from tqdm import tqdm
 
 from .._base import log
 from .._base.errors import Error
-from .._machine.comparison import Variant, WhatIf, ranked, variant
-from .._machine.systems import parse
+from .._ipu_model.comparison import Variant, WhatIf, ranked, variant
+from .._systems import parse
 from .repricing import LOCATIONS, PRECISIONS, SETTINGS, Repricer, session_of
 
 if TYPE_CHECKING:

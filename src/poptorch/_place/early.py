@@ -13,11 +13,11 @@ from collections.abc import Collection
 import torch
 from torch import fx
 
+from .._ipu_model.composites import work_of
 from .._ir.blocks import StagePass
 from .._ir.graph import Graph
 from .._ir.operators import aten, draws, may_view, storage_root
 from .._ir.slots import Kind
-from .._machine.composites import work_of
 from .cutting import Cutter
 
 FEWEST_BYTES = 1 << 20

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 
 from torch import fx
 
+from .._ipu_model.cycles import node_cycles, value_bytes
 from .._ir.blocks import StagePass, Visit, label_of, pass_of, relabel
 from .._ir.graph import Graph
 from .._ir.operators import storage_root
 from .._ir.slots import Kind
-from .._machine.cycles import node_cycles, value_bytes
-from .._machine.systems import ChipKind
 from .._ops import annotate
+from .._systems import ChipKind
 from .passes import with_passes
 
 

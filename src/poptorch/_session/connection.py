@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from .. import _pod, _systems
 from .._base import env, log
 from .._base.errors import AssertionFailure
 from .._ir.spec import Spec
-from .._machine import pod, systems
 from ..enums import ConnectionType
 
-TILES = {kind.generation: kind.tiles for kind in systems.KINDS.values()}
+TILES = {kind.generation: kind.tiles for kind in _systems.KINDS.values()}
 
 
 class Connection:
     """At most one lease at a time."""
 
     def __init__(self) -> None:
-        self._lease: pod.Lease | None = None
+        self._lease: _pod.Lease | None = None
         self.attached = False
 
     def attach(self, spec: Spec, count: int) -> None:
@@ -35,7 +35,7 @@ class Connection:
             log.engine.debug("Instantiated device, running on IPU model with %d tiles", tiles)
         else:
             wait = env.get("POPTORCH_WAIT_FOR_IPU")
-            self._lease = pod.acquire(count, spec.runtime.ipu_id, wait)
+            self._lease = _pod.acquire(count, spec.runtime.ipu_id, wait)
             log.engine.debug("Acquired %d IPU(s): running on device %s", count, self._lease)
         self.attached = True
 

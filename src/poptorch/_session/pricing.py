@@ -12,7 +12,7 @@ from .. import _capture, _compile
 from .._base import source
 from .._ir.slots import Kind, Slot
 from .._ir.spec import Spec
-from .._machine.systems import ChipKind, System
+from .._systems import ChipKind, System
 from .model import Task
 from .signature import Bound
 

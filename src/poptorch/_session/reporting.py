@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from .. import _compile
 from .._base import log, processes, source
 from .._base.errors import Error
+from .._ipu_model import page, profile
+from .._ipu_model.estimate import Estimate
+from .._ipu_model.trace import Span, trace
 from .._ir.spec import Spec
-from .._machine import page, profile
-from .._machine.estimate import Estimate
-from .._machine.systems import KINDS, ChipKind, System, current
-from .._machine.trace import Span, trace
+from .._systems import KINDS, ChipKind, System, current
 from ..backends import Stopwatch, timing
 from .live import Live
 from .pricing import Captures

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from .._base import env
-from .._base.errors import Error
+from ._base import env
+from ._base.errors import Error
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from .._systems import ChipKind
 from .constants import Constants
-from .systems import ChipKind
 
 POD = 64
 """Chips that IPU-Links join at most."""

@@ -23,11 +23,11 @@ from typing import Any
 
 import filelock
 
-from .._base import archive, env, log
-from .._base.errors import Error
-from .._base.processes import ProcessIdentity
-from . import systems
-from .systems import System
+from . import _systems
+from ._base import archive, env, log
+from ._base.errors import Error
+from ._base.processes import ProcessIdentity
+from ._systems import System
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.05, 1.0
 _LOCK_SECONDS = 30.0
@@ -95,7 +95,7 @@ def acquire(count: int, ipu_id: int | None = None, wait: bool = False) -> Lease:
     """
     if count == 0:
         return Lease(None, (), lambda: None)
-    system = systems.current()
+    system = _systems.current()
     wanted = _candidates(system, count, ipu_id)
     pause = _FIRST_WAIT
     while True:
@@ -121,7 +121,7 @@ def holders(system: System | None = None) -> list[Holder]:
         Error: the file in which they are bookkept cannot be read.
     """
     try:
-        entries = _read(_path(system or systems.current()))
+        entries = _read(_path(system or _systems.current()))
     except (_Unusable, OSError) as error:
         raise Error(
             "The file or directory in which devices are bookkept cannot be used",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import poptorch
-from poptorch._machine import systems
-from poptorch._machine.systems import KINDS, System
+from poptorch import _systems
+from poptorch._systems import KINDS, System
 
 
 def test_groups_have_ids_after_the_single_chips() -> None:
@@ -27,11 +27,11 @@ def test_the_smallest_devices_that_do() -> None:
 
 def test_the_environment_describes_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("POPTORCH_POD", raising=False)
-    assert systems.current() == System(KINDS["mk2"], 64)
+    assert _systems.current() == System(KINDS["mk2"], 64)
     monkeypatch.setenv("POPTORCH_POD", "bow:16")
-    assert systems.current() == System(KINDS["bow"], 16)
-    assert systems.current().name == "virtual-bow-16"
+    assert _systems.current() == System(KINDS["bow"], 16)
+    assert _systems.current().name == "virtual-bow-16"
     for wrong in ("many", "gpu:4", "mk2:", "-1"):
         monkeypatch.setenv("POPTORCH_POD", wrong)
         with pytest.raises(poptorch.Error, match="POPTORCH_POD describes no system"):
-            systems.current()
+            _systems.current()

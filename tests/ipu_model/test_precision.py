@@ -20,11 +20,11 @@ from torch import nn
 
 import poptorch
 from poptorch._estimates.repricing import Repricer
-from poptorch._machine.constants import DEFAULT
-from poptorch._machine.estimate import Estimate
-from poptorch._machine.products import plan
-from poptorch._machine.systems import KINDS, parse
-from poptorch._machine.work import Product
+from poptorch._ipu_model.constants import DEFAULT
+from poptorch._ipu_model.estimate import Estimate
+from poptorch._ipu_model.products import plan
+from poptorch._ipu_model.work import Product
+from poptorch._systems import KINDS, parse
 
 sizes = st.integers(1, 4096)
 products = st.builds(

@@ -16,7 +16,7 @@ from torch import fx
 
 from .._ir.blocks import label_of, memory_share_of
 from .._ir.operators import aten, draws, may_view
-from .loops import is_known, loops_of
+from .element_cycles import is_known, loops_of
 
 _HALF = (torch.float16, torch.bfloat16)
 

@@ -17,7 +17,8 @@ from torch import nn
 
 import poptorch
 from helpers import patience
-from poptorch._machine import budget, figures, page, page_parts, profile, systems
+from poptorch import _systems
+from poptorch._ipu_model import budget, figures, page, page_parts, profile
 
 VIEWS = ("summary", "memory", "liveness", "schedule", "operators", "program", "measured",
          "settings", "comparison")  # fmt: skip
@@ -39,7 +40,7 @@ def content() -> dict[str, Any]:
         (profile.OperatorTime("F", "aten.addmm", "0", "net.py:3", 2, 0.0625),),
     )
     measured = profile.Measured("</script><b>", 1.0, 2, calls, 1 << 20, *times)
-    made = profile.profile("net", priced, systems.KINDS["bow"], measured, {"loops.replicas": "1"})
+    made = profile.profile("net", priced, _systems.KINDS["bow"], measured, {"loops.replicas": "1"})
     made["estimated"] = priced.to_dict()
     return made
 

@@ -18,7 +18,7 @@ from .._ir.operators import aten
 from .._ir.slots import Kind
 from .composites import work_of
 from .cycles import FREE, Chip, Cost, cost
-from .loops import loops_of
+from .element_cycles import loops_of
 from .tiles import blocks
 from .transient import Course, Transient, accumulating, course, seeded_values
 from .work import NOTHING, Halves, Work, tensors

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from .._systems import ChipKind
 from . import products
 from .composites import work_of
 from .constants import DEFAULT, Constants
-from .systems import ChipKind
 from .work import NOTHING, Work, tensors
 
 

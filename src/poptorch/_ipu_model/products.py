@@ -13,8 +13,8 @@ import itertools
 import math
 from dataclasses import dataclass
 
+from .._systems import ChipKind
 from .constants import Constants
-from .systems import ChipKind
 from .work import Product
 
 

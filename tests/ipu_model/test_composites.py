@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import poptorch
-from poptorch._machine.estimate import Estimate
+from poptorch._ipu_model.estimate import Estimate
 
 
 class Calls(nn.Module):

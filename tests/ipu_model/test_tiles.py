@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import poptorch
-from poptorch._machine.estimate import Estimate
-from poptorch._machine.tiles import Tiles
+from poptorch._ipu_model.estimate import Estimate
+from poptorch._ipu_model.tiles import Tiles
 
 
 def test_blocks_lie_from_the_first_tile_on_and_none_gets_lost() -> None:

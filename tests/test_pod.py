@@ -14,11 +14,11 @@ import pytest
 import poptorch
 from helpers.patience import HANGS, eventually
 from helpers.podding import start
+from poptorch import _pod, _systems
 from poptorch._base.processes import ProcessIdentity
-from poptorch._machine import pod, systems
 
 HOLD = """
-lease = pod.acquire({count})
+lease = _pod.acquire({count})
 print(*lease.chips, flush=True)
 time.sleep(60)
 """
@@ -26,7 +26,7 @@ time.sleep(60)
 
 FORKING = """
 import os
-lease = pod.acquire(4)
+lease = _pod.acquire(4)
 if os.fork() == 0:
     sys.stdin.read()
     os._exit(0)
@@ -35,12 +35,12 @@ time.sleep(60)
 """
 COPYING = """
 import os
-lease = pod.acquire(1)
+lease = _pod.acquire(1)
 if os.fork() == 0:
     lease.release()
     sys.exit(0)
 os.wait()
-print(len(pod.holders()))
+print(len(_pod.holders()))
 """
 
 
@@ -51,26 +51,26 @@ def _own_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def held() -> list[int]:
-    return sorted(chip for holder in pod.holders() for chip in holder.chips)
+    return sorted(chip for holder in _pod.holders() for chip in holder.chips)
 
 
 def test_leases_hold_different_chips_until_released() -> None:
-    one, two = pod.acquire(1), pod.acquire(2)
+    one, two = _pod.acquire(1), _pod.acquire(2)
     assert (one.chips, one.device_id) == ((0,), 0)
     assert (two.chips, two.device_id) == ((2, 3), 5)  # 0 and 1 are no longer both free
     assert held() == [0, 2, 3]
-    holder = pod.holders()[0]
+    holder = _pod.holders()[0]
     assert (holder.process.pid, holder.process.lives) == (os.getpid(), True)
     one.release()
     one.release()
     assert held() == [2, 3]
-    assert pod.acquire(2).chips == (0, 1)
+    assert _pod.acquire(2).chips == (0, 1)
 
 
 def test_a_lease_that_is_forgotten_is_given_back() -> None:
-    lease = pod.acquire(4)
+    lease = _pod.acquire(4)
     with pytest.raises(poptorch.Error, match=r"Failed to acquire 1 IPU\(s\)") as caught:
-        pod.acquire(1)
+        _pod.acquire(1)
     assert f"held by process {os.getpid()}" in str(caught.value)
     assert "POPTORCH_WAIT_FOR_IPU=1" in str(caught.value)
     del lease
@@ -79,24 +79,24 @@ def test_a_lease_that_is_forgotten_is_given_back() -> None:
 
 
 def test_nothing_needs_nothing() -> None:
-    lease = pod.acquire(0)
+    lease = _pod.acquire(0)
     assert (lease.chips, lease.device_id, held()) == ((), None, [])
     lease.release()
 
 
 def test_an_id_names_a_device(caplog: pytest.LogCaptureFixture) -> None:
-    lease = pod.acquire(4, ipu_id=6)
+    lease = _pod.acquire(4, ipu_id=6)
     assert (lease.chips, str(lease)) == ((0, 1, 2, 3), "Id 6")
     with pytest.raises(poptorch.Error, match="Failed to acquire device Id 2"):
-        pod.acquire(1, ipu_id=2)
+        _pod.acquire(1, ipu_id=2)
     lease.release()
     with pytest.raises(poptorch.Error, match="Failed to acquire device Id 7") as caught:
-        pod.acquire(1, ipu_id=7)
+        _pod.acquire(1, ipu_id=7)
     assert "the ids of virtual-mk2-4 are 0 to 6" in str(caught.value)
     with pytest.raises(poptorch.Error, match="Expected at least replication factor"):
-        pod.acquire(2, ipu_id=0)
+        _pod.acquire(2, ipu_id=0)
     with caplog.at_level("WARNING", logger="poptorch:cpp"):
-        assert pod.acquire(1, ipu_id=5).chips == (2, 3)
+        assert _pod.acquire(1, ipu_id=5).chips == (2, 3)
     assert "1 are unused" in caplog.text
 
 
@@ -105,12 +105,12 @@ def test_what_the_system_never_has_fails_at_once_even_when_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(poptorch.Error, match="No device found on the system with 8 IPUs"):
-        pod.acquire(8, wait=True)
+        _pod.acquire(8, wait=True)
     with pytest.raises(poptorch.Error, match="Failed to acquire device Id 99"):
-        pod.acquire(1, ipu_id=99, wait=True)
+        _pod.acquire(1, ipu_id=99, wait=True)
     monkeypatch.setenv("POPTORCH_POD", "0")
     with pytest.raises(poptorch.Error, match="No IPU detected in the system") as caught:
-        pod.acquire(1, wait=True)
+        _pod.acquire(1, wait=True)
     assert "gc-monitor" in str(caught.value)
 
 
@@ -119,11 +119,11 @@ def test_a_killed_holder_holds_nothing() -> None:
     holder = start(HOLD.format(count=4))
     assert holder.stdout.readline().split() == ["0", "1", "2", "3"]
     with pytest.raises(poptorch.Error, match=f"process {holder.pid}"):
-        pod.acquire(1)
+        _pod.acquire(1)
     os.kill(holder.pid, signal.SIGKILL)
     # Not waited for: it is still in the table of processes, as a zombie.
     assert eventually(lambda: not held())
-    assert pod.acquire(4).chips == (0, 1, 2, 3)
+    assert _pod.acquire(4).chips == (0, 1, 2, 3)
     holder.communicate()
 
 
@@ -134,7 +134,7 @@ def test_the_holders_children_do_not_hold_for_it() -> None:
     assert held() == [0, 1, 2, 3]
     holder.kill()
     holder.wait()
-    assert pod.acquire(4).chips == (0, 1, 2, 3)
+    assert _pod.acquire(4).chips == (0, 1, 2, 3)
     holder.communicate()  # lets the child end
 
 
@@ -146,7 +146,7 @@ def test_a_forked_copy_of_a_lease_gives_nothing_back() -> None:
 
 
 WAITER = """
-lease = pod.acquire(4, wait=True)
+lease = _pod.acquire(4, wait=True)
 print(lease.device_id, time.monotonic(), end=" ", flush=True)
 time.sleep(0.1)
 print(time.monotonic(), flush=True)
@@ -171,7 +171,7 @@ def test_eight_processes_wait_for_four_chips_each() -> None:
 
 
 def test_a_number_that_was_given_to_another_process_is_no_holder() -> None:
-    pod.acquire(1).release()
+    _pod.acquire(1).release()
     path = Path(os.environ["POPTORCH_POD_DIR"]) / "virtual-mk2-4.json"
     entry = {
         "device": 0, "chips": [0], "since": 0.0, "token": "old",
@@ -179,7 +179,7 @@ def test_a_number_that_was_given_to_another_process_is_no_holder() -> None:
     }  # fmt: skip
     path.write_text(json.dumps([entry]))
     assert held() == []
-    assert pod.acquire(1).chips == (0,)
+    assert _pod.acquire(1).chips == (0,)
     assert "old" not in path.read_text()
 
 
@@ -188,8 +188,8 @@ def test_a_link_in_a_shared_folder_is_not_written_through(tmp_path: Path) -> Non
     mine = tmp_path / "mine"
     mine.write_text("mine")
     (tmp_path / "pod").mkdir()
-    (tmp_path / "pod" / f"{systems.current().name}.{os.getpid()}").symlink_to(mine)
-    lease = pod.acquire(1)
+    (tmp_path / "pod" / f"{_systems.current().name}.{os.getpid()}").symlink_to(mine)
+    lease = _pod.acquire(1)
     assert held() == [0]
     lease.release()
     assert mine.read_text() == "mine"
@@ -200,8 +200,8 @@ def test_an_unusable_directory_is_one_warning(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     own: list[tempfile.TemporaryDirectory[str]] = []
-    monkeypatch.setattr(pod, "_own", own)
-    entry = tmp_path / f"{systems.current().name}.json"
+    monkeypatch.setattr(_pod, "_own", own)
+    entry = tmp_path / f"{_systems.current().name}.json"
     if place == "a file":
         (tmp_path / "file").write_text("")
         tmp_path /= "file"
@@ -217,11 +217,11 @@ def test_an_unusable_directory_is_one_warning(
     else:
         entry.mkdir()
     monkeypatch.setenv("POPTORCH_POD_DIR", str(tmp_path))
-    first = pod.acquire(1)
+    first = _pod.acquire(1)
     with pytest.raises(poptorch.Error, match="Failed to acquire"):  # still known in this process
-        pod.acquire(systems.current().chips)
+        _pod.acquire(_systems.current().chips)
     first.release()
-    pod.acquire(systems.current().chips).release()
+    _pod.acquire(_systems.current().chips).release()
     assert caplog.text.count("POPTORCH_POD_DIR") == 1
     own[0].cleanup()
 
@@ -237,15 +237,15 @@ def test_this_process_lives_and_one_that_ended_does_not() -> None:
 def test_collecting_a_lease_while_another_is_acquired_loses_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    first = pod.acquire(1)
-    write, released = pod._write, []
+    first = _pod.acquire(1)
+    write, released = _pod._write, []
 
     def collect_then_write(path, present):
         if not released:
             released.append(first.release())
         write(path, present)
 
-    monkeypatch.setattr(pod, "_write", collect_then_write)
-    second = pod.acquire(1)
+    monkeypatch.setattr(_pod, "_write", collect_then_write)
+    second = _pod.acquire(1)
     assert held() == list(second.chips)
-    assert systems.current().chips == 4
+    assert _systems.current().chips == 4

@@ -26,8 +26,8 @@ import torch
 from .._base import archive
 from .._base.errors import Error
 from .._base.version import VERSION
+from .._systems import ChipKind, parse
 from .estimate import Estimate
-from .systems import ChipKind, parse
 
 FORMAT = 2
 NAME = "profile.json"

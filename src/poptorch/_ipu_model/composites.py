@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from torch import fx
 
-from .loops import loops_of
+from .element_cycles import loops_of
 from .work import Halves, Product, Work, shape_of, simple, tensors
 
 Price = Callable[[fx.Node, Halves], Work]
