@@ -17,7 +17,7 @@ from torch._inductor.exc import CppCompileError
 import poptorch
 from helpers.wrapped import normal, options
 from poptorch._base import private
-from poptorch._compile import code, tiers
+from poptorch._compile import cache, tiers
 from poptorch.backends.inductor import compiler, processor, sources
 
 pytestmark = pytest.mark.slow
@@ -59,8 +59,8 @@ def test_a_compiler_that_does_not_know_the_instructions(
 
 def compiled_here(folder: Path, monkeypatch) -> tuple[poptorch.PoplarExecutor, torch.Tensor]:
     """A model that this process compiles with its next call, nothing cached, and its input."""
-    monkeypatch.setattr(tiers._cores, "idle", lambda: 0.0)  # or a process beside would compile
-    monkeypatch.setattr(code, "_loaded", {})
+    monkeypatch.setattr(tiers._cores, "idle", lambda: 0.0)  # or another process would compile
+    monkeypatch.setattr(cache, "_loaded", {})
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
     net = nn.Sequential(nn.Linear(4, 20), nn.GELU())
     return poptorch.inferenceModel(net, options().backend("optimise")), normal(3, 4)

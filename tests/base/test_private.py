@@ -15,7 +15,7 @@ from helpers import programs
 from helpers.wrapped import normal, options
 from poptorch._base import private
 from poptorch._capture import substitutes
-from poptorch._compile import code, worker
+from poptorch._compile import cache, helper
 from poptorch.backends.inductor import library
 from poptorch.backends.inductor.backend import Inductor
 
@@ -162,7 +162,7 @@ def test_the_reference_backend_takes_the_place_of_compiled_code(
     backend: str, monkeypatch, caplog, tmp_path
 ) -> None:
     remove(NAMES_OF[private.COMPILER][0], monkeypatch)
-    monkeypatch.setattr(code, "_loaded", {})
+    monkeypatch.setattr(cache, "_loaded", {})
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     model = poptorch.inferenceModel(nn.Linear(4, 2), options().backend(backend))
     x = normal(3, 4)
@@ -178,9 +178,9 @@ def test_a_compiler_process_says_it_too(monkeypatch, tmp_path) -> None:
     model(normal(3, 4))
     (graph,) = model.plan().program.graphs.values()
     remove(NAMES_OF[private.COMPILER][0], monkeypatch)
-    encoded = worker.serial.encode(graph)
-    outcome, why = worker._compile("key", encoded, Inductor(), code.Store(tmp_path))
-    assert outcome == worker.FAILED
+    encoded = helper.serial.encode(graph)
+    outcome, why = helper.compiled("key", encoded, Inductor(), cache.Store(tmp_path))
+    assert outcome == helper.FAILED
     assert VERSION in why
 
 

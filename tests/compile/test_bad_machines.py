@@ -13,7 +13,7 @@ from torch import nn
 import poptorch
 from helpers.patience import eventually
 from poptorch._base import folders
-from poptorch._compile import cache, code, tiers
+from poptorch._compile import cache, tiers
 
 COMPILERS = {
     "fails": "echo 'fatal error: on strike' >&2; exit 1",
@@ -36,7 +36,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code, "_loaded", {})
+    monkeypatch.setattr(cache, "_loaded", {})
     monkeypatch.setattr(tiers, "SHARE", 0.0)
     folders.of_the_process.cache_clear()
 

@@ -13,7 +13,7 @@ from torch import fx, nn
 import poptorch
 from helpers.wrapped import normal, options
 from poptorch._base import archive, folders, keyed
-from poptorch._compile import code, serial, tiers
+from poptorch._compile import cache, serial, tiers
 from poptorch._ir import slots
 from poptorch._ir.graph import Graph
 from poptorch.backends.inductor import Inductor, backend
@@ -44,7 +44,7 @@ def keys(inner="layer", factor=2.0, rows=8, lr=0.1, iterations=1, momentum=0.0) 
     training = poptorch.trainingModel(net, opts, optimizer)
     training.compile(normal(rows * iterations, 4), normal(rows * iterations, 2))
     graphs = training.plan().program.graphs.values()
-    return [code.key_of(graph, BUILDER) for graph in graphs]
+    return [cache.key_of(graph, BUILDER) for graph in graphs]
 
 
 @pytest.mark.parametrize(
@@ -85,20 +85,20 @@ class Builder:
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch) -> code.Store:
-    monkeypatch.setattr(code, "_loaded", {})
+def store(tmp_path: Path, monkeypatch) -> cache.Store:
+    monkeypatch.setattr(cache, "_loaded", {})
     monkeypatch.setattr(Builder, "built", 0)
-    return code.Store(tmp_path / "store")
+    return cache.Store(tmp_path / "store")
 
 
 def test_damaged_code_is_made_again(store, monkeypatch, caplog) -> None:
     assert store.function("key", None, Builder())([]) == [1]
-    monkeypatch.setattr(code, "_loaded", {})
+    monkeypatch.setattr(cache, "_loaded", {})
     assert store.function("key", None, Builder())([]) == [2]
     data = bytearray(store.path("key").read_bytes())
     data[data.index(b"code", 200)] ^= 1
     store.path("key").write_bytes(data)
-    monkeypatch.setattr(code, "_loaded", {})
+    monkeypatch.setattr(cache, "_loaded", {})
     assert store.function("key", None, Builder())([]) == [1]
     assert Builder.built == 2
     assert "is made again" in caplog.text
@@ -108,19 +108,19 @@ def test_a_full_disk_is_a_warning(store, monkeypatch, caplog) -> None:
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(code.archive, "write", full)
+    monkeypatch.setattr(cache.archive, "write", full)
     assert store.function("key", None, Builder())([]) == [1]
     assert "No space left on device" in caplog.text
 
 
 def test_a_folder_of_others_is_not_used(tmp_path, monkeypatch, caplog) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    assert code.default_store().folder == tmp_path / "poptorch"
+    assert cache.default_store().folder == tmp_path / "poptorch"
     assert (tmp_path / "poptorch").stat().st_mode & 0o777 == 0o700
     (tmp_path / "poptorch").chmod(0o777)
-    own = code.default_store()
+    own = cache.default_store()
     assert own.folder != tmp_path / "poptorch"
-    assert own.folder == code.default_store().folder
+    assert own.folder == cache.default_store().folder
     assert caplog.text.count("others can write to") == 1
 
 
@@ -139,7 +139,7 @@ def test_code_of_strangers_is_made_again(wrong, store, tmp_path, monkeypatch, ca
     assert store.function("key", None, Builder())([]) == [1]
     assert len(caplog.records) == 1
     assert "does not carry this user's digest" in caplog.text
-    monkeypatch.setattr(code, "_loaded", {})
+    monkeypatch.setattr(cache, "_loaded", {})
     assert store.function("key", None, Builder())([]) == [2]  # it was written over
     assert len(caplog.records) == 1
 
@@ -158,7 +158,7 @@ def test_a_key_that_others_can_read_is_none(store, tmp_path, monkeypatch, caplog
         caplog.clear()
         assert store.function("key", None, Builder())([]) == [1]
         assert not store.path("key").exists()
-        monkeypatch.setattr(code, "_loaded", {})
+        monkeypatch.setattr(cache, "_loaded", {})
         assert len(caplog.records) == 1
         assert "there is no key to mark it with" in caplog.text
         assert keyed.digest("name", b"code") != mine
@@ -172,21 +172,21 @@ def test_the_users_folder_is_below_one_where_nobody_else_writes(
     own = tmp_path / f"poptorch-code-{os.getuid()}"
     before = os.umask(0)
     try:
-        assert code.default_store().folder == own / "poptorch"
+        assert cache.default_store().folder == own / "poptorch"
     finally:
         os.umask(before)
     assert own.stat().st_mode & 0o777 == 0o700
     own.chmod(0o777)  # as somebody else may have made it
     folders.of_the_process.cache_clear()
-    assert code.default_store().folder != own / "poptorch"
+    assert cache.default_store().folder != own / "poptorch"
     assert "others can write to it" in caplog.text
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
 def test_folders_of_another_user(tmp_path, monkeypatch, caplog) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    os.chown(code.default_store().folder, 12345, 12345)
-    assert code.default_store().folder != tmp_path / "poptorch"
+    os.chown(cache.default_store().folder, 12345, 12345)
+    assert cache.default_store().folder != tmp_path / "poptorch"
     assert "it belongs to another user" in caplog.text
     path = tmp_path / "key"
     monkeypatch.setenv("POPTORCH_KEY_FILE", str(path))
@@ -224,8 +224,8 @@ def test_a_graph_without_a_text_form_is_compiled_and_not_kept(store) -> None:
     part = Graph("odd", fx.GraphModule({}, graph), (slot,), ())
     with pytest.raises(TypeError):
         serial.encode(part)
-    assert code.key_of(part, BUILDER) is None
-    odd = tiers.Code.__new__(tiers.Code)
+    assert cache.key_of(part, BUILDER) is None
+    odd = tiers.PlanCode.__new__(tiers.PlanCode)
     odd.keys, odd.graphs, odd.store = {"odd": None}, {"odd": part}, store
     assert odd.missing() == {}
-    assert odd.kept() == {}
+    assert odd.ready() == []

@@ -14,25 +14,27 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers.wrapped import options
 from poptorch import backends
-from poptorch._compile import cache, code, helper, tiers
+from poptorch._compile import cache, helper, tiers
 from poptorch.options.freeze import backend_name
 
 REPLYING = """
 # {backend}
-import json, sys
-from pathlib import Path
-print("{{}}", flush=True)
-for line in sys.stdin:
-    path = Path(line.strip())
-    for key in json.loads(path.read_text())["graphs"]:
-        print(json.dumps({{"key": key, "outcome": "stored", "why": ""}}), flush=True)
-    path.unlink()
+import json, os, socket, sys
+channel = socket.socket(fileno=int(sys.argv[1]))
+channel.sendall(b"{{}}\\n")
+while True:
+    received, handles, *_ = socket.recv_fds(channel, 1, 1)
+    if not received:
+        break
+    for key in json.load(os.fdopen(handles[0]))["graphs"]:
+        channel.sendall(json.dumps({{key: ("stored", "")}}).encode() + b"\\n")
 """
 
 
 @pytest.fixture
-def kept(monkeypatch) -> Iterator[list[helper.Helper]]:
+def kept(monkeypatch) -> Iterator[list[helper.CompilerProcess]]:
     """Processes that answer at once; none is there before or afterwards."""
     monkeypatch.setattr(helper, "_CODE", REPLYING)
     monkeypatch.setattr(helper, "_kept", [])
@@ -40,11 +42,11 @@ def kept(monkeypatch) -> Iterator[list[helper.Helper]]:
     helper.end_kept()
 
 
-def outcomes(process: helper.Helper, *keys: str) -> dict[str, helper.Outcome]:
-    process.ask({"graphs": dict.fromkeys(keys)})
+def outcomes(process: helper.CompilerProcess, *keys: str) -> dict[str, helper.Outcome]:
+    process.ask(dict.fromkeys(keys), cache.Store(Path("nowhere")))
     answers: dict[str, helper.Outcome] = {}
     while process.busy:
-        helper.wait([process])
+        select.select([process.socket], [], [])
         answers |= process.look()
     return answers
 
@@ -68,20 +70,38 @@ def test_one_process_serves_program_after_program(kept) -> None:
 def test_a_busy_one_is_not_kept(kept, monkeypatch) -> None:
     monkeypatch.setattr(helper, "_CODE", "import time; time.sleep(600)")
     process = helper.take("b")
-    process.ask({"graphs": {"a": None}})
-    (request,) = process._asked.values()
-    assert request.exists()
+    process.ask({"a": None}, cache.Store(Path("nowhere")))
     helper.give_back([process])
     assert kept == []
     assert not is_there(process.process.pid)
-    assert not request.exists()
 
 
 def test_one_that_has_ended_before_it_is_asked_says_why(kept, monkeypatch) -> None:
     monkeypatch.setattr(helper, "_CODE", "import sys; sys.exit('no memory left')")
     process = helper.take("b")
     process.process.wait()
-    assert outcomes(process, "a") == {"a": ("failed", "no memory left")}
+    assert outcomes(process, "a") == {
+        "a": ("failed", "the compiler process ended with status 1: no memory left")
+    }
+    process.end()
+
+
+@pytest.mark.slow
+def test_what_is_printed_in_a_compiler_process_goes_to_its_log(tmp_path: Path, monkeypatch) -> None:
+    """A sitecustomize that prints, for example, which every process of some machines has."""
+    (tmp_path / "sitecustomize.py").write_text("print('Welcome to the cluster')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(helper, "_kept", [])
+    process = helper.take("inductor")
+    model = poptorch.inferenceModel(nn.Linear(2, 2), options())
+    model.compile(torch.ones(1, 2))
+    (graph,) = model.plan().program.graphs.values()
+    process.ask({"key": graph}, cache.Store(tmp_path / "store"))
+    while not (answers := process.look()):
+        select.select([process.socket], [], [])
+    assert answers == {"key": (helper.STORED, "")}
+    process._log.seek(0)
+    assert b"Welcome to the cluster" in process._log.read()
     process.end()
 
 
@@ -115,18 +135,18 @@ def test_the_compiler_is_imported_ahead_where_a_core_is_idle(
     monkeypatch.setattr(helper, "warm", asked.append)
     monkeypatch.setattr(tiers._cores, "idle", lambda: idle)
     if not is_empty:
-        (tmp_path / f"key{code.SUFFIX}").touch()
-    store = code.Store(tmp_path)
+        (tmp_path / f"key{cache.CODE_SUFFIX}").touch()
+    store = cache.Store(tmp_path)
     assert tiers.prepare(backends.available()["inductor"], store) == started
     assert asked == ["inductor"] * bool(started)
     assert tiers.prepare(backends.available()["reference"], store) == 0
 
 
 def test_a_process_that_is_there_has_the_core_that_was_idle(
-    kept: list[helper.Helper], monkeypatch, tmp_path: Path
+    kept: list[helper.CompilerProcess], monkeypatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(tiers._cores, "idle", lambda: 0.0)
-    inductor, store = backends.available()["inductor"], code.Store(tmp_path)
+    inductor, store = backends.available()["inductor"], cache.Store(tmp_path)
     assert tiers.prepare(inductor, store) == 0
     helper.warm("inductor")
     assert tiers.prepare(inductor, store) == 1
@@ -135,7 +155,7 @@ def test_a_process_that_is_there_has_the_core_that_was_idle(
 
 
 def test_a_process_says_when_it_has_imported_the_compiler(kept, monkeypatch) -> None:
-    monkeypatch.setattr(helper, "_CODE", "# {backend}\nimport sys\nsys.stdin.read()")
+    monkeypatch.setattr(helper, "_CODE", "# {backend}\nimport time\ntime.sleep(600)")
     helper.warm("b")
     assert helper.is_there("b")
     assert not helper.is_there("b", imported=True)
@@ -144,7 +164,7 @@ def test_a_process_says_when_it_has_imported_the_compiler(kept, monkeypatch) -> 
     helper.warm("b")
     while not helper.is_there("b", imported=True):
         assert kept[0].alive
-        select.select([kept[0].process.stdout], [], [])
+        select.select([kept[0].socket], [], [])
     assert not helper.is_there("c", imported=True)
     assert outcomes(kept[0], "a") == {"a": ("stored", "")}
 
@@ -176,7 +196,7 @@ def test_who_waits_compiles_the_first_graph_unless_another_has_the_compiler_at_h
         def end(self) -> None:
             ended.append("job")
 
-    class Code(tiers.Code):
+    class Code(tiers.PlanCode):
         def __init__(self) -> None:
             self.builder, self.store = backends.available()["inductor"], None
 
@@ -186,11 +206,11 @@ def test_who_waits_compiles_the_first_graph_unless_another_has_the_compiler_at_h
         def _build(self, key, graph):
             built.append(key)
 
-    monkeypatch.setattr(tiers, "Job", Asked)
+    monkeypatch.setattr(tiers, "CompileJob", Asked)
     monkeypatch.setattr(helper, "is_there", lambda backend, imported: imported and has_imported)
     monkeypatch.setattr(helper, "end_kept", lambda: ended.append("kept"))
     has_imported = imported
-    Code().compile_beside(1)
+    Code().compile_concurrently(1)
     assert built == here
     assert asked == ([] if there is None else [there])
     assert ended == (["kept"] if there is None else ["job"])
@@ -201,10 +221,12 @@ def test_garbage_is_looked_for_rarely_while_this_process_compiles(
 ) -> None:
     seen, before = [], gc.get_threshold()
     monkeypatch.setattr(
-        code.Store, "function", lambda self, key, graph, builder: seen.append(gc.get_threshold()[0])
+        cache.Store,
+        "function",
+        lambda self, key, graph, builder: seen.append(gc.get_threshold()[0]),
     )
-    own = tiers.Code.__new__(tiers.Code)
-    own.builder, own.store = backends.available()["inductor"], code.Store(tmp_path)
+    own = tiers.PlanCode.__new__(tiers.PlanCode)
+    own.builder, own.store = backends.available()["inductor"], cache.Store(tmp_path)
     own._build("key", None)
     assert seen == [helper.COLLECTING]
     assert gc.get_threshold() == before
@@ -227,7 +249,7 @@ def test_wrapping_has_the_compiler_imported(
     warmed: list[str] = []
     monkeypatch.setattr(helper, "warm", warmed.append)
     monkeypatch.setattr(tiers._cores, "idle", lambda: 1.0)
-    monkeypatch.setattr(cache, "default_store", lambda: code.Store(tmp_path))
+    monkeypatch.setattr(cache, "default_store", lambda: cache.Store(tmp_path))
     monkeypatch.setenv("POPTORCH_BACKEND", variable)
     chosen = poptorch.Options().backend(backend)
     poptorch.inferenceModel(nn.Linear(2, 2), chosen)
@@ -243,7 +265,7 @@ def test_no_process_ahead_of_time_is_no_trouble(monkeypatch, tmp_path: Path) -> 
 
     monkeypatch.setattr(helper, "warm", refuse)
     monkeypatch.setattr(tiers._cores, "idle", lambda: 1.0)
-    assert tiers.prepare(backends.available()["inductor"], code.Store(tmp_path)) == 0
+    assert tiers.prepare(backends.available()["inductor"], cache.Store(tmp_path)) == 0
 
 
 def test_wrapping_has_nothing_imported_for_stages_on_several_processes(monkeypatch) -> None:
@@ -251,9 +273,9 @@ def test_wrapping_has_nothing_imported_for_stages_on_several_processes(monkeypat
     monkeypatch.setattr(helper, "warm", warmed.append)
     monkeypatch.setattr(tiers._cores, "idle", lambda: 1.0)
     monkeypatch.delenv("POPTORCH_BACKEND", raising=False)
-    options = poptorch.Options()
-    assert backend_name(options) == "auto"
-    options.Distributed.configureProcessId(0, 2).stageProcesses(2)
-    assert backend_name(options) == "staged"
-    poptorch.inferenceModel(nn.Linear(2, 2), options)
+    given = poptorch.Options()
+    assert backend_name(given) == "auto"
+    given.Distributed.configureProcessId(0, 2).stageProcesses(2)
+    assert backend_name(given) == "staged"
+    poptorch.inferenceModel(nn.Linear(2, 2), given)
     assert warmed == []

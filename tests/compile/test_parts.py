@@ -8,7 +8,7 @@ from torch import nn
 
 import poptorch
 from helpers.wrapped import normal, options
-from poptorch._compile import tiers, worker
+from poptorch._compile import helper, tiers
 from poptorch._ir.slots import Kind
 
 X, Y = normal(12, 4), normal(12, 2, seed=1)
@@ -44,7 +44,7 @@ class Compiling:
         return len(self.outcomes) == len(self.keys)
 
     def is_ready(self, key: str) -> None:
-        self.outcomes[key], self.news = (worker.STORED, ""), True
+        self.outcomes[key], self.news = (helper.STORED, ""), True
 
     def look(self) -> bool:
         news, self.news = self.news, False
@@ -66,13 +66,13 @@ def ready(monkeypatch) -> dict[str, list[int]]:
         function = tiers.backends.interpreted(graphs[key])
         return lambda tensors: runs[key].append(0) or function(tensors)
 
-    def missing(self: tiers.Code) -> dict[str, object]:
+    def missing(self: tiers.PlanCode) -> dict[str, object]:
         graphs.update((key, self.graphs[name]) for name, key in self.keys.items())
         return {key: graph for key, graph in graphs.items() if key not in runs}
 
-    monkeypatch.setattr(tiers.Code, "missing", missing)
-    monkeypatch.setattr("poptorch._compile.code.Store.find", find)
-    monkeypatch.setattr(tiers, "Job", Compiling)
+    monkeypatch.setattr(tiers.PlanCode, "missing", missing)
+    monkeypatch.setattr("poptorch._compile.cache.Store.find", find)
+    monkeypatch.setattr(tiers, "CompileJob", Compiling)
     monkeypatch.setattr(tiers, "SHARE", 0.0)
     return runs
 

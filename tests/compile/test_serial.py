@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -84,11 +85,21 @@ def test_what_is_not_known_is_refused(data) -> None:
         serial.decode(data)
 
 
+class Doubling(nn.Module):
+    def forward(self, x):
+        return x * 2
+
+
 def test_source_lines_are_no_part_of_the_key() -> None:
     from poptorch._compile import cache
 
-    wrapper = poptorch.inferenceModel(nn.Linear(4, 4), options())
+    wrapper = poptorch.inferenceModel(Doubling(), options())
     wrapper.compile(normal(4, 4))
     plan = wrapper.plan()
-    assert cache.key_of(plan, "a") == cache.key_of(read_back(plan), "a")
-    assert cache.key_of(plan, "a") != cache.key_of(plan, "b")
+    here, there = (cache.facts_of(each, "a", {}) for each in (plan, read_back(plan)))
+    assert here != there
+    assert cache.differences(here, there) == []
+    assert cache._entry_path(Path(), here) == cache._entry_path(Path(), there)
+    assert cache._entry_path(Path(), here) != cache._entry_path(
+        Path(), cache.facts_of(plan, "b", {})
+    )

@@ -22,7 +22,7 @@ import poptorch
 from helpers import programs
 from helpers.wrapped import normal
 from poptorch._base import log
-from poptorch._compile import cache, code, helper, serial, tiers, worker
+from poptorch._compile import cache, helper, serial, tiers
 
 X, Y = normal(8, 4), normal(8, 2, seed=1)
 
@@ -68,8 +68,8 @@ def until_settled(model: poptorch.PoplarExecutor) -> list[float]:
 def eager_to_compile(monkeypatch, tmp_path: Path) -> Path:
     """Let compiling begin with the second call, into an empty store."""
     monkeypatch.setattr(tiers, "SHARE", 0.0)
-    monkeypatch.setattr(cache, "default_store", lambda: code.Store(tmp_path))
-    monkeypatch.setattr(code, "_loaded", {})
+    monkeypatch.setattr(cache, "default_store", lambda: cache.Store(tmp_path))
+    monkeypatch.setattr(cache, "_loaded", {})
     return tmp_path
 
 
@@ -94,7 +94,7 @@ def test_a_takeover_keeps_weights_moments_statistics_and_random_numbers_and_is_s
     begun, took_over = (
         r.message for r in caplog.records if "ompil" in r.message or "took" in r.message
     )
-    assert re.fullmatch(r"Compiling beside the run, about \d+ s: 1 graphs", begun)
+    assert re.fullmatch(r"Compiling in the background, about \d+ s: 1 graph", begun)
     told = re.fullmatch(
         r"The optimised program took over after call (\d+): ([\d.]+) times as fast, "
         r"([\d.]+) ms a call instead of ([\d.]+)",
@@ -108,8 +108,8 @@ def test_a_takeover_keeps_weights_moments_statistics_and_random_numbers_and_is_s
     for key, value in reference.model.state_dict().items():
         torch.testing.assert_close(model.model.state_dict()[key], value, rtol=1e-4, atol=1e-5)
     # Programs with the same graphs have them at once, in this process and in the next.
-    for loaded in (code._loaded, {}):
-        monkeypatch.setattr(code, "_loaded", loaded)
+    for loaded in (cache._loaded, {}):
+        monkeypatch.setattr(cache, "_loaded", loaded)
         again = training(lr=0.01, iterations=4)
         again(X.repeat(4, 1), Y.repeat(4, 1))
         assert again._executable.report().backend == "inductor"
@@ -135,11 +135,11 @@ class Clock:
 
 def test_compiling_begins_when_the_slow_tier_has_cost_as_much(monkeypatch) -> None:
     asked = []
-    monkeypatch.setattr(tiers, "Job", lambda missing, *rest: asked.append(missing))
+    monkeypatch.setattr(tiers, "CompileJob", lambda missing, *rest: asked.append(missing))
     monkeypatch.setattr(tiers, "time", Clock())
     monkeypatch.setattr(tiers.Cores, "idle", lambda self: 0.0)
-    monkeypatch.setattr(code, "_loaded", {})
-    monkeypatch.setattr(tiers.Code, "missing", lambda self: dict.fromkeys(self.keys.values()))
+    monkeypatch.setattr(cache, "_loaded", {})
+    monkeypatch.setattr(tiers.PlanCode, "missing", lambda self: dict.fromkeys(self.keys.values()))
     model = training()
     losses_of(model, 1)
     graphs = model._executable._code.graphs.values()
@@ -156,7 +156,7 @@ def test_compiling_begins_when_the_slow_tier_has_cost_as_much(monkeypatch) -> No
 def test_compiling_starts_at_once_where_a_core_is_idle(eager_to_compile, monkeypatch) -> None:
     started = []
     monkeypatch.setattr(tiers, "SHARE", 1e9)
-    monkeypatch.setattr(tiers, "Job", lambda graphs, *_: started.append(graphs) or Pending())
+    monkeypatch.setattr(tiers, "CompileJob", lambda graphs, *_: started.append(graphs) or Pending())
     monkeypatch.setattr(tiers.Cores, "idle", lambda self: 0.0)
     model = training()
     losses_of(model, 3)
@@ -194,6 +194,36 @@ def test_the_slow_tier_leaves_a_core_to_the_compiler(monkeypatch) -> None:
         torch.set_num_threads(1)
 
 
+@pytest.mark.slow
+def test_what_others_have_stored_is_used_within_a_second(eager_to_compile, monkeypatch) -> None:
+    """Here by another wrapper of this process, which began later."""
+    models = [training() for _ in range(2)]
+    for model in models:
+        losses_of(model, 2)
+    assert all(model._executable.waiting for model in models)
+    until_settled(models[0])
+    time.sleep(1)
+    losses_of(models[1], 1)
+    assert models[1]._executable.report().backend == "inductor"
+
+
+@pytest.mark.slow
+def test_a_wrapper_that_may_not_compile_yet_takes_what_others_store(
+    eager_to_compile, monkeypatch, tmp_path
+) -> None:
+    monkeypatch.setattr(tiers, "SHARE", 1e9)
+    monkeypatch.setattr(tiers.Cores, "idle", lambda self: 0.0)
+    monkeypatch.setattr(tiers._cores, "idle", lambda: 0.0)
+    waiting, other = training(), training("optimise")
+    losses_of(waiting, 3)
+    assert waiting._executable.waiting
+    losses_of(other, 1)  # stores the code
+    monkeypatch.setattr(cache, "_loaded", {})  # as another process would
+    time.sleep(1)
+    losses_of(waiting, 1)
+    assert waiting._executable.report().backend == "inductor"
+
+
 FAILING = "import sys; sys.exit('g++ is on strike')"
 
 
@@ -218,15 +248,15 @@ def test_what_fails_in_a_worker_is_said_in_its_words(tmp_path) -> None:
     model = training("reference")
     model.compile(X, Y)
     graph = next(iter(model.plan().program.graphs.values()))
-    found = worker._compile("key", serial.encode(graph), Failing(), code.Store(tmp_path))
-    assert found == (worker.FAILED, "The C++ compiler failed\n  Got:    No space left on device")
+    found = helper.compiled("key", serial.encode(graph), Failing(), cache.Store(tmp_path))
+    assert found == (helper.FAILED, "The C++ compiler failed\n  Got:    No space left on device")
 
 
 @pytest.mark.slow
 @pytest.mark.compiling_fails
 def test_a_process_that_is_killed_is_a_warning(eager_to_compile, monkeypatch, caplog) -> None:
     model = compiling(monkeypatch)
-    (process,) = model._executable._job._helpers
+    (process,) = model._executable._job.processes
     process.process.kill()
     losses = until_settled(model)
     (warning,) = [r.message for r in caplog.records if r.levelno == logging.WARNING]
@@ -276,7 +306,7 @@ def compiling(monkeypatch) -> poptorch.PoplarExecutor:
 @pytest.mark.parametrize("way", ["destroy", "dropped"])
 def test_letting_go_ends_the_compilation(way: str, eager_to_compile, monkeypatch) -> None:
     model = compiling(monkeypatch)
-    (process,) = model._executable._job._helpers
+    (process,) = model._executable._job.processes
     pid = process.process.pid
     assert Path(f"/proc/{pid}").exists()
     if way == "destroy":
@@ -310,7 +340,7 @@ options = poptorch.Options().showCompilationProgressBar(False)
 model = poptorch.inferenceModel(net, options)
 for _ in range(3):
     model(torch.ones(2, 4))
-print(model._executable._job._helpers[0].process.pid, flush=True)
+print(model._executable._job.processes[0].process.pid, flush=True)
 if sys.argv[1] == "wait":
     time.sleep(600)
 """
@@ -336,15 +366,8 @@ def test_the_end_of_the_process_ends_the_compilation(way: str, tmp_path) -> None
 
 @pytest.mark.slow
 def test_a_compiler_process_ends_with_the_one_that_started_it(tmp_path) -> None:
-    """However that one ended: nobody holds the other end of the standard input any more."""
-    request = "import queue, threading, time\n" + (
-        "from poptorch._compile.worker import _read\n"
-        "threading.Thread(target=_read, args=(queue.SimpleQueue(),), daemon=True).start()\n"
-        "print('ready', flush=True)\n"
-        "time.sleep(600)"
-    )
-    process = programs.Program("-c", request, session=True)
-    assert process.stdout.readline() == "ready\n"
-    process.stdin.close()
-    assert process.wait() == -signal.SIGKILL
-    process.close()
+    """However that one ended: nobody holds the other end of the socket any more."""
+    process = helper.CompilerProcess("inductor")
+    process.socket.close()
+    assert process.process.wait() == -signal.SIGKILL
+    process.end()

@@ -132,7 +132,7 @@ def test_the_demo_says_since_when_and_how_fast_optimised_code_ran() -> None:
     try:
         assert listener.first_call("runs on the reference backend") is None
         assert listener.first_call(fast) == 1  # nothing had to be compiled
-        log.engine.info("Compiling beside the run, about %.0f s: %d graphs", 10, 1)
+        log.engine.info("Compiling in the background, about %.0f s: 1 graph", 10)
         assert listener.first_call(fast) is None
         assert "no whole epoch" in demo.gain(native_result, ours)
         assert "optimised program took over after call %d" in inspect.getsource(tiers)

@@ -15,7 +15,8 @@ import torch
 
 import poptorch
 from helpers.wrapped import options
-from poptorch._compile import cache, code
+from poptorch._compile import cache
+from poptorch._compile.tiers import PlanCode
 from poptorch.backends import Compiled, Executable
 from poptorch.backends.driver import LoopExecutable, program_report
 from poptorch.backends.prepare import prepare, signature
@@ -64,13 +65,13 @@ def subject() -> tuple[Any, torch.Tensor, torch.Tensor, Any]:
 
 def compiled(folder: Path) -> Executable:
     """Compile with the cache of a folder."""
-    from poptorch._compile.tiers import Code
-
     plan, *_ = subject()
-    code._loaded.clear()
-    return cache.compile_or_find(
-        "toy", plan, {}, str(folder), lambda store: Code(plan, Toy(), store).compile(lambda s: None)
-    )
+    cache._loaded.clear()
+    store, facts = cache.opened(str(folder)), cache.facts_of(plan, "toy", {})
+    cache.log_hit_or_miss(store.folder, facts)
+    executable = PlanCode(plan, Toy(), store).compile(lambda share: None)
+    store.note(facts)
+    return executable
 
 
 @functools.cache
@@ -103,7 +104,7 @@ def trial(number: int) -> Iterator[tuple[str, str | None]]:
 
 def _damage(draw: random.Random, folder: Path) -> str:
     paths = sorted(p for p in folder.rglob("*") if p.is_file())
-    path = draw.choice([*paths, *paths, *paths, folder, folder / "code"])
+    path = draw.choice([*paths, *paths, *paths, folder])
     if path.is_file():
         if path.suffix == ".lock" or not path.stat().st_size:
             path.unlink()

@@ -17,8 +17,8 @@ import torch
 import poptorch
 from helpers.patience import eventually
 from helpers.wrapped import options
-from poptorch._compile.code import Store
-from poptorch._compile.job import Job
+from poptorch._compile.cache import Store
+from poptorch._compile.helper import CompileJob
 
 from .models import Gray, Statistics
 
@@ -90,17 +90,16 @@ def _compiling(draw: random.Random, folder: Path) -> tuple[str, str | None]:
 
     def compile_it() -> None:
         tempfile.tempdir = os.environ["TMPDIR"] = str(folder)  # the compiler process's too
-        job = Job(graphs, "inductor", Store(folder / "code"))
-        while not job.finished():
-            time.sleep(0.01)
+        job = CompileJob(graphs, "inductor", Store(folder / "code"))
+        (folder / "asked").touch()
+        job.wait()
         time.sleep(100)
 
     pid = in_a_process(compile_it)
-    eventually(lambda: list(folder.glob("poptorch-compiling-*")))
+    assert eventually((folder / "asked").exists)
     time.sleep(draw.uniform(0, 2))
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     wrapper.destroy()
-    gone = eventually(lambda: not list(folder.glob("poptorch-compiling-*")))
-    left = [p.name for p in folder.iterdir() if p.name not in ("code", OWN)]
-    return "killed while compiling", f"left over: {left}" if left or not gone else None
+    left = [p.name for p in folder.iterdir() if p.name not in ("asked", "code", OWN)]
+    return "killed while compiling", f"left over: {left}" if left else None

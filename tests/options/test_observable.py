@@ -18,7 +18,7 @@ from poptorch import _job, _pod, profiling
 from poptorch._base import env, keyed, log
 from poptorch._base.errors import Error
 from poptorch._cli import launching
-from poptorch._compile.code import default_store
+from poptorch._compile.cache import default_store
 from poptorch._job.place import keeper
 from poptorch.autocasting import Policy
 from poptorch.backends import allocator

@@ -23,7 +23,7 @@ from helpers.source_tree import ROOT
 from helpers.wrapped import normal, options
 from poptorch import ConnectionType
 from poptorch._base import archive
-from poptorch._compile import code
+from poptorch._compile import cache
 from poptorch.backends.inductor import Inductor
 
 X, Y = normal(8, 4), normal(8, 4, seed=1)
@@ -722,10 +722,10 @@ def test_compiled_code_travels_but_is_used_from_trusted_files_only(
     built = []
     build = Inductor.build
     monkeypatch.setattr(Inductor, "build", lambda *args: built.append(1) or build(*args))
-    monkeypatch.setattr(code, "_loaded", {})
+    monkeypatch.setattr(cache, "_loaded", {})
     for folder, trusted, compiled in (("there", True, 0), ("elsewhere", False, 1)):
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / folder))
-        code._loaded.clear()
+        cache._loaded.clear()
         target = {} if trusted else {**into("poptorch"), "options": first.options}
         second = poptorch.load(path, trusted=trusted, **target)
         assert len(built) == compiled

@@ -14,17 +14,17 @@ from .estimate import (
 from .passes import PASSES, Draft, passes_text
 from .pipeline import Compiled, compile, with_stages, wrapped
 from .shares import fitting, recut, shares
-from .tiers import Code
+from .tiers import code_of
 
 __all__ = [
     "PASSES",
     "Capture",
-    "Code",
     "Compiled",
     "Draft",
     "Share",
     "capture_for_estimate",
     "checkpoints",
+    "code_of",
     "compile",
     "differences",
     "estimate",

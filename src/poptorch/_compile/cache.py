@@ -1,185 +1,275 @@
-"""Executables on disk: found by what they were compiled from, so that nothing compiles twice.
+"""Compiled graphs, kept by what they were compiled from, and notes of the programs they are of.
 
-One file per executable, ``<key>.popef``; the key is a digest of the plan without what may change
-from run to run, and of the versions that made it. It says what the key depends on; the compiled
-graphs are files of their own beside it. Several processes may share a directory: the first compiles
-under a lock, the others wait.
+A plan is a loop around a few graphs. Counts of iterations, output modes and learning rates are not
+in the graphs, so plans that differ in those only share them: one ``.code`` file per graph, whole or
+absent, marked with the user's key. In a folder that the user named there is a ``.popef`` file per
+program, too: it says what the program depends on, so that a miss can be explained.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import json
 import os
 import platform
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 
-from .._base import archive, log, trees
-from .._base.folders import of_the_process, trouble
+from .._base import archive, keyed, log, trees
+from .._base.folders import of_the_process, of_the_user, trouble
 from .._base.version import VERSION
 from .._base.visible import visible
+from .._ir.graph import Graph
 from .._ir.plan import Plan
 from .._ir.slots import Kind, Slot
-from ..backends import Executable
+from ..backends import Builder, Code, Compiled
+from ..backends.prepare import written
 from . import serial
-from .code import SUFFIX as CODE_SUFFIX
-from .code import Store, alone, default_store, warn
 
-SUFFIX = ".popef"
-CODE = "code"  # the folder of compiled graphs beside them
+SUFFIX, CODE_SUFFIX = ".popef", ".code"
 NEAREST_OF = 50  # entries that a miss is compared with, the latest ones
-_FACTS, _HEADLINE = "facts.json", "headline.txt"
+_PART, _DIGEST, _FACTS = "code", "digest", "facts.json"
+_loaded: dict[str, Compiled] = {}  # a library stays in the process anyway once it is loaded
 Facts = dict[str, str]
 
+# Graphs.
 
-@dataclass(frozen=True)
-class Entry:
-    """One file of the cache.
 
-    Attributes:
-        path: the file.
-        facts: everything that its key depends on, readable.
-        headline: what it computes: training or inference, and the shapes of its inputs.
-        size: bytes.
-        used: when it was last written or found, in seconds since the epoch.
+def key_of(graph: Graph, builder: Builder) -> str | None:
+    """Return the digest of all that a graph's code depends on: no names, no lines, no values.
+
+    None if the graph holds something that has no text form.
     """
+    try:
+        nodes = serial.encode(graph)["nodes"]
+    except TypeError as error:
+        log.engine.debug("The code of graph %s cannot be kept: %s", graph.name, error)
+        return None
+    for node in _all(nodes):
+        node.pop("name", None)
+        node.pop("at", None)
+    content = {
+        "nodes": nodes,
+        "inputs": serial.encode([(slot.shape, slot.dtype) for slot in graph.inputs]),
+        "written": written(graph),
+        "backend": builder.name,
+        "conditions": dict(builder.conditions()),
+        "versions": [VERSION, torch.__version__],
+    }
+    return _digest_of(content)
 
-    path: Path
-    facts: Facts
-    headline: str
-    size: int
-    used: float
 
-    @property
-    def key(self) -> str:
-        """The digest that it is found by."""
-        return self.path.stem
+def _all(nodes: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for node in nodes:
+        yield node
+        yield from _all(node.get("module", []))
 
 
-def compile_or_find(
-    backend: str,
-    plan: Plan,
-    arguments: Mapping[str, trees.Structure],
-    directory: str | None,
-    build: Callable[[Store], Executable],
-) -> Executable:
-    """Compile a plan with the compiled graphs of a cache, and note in it what was compiled.
+def _digest_of(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
-    Whatever is wrong with the folder or a file in it is a warning, and the program is compiled.
+
+class Store:
+    """A folder of compiled graphs that several processes may share.
 
     Args:
-        backend: name of what compiles.
-        plan: what is compiled.
-        arguments: their structures by parameter, to say which constant differs.
-        directory: of the cache; None for none.
-        build: compiles, with the graphs of a store.
+        folder: made when something is added.
     """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def is_empty(self) -> bool:
+        """Tell whether nothing was ever kept here."""
+        return next(self.folder.glob(f"*{CODE_SUFFIX}"), None) is None
+
+    def path(self, key: str) -> Path:
+        """Return the file of a graph."""
+        return self.folder / f"{key}{CODE_SUFFIX}"
+
+    def read(self, key: str) -> bytes | None:
+        """Return a graph's code, None if it is not here; a warning if it is not the user's own."""
+        path = self.path(key)
+        try:
+            parts = archive.read(path)
+            code = parts[_PART]
+            if not keyed.is_own(key, code, parts.get(_DIGEST, b"")):
+                archive.refuse(path, "it does not carry this user's digest")
+        except FileNotFoundError:
+            return None
+        except (archive.InvalidFile, KeyError, OSError) as error:
+            warn("Compiled code %s is made again: %s", path, error)
+            return None
+        with contextlib.suppress(OSError):  # another process may just have removed it
+            os.utime(path)
+        return code
+
+    def keep(self, key: str, code: bytes) -> None:
+        """Put a graph's code into its file, marked as this user's."""
+        digest = keyed.digest(key, code)
+        if digest is not None:
+            self._write(self.path(key), {_PART: code, _DIGEST: digest})
+
+    def _write(self, path: Path, parts: Mapping[str, bytes]) -> None:
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            archive.write(path, parts)
+        except OSError as error:  # a full disk, for one: this process has the code anyway
+            warn("Compiled code is not kept in %s: %s", self.folder, error)
+
+    def find(self, key: str, builder: Builder) -> Compiled | None:
+        """Return a graph's function, from this process or the disk."""
+        if key in _loaded:
+            return _loaded[key]
+        code = self.read(key)
+        if code is None:
+            return None
+        try:
+            _loaded[key] = builder.load(code)
+        except Exception as error:  # whatever it is: the graph can be compiled again
+            warn("Compiled code %s is made again: %s", self.path(key), error)
+            return None
+        return _loaded[key]
+
+    def build(self, key: str, graph: Graph, builder: Builder) -> Code | None:
+        """Compile a graph unless another process has done it meanwhile; None if one has."""
+        with _locked(self.folder / f"{key}.lock"):
+            if self.read(key) is not None:
+                return None
+            code = builder.build(graph)
+            if code.kept is not None:
+                self.keep(key, code.kept)
+        return code
+
+    def function(self, key: str, graph: Graph, builder: Builder) -> Compiled:
+        """Return a graph's function, compiling it if need be."""
+        function = self.find(key, builder)
+        if function is None:
+            code = self.build(key, graph, builder)
+            function = code.run if code is not None else self.find(key, builder)
+        if function is None:  # on disk, whole, and still of no use here
+            function = builder.build(graph).run
+        _loaded[key] = function
+        return function
+
+    def note(self, facts: Facts) -> None:
+        """Note a program that was compiled with this folder."""
+        path = _entry_path(self.folder, facts)
+        if not path.exists():
+            self._write(path, {_FACTS: json.dumps(facts).encode()})
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Within the block no other process has this lock file, where one can be had at all."""
+    lock = FileLock(path)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock.acquire()
+    except OSError as error:  # then several processes may do the same work
+        warn("Nothing can be locked in %s: %s", path.parent, error)
+        yield
+        return
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def warn(text: str, path: Path, error: object) -> None:
+    """Warn of a file or folder, once for each and trouble."""
+    why = error.strerror if isinstance(error, OSError) else None
+    _warn(text, path, why or str(error))
+
+
+@functools.cache
+def _warn(text: str, path: Path, why: str) -> None:
+    log.engine.warning(text, path, why)
+
+
+def default_store() -> Store:
+    """Return the user's own store, or one that ends with the process."""
+    return Store(of_the_user())
+
+
+def store_of(directory: str | None) -> Store:
+    """Return where the compiled graphs of a cache are, or those of no cache."""
+    return default_store() if directory is None else Store(Path(directory))
+
+
+# Programs.
+
+
+def opened(directory: str | None) -> Store:
+    """Return a store that can be used; a warning where the folder of the options is none."""
     if directory is None:
-        return build(default_store())
+        return default_store()
     folder = Path(directory)
     if not folder.exists():
         log.engine.warning("Specified directory not found. Creating %s", folder)
-    why = trouble(folder) or trouble(folder / CODE)
+    why = trouble(folder)
     if why is not None:
-        return build(Store(of_the_process(f"executable cache {folder}: {why}")))
-    path = folder / f"{key_of(plan, backend)}{SUFFIX}"
-    with alone(path.with_suffix(".lock")):
-        is_known = _is_known(path)
-        facts = {} if is_known else facts_of(plan, backend, arguments)
-        if not is_known:
-            log.engine.info("Executable cache: miss, %s: %s", path.name, _miss(folder, facts))
-        executable = build(Store(folder / CODE))
-        if not is_known:
-            _note(path, facts, _headline(plan))
-    return executable
+        return Store(of_the_process(f"executable cache {folder}: {why}"))
+    return Store(folder)
 
 
-def _is_known(path: Path) -> bool:
-    """Look for the entry of a plan."""
+def log_hit_or_miss(folder: Path, facts: Facts) -> None:
+    """Look for the entry of a program, and say in what it differs from the nearest one."""
+    path = _entry_path(folder, facts)
     try:
         archive.read(path)
         os.utime(path)
     except FileNotFoundError:
-        return False
+        log.engine.info("Executable cache: miss, %s: %s", path.name, _miss(folder, facts))
     except (archive.InvalidFile, OSError) as error:
         why = error.message if isinstance(error, archive.InvalidFile) else error
         log.engine.warning("Executable cache: %s is rebuilt. %s", path.name, why)
-        return False
-    log.engine.info("Executable cache: hit, %s", path)
-    return True
+        with contextlib.suppress(OSError):
+            path.unlink()
+    else:
+        log.engine.info("Executable cache: hit, %s", path)
 
 
-def _headline(plan: Plan) -> str:
-    slots = {s.index: s for graph in plan.program.graphs.values() for s in graph.inputs
-             if s.kind is Kind.BATCH}  # fmt: skip
-    inputs = " ".join(_shape_text(slots[index]) for index in sorted(slots))
-    return f"{'training' if plan.spec.training else 'inference'}  {inputs}"
+def facts_of(plan: Plan, backend: str, arguments: Mapping[str, trees.Structure]) -> Facts:
+    """Return what a program depends on, in words: settings, shapes, constants, operators by line.
 
-
-def _note(path: Path, facts: Facts, headline: str) -> None:
-    parts = {_FACTS: json.dumps(facts).encode(), _HEADLINE: headline.encode()}
-    try:
-        archive.write(path, parts)
-    except OSError as error:
-        warn("Executable cache: nothing is noted in %s: %s", path.parent, error)
-
-
-def store_of(directory: str | None) -> Store:
-    """Return where the compiled graphs of a cache are, or of none."""
-    return default_store() if directory is None else Store(Path(directory) / CODE)
-
-
-def key_of(plan: Plan, backend: str) -> str:
-    """Return the digest of everything that an executable depends on."""
-    content = serial.encode(replace(plan, spec=plan.spec.for_cache()))
-    _drop_lines(content)
-    text = json.dumps([content, _versions(backend)], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def _drop_lines(content: Any) -> None:
-    """Forget where the user's code stands: moving it changes nothing."""
-    if isinstance(content, dict):
-        content.pop("at", None)
-        for value in content.values():
-            _drop_lines(value)
-    elif isinstance(content, list):
-        for value in content:
-            _drop_lines(value)
-
-
-def _versions(backend: str) -> Facts:
-    return {
+    Args:
+        plan: what is compiled.
+        backend: name of what compiles it.
+        arguments: their structures by parameter, to say which constant differs.
+    """
+    facts = {
         "backend": backend,
         "machine": platform.machine(),
         "poptorch": VERSION,
         "torch": torch.__version__,
+        **flat_fields(plan.spec.for_cache()),
     }
-
-
-def facts_of(plan: Plan, backend: str, arguments: Mapping[str, trees.Structure]) -> Facts:
-    """Return what a key depends on, in words: settings, shapes, constants, operators by line."""
-    facts = {**_versions(backend), **flat_fields(plan.spec.for_cache())}
     for name, structure in arguments.items():
-        facts |= {f"constant {path}": repr(value) for path, value in structure.constants}
-        facts |= {f"type of {name}": type(structure.root).__name__.strip("_").lower()}
+        facts |= {f"{_CONSTANT}{path}": repr(value) for path, value in structure.constants}
+        facts |= {f"{_TYPE}{name}": type(structure.root).__name__.strip("_").lower()}
     slots = {s.key: s for graph in plan.program.graphs.values() for s in graph.inputs}
     for slot in slots.values():
         if slot.kind in (Kind.BATCH, Kind.PARAM, Kind.BUFFER, Kind.OPTSTATE):
             facts[slot.key] = _shape_text(slot)
     for name, graph in plan.program.graphs.items():
         nodes = serial.encode(graph)["nodes"]
-        for at, node in enumerate(node for node in nodes if node["op"] == "call_function"):
-            where = f" at {node['at']}" if "at" in node else ""
-            text = json.dumps([node["args"], node.get("kwargs")])
-            digest = hashlib.sha256(text.encode()).hexdigest()[:6]
-            facts[f"{name} operator {at}"] = f"{node['target']} ({digest}){where}"
+        for at, node in enumerate(node for node in nodes if node["op"] != "placeholder"):
+            where = f"{_AT}{node['at']}" if "at" in node else ""
+            content = [node.get("args"), node.get("kwargs"), node.get("module")]
+            target = node.get("target", node["op"])
+            facts[f"{name}{_OPERATOR}{at}"] = f"{target} ({_digest_of(content)[:6]}){where}"
     return facts
+
+
+_CONSTANT, _TYPE, _OPERATOR, _AT = "constant ", "type of ", " operator ", " at "
 
 
 def _shape_text(slot: Slot) -> str:
@@ -198,17 +288,48 @@ def flat_fields(value: Any, prefix: str = "") -> Facts:
     return facts
 
 
+def _entry_path(folder: Path, facts: Facts) -> Path:
+    """Return the file of a program: constants count as operators that have them, no lines do."""
+    names = (name for name in facts if not name.startswith((_CONSTANT, _TYPE)))
+    return folder / f"{_digest_of({name: _without_line(facts, name) for name in names})}{SUFFIX}"
+
+
+def _without_line(facts: Facts, name: str) -> str:
+    text = facts.get(name, "")
+    return text.partition(_AT)[0] if _OPERATOR in name else text
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The note of a program in a cache."""
+
+    path: Path
+    facts: Facts  # everything that the program depends on, readable
+    size: int  # bytes
+    used: float  # when it was last written or found, in seconds since the epoch
+
+    @property
+    def key(self) -> str:
+        """The digest that it is found by."""
+        return self.path.stem
+
+    @property
+    def headline(self) -> str:
+        """What it computes: training or inference, and the shapes of its inputs."""
+        names = (name for name in self.facts if name.startswith("batch."))
+        inputs = " ".join(self.facts[name] for name in sorted(names, key=lambda n: (len(n), n)))
+        return f"{'training' if self.facts.get('training') == 'True' else 'inference'}  {inputs}"
+
+
 def entries(folder: Path) -> list[Entry]:
     """Return the whole entries of a directory, the latest first."""
     whole = []
     for path in folder.glob(f"*{SUFFIX}"):
         try:
-            parts = archive.read(path)
-            facts, headline = _facts(parts[_FACTS]), visible(parts[_HEADLINE].decode())
-            status = path.stat()
+            facts, status = _facts(archive.read(path)[_FACTS]), path.stat()
         except (archive.InvalidFile, OSError, KeyError, ValueError, RecursionError):
             continue  # damaged, or just being removed: no entry
-        whole.append(Entry(path, facts, headline, status.st_size, status.st_mtime))
+        whole.append(Entry(path, facts, status.st_size, status.st_mtime))
     return sorted(whole, key=lambda entry: entry.used, reverse=True)
 
 
@@ -230,9 +351,9 @@ def differences(here: Facts, there: Facts) -> list[str]:
     for name in sorted({*here, *there}, key=_order):
         if here.get(name) == there.get(name):
             continue
-        graph, _, operator = name.partition(" operator ")
+        graph, _, operator = name.partition(_OPERATOR)
         if operator:
-            if graph in graphs or _operator(here, name) == _operator(there, name):
+            if graph in graphs or _without_line(here, name) == _without_line(there, name):
                 continue
             graphs.add(graph)
         lines.append(f"{name}: {here.get(name, 'absent')} here, {there.get(name, 'absent')} there")
@@ -240,12 +361,8 @@ def differences(here: Facts, there: Facts) -> list[str]:
 
 
 def _order(name: str) -> tuple[bool, str, str]:
-    graph, _, operator = name.partition(" operator ")
+    graph, _, operator = name.partition(_OPERATOR)
     return bool(operator), graph, operator.zfill(9)  # by number, and whatever else stands there
-
-
-def _operator(facts: Facts, name: str) -> str:
-    return facts.get(name, "").partition(" at ")[0]  # where it stands makes no difference
 
 
 def _miss(folder: Path, facts: Facts) -> str:
@@ -270,27 +387,15 @@ def trim(
     Returns:
         The removed files.
     """
-    kept, total = set(), 0
-    for entry in entries(folder):
-        total += entry.size
-        fresh = newer_than is None or entry.used >= newer_than
-        if fresh and (keep_bytes is None or total <= keep_bytes):
-            kept.add(entry.path)
-    present = (path for path in sorted(folder.glob(f"*{SUFFIX}")) if not path.is_dir())
-    removed = [path for path in present if path not in kept]
-    for used, size, path in sorted(_code_files(folder / CODE), reverse=True):
-        total += size
-        too_much = keep_bytes is not None and total > keep_bytes
-        if too_much or (newer_than is not None and used < newer_than):
+    whole, total, removed = {entry.path for entry in entries(folder)}, 0, []
+    paths = [path for suffix in (SUFFIX, CODE_SUFFIX) for path in folder.glob(f"*{suffix}")]
+    files = [(path.lstat(), path) for path in sorted(paths) if not path.is_dir()]
+    for status, path in sorted(files, key=lambda file: file[0].st_mtime, reverse=True):
+        total += status.st_size
+        old = newer_than is not None and status.st_mtime < newer_than
+        damaged = path.suffix == SUFFIX and path not in whole
+        if damaged or old or (keep_bytes is not None and total > keep_bytes):
             removed.append(path)
-    for path in removed:
-        path.unlink(missing_ok=True)
-        path.with_suffix(".lock").unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+            path.with_suffix(".lock").unlink(missing_ok=True)
     return removed
-
-
-def _code_files(folder: Path) -> list[tuple[float, int, Path]]:
-    """When each compiled graph was last used, its size, and its file."""
-    paths = (path for path in folder.glob(f"*{CODE_SUFFIX}") if not path.is_dir())
-    files = ((path.lstat(), path) for path in paths)
-    return [(status.st_mtime, status.st_size, path) for status, path in files]

@@ -1,41 +1,60 @@
-"""Compiler processes as seen from the process that trains: started, asked, kept for the next time.
+"""Compiler processes: graphs go to them over a socket, code comes back through the store.
 
-Nothing here waits unless it is asked to, and there is no thread: between two calls of the model the
-processes are asked whether they have something to say. One that has nothing to do is kept: the next
-program need not wait until another has imported torch's compiler.
+A process imports the compiler before anybody asks for anything. Both sides speak over a socket of
+their own, so that whatever is printed there goes to the process's log. A request is the handle of
+an unnamed file with graphs; the answers are lines of JSON, the first of which says that the
+compiler is imported, then one per graph. The socket is the life line, too: when the process that
+started it closes it, or ends in any way, this one and its C++ compilers end.
+
+Nothing in the process that trains waits unless it is asked to, and there is no thread: between two
+calls of the model the processes are asked for news. One that has nothing to do is kept, so that
+the next program need not wait until another has imported torch's compiler.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import json
 import os
+import queue
 import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+import threading
+import weakref
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .._base import env
-from . import worker
+import torch
+
+from .. import backends
+from .._base import env, log
+from .._base.errors import described
+from .._ir.graph import Graph
+from . import serial
+from .cache import Store
 
 # Garbage is looked for among a million new objects, not among 700: importing and lowering make
 # millions that stay. Processor time of the process for the tutorial's CNN, without the C++
 # compiler's: 6.3 to 6.8 s instead of 7.9 to 8.1; a ResNet-18 takes 145 MB more.
 COLLECTING = 1_000_000
 """New objects before a process that compiles looks for garbage."""
+PATIENCE = 300.0  # seconds that a process with nothing to do stays
 _CODE = (
     "import gc, sys; gc.set_threshold({collecting}); sys.path[:] = {path!r}; "
-    "from {module} import main; main({backend!r})"
+    "from {module} import main; main({backend!r}, int(sys.argv[1]))"
 )
-Outcome = tuple[str, str]  # how it went, and why
+STORED, HERE, FAILED = "stored", "here", "failed"
+Outcome = tuple[str, str]  # how it went, one of these, and why
 
 
-class Helper:
+class CompilerProcess:
     """One compiler process.
 
     Args:
@@ -46,47 +65,53 @@ class Helper:
     """
 
     def __init__(self, backend: str) -> None:
-        self.kind = kind(backend)
+        self.command = command(backend)
         self.owner = os.getpid()
-        self._asked: dict[str, Path] = {}  # keys that have no outcome yet, with their request
+        self._waiting_for: set[str] = set()  # keys that have no outcome yet
         self._text = b""
         self._imported = False
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the process)
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the process)
+        self.socket, theirs = socket.socketpair()
+        self.socket.setblocking(False)
         # A session of its own: Ctrl-C is for the process that trains, which decides what ends.
         try:
             self.process = subprocess.Popen(
-                self.kind[0],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._errors,
+                [*self.command[0], str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
         except OSError:
-            self._errors.close()
+            self._log.close()
+            self.socket.close()
             raise
-        assert self.process.stdout is not None
-        os.set_blocking(self.process.stdout.fileno(), False)
+        finally:
+            theirs.close()
 
-    def ask(self, request: dict[str, Any]) -> None:
-        """Let it compile; ``request`` is what ``worker`` reads.
+    def ask(self, graphs: Mapping[str, Graph], store: Store) -> None:
+        """Let it compile graphs, by key, into a store.
 
         Raises:
             OSError: the request cannot be written.
         """
-        with tempfile.NamedTemporaryFile(
-            "w", prefix="poptorch-compiling-", suffix=".json", delete=False
-        ) as file:
-            self._asked = dict.fromkeys(request["graphs"], Path(file.name))
+        request = {
+            "store": str(store.folder),
+            "threads": torch.get_num_threads(),
+            "graphs": {key: serial.encode(graph) for key, graph in graphs.items()},
+        }
+        with tempfile.TemporaryFile("w+") as file:
             json.dump(request, file)
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended: ``look`` finds out why
-            self.process.stdin.write(f"{file.name}\n".encode())
-            self.process.stdin.flush()
+            file.seek(0)
+            self._waiting_for = {*graphs}
+            with contextlib.suppress(ConnectionError):  # it has ended: ``look`` finds out why
+                socket.send_fds(self.socket, [b" "], [file.fileno()])
 
     @property
     def busy(self) -> bool:
         """Whether something that was asked for has no outcome."""
-        return bool(self._asked)
+        return bool(self._waiting_for)
 
     @property
     def alive(self) -> bool:
@@ -100,93 +125,80 @@ class Helper:
         return self._imported
 
     def look(self) -> dict[str, Outcome]:
-        """Return what has been said since the last time; never waits."""
-        assert self.process.stdout is not None
-        said = self.process.stdout.read()  # None: nothing yet; empty: the process has ended
-        self._text += said or b""
+        """Return what it has answered since the last time; never waits."""
+        ended = False
+        with contextlib.suppress(BlockingIOError):  # nothing more yet
+            while not ended:
+                try:
+                    received = self.socket.recv(1 << 16)
+                except ConnectionError:
+                    received = b""
+                self._text += received
+                ended = not received
         *lines, self._text = self._text.split(b"\n")
         outcomes: dict[str, Outcome] = {}
         for line in lines:
-            entry = json.loads(line)
+            answer = json.loads(line)
             self._imported = True
-            if entry:
-                outcomes[entry["key"]] = entry["outcome"], entry["why"]
-                del self._asked[entry["key"]]
-        if said == b"" and self.busy:
-            outcomes |= dict.fromkeys(self._asked, (worker.FAILED, self._last_error()))
-            self._forget()
+            outcomes |= {key: (outcome, why) for key, (outcome, why) in answer.items()}
+        self._waiting_for -= outcomes.keys()
+        if ended and self.busy:
+            outcomes |= dict.fromkeys(self._waiting_for, (FAILED, self._last_words()))
+            self._waiting_for = set()
         return outcomes
 
-    def _last_error(self) -> str:
+    def _last_words(self) -> str:
         status = self.process.wait()
-        self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else f"the compiler process ended with status {status}"
-
-    def _forget(self) -> None:
-        for path in {*self._asked.values()}:
-            path.unlink(missing_ok=True)
-        self._asked = {}
+        self._log.seek(0)
+        text = self._log.read().decode(errors="replace").strip()
+        log.engine.debug("The compiler process %d printed: %s", self.process.pid, text)
+        last = f": {text.splitlines()[-1]}" if text else ""
+        return f"the compiler process ended with status {status}{last}"
 
     def end(self) -> None:
         """End it, with its C++ compiler."""
         if self.alive:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
-        for stream in (self.process.stdin, self.process.stdout, self._errors):
-            assert stream is not None
-            with contextlib.suppress(BrokenPipeError):
-                stream.close()
+        self.socket.close()
+        self._log.close()
         self.process.wait()
-        self._forget()
+        self._waiting_for = set()
 
 
-def kind(backend: str) -> tuple[tuple[str, ...], frozenset[tuple[str, str]]]:
+def command(backend: str) -> tuple[tuple[str, ...], frozenset[tuple[str, str]]]:
     """Return the command that starts a process, and the environment: with others it is another."""
-    code = _CODE.format(
-        path=sys.path, module=worker.__name__, backend=backend, collecting=COLLECTING
-    )
+    code = _CODE.format(path=sys.path, module=__name__, backend=backend, collecting=COLLECTING)
     return (sys.executable, "-W", "ignore", "-c", code), env.inherited()
 
 
-def wait(helpers: Sequence[Helper]) -> None:
-    """Wait until one of the processes has something to say."""
-    streams: list[Any] = [helper.process.stdout for helper in helpers if helper.busy]
-    select.select(streams, [], [])
+_kept: list[CompilerProcess] = []  # one at most
 
 
-_kept: list[Helper] = []  # one at most
-
-
-def take(backend: str) -> Helper:
+def take(backend: str) -> CompilerProcess:
     """Return a process that has nothing to do: the one that was kept, or a new one.
 
     Raises:
         OSError: no process can be started.
     """
-    for helper in _kept[:]:
-        if helper.owner != os.getpid():
+    for process in _kept[:]:
+        if process.owner != os.getpid():
             continue
-        _kept.remove(helper)
-        if helper.alive and helper.kind == kind(backend):
-            return helper
-        helper.end()
-    return Helper(backend)
+        _kept.remove(process)
+        if process.alive and process.command == command(backend):
+            return process
+        process.end()
+    return CompilerProcess(backend)
 
 
 def is_there(backend: str, imported: bool = False) -> bool:
-    """Tell whether a process is kept that would be taken.
-
-    Args:
-        backend: name of the builder.
-        imported: it has to have imported the compiler, too.
-    """
+    """Tell whether a process is kept that would be taken; which has imported the compiler, too."""
     return any(
-        helper.owner == os.getpid()
-        and helper.alive
-        and helper.kind == kind(backend)
-        and (helper.has_imported or not imported)
-        for helper in _kept
+        process.owner == os.getpid()
+        and process.alive
+        and process.command == command(backend)
+        and (process.has_imported or not imported)
+        for process in _kept
     )
 
 
@@ -199,21 +211,132 @@ def warm(backend: str) -> None:
     give_back([take(backend)])
 
 
-def give_back(helpers: Iterable[Helper]) -> None:
+def give_back(processes: Iterable[CompilerProcess]) -> None:
     """Keep one process for the next program, end the others; forked children leave all alone."""
-    for helper in helpers:
-        if helper.owner != os.getpid():
+    for process in processes:
+        if process.owner != os.getpid():
             continue
-        if helper.alive and not helper.busy and not _kept:
-            _kept.append(helper)
+        if process.alive and not process.busy and not _kept:
+            _kept.append(process)
         else:
-            helper.end()
+            process.end()
 
 
 @atexit.register
 def end_kept() -> None:
     """End the process that is kept."""
-    for helper in _kept:
-        if helper.owner == os.getpid():
-            helper.end()
+    for process in _kept:
+        if process.owner == os.getpid():
+            process.end()
     _kept.clear()
+
+
+class CompileJob:
+    """Graphs that compiler processes are compiling.
+
+    Args:
+        graphs: by key; the first ones are ready first.
+        backend: name of the builder.
+        store: where the code will be.
+        processes: how many at most.
+
+    Attributes:
+        outcomes: by key.
+
+    Raises:
+        OSError: no process can be started.
+    """
+
+    def __init__(
+        self, graphs: Mapping[str, Graph], backend: str, store: Store, processes: int = 1
+    ) -> None:
+        self.outcomes: dict[str, Outcome] = {}
+        self.processes: list[CompilerProcess] = []
+        # Given back when it is dropped, or when the interpreter ends.
+        self.end = weakref.finalize(self, give_back, self.processes)
+        keys = list(graphs)
+        number = min(len(keys), processes)
+        try:
+            for at in range(number):
+                self.processes.append(take(backend))
+                self.processes[-1].ask({key: graphs[key] for key in keys[at::number]}, store)
+        except BaseException:
+            self.end()
+            raise
+
+    def look(self) -> bool:
+        """Tell whether a graph has an outcome since the last time; never waits."""
+        before = len(self.outcomes)
+        for process in self.processes:
+            self.outcomes |= process.look()
+        return len(self.outcomes) > before
+
+    @property
+    def finished(self) -> bool:
+        """Whether all graphs have an outcome."""
+        return not any(process.busy for process in self.processes)
+
+    def wait(self) -> None:
+        """Wait until all graphs have an outcome."""
+        while not self.finished:
+            select.select([process.socket for process in self.processes if process.busy], [], [])
+            self.look()
+
+
+# In the compiler process.
+
+
+def main(backend: str, handle: int) -> None:
+    """Compile what is asked for until nobody asks for long.
+
+    It is not nice. On two cores, one of them kept by threads that wait at work for the next
+    parallel operator, a nice process (5) had compiled the tutorial's CNN after 45 s or more, this
+    one after 30: calls are slower meanwhile, by a third, and then two to four times as fast.
+
+    Args:
+        backend: name of the builder.
+        handle: of the socket.
+    """
+    channel, requests = socket.socket(fileno=handle), queue.SimpleQueue[int]()
+    threading.Thread(target=_receive, args=(channel, requests), daemon=True).start()
+    builder: Any = backends.available()[backend]
+    with contextlib.suppress(Exception):  # building fails in the same way, which is an answer
+        builder.warm()
+    _answer(channel, {})
+    gc.freeze()  # all of it stays: the first look for garbage, 0.4 s of 4, comes a program later
+    while True:
+        try:
+            file = os.fdopen(requests.get(timeout=PATIENCE))
+        except queue.Empty:
+            return
+        with file:
+            request = json.load(file)
+        torch.set_num_threads(request["threads"])
+        for key, graph in request["graphs"].items():
+            _answer(channel, {key: compiled(key, graph, builder, Store(Path(request["store"])))})
+
+
+def _answer(channel: socket.socket, outcomes: dict[str, Outcome]) -> None:
+    channel.sendall(json.dumps(outcomes).encode() + b"\n")
+
+
+def compiled(key: str, graph: Any, builder: backends.Builder, store: Store) -> Outcome:
+    """Compile an encoded graph into a store, if that is possible in another process."""
+    try:
+        code = store.build(key, serial.decode(graph), builder)
+    except serial.Unreadable as error:  # the user's process has operators that this one has not
+        return HERE, str(error)
+    except Exception as error:
+        return FAILED, described(error)
+    kept = code is None or code.kept is not None
+    return (STORED, "") if kept else (HERE, "its code cannot be kept")
+
+
+def _receive(channel: socket.socket, requests: queue.SimpleQueue[int]) -> None:
+    with contextlib.suppress(ConnectionError):
+        while True:
+            received, handles, *_ = socket.recv_fds(channel, 1, 1)
+            if not received:
+                break
+            requests.put(handles[0])
+    os.killpg(os.getpgrp(), signal.SIGKILL)

@@ -123,20 +123,20 @@ def compile(
         backend = backends.choose("reference")
     if spec.runs_together:
         agreement.check_alike(plan, backend.name, request.arguments, beside)
-    executable = cache.compile_or_find(
-        backend.name,
+    store, facts = cache.opened(spec.runtime.cache_dir), None
+    if spec.runtime.cache_dir is not None:
+        facts = cache.facts_of(plan, backend.name, request.arguments)
+        cache.log_hit_or_miss(store.folder, facts)
+    executable = compile_plan(
+        backend,
         plan,
-        request.arguments,
-        spec.runtime.cache_dir,
-        lambda store: compile_plan(
-            backend,
-            plan,
-            store,
-            background and spec.target.backend == backends.AUTO,
-            lambda share: progress(0.3 + 0.7 * share),
-            idle,
-        ),
+        store,
+        background and spec.target.backend == backends.AUTO,
+        lambda share: progress(0.3 + 0.7 * share),
+        idle,
     )
+    if facts is not None:
+        store.note(facts)
     return Compiled(
         plan,
         executable,

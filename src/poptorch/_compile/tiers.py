@@ -4,7 +4,8 @@ Where a core has nothing to do, compiling starts with the first calls. Elsewhere
 the run, and when to compile is the classic question of renting or buying: nobody knows how many
 calls will come, so it starts when the slow tier has cost about what compiling will. What takes over
 works on the same State, between two calls, so that nothing is lost: a graph that is compiled runs
-while others are still interpreted, those first that a call runs most often.
+while others are still interpreted, those first that a call runs most often. Whoever has stored a
+graph's code, another wrapper, thread or process, it is used.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from .._ir.plan import Plan, Report
 from .._ir.program import Node, Program, Repeat, Run, State
 from ..backends import Backend, Builder, Compiled, Executable, Progress
 from ..backends.allocator import keep_freed_memory
-from . import helper, worker
-from .code import Store, key_of
-from .job import Job
+from . import helper
+from .cache import Store, key_of, store_of
+from .helper import CompileJob
 
 # Seconds that a compilation takes on the two cores of the table of record with nothing beside it:
 # what starting takes, and so much per node (8 to 10.5 s for 115 to 175 nodes, 14 for 920, 28 for
@@ -39,9 +40,10 @@ from .job import Job
 STARTING, PER_NODE, BESIDE, SHARE = 8.0, 0.0095, 1.2, 0.5
 SOONER = 2.5  # seconds, where the process that waits compiles: it need not be started
 COMPARED = 5  # calls of the fast tier before its speed is told
+LOOKING = 0.5  # seconds between two looks into the store
 
 
-class Code:
+class PlanCode:
     """The graphs of a plan as one builder compiles them."""
 
     def __init__(self, plan: Plan, builder: Builder, store: Store) -> None:
@@ -60,21 +62,21 @@ class Code:
         keys = ((name, key) for name, key in self.keys.items() if key is not None)
         return {k: self.graphs[n] for n, k in keys if self.store.find(k, self.builder) is None}
 
-    def kept(self) -> dict[str, bytes]:
-        """Return the code of the graphs that the store has, by key."""
-        stored = ((key, self.store.read(key)) for key in self.keys.values() if key is not None)
-        return {key: code for key, code in stored if code is not None}
+    def ready(self) -> list[str]:
+        """Return the names of the graphs that are compiled, by whomever."""
+        keys = ((name, key) for name, key in self.keys.items() if key is not None)
+        return [name for name, key in keys if self.store.find(key, self.builder) is not None]
 
-    def mixed(self) -> tuple[Executable, list[str]]:
-        """Return what runs the compiled graphs, and the others as they are; and the former."""
-        functions, compiled = dict[str, Compiled](), []
-        for name, key in self.keys.items():
-            ready = None if key is None else self.store.find(key, self.builder)
-            compiled += [name] if ready is not None else []
-            functions[name] = ready or backends.interpreted(self.graphs[name])
-        return self.builder.assemble(self.plan, functions, 0.0), compiled
+    def mixed(self) -> Executable:
+        """Return what runs the compiled graphs, and the others as they are."""
+        functions = {
+            name: (None if key is None else self.store.find(key, self.builder))
+            or backends.interpreted(self.graphs[name])
+            for name, key in self.keys.items()
+        }
+        return self.builder.assemble(self.plan, functions, 0.0)
 
-    def compile_beside(self, idle: int) -> None:
+    def compile_concurrently(self, idle: int) -> None:
         """Let other processes compile; what they cannot do remains to be done in this one.
 
         While none has imported the compiler, which takes it longer than this one, this one compiles
@@ -90,7 +92,7 @@ class Code:
         if not others:
             helper.end_kept()  # it would only take time from the C++ compiler
             return
-        job = Job(others, self.builder.name, self.store, idle + 1 if waits else idle)
+        job = CompileJob(others, self.builder.name, self.store, idle + 1 if waits else idle)
         try:
             if own is not None and not waits:
                 self._build(own, missing[own])
@@ -98,7 +100,7 @@ class Code:
         finally:
             job.end()
         for outcome, why in job.outcomes.values():
-            if outcome != worker.STORED:
+            if outcome != helper.STORED:
                 log.engine.info("Compiling in this process: %s", why)
 
     def _build(self, key: str | None, graph: Graph) -> Compiled:
@@ -115,6 +117,17 @@ class Code:
             functions[name] = self._build(key, self.graphs[name])
             progress(done / len(self.keys))
         return self.builder.assemble(self.plan, functions, time.perf_counter() - start)
+
+
+def code_of(plan: Plan) -> dict[str, bytes]:
+    """Return the compiled code of a plan's graphs by key, as far as it is kept."""
+    backend = backends.choose(plan.spec.target.backend)
+    if not isinstance(backend, Builder):
+        return {}
+    store = store_of(plan.spec.runtime.cache_dir)
+    keys = {key_of(graph, backend) for graph in plan.program.graphs.values()} - {None}
+    stored = {key: store.read(key) for key in keys if key is not None}
+    return {key: code for key, code in stored.items() if code is not None}
 
 
 @contextlib.contextmanager
@@ -181,7 +194,7 @@ def compile_plan(
     """
     if not isinstance(backend, Builder):
         return backend.compile(plan, progress)
-    code = Code(plan, backend, store)
+    code = PlanCode(plan, backend, store)
     reference = backends.available()["reference"]
     is_missing = None in code.keys.values() or bool(code.missing())
     if background and None not in code.keys.values() and is_missing:
@@ -190,7 +203,7 @@ def compile_plan(
         log.engine.info("Compiling, about %.0f s", code.expected_seconds() - SOONER)
     try:
         if is_missing and idle:
-            code.compile_beside(idle)
+            code.compile_concurrently(idle)
         return code.compile(progress)
     except Exception as error:  # whatever it is, the reference backend's results are right
         log.engine.warning(
@@ -213,13 +226,15 @@ class Tiered:
         waiting: whether the fast tier may still come.
     """
 
-    def __init__(self, slow: Executable, code: Code, idle: int = 0) -> None:
+    def __init__(self, slow: Executable, code: PlanCode, idle: int = 0) -> None:
         keep_freed_memory()  # as the fast tier will: the first calls gain as much
         self._current = self._slow_tier = slow
         self._code = code
-        self._job: Job | None = None
+        self._job: CompileJob | None = None
         self._ready: list[str] = []  # graphs that are optimised while others are not
         self._idle = idle
+        self._expected = code.expected_seconds()
+        self._next_look = 0.0
         self._cores = Cores()
         self._cores.idle()
         self._calls, self._spent = 0, 0.0  # of the slow tier
@@ -229,11 +244,11 @@ class Tiered:
 
     def run(self, state: State, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Do one call; see ``Executable.run``."""
-        if self.waiting:
-            self._look()
-        elif self._fast is None:
+        if not self.waiting and self._fast is None:
             return self._current.run(state, batch)
         start = time.perf_counter()
+        if self.waiting:
+            self._look(start)
         with leaving_a_core(self._job is not None):
             results = self._current.run(state, batch)
         seconds = time.perf_counter() - start
@@ -253,48 +268,51 @@ class Tiered:
         then = self._code.builder.name
         return replace(self._slow_tier.report(), next_backend=then, ready=tuple(self._ready))
 
-    def _look(self) -> None:
-        """Start compiling when it is worth it; take over what is ready."""
+    def _look(self, now: float) -> None:
+        """Start compiling when it is worth it; take over what is ready, whoever compiled it."""
         try:
             if self._job is None:
                 self._begin()
-            elif self._job.look():
-                if self._job.finished:
-                    self._take_over(self._job)
-                else:
-                    self._take_over_in_part()
+            news = self._job is not None and self._job.look()
+            if news or (self._slow and now >= self._next_look):
+                self._next_look = now + LOOKING
+                self._take_over()
         except Exception as error:  # whatever it is, the slow tier's results are right
             self._give_up(described(error))
 
     def _begin(self) -> None:
         """Start compiling where a core is idle, or when the slow tier has cost as much."""
-        expected = self._code.expected_seconds()
         idle = self._idle or int(self._cores.idle() + 1 - IDLE)
-        if not idle and self._spent < SHARE * expected:
+        if not idle and self._spent < SHARE * self._expected:
             return
         missing = self._code.missing()
-        self._job = Job(missing, self._code.builder.name, self._code.store, max(1, idle))
-        seconds = BESIDE * expected
-        log.engine.info("Compiling beside the run, about %.0f s: %d graphs", seconds, len(missing))
+        if not missing:  # somebody else has just stored the last one
+            return
+        self._job = CompileJob(missing, self._code.builder.name, self._code.store, max(1, idle))
+        seconds = BESIDE * self._expected
+        graphs = f"{len(missing)} graph{'s' if len(missing) > 1 else ''}"
+        log.engine.info("Compiling in the background, about %.0f s: %s", seconds, graphs)
 
-    def _take_over_in_part(self) -> None:
-        executable, ready = self._code.mixed()
-        if len(ready) > len(self._ready):
-            self._current, self._ready = executable, ready
+    def _take_over(self) -> None:
+        ready = self._code.ready()
+        complete = len(ready) == len(self._code.keys)
+        if not complete and self._job is not None and self._job.finished:
+            outcomes = self._job.outcomes.values()
+            failures = [why for outcome, why in outcomes if outcome == helper.FAILED]
+            if failures:
+                self._give_up(failures[0])
+                return
+            for why in (why for outcome, why in outcomes if outcome == helper.HERE):
+                log.engine.info("Compiling in this process: %s", why)
+            complete = True  # in a moment
+        if complete:
+            self._current = self._code.compile(lambda share: None)
+            self._finish()
+            self._fast = []
+        elif len(ready) > len(self._ready):
+            self._current, self._ready = self._code.mixed(), ready
             names = " and ".join(ready)
             log.engine.info("From call %d on %s runs optimised", self._calls + 1, names)
-
-    def _take_over(self, job: Job) -> None:
-        failures = [why for outcome, why in job.outcomes.values() if outcome == worker.FAILED]
-        if failures:
-            self._give_up(failures[0])
-            return
-        for outcome, why in job.outcomes.values():
-            if outcome == worker.HERE:
-                log.engine.info("Compiling in this process: %s", why)
-        self._current = self._code.compile(lambda share: None)
-        self._finish()
-        self._fast = []
 
     def _compare(self, seconds: float) -> None:
         """Time the first calls of the fast tier, then say how fast it is."""

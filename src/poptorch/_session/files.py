@@ -20,10 +20,9 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from .. import _capture, _compile, backends
+from .. import _capture, _compile
 from .._base import archive, log
 from .._base.errors import AssertionFailure
-from .._ir.plan import Plan
 from . import examples, pickles
 from .live import Compilation
 from .session import Session
@@ -175,7 +174,7 @@ def packed(
         "hypers": [],
     }
     tensors: dict[str, torch.Tensor] = {}
-    parts = {f"{CODE}{key}": code for key, code in _code_of(now.compiled.plan).items()}
+    parts = {f"{CODE}{key}": code for key, code in _compile.code_of(now.compiled.plan).items()}
     if objects is not None:
         own = _capture.tensors_of(objects.model)
         tensors = {f"{MODEL}{path}": tied.tensor for path, tied in own.items()}
@@ -238,13 +237,6 @@ def attributes(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 def _plain(attributes: Mapping[str, Any]) -> dict[str, examples.Json]:
     kinds = (bool, int, float, str, list, tuple, type(None))
     return {k: examples.encode(v) for k, v in attributes.items() if isinstance(v, kinds)}
-
-
-def _code_of(plan: Plan) -> dict[str, bytes]:
-    backend = backends.choose(plan.spec.target.backend)
-    if not isinstance(backend, backends.Builder):
-        return {}
-    return _compile.Code(plan, backend, _compile.store_of(plan.spec.runtime.cache_dir)).kept()
 
 
 def _tensor_bytes(tensors: Mapping[str, torch.Tensor]) -> bytes:
