@@ -14,7 +14,7 @@ import torch.utils.data
 
 from ._base.errors import AssertionFailure, Error
 from ._data import arrangement, begun, notices, tensor_batches
-from ._data.combining import Grouped
+from ._data.combining import Grouped, join
 from ._data.consumer import Consumer
 from ._data.sharding import Permutations, Shard, shard_range
 from ._data.turns import ConsumersTurn, WorkersTurn
@@ -25,7 +25,7 @@ from .options import Options
 from .options.distributed import data_share
 from .profiling import Channel
 
-__all__ = ["AsynchronousDataAccessor", "DataLoader"]
+__all__ = ["AsynchronousDataAccessor", "DataLoader", "join"]
 
 
 class DataLoader(torch.utils.data.DataLoader[Any]):

@@ -6,14 +6,30 @@ import enum
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from ._base.errors import Error, RecoverableError, UnrecoverableError
+from ._base.errors import (
+    AssertionFailure,
+    Error,
+    InvalidKey,
+    InvalidType,
+    InvalidValue,
+    RecoverableError,
+    StateError,
+    UnrecoverableError,
+    Unsupported,
+)
 from .options.popart_keys import validate_popart
 
 __all__ = [
+    "AssertionFailure",
     "Error",
+    "InvalidKey",
+    "InvalidType",
+    "InvalidValue",
     "RecoverableError",
+    "StateError",
     "TestErrorType",
     "UnrecoverableError",
+    "Unsupported",
     "createPoptorchError",
 ]
 

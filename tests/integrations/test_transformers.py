@@ -272,6 +272,18 @@ def test_what_is_left_out_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert "the last 2 of 18 samples of each epoch are left out" in caplog.text
 
 
+def test_only_training_leaves_samples_out(tmp_path: Path) -> None:
+    """The last micro-batch of 18 samples is short; predictions and losses are of all of them."""
+    args = arguments(tmp_path, gradient_accumulation_steps=2, eval_strategy="no")
+    trainer = made(Trainer, uneven_bert(), args)
+    trainer.train()
+    expected = PLAIN(trainer.model, args, eval_dataset=trainer.eval_dataset)
+    assert len(trainer.predict(trainer.eval_dataset).predictions) == 18
+    got = trainer.evaluate()["eval_loss"]
+    assert got == pytest.approx(expected.evaluate()["eval_loss"], rel=1e-5)
+    assert not args.dataloader_drop_last
+
+
 def test_other_ways_to_run_and_counts_are_refused(tmp_path: Path) -> None:
     with pytest.raises(poptorch.Error, match="torch_compile is another way to run the model"):
         made(Trainer, bert(), arguments(tmp_path, torch_compile=True))

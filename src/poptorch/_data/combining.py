@@ -5,12 +5,13 @@ Source: PopTorch user guide, "Efficient data batching".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from .._base import trees
+from .._base.errors import Error
 from .._base.fields import fields_of, has_fields, with_fields
 
 
@@ -36,36 +37,65 @@ class Grouped:
         return join(group)
 
 
-def join(batches: Sequence[Any]) -> Any:
-    """Concatenate collated batches leaf by leaf.
+def join(batches: Sequence[Any], equally: bool = False, name: str = "batch") -> Any:
+    """Concatenate batches leaf by leaf: micro-batches become a combined batch.
 
     Tensors are concatenated along dimension 0, lists without any tensor and tuples of texts (what
     torch's ``default_collate`` makes of them) one after another; whatever else there is comes from
     the last batch. The parser of a registered type may complete its object with a method
-    ``join(batches, joined)``.
+    ``join(batches, joined)``. Mappings that are no dictionaries become dictionaries.
+
+    Args:
+        batches: collated, all alike.
+        equally: whether all must have as many rows, as the micro-batches of one update do.
+        name: what errors call them.
+
+    Raises:
+        poptorch.Error: tensors' shapes differ beyond dimension 0, or at all with ``equally``.
     """
     last = batches[-1]
     if len(batches) == 1:
         return last
+
+    def part(key: Any, values: Iterable[Any]) -> Any:
+        return join(list(values), equally, str(key))
+
     if isinstance(last, torch.Tensor):
-        return last if last.dim() == 0 else torch.cat(list(batches))
+        return _concatenated(batches, equally, name)
     parser = trees.parser_of(last)
     if parser is not None:
         leaves = zip(*(parser.yieldTensors(batch) for batch in batches), strict=True)
-        joined = parser.reconstruct(last, iter([join(group) for group in leaves]))
+        joined = parser.reconstruct(last, iter([part(name, group) for group in leaves]))
         complete = getattr(parser, "join", None)
         return joined if complete is None else complete(batches, joined)
-    if isinstance(last, dict):
-        joined = {key: join([batch[key] for batch in batches]) for key in last}
-        return trees.dict_builder(last)(joined)
+    if isinstance(last, Mapping):
+        items = {key: part(key, (batch[key] for batch in batches)) for key in last}
+        return trees.dict_builder(last)(items) if isinstance(last, dict) else items
     if has_fields(last):
         fields = [fields_of(batch) for batch in batches]
-        joined = {name: join([each[name] for each in fields]) for name in fields[-1]}
-        return with_fields(type(last), joined)
+        items = {key: part(key, (each[key] for each in fields)) for key in fields[-1]}
+        return with_fields(type(last), items)
     if type(last) is tuple and last and all(isinstance(item, str) for item in last):
         return tuple(item for batch in batches for item in batch)
     if isinstance(last, list) and not trees.flatten(last)[0]:
         return [item for batch in batches for item in batch]
-    if isinstance(last, (list, tuple)):
-        return trees.sequence_of(type(last), [join(g) for g in zip(*batches, strict=True)])
+    if isinstance(last, list | tuple):
+        groups = enumerate(zip(*batches, strict=True))
+        return trees.sequence_of(type(last), [part(f"{name}[{at}]", group) for at, group in groups])
     return last
+
+
+def _concatenated(batches: Sequence[torch.Tensor], equally: bool, name: str) -> torch.Tensor:
+    if not batches[-1].dim() and not equally:
+        return batches[-1]
+    shapes = [tuple(batch.shape) for batch in batches]
+    if len({shape if equally else shape[1:] for shape in shapes}) > 1:
+        raise Error(
+            "The micro-batches of an update have different shapes",
+            got=f"{name}: {', '.join(map(str, shapes))}",
+            fix=(
+                "pad to one length, with poptorch.PadToSizes for example",
+                "an accumulation of 1, with options.programs(n)",
+            ),
+        )
+    return torch.cat(list(batches))

@@ -5,6 +5,7 @@ Source: Lightning's own documentation, https://lightning.ai/docs/pytorch/stable/
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,17 +13,16 @@ import torch
 from torch import nn
 
 import poptorch
+from poptorch.dataloader import join
 
-from .._base import log
-from .._base.errors import Error
-from .._base.extras import extra
-from ._joining import joined
-
-with extra("lightning"):
+try:
     import lightning.pytorch as pl
     from lightning.pytorch.strategies import SingleDeviceStrategy
     from lightning.pytorch.trainer.states import TrainerFn
     from lightning.pytorch.utilities.model_helpers import is_overridden
+except ModuleNotFoundError as error:
+    error.add_note('  Fix:    pip install "poptorch[lightning]"')
+    raise
 
 _GRADIENT_HOOKS = (
     "backward", "on_before_backward", "on_after_backward", "on_before_optimizer_step",
@@ -78,7 +78,7 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
             self.optimizers[0].max_grad_norm = trainer.gradient_clip_val
         for name in _GRADIENT_HOOKS:
             if is_overridden(name, self.lightning_module):
-                log.python.warning("%s sees no gradients: they stay in the program", name)
+                logging.getLogger("poptorch::python").warning("%s sees no gradients: they stay in the program", name)
 
     # Training.
 
@@ -220,7 +220,7 @@ class _Step(nn.Module):
 
         def keep(name: str, value: Any, *more: Any, **settings: Any) -> None:
             if more or not isinstance(value, torch.Tensor | int | float):
-                raise Error(
+                raise poptorch.Error(
                     "self.log inside a compiled step takes a number and named settings",
                     got=f"{name}: {type(value).__name__}",
                     fix="log a metric object in a hook, on_validation_epoch_end for one",
@@ -257,9 +257,9 @@ def _arguments(window: list[tuple[Any, ...]]) -> tuple[Any, ...]:
     """Return the combined batch, the numbers of its micro-batches, and what else there is."""
     batch, *numbers = zip(*window, strict=True)
     if not numbers:
-        return (joined(batch),)
-    return (joined(batch), torch.tensor(numbers[0]), *(number[0] for number in numbers[1:]))
+        return (join(batch, equally=True),)
+    return (join(batch, equally=True), torch.tensor(numbers[0]), *(number[0] for number in numbers[1:]))
 
 
 def _refuse(name: str, value: Any, fix: str) -> None:
-    raise Error(f"PopTorchStrategy cannot take {name}", got=repr(value), fix=fix)
+    raise poptorch.Error(f"PopTorchStrategy cannot take {name}", got=repr(value), fix=fix)

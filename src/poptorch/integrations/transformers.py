@@ -5,28 +5,27 @@ Source: the Trainer's own documentation, https://huggingface.co/docs/transformer
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
-from types import MethodType
 from typing import Any
 
 import torch
 from torch import nn
 
 import poptorch
+from poptorch import backends
+from poptorch.dataloader import join
+from poptorch.options.freeze import freeze
+from poptorch.poptorch_core import InvalidValue
 
-from .. import backends
-from .._base import log, source
-from .._base.errors import Error, InvalidValue
-from .._base.extras import extra
-from .._ir.slots import NORM
-from .._session.wrapping import zero_grad
-from ..options.freeze import freeze
-from ._joining import joined
-
-with extra("transformers"):
+try:
     import transformers
+except ModuleNotFoundError as error:
+    error.add_note('  Fix:    pip install "poptorch[transformers]"')
+    raise
 
+_NORM = "GradientNorm"
 _RNG_FILE = "poptorch_rng.pt"
 
 
@@ -76,15 +75,19 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         """Return the training batches; with accumulation, complete ones only."""
         size, steps = self.args.train_batch_size, self.args.gradient_accumulation_steps
         count = len(self.train_dataset) if hasattr(self.train_dataset, "__len__") else 0
-        if steps > 1 and count % size and not self.args.dataloader_drop_last:
-            log.python.warning(
+        own = self.args.dataloader_drop_last
+        if steps > 1 and count % size and not own:
+            logging.getLogger("poptorch::python").warning(
                 "Trainer: the last %d of %d samples of each epoch are left out: the micro-batches "
                 "of an update have one size",
                 count % size,
                 count,
             )
             self.args.dataloader_drop_last = True
-        return super().get_train_dataloader()
+        try:
+            return super().get_train_dataloader()
+        finally:
+            self.args.dataloader_drop_last = own  # evaluation and predictions have the rest
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Return the optimizer; clipping is part of the update and thus belongs to it."""
@@ -113,7 +116,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         executor = self._trainer()
         scale, items = self._scales(len(window), num_items_in_batch)
         window += window[-1:] * (len(scale) - len(window))  # they count nothing
-        inputs = joined(window)
+        inputs = join(window, equally=True)
         if self._random is not None:
             executor.compile(scale, items, **inputs)  # there is no random state before
             executor.rng_state, self._random = self._random, None
@@ -151,10 +154,10 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         options.Training.gradientAccumulation(self.args.gradient_accumulation_steps)
         options.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Sum)
         if self._returns_norm():
-            options.anchorTensor(NORM, NORM, poptorch.OutputMode.Final)
+            options.anchorTensor(_NORM, _NORM, poptorch.OutputMode.Final)
         self._training = poptorch.trainingModel(_Step(self), options, optimizer)
         if type(self.model).zero_grad is nn.Module.zero_grad:  # the base asks for it every time
-            self.model.zero_grad = MethodType(zero_grad, self.model)
+            self.model.zero_grad = optimizer.zero_grad  # which looks at no weights
         self._trained_with = optimizer
         return self._training
 
@@ -179,7 +182,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         """Return the norm by which the program has clipped."""
         if self._training is None or not self._returns_norm():
             return None
-        norm: torch.Tensor = self._training.getAnchoredTensor(NORM)
+        norm: torch.Tensor = self._training.getAnchoredTensor(_NORM)
         return norm
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
@@ -288,10 +291,9 @@ def _check(args: Any) -> None:
     others = ("torch_compile", "deepspeed", "fsdp", "use_liger_kernel", "auto_find_batch_size")
     for name in others:
         if getattr(args, name, None):
-            raise Error(
+            raise poptorch.Error(
                 f"Trainer: {name} is another way to run the model",
                 got=f"TrainingArguments({name}={getattr(args, name)!r})",
-                where=source.calling_line(),
                 fix=f"leave {name} out, or use transformers.Trainer",
             )
 
@@ -309,7 +311,6 @@ def _checked(options: poptorch.Options | None) -> poptorch.Options:
             raise InvalidValue(
                 f"Trainer: {name} comes from the TrainingArguments",
                 got=str(count),
-                where=source.calling_line(),
                 fix="gradient_accumulation_steps and per_device_train_batch_size",
             )
     return options.clone()
