@@ -4,11 +4,13 @@ Needs the package torch_geometric, and no plug-in of it. Source: PopTorch user g
 ops".
 """
 
-from poptorch._base.extras import extra as _extra
-from poptorch._base.version import VERSION
+from poptorch import __version__
 
-with _extra("graphs"):
+try:
     import torch_geometric as _torch_geometric  # noqa: F401
+except ModuleNotFoundError as _error:
+    _error.add_note('  Fix:    pip install "poptorch[graphs]"')
+    raise
 
 from . import _substitution
 from .collate import make_exclude_keys
@@ -30,9 +32,6 @@ __all__ = [  # noqa: RUF022 (the loaders first)
     "PyGArgsParser",
     "__version__",
 ]
-
-__version__ = VERSION
-
 
 registerCustomArgParsers()
 _substitution.register()

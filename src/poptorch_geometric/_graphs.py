@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch_geometric.data import HeteroData
 
-from poptorch._base.errors import AssertionFailure, InvalidKey
+from poptorch.poptorch_core import AssertionFailure, InvalidKey
 
 NODE, EDGE, GRAPH = "node", "edge", "graph"
 
@@ -71,6 +71,18 @@ def rows(sample: Any, key: Any, name: str, value: torch.Tensor) -> int | None:
     store = stores(sample)[key]
     dim = sample.__cat_dim__(name, value, store)
     return value.shape[dim] if isinstance(dim, int) and value.dim() else None
+
+
+def total(sizes: int | Mapping[Any, int]) -> int:
+    """Return a number of nodes or edges, of all types."""
+    return sum(sizes.values()) if isinstance(sizes, Mapping) else sizes
+
+
+def ranges(starts: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the numbers of several ranges one after another, and which range each is of."""
+    owner = torch.repeat_interleave(lengths)
+    first = (starts - (lengths.cumsum(0) - lengths))[owner]
+    return first + torch.arange(len(owner)), owner
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from torch_geometric.sampler import (
 )
 from torch_geometric.sampler.base import NumNeighbors, SubgraphType
 
-from poptorch._base.errors import Error, Unsupported
+from poptorch.poptorch_core import Error, Unsupported
 
 from . import _graphs
 
@@ -34,6 +34,10 @@ class _Incoming:
     number: torch.Tensor
     weight: torch.Tensor | None
     time: torch.Tensor | None
+
+    def of(self, nodes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the places of all edges to some nodes, and which of the nodes each leads to."""
+        return _graphs.ranges(self.first[nodes], self.first[nodes + 1] - self.first[nodes])
 
 
 @dataclass
@@ -102,7 +106,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
         values = given.get_values(kinds if self._typed else None)
         self._fanouts = values if self._typed else {None: values}
         self._hops = given.num_hops
-        self._times = {
+        self._times: dict[Any, torch.Tensor] = {
             kind: store[time_attr]
             for kind, store in _graphs.node_stores(data).items()
             if time_attr is not None and time_attr in store and _of_nodes(data, kind, time_attr)
@@ -162,12 +166,11 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
         )
 
     def _seed_times(self, index: NodeSamplerInput) -> torch.Tensor | None:
-        if index.time is not None:
-            given: torch.Tensor = index.time
+        given: torch.Tensor | None = index.time
+        if given is None and index.input_type in self._times:
+            given = self._times[index.input_type][index.node]
+        if given is not None:
             return given
-        if index.input_type in self._times:
-            chosen: torch.Tensor = self._times[index.input_type][index.node]
-            return chosen
         if any(edges.time is not None for edges in self._edges.values()):
             raise Error(
                 "Sampling by the time of edges needs the time of every seed",
@@ -185,13 +188,9 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
         times: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return keys of sources, keys of targets and numbers of the edges that are drawn."""
-        nodes, seeds = front % self._counts[target] if self._counts[target] else front, None
-        if self._disjoint:
-            seeds = front // max(self._counts[target], 1)
-        lengths = edges.first[nodes + 1] - edges.first[nodes]
-        owner = torch.repeat_interleave(lengths)
-        start = torch.repeat_interleave(edges.first[nodes] - (lengths.cumsum(0) - lengths), lengths)
-        slots = start + torch.arange(len(owner))
+        size = max(self._counts[target], 1)
+        nodes, seeds = front % size, front // size if self._disjoint else None
+        slots, owner = edges.of(nodes)
         when = self._when(edges, slots, source)
         if when is not None and times is not None and seeds is not None:
             early = when <= times[seeds[owner]]
@@ -206,12 +205,9 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
 
     def _when(self, edges: _Incoming, slots: torch.Tensor, source: Any) -> torch.Tensor | None:
         if edges.time is not None:
-            times: torch.Tensor = edges.time[slots]
-            return times
-        if source not in self._times:
-            return None
-        chosen: torch.Tensor = self._times[source][edges.source[slots]]
-        return chosen
+            return edges.time[slots]
+        times = self._times.get(source)
+        return None if times is None else times[edges.source[slots]]
 
     def _choose(
         self,
@@ -261,19 +257,11 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
         self, edges: _Incoming, source: _Met, target: _Met
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return all edges among the nodes that were met."""
-        sources, targets, numbers = self._draw_all(edges, target.keys, source.size, target.size)
+        nodes, seeds = target.keys % max(target.size, 1), target.keys // max(target.size, 1)
+        slots, owner = edges.of(nodes)
+        sources = edges.source[slots] + seeds[owner] * source.size
         inside = torch.isin(sources, source.keys)
-        return sources[inside], targets[inside], numbers[inside]
-
-    def _draw_all(
-        self, edges: _Incoming, front: torch.Tensor, sources: int, targets: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        nodes, seeds = front % max(targets, 1), front // max(targets, 1)
-        lengths = edges.first[nodes + 1] - edges.first[nodes]
-        owner = torch.repeat_interleave(lengths)
-        start = torch.repeat_interleave(edges.first[nodes] - (lengths.cumsum(0) - lengths), lengths)
-        slots = start + torch.arange(len(owner))
-        return edges.source[slots] + seeds[owner] * sources, front[owner], edges.number[slots]
+        return sources[inside], target.keys[owner][inside], edges.number[slots][inside]
 
 
 def _incoming(

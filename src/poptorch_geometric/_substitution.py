@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
 import torch_geometric.backend
 import torch_geometric.nn
 import torch_geometric.nn.conv.rgcn_conv
@@ -19,19 +20,87 @@ import torch_geometric.nn.pool.connect.filter_edges
 import torch_geometric.nn.pool.select.topk
 import torch_geometric.utils
 from torch_geometric.experimental import set_experimental_mode
+from torch_geometric.utils import get_laplacian
 
-from poptorch._capture import OverwriteContextManager
+import poptorch
 
-from . import _absent, _static
+from . import _static, ops
 from .common import call_once
-from .ops import _layers, _neighbours
+
+
+def _film(module: Any, x: Any, edge_index: torch.Tensor, edge_type: Any = None) -> torch.Tensor:
+    """Convolve as ``FiLMConv`` does, with all edges for every relation."""
+    x = (x, x) if isinstance(x, torch.Tensor) else x
+    beta, gamma = module.film_skip(x[1]).split(module.out_channels, dim=-1)
+    out = gamma * module.lin_skip(x[1]) + beta
+    out = out if module.act is None else module.act(out)
+    for number, (linear, film_of) in enumerate(zip(module.lins, module.films, strict=True)):
+        edges = edge_index
+        if module.num_relations > 1:
+            edges = _static.leave_out(edge_index, edge_type == number)
+        beta, gamma = film_of(x[1]).split(module.out_channels, dim=-1)
+        out = out + module.propagate(edges, x=linear(x[0]), beta=beta, gamma=gamma)
+    total: torch.Tensor = out
+    return total
+
+
+def _chebyshev_norm(
+    module: Any,
+    edge_index: torch.Tensor,
+    num_nodes: int | None,
+    edge_weight: torch.Tensor | None,
+    normalization: str | None,
+    lambda_max: Any = None,
+    dtype: torch.dtype | None = None,
+    batch: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the scaled Laplacian as ``ChebConv`` does."""
+    edge_index, weight = get_laplacian(edge_index, edge_weight, normalization, dtype, num_nodes)
+    if lambda_max is None:
+        there = edge_index[0] >= 0
+        lambda_max = 2.0 * torch.where(there, weight, -torch.inf).max()
+    if batch is not None and isinstance(lambda_max, torch.Tensor) and lambda_max.numel() > 1:
+        lambda_max = lambda_max[batch[edge_index[0]]]
+    scaled = 2.0 * weight / lambda_max
+    scaled = scaled.masked_fill(scaled == torch.inf, 0)
+    return edge_index, scaled - (edge_index[0] == edge_index[1]).to(scaled.dtype)
+
+
+def _hetero_batch_norm(module: Any, x: torch.Tensor, type_vec: torch.Tensor) -> torch.Tensor:
+    """Normalise as ``HeteroBatchNorm`` does; what is remembered of absent types stays."""
+    types = module.num_types
+    if not module.training and module.track_running_stats:
+        mean, var = module.running_mean, module.running_var
+    else:
+        with torch.no_grad():
+            mean, var = module.mean_var(x, type_vec, dim_size=types)
+    if module.training and module.track_running_stats:
+        factor = module.momentum
+        with torch.no_grad():
+            if factor is None:
+                module.num_batches_tracked.add_(1)
+                factor = 1.0 / module.num_batches_tracked
+            here = _static.degree(type_vec, types, x.dtype).clamp(max=1).view(-1, 1)
+            module.running_mean.add_(here * factor * (mean - module.running_mean))
+            module.running_var.add_(here * factor * (var - module.running_var))
+    out: torch.Tensor = (x - mean[type_vec]) / var.clamp(module.eps).sqrt()[type_vec]
+    if module.affine:
+        out = out * module.weight[type_vec] + module.bias[type_vec]
+    return out
+
+
+def _mask_label(module: Any, x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Add labels as ``MaskLabel`` does, where a mask says."""
+    known = mask.view(-1, 1) * module.emb(torch.where(mask, y, 0))
+    return torch.cat([x, known], dim=-1) if module.method == "concat" else x + known
+
 
 # Functions by where torch_geometric has those of the same names, wherever else it imports them.
 FUNCTIONS: Mapping[str, tuple[Callable[..., Any], ...]] = {
     "utils": (
-        _absent.scatter,
-        _absent.degree,
-        _absent.softmax_for(torch_geometric.utils.softmax),
+        _static.scatter,
+        _static.degree,
+        _static.softmax_for(torch_geometric.utils.softmax),
         _static.remove_self_loops,
         _static.segregate_self_loops,
         _static.add_remaining_self_loops,
@@ -42,9 +111,9 @@ FUNCTIONS: Mapping[str, tuple[Callable[..., Any], ...]] = {
     "nn.pool.select.topk": (_static.topk,),
     "nn.pool.connect.filter_edges": (_static.filter_adj,),
     "nn.pool": (
-        _neighbours.knn, _neighbours.knn_graph, _neighbours.radius, _neighbours.radius_graph,
+        ops.knn, ops.knn_graph, ops.radius, ops.radius_graph,
     ),
-    "nn.unpool": (_neighbours.knn_interpolate,),
+    "nn.unpool": (ops.knn_interpolate,),
 }  # fmt: skip
 
 
@@ -55,16 +124,16 @@ def _no_check(module: Any, index: Any) -> None:
 # Methods of classes, and a setting.
 METHODS: tuple[tuple[Any, str, Any], ...] = (
     (torch_geometric.backend, "use_segment_matmul", False),  # or sizes of segments decide
-    (torch_geometric.nn.ChebConv, "__norm__", _layers.chebyshev_norm),
-    (torch_geometric.nn.MessagePassing, "_index_select", _absent.index_select),
+    (torch_geometric.nn.ChebConv, "__norm__", _chebyshev_norm),
+    (torch_geometric.nn.MessagePassing, "_index_select", _static.index_select),
     (torch_geometric.nn.aggr.Aggregation, "assert_sorted_index", _no_check),
-    (torch_geometric.nn.InstanceNorm, "forward", _layers.instance_norm),
-    (torch_geometric.nn.HeteroBatchNorm, "forward", _layers.hetero_batch_norm),
-    (torch_geometric.nn.MaskLabel, "forward", _layers.mask_label),
-    (torch_geometric.nn.HeteroLinear, "forward", _layers.hetero_linear),
-    (torch_geometric.nn.ClusterGCNConv, "forward", _layers.cluster_gcn),
-    (torch_geometric.nn.MFConv, "forward", _layers.mf),
-    (torch_geometric.nn.FiLMConv, "forward", _layers.film),
+    (torch_geometric.nn.InstanceNorm, "forward", ops.InstanceNorm.forward),
+    (torch_geometric.nn.HeteroBatchNorm, "forward", _hetero_batch_norm),
+    (torch_geometric.nn.MaskLabel, "forward", _mask_label),
+    (torch_geometric.nn.HeteroLinear, "forward", ops.HeteroLinear.forward),
+    (torch_geometric.nn.ClusterGCNConv, "forward", ops.ClusterGCNConv.forward),
+    (torch_geometric.nn.MFConv, "forward", ops.MFConv.forward),
+    (torch_geometric.nn.FiLMConv, "forward", _film),
     (torch_geometric.nn.pool.select.SelectTopK, "forward", _static.select_top_k),
     (torch_geometric.nn.pool.connect.Connect, "get_pooled_batch",
      staticmethod(_static.get_pooled_batch)),
@@ -75,7 +144,7 @@ METHODS: tuple[tuple[Any, str, Any], ...] = (
 def substituted() -> Iterator[None]:
     """Within the block torch_geometric computes in fixed shapes, or says what it would need."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_absent.watching())
+        stack.enter_context(_static.tracking())
         stack.enter_context(set_experimental_mode(True, "disable_dynamic_shapes"))
         for owner, name, replacement in (*_places(len(sys.modules)), *METHODS):
             stack.callback(setattr, owner, name, vars(owner)[name])
@@ -110,4 +179,5 @@ def _hashable(value: Any) -> bool:
 @call_once
 def register() -> None:
     """Have the functions swapped whenever a model is captured."""
-    OverwriteContextManager.registerSubsitutionManager(substituted)
+    manager = poptorch._OverwriteContextManager  # type: ignore[attr-defined]  # PopTorch's name
+    manager.registerSubsitutionManager(substituted)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import poptorch.dataloader
-from poptorch.options import Options
 
 from . import pyg_cluster_loader
-from ._loading import Combining
-from .fixed_size_options import FixedSizeOptions
+from .dataloader import Combining, with_options
 from .pyg_cluster_loader import ClusterData
-from .pyg_dataloader import OverSizeStrategy
 
 __all__ = ["ClusterData", "FixedSizeClusterLoader"]
 
@@ -36,21 +31,4 @@ class FixedSizeClusterLoader(
             ``collate_fn``, ``batch_sampler``, ``shuffle``, ``exclude_keys``.
     """
 
-    def __init__(
-        self,
-        cluster_data: Any,
-        fixed_size_options: FixedSizeOptions,
-        batch_size: int = 1,
-        over_size_strategy: OverSizeStrategy = OverSizeStrategy.TrimNodesAndEdges,
-        add_pad_masks: bool = True,
-        options: Options | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            cluster_data,
-            fixed_size_options,
-            batch_size,
-            over_size_strategy,
-            add_pad_masks,
-            **self._take(options, kwargs),
-        )
+    __init__ = with_options(pyg_cluster_loader.FixedSizeClusterLoader, after="add_pad_masks")

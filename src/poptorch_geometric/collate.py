@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch_geometric.data import Batch
+from torch_geometric.data.data import BaseData
 
-from poptorch._base import log
-from poptorch._base.errors import AssertionFailure, Error, InvalidType, StateError
-from poptorch._data.combining import join
+from poptorch.dataloader import join
+from poptorch.poptorch_core import AssertionFailure, Error, InvalidType, StateError
 
-from . import _graphs, _padding
-from ._combining import as_micro_batch
-from ._trimming import Trimmer
+from . import _fitting, _graphs
 from .fixed_size_options import FixedSizeOptions, suited
+
+_log = logging.getLogger("poptorch::python")
 
 
 def make_exclude_keys(include_keys: Sequence[str], data: Any) -> tuple[str, ...]:
@@ -85,9 +86,12 @@ class FixedSizeCollater:
         nodes, edges = _by_type(sizes.num_nodes), _by_type(sizes.num_edges)
         _check_types(samples, nodes, edges)
         levels = _graphs.Levels.of(samples, self.exclude_keys)
-        graphs = self._trimmed(samples, levels, nodes, edges, protected)
-        missing_nodes = _padding.missing("nodes", nodes, graphs)
-        missing_edges = _padding.missing("edges", edges, graphs)
+        graphs = list(samples)
+        if self.trim_nodes or self.trim_edges:
+            trimmer = _fitting.Trimmer(samples, nodes, edges, protected)
+            graphs = trimmer.trimmed(self.trim_nodes, self.trim_edges, levels)
+        missing_nodes = _fitting.missing("nodes", nodes, graphs)
+        missing_edges = _fitting.missing("edges", edges, graphs)
         spare = sizes.num_graphs - len(graphs)
         if not spare and (any(missing_nodes.values()) or any(missing_edges.values())):
             raise StateError(
@@ -98,7 +102,7 @@ class FixedSizeCollater:
             )
         if self._unchecked:
             self._say_unknown(graphs[0])
-        padding = _padding.padding_graphs(
+        padding = _fitting.padding_graphs(
             graphs[0], sizes, levels, missing_nodes, missing_edges, spare
         )
         batch = Batch.from_data_list(
@@ -109,24 +113,6 @@ class FixedSizeCollater:
                        (edges, missing_edges))  # fmt: skip
         return batch
 
-    def _trimmed(
-        self,
-        samples: list[Any],
-        levels: _graphs.Levels,
-        nodes: Mapping[Any, int],
-        edges: Mapping[Any, int],
-        protected: Mapping[Any, int],
-    ) -> list[Any]:
-        """Return the samples, or what is left of them."""
-        if not (self.trim_nodes or self.trim_edges):
-            return list(samples)
-        trimmer = Trimmer(samples, nodes, edges, protected)
-        if self.trim_nodes:
-            trimmer.trim_nodes(edges_too=self.trim_edges)
-        if self.trim_edges:
-            trimmer.trim_edges()
-        return trimmer.samples(levels)
-
     def _say_unknown(self, model: Any) -> None:
         """Warn once of defaults for attributes that no graph has."""
         self._unchecked = False
@@ -134,11 +120,32 @@ class FixedSizeCollater:
         defaults = self.fixed_size_options.pad_graph_defaults or {}
         unknown = [key for key in defaults if key not in known]
         if unknown:
-            log.python.warning(
+            _log.warning(
                 "pad_graph_defaults names attributes that the graphs do not have: %s; they have %s",
                 ", ".join(map(str, unknown)),
                 ", ".join(map(str, known)),
             )
+
+
+# What to_data_list needs; the parts of a combined batch are not at these places any more.
+_PARTS = ("_slice_dict", "_inc_dict")
+
+
+def _as_micro_batch(batch: Any) -> Any:
+    """Let a batch remember the numbers of its nodes and edges, and forget its parts.
+
+    Tensors of several micro-batches will follow one another, and the numbers are those of one.
+    Anything but a batch of graphs stays as it is.
+    """
+    if not isinstance(batch, BaseData):
+        return batch
+    nodes, edges = _graphs.node_counts(batch), _graphs.edge_counts(batch)
+    for name, counts in (("num_nodes", nodes), ("num_edges", edges)):
+        for kind, count in counts.items():
+            _graphs.set_attribute(batch, kind, name, count)
+    for name in _PARTS:
+        vars(batch.stores[0]).pop(name, None)
+    return batch
 
 
 class CombinedBatchingCollater:
@@ -147,12 +154,16 @@ class CombinedBatchingCollater:
     Args:
         collater: makes a batch of the samples of one micro-batch.
         mini_batch_size: how many samples these are; by default all.
+        fills: let the last micro-batch have fewer samples: it gets more padding.
     """
 
     def __init__(
-        self, collater: Callable[[list[Any]], Any], mini_batch_size: int | None = None
+        self,
+        collater: Callable[[list[Any]], Any],
+        mini_batch_size: int | None = None,
+        fills: bool = False,
     ) -> None:
-        self.collater, self.mini_batch_size = collater, mini_batch_size
+        self.collater, self.mini_batch_size, self.fills = collater, mini_batch_size, fills
 
     def __call__(self, samples: Sequence[Any]) -> Any:
         """Return the combined batch.
@@ -161,25 +172,14 @@ class CombinedBatchingCollater:
             AssertionError: samples that do not divide into micro-batches.
         """
         size = self.mini_batch_size or len(samples)
-        if len(samples) % size:
+        if len(samples) % size and not self.fills:
             raise AssertionFailure(
                 "Invalid batch size",
                 got=f"{len(samples)} samples; a micro-batch has {size}",
                 fix="leave the rest out: drop_last=True",
             )
-        return self._joined(list(samples), size)
-
-    def _joined(self, samples: list[Any], size: int) -> Any:
-        parts = [samples[at : at + size] for at in range(0, len(samples), size)]
-        return join([as_micro_batch(self.collater(part)) for part in parts])
-
-
-class FillingCollater(CombinedBatchingCollater):
-    """The same, but the last micro-batch may have fewer samples: it gets more padding."""
-
-    def __call__(self, samples: Sequence[Any]) -> Any:
-        """Return the combined batch."""
-        return self._joined(list(samples), self.mini_batch_size or len(samples))
+        parts = [list(samples[at : at + size]) for at in range(0, len(samples), size)]
+        return join([_as_micro_batch(self.collater(part)) for part in parts])
 
 
 def _by_type(sizes: Any) -> dict[Any, int]:

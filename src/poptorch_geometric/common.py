@@ -1,4 +1,4 @@
-"""The classes of batches that torch_geometric makes, and other things that every module needs."""
+"""The classes of batches that torch_geometric makes, and one of ours."""
 
 from __future__ import annotations
 
@@ -21,6 +21,31 @@ def _batch_class(samples: type) -> Any:
 # They are in no module's namespace under their own name, where pickle would look for them.
 copyreg.pickle(type(DataBatch), lambda _: (_batch_class, (Data,)))
 copyreg.pickle(type(HeteroDataBatch), lambda _: (_batch_class, (HeteroData,)))
+
+
+class SeedBatch(DataBatch):  # type: ignore[misc]
+    """A batch whose ``batch_size`` is the number of its seeds.
+
+    Of other batches torch_geometric's ``batch_size`` is another name of ``num_graphs``.
+    """
+
+    @property
+    def batch_size(self) -> int:
+        """How many of the first nodes are seeds."""
+        return int(self["batch_size"])
+
+    def __reduce__(self) -> Any:
+        return _made, (), self.__dict__.copy()
+
+
+def _made() -> Any:
+    return with_seeds(DataBatch())
+
+
+def with_seeds(batch: Any) -> Any:
+    """Let a batch tell the number of its seeds."""
+    object.__setattr__(batch, "__class__", SeedBatch)  # past the batch's own, for attributes
+    return batch
 
 
 def call_once(function: Callable[..., Any]) -> Callable[..., Any]:

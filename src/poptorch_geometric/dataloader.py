@@ -2,18 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import poptorch.dataloader
+from poptorch.enums import DataLoaderMode
 from poptorch.options import Options
+from poptorch.poptorch_core import Error
 
 from . import pyg_dataloader
-from ._loading import Combining
-from .fixed_size_options import FixedSizeOptions
+from .collate import CombinedBatchingCollater
 from .pyg_dataloader import FixedSizeStrategy, OverSizeStrategy
 
 __all__ = ["DataLoader", "FixedSizeDataLoader", "FixedSizeStrategy", "OverSizeStrategy"]
+
+
+class Combining:
+    """Joins micro-batches of graphs into the combined batch that a wrapped model takes."""
+
+    drops_last = True
+
+    def _combined(self, collater: Any, size: int | None) -> Any:
+        return CombinedBatchingCollater(collater, size, fills=not self.drops_last)
+
+
+def with_options(plain: Any, after: str, **defaults: Any) -> Callable[..., None]:
+    """Return the constructor of a loader on torch's own, for one on ``poptorch.DataLoader``.
+
+    Args:
+        plain: the loader; its constructor is called.
+        after: the parameter that ``options`` follows.
+        defaults: those that are others than the plain loader's.
+
+    Raises:
+        poptorch.Error: rebatching, which cuts tensors of nodes and of edges alike; when called.
+    """
+    parameters = []
+    for each in inspect.signature(plain.__init__).parameters.values():
+        parameters.append(each.replace(default=defaults.get(each.name, each.default)))
+        if each.name == after:
+            parameters.append(
+                each.replace(name="options", default=None, annotation="Options | None")
+            )
+    signature = inspect.Signature(parameters, return_annotation="None")
+
+    @functools.wraps(plain.__init__)
+    def construct(*args: Any, **kwargs: Any) -> None:
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        others = given.arguments["kwargs"]
+        if others.get("mode") is DataLoaderMode.AsyncRebatched:
+            raise Error(
+                "Batches of graphs cannot be assembled from smaller ones",
+                got="mode=DataLoaderMode.AsyncRebatched; nodes, edges and graphs differ in number",
+                fix="use mode=DataLoaderMode.Async",
+            )
+        given.arguments["self"].drops_last = others.get("drop_last", True)
+        options = given.arguments.pop("options")
+        others["options"] = Options() if options is None else options
+        plain.__init__(*given.args, **given.kwargs)
+
+    construct.__signature__ = signature  # type: ignore[attr-defined]
+    return construct
 
 
 class DataLoader(Combining, pyg_dataloader.DataLoader, poptorch.dataloader.DataLoader):
@@ -30,24 +82,7 @@ class DataLoader(Combining, pyg_dataloader.DataLoader, poptorch.dataloader.DataL
         kwargs: further arguments of ``poptorch.DataLoader``; a ``collate_fn`` is dropped.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        batch_size: int = 1,
-        shuffle: bool = False,
-        follow_batch: Sequence[str] | None = None,
-        exclude_keys: Sequence[str] | None = None,
-        options: Options | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            dataset,
-            batch_size,
-            shuffle,
-            follow_batch,
-            exclude_keys,
-            **self._take(options, kwargs),
-        )
+    __init__ = with_options(pyg_dataloader.DataLoader, after="exclude_keys")
 
 
 class FixedSizeDataLoader(
@@ -77,29 +112,4 @@ class FixedSizeDataLoader(
         poptorch.Error: rebatching.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        batch_size: int = 2,
-        shuffle: bool = False,
-        fixed_size_options: FixedSizeOptions | None = None,
-        fixed_size_strategy: FixedSizeStrategy = FixedSizeStrategy.PadToMax,
-        over_size_strategy: OverSizeStrategy = OverSizeStrategy.Error,
-        add_pad_masks: bool = True,
-        follow_batch: Sequence[str] | None = None,
-        exclude_keys: Sequence[str] | None = None,
-        options: Options | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            dataset,
-            batch_size,
-            shuffle,
-            fixed_size_options,
-            fixed_size_strategy,
-            over_size_strategy,
-            add_pad_masks,
-            follow_batch,
-            exclude_keys,
-            **self._take(options, kwargs),
-        )
+    __init__ = with_options(pyg_dataloader.FixedSizeDataLoader, after="exclude_keys")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from torch_geometric.data import HeteroData
 from tqdm.auto import tqdm
 
-from poptorch._base.errors import Error, InvalidValue
+from poptorch.poptorch_core import Error, InvalidValue
 
 from . import _graphs
 
@@ -74,12 +74,12 @@ class FixedSizeOptions:
     @property
     def total_num_nodes(self) -> int:
         """Nodes of all types."""
-        return _total(self.num_nodes)
+        return _graphs.total(self.num_nodes)
 
     @property
     def total_num_edges(self) -> int:
         """Edges of all types."""
-        return _total(self.num_edges or 0)
+        return _graphs.total(self.num_edges or 0)
 
     def is_hetero(self) -> bool:
         """Tell whether nodes and edges are given by type."""
@@ -135,10 +135,6 @@ class FixedSizeOptions:
         return cls(_each(nodes, lambda n: n + 1), _each(edges, lambda e: e + 1), graphs + 1)
 
 
-def _total(sizes: Sizes) -> int:
-    return sum(sizes.values()) if isinstance(sizes, Mapping) else sizes
-
-
 def _each(sizes: dict[Any, int], change: Any) -> Sizes:
     """Change every size; what has one type without a name is a number."""
     changed: dict[Any, Any] = {kind: change(size) for kind, size in sizes.items()}
@@ -163,11 +159,11 @@ def _largest(samples: Iterable[Any], what: str) -> tuple[dict[Any, int], dict[An
 
 
 def _again_and_again(loader: Iterable[Any]) -> Iterator[Any]:
+    batch = None
     while True:
-        before = None
-        for before in loader:
-            yield before
-        if before is None:
+        for batch in loader:
+            yield batch
+        if batch is None:
             return
 
 

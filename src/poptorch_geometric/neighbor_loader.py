@@ -11,15 +11,14 @@ import torch_geometric.loader
 import torch_geometric.typing
 
 import poptorch.dataloader
-from poptorch.options import Options
 
 from . import _graphs, _sampling
-from ._loading import Combining, Plain
-from ._seeds import with_seeds
 from .collate import FixedSizeCollater
+from .common import with_seeds
+from .dataloader import Combining, with_options
 from .fixed_size_options import FixedSizeOptions
 from .pyg_cluster_loader import Places, check_two_graphs
-from .pyg_dataloader import OverSizeStrategy, refuse, trimming
+from .pyg_dataloader import OverSizeStrategy, Plain, refuse, trimming
 
 __all__ = ["FixedSizeNeighborLoader", "PyGFixedSizeNeighborLoader"]
 
@@ -80,19 +79,30 @@ class PyGFixedSizeNeighborLoader(Plain):
         weight_attr: str | None = None,
         **kwargs: Any,
     ) -> None:
-        self.neighbour_loader = _sampling_loader(
+        drawing: dict[str, Any] = {
+            "subgraph_type": subgraph_type if directed else "induced",
+            "replace": replace,
+            "disjoint": disjoint,
+            "temporal_strategy": temporal_strategy,
+            "time_attr": time_attr,
+            "weight_attr": weight_attr,
+        }
+        compiled = torch_geometric.typing.WITH_PYG_LIB or torch_geometric.typing.WITH_TORCH_SPARSE
+        if neighbor_sampler is None and not compiled:
+            neighbor_sampler = _sampling.NeighborSampler(data, num_neighbors, **drawing)
+        self.neighbour_loader = torch_geometric.loader.NeighborLoader(
             data,
             num_neighbors,
-            neighbor_sampler,
-            (subgraph_type if directed else "induced", replace, disjoint, temporal_strategy,
-             time_attr, weight_attr),
+            neighbor_sampler=neighbor_sampler,
+            filter_per_worker=True,
             input_nodes=input_nodes,
             input_time=input_time,
             transform=transform,
             transform_sampler_output=transform_sampler_output,
             is_sorted=is_sorted,
             batch_size=batch_size,
-        )  # fmt: skip
+            **drawing,
+        )
         self.input_type = self.neighbour_loader.input_data.input_type
         refuse("FixedSizeNeighborLoader", kwargs, "collate_fn", "batch_sampler")
         self.fixed_size_options = fixed_size_options or FixedSizeOptions.from_loader(
@@ -144,58 +154,7 @@ class FixedSizeNeighborLoader(
         AssertionError: sizes for other than 2 graphs, or ``collate_fn`` or ``batch_sampler``.
     """
 
-    def __init__(
-        self,
-        data: Any,
-        num_neighbors: Any,
-        input_nodes: Any = None,
-        input_time: torch.Tensor | None = None,
-        subgraph_type: Any = "directional",
-        replace: bool = False,
-        directed: bool = True,
-        disjoint: bool = False,
-        temporal_strategy: str = "uniform",
-        time_attr: str | None = None,
-        transform: Callable[..., Any] | None = None,
-        transform_sampler_output: Callable[..., Any] | None = None,
-        is_sorted: bool = False,
-        filter_per_worker: bool = True,
-        batch_size: int = 1,
-        neighbor_sampler: Any = None,
-        over_size_strategy: OverSizeStrategy = OverSizeStrategy.TrimNodesAndEdges,
-        fixed_size_options: FixedSizeOptions | None = None,
-        add_pad_masks: bool = True,
-        follow_batch: Sequence[str] | None = None,
-        exclude_keys: Sequence[str] | None = None,
-        options: Options | None = None,
-        weight_attr: str | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            data,
-            num_neighbors,
-            input_nodes,
-            input_time,
-            subgraph_type,
-            replace,
-            directed,
-            disjoint,
-            temporal_strategy,
-            time_attr,
-            transform,
-            transform_sampler_output,
-            is_sorted,
-            filter_per_worker,
-            batch_size,
-            neighbor_sampler,
-            over_size_strategy,
-            fixed_size_options,
-            add_pad_masks,
-            follow_batch,
-            exclude_keys,
-            weight_attr,
-            **self._take(options, kwargs),
-        )
+    __init__ = with_options(PyGFixedSizeNeighborLoader, after="exclude_keys", add_pad_masks=True)
 
 
 class _Neighbourhoods:
@@ -222,22 +181,3 @@ class _Neighbourhoods:
         for key, name, value in kept:
             _graphs.set_attribute(batch, key, name, value)
         return batch if _graphs.is_hetero(batch) else with_seeds(batch)
-
-
-# How a sampler draws, in torch_geometric's words.
-HOW = (
-    "subgraph_type", "replace", "disjoint", "temporal_strategy", "time_attr", "weight_attr"
-)  # fmt: skip
-
-
-def _sampling_loader(
-    data: Any, num_neighbors: Any, sampler: Any, how: tuple[Any, ...], **others: Any
-) -> Any:
-    """Return torch_geometric's loader, with a sampler in torch where there is no compiled one."""
-    drawing = dict(zip(HOW, how, strict=True))
-    compiled = torch_geometric.typing.WITH_PYG_LIB or torch_geometric.typing.WITH_TORCH_SPARSE
-    if sampler is None and not compiled:
-        sampler = _sampling.NeighborSampler(data, num_neighbors, **drawing)
-    return torch_geometric.loader.NeighborLoader(
-        data, num_neighbors, neighbor_sampler=sampler, filter_per_worker=True, **drawing, **others
-    )

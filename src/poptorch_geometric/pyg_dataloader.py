@@ -6,11 +6,12 @@ import enum
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch.utils.data
 from torch.utils.data import RandomSampler, SequentialSampler
 
-from poptorch._base.errors import AssertionFailure, InvalidValue, Unsupported
+from poptorch.poptorch_core import AssertionFailure, InvalidValue, Unsupported
 
-from ._loading import Plain
+from .collate import FixedSizeCollater
 from .fixed_size_options import FixedSizeOptions, suited
 from .pyg_collate import Collater
 from .stream_packing_sampler import StreamPackingSampler, TrimmedPackingSampler
@@ -44,6 +45,33 @@ def trimming(strategy: OverSizeStrategy) -> dict[str, bool]:
         "trim_nodes": strategy in (OverSizeStrategy.TrimNodes, both),
         "trim_edges": strategy in (OverSizeStrategy.TrimEdges, both),
     }
+
+
+def refuse(loader: str, kwargs: Mapping[str, Any], *names: str) -> None:
+    """Refuse keyword arguments that a loader decides itself.
+
+    Raises:
+        AssertionError: one of them is there.
+    """
+    for name in names:
+        if name in kwargs:
+            raise AssertionFailure(
+                f"{loader} does not support the argument {name!r}",
+                got=repr(kwargs[name]),
+                fix="leave it out: the loader decides that itself",
+            )
+
+
+class Plain(torch.utils.data.DataLoader[Any]):
+    """On torch's own loader. Subclasses may make collaters of their own."""
+
+    def _create_collater(self, **collater_args: Any) -> Any:
+        """Return what makes a micro-batch of a list of samples."""
+        return FixedSizeCollater(**collater_args)
+
+    def _combined(self, collater: Any, size: int | None) -> Any:
+        """Return what makes a batch, of so many samples in each micro-batch."""
+        return collater
 
 
 class DataLoader(Plain):
@@ -154,21 +182,6 @@ class FixedSizeDataLoader(Plain):
             kwargs |= {"batch_size": batch_size - 1, "shuffle": shuffle}
             kwargs["collate_fn"] = self._combined(collater, batch_size - 1)
         super().__init__(dataset=dataset, **kwargs)
-
-
-def refuse(loader: str, kwargs: Mapping[str, Any], *names: str) -> None:
-    """Refuse keyword arguments that a loader decides itself.
-
-    Raises:
-        AssertionError: one of them is there.
-    """
-    for name in names:
-        if name in kwargs:
-            raise AssertionFailure(
-                f"{loader} does not support the argument {name!r}",
-                got=repr(kwargs[name]),
-                fix="leave it out: the loader decides that itself",
-            )
 
 
 def _packing(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch.utils.data
 
-from poptorch._base.errors import Error, InvalidValue, StateError, Unsupported
+from poptorch.poptorch_core import Error, InvalidValue, StateError, Unsupported
 
 from . import _graphs
 
@@ -56,15 +57,11 @@ class StreamPackingSampler(torch.utils.data.Sampler[list[int]]):
             raise InvalidValue("base_sampler has no samples", got=repr(base_sampler))
         self.base_sampler = base_sampler
         if max_num_nodes is None:
-            max_num_nodes = max_num_graphs * max(
-                sum(_graphs.node_counts(data_source[at]).values()) for at in range(len(data_source))
-            )
+            max_num_nodes = max_num_graphs * _largest(data_source, _graphs.node_counts)
         if max_num_edges is None:
-            max_num_edges = max_num_graphs * max(
-                sum(_graphs.edge_counts(data_source[at]).values()) for at in range(len(data_source))
-            )
+            max_num_edges = max_num_graphs * _largest(data_source, _graphs.edge_counts)
         for what, limit in (("nodes", max_num_nodes), ("edges", max_num_edges)):
-            if _total(limit) < max_num_graphs:
+            if _graphs.total(limit) < max_num_graphs:
                 raise InvalidValue(
                     f"max_num_{what} must not be below max_num_graphs",
                     got=f"{limit} {what} for {max_num_graphs} graphs",
@@ -76,29 +73,31 @@ class StreamPackingSampler(torch.utils.data.Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         pack: list[int] = []
-        taken = _Counts({}, {})
+        nodes: Counter[Any] = Counter()
+        edges: Counter[Any] = Counter()
         for index in self.base_sampler:
             sample = self.data_source[index]
-            counts = _Counts(_graphs.node_counts(sample), _graphs.edge_counts(sample))
-            if not self._fits(1, counts):
-                yield from self._oversized(index, counts)
+            own = Counter(_graphs.node_counts(sample)), Counter(_graphs.edge_counts(sample))
+            if not self._fits(1, *own):
+                yield from self._oversized(index, *own)
                 continue
-            if not self._fits(len(pack) + 1, taken.plus(counts)):
+            if not self._fits(len(pack) + 1, nodes + own[0], edges + own[1]):
                 yield pack
-                pack, taken = [], _Counts({}, {})
+                pack, nodes, edges = [], Counter(), Counter()
             pack.append(index)
-            taken = taken.plus(counts)
+            nodes, edges = nodes + own[0], edges + own[1]
         if pack:
             yield pack
 
-    def _oversized(self, index: int, counts: _Counts) -> Iterator[list[int]]:
-        """Yield what becomes of a sample that is too large alone."""
+    def _oversized(
+        self, index: int, nodes: Counter[Any], edges: Counter[Any]
+    ) -> Iterable[list[int]]:
+        """Return the micro-batches that a sample becomes which is too large alone."""
         if self.allow_skip_data:
-            return
-        yield from ()
+            return ()
         raise StateError(
             "The limits are too small to fit in the single sample",
-            got=f"sample {index} has nodes {counts.nodes} and edges {counts.edges}; a micro-batch "
+            got=f"sample {index} has nodes {dict(nodes)} and edges {dict(edges)}; a micro-batch "
             f"holds {self.max_num_nodes} and {self.max_num_edges}, of which "
             f"{self.max_num_graphs - 1} must be left for other graphs",
             fix=(
@@ -107,15 +106,9 @@ class StreamPackingSampler(torch.utils.data.Sampler[list[int]]):
             ),
         )
 
-    def _fits(self, graphs: int, counts: _Counts) -> bool:
+    def _fits(self, graphs: int, nodes: Counter[Any], edges: Counter[Any]) -> bool:
         left = self.max_num_graphs - graphs
-        return left >= 0 and all(
-            _room(limit, taken) >= left
-            for limit, taken in (
-                (self.max_num_nodes, counts.nodes),
-                (self.max_num_edges, counts.edges),
-            )
-        )
+        return 0 <= left <= min(_room(self.max_num_nodes, nodes), _room(self.max_num_edges, edges))
 
     def __len__(self) -> int:
         """How many micro-batches one iteration has.
@@ -140,27 +133,14 @@ class StreamPackingSampler(torch.utils.data.Sampler[list[int]]):
 class TrimmedPackingSampler(StreamPackingSampler):
     """The same, but samples that are too large make micro-batches of their own, to be trimmed."""
 
-    def _oversized(self, index: int, counts: _Counts) -> Iterator[list[int]]:
-        yield [index]
+    def _oversized(
+        self, index: int, nodes: Counter[Any], edges: Counter[Any]
+    ) -> Iterable[list[int]]:
+        return ([index],)
 
 
-class _Counts:
-    """Nodes and edges by type."""
-
-    def __init__(self, nodes: Mapping[Any, int], edges: Mapping[Any, int]) -> None:
-        self.nodes, self.edges = nodes, edges
-
-    def plus(self, other: _Counts) -> _Counts:
-        return _Counts(_sum(self.nodes, other.nodes), _sum(self.edges, other.edges))
-
-
-def _sum(first: Mapping[Any, int], second: Mapping[Any, int]) -> dict[Any, int]:
-    kinds: Iterable[Any] = {**first, **second}
-    return {kind: first.get(kind, 0) + second.get(kind, 0) for kind in kinds}
-
-
-def _total(limit: Limit) -> int:
-    return sum(limit.values()) if isinstance(limit, Mapping) else limit
+def _largest(samples: Any, counts: Callable[[Any], dict[Any, int]]) -> int:
+    return max(sum(counts(samples[at]).values()) for at in range(len(samples)))
 
 
 def _room(limit: Limit, taken: Mapping[Any, int]) -> int:
@@ -171,4 +151,4 @@ def _room(limit: Limit, taken: Mapping[Any, int]) -> int:
                 raise Error(f"There is no limit for type {kind!r}", got=f"limits for {list(limit)}")
             if count > limit[kind]:
                 return -1
-    return _total(limit) - sum(taken.values())
+    return _graphs.total(limit) - sum(taken.values())

@@ -10,13 +10,11 @@ import torch
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.data import BaseData
 
-from poptorch._base.errors import InvalidValue
 from poptorch.argparsers import ICustomArgParser, registerCustomArgParser
+from poptorch.poptorch_core import InvalidValue
 
 from . import _graphs
-from ._combining import join_others
-from ._seeds import SeedBatch
-from .common import DataBatch, HeteroDataBatch
+from .common import DataBatch, HeteroDataBatch, SeedBatch
 
 
 class PyGArgsParser(ICustomArgParser):
@@ -43,13 +41,18 @@ class PyGArgsParser(ICustomArgParser):
         return result
 
     def join(self, batches: Sequence[Any], joined: Any) -> Any:
-        """Complete what several micro-batches became, with what is no tensor.
+        """Complete what several micro-batches became: lists without tensors follow one another.
 
         Args:
             batches: the micro-batches.
             joined: made by ``reconstruct`` of the last one and the joined tensors.
         """
-        return join_others(batches, joined)
+        for key, store in _graphs.stores(joined).items():
+            for name, value in list(store.items()):
+                if isinstance(value, list):
+                    items = [item for each in batches for item in _graphs.stores(each)[key][name]]
+                    _graphs.set_attribute(joined, key, name, items)
+        return joined
 
 
 def _places(struct: Any) -> list[tuple[Any, str]]:

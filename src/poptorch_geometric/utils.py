@@ -11,9 +11,9 @@ from torch import nn
 from torch_geometric.nn import MessagePassing
 
 import poptorch.wrappers
-from poptorch._base.errors import Unsupported
 from poptorch.optim import Adam
 from poptorch.options import Options
+from poptorch.poptorch_core import Unsupported
 
 __all__ = ["TrainingStepper", "set_aggregation_dim_size"]
 

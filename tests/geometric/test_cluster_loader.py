@@ -13,8 +13,8 @@ import poptorch_geometric as pg
 from helpers import graphs as made
 from helpers.wrapping import options
 from poptorch_geometric import pyg_cluster_loader
-from poptorch_geometric._partition import parts
 from poptorch_geometric.cluster_loader import ClusterData, FixedSizeClusterLoader
+from poptorch_geometric.pyg_cluster_loader import parts
 
 SIZES = {"num_nodes": 60, "num_edges": 300, "num_graphs": 2}
 

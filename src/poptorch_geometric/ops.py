@@ -1,14 +1,34 @@
-"""Nearest neighbours with as many columns as were asked for. Needs no plug-in package."""
+"""Operators and layers of fixed shapes, for eager use and inside wrapped models.
+
+Nearest neighbours have as many columns as were asked for. Layers derive from torch_geometric's own,
+have their arguments and weights, and give their results without looking at values.
+Source: PopTorch user guide, "PopTorch ops".
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+import torch_geometric.nn as pyg
+from torch_geometric.typing import OptPairTensor
 
-from poptorch._base.errors import AssertionFailure
+from poptorch.poptorch_core import AssertionFailure
 
-from .. import _absent
+from . import _static
+
+__all__ = [
+    "Aggregation",
+    "ClusterGCNConv",
+    "HeteroLinear",
+    "InstanceNorm",
+    "MFConv",
+    "knn",
+    "knn_graph",
+    "knn_interpolate",
+    "radius",
+    "radius_graph",
+]
 
 FLOWS = ("source_to_target", "target_to_source")
 
@@ -218,7 +238,7 @@ def _nearest(distances: torch.Tensor, k: int) -> torch.Tensor:
     if k > columns:
         near = torch.cat([near, near.new_full((rows, k - columns), -1)], dim=1)
     centre = torch.arange(rows, device=near.device)[:, None].expand(rows, k)
-    _absent.note()
+    _static.mark_absent()
     return torch.stack([torch.where(near < 0, -1, centre).flatten(), near.flatten()])
 
 
@@ -226,3 +246,127 @@ def _edges(pairs: torch.Tensor, flow: str) -> torch.Tensor:
     if flow not in FLOWS:
         raise AssertionFailure("Unknown flow", got=repr(flow), fix=" or ".join(map(repr, FLOWS)))
     return pairs.flip(0) if flow == "source_to_target" else pairs
+
+
+class Aggregation(pyg.aggr.Aggregation):  # type: ignore[misc]
+    """The base class of aggregations, which takes sorted numbers at their word."""
+
+    def assert_sorted_index(self, index: torch.Tensor | None) -> None:
+        """Do nothing: to look at the numbers would make the program depend on them."""
+
+
+class InstanceNorm(pyg.InstanceNorm):  # type: ignore[misc]
+    """Normalises each example; running statistics are written in place."""
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        batch: torch.Tensor | None = None,
+        batch_size: int | None = None,
+    ) -> torch.Tensor:
+        """Normalise.
+
+        Args:
+            x: [nodes, channels].
+            batch: [nodes], the example of each node.
+            batch_size: how many there are; needed inside a wrapped model.
+        """
+        if batch is None:
+            batch, batch_size = torch.zeros(len(x), dtype=torch.int64, device=x.device), 1
+        if batch_size is None:
+            batch_size = int(batch.max()) + 1
+        groups = _static.somewhere(batch)
+        if self.training or not self.track_running_stats:
+            count = _static.degree(batch, batch_size, x.dtype).clamp(min=1).view(-1, 1)
+            mean = _static.scatter(x, batch, 0, batch_size) / count
+            centred = x - mean.index_select(0, groups)
+            squares = _static.scatter(centred * centred, batch, 0, batch_size)
+            var = squares / count
+            if self.track_running_stats:
+                with torch.no_grad():
+                    unbiased = squares / (count - 1).clamp(min=1)
+                    self.running_mean.lerp_(mean.mean(0), self.momentum)
+                    self.running_var.lerp_(unbiased.mean(0), self.momentum)
+        else:
+            mean = self.running_mean.view(1, -1).expand(batch_size, -1)
+            var = self.running_var.view(1, -1).expand(batch_size, -1)
+            centred = x - mean.index_select(0, groups)
+        out = centred / (var + self.eps).sqrt().index_select(0, groups)
+        if self.weight is not None and self.bias is not None:
+            out = out * self.weight.view(1, -1) + self.bias.view(1, -1)
+        normal: torch.Tensor = out
+        return normal
+
+
+class HeteroLinear(pyg.HeteroLinear):  # type: ignore[misc]
+    """Multiplies each row by the matrix of its type, without sorting."""
+
+    def forward(self, x: torch.Tensor, type_vec: torch.Tensor) -> torch.Tensor:
+        """Multiply.
+
+        Args:
+            x: [rows, channels].
+            type_vec: [rows], the type of each.
+        """
+        chosen = torch.nn.functional.one_hot(type_vec.long(), self.num_types).to(x.dtype)
+        out = torch.einsum("nt,nto->no", chosen, torch.einsum("nc,tco->nto", x, self.weight))
+        biased: torch.Tensor = out if self.bias is None else out + self.bias[type_vec]
+        return biased
+
+
+class ClusterGCNConv(pyg.ClusterGCNConv):  # type: ignore[misc]
+    """Adds to the weight of each self-loop its share of the diagonal."""
+
+    propagate_type = {"x": torch.Tensor, "edge_weight": torch.Tensor}
+
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
+        """Convolve.
+
+        Args:
+            x: [nodes, channels].
+            edge_index: [2, edges].
+        """
+        nodes = x.shape[self.node_dim]
+        if self.add_self_loops:
+            edge_index, _ = _static.add_remaining_self_loops(edge_index, None, 1.0, nodes)
+        if self.add_self_loops and not _static.may_be_absent():
+            edge_index = edge_index[:, (edge_index >= 0).all(0)]  # eagerly, where lists may shrink
+        row, col = edge_index
+        inverse = 1.0 / _static.degree(col, nodes, x.dtype).clamp(min=1.0)
+        weight = inverse[col] + torch.where(row == col, self.diag_lambda * inverse[col], 0.0)
+        out = self.propagate(edge_index, x=x, edge_weight=weight)
+        total: torch.Tensor = self.lin_out(out) + self.lin_root(x)
+        return total
+
+
+class MFConv(pyg.MFConv):  # type: ignore[misc]
+    """Multiplies each node by the matrices of its degree, chosen by masks."""
+
+    propagate_type = {"x": OptPairTensor}
+
+    def forward(self, x: Any, edge_index: torch.Tensor, size: Any = None) -> torch.Tensor:
+        """Convolve.
+
+        Args:
+            x: [nodes, channels], or of sources and targets.
+            edge_index: [2, edges].
+            size: numbers of sources and targets, where ``x`` does not tell.
+        """
+        x = (x, x) if isinstance(x, torch.Tensor) else x
+        end = 1 if self.flow == "source_to_target" else 0
+        nodes = x[0].shape[self.node_dim]
+        if size is not None:
+            nodes = size[1]
+        if x[1] is not None:
+            nodes = x[1].shape[self.node_dim]
+        degree = _static.degree(edge_index[end], nodes, torch.int64).clamp(max=self.max_degree)
+        received = self.propagate(edge_index, x=x, size=size)
+        total = None
+        for number, (left, right) in enumerate(zip(self.lins_l, self.lins_r, strict=True)):
+            out = left(received)
+            if x[1] is not None:
+                out = out + right(x[1])
+            part = out * (degree == number).view(-1, 1)
+            total = part if total is None else total + part
+        assert isinstance(total, torch.Tensor)
+        return total
