@@ -29,6 +29,7 @@ _GRADIENT_HOOKS = (
     "configure_gradient_clipping",
 )  # fmt: skip
 _RANDOM = "poptorch_random_state"
+_log = logging.getLogger("poptorch::python")
 
 
 class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
@@ -78,7 +79,7 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
             self.optimizers[0].max_grad_norm = trainer.gradient_clip_val
         for name in _GRADIENT_HOOKS:
             if is_overridden(name, self.lightning_module):
-                logging.getLogger("poptorch::python").warning("%s sees no gradients: they stay in the program", name)
+                _log.warning("%s sees no gradients: they stay in the program", name)
 
     # Training.
 
@@ -256,9 +257,10 @@ class _TrainingStep(_Step):
 def _arguments(window: list[tuple[Any, ...]]) -> tuple[Any, ...]:
     """Return the combined batch, the numbers of its micro-batches, and what else there is."""
     batch, *numbers = zip(*window, strict=True)
+    whole = join(batch, equally=True)
     if not numbers:
-        return (join(batch, equally=True),)
-    return (join(batch, equally=True), torch.tensor(numbers[0]), *(number[0] for number in numbers[1:]))
+        return (whole,)
+    return (whole, torch.tensor(numbers[0]), *(number[0] for number in numbers[1:]))
 
 
 def _refuse(name: str, value: Any, fix: str) -> None:
