@@ -9,8 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import poptorch
-from poptorch._place.balance import balance
-from poptorch._place.units import Unit
+from poptorch._place.balance import Unit, balance
 
 SIZES = st.integers(0, 9)
 

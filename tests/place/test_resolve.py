@@ -19,7 +19,7 @@ from poptorch import (
     Stage,
 )
 from poptorch._ir.blocks import stage_passes
-from poptorch._place.log_lines import phase_number
+from poptorch._place.place import phase_number
 from poptorch.options.freeze import freeze
 
 

@@ -148,6 +148,11 @@ def pass_of(node: fx.Node) -> StagePass | None:
     return label_of(node).stage_pass
 
 
+def reader_passes(node: fx.Node) -> list[StagePass]:
+    """Return where the placed nodes that read a result run."""
+    return [where for user in node.users if (where := pass_of(user)) is not None]
+
+
 def keep_line(node: fx.Node, line: tuple[str, int] | None) -> None:
     """Note the (file, line) that a node of the backward pass goes back to."""
     if line is not None:

@@ -52,6 +52,16 @@ class Graph:
         return tuple(output.args[0])
 
     @property
+    def arguments(self) -> dict[fx.Node, Slot]:
+        """What each placeholder is."""
+        return dict(zip(self.placeholders, self.inputs, strict=True))
+
+    @property
+    def results(self) -> list[tuple[Slot, fx.Node]]:
+        """What each returned value is."""
+        return list(zip(self.outputs, self.returned, strict=True))
+
+    @property
     def random(self) -> bool:
         """Whether running it draws random numbers."""
         parts = (part for part in self.module.modules() if isinstance(part, fx.GraphModule))
@@ -80,15 +90,14 @@ class Graph:
 
     def __str__(self) -> str:
         """Return its slots, then one line per operator."""
-        names = {node: slot.key for node, slot in zip(self.placeholders, self.inputs, strict=True)}
+        names = {node: slot.key for node, slot in self.arguments.items()}
         lines = [f"graph {self.name}", *(f"  in  {slot}" for slot in self.inputs)]
         for node in self.module.graph.nodes:
             if node.op == "call_function":
                 args = (names.get(a, a) if isinstance(a, fx.Node) else a for a in node.args)
                 function = getattr(node.target, "__name__", node.target)
                 lines.append(f"  {node.name} = {function}({', '.join(map(str, args))})")
-        returned = zip(self.returned, self.outputs, strict=True)
-        lines += [f"  out {slot} = {names.get(node, node.name)}" for node, slot in returned]
+        lines += [f"  out {slot} = {names.get(node, node.name)}" for slot, node in self.results]
         return "\n".join(lines)
 
 
@@ -108,7 +117,7 @@ def compose(
     outputs: dict[str, Slot] = {}
     for part in parts:
         mapping: dict[fx.Node, fx.Node] = {}
-        for node, slot in zip(part.placeholders, part.inputs, strict=True):
+        for node, slot in part.arguments.items():
             mapping[node] = values[slot.key]
             values[slot.key].meta.setdefault("val", node.meta.get("val"))
         for node in part.module.graph.nodes:
@@ -118,7 +127,7 @@ def compose(
                 mapping[node] = graph.create_node("get_attr", target)
             elif node.op not in ("placeholder", "output"):
                 mapping[node] = graph.node_copy(node, mapping.__getitem__)
-        for node, slot in zip(part.returned, part.outputs, strict=True):
+        for slot, node in part.results:
             values[slot.key] = mapping[node]
             outputs[slot.key] = slot
     handed_over = {Kind.GRADIENT} - set(keep)

@@ -131,7 +131,7 @@ def ranges(graphs: Sequence[Graph]) -> tuple[Range, ...]:
     """Return what can be checked of the inputs of graphs; of several alike the first."""
     result: dict[Any, Range] = {}
     for graph in graphs:
-        slots = dict(zip(graph.placeholders, graph.inputs, strict=True))
+        slots = graph.arguments
         for node in graph.module.graph.nodes:
             for use in _uses(node):
                 root, ignored = _root(use.index)
@@ -159,7 +159,7 @@ def premises(graphs: Mapping[str, Graph], checked: bool) -> dict[str, tuple[Rang
 
 
 def _premises(graph: Graph, checked: bool, written: Collection[str]) -> tuple[Range, ...] | None:
-    slots = dict(zip(graph.placeholders, graph.inputs, strict=True))
+    slots = graph.arguments
     fixed: set[fx.Node] = set()
     needed: dict[Range, None] = {}
     for node in graph.module.graph.nodes:

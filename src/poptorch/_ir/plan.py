@@ -9,7 +9,7 @@ from typing import Any
 
 from .._base import html
 from .._base.tables import size_text, table
-from .blocks import Direction, Stage, StagePass, pass_of, stage_passes
+from .blocks import Direction, Stage, StagePass, pass_of, reader_passes, stage_passes
 from .graph import Graph
 from .program import Program
 from .schedule import Schedule, Workload
@@ -235,10 +235,10 @@ def _operators(graph: Graph, stages: int, training: bool) -> list[str]:
 def _weights(graph: Graph, stages: int) -> list[str]:
     """Bytes of parameters by the first stage that reads them."""
     sizes = [0] * stages
-    for node, slot in zip(graph.placeholders, graph.inputs, strict=True):
-        readers = [where.stage for user in node.users if (where := pass_of(user)) is not None]
+    for node, slot in graph.arguments.items():
+        readers = reader_passes(node)
         if slot.kind is Kind.PARAM and readers:
-            sizes[min(readers)] += slot.bytes
+            sizes[min(reader.stage for reader in readers)] += slot.bytes
     return [size_text(size) for size in sizes]
 
 

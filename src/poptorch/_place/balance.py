@@ -1,43 +1,165 @@
-"""A row of units -> as many groups as there are chips, the fullest as light as can be."""
+"""A model's blocks chosen for it: a row of units, cut so that the slowest chip is fast.
+
+A unit is a stretch between two modules that are entered once: a block begins where a module's
+``forward`` does.
+"""
 
 from __future__ import annotations
 
+import bisect
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import fx
 
 from .._base.errors import Error
-from .units import Unit
+from .._ipu_model.cycles import node_cycles, value_bytes
+from .._ir.blocks import Visit, label_of, pass_of, reader_passes, relabel
+from .._ir.graph import Graph
+from .._ir.operators import storage_root
+from .._ir.slots import Kind
+from .._ops import annotate
+from .._systems import ChipKind
+from .stages import with_passes
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A stretch of a model that stays on one chip."""
+
+    begins: str | None  # path of the module whose forward begins it; None before any
+    cycles: float  # of one micro-batch, forward and backward
+    weight_bytes: int  # parameters, their gradients and optimizer state, and buffers
+    saved_bytes: int  # kept of one micro-batch for the backward pass
+    entering_bytes: int  # what crosses its beginning in the forward pass
+    joined: bool  # whether it has to be on the chip of the unit before it
+
+
+def find_units(
+    graph: Graph, state_bytes: Mapping[str, int], modules: Sequence[str], kind: ChipKind
+) -> list[Unit]:
+    """Cut a micro graph at every place where a block may begin.
+
+    Args:
+        graph: one micro-batch, forward and backward.
+        state_bytes: of every parameter and buffer by path, with all that training keeps for it.
+        modules: paths of the modules that ``forward`` may enter.
+    """
+    graph, begins = _in_blocks(graph, modules)
+    graph = with_passes(graph, {number: number for number in range(len(begins))}, len(begins))
+    return _measured(graph, begins, state_bytes, kind)
+
+
+def cut_at(graph: Graph, begins: Sequence[str]) -> tuple[Graph, tuple[Visit, ...]]:
+    """Return a micro graph in other blocks, one per chip, and the visits that its labels count.
+
+    Args:
+        graph: one micro-batch, forward and backward; its own blocks are not looked at.
+        begins: paths of the modules that begin the chips after the first.
+    """
+    graph, begun = _in_blocks(graph, begins)
+    for node, origin in annotate.origins(graph.module.graph).items():
+        relabel(node, replace(label_of(origin), backward=True))
+    return graph, (Visit(), *(Visit(str(chip), chip) for chip in range(1, len(begun))))
+
+
+def _in_blocks(graph: Graph, modules: Sequence[str]) -> tuple[Graph, list[str | None]]:
+    """Return a graph whose labels count visits of the given modules, and what begins each."""
+    graph = graph.copy()
+    forward = [node for node in graph.module.graph.nodes if _is_forward(node)]
+    entries = _entries(forward, modules)
+    starts = sorted({0, *entries})
+    for at, node in enumerate(forward):
+        visit = bisect.bisect(starts, at) - 1
+        relabel(node, replace(label_of(node), visit=visit, stage_pass=None))
+    # Backward nodes belong to the unit of the module that they differentiate.
+    last_of = {label_of(node).module: label_of(node).visit for node in forward}
+    for node in graph.module.graph.nodes:
+        label = label_of(node)
+        if label.backward:
+            relabel(node, replace(label, visit=last_of.get(label.module), stage_pass=None))
+    return graph, [entries.get(start) for start in starts]
+
+
+def _is_forward(node: fx.Node) -> bool:
+    label = label_of(node)
+    return node.op == "call_function" and label.visit is not None and not label.backward
+
+
+def _entries(forward: Sequence[fx.Node], modules: Sequence[str]) -> dict[int, str]:
+    """Position of the first operator -> the outermost module that is entered there, once."""
+    stretches: dict[str, list[int]] = {path: [] for path in modules}
+    before: set[str] = set()
+    for at, node in enumerate(forward):
+        parts = label_of(node).module.split(".")
+        inside = {"", *(".".join(parts[: n + 1]) for n in range(len(parts)))}
+        for path in inside - before:
+            stretches.setdefault(path, []).append(at)
+        before = inside
+    entries: dict[int, str] = {}
+    for path in sorted(modules, key=lambda p: (p.count(".") + bool(p), p)):
+        starts = stretches[path]
+        if len(starts) == 1:
+            entries.setdefault(starts[0], path)
+    return entries
+
+
+def _measured(
+    graph: Graph,
+    begins: Sequence[str | None],
+    state_bytes: Mapping[str, int],
+    kind: ChipKind,
+) -> list[Unit]:
+    count = len(begins)
+    cycles, weights, saved, entering = [0.0] * count, [0] * count, [0] * count, [0] * count
+    joined = [False] * count
+    kept = set[fx.Node]()
+    for node in graph.module.graph.nodes:
+        where = pass_of(node)
+        if where is None:
+            continue
+        cycles[where.stage] += node_cycles(node, kind)
+        if where.backward:
+            continue
+        readers = reader_passes(node)
+        if any(reader.backward for reader in readers):
+            kept.add(storage_root(node))
+        last = max((r.stage for r in readers if not r.backward), default=where.stage)
+        for crossed in range(where.stage + 1, last + 1):
+            entering[crossed] += value_bytes(node)
+    for node in kept:
+        where = pass_of(node)
+        if where is not None:
+            saved[where.stage] += value_bytes(node)
+    for node, slot in graph.arguments.items():
+        if slot.kind not in (Kind.PARAM, Kind.BUFFER):
+            continue
+        stages = [reader.stage for reader in reader_passes(node)]
+        first, last = (min(stages), max(stages)) if stages else (0, 0)
+        weights[first] += state_bytes[slot.path]
+        for unit in range(first + 1, last + 1):  # one weight lives on one chip
+            joined[unit] = True
+    return [
+        Unit(*values)
+        for values in zip(begins, cycles, weights, saved, entering, joined, strict=True)
+    ]
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one chip gets.
-
-    Attributes:
-        ipu: its index.
-        begins: path of the module that begins its block; None on a chip that starts the model.
-        cycles: of one micro-batch.
-        weight_bytes: parameters, gradients, optimizer state, buffers.
-        saved_bytes: what is kept for the backward pass, of all micro-batches under way.
-        entering_bytes: of one micro-batch, from the chips before.
-    """
+    """What one chip gets."""
 
     ipu: int
-    begins: str | None
-    cycles: float
-    weight_bytes: int
-    saved_bytes: int
-    entering_bytes: int
+    begins: str | None  # path of the module that begins its block; None on the first chip
+    cycles: float  # of one micro-batch
+    weight_bytes: int  # parameters, gradients, optimizer state, buffers
+    saved_bytes: int  # kept for the backward pass, of all micro-batches in flight
+    entering_bytes: int  # of one micro-batch, from the chips before
 
     @property
     def bytes(self) -> int:
-        """Memory that it needs."""
         return self.weight_bytes + self.saved_bytes
-
-
-# By where a group ends: what is minimised, of all groups so far, and where the group begins.
-Row = dict[int, tuple[float, int]]
 
 
 def balance(units: Sequence[Unit], chips: int, limit: int, pipelined: bool) -> list[Share]:
@@ -63,7 +185,6 @@ def balance(units: Sequence[Unit], chips: int, limit: int, pipelined: bool) -> l
             fix=("use fewer IPUs", "put parts of forward into modules of their own"),
         )
     ends = [*places, len(units)]
-    kept = [_kept(chip, chips, pipelined) for chip in range(chips)]
 
     def slower(slowest: float, share: Share) -> float:
         return max(slowest, share.cycles)
@@ -71,49 +192,38 @@ def balance(units: Sequence[Unit], chips: int, limit: int, pipelined: bool) -> l
     def crossing(crossed: float, share: Share) -> float:
         return crossed + share.entering_bytes
 
-    rows = _rows(units, ends, kept, slower, limit, math.inf)
-    if len(units) not in rows[-1]:
+    kept = [2 * (chips - 1 - chip) + 1 if pipelined else 1 for chip in range(chips)]
+    fastest = _best(units, ends, kept, slower, limit, math.inf)
+    if fastest is None:
         raise _does_not_fit(units, chips, limit)
     # Not in one pass: the fastest first part may cross more than one that is fast enough.
-    rows = _rows(units, ends, kept, crossing, limit, rows[-1][len(units)][0])
-    starts, end = [], len(units)
-    for row in reversed(rows):
-        end = row[end][1]
-        starts.append(end)
-    bounds = [*reversed(starts), len(units)]
-    return [
-        _share(units, chip, bounds[chip], bounds[chip + 1], kept[chip]) for chip in range(chips)
-    ]
+    best = _best(units, ends, kept, crossing, limit, fastest[0])
+    assert best is not None, "the fastest is among them"
+    return best[1]
 
 
-def _kept(chip: int, chips: int, pipelined: bool) -> int:
-    return 2 * (chips - 1 - chip) + 1 if pipelined else 1
-
-
-def _rows(
+def _best(
     units: Sequence[Unit],
     ends: Sequence[int],
     kept: Sequence[int],
     joined: Callable[[float, Share], float],
     most_bytes: int,
     most_cycles: float,
-) -> list[Row]:
-    """For every chip the best way to end its group at each place, among groups that are allowed."""
-    rows: list[Row] = []
-    before: Row = {0: (0.0, 0)}
-    for micro_batches in kept:
-        best: Row = {}
-        for start, (score, _) in before.items():
+) -> tuple[float, list[Share]] | None:
+    """Return the least of what shares joined make, among shares that are allowed, and these."""
+    before: dict[int, tuple[float, list[Share]]] = {0: (0.0, [])}  # by where the last one ends
+    for chip, micro_batches in enumerate(kept):
+        best: dict[int, tuple[float, list[Share]]] = {}
+        for start, (score, shares) in before.items():
             for end in (place for place in ends if place > start):
-                share = _share(units, 0, start, end, micro_batches)
+                share = _share(units, chip, start, end, micro_batches)
                 if share.bytes > most_bytes or share.cycles > most_cycles:
                     break
                 together = joined(score, share)
                 if end not in best or together < best[end][0]:
-                    best[end] = (together, start)
-        rows.append(best)
+                    best[end] = (together, [*shares, share])
         before = best
-    return rows
+    return before.get(len(units))
 
 
 def _share(units: Sequence[Unit], ipu: int, start: int, end: int, kept: int) -> Share:

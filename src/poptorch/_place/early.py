@@ -18,7 +18,7 @@ from .._ir.blocks import StagePass
 from .._ir.graph import Graph
 from .._ir.operators import aten, draws, may_view, storage_root
 from .._ir.slots import Kind
-from .cutting import Cutter
+from .split import Cutter
 
 FEWEST_BYTES = 1 << 20
 """Of all gradients: at 1 Gbit/s 8 ms, which is what compiling one more graph should be worth."""
@@ -58,7 +58,7 @@ def early(graph: Graph) -> tuple[Graph, Graph] | None:
         several = any(map(_several, node.all_input_nodes))
         return may_view(node) and not several and node not in lying
 
-    cutter = Cutter(graph, passes, inline, {}, lambda slot: StagePass(0))
+    cutter = Cutter(graph, passes, inline, {}, lambda slot, node: StagePass(0))
     made, left = cutter.cut([StagePass(0), StagePass(1)]).values()
     return made, left
 
@@ -73,7 +73,7 @@ def _best(graph: Graph, nodes: list[fx.Node]) -> int | None:
     order = {node: at for at, node in enumerate(nodes, 1)}
     sizes = {
         order[node]: slot.bytes
-        for slot, node in zip(graph.outputs, graph.returned, strict=True)
+        for slot, node in graph.results
         if slot.kind is Kind.GRADIENT and node in order
     }
     made = sum(sizes.values())

@@ -1,18 +1,33 @@
-"""micro Graph + the blocks it was captured with + the user's strategy -> Layout."""
+"""Micro graph + the blocks it was captured with + the user's strategy -> Layout, and its log lines.
+
+Source: PopTorch user guide, "Parallel execution".
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 
-from .._ir.blocks import Visit
+import torch
+from torch import fx
+
+from .._base import log
+from .._base.errors import Error
+from .._ir.blocks import Stage, StagePass, Visit, label_of, pass_of
 from .._ir.graph import Graph
 from .._ir.plan import Layout
-from .._ir.spec import Spec
-from .devices import check_batches, pipeline_depth, reserve
-from .homes import find_homes
-from .passes import with_passes
-from .resolve import resolve
-from .stages import group_visits
+from .._ir.slots import Kind, Slot
+from .._ir.spec import Placement, Spec, Strategy
+from .stages import group_visits, resolve, with_passes
+
+LIMIT = 64  # most devices that one process may use
+_EVERYWHERE = (Kind.HYPER, Kind.RNG)
+_MODES = {
+    Strategy.PIPELINED: "Pipelined",
+    Strategy.SHARDED: "Sharded",
+    Strategy.SERIAL_PHASED: "Phased",
+    Strategy.PARALLEL_PHASED: "Phased",
+}
 
 
 def place(graph: Graph, visits: Sequence[Visit], spec: Spec) -> Layout:
@@ -21,17 +36,208 @@ def place(graph: Graph, visits: Sequence[Visit], spec: Spec) -> Layout:
     Args:
         graph: the micro graph, labelled with visits.
         visits: the blocks that forward entered.
-        spec: for the strategy, the loop counts and the target.
 
     Raises:
-        Error: the annotations break a rule of PopTorch user guide, "Parallel execution".
+        Error: the annotations break a rule.
     """
     placed = resolve(visits, spec.placement)
     stages, of_visit = group_visits(graph, placed, spec.placement)
     graph = with_passes(graph, of_visit, len(stages))
     is_empty = all(node.op != "call_function" for node in graph.module.graph.nodes)
     chips = 0 if is_empty else max(stage.chip for stage in stages) + 1
-    depth = pipeline_depth(placed)
+    on = [0, *(item.chip for item in placed)]
+    depth = 1 + sum(before != after for before, after in itertools.pairwise(on))
     check_batches(depth, len(stages), spec)
     homes = find_homes(graph, stages)
     return Layout(stages, homes, depth, chips, reserve(chips, spec), graph)
+
+
+def check_batches(depth: int, stages: int, spec: Spec) -> None:
+    """Check that there are enough micro-batches to fill the pipeline.
+
+    Args:
+        depth: forward stages as the rules count them.
+        stages: forward stages that have something to do, which the 1.0 interface counts.
+
+    Raises:
+        Error: fewer than 2 * depth - 1 per update in training, than depth per call in inference;
+            with the 1.0 interface fewer than stages.
+    """
+    if spec.placement.strategy is not Strategy.PIPELINED:
+        return
+    loops, first_release = spec.loops, spec.placement.first_release
+    if spec.training:
+        needed = stages if first_release else 2 * depth - 1
+        if loops.accumulation < needed:
+            raise _too_little_accumulation(loops.accumulation, depth, needed, first_release)
+        return
+    needed = stages if first_release else depth
+    if loops.iterations < needed:
+        raise Error(
+            "deviceIterations must be greater than or equal to the number of pipeline stages "
+            f"({needed})",
+            got=f"deviceIterations({loops.iterations}) with {needed} stages",
+            fix=f"options.deviceIterations({needed}), or use fewer devices",
+        )
+
+
+def _too_little_accumulation(given: int, depth: int, needed: int, first_release: bool) -> Error:
+    title = "gradientAccumulation must be greater than or equal to the number of pipeline stages"
+    if first_release:
+        return Error(
+            f"{title} ({needed})",
+            got=f"gradient_accumulation={given} with {needed} stages",
+            fix=f"gradient_accumulation={needed}, or use fewer devices",
+        )
+    return Error(
+        f"{title} ({needed})",
+        got=f"Training.gradientAccumulation({given}) with {depth} forward stages; "
+        f"when training there are {depth - 1} additional stages for the backward pass",
+        fix=f"options.Training.gradientAccumulation({needed}), or use fewer devices",
+    )
+
+
+def reserve(per_replica: int, spec: Spec) -> int:
+    """Return how many devices are to be reserved for all replicas of this process.
+
+    Raises:
+        Error: no power of two on hardware without ``autoRoundNumIPUs``, or too many.
+    """
+    own = -(-per_replica // spec.target.parts)  # of the process that runs most of them
+    needed = own * spec.loops.replicas
+    if needed > LIMIT:
+        raise Error(
+            f"Too many IPUs requested ({needed}): models with more than {LIMIT} IPUs require "
+            "distributed execution",
+            fix="run several processes with poprun, each with a part of the replicas",
+        )
+    rounded = 1 << (needed - 1).bit_length() if needed else 0
+    if spec.target.device != "ipu" or needed == rounded:
+        return needed
+    if not spec.target.auto_round:
+        raise Error(
+            f"The model specifies the use of {needed} IPUs, however PopTorch must reserve a "
+            f"minimum of {rounded} in order to allow the model to run, because PopTorch must "
+            "reserve a power of 2 or a multiple of 64 IPUs",
+            got=f"{own} IPUs per replica, {spec.loops.replicas} replicas",
+            fix=f"options.autoRoundNumIPUs(True) to reserve {rounded - needed} more, which idle",
+        )
+    return rounded
+
+
+def find_homes(graph: Graph, stages: Sequence[Stage]) -> dict[str, tuple[int, ...]]:
+    """Return the chips of every state input of a placed graph, by slot key.
+
+    Raises:
+        Error: a weight that several chips read, or a buffer that one chip changes and another
+            reads.
+    """
+    chips = tuple(sorted({stage.chip for stage in stages}))
+    # Buffers and constants that forward changes, with the node of the new value.
+    changed = graph.updates
+    written = {slot.key: node for slot, node in graph.results if slot.key in changed}
+    homes = {}
+    for node, slot in graph.arguments.items():
+        if not slot.is_state:
+            continue
+        if slot.kind in _EVERYWHERE:
+            homes[slot.key] = chips
+            continue
+        touching = [*node.users, *([written[slot.key]] if slot.key in written else [])]
+        readers: dict[int, Stage] = {}  # with the first stage of each chip
+        for where in filter(None, map(pass_of, touching)):
+            readers.setdefault(stages[where.stage].chip, stages[where.stage])
+        if len(readers) > 1 and (slot.kind is Kind.PARAM or slot.key in written):
+            raise _shared(slot, readers)
+        homes[slot.key] = tuple(sorted(readers)) or chips[:1]
+    return homes
+
+
+def _shared(slot: Slot, readers: Mapping[int, Stage]) -> Error:
+    where = ", ".join(f"IPU {chip} ({stage.name})" for chip, stage in sorted(readers.items()))
+    if slot.kind is Kind.PARAM:
+        return Error(
+            f"Parameter '{slot.path}' is shared by several IPUs",
+            got=f"it is read on {where}",
+            fix="place the layers that share weights on the same IPU",
+        )
+    return Error(
+        f"Buffer '{slot.path}' is changed on one IPU and used on another",
+        got=f"it is used on {where}",
+        fix="place everything that uses the buffer on the same IPU",
+    )
+
+
+def log_layout(layout: Layout, spec: Spec) -> None:
+    """Log the settings that follow from a placement, and every operator's place, at DEBUG.
+
+    Devices that idle are a WARNING, a model that needs none is an INFO.
+    """
+    if not layout.chips:
+        log.engine.info("No IPU is used: nothing is left of the model after optimisation")
+    needed = layout.chips * spec.loops.replicas
+    if layout.reserved > needed:
+        log.engine.warning(
+            "Reserving %d IPUs when the model specifies the use of only %d. This is because "
+            "PopTorch must reserve a power of 2 or a multiple of 64 IPUs. %d of the IPUs will be "
+            "idle.",
+            layout.reserved, needed, layout.reserved - needed,
+        )  # fmt: skip
+    if not log.shows("DEBUG"):
+        return
+    placement = spec.placement
+    pipelined = placement.strategy is Strategy.PIPELINED and layout.chips > 1
+    log.engine.debug("enablePipelining set to value %d", pipelined)
+    if placement.phased:
+        parallel = placement.strategy is Strategy.PARALLEL_PHASED
+        log.engine.debug("executionPhaseSettings.phases set to value %d", placement.total_phases)
+        log.engine.debug("executionPhaseSettings.stages set to value %d", 2 if parallel else 1)
+    for node, name in operator_names(layout.graph).items():
+        log.engine.debug("%s:0 [%s]", name, _placed(node, layout, placement))
+
+
+def operator_names(graph: Graph) -> dict[fx.Node, str]:
+    """Return ``module/path/Operator`` for every operator; repeated names end in /1, /2, ..."""
+    seen: dict[str, int] = {}
+    names = {}
+    for node in graph.module.graph.nodes:
+        if node.op != "call_function":
+            continue
+        operator = getattr(node.target, "__name__", str(node.target)).split(".")[0]
+        words = "".join(word.capitalize() for word in operator.split("_"))
+        path = label_of(node).path.replace(".", "/")
+        name = f"{path}/{words}" if path else words
+        count = seen[name] = seen.get(name, -1) + 1
+        names[node] = f"{name}/{count}" if count else name
+    return names
+
+
+def _placed(node: fx.Node, layout: Layout, placement: Placement) -> str:
+    stage_pass = pass_of(node)
+    assert stage_pass is not None, "every operator was placed"
+    stage = layout.stages[stage_pass.stage]
+    where = f"stage({stage_pass.delay(len(layout.stages))})"
+    if stage.phase is not None:
+        where = f"phase({phase_number(stage_pass, layout, placement)})"
+    return f"{_type(node)}, mode({_MODES[placement.strategy]}), ipu({stage.chip}), {where}"
+
+
+def phase_number(stage_pass: StagePass, layout: Layout, placement: Placement) -> int:
+    """Return the internal number of the phase of a pass.
+
+    Backward phases go on where the forward ones end, in reverse. They share the last one, or
+    leave it and the next free.
+    """
+    phases = [stage.phase or 0 for stage in layout.stages]
+    phase = phases[stage_pass.stage]
+    if stage_pass.backward:
+        phase = 2 * max(phases) - phase + (0 if placement.shares_last_phase else 2)
+    return phase * placement.phase_stride
+
+
+def _type(node: fx.Node) -> str:
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return "tuple"
+    dtype = str(value.dtype).removeprefix("torch.")
+    return f"{dtype}({', '.join(map(str, value.shape))})"

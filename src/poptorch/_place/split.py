@@ -1,30 +1,140 @@
-"""Placed micro graph -> one graph for the forward and one for the backward pass of every stage."""
+"""Graphs cut into one for each pass: stages' forward and backward, chips' rounds of the update."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
+import torch
 from torch import fx
 
-from .._ir.blocks import StagePass, is_kept, pass_of, stage_passes
-from .._ir.graph import Graph
+from .._ir import slots
+from .._ir.blocks import Direction, StagePass, is_kept, pass_of, stage_passes
+from .._ir.graph import Graph, graph_module, placeholder
 from .._ir.operators import draws, may_view
 from .._ir.plan import Layout
 from .._ir.slots import Kind, Slot
-from .cutting import Cutter
-from .homes import find_homes
-from .passes import completed
+from .place import find_homes
+from .stages import with_passes
+
+Homes = Mapping[str, tuple[int, ...]]
+
+
+class Cutter:
+    """Cuts a graph into passes that run one after another in their order.
+
+    What a pass reads of another becomes a ``value.*`` between them. So does the old value of a
+    state tensor that an earlier pass has changed by then.
+
+    Args:
+        graph: what is cut.
+        passes: where every operator node runs.
+        inline: whether a pass may compute a node of another pass again.
+        copies: outputs that several passes compute and return, each the last that reads its own
+            copy of the state; by slot key.
+        fallback: the pass that returns an output which is an input of the whole graph, or is
+            computed nowhere in particular.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        passes: Mapping[fx.Node, StagePass],
+        inline: Callable[[fx.Node, StagePass], bool],
+        copies: Mapping[str, Sequence[StagePass]],
+        fallback: Callable[[Slot, fx.Node], StagePass],
+    ) -> None:
+        self._graph = graph
+        self._passes = passes
+        self._inline = inline
+        self._order = {node: at for at, node in enumerate(graph.module.graph.nodes)}
+        self._inputs = graph.arguments
+        self._results: dict[StagePass, list[tuple[Slot, fx.Node]]] = {}
+        self._writer: dict[str, StagePass] = {}
+        changed = graph.updates
+        for slot, node in graph.results:
+            own = passes[node] if node in passes else fallback(slot, node)
+            for writer in copies.get(slot.key, (own,)):
+                self._results.setdefault(writer, []).append((slot, node))
+            if slot.key in changed and slot.key not in copies:
+                self._writer[slot.key] = own
+
+    def cut(self, passes: Collection[StagePass]) -> dict[StagePass, Graph]:
+        """Return the graph of every pass, in their order."""
+        own: dict[StagePass, list[fx.Node]] = {stage_pass: [] for stage_pass in sorted(passes)}
+        for node, stage_pass in self._passes.items():
+            own[stage_pass].append(node)
+        reads = {each: self._closure(nodes, each) for each, nodes in own.items()}
+        handed_on: dict[StagePass, dict[fx.Node, Slot]] = {each: {} for each in own}
+        for _, values in reads.values():
+            for node in values:
+                maker = self._passes.get(node) or self._writer[self._inputs[node].key]
+                handed_on[maker][node] = self._value(node)
+        return {each: self._extract(each, own[each], *reads[each], handed_on[each]) for each in own}
+
+    def _closure(
+        self, own: Collection[fx.Node], stage_pass: StagePass
+    ) -> tuple[set[fx.Node], dict[fx.Node, None]]:
+        """Return the nodes to compute again, and those whose results come from other passes."""
+        mine, again, values = set(own), set[fx.Node](), dict[fx.Node, None]()
+        stack = [i for node in own for i in node.all_input_nodes]
+        stack += [node for _, node in self._results.get(stage_pass, ())]
+        while stack:
+            node = stack.pop()
+            if node in mine or node in again or node in values:
+                continue
+            if node in self._inputs:
+                if stage_pass > self._writer.get(self._inputs[node].key, stage_pass):
+                    values[node] = None  # overwritten by then
+            elif node.op == "get_attr" or self._inline(node, stage_pass):
+                again.add(node)
+                stack += node.all_input_nodes
+            else:
+                values[node] = None
+        return again, dict.fromkeys(sorted(values, key=self._order.__getitem__))
+
+    def _extract(
+        self,
+        stage_pass: StagePass,
+        own: Collection[fx.Node],
+        again: Collection[fx.Node],
+        values: Collection[fx.Node],
+        handed_on: Mapping[fx.Node, Slot],
+    ) -> Graph:
+        nodes = sorted({*own, *again}, key=self._order.__getitem__)
+        results = self._results.get(stage_pass, []) + [(s, node) for node, s in handed_on.items()]
+        used = {i for node in nodes for i in node.all_input_nodes} | {node for _, node in results}
+        reads = [(n, s) for n, s in self._inputs.items() if n in used and n not in values]
+        reads += [(node, self._value(node)) for node in values]
+        made = fx.Graph()
+        mapping: dict[fx.Node, fx.Node] = {}
+        for node, slot in reads:
+            mapping[node] = placeholder(made, slot.key)
+            mapping[node].meta = {"val": node.meta.get("val")}
+        for node in nodes:
+            mapping[node] = made.node_copy(node, mapping.__getitem__)
+        made.output(tuple(mapping[node] for _, node in results))
+        module = graph_module(self._graph.module, made)
+        return Graph(
+            str(stage_pass), module, tuple(s for _, s in reads), tuple(s for s, _ in results)
+        )
+
+    def _value(self, node: fx.Node) -> Slot:
+        name = self._graph.name
+        if node in self._inputs:
+            slot = self._inputs[node]
+            return slots.value(f"{name}.old.{slot.key}", slot.shape, slot.dtype)
+        result = node.meta["val"]
+        assert isinstance(result, torch.Tensor), f"{node} passes no tensor on"
+        return slots.value(f"{name}.{node.name}", tuple(result.shape), result.dtype)
 
 
 def split(
     graph: Graph, layout: Layout, training: bool, recompute: bool
-) -> tuple[dict[StagePass, Graph], dict[str, tuple[int, ...]]]:
+) -> tuple[dict[StagePass, Graph], Homes]:
     """Cut a micro graph into the passes that its labels name.
 
     Args:
         graph: that of the layout, or one that it was joined with others to.
-        layout: of what is cut.
-        training: whether there is a backward pass.
         recompute: whether backward passes compute activations again from what their stage was
             given, rather than keep them. What was drawn at random is kept, and so is what the
             user wants kept; the last stage, which goes back at once, keeps everything behind the
@@ -33,7 +143,7 @@ def split(
     Returns:
         The graphs in the order of execution, and the chips of all state that they read.
     """
-    graph = completed(graph, len(layout.stages))
+    graph = with_passes(graph, {}, len(layout.stages))
     homes = find_homes(graph, layout.stages)
     placed = {n: where for n in graph.module.graph.nodes if (where := pass_of(n)) is not None}
     free = _free(graph, placed)
@@ -47,10 +157,9 @@ def split(
 
     passes = stage_passes(len(layout.stages), training)
 
-    def fallback(slot: Slot) -> StagePass:
+    def fallback(_: Slot, node: fx.Node) -> StagePass:
         """For an output that is an input as it came: where that input is."""
-        returned = dict(zip((s.key for s in graph.outputs), graph.returned, strict=True))
-        source = dict(zip(graph.placeholders, graph.inputs, strict=True))[returned[slot.key]]
+        source = graph.arguments[node]
         if source.kind is Kind.BATCH:
             return passes[0]
         return next(p for p in passes if layout.stages[p.stage].chip in homes[source.key])
@@ -66,7 +175,7 @@ def _free(graph: Graph, placed: Collection[fx.Node]) -> dict[fx.Node, frozenset[
     changed = graph.updates
     free: dict[fx.Node, frozenset[str]] = {
         node: frozenset({slot.key} if slot.is_state else ())
-        for node, slot in zip(graph.placeholders, graph.inputs, strict=True)
+        for node, slot in graph.arguments.items()
         if slot.key not in changed
     }
     for node in placed:
@@ -103,3 +212,69 @@ def _before_checkpoints(nodes: Sequence[fx.Node]) -> set[fx.Node]:
         if is_kept(node) or node in before:
             before.update(source for source in node.all_input_nodes if source in own)
     return before
+
+
+def update_homes(graph: Graph, weights: Homes) -> dict[str, tuple[int, ...]]:
+    """Return the chips of every tensor that the update reads or writes, by slot key.
+
+    Args:
+        graph: the update.
+        weights: homes of the parameters, by slot key.
+    """
+    slots = {slot.key: slot for slot in (*graph.inputs, *graph.outputs)}
+    homes = {s.weight: weights[s.key][:1] for s in slots.values() if s.kind is Kind.PARAM}
+    chips = tuple(sorted({chip for home in homes.values() for chip in home}))
+    return {key: homes.get(slot.weight, chips) for key, slot in slots.items()}
+
+
+def split_update(graph: Graph, homes: Homes) -> dict[StagePass, Graph]:
+    """Cut the update into its passes, in the order of rounds and chips."""
+    placed, everywhere = _placed(graph, homes)
+    # Updated state that no operator computes: a round on each of its chips.
+    rest = (s for s, node in graph.results if node not in placed and s.is_state)
+    alone = {chip for slot in rest for chip in homes[slot.key][:1]}
+    busy = {each.stage for each in placed.values()}
+    passes = {*placed.values(), *(StagePass(chip, Direction.UPDATE) for chip in alone - busy)}
+    last = {each.stage: each for each in sorted(passes)}
+    copies = {
+        slot.key: [last[chip] for chip in homes[slot.key] if chip in last]
+        for slot, node in graph.results
+        if node in everywhere
+    }
+
+    def inline(node: fx.Node, _: StagePass) -> bool:
+        return node in everywhere
+
+    def fallback(slot: Slot, _: fx.Node) -> StagePass:
+        return last[homes[slot.key][0]]
+
+    return Cutter(graph, placed, inline, copies, fallback).cut(passes)
+
+
+def _placed(graph: Graph, homes: Homes) -> tuple[dict[fx.Node, StagePass], set[fx.Node]]:
+    """Where every node runs; and those that every chip computes for itself."""
+    placed: dict[fx.Node, StagePass] = {}
+    everywhere: set[fx.Node] = set()
+    on_one_chip = {
+        node: StagePass(homes[slot.key][0], Direction.UPDATE)
+        for node, slot in graph.arguments.items()
+        if len(homes[slot.key]) == 1 and slot.kind is not Kind.HYPER
+    }
+    for node in graph.module.graph.nodes:
+        if node.op != "call_function":
+            continue
+        inputs = {i: on_one_chip[i] for i in node.all_input_nodes if i in on_one_chip}
+        inputs |= {i: placed[i] for i in node.all_input_nodes if i in placed}
+        if not inputs:
+            everywhere.add(node)
+            continue
+        # Next to the largest thing that it reads: small results are sent, not weights.
+        chip = min((-_size(i), where.stage) for i, where in inputs.items())[1]
+        rounds = max(where.round + (where.stage != chip) for where in inputs.values())
+        placed[node] = StagePass(chip, Direction.UPDATE, rounds)
+    return placed, everywhere
+
+
+def _size(node: fx.Node) -> int:
+    value = node.meta.get("val")
+    return value.numel() if isinstance(value, torch.Tensor) else 0

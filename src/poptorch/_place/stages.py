@@ -1,19 +1,140 @@
-"""Visits -> stages: which visits are one stage, and the order of the stages."""
+"""Visits of blocks to stages and chips, and every node to the pass in which it runs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+import operator
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 
 from torch import fx
 
-from .._base import source
-from .._base.errors import Error
-from .._ir.blocks import OUTSIDE, Stage, label_of
+from .._base import log, source
+from .._base.errors import AssertionFailure, Error
+from .._ir.blocks import (
+    OUTSIDE,
+    Direction,
+    Stage,
+    StagePass,
+    Visit,
+    label_of,
+    pass_of,
+    reader_passes,
+    relabel,
+)
 from .._ir.graph import Graph
 from .._ir.spec import Placement, Strategy
-from .resolve import PlacedVisit
+from ..enums import AutoStage
 
 Key = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class PlacedVisit:
+    """Where a visit of a block runs."""
+
+    visit: Visit
+    stage: int  # its id; in phased strategies its number within the phase
+    phase: int | None  # that the user named
+    chip: int
+
+
+def resolve(visits: Sequence[Visit], placement: Placement) -> list[PlacedVisit]:
+    """Return where each visit runs, and log it.
+
+    Raises:
+        AssertionFailure: a block without a device under SameAsIpu, or one that no stage names.
+        Error: a device of the wrong parity in parallel phases, or a negative one.
+    """
+    first_phase = 0 if placement.phased else None
+    placed = [PlacedVisit(visits[0], 0, first_phase, 0)]
+    automatic: dict[str, int] = {}
+    for visit in visits[1:]:
+        assert visit.block is not None
+        if placement.auto_stage is None:
+            here = _named(visit, placement)
+        else:
+            number = automatic.setdefault(visit.block, len(automatic) + 1)
+            here = _automatic(visit, placement, number)
+        _check_device(here, placement)
+        log.engine.debug(
+            "Starting block id=%s stage=%s phase=%s ipu=%s",
+            visit.block, here.stage, here.phase, here.chip,
+        )  # fmt: skip
+        placed.append(here)
+    _tell_unused({visit.block for visit in visits}, placement)
+    return placed
+
+
+def _tell_unused(blocks: Set[str | None], placement: Placement) -> None:
+    """A strategy may serve several models; but a name that is not there may be misspelt."""
+    unused = [name for stage in placement.stages for name in stage.blocks if name not in blocks]
+    if unused:
+        log.python.warning(
+            "The execution strategy names blocks that the model does not have: %s. It has: %s",
+            ", ".join(unused),
+            ", ".join(sorted(filter(None, blocks))) or "none",
+        )
+
+
+def _automatic(visit: Visit, placement: Placement, number: int) -> PlacedVisit:
+    if placement.auto_stage == AutoStage.AutoIncrement:
+        return PlacedVisit(visit, number, None, _device(visit, None, number))
+    if visit.ipu is None and placement.strategy is Strategy.SHARDED:
+        shard = number - 1  # "if no Stage is specified, the user_id is used", one after another
+        return PlacedVisit(visit, shard, None, _device(visit, None, shard))
+    if visit.ipu is None:
+        raise AssertionFailure(
+            "poptorch.AutoStage.SameAsIpu was selected but no IPU was specified for block "
+            f"{visit.block}",
+            where=visit.line,
+            fix=(
+                f'name the device: poptorch.Block("{visit.block}", ipu_id=...)',
+                "or choose PipelinedExecution(poptorch.AutoStage.AutoIncrement)",
+            ),
+        )
+    return PlacedVisit(visit, visit.ipu, None, visit.ipu)
+
+
+def _named(visit: Visit, placement: Placement) -> PlacedVisit:
+    stage = placement.find(visit.block or "")
+    if stage is None:
+        known = ", ".join(block for named in placement.stages for block in named.blocks)
+        raise AssertionFailure(
+            f"Unknown Block {visit.block}: no stage of the execution strategy mentions it",
+            got=f"known blocks: {known or 'none'}",
+            where=visit.line,
+            fix="add its id to one of the strategy's stages",
+        )
+    return PlacedVisit(visit, stage.stage, stage.phase, _device(visit, stage.ipu, stage.stage))
+
+
+def _device(visit: Visit, fixed: int | None, stage: int) -> int:
+    """The strategy's device goes before the block's, and both before the number of the stage."""
+    if fixed is not None:
+        return fixed
+    if visit.ipu is not None:
+        return visit.ipu
+    log.engine.debug("No IPU specified for block %s: default to stage_id %d", visit.block, stage)
+    return stage
+
+
+def _check_device(placed: PlacedVisit, placement: Placement) -> None:
+    if placed.chip < 0:
+        raise Error(
+            "An IPU id cannot be negative",
+            got=f"block {placed.visit.block} on IPU {placed.chip}",
+            where=placed.visit.line,
+        )
+    parallel = placement.strategy is Strategy.PARALLEL_PHASED
+    if parallel and placed.phase is not None and (placed.phase - placed.chip) % 2:
+        raise Error(
+            "In parallel phased execution even phases must run on even IPUs and odd phases on odd "
+            "IPUs",
+            got=f"block {placed.visit.block} of phase {placed.phase} on IPU {placed.chip}",
+            where=placed.visit.line,
+            fix="choose the devices with strategy.phase(i).ipus(...) or Stage(...).ipu(n)",
+        )
 
 
 def group_visits(
@@ -28,62 +149,56 @@ def group_visits(
         Error: an operator in no block, a stage on two devices, or data that flows from a later
             stage to an earlier one.
     """
-    flow = _Flow(graph)
-    used = {visit: placed[visit] for visit in sorted(flow.visits)}
+    visits, edges = _flow(graph)
+    used = {visit: placed[visit] for visit in sorted(visits)}
     if placement.phased:
-        keys = _phase_keys(used, flow)
-    elif placement.strategy is Strategy.SHARDED:
-        keys = _runs(used)
+        keys = _phase_keys(used, edges)
+    elif placement.strategy is Strategy.SHARDED:  # one stage for each stretch on one device
+        keys = {visit: (run,) for visit, run in _runs(used).items()}
     else:
         keys = _stage_keys(used)
     order = sorted(set(keys.values()))
     of_visit = {visit: order.index(key) for visit, key in keys.items()}
     members = [[used[v] for v, at in of_visit.items() if at == i] for i in range(len(order))]
-    stages = tuple(map(_stage, members))
-    flow.check(of_visit, used)
-    return stages or (Stage(0),), of_visit
+    for (start, end), node in edges.items():
+        if of_visit[start] > of_visit[end]:
+            raise _against_the_flow(used[start], used[end], node)
+    return tuple(map(_stage, members)) or (Stage(0),), of_visit
 
 
-class _Flow:
-    """Which visits have nodes, and between which of them data flows."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.visits: set[int] = set()
-        self.edges: dict[tuple[int, int], fx.Node] = {}
-        for node in graph.module.graph.nodes:
-            visit = _forward_visit(node)
-            if visit is None:
-                continue
-            if visit == OUTSIDE:
-                raise _no_block(node)
-            self.visits.add(visit)
-            for before in node.all_input_nodes:
-                earlier = _forward_visit(before)
-                if earlier not in (None, visit):
-                    self.edges.setdefault((earlier, visit), node)
-
-    def into(self, visit: int) -> Iterable[int]:
-        """Visits that a visit reads from."""
-        return (start for start, end in self.edges if end == visit)
-
-    def check(self, of_visit: Mapping[int, int], used: Mapping[int, PlacedVisit]) -> None:
-        for (start, end), node in self.edges.items():
-            if of_visit[start] > of_visit[end]:
-                raise _against_the_flow(used[start], used[end], node)
+def _flow(graph: Graph) -> tuple[set[int], dict[tuple[int, int], fx.Node]]:
+    """Return which visits have nodes, and between which of them data flows."""
+    visits: set[int] = set()
+    edges: dict[tuple[int, int], fx.Node] = {}
+    for node in graph.module.graph.nodes:
+        visit = _forward_visit(node)
+        if visit is None:
+            continue
+        if visit == OUTSIDE:
+            raise _no_block(node)
+        visits.add(visit)
+        for before in map(_forward_visit, node.all_input_nodes):
+            if before not in (None, visit):
+                edges.setdefault((before, visit), node)
+    return visits, edges
 
 
 def _forward_visit(node: fx.Node) -> int | None:
-    if node.op != "call_function":
-        return None
     label = label_of(node)
-    return None if label.backward else label.visit
+    return None if node.op != "call_function" or label.backward else label.visit
+
+
+def _runs(placed: Mapping[int, PlacedVisit]) -> dict[int, int]:
+    """Number the stretches of neighbours that are on one chip."""
+    runs = itertools.groupby(placed, lambda each: placed[each].chip)
+    return {each: number for number, (_, run) in enumerate(runs) for each in run}
 
 
 def _stage_keys(used: Mapping[int, PlacedVisit]) -> dict[int, Key]:
     """Pipelined: stage ids; neighbouring ids on one device are one stage."""
-    chips: dict[int, PlacedVisit] = {}
+    first_of: dict[int, PlacedVisit] = {}
     for item in used.values():
-        first = chips.setdefault(item.stage, item)
+        first = first_of.setdefault(item.stage, item)
         if first.chip != item.chip:
             raise Error(
                 "A pipeline stage runs on one IPU",
@@ -92,33 +207,18 @@ def _stage_keys(used: Mapping[int, PlacedVisit]) -> dict[int, Key]:
                 where=item.visit.line,
                 fix="put the blocks into stages of their own, or on one IPU",
             )
-    numbers: dict[int, int] = {}
-    last = None
-    for stage in sorted(chips):
-        chip = chips[stage].chip
-        numbers[stage] = len(set(numbers.values())) - (chip == last)
-        last = chip
+    numbers = _runs(dict(sorted(first_of.items())))
     return {visit: (numbers[item.stage],) for visit, item in used.items()}
 
 
-def _runs(used: Mapping[int, PlacedVisit]) -> dict[int, Key]:
-    """Sharded: one stage for each stretch of execution on one device."""
-    keys: dict[int, Key] = {}
-    number, last = -1, None
-    for visit, item in used.items():
-        number += item.chip != last
-        last = item.chip
-        keys[visit] = (number,)
-    return keys
-
-
-def _phase_keys(used: Mapping[int, PlacedVisit], flow: _Flow) -> dict[int, Key]:
+def _phase_keys(
+    used: Mapping[int, PlacedVisit], edges: Iterable[tuple[int, int]]
+) -> dict[int, Key]:
     """Phased: devices of a phase work side by side, in rounds between which they exchange data."""
     rounds: dict[int, int] = {}
     for visit, item in used.items():
-        same_phase = [b for b in flow.into(visit) if used[b].phase == item.phase and b in rounds]
-        hops = [rounds[b] + (used[b].chip != item.chip) for b in same_phase]
-        rounds[visit] = max(hops, default=0)
+        before = [a for a, b in edges if b == visit and a in rounds and used[a].phase == item.phase]
+        rounds[visit] = max((rounds[b] + (used[b].chip != item.chip) for b in before), default=0)
     return {v: (item.phase or 0, rounds[v], item.chip) for v, item in used.items()}
 
 
@@ -159,3 +259,60 @@ def _against_the_flow(start: PlacedVisit, end: PlacedVisit, node: fx.Node) -> Er
             "or name the stages in that order: PipelinedExecution(poptorch.Stage(...), ...)",
         ),
     )
+
+
+def with_passes(graph: Graph, of_visit: Mapping[int, int], stages: int) -> Graph:
+    """Return a graph whose operators say where they run.
+
+    Operators of no visit that are not labelled yet follow their inputs. They run as early as those
+    allow; what reads nothing runs where its first reader does.
+
+    Args:
+        graph: labelled with visits.
+        of_visit: index of a visit to index of its stage.
+        stages: how many there are.
+    """
+    graph = graph.copy()
+    nodes = [node for node in graph.module.graph.nodes if node.op == "call_function"]
+    for node in nodes:
+        label = label_of(node)
+        stage = None if label.visit is None else of_visit.get(label.visit)
+        if stage is not None:
+            _write(node, _in_direction(stage, label.backward))
+    # State is where the first stage that reads it is: its home.
+    homes = {
+        node: StagePass(min(reader.stage for reader in reader_passes(node)))
+        for node, slot in graph.arguments.items()
+        if slot.is_state and reader_passes(node)
+    }
+    floating = []
+    for node in nodes:
+        own = pass_of(node)
+        inputs = [where for i in node.all_input_nodes if (where := pass_of(i)) is not None]
+        if node.target is operator.getitem:  # a result of an operator with several
+            own = inputs[0]
+        elif own is not None:
+            # Gradients never flow back to a later stage; if they did, waiting would still be right.
+            own = max([own, *inputs])
+        else:
+            inputs += [homes[i] for i in node.all_input_nodes if i in homes]
+            if not inputs:
+                floating.append(node)
+                continue
+            own = max(inputs)
+            if label_of(node).backward:  # with no gradient among its inputs: in their last stage
+                own = max(own, StagePass(own.stage, Direction.BACKWARD))
+        _write(node, own)
+    for node in reversed(floating):
+        backward = label_of(node).backward
+        first = _in_direction(stages - 1 if backward else 0, backward)
+        _write(node, max(first, min(reader_passes(node), default=first)))
+    return graph
+
+
+def _in_direction(stage: int, backward: bool) -> StagePass:
+    return StagePass(stage, Direction.BACKWARD if backward else Direction.FORWARD)
+
+
+def _write(node: fx.Node, stage_pass: StagePass) -> None:
+    relabel(node, replace(label_of(node), stage_pass=stage_pass))

@@ -1,4 +1,4 @@
-"""Proving a schedule: right place, nothing missing or doubled, everything in order."""
+"""Proof of a schedule: right place, nothing missing or doubled, everything in order."""
 
 from __future__ import annotations
 
@@ -9,16 +9,11 @@ from .._ir.schedule import Action, Schedule, Traffic, Workload
 
 
 class ScheduleError(AssertionError):
-    """A schedule does not do its workload. The text shows the grid with the faulty cell marked.
-
-    Attributes:
-        reason: what is wrong, in one sentence.
-        cell: (chip, column) of the fault, or None where something is missing altogether.
-    """
+    """A schedule does not do its workload. The text shows the grid with the faulty cell marked."""
 
     def __init__(self, schedule: Schedule, reason: str, cell: tuple[int, int] | None) -> None:
         self.reason = reason
-        self.cell = cell
+        self.cell = cell  # (chip, column); None where something is missing altogether
         where = f" at chip {cell[0]}, column {cell[1]}" if cell else ""
         super().__init__(f"{reason}{where}\n{schedule.grid(cell)}")
 
