@@ -9,8 +9,7 @@ import poptorch
 from poptorch import optim
 from poptorch.enums import MeanReductionStrategy
 from poptorch.optim.freeze import freeze
-from poptorch.optim.replacement import check_replacement, needs_running_mean
-from poptorch.optim.unexpected import AttributeWatch
+from poptorch.optim.replacement import AttributeWatch, check_replacement, needs_running_mean
 
 
 @pytest.fixture
@@ -128,7 +127,7 @@ def test_half_accumulators_need_the_running_mean(weights):
 
 
 class TestUnexpectedAttributes:
-    def test_new_names_warn_once_each(self, weights, caplog):
+    def test_new_names_are_one_warning(self, weights, caplog):
         optimizer = optim.SGD(weights, lr=0.1)
         watch = AttributeWatch(optimizer)
         watch.check(optimizer)
@@ -139,9 +138,8 @@ class TestUnexpectedAttributes:
         watch.check(optimizer)
         watch.check(optimizer)
         assert [record.getMessage() for record in caplog.records] == [
-            "Ignoring unexpected optimizer attribute in SGD optimizer: mood",
-            "Ignoring unexpected default group variable in SGD optimizer: size",
-            "Ignoring unexpected group 0 attribute in SGD optimizer: colour",
+            "Ignoring unexpected attributes of the SGD optimizer: "
+            "mood (object); size (defaults); colour (parameter groups)"
         ]
 
     @pytest.mark.spec("optimizers", 11)
@@ -159,8 +157,20 @@ class TestUnexpectedAttributes:
         watch = AttributeWatch(optimizer)
         optimizer.param_groups[0]["loss_scaling"] = 4.0
         watch.check(optimizer)
-        assert "Ignoring unexpected group 0 attribute" in caplog.text
+        assert "loss_scaling (parameter groups)" in caplog.text
         assert spec(optimizer).setting("loss_scaling") == 1.0
+
+    def test_the_many_attributes_of_a_schedule_are_one_line(self, weights, caplog):
+        groups = [{"params": [weight]} for weight in weights]
+        optimizer = optim.SGD(groups, lr=0.1, momentum=0.9)
+        watch = AttributeWatch(optimizer)
+        torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1.0, total_steps=10)
+        watch.check(optimizer)
+        watch.check(optimizer)
+        assert [r.getMessage() for r in caplog.records] == [
+            "Ignoring unexpected attributes of the SGD optimizer: "
+            "initial_lr, max_lr, min_lr, max_momentum, base_momentum (parameter groups)"
+        ]
 
     @pytest.mark.parametrize("library", [torch.optim, optim])
     def test_schedulers_before_and_after(self, library, weights, caplog):
@@ -173,7 +183,7 @@ class TestUnexpectedAttributes:
         torch.optim.lr_scheduler.StepLR(late, 1)
         watch.check(late)
         assert [r.getMessage() for r in caplog.records] == [
-            "Ignoring unexpected group 0 attribute in SGD optimizer: initial_lr"
+            "Ignoring unexpected attributes of the SGD optimizer: initial_lr (parameter groups)"
         ]
 
     def test_another_library_and_a_native_step_are_not_unexpected(self, weights, caplog):

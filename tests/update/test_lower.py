@@ -11,7 +11,6 @@ from poptorch._ir.slots import Kind
 from poptorch._update import flatten, lower
 from poptorch._update.formulas import ALGORITHMS
 from poptorch.optim import KINDS
-from poptorch.optim.sgd import COMBINED_SGD
 
 NAMES = ["SGD", "Adam", "AdamW", "RMSprop", "LAMB"]
 ELEMENTWISE = NAMES[:-1]
@@ -125,5 +124,4 @@ def test_bundles_hold_one_group_and_dtype_each_at_aligned_places():
 
 
 def test_every_kind_of_optimizer_has_its_algorithm() -> None:
-    names = {kind.algorithm for kind in KINDS} | {COMBINED_SGD.algorithm}
-    assert names == ALGORITHMS.keys()
+    assert {kind.algorithm for kind in KINDS} == ALGORITHMS.keys()

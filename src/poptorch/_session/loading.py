@@ -14,8 +14,8 @@ from .._base import log
 from .._base.errors import Error
 from .._ir.spec import Spec
 from ..optim import KINDS
+from ..optim.arguments import LARGEST
 from ..optim.freeze import freeze
-from ..optim.numbers import LARGEST
 from .files import CODE, DEVICE, MODEL, Saved, attributes, shapes_of
 from .live import Restored
 from .random import Randomness

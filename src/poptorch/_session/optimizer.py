@@ -23,8 +23,7 @@ from .._ir.spec import Spec
 from ..enums import MeanReductionStrategy, ReductionType
 from ..optim.freeze import freeze
 from ..optim.names import from_ipu_param, from_ipu_state, state_keys, to_ipu_param, to_ipu_state
-from ..optim.replacement import check_replacement, needs_running_mean
-from ..optim.unexpected import AttributeWatch
+from ..optim.replacement import AttributeWatch, check_replacement, needs_running_mean
 from .device import Device
 from .torch_state import TorchState
 from .unfollowed import OptimizerChanges, say_step_hooks

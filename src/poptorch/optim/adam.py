@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from .arguments import checked
-from .kind import CLIPPING, MOMENT_TYPES, Kind
+from .kind import CLIPPING, MOMENT_TYPES, Kind, agreed, as_it_is
 from .optimizer import Optimizer, Params
-
-_TORCH_DEFAULTS = {
-    "lr": 1e-3,
-    "betas": (0.9, 0.999),
-    "eps": 1e-8,
-    "weight_decay": 0.0,
-    "amsgrad": False,
-    "foreach": None,
-    "maximize": False,
-    "capturable": False,
-    "differentiable": False,
-    "fused": None,
-}
-_DEFAULTS = {
-    "loss_scaling": 1.0,
-    **MOMENT_TYPES,
-    **CLIPPING,
-}
 
 
 class Adam(Optimizer, torch.optim.Adam):
@@ -47,8 +31,7 @@ class Adam(Optimizer, torch.optim.Adam):
         AssertionError: an accumulator type is neither float32 nor float16, or betas are no pair.
     """
 
-    _child_only = [*MOMENT_TYPES, *CLIPPING]
-    _group_vars = ["lr", "betas", "eps", "weight_decay", "amsgrad"]
+    _own = {"loss_scaling": 1.0, **MOMENT_TYPES, **CLIPPING}
 
     @checked("foreach", "maximize", "capturable", "differentiable", "fused")
     def __init__(
@@ -70,7 +53,7 @@ class Adam(Optimizer, torch.optim.Adam):
         second_order_momentum_accum_type: torch.dtype | None = None,
         max_grad_norm: float | None = None,
     ) -> None:
-        self._construct(torch.optim.Adam.__init__, locals(), _TORCH_DEFAULTS, _DEFAULTS)
+        self._construct(locals())
 
 
 class AdamW(Optimizer, torch.optim.AdamW):
@@ -82,8 +65,7 @@ class AdamW(Optimizer, torch.optim.AdamW):
             the original always corrected.
     """
 
-    _child_only = ["bias_correction", *MOMENT_TYPES, *CLIPPING]
-    _group_vars = ["lr", "betas", "weight_decay", "eps", "amsgrad"]
+    _own = {**Adam._own, "bias_correction": True}
 
     @checked("maximize", "foreach", "capturable", "differentiable", "fused")
     def __init__(
@@ -106,22 +88,28 @@ class AdamW(Optimizer, torch.optim.AdamW):
         second_order_momentum_accum_type: torch.dtype | None = None,
         max_grad_norm: float | None = None,
     ) -> None:
-        native = {**_TORCH_DEFAULTS, "weight_decay": 1e-2}
-        own = {**_DEFAULTS, "bias_correction": True}
-        self._construct(torch.optim.AdamW.__init__, locals(), native, own)
+        self._construct(locals())
 
 
-_HYPERS = ("lr", "betas", "eps", "weight_decay")
-_STRUCTURE = {**MOMENT_TYPES, **CLIPPING, "bias_correction": True}
-ADAM = Kind(
-    "adam",
-    (torch.optim.Adam, Adam),
-    _HYPERS,
-    _STRUCTURE,
+MOMENTS = {"Accl1": "first", "Accl2": "second"}
+SHOWN = (
+    as_it_is("learningRate", "lr"),
+    as_it_is("weightDecay", "weight_decay"),
+    as_it_is("adamBeta1", "beta1"),
+    as_it_is("adamBeta2", "beta2"),
+    as_it_is("adamEps", "eps"),
 )
 ADAMW = Kind(
     "adamw",
     (torch.optim.AdamW, AdamW),
-    _HYPERS,
-    _STRUCTURE,
+    ("lr", "betas", "eps", "weight_decay"),
+    {**MOMENT_TYPES, **CLIPPING, "bias_correction": True},
+    MOMENTS,
+    lambda constants: SHOWN,
+)
+ADAM = replace(
+    ADAMW,
+    algorithm="adam",
+    classes=(torch.optim.Adam, Adam),
+    variant=lambda optimizer: ADAMW if agreed(optimizer, "decoupled_weight_decay") else None,
 )

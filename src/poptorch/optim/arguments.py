@@ -1,32 +1,67 @@
-"""What the constructors of optimizers check before anything else, and the order of 1.x releases."""
+"""What an optimizer's numbers and a constructor's arguments may be, and the order of 1.x releases.
+
+On the device numbers are float32, whatever the type of the weights (PopTorch user guide,
+"Optimizers", calls them float tensors in ``ipu_param``).
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 import torch
 
 from .._base import log
-from .._base.errors import AssertionFailure
-from .numbers import check_size
+from .._base.errors import AssertionFailure, InvalidValue
 
-_FLAGS = frozenset({
-    *("nesterov", "amsgrad", "centered", "maximize", "foreach", "capturable", "differentiable"),
-    *("fused", "use_combined_accum", "bias_correction", "use_tf_variant"),
-})  # fmt: skip
-_NUMBERS = frozenset({
-    *("lr", "momentum", "dampening", "weight_decay", "eps", "alpha"),
-    *("loss_scaling", "velocity_scaling", "max_grad_norm", "max_weight_norm"),
-})  # fmt: skip
+LARGEST = torch.finfo(torch.float32).max
+_SCALINGS = ("loss_scaling", "velocity_scaling")  # gradients are multiplied and divided by them
 _Init = TypeVar("_Init", bound=Callable[..., None])
 _said: set[str] = set()
 
 
+def number(name: str, value: Any) -> float:
+    """Return the value of a hyper-parameter.
+
+    Args:
+        name: its attribute, for messages.
+        value: a number, or a tensor of one.
+
+    Raises:
+        AssertionError: it is no number.
+        ValueError: it is finite and float32 cannot hold it, or it is no scaling.
+    """
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        value = value.item()
+    if not isinstance(value, int | float):
+        raise AssertionFailure(
+            f"Expected a number for {name}", got=repr(value), fix="use a number, such as 0.1"
+        )
+    _check_size(name, value)
+    if name in _SCALINGS and not 0 < value < math.inf:
+        raise InvalidValue(f"{name} must be a positive number", got=repr(value))
+    return float(value)
+
+
+def pair_of_betas(betas: Any) -> tuple[float, float]:
+    """Return betas as a tuple; lists, as read from configuration files, are converted.
+
+    Raises:
+        AssertionError: not a pair of numbers.
+    """
+    is_pair = isinstance(betas, tuple | list) and len(betas) == 2
+    if not is_pair or not all(isinstance(beta, int | float) for beta in betas):
+        raise AssertionFailure(
+            "Expected a pair for betas", got=repr(betas), fix="betas=(0.9, 0.999)"
+        )
+    return number("betas", betas[0]), number("betas", betas[1])
+
+
 def checked(*later: str) -> Callable[[_Init], _Init]:
-    """Check a constructor's arguments, and take them in the order of the 1.x releases too.
+    """Check a constructor's flags and numbers, and take them in the order of the 1.x releases too.
 
     Args:
         later: arguments that those releases lacked, one behind another. A number in the place of
@@ -35,23 +70,27 @@ def checked(*later: str) -> Callable[[_Init], _Init]:
     """
 
     def decorate(init: _Init) -> _Init:
-        names = [*inspect.signature(init).parameters][1:]
+        types = {name: str(p.annotation) for name, p in inspect.signature(init).parameters.items()}
+        del types["self"]
+        names = [*types]
         old = [name for name in names if name not in later]
 
         @functools.wraps(init)
         def checking(self: Any, *args: Any, **kwargs: Any) -> None:
             cls = type(self).__qualname__
             at = names.index(later[0]) if later else len(args)
+            order = names
             if len(args) > at and _is_number(args[at]):
                 _say(cls, args[at], names[at - 1])
-                given = dict(zip(old, args, strict=False))
-                if len(args) > len(old) or given.keys() & kwargs.keys():
+                order = old
+                if len(args) > len(old) or {*old[: len(args)]} & kwargs.keys():
                     raise TypeError(f"{cls}() got an argument twice, or too many of them")
-                _check(cls, given | kwargs)
+            given = dict(zip(order, args, strict=False))
+            _check(cls, types, given | kwargs)
+            if order is old:
                 init(self, **given, **kwargs)
-                return
-            _check(cls, dict(zip(names, args, strict=False)) | kwargs)
-            init(self, *args, **kwargs)
+            else:
+                init(self, *args, **kwargs)
 
         return cast("_Init", checking)
 
@@ -75,26 +114,36 @@ def _is_number(value: Any) -> bool:
     return is_scalar or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
-def _check(cls: str, given: Mapping[str, Any]) -> None:
-    """Refuse a value of the wrong type, or one that is too large.
-
-    Raises:
-        AssertionError: a number where a flag belongs, or the reverse.
-        ValueError: float32 cannot hold a number.
-    """
+def _check(cls: str, types: Mapping[str, str], given: Mapping[str, Any]) -> None:
+    """Refuse a number where a flag belongs, the reverse, and what float32 cannot hold."""
     for name, value in given.items():
-        wrong = (name in _FLAGS and value is not None and not isinstance(value, bool | int)) or (
-            name in _NUMBERS and value is not None and not _is_number(value)
-        )
-        wrong = wrong or (name in _FLAGS and _is_number(value) and value not in (0, 1))
-        if wrong:
+        kind = types.get(name, "")
+        is_flag, is_number = kind.startswith("bool"), kind.startswith("float")
+        if value is None and kind.endswith("None"):
+            continue
+        right = isinstance(value, int) and value in (0, 1) if is_flag else _is_number(value)
+        if (is_flag or is_number) and not right:
             raise AssertionFailure(
-                f"Expected a {'flag' if name in _FLAGS else 'number'} for {name}",
+                f"Expected a {'flag' if is_flag else 'number'} for {name}",
                 got=f"{cls}(..., {name}={value!r})",
                 fix=(
-                    f"pass {'True or False' if name in _FLAGS else 'a number, such as 0.1'}",
+                    f"pass {'True or False' if is_flag else 'a number, such as 0.1'}",
                     "pass what follows the torch hyper-parameters by keyword",
                 ),
             )
-        if name in _NUMBERS and value is not None:
-            check_size(name, value)
+        if is_number:
+            _check_size(name, value)
+
+
+def _check_size(name: str, value: Any) -> None:
+    """Refuse a number that float32 cannot hold."""
+    if isinstance(value, torch.Tensor):
+        value = value.item()
+    if abs(value) > LARGEST and not (isinstance(value, float) and math.isinf(value)):
+        shown = value if isinstance(value, float) else f"an integer of {value.bit_length()} bits"
+        raise InvalidValue(
+            f"The number given for {name} is too large",
+            got=f"{shown}; on the device the numbers of an optimizer are float32, whatever "
+            "the type of the weights",
+            fix=f"use one between -{LARGEST:.3g} and {LARGEST:.3g}",
+        )

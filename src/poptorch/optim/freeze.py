@@ -18,13 +18,9 @@ from .._base.storage import address
 from .._ir import slots
 from .._ir.optim_spec import OptimGroup, OptimSpec, Setting
 from . import KINDS
-from .adam import ADAM, ADAMW
-from .kind import Kind
-from .numbers import number
-from .optimizer import Optimizer, pair_of_betas
-from .rmsprop import RMSPROP
-from .sgd import COMBINED_SGD
-from .sgd import SGD_KIND as SGD
+from .arguments import number, pair_of_betas
+from .kind import Kind, agreed
+from .optimizer import Optimizer
 
 HyperValues = dict[str, float]
 _TERMS = ("momentum", "dampening", "weight_decay")
@@ -80,38 +76,24 @@ def freeze(
 def _kind_of(optimizer: torch.optim.Optimizer) -> Kind:
     for kind in KINDS:
         if isinstance(optimizer, kind.classes):
-            break
-    else:
-        raise AssertionFailure(
-            "Unsupported optimizer type",
-            got=f"{type(optimizer).__module__}.{type(optimizer).__qualname__}",
-            fix="use SGD, Adam, AdamW or RMSprop of torch.optim or poptorch.optim, "
-            "or poptorch.optim.LAMB",
-        )
-    if kind is SGD and getattr(optimizer, "use_combined_accum", False):
-        return COMBINED_SGD
-    if kind is ADAM and _agreed(optimizer, "decoupled_weight_decay"):
-        return ADAMW
-    return kind
-
-
-def _agreed(optimizer: torch.optim.Optimizer, name: str) -> bool:
-    values = {bool(group.get(name, False)) for group in optimizer.param_groups}
-    if len(values) > 1:
-        raise AssertionFailure(f"All parameter groups must have the same value of {name}")
-    return values.pop() if values else False
+            return kind.variant(optimizer) or kind
+    raise AssertionFailure(
+        "Unsupported optimizer type",
+        got=f"{type(optimizer).__module__}.{type(optimizer).__qualname__}",
+        fix="use SGD, Adam, AdamW or RMSprop of torch.optim or poptorch.optim, "
+        "or poptorch.optim.LAMB",
+    )
 
 
 def _structure(optimizer: torch.optim.Optimizer, kind: Kind) -> dict[str, Setting]:
     """Read and check what shapes the update and belongs to the whole optimizer."""
     given = {name: getattr(optimizer, name, value) for name, value in kind.structure.items()}
     settings = {name: _setting(value) for name, value in given.items()}
-    if getattr(optimizer, "use_tf_variant", False) and kind is not RMSPROP:
+    if getattr(optimizer, "use_tf_variant", False) and "use_tf_variant" not in settings:
         raise InvalidValue("use_tf_variant is only available with RMSprop")
     if any(group.get("amsgrad", False) for group in optimizer.param_groups):
         raise InvalidValue("Only non-amsgrad Adam and AdamW optimizers are supported")
-    if kind is RMSPROP:
-        settings["centered"] = _agreed(optimizer, "centered")
+    settings |= {name: agreed(optimizer, name) for name in kind.agreed}
     if "max_grad_norm" in settings:
         settings["max_grad_norm"] = _clipping(given["max_grad_norm"])
     return settings

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from .._base.errors import AssertionFailure
+from .._ir.optim_spec import Setting
 
 MOMENT_TYPES = {
     "accum_type": torch.float32,
@@ -16,20 +19,58 @@ MOMENT_TYPES = {
 }
 CLIPPING = {"max_grad_norm": math.inf}
 
+Hypers = Mapping[str, float]
+"""All hyper-parameters of a group as plain numbers, ``loss_scaling`` and decay rates included."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One entry of ``ipu_param`` per weight, computed from the group's hyper-parameters."""
+
+    name: str  # as documented
+    hyper: str  # the hyper-parameter that a loaded value determines
+    show: Callable[[Hypers], float]
+    take: Callable[[float, Hypers], float | None]  # None if it cannot be told
+
+
+def as_it_is(name: str, hyper: str) -> Shown:
+    """Return the entry that shows a hyper-parameter unchanged."""
+    return Shown(name, hyper, lambda hypers: hypers[hyper], lambda value, hypers: value)
+
 
 @dataclass(frozen=True)
 class Kind:
     """One accepted kind of optimizer.
 
     Attributes:
-        algorithm: its name in OptimSpec, and of the module of ``_update`` that has its formula.
+        algorithm: its name in OptimSpec and in the table of formulas.
         classes: the classes, torch's first where there is one.
         hypers: numeric attributes of groups.
         structure: attributes of the optimizer object that shape the update, with the values that
             a torch optimizer stands for.
+        moments: the formula's moments by the documented prefixes of their names in ``ipu_state``.
+        shown: the entries of ``ipu_param``, from the constant settings of a group.
+        agreed: flags that shape the update and have the same value in all groups.
+        variant: the other kind that an optimizer of these classes may stand for.
     """
 
     algorithm: str
     classes: tuple[type, ...]
     hypers: tuple[str, ...]
     structure: Mapping[str, Any]
+    moments: Mapping[str, str]
+    shown: Callable[[Mapping[str, Setting]], Sequence[Shown]]
+    agreed: tuple[str, ...] = ()
+    variant: Callable[[torch.optim.Optimizer], Kind | None] = lambda optimizer: None
+
+
+def agreed(optimizer: torch.optim.Optimizer, name: str) -> bool:
+    """Return the value that a flag has in all parameter groups.
+
+    Raises:
+        AssertionFailure: they differ (an ``AssertionError``).
+    """
+    values = {bool(group.get(name, False)) for group in optimizer.param_groups}
+    if len(values) > 1:
+        raise AssertionFailure(f"All parameter groups must have the same value of {name}")
+    return values.pop() if values else False

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from .adam import MOMENTS, SHOWN
 from .arguments import checked
-from .kind import MOMENT_TYPES, Kind
+from .kind import MOMENT_TYPES, Kind, as_it_is
 from .optimizer import Optimizer, Params
 
-_GROUP_DEFAULTS = {
+_DEFAULTS = {
     "lr": 1e-3,
     "betas": (0.9, 0.999),
     "eps": 1e-8,
     "weight_decay": 1e-2,
     "max_weight_norm": 65500.0,
 }
-_DEFAULTS = {
-    "loss_scaling": 1.0,
-    "bias_correction": True,
-    "max_weight_norm": 65500.0,
-    **MOMENT_TYPES,
-}
-
-
-def _initialise(self: LAMB, params: Params, **defaults: Any) -> None:
-    torch.optim.Optimizer.__init__(self, params, defaults)
 
 
 class LAMB(Optimizer, torch.optim.Optimizer):
@@ -56,8 +47,12 @@ class LAMB(Optimizer, torch.optim.Optimizer):
     bias_correction: bool
     max_weight_norm: float
 
-    _child_only = ["bias_correction", "max_weight_norm", *MOMENT_TYPES]
-    _group_vars = ["lr", "weight_decay", "betas", "eps", "max_weight_norm"]
+    _own = {
+        "loss_scaling": 1.0,
+        "bias_correction": True,
+        "max_weight_norm": 65500.0,
+        **MOMENT_TYPES,
+    }
 
     @checked()
     def __init__(
@@ -74,7 +69,11 @@ class LAMB(Optimizer, torch.optim.Optimizer):
         first_order_momentum_accum_type: torch.dtype | None = None,
         second_order_momentum_accum_type: torch.dtype | None = None,
     ) -> None:
-        self._construct(_initialise, locals(), _GROUP_DEFAULTS, _DEFAULTS)
+        self._construct(locals())
+
+    def _initialise(self, params: Params, given: Mapping[str, Any]) -> None:
+        defaults = {name: given.get(name, value) for name, value in _DEFAULTS.items()}
+        torch.optim.Optimizer.__init__(self, params, defaults)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -121,4 +120,6 @@ LAMB_KIND = Kind(
     (LAMB,),
     ("lr", "betas", "eps", "weight_decay", "max_weight_norm"),
     {**MOMENT_TYPES, "bias_correction": True},
+    MOMENTS,
+    lambda constants: (*SHOWN, as_it_is("maxWeightNorm", "max_weight_norm")),
 )

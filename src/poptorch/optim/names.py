@@ -6,28 +6,20 @@ directions. Source: PopTorch user guide, "Optimizers".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 
 import torch
 
 from .._base import log
 from .._base.errors import StateError
 from .._ir import slots
-from .._ir.optim_spec import OptimGroup, OptimSpec
+from .._ir.optim_spec import OptimSpec
 from .._ir.slots import Slot
-from .numbers import number
+from . import KINDS
+from .arguments import number
+from .kind import Hypers, Shown
 
-_Hypers = dict[str, float]
-
-_PREFIXES = {
-    "sgd": {"velocity": "Accl1"},
-    "sgd_combined": {"combined": "Accl"},
-    "adam": {"first": "Accl1", "second": "Accl2"},
-    "adamw": {"first": "Accl1", "second": "Accl2"},
-    "lamb": {"first": "Accl1", "second": "Accl2"},
-    "rmsprop": {"square": "Accl1", "mean": "Accl2", "momentum": "Accl3"},
-}
+_KINDS = {kind.algorithm: kind for kind in KINDS}
 
 
 def state_keys(spec: OptimSpec) -> dict[str, str]:
@@ -38,7 +30,7 @@ def state_keys(spec: OptimSpec) -> dict[str, str]:
     keys = {"lossScaleUpdateFactor": slots.LOSS_SCALE_FACTOR.key}
     for path in (path for group in spec.groups for path in group.params):
         weight = slots.param(path, (), torch.float32)  # neither is a part of keys
-        for moment, prefix in _PREFIXES[spec.algorithm].items():
+        for prefix, moment in _KINDS[spec.algorithm].moments.items():
             keys[f"{prefix}___{path}"] = slots.moment(moment, weight, weight.dtype).key
         keys[f"Step___{path}"] = slots.STEP.key
     return keys
@@ -115,99 +107,7 @@ def _say_ages(
         )
 
 
-@dataclass(frozen=True)
-class _Shown:
-    """One entry of ``ipu_param`` per weight: how it is computed from the group's hyper-parameters.
-
-    Attributes:
-        name: the documented name.
-        hyper: the hyper-parameter that a loaded value determines.
-        show: hyper-parameters to value.
-        take: value and hyper-parameters to the hyper-parameter; None if it cannot be told.
-    """
-
-    name: str
-    hyper: str
-    show: Callable[[_Hypers], float]
-    take: Callable[[float, _Hypers], float | None]
-
-
-def _plain(name: str, hyper: str) -> _Shown:
-    return _Shown(name, hyper, lambda h: h[hyper], lambda value, h: value)
-
-
-def _ratio(value: float, divisor: float) -> float | None:
-    return value / divisor if divisor else None
-
-
-_ADAM = (
-    _plain("learningRate", "lr"),
-    _plain("weightDecay", "weight_decay"),
-    _plain("adamBeta1", "beta1"),
-    _plain("adamBeta2", "beta2"),
-    _plain("adamEps", "eps"),
-)
-_RMSPROP = (
-    _plain("learningRate", "lr"),
-    _plain("weightDecay", "weight_decay"),
-    _plain("adaptiveAlpha", "alpha"),
-    _plain("adaptiveEps", "eps"),
-    _plain("adaptiveMomentum", "momentum"),
-)
-_SGD_SIMPLE = (
-    _Shown(
-        "scaledLearningRate0",
-        "lr",
-        lambda h: h["lr"] * (1 - h["dampening"]) / h["loss_scaling"],
-        lambda value, h: _ratio(value * h["loss_scaling"], 1 - h["dampening"]),
-    ),
-    _Shown(
-        "weightDecayScaleFactor0",
-        "weight_decay",
-        lambda h: 1 - h["lr"] * (1 - h["dampening"]) * h["weight_decay"],
-        lambda value, h: _ratio(1 - value, h["lr"] * (1 - h["dampening"])),
-    ),
-)
-
-
-def _sgd_momentum(number: int, scaling: str) -> tuple[_Shown, ...]:
-    return (
-        _Shown(
-            f"scaledLearningRate{number}",
-            "lr",
-            lambda h: h["lr"] / h[scaling],
-            lambda value, h: value * h[scaling],
-        ),
-        _plain(f"scaledMomentum{number}", "momentum"),
-        _Shown(
-            f"dampeningScaleFactor{number}",
-            "dampening",
-            lambda h: (1 - h["dampening"]) * h[scaling] / h["loss_scaling"],
-            lambda value, h: 1 - value * h["loss_scaling"] / h[scaling],
-        ),
-        _Shown(
-            f"scaledWeightDecay{number}",
-            "weight_decay",
-            lambda h: (1 - h["dampening"]) * h[scaling] * h["weight_decay"],
-            lambda value, h: _ratio(value, (1 - h["dampening"]) * h[scaling]),
-        ),
-    )
-
-
-def _shown(spec: OptimSpec, group: OptimGroup) -> tuple[_Shown, ...]:
-    if spec.algorithm == "sgd_combined":
-        return _sgd_momentum(1, "velocity_scaling")
-    if spec.algorithm == "sgd":
-        simple = dict(group.settings).get("momentum") == 0
-        return _SGD_SIMPLE if simple else _sgd_momentum(2, "loss_scaling")
-    if spec.algorithm == "rmsprop":
-        return _RMSPROP
-    lamb = (_plain("maxWeightNorm", "max_weight_norm"),)
-    return _ADAM + lamb if spec.algorithm == "lamb" else _ADAM
-
-
-def _hypers(spec: OptimSpec, values: Mapping[str, float], index: int) -> _Hypers:
-    """All hyper-parameters of a group as plain numbers, decay rates included."""
+def _hypers(spec: OptimSpec, values: Mapping[str, float], index: int) -> dict[str, float]:
     group = spec.groups[index]
     hypers = {"loss_scaling": values.get(slots.LOSS_SCALING.key, 1.0)}
     for name, value in (*spec.settings, *group.settings):
@@ -271,9 +171,9 @@ def _differs(loaded: float, current: float) -> bool:
 
 def _entries(
     spec: OptimSpec, values: Mapping[str, float]
-) -> Iterator[tuple[str, _Shown, _Hypers, int]]:
+) -> Iterator[tuple[str, Shown, Hypers, int]]:
     for index, group in enumerate(spec.groups):
         hypers = _hypers(spec, values, index)
-        for shown in _shown(spec, group):
+        for shown in _KINDS[spec.algorithm].shown(dict(group.settings)):
             for path in group.params:
                 yield f"{shown.name}___specific___{path}", shown, hypers, index

@@ -6,6 +6,7 @@ Source: PopTorch user guide, "Optimizers" and "Features".
 from __future__ import annotations
 
 import copy
+import inspect
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
@@ -13,11 +14,52 @@ from typing import Any, Protocol
 import torch
 
 from .._base.errors import AssertionFailure, StateError
-from .numbers import number
-from .variable_attributes import VariableAttributes
+from .arguments import pair_of_betas
 
 _KEYS = ("ipu_state", "ipu_param")
-ACCUMULATION_DTYPES = (torch.float16, torch.float32)
+_ACCUMULATION_DTYPES = (torch.float16, torch.float32)
+Params = Iterable[Any]
+
+
+class VariableAttributes:
+    """The attributes of one optimizer that are inputs of the program rather than compiled in.
+
+    An attribute is variable if it was passed to the constructor. Changes count until the
+    optimizer is first set on a model.
+    """
+
+    def __init__(self, variable_attributes: Iterable[str], allowed_attributes: Iterable[str]):
+        self._variable_attributes = set(variable_attributes)
+        self._allowed_attributes = list(allowed_attributes)
+
+    def isConstant(self, attr: str) -> bool:
+        """Tell whether the attribute is compiled in."""
+        return attr not in self._variable_attributes
+
+    def markAsConstant(self, attr: str) -> None:
+        """Compile the attribute's value in.
+
+        Raises:
+            AssertionError: the optimizer has no such attribute.
+        """
+        self._check(attr)
+        self._variable_attributes.discard(attr)
+
+    def markAsVariable(self, attr: str) -> None:
+        """Let the attribute's value change after compilation.
+
+        Raises:
+            AssertionError: the optimizer has no such attribute.
+        """
+        self._check(attr)
+        self._variable_attributes.add(attr)
+
+    def _check(self, attr: str) -> None:
+        if attr not in self._allowed_attributes:
+            raise AssertionFailure(
+                f"Unknown attribute {attr!r}",
+                fix=f"use one of {', '.join(self._allowed_attributes)}",
+            )
 
 
 class DeviceLink(Protocol):
@@ -37,8 +79,7 @@ class Optimizer:
     """
 
     _child_vars = ["loss_scaling"]
-    _child_only: list[str] = []
-    _group_vars: list[str] = []
+    _own: dict[str, Any] = {}  # attributes that torch's class lacks, with their defaults
 
     variable_attrs: VariableAttributes
     loss_scaling: float
@@ -49,35 +90,29 @@ class Optimizer:
         self.host_state_is_dirty = False
         self._device: weakref.ref[DeviceLink] | None = None
 
-    def _construct(
-        self,
-        initialise: Callable[..., None],
-        given: Mapping[str, Any],
-        native: Mapping[str, Any],
-        own: Mapping[str, Any],
-    ) -> None:
-        """Do what every constructor does.
-
-        Args:
-            initialise: the constructor of torch's class.
-            given: all arguments by name, None for those that take the default.
-            native, own: defaults of what torch's class takes, and of what it lacks.
-        """
-        native, own = _filled_in(given, native), _filled_in(given, own)
-        if "betas" in native:
-            native["betas"] = pair_of_betas(native["betas"])
+    def _construct(self, arguments: Mapping[str, Any]) -> None:
+        """Do what every constructor does; arguments that are None take the default."""
+        given = {name: value for name, value in arguments.items() if value is not None}
+        if "betas" in given:
+            given["betas"] = pair_of_betas(given["betas"])
+        own = {name: given.get(name, default) for name, default in self._own.items()}
         _check_accumulation_types(own)
-        initialise(self, given["params"], **native)
+        self._initialise(given["params"], given)
         Optimizer.__init__(self)
         self._take(own, given)
+
+    def _initialise(self, params: Params, given: Mapping[str, Any]) -> None:
+        """Call the constructor of torch's class, which has the other defaults."""
+        native: Callable[..., None] = super().__init__
+        names = [*inspect.signature(native).parameters][1:]
+        native(params, **{name: given[name] for name in names if name in given})
 
     def _take(self, own: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         """Keep the attributes that torch's class lacks; those given explicitly are variable."""
         for name, value in own.items():
             setattr(self, name, value)
         allowed = [*self.defaults, *self._child_vars]  # type: ignore[attr-defined]
-        explicit = (name for name, value in given.items() if value is not None)
-        self.variable_attrs = VariableAttributes((n for n in explicit if n in allowed), allowed)
+        self.variable_attrs = VariableAttributes((n for n in given if n in allowed), allowed)
 
     # The executor's side.
 
@@ -153,7 +188,7 @@ class Optimizer:
     def __getstate__(self) -> dict[str, Any]:
         self._synchronise()
         native: Any = super().__getstate__()
-        kept = {*self._child_only, *self._child_vars, "variable_attrs"}
+        kept = {*self._own, "variable_attrs"}
         own = {k: v for k, v in self.__dict__.items() if k in kept}
         return {**native, **own, **self.get_state_dict()}
 
@@ -174,38 +209,11 @@ class Optimizer:
         return other
 
 
-def _filled_in(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the defaults with every given value that is not None in their place."""
-    return {k: v if given.get(k) is None else given[k] for k, v in defaults.items()}
-
-
 def _check_accumulation_types(own: Mapping[str, Any]) -> None:
-    """Refuse dtypes that accumulators and moments cannot have.
-
-    Raises:
-        AssertionError: one is neither float16 nor float32.
-    """
     dtypes = (value for name, value in own.items() if name.endswith("accum_type"))
-    wrong = [str(dtype) for dtype in dtypes if dtype not in ACCUMULATION_DTYPES]
+    wrong = [str(dtype) for dtype in dtypes if dtype not in _ACCUMULATION_DTYPES]
     if wrong:
         raise AssertionFailure(
             "Accumulation types must be either torch.float32 or torch.float16",
             got=", ".join(wrong),
         )
-
-
-def pair_of_betas(betas: Any) -> tuple[float, float]:
-    """Return betas as a tuple; lists, as read from configuration files, are converted.
-
-    Raises:
-        AssertionError: not a pair of numbers.
-    """
-    is_pair = isinstance(betas, tuple | list) and len(betas) == 2
-    if not is_pair or not all(isinstance(beta, int | float) for beta in betas):
-        raise AssertionFailure(
-            "Expected a pair for betas", got=repr(betas), fix="betas=(0.9, 0.999)"
-        )
-    return number("betas", betas[0]), number("betas", betas[1])
-
-
-Params = Iterable[Any]

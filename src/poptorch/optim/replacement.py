@@ -1,12 +1,33 @@
-"""May an optimizer take the place of the one that was compiled in?"""
+"""What may change of an optimizer after compilation (PopTorch user guide, "Optimizers")."""
 
 from __future__ import annotations
 
+import inspect
+import logging
+from collections.abc import Iterator
+
+import torch
+
+from .._base import log
 from .._base.errors import Error, InvalidValue
 from .._ir.optim_spec import OptimGroup, OptimSpec, Setting
 from ..enums import MeanReductionStrategy
+from . import KINDS
+from .optimizer import Optimizer
 
 _ABSENT = object()
+_CLASSES = [cls for kind in KINDS for cls in kind.classes]
+# ``step`` is there once a scheduler has wrapped it.
+_OF_OBJECTS = {"defaults", "state", "param_groups", "variable_attrs", "step"} | {
+    *("ipu_state_is_dirty", "host_state_is_dirty"),
+    *(name for cls in _CLASSES if issubclass(cls, Optimizer) for name in cls._own),
+}
+_OF_GROUPS = {"param_names", *(name for kind in KINDS for name in kind.hypers)} | {
+    name
+    for cls in _CLASSES
+    if not issubclass(cls, Optimizer)
+    for name in inspect.signature(cls).parameters
+}
 
 
 def needs_running_mean(spec: OptimSpec) -> bool:
@@ -100,3 +121,46 @@ def _constness_fixes(name: str, wanted: str) -> tuple[str, ...]:
         f"variable_attrs.markAsVariable({user_name!r})",
         "or destroy() the model first, so that it is compiled again",
     )
+
+
+class AttributeWatch:
+    """Remembers the attributes that an optimizer had when it was first set."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._seen = {*_attributes(optimizer)}
+
+    def check(self, optimizer: torch.optim.Optimizer, relaxed: bool = False) -> None:
+        """Warn once of all attributes that were not there: they are ignored.
+
+        Args:
+            optimizer: the one that is set now.
+            relaxed: log at debug level (``relaxOptimizerAttributesChecks``).
+        """
+        new = [pair for pair in dict.fromkeys(_attributes(optimizer)) if pair not in self._seen]
+        if not new:
+            return
+        self._seen.update(new)
+        labels = dict.fromkeys(label for label, _ in new)
+        log.python.log(
+            logging.DEBUG if relaxed else logging.WARNING,
+            "Ignoring unexpected attributes of the %s optimizer: %s",
+            type(optimizer).__name__,
+            "; ".join(
+                f"{', '.join(name for each, name in new if each == label)} ({label})"
+                for label in labels
+            ),
+        )
+
+
+def _attributes(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, str]]:
+    """Yield (where, name) of attributes that are not known anyway."""
+    for name in optimizer.__dict__:
+        if name not in _OF_OBJECTS and not name.startswith("_"):
+            yield "object", name
+    for where, names in (
+        ("defaults", optimizer.defaults),
+        *(("parameter groups", group) for group in optimizer.param_groups),
+    ):
+        for name in names:
+            if name not in _OF_GROUPS:
+                yield where, name

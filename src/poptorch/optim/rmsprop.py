@@ -5,25 +5,8 @@ from __future__ import annotations
 import torch
 
 from .arguments import checked
-from .kind import MOMENT_TYPES, Kind
+from .kind import MOMENT_TYPES, Kind, as_it_is
 from .optimizer import Optimizer, Params
-
-_TORCH_DEFAULTS = {
-    "lr": 1e-2,
-    "alpha": 0.99,
-    "eps": 1e-8,
-    "weight_decay": 0.0,
-    "momentum": 0.0,
-    "centered": False,
-    "foreach": None,
-    "maximize": False,
-    "differentiable": False,
-}
-_DEFAULTS = {
-    "loss_scaling": 1.0,
-    **MOMENT_TYPES,
-    "use_tf_variant": False,
-}
 
 
 class RMSprop(Optimizer, torch.optim.RMSprop):
@@ -47,8 +30,7 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
         AssertionError: an accumulator type is neither float32 nor float16.
     """
 
-    _child_only = [*MOMENT_TYPES, "use_tf_variant"]
-    _group_vars = ["lr", "momentum", "weight_decay", "alpha", "eps", "centered"]
+    _own = {"loss_scaling": 1.0, **MOMENT_TYPES, "use_tf_variant": False}
 
     @checked("foreach", "maximize", "differentiable")
     def __init__(
@@ -69,12 +51,22 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
         second_order_momentum_accum_type: torch.dtype | None = None,
         use_tf_variant: bool | None = None,
     ) -> None:
-        self._construct(torch.optim.RMSprop.__init__, locals(), _TORCH_DEFAULTS, _DEFAULTS)
+        self._construct(locals())
 
 
+_SHOWN = (
+    as_it_is("learningRate", "lr"),
+    as_it_is("weightDecay", "weight_decay"),
+    as_it_is("adaptiveAlpha", "alpha"),
+    as_it_is("adaptiveEps", "eps"),
+    as_it_is("adaptiveMomentum", "momentum"),
+)
 RMSPROP = Kind(
     "rmsprop",
     (torch.optim.RMSprop, RMSprop),
     ("lr", "alpha", "eps", "weight_decay", "momentum"),
     {**MOMENT_TYPES, "use_tf_variant": False},
+    {"Accl1": "square", "Accl2": "mean", "Accl3": "momentum"},
+    lambda constants: _SHOWN,
+    agreed=("centered",),
 )

@@ -9,27 +9,8 @@ import torch
 
 from .._base import log
 from .arguments import checked
-from .kind import CLIPPING, Kind
+from .kind import CLIPPING, Kind, Shown, as_it_is
 from .optimizer import Optimizer, Params
-
-_TORCH_DEFAULTS = {
-    "lr": None,
-    "momentum": 0,
-    "dampening": 0,
-    "weight_decay": 0,
-    "nesterov": False,
-    "maximize": False,
-    "foreach": None,
-    "differentiable": False,
-}
-_DEFAULTS = {
-    "loss_scaling": 1.0,
-    "velocity_scaling": 1.0,
-    "use_combined_accum": False,
-    "accum_type": torch.float32,
-    "velocity_accum_type": torch.float32,
-    **CLIPPING,
-}
 
 
 class SGD(Optimizer, torch.optim.SGD):
@@ -54,14 +35,14 @@ class SGD(Optimizer, torch.optim.SGD):
         ValueError: nesterov without momentum or with dampening.
     """
 
-    _child_only = [
-        "velocity_scaling",
-        "use_combined_accum",
-        "accum_type",
-        "velocity_accum_type",
-        "max_grad_norm",
-    ]
-    _group_vars = ["lr", "momentum", "dampening", "weight_decay", "nesterov", "velocity_scaling"]
+    _own = {
+        "loss_scaling": 1.0,
+        "velocity_scaling": 1.0,
+        "use_combined_accum": False,
+        "accum_type": torch.float32,
+        "velocity_accum_type": torch.float32,
+        **CLIPPING,
+    }
 
     @checked("maximize", "foreach", "differentiable")
     def __init__(
@@ -82,23 +63,81 @@ class SGD(Optimizer, torch.optim.SGD):
         velocity_accum_type: torch.dtype | None = None,
         max_grad_norm: float | None = None,
     ) -> None:
-        self._construct(torch.optim.SGD.__init__, locals(), _TORCH_DEFAULTS, _DEFAULTS)
+        self._construct(locals())
 
     def _take(self, own: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         if own["use_combined_accum"]:
             self.defaults["velocity_scaling"] = own["velocity_scaling"]
             for group in self.param_groups:
                 group.setdefault("velocity_scaling", own["velocity_scaling"])
-        elif given["velocity_scaling"] is not None:
+        elif "velocity_scaling" in given:
             log.python.warning("velocity_scaling value ignored: use_combined_accum is False")
         super()._take(own, given)
 
 
+_SHOWN_WITHOUT_MOMENTUM = (
+    Shown(
+        "scaledLearningRate0",
+        "lr",
+        lambda h: h["lr"] * (1 - h["dampening"]) / h["loss_scaling"],
+        lambda value, h: _ratio(value * h["loss_scaling"], 1 - h["dampening"]),
+    ),
+    Shown(
+        "weightDecayScaleFactor0",
+        "weight_decay",
+        lambda h: 1 - h["lr"] * (1 - h["dampening"]) * h["weight_decay"],
+        lambda value, h: _ratio(1 - value, h["lr"] * (1 - h["dampening"])),
+    ),
+)
+
+
+def _shown(number: int, scaling: str) -> tuple[Shown, ...]:
+    return (
+        Shown(
+            f"scaledLearningRate{number}",
+            "lr",
+            lambda h: h["lr"] / h[scaling],
+            lambda value, h: value * h[scaling],
+        ),
+        as_it_is(f"scaledMomentum{number}", "momentum"),
+        Shown(
+            f"dampeningScaleFactor{number}",
+            "dampening",
+            lambda h: (1 - h["dampening"]) * h[scaling] / h["loss_scaling"],
+            lambda value, h: 1 - value * h["loss_scaling"] / h[scaling],
+        ),
+        Shown(
+            f"scaledWeightDecay{number}",
+            "weight_decay",
+            lambda h: (1 - h["dampening"]) * h[scaling] * h["weight_decay"],
+            lambda value, h: _ratio(value, (1 - h["dampening"]) * h[scaling]),
+        ),
+    )
+
+
+def _ratio(value: float, divisor: float) -> float | None:
+    return value / divisor if divisor else None
+
+
 _HYPERS = ("lr", "momentum", "dampening", "weight_decay", "nesterov")
+COMBINED_SGD = Kind(
+    "sgd_combined",
+    (),
+    (*_HYPERS, "velocity_scaling"),
+    CLIPPING,
+    {"Accl": "combined"},
+    lambda constants: _shown(1, "velocity_scaling"),
+)
 SGD_KIND = Kind(
     "sgd",
     (torch.optim.SGD, SGD),
     _HYPERS,
     {"accum_type": torch.float32, "velocity_accum_type": torch.float32, **CLIPPING},
+    {"Accl1": "velocity"},
+    lambda constants: (
+        _SHOWN_WITHOUT_MOMENTUM if constants.get("momentum") == 0 else _shown(2, "loss_scaling")
+    ),
+    variant=lambda optimizer: (
+        COMBINED_SGD if getattr(optimizer, "use_combined_accum", False) else None
+    ),
 )
-COMBINED_SGD = Kind("sgd_combined", (), (*_HYPERS, "velocity_scaling"), CLIPPING)
