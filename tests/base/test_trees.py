@@ -2,7 +2,8 @@
 
 import collections
 import pickle
-from dataclasses import FrozenInstanceError
+import sys
+import types
 from typing import NamedTuple
 
 import numpy as np
@@ -68,8 +69,11 @@ def test_tensors_come_in_traversal_order_with_paths():
     assert structure.paths == (
         "x[pair][0]", "x[pair][1][0]", "x[3][0]", "x[3][1][b]", "x[3][1][a]",
     )  # fmt: skip
+    assert structure.has_dicts
+    assert not trees.flatten({"a": [1]}, "**kwargs")[1].has_dicts
+    assert trees.flatten({"a": [{}]}, "**kwargs")[1].has_dicts
     assert structure.constants == (("x[pair][1][1]", "text"), ("x[none]", None))
-    assert structure.name == "x"
+    assert structure.path == "x"
 
 
 def test_rebuilding_keeps_every_container_type_and_constant():
@@ -103,10 +107,8 @@ def test_the_number_of_tensors_must_match():
         structure.unflatten([tensor(1)])
 
 
-def test_structures_are_frozen_and_picklable():
+def test_structures_are_picklable():
     tensors, structure = trees.flatten(nested(), "x")
-    with pytest.raises(FrozenInstanceError):
-        structure.root = None
     again = pickle.loads(pickle.dumps(structure))
     assert again.paths == structure.paths
     assert trees.first_difference(structure, again) is None
@@ -199,3 +201,36 @@ def test_of_registered_types_only_the_tensors_count():
     assert trees.first_difference(first, trees.flatten(Box(tensor(2), "two"), "x")[1]) is None
     other = trees.flatten(SmallBox(tensor(2)), "x")[1]
     assert trees.first_difference(first, other).kind == "Type"
+
+
+def test_an_adapter_comes_when_its_package_is_there(monkeypatch, caplog):
+    monkeypatch.setattr(trees, "ADAPTERS", {"others": "ours_for_others"})
+    trees.import_adapters()
+    assert caplog.text == ""
+    monkeypatch.setitem(sys.modules, "others", types.ModuleType("others"))
+    for _ in range(2):
+        trees.import_adapters()
+    assert caplog.text.count("ours_for_others cannot be used: No module named") == 1
+    monkeypatch.setitem(sys.modules, "ours_for_others", types.ModuleType("ours_for_others"))
+    trees.import_adapters()
+    assert caplog.text.count("cannot be used") == 1
+
+
+class Slots:
+    __slots__ = ("inside",)
+
+
+@pytest.mark.parametrize(
+    "inside, holds",
+    [
+        (["text", {1: (tensor(0),)}], True),
+        ([*map(str, range(20_000)), [tensor(0)]], True),
+        (iter([tensor(0)]), True),
+        (["text", 1, torch.float32, tensor, Slots, sys], False),
+        (torch.Generator(), False),
+    ],
+)
+def test_tensors_are_found_in_any_object(inside, holds):
+    slots = Slots()
+    slots.inside = Box(inside)
+    assert trees.holds_tensors(slots) == holds

@@ -1,25 +1,34 @@
 """Nested values as a flat list of tensors and a frozen description of everything around them.
 
-Lists, tuples, namedtuples, dicts, their subclasses, dataclasses and registered types are traversed;
-tensors are the leaves that may change, all other objects are constants. A described value can be
-rebuilt around other tensors, and two descriptions can be compared. Source: PopTorch user guide,
-"Features".
+Beyond torch's pytree: subclasses, dataclasses, parsers that users register, keys in the order of an
+earlier value, and a comparison that names what differs. Source: PopTorch user guide, "Features".
 """
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
+import gc
+import importlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from . import companions
-from .depth import DEEPEST, too_deep
-from .fields import fields_of, has_fields, with_fields
+from . import log
+from .errors import Error
+
+DEEPEST = 100  # levels of containers: one that contains itself has no end
+ADAPTERS = {
+    "torch_geometric": "poptorch_geometric",
+    "transformers.cache_utils": "poptorch.integrations._caches",
+}
+"""What is imported by the program, and what then has parsers and substitutes for its objects."""
 
 
 class Parser(Protocol):
@@ -33,6 +42,7 @@ class Parser(Protocol):
 
 
 _parsers: dict[type, Parser] = {}
+_like_dataclasses: list[type] = []
 
 
 def register(kind: type, parser: Parser | None) -> None:
@@ -58,94 +68,157 @@ def parser_of(value: object) -> Parser | None:
 
 def exact_parser_of(value: object) -> Parser | None:
     """Return the parser that was registered for exactly this type, or None."""
-    companions.bring()
+    import_adapters()
     return _parsers.get(type(value))
 
 
-@dataclass(frozen=True, eq=False)
-class _Node:
-    path: str
+def import_adapters() -> None:
+    """Import our adapters of packages that the program has imported, and no others."""
+    for package, ours in ADAPTERS.items():
+        if package in sys.modules and ours not in sys.modules:
+            _import(ours)
 
 
-@dataclass(frozen=True, eq=False)
-class _Tensor(_Node):
-    pass
+@functools.cache
+def _import(name: str) -> None:
+    try:
+        importlib.import_module(name)
+    except ImportError as error:  # a release of the package that ours does not know
+        log.python.warning("%s cannot be used: %s", name, error)
 
 
-@dataclass(frozen=True, eq=False)
-class _Constant(_Node):
-    value: Any
+# Containers, one level at a time.
 
 
-@dataclass(frozen=True, eq=False)
-class _Items(_Node):
-    kind: type
-    children: tuple[_Node, ...]
+class Level(NamedTuple):
+    """A container taken apart."""
+
+    items: Iterable[Any]
+    keys: tuple[Any, ...] | None  # of a dict, or the names of fields
+    build: Callable[[list[Any]], Any]  # the same container around other items
+    dotted: bool = False  # paths are ``x.y``, not ``x[y]``
 
 
-@dataclass(frozen=True, eq=False)
-class _Keyed(_Items):
-    keys: tuple[Any, ...]
+def _open(value: Any, order: tuple[Any, ...] | None) -> Level | None:
+    """Take a container apart, the keys of a dict in a known order first; None for a leaf."""
+    parser = parser_of(value)
+    if parser is not None:
+        build = functools.partial(_reconstructed, parser, value)
+        return Level(parser.yieldTensors(value), None, build)
+    if isinstance(value, (list, tuple)):
+        return Level(value, None, functools.partial(sequence_of, type(value)))
+    if isinstance(value, dict):
+        keys = tuple(value)
+        if order is not None and order != keys:
+            known = [key for key in order if key in value]
+            keys = (*known, *(key for key in value if key not in order))
+        build = functools.partial(_mapping_of, dict_builder(value), keys)
+        return Level([value[key] for key in keys], keys, build)
+    if has_fields(value):
+        fields = fields_of(value)
+        build = functools.partial(_instance_of, type(value), tuple(fields))
+        return Level(fields.values(), tuple(fields), build, dotted=True)
+    return None
 
 
-@dataclass(frozen=True, eq=False)
-class _Fields(_Keyed):
-    """The fields of a dataclass and what else its instance remembers; any object's attributes."""
+def sequence_of(kind: type, items: list[Any]) -> Any:
+    """Build a list, tuple, namedtuple or a subclass of one of them."""
+    return kind(*items) if hasattr(kind, "_fields") else kind(items)
 
 
-@dataclass(frozen=True, eq=False)
-class _Dict(_Keyed):
-    build: Callable[[dict[Any, Any]], Any]
+def dict_builder(value: dict[Any, Any]) -> Callable[[dict[Any, Any]], Any]:
+    """Return what turns a plain dict into one of the same class as the value."""
+    if isinstance(value, collections.defaultdict):
+        return functools.partial(type(value), value.default_factory)
+    return type(value)
 
 
-@dataclass(frozen=True, eq=False)
-class _Custom(_Items):
-    original: Any = field(repr=False)
-    parser: Parser = field(repr=False)
+def traverse_attributes(kind: type) -> None:
+    """Let objects of a class, or one derived from it, be traversed as dataclasses are."""
+    _like_dataclasses.append(kind)
 
 
-@dataclass(frozen=True, eq=False)
+def has_fields(value: object) -> bool:
+    """Tell whether a value is an instance of a dataclass, or of a class treated like one."""
+    return _of_dataclass(value) or isinstance(value, tuple(_like_dataclasses))
+
+
+def _of_dataclass(value: object) -> bool:
+    return hasattr(type(value), "__dataclass_fields__")
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass by name, then the other attributes of an instance."""
+    names = [f.name for f in dataclasses.fields(value)] if _of_dataclass(value) else []
+    return {name: getattr(value, name) for name in names} | getattr(value, "__dict__", {})
+
+
+def with_fields(kind: Any, fields: Mapping[str, Any]) -> Any:
+    """Build an instance from what ``fields_of`` returned; its ``__init__`` does not run."""
+    made = kind.__new__(kind)
+    for name, value in fields.items():
+        object.__setattr__(made, name, value)  # also where the class is frozen
+    return made
+
+
+def _mapping_of(build: Callable[[dict[Any, Any]], Any], keys: Any, items: list[Any]) -> Any:
+    return build(dict(zip(keys, items, strict=True)))
+
+
+def _instance_of(kind: type, names: tuple[str, ...], items: list[Any]) -> Any:
+    return with_fields(kind, dict(zip(names, items, strict=True)))
+
+
+def _reconstructed(parser: Parser, original: Any, items: list[Any]) -> Any:
+    # The parser sees its own tensors only: taking too few must not shift what follows.
+    return parser.reconstruct(original, iter(items))
+
+
+@dataclass(eq=False)
 class Structure:
-    """A value without its tensors; immutable, and picklable when its constants are.
+    """A value without its tensors; nobody changes it. Picklable when its constants are.
 
     Compare two with ``first_difference``: constants of any type may be inside, so ``==`` means
     identity only.
     """
 
-    root: _Node
+    path: str  # of the value: ``x``, ``x[0]``, ``x[key]``, ``x.y``
+    kind: type  # torch.Tensor for a tensor of any class
+    children: tuple[Structure, ...] = ()
+    keys: tuple[Any, ...] | None = None
+    build: Callable[[list[Any]], Any] | None = None  # None for tensors and constants
+    value: Any = None  # of a constant
 
-    @property
-    def name(self) -> str:
-        """The name that the whole value was flattened under."""
-        return self.root.path
+    @functools.cached_property
+    def _leaves(self) -> tuple[Structure, ...]:
+        if self.build is None:
+            return (self,)
+        return tuple(leaf for child in self.children for leaf in child._leaves)
 
     @functools.cached_property
     def paths(self) -> tuple[str, ...]:
-        """One path per tensor, in order of the list: ``x``, ``x[0]``, ``x[key]``, ``x.y``."""
-        return tuple(node.path for node in _leaves(self.root) if isinstance(node, _Tensor))
+        """One path per tensor, in order of the list."""
+        return tuple(leaf.path for leaf in self._leaves if leaf.kind is torch.Tensor)
+
+    @property
+    def constants(self) -> tuple[tuple[str, Any], ...]:
+        """(path, value) of everything that is neither a tensor nor a container."""
+        return tuple(
+            (leaf.path, leaf.value) for leaf in self._leaves if leaf.kind is not torch.Tensor
+        )
 
     @functools.cached_property
     def plain(self) -> type | None:
         """``tuple`` or ``list`` if it is one of nothing but tensors, else None."""
-        root = self.root
-        if not isinstance(root, _Items) or root.kind not in (tuple, list):
-            return None
-        return root.kind if all(isinstance(child, _Tensor) for child in root.children) else None
+        flat = all(child.kind is torch.Tensor for child in self.children)
+        return self.kind if flat and self.kind in (tuple, list) else None
 
     @property
     def has_dicts(self) -> bool:
-        """Whether there is a dictionary in it; the one of ``**kwargs`` does not count."""
-        top = [self.root]
-        if self.name.startswith("**") and isinstance(self.root, _Dict):
-            top = list(self.root.children)
-        return any(isinstance(node, _Dict) for root in top for node in _nodes(root))
-
-    @functools.cached_property
-    def constants(self) -> tuple[tuple[str, Any], ...]:
-        """(path, value) of everything that is neither a tensor nor a container."""
-        return tuple(
-            (node.path, node.value) for node in _leaves(self.root) if isinstance(node, _Constant)
-        )
+        """Whether there is a dictionary in it; the one of ``**kwargs`` itself does not count."""
+        is_dict = self.keys is not None and issubclass(self.kind, dict)
+        are_keywords = self.path.startswith("**") and "[" not in self.path
+        return (is_dict and not are_keywords) or any(child.has_dicts for child in self.children)
 
     def unflatten(self, tensors: Sequence[torch.Tensor]) -> Any:
         """Build a value of this structure around other tensors (or any other objects).
@@ -155,7 +228,12 @@ class Structure:
         """
         if len(tensors) != len(self.paths):
             raise ValueError(f"{len(tensors)} tensors for a structure of {len(self.paths)}")
-        return _build(self.root, iter(tensors))
+        return self._around(iter(tensors))
+
+    def _around(self, tensors: Iterator[torch.Tensor]) -> Any:
+        if self.build is not None:
+            return self.build([child._around(tensors) for child in self.children])
+        return next(tensors) if self.kind is torch.Tensor else self.value
 
 
 def flatten(
@@ -173,112 +251,46 @@ def flatten(
         The tensors in traversal order, and the structure.
     """
     tensors: list[torch.Tensor] = []
-    return tensors, Structure(_describe(value, name, like.root if like else None, tensors, 0))
+    return tensors, _describe(value, name, like, tensors, 0)
 
 
 def _describe(
-    value: Any, path: str, like: _Node | None, tensors: list[torch.Tensor], depth: int
-) -> _Node:
+    value: Any, path: str, like: Structure | None, tensors: list[torch.Tensor], depth: int
+) -> Structure:
     if isinstance(value, torch.Tensor):
         tensors.append(value)
-        return _Tensor(path)
+        return Structure(path, torch.Tensor)
     if depth > DEEPEST:
-        raise too_deep(path, value)
-    depth += 1
-    parser = parser_of(value)
-    if parser is not None:
-        own = list(parser.yieldTensors(value))
-        tensors.extend(own)
-        places = tuple(_Tensor(f"{path}[{at}]") for at in range(len(own)))
-        return _Custom(path, type(value), places, value, parser)
-    if isinstance(value, (list, tuple)):
-        known = like.children if isinstance(like, _Items) else ()
-        children = tuple(
-            _describe(item, f"{path}[{at}]", known[at] if at < len(known) else None, tensors, depth)
-            for at, item in enumerate(value)
+        start = path if len(path) < 60 else f"{path[:60]}..."
+        raise Error(
+            "Containers are nested too deeply, or contain themselves",
+            got=f"{start}: more than {DEEPEST} levels, and then a {type(value).__name__}",
+            fix="pass tensors in fewer levels of lists, tuples, dicts and dataclasses, "
+            "without cycles",
         )
-        return _Items(path, type(value), children)
-    if isinstance(value, dict):
-        order = dict(zip(like.keys, like.children, strict=True)) if isinstance(like, _Dict) else {}
-        keys = (
-            *(key for key in order if key in value),
-            *(key for key in value if key not in order),
-        )
-        children = tuple(
-            _describe(value[key], f"{path}[{key}]", order.get(key), tensors, depth) for key in keys
-        )
-        return _Dict(path, type(value), children, keys, dict_builder(value))
-    if has_fields(value):
-        fields = fields_of(value)
-        known_fields = (
-            dict(zip(like.keys, like.children, strict=True)) if isinstance(like, _Fields) else {}
-        )
-        children = tuple(
-            _describe(field, f"{path}.{name}", known_fields.get(name), tensors, depth)
-            for name, field in fields.items()
-        )
-        return _Fields(path, type(value), children, tuple(fields))
-    return _Constant(path, value)
-
-
-def dict_builder(value: dict[Any, Any]) -> Callable[[dict[Any, Any]], Any]:
-    """Return what turns a plain dict into one of the same class as the value."""
-    if isinstance(value, collections.defaultdict):
-        return functools.partial(type(value), value.default_factory)
-    return type(value)
-
-
-def sequence_of(kind: type, items: list[Any]) -> Any:
-    """Build a list, tuple, namedtuple or a subclass of one of them."""
-    return kind(*items) if hasattr(kind, "_fields") else kind(items)
-
-
-def _nodes(node: _Node) -> Iterator[_Node]:
-    yield node
-    for child in node.children if isinstance(node, _Items) else ():
-        yield from _nodes(child)
-
-
-def _leaves(node: _Node) -> Iterator[_Node]:
-    if isinstance(node, _Items):
-        for child in node.children:
-            yield from _leaves(child)
-    else:
-        yield node
-
-
-def _build(node: _Node, tensors: Iterator[torch.Tensor]) -> Any:
-    if isinstance(node, _Tensor):
-        return next(tensors)
-    if isinstance(node, _Custom):
-        # The parser sees its own tensors only: taking too few must not shift what follows.
-        own = [next(tensors) for _ in node.children]
-        return node.parser.reconstruct(node.original, iter(own))
-    if isinstance(node, _Dict):
-        items = [_build(child, tensors) for child in node.children]
-        return node.build(dict(zip(node.keys, items, strict=True)))
-    if isinstance(node, _Fields):
-        values = [_build(child, tensors) for child in node.children]
-        return with_fields(node.kind, dict(zip(node.keys, values, strict=True)))
-    if isinstance(node, _Items):
-        return sequence_of(node.kind, [_build(child, tensors) for child in node.children])
-    assert isinstance(node, _Constant)
-    return node.value
+    level = _open(value, like.keys if like else None)
+    if level is None:
+        return Structure(path, type(value), value=value)
+    known = like.children if like else ()
+    if like and level.keys != like.keys:
+        by_key = dict(zip(like.keys or (), known, strict=False))
+        known = tuple(by_key.get(key) for key in level.keys or ())  # type: ignore[misc]
+    children = []
+    for at, item in enumerate(level.items):
+        key = at if level.keys is None else level.keys[at]
+        place = f"{path}.{key}" if level.dotted else f"{path}[{key}]"
+        before = known[at] if at < len(known) else None
+        children.append(_describe(item, place, before, tensors, depth + 1))
+    return Structure(path, type(value), tuple(children), level.keys, level.build)
 
 
 @dataclass(frozen=True)
 class Difference:
-    """What differs between two structures and where.
+    """What differs between two structures and where."""
 
-    Attributes:
-        kind: ``"Type"``, ``"Length"``, ``"Keys"`` or ``"Value"``.
-        path: the element that differs.
-        detail: the expected value first, then the one that was got.
-    """
-
-    kind: str
-    path: str
-    detail: str
+    kind: str  # "Type", "Length", "Keys" or "Value"
+    path: str  # of the element that differs
+    detail: str  # the expected value first, then the one that was got
 
     @property
     def title(self) -> str:
@@ -295,50 +307,31 @@ def first_difference(expected: Structure, got: Structure) -> Difference | None:
     Flatten ``got`` with ``like=expected``, so that the order of dict keys does not matter. Of a
     registered type only the type and the number of tensors count.
     """
-    return _compare(expected.root, got.root)
-
-
-def _compare(expected: _Node, got: _Node) -> Difference | None:
-    path, wanted, given = expected.path, _kind(expected), _kind(got)
-    if wanted is not given:
-        return Difference("Type", path, f"expected {_name(wanted)} but got {_name(given)}")
-    if isinstance(expected, _Constant) and isinstance(got, _Constant):
-        if same_constant(expected.value, got.value):
-            return None
-        return Difference("Value", path, f"expected {expected.value!r} but got {got.value!r}")
-    if isinstance(expected, _Keyed) and isinstance(got, _Keyed) and expected.keys != got.keys:
-        return Difference("Keys", path, _keys_detail(expected.keys, got.keys))
-    if not isinstance(expected, _Items) or not isinstance(got, _Items):
-        return None
+    differs = functools.partial(Difference, path=expected.path)
+    if expected.kind is not got.kind:
+        kinds = f"expected {_name(expected.kind)} but got {_name(got.kind)}"
+        return differs("Type", detail=kinds)
+    if expected.build is None and not same_constant(expected.value, got.value):
+        return differs("Value", detail=f"expected {expected.value!r} but got {got.value!r}")
+    if expected.keys is not None and got.keys is not None and expected.keys != got.keys:
+        return differs("Keys", detail=_keys_detail(expected.keys, got.keys))
     if len(expected.children) != len(got.children):
         numbers = f"expected {len(expected.children)} but got {len(got.children)}"
-        return Difference("Length", path, numbers)
+        return differs("Length", detail=numbers)
     pairs = zip(expected.children, got.children, strict=True)
-    return next((first for pair in pairs if (first := _compare(*pair)) is not None), None)
-
-
-def _kind(node: _Node) -> type:
-    if isinstance(node, _Items):
-        return node.kind
-    return type(node.value) if isinstance(node, _Constant) else torch.Tensor
+    return next((first for pair in pairs if (first := first_difference(*pair))), None)
 
 
 def _name(kind: type) -> str:
-    return (
-        kind.__qualname__
-        if kind.__module__ == "builtins"
-        else f"{kind.__module__}.{kind.__qualname__}"
-    )
+    name = kind.__qualname__
+    return name if kind.__module__ == "builtins" else f"{kind.__module__}.{name}"
 
 
 def _keys_detail(expected: tuple[Any, ...], got: tuple[Any, ...]) -> str:
     unexpected = sorted(str(key) for key in got if key not in expected)
     missing = sorted(str(key) for key in expected if key not in got)
-    parts = []
-    if unexpected:
-        parts.append(f"Unexpected arguments: {', '.join(unexpected)}")
-    if missing:
-        parts.append(f"Missing arguments: {', '.join(missing)}")
+    parts = [f"Unexpected arguments: {', '.join(unexpected)}"] if unexpected else []
+    parts += [f"Missing arguments: {', '.join(missing)}"] if missing else []
     return ". ".join(parts) or f"expected the order {expected} but got {got}"
 
 
@@ -368,3 +361,25 @@ def with_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
     if type(value) is dict:
         return {key: with_tensors(function, item) for key, item in value.items()}
     return value
+
+
+_MOST_OBJECTS = 10_000  # so that a whole program hanging on one is no delay
+_OPAQUE = (
+    type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType,
+    types.GeneratorType, types.FrameType, types.CodeType,
+)  # fmt: skip
+
+
+def holds_tensors(value: object) -> bool:
+    """Tell whether tensors are found in any object: its attributes, elements, and theirs."""
+    seen: set[int] = set()
+    stack = [value]
+    while stack and len(seen) < _MOST_OBJECTS:
+        item = stack.pop()
+        if isinstance(item, torch.Tensor):
+            return True
+        # What is not tracked, texts and numbers for example, refers to nothing that is.
+        if gc.is_tracked(item) and id(item) not in seen and not isinstance(item, _OPAQUE):
+            seen.add(id(item))
+            stack += gc.get_referents(item)
+    return False

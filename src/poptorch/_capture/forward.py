@@ -12,7 +12,6 @@ from torch import nn
 
 from .._base import trees
 from .._base.errors import Error
-from .._base.holders import holds_tensors
 from .._ir import slots
 from .._ir.loops import Lanes
 from .._ir.slots import Slot
@@ -122,7 +121,7 @@ class Forward:
 def refuse_holders(structure: trees.Structure, title: str) -> None:
     """Raise an Error if what counts as a constant has tensors inside: they would stay for good."""
     for path, value in structure.constants:
-        if holds_tensors(value):
+        if trees.holds_tensors(value):
             kind = type(value).__qualname__
             raise Error(
                 title,

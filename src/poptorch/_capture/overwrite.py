@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import ClassVar
 
-from .._base import companions
+from .._base import trees
 
 Manager = Callable[[], contextlib.AbstractContextManager[object]]
 
@@ -30,7 +30,7 @@ class OverwriteContextManager:
     @contextlib.contextmanager
     def active(cls) -> Iterator[None]:
         """Within the block every manager is entered, in the order of registration."""
-        companions.bring()
+        trees.import_adapters()
         with contextlib.ExitStack() as stack:
             for manager in list(cls._managers):
                 stack.enter_context(manager())

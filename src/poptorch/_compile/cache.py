@@ -254,7 +254,7 @@ def facts_of(plan: Plan, backend: str, arguments: Mapping[str, trees.Structure])
     }
     for name, structure in arguments.items():
         facts |= {f"{_CONSTANT}{path}": repr(value) for path, value in structure.constants}
-        facts |= {f"{_TYPE}{name}": type(structure.root).__name__.strip("_").lower()}
+        facts |= {f"{_TYPE}{name}": structure.kind.__name__}
     slots = {s.key: s for graph in plan.program.graphs.values() for s in graph.inputs}
     for slot in slots.values():
         if slot.kind in (Kind.BATCH, Kind.PARAM, Kind.BUFFER, Kind.OPTSTATE):

@@ -12,7 +12,6 @@ import torch
 
 from .._base import trees
 from .._base.errors import Error
-from .._base.fields import fields_of, has_fields, with_fields
 
 
 class Grouped:
@@ -71,10 +70,10 @@ def join(batches: Sequence[Any], equally: bool = False, name: str = "batch") -> 
     if isinstance(last, Mapping):
         items = {key: part(key, (batch[key] for batch in batches)) for key in last}
         return trees.dict_builder(last)(items) if isinstance(last, dict) else items
-    if has_fields(last):
-        fields = [fields_of(batch) for batch in batches]
+    if trees.has_fields(last):
+        fields = [trees.fields_of(batch) for batch in batches]
         items = {key: part(key, (each[key] for each in fields)) for key in fields[-1]}
-        return with_fields(type(last), items)
+        return trees.with_fields(type(last), items)
     if type(last) is tuple and last and all(isinstance(item, str) for item in last):
         return tuple(item for batch in batches for item in batch)
     if isinstance(last, list) and not trees.flatten(last)[0]:
