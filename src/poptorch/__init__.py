@@ -2,10 +2,10 @@
 
 from . import autocasting, enums, ops, optim, options, profiling
 from ._autoplacing import autoplace
+from ._base import VERSION as _VERSION
 from ._base import env as _env
 from ._base import log as _log
 from ._base.errors import Error, RecoverableError, UnrecoverableError
-from ._base.version import VERSION as _VERSION
 from ._capture import OverwriteContextManager as _OverwriteContextManager
 from ._checkpoints import Checkpoints
 from ._collation import PadToSizes

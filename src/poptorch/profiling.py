@@ -5,9 +5,12 @@ Source: PopTorch user guide, "Environment variables" and "PopTorch ops".
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import json
+import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,9 +19,35 @@ from typing import Any, TypeVar
 import torch
 
 from ._base import env, log
-from ._base.host_trace import HostTrace
 
 T = TypeVar("T")
+
+
+class _HostTrace:
+    """Events of this process, written at its end in the Trace Event Format."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory, self._began = directory.absolute(), time.perf_counter()
+        self._pid = os.getpid()
+        self._events: list[dict[str, Any]] = []
+        atexit.register(self.write)
+
+    def add(self, channel: str, name: str, start: float, end: float) -> None:
+        """Record an event of this thread; times are seconds of ``time.perf_counter``."""
+        self._events.append(
+            {
+                "ph": "X", "cat": channel, "name": name, "pid": self._pid,
+                "tid": threading.get_native_id(), "ts": 1e6 * (start - self._began),
+                "dur": 1e6 * (end - start),
+            }
+        )  # fmt: skip
+
+    def write(self) -> None:
+        """Write what has been noted; forked processes leave that to their parent."""
+        if self._events and os.getpid() == self._pid:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            text = json.dumps({"traceEvents": self._events, "displayTimeUnit": "ms"})
+            (self._directory / f"trace_{self._pid}.json").write_text(text)
 
 
 def _settings() -> dict[str, Any]:
@@ -35,7 +64,7 @@ def _settings() -> dict[str, Any]:
 
 _SETTINGS = _settings()  # read once, at import, as it was
 _ENABLED = str(_SETTINGS.get("enable", "false")).lower() == "true"
-_TRACE = HostTrace(Path(str(_SETTINGS.get("directory", ".")))) if _ENABLED else None
+_TRACE = _HostTrace(Path(str(_SETTINGS.get("directory", ".")))) if _ENABLED else None
 _NOTHING = contextlib.nullcontext()  # one for all calls
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import poptorch
-from poptorch._base.errors import Error
+from poptorch._base.errors import Error, visible
 
 
 def test_an_error_of_the_library_names_the_line_that_led_to_it() -> None:
@@ -24,3 +24,9 @@ def test_an_error_that_the_users_code_makes_says_what_it_was_given() -> None:
 
 def test_a_line_that_is_known_better_is_kept() -> None:
     assert "Where:  train.py:3" in Error("mine", where="train.py:3").message
+
+
+def test_what_terminals_take_for_commands_is_written_out() -> None:
+    text = "a\x1b[2J\x9b1m\r\x08\u202eb\u2066\x7f\ud800"
+    assert visible(text) == r"a\x1b[2J\x9b1m\r\x08\u202eb\u2066\x7f\ud800"
+    assert visible("tab\tand line\nand ä€😀") == "tab\tand line\nand ä€😀"

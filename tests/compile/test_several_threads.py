@@ -13,7 +13,7 @@ from torch import nn
 import poptorch
 from helpers.patience import HANGS
 from helpers.wrapping import options
-from poptorch._base.per_thread import PerThread
+from poptorch._base.threads import PerThread
 
 
 class Net(nn.Module):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from poptorch._base import attributes
 from poptorch.options import Attribute
+from poptorch.options import attribute as attributes
 
 
 @pytest.mark.spec("ops", 25)

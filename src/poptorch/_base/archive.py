@@ -18,10 +18,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from . import resources
+from . import VERSION, resources
 from .errors import AssertionFailure
 from .processes import is_running
-from .version import VERSION
 
 FORMAT = 2
 HEADER = "header.json"

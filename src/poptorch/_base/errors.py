@@ -12,12 +12,27 @@ from pathlib import Path
 from typing import Any
 
 from . import source
-from .visible import visible
 
 LONG_MESSAGES, MAX_LINES = "poptorch_error.log", 80
 PYTHON_ERROR = "poptorch_py_error"
 _MORE = " " * 10  # before the second and later lines of a part
 _SHOWN_LINES = 8  # of these in a message that is cut
+
+
+_KEPT = "\t\n"
+_CONTROL = (*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_HALVES = range(0xD800, 0xE000)  # of characters: no file takes one alone, JSON does
+_ESCAPED = {
+    code: ascii(chr(code))[1:-1] for code in (*_CONTROL, *_HALVES) if chr(code) not in _KEPT
+}
+
+
+def visible(text: str) -> str:
+    """Return a text with what moves a terminal's cursor, or hides what is beside it, written out.
+
+    Names in a file of others may hold such characters.
+    """
+    return text.translate(_ESCAPED)
 
 
 class Error(Exception):

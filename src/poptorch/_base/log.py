@@ -9,8 +9,7 @@ import sys
 from typing import TextIO
 
 from . import env
-from .errors import InvalidValue
-from .visible import visible
+from .errors import InvalidValue, visible
 
 LEVELS = {
     "TRACE": logging.DEBUG, "TRACE_ALL": logging.DEBUG,

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from .._base.per_thread import by_thread
+from .._base.threads import by_thread
 from .._base.trees import with_tensors
 from .._ir.spec import Precision
 from .losses import LOSS_FUNCTIONS

@@ -22,7 +22,7 @@ from torch import nn
 
 from .._base import source
 from .._base.errors import Error
-from .._base.tracing import one_at_a_time
+from .._base.threads import one_at_a_time
 from . import micro
 from .capture_context import CaptureContext
 from .forward import Request, refuse_holders, run_forward

@@ -17,7 +17,7 @@ from torch import nn
 
 from .._base import private, source, trees
 from .._base.errors import Error
-from .._base.per_thread import only_here
+from .._base.threads import only_here
 from .._ir.loops import Lanes
 from .._ops.context import Replicas
 from .capture_context import CaptureContext

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from .._base import trees
-from .._base.per_thread import only_here
+from .._base.threads import only_here
 from .._ops.annotate import recorder
 
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .._base.per_thread import by_thread
+from .._base.threads import by_thread
 from .swap import BATCH_NORMS
 
 _BATCH_NORM_FORWARD = nn.BatchNorm1d.forward  # the one of all dimensions

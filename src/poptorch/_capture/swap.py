@@ -16,7 +16,7 @@ from torch import nn
 
 from .._base import source
 from .._base.errors import Error
-from .._base.per_thread import PerThread
+from .._base.threads import PerThread
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _HOLDERS = ("_parameters", "_buffers")

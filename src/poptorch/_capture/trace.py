@@ -20,7 +20,7 @@ from torch import fx
 from torch.overrides import TorchFunctionMode
 
 from .._base import private
-from .._base.tracing import one_at_a_time
+from .._base.threads import one_at_a_time
 from .._ir.graph import lazily
 from .._ops import annotate, side_effects
 from .._ops.lstm import lstm

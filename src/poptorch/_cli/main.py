@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from .._base.version import VERSION
+from .._base import VERSION
 from . import cache, doctor, estimate, options, passes, report
 from .commands import quiet_when_closed, shown
 

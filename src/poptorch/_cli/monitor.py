@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import _pod, _systems
+from .._base import VERSION
 from .._base.errors import Error
-from .._base.version import VERSION
 from .._pod import Holder
 from .._systems import System
 from .boxes import box

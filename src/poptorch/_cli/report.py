@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .._base.errors import Error
-from .._base.visible import visible
+from .._base.errors import Error, visible
 from .._ipu_model import budget, page, profile
 from .._ipu_model.page_parts import text
 from .commands import add

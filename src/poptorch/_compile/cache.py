@@ -22,10 +22,9 @@ from typing import Any
 import torch
 from filelock import FileLock
 
-from .._base import archive, keyed, log, trees
+from .._base import VERSION, archive, keyed, log, trees
+from .._base.errors import visible
 from .._base.folders import of_the_process, of_the_user, trouble
-from .._base.version import VERSION
-from .._base.visible import visible
 from .._ir.graph import Graph
 from .._ir.plan import Plan
 from .._ir.slots import Kind, Slot

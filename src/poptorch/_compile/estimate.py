@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from .. import _capture, _place
-from .._base.tracing import one_at_a_time
+from .._base.threads import one_at_a_time
 from .._ipu_model.composites import work_of
 from .._ipu_model.constants import DEFAULT, Constants
 from .._ipu_model.cycles import Chip

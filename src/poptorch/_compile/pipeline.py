@@ -12,7 +12,7 @@ import torch
 from .. import _capture, backends
 from .._base import log, trees
 from .._base.errors import Error
-from .._base.tracing import one_at_a_time
+from .._base.threads import one_at_a_time
 from .._ir import indices, verify
 from .._ir.optim_spec import OptimSpec
 from .._ir.plan import Plan

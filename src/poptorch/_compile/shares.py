@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from .. import _capture, _place, _systems
 from .._base.errors import Error
-from .._base.tracing import one_at_a_time
+from .._base.threads import one_at_a_time
 from .._ir.graph import Graph
 from .._ir.optim_spec import OptimSpec
 from .._ir.slots import Kind

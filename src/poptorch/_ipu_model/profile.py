@@ -23,9 +23,8 @@ from typing import Any
 
 import torch
 
-from .._base import archive
+from .._base import VERSION, archive
 from .._base.errors import Error
-from .._base.version import VERSION
 from .._systems import ChipKind, parse
 from .estimate import Estimate
 

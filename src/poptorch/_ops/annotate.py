@@ -22,7 +22,7 @@ from torch.nn.modules.module import (
 )
 
 from .._base import private, source
-from .._base.per_thread import only_here
+from .._base.threads import only_here
 from .._ir.blocks import META, OUTSIDE, Label, Visit, keep_line, label_of, relabel
 
 _DEPTH = "poptorch_backward"  # the note of how many of autograd's functions are being called

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any, Self
 
-from .._base import attributes
 from .._base.errors import AssertionFailure
+
+Attributes = Mapping[str, Mapping[str, str]]
+_NONE: Attributes = MappingProxyType({})
+# What operators that are created now would carry.
+current: ContextVar[Attributes] = ContextVar("poptorch attributes", default=_NONE)
 
 
 class Attribute:
@@ -32,20 +39,20 @@ class Attribute:
                     got=f"{family}={values!r}",
                 )
         self._attributes = kwargs
-        self._outer: list[attributes.Attributes] = []
+        self._outer: list[Attributes] = []
 
     def __enter__(self) -> Self:
-        outer = attributes.current.get()
+        outer = current.get()
         self._outer.append(outer)
         merged = {
             family: {**outer.get(family, {}), **values}
             for family, values in self._attributes.items()
         }
-        attributes.current.set({**outer, **merged})
+        current.set({**outer, **merged})
         return self
 
     def __exit__(self, *failure: object) -> None:
-        attributes.current.set(self._outer.pop())
+        current.set(self._outer.pop())
 
     def __repr__(self) -> str:
         pairs: dict[str, Any] = self._attributes

@@ -1,10 +1,33 @@
-"""What only the thread that captures a model is to see or to notice."""
+"""What only the thread that captures a model sees, and the lock of captures."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+
+_lock = threading.RLock()
+
+
+def _renew() -> None:  # in a forked process, which does not have the thread that holds it
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew)
+
+
+@contextlib.contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Within the block no other thread captures or compiles: torch's tracer is not for several.
+
+    Calls of compiled models do not wait for it.
+    """
+    with _lock:
+        yield
+
 
 _METHODS = (
     "__contains__", "__delitem__", "__eq__", "__getitem__", "__ior__", "__iter__", "__len__",

@@ -1,3 +1,0 @@
-"""The version of the library."""
-
-VERSION = "0.1.0"
