@@ -178,7 +178,7 @@ def test_a_compiler_process_says_it_too(monkeypatch, tmp_path) -> None:
     model(normal(3, 4))
     (graph,) = model.plan().program.graphs.values()
     remove(NAMES_OF[private.COMPILER][0], monkeypatch)
-    encoded = helper.serial.encode(graph)
+    encoded = helper.graph_json.encode(graph)
     outcome, why = helper.compiled("key", encoded, Inductor(), cache.Store(tmp_path))
     assert outcome == helper.FAILED
     assert VERSION in why

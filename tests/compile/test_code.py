@@ -13,8 +13,8 @@ from torch import fx, nn
 import poptorch
 from helpers.wrapped import normal, options
 from poptorch._base import archive, folders, keyed
-from poptorch._compile import cache, serial, tiers
-from poptorch._ir import slots
+from poptorch._compile import cache, tiers
+from poptorch._ir import graph_json, slots
 from poptorch._ir.graph import Graph
 from poptorch.backends.inductor import Inductor, backend
 
@@ -223,7 +223,7 @@ def test_a_graph_without_a_text_form_is_compiled_and_not_kept(store) -> None:
     slot = slots.batch_input(0, (2, 2), torch.float32)
     part = Graph("odd", fx.GraphModule({}, graph), (slot,), ())
     with pytest.raises(TypeError):
-        serial.encode(part)
+        graph_json.encode(part)
     assert cache.key_of(part, BUILDER) is None
     odd = tiers.PlanCode.__new__(tiers.PlanCode)
     odd.keys, odd.graphs, odd.store = {"odd": None}, {"odd": part}, store

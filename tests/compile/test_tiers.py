@@ -22,7 +22,8 @@ import poptorch
 from helpers import programs
 from helpers.wrapped import normal
 from poptorch._base import log
-from poptorch._compile import cache, helper, serial, tiers
+from poptorch._compile import cache, helper, tiers
+from poptorch._ir import graph_json
 
 X, Y = normal(8, 4), normal(8, 2, seed=1)
 
@@ -248,7 +249,7 @@ def test_what_fails_in_a_worker_is_said_in_its_words(tmp_path) -> None:
     model = training("reference")
     model.compile(X, Y)
     graph = next(iter(model.plan().program.graphs.values()))
-    found = helper.compiled("key", serial.encode(graph), Failing(), cache.Store(tmp_path))
+    found = helper.compiled("key", graph_json.encode(graph), Failing(), cache.Store(tmp_path))
     assert found == (helper.FAILED, "The C++ compiler failed\n  Got:    No space left on device")
 
 

@@ -22,7 +22,7 @@ from . import VERSION, resources
 from .errors import AssertionFailure
 from .processes import is_running
 
-FORMAT = 2
+FORMAT = 3
 HEADER = "header.json"
 LARGEST_LIST = 4 << 20
 """Bytes of a file's list of parts: of some ten thousand."""

@@ -25,12 +25,12 @@ from filelock import FileLock
 from .._base import VERSION, archive, keyed, log, trees
 from .._base.errors import visible
 from .._base.folders import of_the_process, of_the_user, trouble
+from .._ir import graph_json
 from .._ir.graph import Graph
 from .._ir.plan import Plan
 from .._ir.slots import Kind, Slot
 from ..backends import Builder, Code, Compiled
 from ..backends.prepare import written
-from . import serial
 
 SUFFIX, CODE_SUFFIX = ".popef", ".code"
 NEAREST_OF = 50  # entries that a miss is compared with, the latest ones
@@ -47,7 +47,7 @@ def key_of(graph: Graph, builder: Builder) -> str | None:
     None if the graph holds something that has no text form.
     """
     try:
-        nodes = serial.encode(graph)["nodes"]
+        nodes = graph_json.encode_nodes(graph.module)
     except TypeError as error:
         log.engine.debug("The code of graph %s cannot be kept: %s", graph.name, error)
         return None
@@ -56,7 +56,7 @@ def key_of(graph: Graph, builder: Builder) -> str | None:
         node.pop("at", None)
     content = {
         "nodes": nodes,
-        "inputs": serial.encode([(slot.shape, slot.dtype) for slot in graph.inputs]),
+        "inputs": graph_json.encode([(slot.shape, slot.dtype) for slot in graph.inputs]),
         "written": written(graph),
         "backend": builder.name,
         "conditions": dict(builder.conditions()),
@@ -259,7 +259,7 @@ def facts_of(plan: Plan, backend: str, arguments: Mapping[str, trees.Structure])
         if slot.kind in (Kind.BATCH, Kind.PARAM, Kind.BUFFER, Kind.OPTSTATE):
             facts[slot.key] = _shape_text(slot)
     for name, graph in plan.program.graphs.items():
-        nodes = serial.encode(graph)["nodes"]
+        nodes = graph_json.encode_nodes(graph.module)
         for at, node in enumerate(node for node in nodes if node["op"] != "placeholder"):
             where = f"{_AT}{node['at']}" if "at" in node else ""
             content = [node.get("args"), node.get("kwargs"), node.get("module")]

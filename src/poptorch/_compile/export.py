@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from .._base import env, log
+from .._ir import graph_json
 from .._ir.plan import Plan
-from . import serial
 
 DEFAULT_NAME = "model.proto"
 
@@ -25,5 +25,5 @@ def export(plan: Plan) -> None:
         path = path / DEFAULT_NAME
     path.parent.mkdir(parents=True, exist_ok=True)
     as_json = env.get("POPTORCH_EXPORT_PROTO_AS_BINARY")
-    path.write_text(json.dumps(serial.encode(plan)) if as_json else plan.describe() + "\n")
+    path.write_text(json.dumps(graph_json.encode(plan)) if as_json else plan.describe() + "\n")
     log.engine.info("From POPTORCH_EXPORT_PROTO_FILE environment variable: wrote %s", path)

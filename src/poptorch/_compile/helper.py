@@ -36,8 +36,10 @@ import torch
 from .. import backends
 from .._base import env, log
 from .._base.errors import described
+from .._base.json_codec import Unreadable
+from .._capture import trace
+from .._ir import graph_json
 from .._ir.graph import Graph
-from . import serial
 from .cache import Store
 
 # Garbage is looked for among a million new objects, not among 700: importing and lowering make
@@ -99,7 +101,7 @@ class CompilerProcess:
         request = {
             "store": str(store.folder),
             "threads": torch.get_num_threads(),
-            "graphs": {key: serial.encode(graph) for key, graph in graphs.items()},
+            "graphs": {key: graph_json.encode(graph) for key, graph in graphs.items()},
         }
         with tempfile.TemporaryFile("w+") as file:
             json.dump(request, file)
@@ -323,13 +325,20 @@ def _answer(channel: socket.socket, outcomes: dict[str, Outcome]) -> None:
 def compiled(key: str, graph: Any, builder: backends.Builder, store: Store) -> Outcome:
     """Compile an encoded graph into a store, if that is possible in another process."""
     try:
-        code = store.build(key, serial.decode(graph), builder)
-    except serial.Unreadable as error:  # the user's process has operators that this one has not
+        code = store.build(key, decoded(graph), builder)
+    except Unreadable as error:  # the user's process has operators that this one has not
         return HERE, str(error)
     except Exception as error:
         return FAILED, described(error)
     kept = code is None or code.kept is not None
     return (STORED, "") if kept else (HERE, "its code cannot be kept")
+
+
+def decoded(data: Any) -> Graph:
+    """Return a graph whose nodes have shapes and dtypes as after tracing."""
+    graph = graph_json.decode(data)
+    trace.fill_in_values(graph.module, [(slot.shape, slot.dtype) for slot in graph.inputs])
+    return graph
 
 
 def _receive(channel: socket.socket, requests: queue.SimpleQueue[int]) -> None:

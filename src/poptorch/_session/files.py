@@ -23,6 +23,7 @@ from torch import nn
 from .. import _capture, _compile
 from .._base import archive, log
 from .._base.errors import AssertionFailure
+from .._base.json_codec import Json
 from . import examples, pickles
 from .live import Compilation
 from .session import Session
@@ -217,7 +218,7 @@ def shapes_of(model: nn.Module) -> dict[str, list[int]]:
     return {path: list(t.tensor.shape) for path, t in _capture.tensors_of(model).items()}
 
 
-def _arguments(session: Session, now: Compilation) -> examples.Json:
+def _arguments(session: Session, now: Compilation) -> Json:
     if now.inputs.looked_at:
         return None
     values = session.model.signature.given(now.inputs.bound)
@@ -234,7 +235,7 @@ def attributes(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     return [own, *({k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups)]
 
 
-def _plain(attributes: Mapping[str, Any]) -> dict[str, examples.Json]:
+def _plain(attributes: Mapping[str, Any]) -> dict[str, Json]:
     kinds = (bool, int, float, str, list, tuple, type(None))
     return {k: examples.encode(v) for k, v in attributes.items() if isinstance(v, kinds)}
 

@@ -13,8 +13,9 @@ from torch import nn
 import poptorch
 from helpers.wrapped import normal, options
 from helpers.zoo import ZOO
-from poptorch._compile import serial
-from poptorch._ir import verify
+from poptorch._base import json_codec
+from poptorch._compile import cache, helper
+from poptorch._ir import graph_json, slots, verify
 from poptorch._ir.plan import Plan
 from poptorch.backends.reference import Reference
 
@@ -22,7 +23,7 @@ from poptorch.backends.reference import Reference
 def read_back(plan: Plan) -> Plan:
     """Return the plan with its graphs as a compiler process reads them."""
     graphs = {
-        name: serial.decode(json.loads(json.dumps(serial.encode(graph))))
+        name: helper.decoded(json.loads(json.dumps(graph_json.encode(graph))))
         for name, graph in plan.program.graphs.items()
     }
     return replace(plan, program=replace(plan.program, graphs=graphs))
@@ -60,29 +61,42 @@ def test_special_values() -> None:
         torch.preserve_format, torch.strided, [1, (2, None)], {"a": (True,)}, frozenset({"b"}),
         poptorch.OutputMode.EveryN,
     )  # fmt: skip
-    assert serial.decode(json.loads(json.dumps(serial.encode(values)))) == values
+    classes = {"OutputMode": poptorch.OutputMode}
+    data = json.loads(json.dumps(json_codec.encode(values)))
+    assert json_codec.decode(data, classes=classes) == values
     with pytest.raises(TypeError, match="Linear has no JSON form"):
-        serial.encode(nn.Linear(1, 1))
+        json_codec.encode(nn.Linear(1, 1))
 
 
 @pytest.mark.parametrize(
     "data",
     [
-        {"is": "Popen", "fields": {}},
-        {"is": "Slot", "fields": {"nonsense": 1}},
-        {"enum": "OutputMode", "name": "Never"},
-        {"enum": "Slot", "name": "shape"},
+        {"value": ["Popen", {}]},
+        {"value": ["Slot", {"nonsense": 1}]},
+        {"value": ["Kind", {}]},
+        {"enum": ["Kind", "NEVER"]},
+        {"enum": ["Slot", "shape"]},
         {"dtype": "load"},
         {"layout": "os"},
         {"call": "os.system"},
-        {"nodes": [{"op": "call_function", "target": "os.system"}], "name": "x"},
-        {"nodes": [{"op": "call_function", "target": "aten.nothing.default"}], "name": "x"},
-        {"nodes": [{"op": "call_method", "target": "to"}], "name": "x"},
     ],
 )
-def test_what_is_not_known_is_refused(data) -> None:
-    with pytest.raises(serial.Unreadable):
-        serial.decode(data)
+def test_values_that_are_not_known_are_refused(data) -> None:
+    with pytest.raises(json_codec.Unreadable):
+        json_codec.decode(data, classes={"Slot": slots.Slot, "Kind": slots.Kind})
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        {"op": "call_function", "target": "os.system"},
+        {"op": "call_function", "target": "aten.nothing.default"},
+        {"op": "call_method", "target": "to"},
+    ],
+)
+def test_operators_that_are_not_known_are_refused(node) -> None:
+    with pytest.raises(json_codec.Unreadable):
+        graph_json.decode({"graph": {"nodes": [node], "name": "x", "inputs": [], "outputs": []}})
 
 
 class Doubling(nn.Module):
@@ -91,8 +105,6 @@ class Doubling(nn.Module):
 
 
 def test_source_lines_are_no_part_of_the_key() -> None:
-    from poptorch._compile import cache
-
     wrapper = poptorch.inferenceModel(Doubling(), options())
     wrapper.compile(normal(4, 4))
     plan = wrapper.plan()

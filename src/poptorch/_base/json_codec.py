@@ -1,0 +1,138 @@
+"""Values as JSON and back: plain and torch's values, enums, dataclasses, what callers add."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch.fx.immutable_collections import immutable_dict, immutable_list
+
+from .errors import AssertionFailure
+
+Json = Any
+_OF_TORCH: Mapping[str, type] = {
+    "dtype": torch.dtype,
+    "layout": torch.layout,
+    "memory_format": torch.memory_format,
+}
+
+
+class Unreadable(AssertionFailure):
+    """The JSON names something that this library or torch does not have."""
+
+
+def encode(value: Any, special: Callable[[Any], Json] = lambda value: None) -> Json:
+    """Return a value as JSON: everything but numbers, texts and lists as ``{form: content}``.
+
+    Args:
+        value: a subclass of a container has no form, because it would not come back.
+        special: returns a form for values that this function does not know, None if there is none.
+
+    Raises:
+        TypeError: it holds something that has no JSON form.
+    """
+    kind, inner = type(value), partial(encode, special=special)
+    if value is None or kind in (bool, int, str):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else {"float": str(value)}
+    if kind in (list, immutable_list):
+        return [inner(item) for item in value]
+    if kind in (tuple, torch.Size):
+        return {"tuple": [inner(item) for item in value]}
+    if kind in (dict, immutable_dict, MappingProxyType):
+        return {"dict": [[inner(key), inner(item)] for key, item in value.items()]}
+    if isinstance(value, enum.Enum):
+        return {"enum": [kind.__name__, value.name]}
+    if kind in (set, frozenset):
+        return {"set": [inner(item) for item in sorted(value)]}
+    if kind is complex:
+        return {"complex": [inner(value.real), inner(value.imag)]}
+    if kind is slice:
+        return {"slice": [inner(item) for item in (value.start, value.stop, value.step)]}
+    if kind is torch.device:
+        return {"device": str(value)}
+    for form, of_torch in _OF_TORCH.items():
+        if kind is of_torch:
+            return {form: str(value).removeprefix("torch.")}
+    if (made := special(value)) is not None:
+        return made
+    if dataclasses.is_dataclass(value):
+        kept = [f.name for f in dataclasses.fields(value) if f.metadata.get("saved", True)]
+        return {"value": [kind.__name__, {name: inner(getattr(value, name)) for name in kept}]}
+    raise TypeError(f"{kind.__qualname__} has no JSON form")
+
+
+def decode(
+    data: Json,
+    readers: Mapping[str, Callable[[Json], Any]] = MappingProxyType({}),
+    classes: Mapping[str, type] = MappingProxyType({}),
+) -> Any:
+    """Return the value that ``encode`` was given.
+
+    Args:
+        data: as JSON.
+        readers: by the form that ``special`` made, what returns the value of a content.
+        classes: the enums and dataclasses that may stand in it, by name.
+
+    Raises:
+        Unreadable: it names something that does not exist here.
+        TypeError, ValueError, RuntimeError: a content is none of its form.
+    """
+    inner = partial(decode, readers=readers, classes=classes)
+    if isinstance(data, list):
+        return [inner(item) for item in data]
+    if not isinstance(data, dict):
+        return data
+    ((form, content),) = data.items()
+    match form:
+        case "tuple":
+            return tuple(map(inner, content))
+        case "dict":
+            return {inner(key): inner(item) for key, item in content}
+        case "float":
+            return float(content)
+        case "set":
+            return frozenset(map(inner, content))
+        case "complex":
+            return complex(*map(inner, content))
+        case "slice":
+            return slice(*map(inner, content))
+        case "device":
+            return torch.device(content)
+        case "enum":
+            name, member = content
+            return _member(name, member, classes)
+        case "value":
+            name, fields = content
+            return _made(name, {key: inner(item) for key, item in fields.items()}, classes)
+    if form in _OF_TORCH:
+        value = getattr(torch, content, None)
+        if not isinstance(value, _OF_TORCH[form]):
+            raise Unreadable(f"torch has no {form} {content}")
+        return value
+    if form not in readers:
+        raise Unreadable(f"Unknown form {form!r}")
+    return readers[form](content)
+
+
+def _member(name: str, member: str, classes: Mapping[str, type]) -> Any:
+    kind: Any = classes.get(name, object)
+    if not issubclass(kind, enum.Enum) or member not in kind.__members__:
+        raise Unreadable(f"There is no {name}.{member}")
+    return kind[member]
+
+
+def _made(name: str, fields: Mapping[str, Any], classes: Mapping[str, type]) -> Any:
+    kind: Any = classes.get(name, object)
+    if not dataclasses.is_dataclass(kind):
+        raise Unreadable(f"There is no {name}")
+    if unknown := fields.keys() - {field.name for field in dataclasses.fields(kind)}:
+        raise Unreadable(f"{name} has no {', '.join(sorted(unknown))}")
+    return classes[name](**fields)
