@@ -1,86 +1,39 @@
-"""Imports go only downwards, and rooms on one line never import one another.
+"""Imports go only downwards and in no circles; reads of the environment, heavy imports and torch's
+private names stay in their places.
 
-Three things that are hard to keep tidy stay in their places too: reads of the environment, heavy
-imports, torch's private names.
+The order of the house is in ``pyproject.toml``, ``[tool.importlinter]``.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+import grimp
+import networkx
 import pytest
+from importlinter.cli import lint_imports
 
-from helpers.source_tree import PACKAGE, dotted_names, imports, module_name, parse, top_level
+from helpers.source_tree import PACKAGE, ROOT, dotted_names, imports, module_name, parse, top_level
 from poptorch._base import private
-
-# From the top down. Modules in one tuple are one storey: they are the front door's parts and may
-# use one another where ROOMS says nothing; rooms may not.
-STOREYS: tuple[tuple[str, ...], ...] = (
-    ("__main__",),
-    ("_cli",),
-    ("integrations",),
-    ("__init__",),
-    (
-        "executor", "wrappers", "dataloader", "argparsers", "autocasting", "hardware",
-        "profiling", "testing", "poptorch_core", "_autoplacing", "_checkpoint_states",
-        "_checkpoint_writing", "_checkpoints", "_collation", "_estimates", "_impl", "_inspection",
-        "_poplar_executor",
-    ),
-    ("_session",),
-    ("_compile",),
-    ("_capture", "_update", "_place", "_schedule", "backends", "options", "ops", "optim", "_data"),
-    ("_ops", "_ipu_model"),
-    ("_pod",),
-    ("_systems",),
-    ("_ir",),
-    ("enums",),
-    ("_job",),
-    ("_base",),
-)  # fmt: skip
-ROOMS = frozenset(STOREYS[7] + STOREYS[8])
-LEVEL = {name: level for level, names in enumerate(STOREYS) for name in names}
 
 HEAVY = ("torch._inductor", "torch._dynamo", "torch.distributed", "matplotlib", "plotly")
 PRIVATE_TORCH = "_base/private.py"
-ENVIRONMENT_ALLOWED = ("_base/env.py",)
+# Files that import one another, if only for types; to become none.
+CIRCLES: tuple[set[str], ...] = (
+    {"_ipu_model.estimate", "_ipu_model.page", "_ipu_model.page_parts", "_ipu_model.profile",
+     "_ipu_model.trace"},
+    {"_session.model", "_session.optimizer"},
+    {"_session.pricing", "_session.reporting", "_session.session"},
+    {"_estimates", "_estimates.estimating", "_estimates.variants", "_inspection", "executor"},
+)  # fmt: skip
+Rule = Callable[[ast.Module, str, bool], Iterable[str]]
 FILES = sorted(PACKAGE.rglob("*.py"))
+PACKAGES = ("poptorch", "poptorch_geometric", "popart", "popdist", "pva")
 OUR_OTHER_PACKAGE = sorted(
-    path
-    for name in ("poptorch_geometric", "popart", "popdist", "pva")
-    for path in (PACKAGE.parent / name).rglob("*.py")
+    path for name in PACKAGES[1:] for path in (PACKAGE.parent / name).rglob("*.py")
 )
-
-
-def home(dotted: str) -> str | None:
-    """Return the part of the house a dotted name belongs to; None outside the package."""
-    parts = dotted.split(".")
-    if parts[0] != "poptorch":
-        return None
-    if len(parts) == 1 or not _is_module(parts[1]):
-        return "__init__"
-    return parts[1]
-
-
-def _is_module(name: str) -> bool:
-    return name in LEVEL or (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").is_file()
-
-
-def upward_imports(tree: ast.AST, module: str, is_package: bool) -> Iterator[str]:
-    """Yield a sentence for each import that breaks the order of the house."""
-    here = home(module)
-    for line, target in imports(tree, module, is_package):
-        there = home(target)
-        if there is None or there == here:
-            continue
-        where = f"{module}:{line} imports {target}"
-        if there not in LEVEL or here not in LEVEL:
-            yield f"{where}: {there if there not in LEVEL else here} has no storey in STOREYS"
-        elif LEVEL[there] < LEVEL[here]:
-            yield f"{where}: {there} is above {here}"
-        elif here in ROOMS and LEVEL[there] == LEVEL[here]:
-            yield f"{where}: {there} and {here} are rooms on one line"
 
 
 def _starts_with(name: str, prefixes: Iterable[str]) -> bool:
@@ -88,7 +41,7 @@ def _starts_with(name: str, prefixes: Iterable[str]) -> bool:
 
 
 def heavy_imports(tree: ast.Module, module: str, is_package: bool) -> Iterator[str]:
-    """Yield a sentence for each heavy import that runs at import time."""
+    """Yield a sentence for each heavy import that runs at import time; empties the functions."""
     for line, target in imports(top_level(tree), module, is_package):
         if _starts_with(target, HEAVY):
             yield f"{module}:{line} imports {target} at import time"
@@ -149,30 +102,55 @@ def environment_reads(tree: ast.AST, module: str, is_package: bool) -> Iterator[
             yield f"{module}:{line} uses {name}"
 
 
-def _allowed(path: Path, places: tuple[str, ...]) -> bool:
-    return path.relative_to(PACKAGE).as_posix().startswith(places)
+@pytest.fixture(scope="module")
+def graph() -> grimp.ImportGraph:
+    """The imports of all files, those in functions and for types too."""
+    return grimp.build_graph(*PACKAGES, cache_dir=None)
 
 
-def _arguments(path: Path) -> tuple[ast.Module, str, bool]:
-    return parse(path), module_name(path), path.name == "__init__.py"
+def test_imports_go_only_downwards(capsys: pytest.CaptureFixture[str]) -> None:
+    status = lint_imports(str(ROOT / "pyproject.toml"), cache_dir=None)
+    assert status == 0, capsys.readouterr().out
 
 
-def test_the_table_names_every_part() -> None:
-    parts = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in FILES}
-    assert parts <= set(LEVEL), f"add to STOREYS: {sorted(parts - set(LEVEL))}"
+def test_only_what_is_above_it_imports_the_whole_package(graph: grimp.ImportGraph) -> None:
+    importing = graph.find_modules_that_directly_import("poptorch")
+    inside = {name for name in importing if name.startswith("poptorch.")}
+    assert {name.split(".")[1] for name in inside} <= {"__main__", "_cli", "integrations"}
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_name)
-def test_house_rules(path: Path) -> None:
-    tree = _arguments(path)
-    broken = [*upward_imports(*tree)]
-    if not _allowed(path, (PRIVATE_TORCH,)):
-        broken += private_torch(*tree)
-    if not _allowed(path, ENVIRONMENT_ALLOWED):
-        broken += environment_reads(*tree)
-    if not _allowed(path, ("backends/",)) or path.name == "__init__.py":
-        broken += heavy_imports(*tree)  # which empties its functions
-    assert not broken, "\n" + "\n".join(sorted(broken))
+def test_no_files_import_one_another_in_a_circle(graph: grimp.ImportGraph) -> None:
+    edges = [(m, n) for m in graph.modules for n in graph.find_modules_directly_imported_by(m)]
+    found = networkx.strongly_connected_components(networkx.DiGraph(edges))
+    circles = [{name.removeprefix("poptorch.") for name in c} for c in found if len(c) > 1]
+    assert not [circle for circle in circles if not any(circle <= known for known in CIRCLES)]
+
+
+def broken(rule: Rule, *allowed: str) -> list[str]:
+    """Return what breaks a rule in all files but those, and the folders, that may."""
+    return [
+        sentence
+        for path in FILES
+        if not path.relative_to(PACKAGE).as_posix().startswith(allowed)
+        for sentence in rule(parse(path), module_name(path), path.name == "__init__.py")
+    ]
+
+
+def test_private_names_of_torch_are_in_one_file() -> None:
+    assert not broken(private_torch, PRIVATE_TORCH)
+
+
+def test_the_environment_is_read_in_one_file() -> None:
+    assert not broken(environment_reads, "_base/env.py")
+
+
+def test_nothing_heavy_is_imported_with_the_package() -> None:
+    backends = tuple(
+        path.relative_to(PACKAGE).as_posix()
+        for path in (PACKAGE / "backends").rglob("*.py")
+        if path.name != "__init__.py"
+    )
+    assert not broken(heavy_imports, *backends)
 
 
 def test_the_other_package_uses_no_private_names_of_torch() -> None:
@@ -230,26 +208,6 @@ def test_private_attributes_of_others_are_listed() -> None:
 
 def _allowed_private(path: Path) -> bool:
     return path == PACKAGE / PRIVATE_TORCH
-
-
-@pytest.mark.parametrize(
-    "module, code, found",
-    [
-        ("poptorch._ir.slots", "from .._capture import trace", "_capture is above _ir"),
-        ("poptorch._ir.slots", "def f():\n    from .. import Options", "__init__ is above _ir"),
-        ("poptorch._capture.trace", "from ..backends import base", "rooms on one line"),
-        ("poptorch._capture", "import poptorch._update.sgd", "rooms on one line"),
-        ("poptorch._ops.x", "from poptorch._ipu_model import chip", "rooms on one line"),
-        ("poptorch.wrappers", "from .executor import PoplarExecutor", None),
-        ("poptorch._session.run", "from ..executor import PoplarExecutor", "executor is above"),
-        ("poptorch._cli.main", "import poptorch", None),
-        ("poptorch._base.log", "from . import env", None),
-    ],
-)
-def test_upward_imports_are_found(module: str, code: str, found: str | None) -> None:
-    messages = [*upward_imports(ast.parse(code), module, is_package=module.count(".") == 1)]
-    assert len(messages) == (found is not None)
-    assert found is None or found in messages[0]
 
 
 @pytest.mark.parametrize(
