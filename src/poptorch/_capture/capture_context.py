@@ -22,18 +22,7 @@ from .value_reads import ValueReads
 
 @dataclass(eq=False)
 class CaptureContext:
-    """The capture in progress; implements ``_ops.context.Listener``.
-
-    Attributes:
-        training: whether the captured program computes gradients.
-        lanes: whether several micro-batches run side by side.
-        stochastic: whether the program rounds to float16 at random.
-        losses: finds the loss.
-        reads: answers where values are read.
-        groups: the groups of convolutions, by number.
-        replicas: the copies of the model.
-        exchanging: whether replicas exchange something.
-    """
+    """The capture in progress; implements ``_ops.context.Listener``."""
 
     training: bool
     lanes: bool = False

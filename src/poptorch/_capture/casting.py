@@ -1,10 +1,4 @@
-"""Where operators get tensors of different number formats: what is cast to what.
-
-Torch promotes most mixtures of half and float to float and refuses the rest. In PopTorch the
-weights of a layer follow its activations, so that a float32 model computes in half when it is fed
-half, and other mixed operands become half, too, unless ``HalfUpcastToFloat`` is chosen.
-Source: PopTorch user guide, "Half / float 16 support".
-"""
+"""Where operators get tensors of different number formats: what is cast to what."""
 
 from __future__ import annotations
 
@@ -74,12 +68,7 @@ _HEAD_WEIGHTS = (
 
 
 class Casting(TorchFunctionMode):
-    """Within it the tensors of mixed calls are cast as PopTorch does.
-
-    Args:
-        precision: the settings.
-        lanes: whether micro-batches run side by side, which torch's autocast does not see.
-    """
+    """Within it the tensors of mixed calls are cast as PopTorch does."""
 
     def __init__(self, precision: Precision, lanes: bool) -> None:
         super().__init__()
@@ -125,10 +114,7 @@ class Casting(TorchFunctionMode):
 
 @contextlib.contextmanager
 def recurrent_inputs(root: nn.Module) -> Iterator[None]:
-    """Within the block a module's recurrent layers take inputs of another type than their weights.
-
-    Torch's check of the type is in Python, before the operator whose operands are cast.
-    """
+    """Within the block recurrent layers take inputs of another type than their weights."""
     layers = [part for part in root.modules() if isinstance(part, nn.RNNBase)]
     changed = [layer for layer in layers if "check_input" not in layer.__dict__]
     for layer in changed:

@@ -1,9 +1,4 @@
-"""Values that are known while a graph is being recorded: those that depend on no input.
-
-Torch records ``torch.arange(3)`` in ``forward`` like anything else. Where Python asks for such a
-value it is computed on the side, by running the part of the record that leads to it. What leads to
-it may also begin at weights and buffers, as of a mask.
-"""
+"""Values that are known while a graph is being recorded: those that depend on no input."""
 
 from __future__ import annotations
 
@@ -36,16 +31,7 @@ def constant_value(tensor: torch.Tensor) -> torch.Tensor | None:
 def value_of_inputs(
     tensor: torch.Tensor, inputs: Mapping[int, torch.Tensor]
 ) -> tuple[torch.Tensor, set[int]] | None:
-    """Return the value of a tensor that depends on some inputs of the record only.
-
-    Args:
-        tensor: what is asked for.
-        inputs: the values of those inputs, by their place among all.
-
-    Returns:
-        The value, and which inputs it depends on; None if it depends on others, on chance, or may
-        have been written.
-    """
+    """Return the value of a tensor that depends on some inputs of the record only."""
     place = recorded(tensor)
     if place is None or len(recorders()) > 1:  # the body of a loop has inputs of its own
         return None

@@ -11,14 +11,7 @@ from .._base import log
 
 @dataclass(eq=False)
 class Decision:
-    """A tensor of the module whose values decided a branch of ``forward``.
-
-    Attributes:
-        path: its name.
-        line: the user's line with the branch, described.
-        value: what it was.
-        said: whether it was told that it has changed.
-    """
+    """A tensor of the module whose values decided a branch of ``forward``."""
 
     path: str
     line: str | None

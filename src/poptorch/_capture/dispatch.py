@@ -1,7 +1,4 @@
-"""Dispatch modes: hearing of single operators while a function is traced.
-
-Imported by who enters one: their base class is private to torch.
-"""
+"""Dispatch modes: hearing of single operators while a function is traced."""
 
 from __future__ import annotations
 

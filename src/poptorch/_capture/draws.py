@@ -14,16 +14,7 @@ aten = torch.ops.aten
 
 
 def lane_by_lane(graph: Graph, lanes: int) -> Graph:
-    """Return a graph in which each lane draws what it would draw alone.
-
-    Args:
-        graph: of all lanes; what it draws has a leading lane dimension. Loops and branches, which
-            may draw, have no lanes.
-        lanes: how many there are.
-
-    Raises:
-        NotVectorisable: it draws in a way that no lane can do by itself.
-    """
+    """Return a graph in which each lane draws what it would draw alone."""
     if not graph.random:
         return graph
     graph = graph.copy()

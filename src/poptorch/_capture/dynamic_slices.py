@@ -1,9 +1,4 @@
-"""Slices ``x[i : i + n]`` whose place is a tensor: allowed where their length is a constant.
-
-The length is found by following additions and subtractions of integers back from both bounds to
-one tensor. A window that reaches beyond the end goes on at the beginning.
-Source: PopTorch user guide, "PopTorch ops" and "IPU supported operations".
-"""
+"""Slices ``x[i : i + n]`` whose place is a tensor: allowed where their length is a constant."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Everything in a module that cannot be captured, in one list rather than one error at a time.
-
-``forward`` runs on the values of the first micro-batch, with every forbidden question answered and
-noted; then the source of the methods that ran is searched for the same things on paths that were
-not taken. Source: PopTorch user guide, "IPU supported operations".
-"""
+"""Everything in a module that cannot be captured, in one list rather than one error at a time."""
 
 from __future__ import annotations
 
@@ -33,15 +28,7 @@ from .value_reads import Uncapturable, ValueReads
 
 @dataclass(frozen=True)
 class Finding:
-    """One construct that a capture refuses, or that means something else in a program.
-
-    Attributes:
-        what: the construct.
-        line: the user's line, described.
-        fatal: whether the model cannot be compiled because of it.
-        certain: whether it ran; else it stands on a path that the first inputs do not take.
-        fix: what to write instead.
-    """
+    """One construct that a capture refuses, or that means something else in a program."""
 
     what: str
     line: str | None
@@ -83,11 +70,7 @@ _PRINT_FIX = "poptorch.ipu_print_tensor prints values each time the program runs
 
 
 def capture(request: Request) -> micro.Micro:
-    """As ``micro.capture``; the error about one construct names all the others, too.
-
-    Raises:
-        Error: also for an argument of unknown kind that holds tensors.
-    """
+    """As ``micro.capture``; the error about one construct names all the others, too."""
     for structure in request.arguments.values():
         refuse_holders(structure, "An argument is an object whose tensors cannot be seen")
     try:
@@ -110,11 +93,7 @@ def _further(findings: Explanation, said: str) -> str:
 @one_at_a_time()
 @forgetting_sources()
 def explain(request: Request) -> Explanation:
-    """List what a capture of this module would refuse, freeze or leave out.
-
-    Args:
-        request: with ``examples``; the module is unchanged afterwards.
-    """
+    """List what a capture of this module would refuse, freeze or leave out."""
     reads = ValueReads(real=True, collect=True)
     executed = _Executed()
     findings = Explanation()

@@ -18,11 +18,7 @@ _TRY = "Call the module on one micro-batch without poptorch to see the same fail
 
 @contextlib.contextmanager
 def explained(module: nn.Module) -> Iterator[None]:
-    """Let what ``forward`` raises pass, with a note; say what a capture refused in our own words.
-
-    The exception keeps its type and text, so that the user's ``except`` clauses work. Interrupts
-    and our own errors pass untouched.
-    """
+    """Let what ``forward`` raises pass, with a note; say in our words what cannot be captured."""
     try:
         yield
     except Error:

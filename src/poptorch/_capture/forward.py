@@ -37,35 +37,7 @@ Call = Callable[[Sequence[torch.Tensor]], Any]
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """What is to be captured.
-
-    Attributes:
-        module: the user's module; unchanged afterwards.
-        call: runs forward on the tensors of ``batch``, putting them back into the arguments.
-        tensors: the module's parameters and buffers by path.
-        state: their slots, in the same order.
-        batch: slots of the flat tensor arguments of one micro-batch.
-        trained: paths of the parameters that get a gradient; empty in inference.
-        training: whether a loss is looked for.
-        loss_scaling: the factors on the gradient's seed: numbers, or slots of inputs.
-        precision: number formats and rounding.
-        examples: makes the tensors of the first micro-batch, for a forward that branches on them.
-        replicas: how many there are; each evolves by itself what forward changes.
-        processes: that have as many replicas each.
-        apart: without lanes, why replicas run one after another.
-        lanes: how many micro-batches run side by side; their slots then have a leading lane
-            dimension, and each ``gradient.*`` is the sum over the lanes. None for one micro-batch.
-        anchors: (short name, tensor name) of tensors that come back beside the outputs; names that
-            no tensor of the forward and backward pass has are left to later stages.
-        module_scopes: whether tensors are named after the path of the module that made them.
-        grouped: by path, the group of each replica, for parameters whose leading dimension holds
-            one value per group; forward sees the value of its replica's group.
-        arguments: the structure of every argument, constants included, for explanations.
-        priced: whether the graph is looked at only: half stays as it was recorded, unrounded.
-        recompute: whether the backward pass computes activations again rather than keep them.
-        users: the module that the user has, of which ``module`` is a copy with the same tensors;
-            None if it is that one.
-    """
+    """What is to be captured."""
 
     module: nn.Module
     call: Call
@@ -99,16 +71,7 @@ class Request:
 
 @dataclass(eq=False)
 class Forward:
-    """One run of forward.
-
-    Attributes:
-        tensors: the tensors that it returned.
-        structure: what they were cut out of.
-        loss: the final loss, in training.
-        leaves: parameters and buffers by path, as they are afterwards.
-        names: what users call the tensors that modules returned.
-        hosts: the returned tensors that forward did not compute, by their place.
-    """
+    """One run of forward."""
 
     tensors: list[torch.Tensor]
     structure: trees.Structure
@@ -137,11 +100,7 @@ def refuse_holders(structure: trees.Structure, title: str) -> None:
 def _user_code(
     request: Request, context: CaptureContext, leaves: Mapping[str, torch.Tensor]
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Within the block user code computes as programs do, and so does what it runs again later.
-
-    Yields:
-        What forward reassigns, after the block.
-    """
+    """Within the block user code computes as programs do, and so does what it runs again later."""
     with (
         swapped(request.tensors, leaves, request.users) as reassigned,
         answering(context.reads),

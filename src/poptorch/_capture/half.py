@@ -1,10 +1,4 @@
-"""Matrix products and convolutions of half tensors: computed in single precision, rounded once.
-
-Torch's own kernels for them are 5 to 80 times slower than float32's on processors without half
-arithmetic; the conversions cost next to nothing, and the sums are as precise. Other operators keep
-torch's half kernels, which load and store half and compute in float32 as well.
-Source: PopTorch user guide, "Half / float 16 support".
-"""
+"""Matrix products and convolutions of half tensors: computed in single precision, rounded once."""
 
 from __future__ import annotations
 
@@ -34,11 +28,7 @@ _IN_SINGLE: dict[Any, tuple[int, ...] | None] = {
 
 
 def rules(stochastic: bool) -> Rules:
-    """Return by operator how it is computed instead; ``NotImplemented`` leaves it as it is.
-
-    Args:
-        stochastic: round at random from float32 to float16, wherever that happens.
-    """
+    """Return by operator how it is computed instead; ``NotImplemented`` leaves it as it is."""
     narrow: Round = _at_random if stochastic else _to_nearest
     table = {operator: _in_single(operator, half, narrow) for operator, half in _IN_SINGLE.items()}
     if stochastic:

@@ -1,8 +1,4 @@
-"""Weights that forward reaches by another way than the attribute that they are registered under.
-
-A list or dict of parameters holds the user's own tensors, which no graph follows: what is computed
-with one would be computed with its value of now, for good, and it would not be trained.
-"""
+"""Weights that forward reaches by another way than the attribute that they are registered under."""
 
 from __future__ import annotations
 
@@ -17,12 +13,7 @@ from .swap import Tied
 
 
 class Held(TorchFunctionMode):
-    """Within it functions of torch take traced tensors in the place of the user's own.
-
-    Args:
-        places: the module's tensors by path.
-        values: the traced ones, by path.
-    """
+    """Within it functions of torch take traced tensors in the place of the user's own."""
 
     def __init__(self, places: Mapping[str, Tied], values: Mapping[str, torch.Tensor]) -> None:
         super().__init__()
@@ -48,15 +39,7 @@ class Held(TorchFunctionMode):
 
 
 def refuse_held(constants: Sequence[torch.Tensor], trained: Mapping[str, torch.Tensor]) -> None:
-    """Refuse constants that are parts of trained weights.
-
-    Args:
-        constants: tensors of the surroundings that a graph uses.
-        trained: the user's weights by path.
-
-    Raises:
-        Error: one shares memory with a weight.
-    """
+    """Refuse constants that are parts of trained weights."""
     paths = {_storage(tensor): path for path, tensor in trained.items() if tensor.numel()}
     for constant in constants:
         path = paths.get(_storage(constant)) if constant.numel() else None

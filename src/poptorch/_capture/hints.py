@@ -1,7 +1,4 @@
-"""Reading the hints that operators left in a recorded graph, and taking them away.
-
-Sources: PopTorch user guide, "PopTorch ops" and "Features".
-"""
+"""Reading the hints that operators left in a recorded graph, and taking them away."""
 
 from __future__ import annotations
 
@@ -46,19 +43,7 @@ def lower_hints(
     outputs: Sequence[Slot],
     groups: Mapping[int, Group],
 ) -> dict[str, str]:
-    """Check every hint of a recorded graph, note what it says on nodes, and remove it.
-
-    Args:
-        graph: changed in place.
-        inputs, outputs: what its placeholders and returned values are.
-        groups: the groups of convolutions.
-
-    Returns:
-        The mode of each input and output that moves while the program computes, by slot key.
-
-    Raises:
-        Error: a mark stands where it means nothing.
-    """
+    """Check every hint of a recorded graph, note what it says on nodes, and remove it."""
     marked = [node for node in graph.nodes if node.target is hint]
     borders = _Borders(graph, inputs, outputs)
     overlaps: dict[str, str] = {}

@@ -1,10 +1,4 @@
-"""Lanes: several micro-batches side by side, as a vmap axis inside the traced step.
-
-Weights are not batched, so that every operator sees all lanes at once; gradients taken outside the
-vmap are sums over the lanes. Running statistics of batch norms start from the same value in every
-lane and are put together as if the lanes had come one after another. Whatever cannot be vectorised
-raises ``NotVectorisable``, and the caller captures a single micro-batch instead.
-"""
+"""Lanes: several micro-batches side by side, as a vmap axis inside the traced step."""
 
 from __future__ import annotations
 
@@ -39,17 +33,7 @@ def run_lanes(
     batch: Sequence[torch.Tensor],
     leaves: Mapping[str, torch.Tensor],
 ) -> Forward:
-    """Run forward on all lanes at once.
-
-    Args:
-        request: with ``lanes``.
-        batch: tensors with a leading lane dimension.
-        leaves: parameters and buffers; a statistic that every replica evolves by itself has a
-            leading replica dimension.
-
-    Raises:
-        NotVectorisable: forward does something that has no vectorised form.
-    """
+    """Run forward on all lanes at once."""
     lanes = request.lanes
     assert lanes is not None
     if request.grouped or request.anchors:

@@ -17,11 +17,7 @@ from .._base.source import is_user_file
 
 
 def noting_lines() -> contextlib.AbstractContextManager[None]:
-    """Within the block nodes that this thread makes note where in a ``forward`` of the user's.
-
-    Torch's own way notes the frames of all of them, with the text of their lines: it looks at some
-    hundred frames for each node, which took a sixth of a capture.
-    """
+    """Within the block nodes that this thread makes note where in a ``forward`` of the user's."""
     thread, stacks = threading.get_ident(), _Stacks()
 
     def create_node(

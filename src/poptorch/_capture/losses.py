@@ -1,7 +1,4 @@
-"""Finding the loss: torch's own losses by what they are, ``identity_loss`` by its mark.
-
-Source: PopTorch user guide, "PopTorch ops" and "Features".
-"""
+"""Finding the loss: torch's own losses by what they are, ``identity_loss`` by its mark."""
 
 from __future__ import annotations
 
@@ -64,17 +61,7 @@ class LossFinder(TorchFunctionMode):
         self.candidates.append(Candidate(loss, name, source.calling_line()))
 
     def final_loss(self, model: nn.Module, returned: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the one loss that feeds no other.
-
-        Args:
-            model: for messages.
-            returned: the tensors that ``forward`` returned.
-
-        Raises:
-            Error: there is none, or there are several independent ones; or what is returned was
-                made of it, and it is not returned itself: the user sees one number go down while
-                training follows another.
-        """
+        """Return the one loss that feeds no other."""
         if not self.candidates:
             raise Error(
                 "Couldn't find a loss in graph",

@@ -1,7 +1,4 @@
-"""One micro-batch of the user's module as a Graph: forward, loss, backward, buffer updates.
-
-Source: PopTorch user guide, "Features".
-"""
+"""One micro-batch of the user's module as a Graph: forward, loss, backward, buffer updates."""
 
 from __future__ import annotations
 
@@ -36,20 +33,7 @@ from .value_reads import BranchOnData, ValueReads
 
 @dataclass(frozen=True, eq=False)
 class Micro:
-    """What a capture found.
-
-    Attributes:
-        graph: ``param.* buffer.* constant.* batch.*`` (and ``hyper.loss_scaling``) to
-            ``loss.* output.*``, ``gradient.*``, and new values of what forward changed in place.
-        constants: tensors that the module holds outside parameters and buffers, by slot key.
-        outputs: the structure that forward returned, tensors cut out.
-        host_outputs: returned tensors that forward did not compute, by their place among all.
-        names: of the tensors that can be anchored.
-        overlaps: mode of each input and output that moves while it computes, by slot key.
-        visits: the blocks that forward entered, in order; nodes are labelled with their indices.
-        exchanging: whether replicas exchange something, so that they must run side by side.
-        decided: state whose values decided a Python branch.
-    """
+    """What a capture found."""
 
     graph: Graph
     constants: Mapping[str, torch.Tensor]
@@ -228,15 +212,7 @@ class _Recording:
 
 
 def capture(request: Request) -> Micro:
-    """Trace one micro-batch of a module, or several as lanes.
-
-    Forward runs on tensors without data. If it branches on values of inputs, or of state that it
-    changes, it runs once more, on those of the first micro-batch.
-
-    Raises:
-        Error: no loss or several, a reassigned buffer, or something that cannot be captured.
-        NotVectorisable: with lanes only: capture a single micro-batch instead.
-    """
+    """Trace one micro-batch of a module, or several as lanes."""
     mode = trace.fake_mode()
     inputs = [trace.fake_tensor(mode, slot.shape, slot.dtype) for slot in request.inputs]
     try:
@@ -339,10 +315,7 @@ def _evolving(graph: Graph, replicas: int) -> Graph:
 
 
 def _without_unchanged(graph: Graph) -> Graph:
-    """Drop the returned inputs that forward did not change, and inputs that nothing reads.
-
-    State that is written without being read stays: a graph changes what it takes and returns.
-    """
+    """Drop the returned inputs that forward did not change, and inputs that nothing reads."""
     placeholders = dict(zip((s.key for s in graph.inputs), graph.placeholders, strict=True))
     kept = [
         (slot, node)

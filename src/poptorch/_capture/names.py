@@ -16,12 +16,7 @@ from .._ops.annotate import recorder
 
 
 class Names:
-    """Collects the named tensors of one capture.
-
-    Args:
-        module: the module that is captured.
-        scopes: whether the path of the module that made a tensor is part of its name.
-    """
+    """Collects the named tensors of one capture."""
 
     def __init__(self, module: nn.Module, scopes: bool) -> None:
         self._paths = {sub: path for path, sub in module.named_modules()} if scopes else {}

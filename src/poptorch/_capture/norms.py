@@ -1,8 +1,4 @@
-"""Batch norms that average over all batches so far (``momentum=None``), without reading a number.
-
-Torch's own ``forward`` turns the count of batches into a Python number, which a program would have
-compiled in for good.
-"""
+"""Batch norms that average over all batches so far (``momentum=None``) as tensors."""
 
 from __future__ import annotations
 

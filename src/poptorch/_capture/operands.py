@@ -1,8 +1,4 @@
-"""Products whose operands have different types: torch refuses these when they run, not before.
-
-Tensors without values pass, and compiled code fails with words of its own. Torch itself refuses
-convolutions and products of batches of matrices already while they are captured.
-"""
+"""Products whose operands have different types: torch refuses these when they run, not before."""
 
 from __future__ import annotations
 
@@ -25,11 +21,7 @@ _OPERANDS = {
 
 
 def refuse_mixed(graph: fx.Graph) -> None:
-    """Refuse products of tensors of different types.
-
-    Raises:
-        Error: there is one.
-    """
+    """Refuse products of tensors of different types."""
     for node in graph.nodes:
         count = _OPERANDS.get(node.target, 0)
         values = [arg.meta["val"] for arg in node.args[:count] if isinstance(arg, fx.Node)]

@@ -1,8 +1,4 @@
-"""Context managers of other packages, entered while ``forward`` is captured.
-
-Packages for graph networks swap functions whose shapes depend on values in them.
-Source: PopTorch user guide, "PopTorch ops".
-"""
+"""Context managers of other packages, entered while ``forward`` is captured."""
 
 from __future__ import annotations
 

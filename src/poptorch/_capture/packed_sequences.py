@@ -1,8 +1,4 @@
-"""Packed sequences whose lengths are constants: every size in them is then known.
-
-``nn.utils.rnn`` packs rows of different lengths by values; with a list of lengths, or a tensor that
-is a constant, those are values of the capture.
-"""
+"""Packed sequences whose lengths are constants: every size in them is then known."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Hooks on the gradients of parameters: they become part of the backward pass.
-
-As in torch, a hook sees the gradient of one micro-batch, before gradients are added up.
-"""
+"""Hooks on the gradients of parameters: they become part of the backward pass."""
 
 from __future__ import annotations
 
@@ -22,16 +19,7 @@ def hooks_of(parameter: torch.Tensor) -> tuple[Callable[..., Any], ...]:
 
 
 def register(request: Request, leaves: Mapping[str, torch.Tensor]) -> None:
-    """Put the hooks of the parameters that are trained on the tensors that stand for them.
-
-    Args:
-        request: what is captured.
-        leaves: what forward sees of parameters and buffers, by path.
-
-    Raises:
-        Error: a hook waits for the whole gradient in ``grad``.
-        NotVectorisable: lanes, whose gradients come as one sum.
-    """
+    """Put the hooks of the parameters that are trained on the tensors that stand for them."""
     for path in sorted(request.trained & leaves.keys()):
         parameter = request.tensors[path].tensor
         if parameter._post_accumulate_grad_hooks:

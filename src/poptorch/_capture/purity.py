@@ -73,10 +73,7 @@ def without_autocast() -> contextlib.AbstractContextManager[None]:
 
 
 def _is_pure(graph: fx.Graph, inputs: Tensors, runs: bool) -> bool:
-    """Tell whether the second pass would change nothing; gives the placeholders their values.
-
-    It removes writes, computes half in single precision and goes into loops and branches.
-    """
+    """Tell whether the second pass would change nothing; gives the placeholders their values."""
     for placeholder, value in zip(graph.find_nodes(op="placeholder"), inputs, strict=True):
         placeholder.meta["val"] = value
     return all(_stays(node, runs) for node in graph.nodes)

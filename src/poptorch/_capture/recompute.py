@@ -1,11 +1,4 @@
-"""Recomputation: the backward pass computes activations again instead of keeping them.
-
-What stays in memory from the forward pass is inputs, what is returned, random draws, effects, what
-passes from one block to another, and what ``recomputationCheckpoint`` marked. Everything else that
-a backward node reads is computed again from these in the block it belongs to, just before its
-first use; so with one checkpoint per layer only one layer's activations are alive at a time. Values
-do not change. Source: PopTorch user guide, "PopTorch ops".
-"""
+"""Recomputation: the backward pass computes activations again instead of keeping them."""
 
 from __future__ import annotations
 
@@ -88,12 +81,7 @@ def _crosses(node: fx.Node, user: fx.Node) -> bool:
 
 
 class _Copies:
-    """Copies of forward nodes in the backward pass, made where they are first needed.
-
-    Compilers would find that a copy computes what is there already, or that it can be computed
-    early. So a chain of copies starts from a value that goes through a barrier, an operator that
-    also waits for the gradient at hand.
-    """
+    """Copies of forward nodes in the backward pass, made where they are first needed."""
 
     def __init__(self, kept: set[fx.Node]) -> None:
         self.kept = kept
@@ -109,10 +97,7 @@ class _Copies:
             self._gradients[label_of(node).visit] = node
 
     def made_for(self, reader: fx.Node, source: fx.Node) -> fx.Node:
-        """Return a copy of a forward node that stands before its reader.
-
-        Readers come in the order of execution, so a copy that exists does.
-        """
+        """Return a copy of a forward node that stands before its reader."""
         pending = [source]
         while pending:
             node = pending[-1]

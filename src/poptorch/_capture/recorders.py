@@ -1,8 +1,4 @@
-"""The graphs that are being recorded, and where a tensor stands in them.
-
-Control flow records the graph of a body while that of its surroundings waits; a tensor of the
-surroundings is found in theirs.
-"""
+"""The graphs that are being recorded, and where a tensor stands in them."""
 
 from __future__ import annotations
 
@@ -45,12 +41,7 @@ def within(surroundings: tuple[Any, ...]) -> Iterator[None]:
 
 
 def recorded(tensor: torch.Tensor) -> tuple[fx.Node, torch.nn.Module] | None:
-    """Find a tensor in a graph that is being recorded.
-
-    Returns:
-        Its node, and the module that holds what the graph reads from outside; None if it is not
-        recorded.
-    """
+    """Find a tensor in a graph that is being recorded."""
     for recorder in recorders():
         slot = private.get_proxy_slot(tensor, recorder, None)
         if slot is not None:

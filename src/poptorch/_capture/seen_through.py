@@ -1,11 +1,4 @@
-"""What torch puts around parts of forward and a program has no use for: captured without it.
-
-A program is compiled as a whole, so that ``torch.compile`` inside of it adds nothing. Torch's older
-checkpoints ("reentrant") start a backward pass inside of the one that is captured, which torch
-refuses; the newer ones compute the same. What checkpoints run again, in the backward pass, runs
-under the same rules as the first time: on traced weights, cast as operands are there. Source:
-PyTorch documentation, "torch.compile" and "torch.utils.checkpoint".
-"""
+"""What torch puts around parts of forward and a program has no use for: captured without it."""
 
 from __future__ import annotations
 
@@ -24,11 +17,7 @@ from .._base import private
 
 @contextlib.contextmanager
 def seen_through(again: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
-    """Within the block compiled functions run as they were written, checkpoints are the newer.
-
-    Args:
-        again: makes what this thread's checkpoints of the block run in when they run again later.
-    """
+    """Within the block compiled functions run as they were written, checkpoints are the newer."""
     over, thread = False, threading.get_ident()
 
     def checkpointed(

@@ -11,10 +11,7 @@ from .._base import private
 
 @contextlib.contextmanager
 def forgetting_sources() -> Iterator[None]:
-    """Forget at the end what was kept within: 0.1 MB for each model that is wrapped.
-
-    Tracebacks through a graph then name its line without showing it. Usable as a decorator.
-    """
+    """Forget at the end what was kept within: 0.1 MB for each model that is wrapped."""
     try:
         kept = private.loader.eval_cache
     except private.Gone as gone:

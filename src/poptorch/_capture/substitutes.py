@@ -1,7 +1,4 @@
-"""Functions of torch that mean something else, or need more, in a program of fixed shapes.
-
-Source: PopTorch user guide, "IPU supported operations" and "PopTorch ops".
-"""
+"""Functions of torch that mean something else, or need more, in a program of fixed shapes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Traced tensors in the place of a module's parameters and buffers; reassignment noticed.
-
-Batch normalisation counts its batches by reassigning a buffer; it is exempt from the check, as in
-PopTorch (PopTorch user guide, "Features").
-"""
+"""Traced tensors in the place of a module's parameters and buffers; reassignment noticed."""
 
 from __future__ import annotations
 
@@ -38,12 +34,7 @@ class Tied:
 
 
 def tensors_of(module: nn.Module, values: bool = True) -> dict[str, Tied]:
-    """Return parameters, then buffers, by qualified name; a tied one once, with all its places.
-
-    Args:
-        module: where they are.
-        values: what they hold is going to be read, so that it has to come from a device first.
-    """
+    """Return parameters, then buffers, by qualified name; a tied one once, with all its places."""
     items = operator.methodcaller("items") if values else dict.items
     by_identity: dict[int, tuple[str, Tied]] = {}
     for holder in _HOLDERS:
@@ -63,19 +54,7 @@ def tensors_of(module: nn.Module, values: bool = True) -> dict[str, Tied]:
 def swapped(
     places: Mapping[str, Tied], values: Mapping[str, torch.Tensor], users: nn.Module | None = None
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Within the block this thread finds ``values`` in the module; others find its own tensors.
-
-    Args:
-        places: the module's tensors by path.
-        values: what stands in their places, by path.
-        users: a module whose dicts of tensors the first one shares.
-
-    Yields:
-        A dict that, after the block, holds what each tensor of a batch norm was reassigned to.
-
-    Raises:
-        Error: ``forward`` reassigned or removed a parameter or buffer.
-    """
+    """Within the block this thread finds ``values`` in the module; others find its own tensors."""
     seen: dict[int, dict[str, torch.Tensor]] = {}  # by the dict that they stand in
     for path, tied in places.items():
         for owner, holder, name in tied.places:

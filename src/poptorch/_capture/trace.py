@@ -1,9 +1,4 @@
-"""From a Python function over tensors to a pure ATen graph, in two passes.
-
-The first runs the function once on fake tensors with autograd recording, so hooks,
-``autograd.Function`` and in-place updates mean what they mean in torch. The second (``purity``)
-removes mutation from what was recorded, where there is any, which gives a functional graph.
-"""
+"""From a Python function over tensors to a pure ATen graph, in two passes."""
 
 from __future__ import annotations
 
@@ -33,10 +28,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 def fake_mode() -> Any:
-    """Return a mode in which tensors have shapes but no data; one per capture.
-
-    Tensors that the user's module holds outside parameters and buffers enter as constants.
-    """
+    """Return a mode in which tensors have shapes but no data; one per capture."""
     # Control flow operators want an environment for sizes; every size here is a plain number.
     sizes = private.ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
     return private.FakeTensorMode(allow_non_fake_inputs=True, shape_env=sizes, static_shapes=True)
@@ -95,11 +87,7 @@ def over_packed(function: Any, data: torch.Tensor, sizes: list[int], *rest: Any)
 
 @contextlib.contextmanager
 def vectorising() -> Iterator[None]:
-    """Within the block operators without a vectorised form are replaced, or refused.
-
-    Attention is spelled out in matrix products, recurrent layers in their steps. Torch's own
-    stopgap for operators without a rule, a loop over the lanes, is made an error.
-    """
+    """Within the block operators without a vectorised form are replaced, or refused."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH), _Recurrent(by_hand=True):
@@ -186,10 +174,7 @@ def trace_part(
     edit: Callable[[fx.Graph], None],
     stochastic: bool,
 ) -> tuple[fx.GraphModule, list[torch.Tensor]]:
-    """Trace a part of a function that is being traced; as ``trace``.
-
-    The constants are the very tensors of the surroundings that the part uses.
-    """
+    """Trace a part of a function that is being traced; as ``trace``."""
     with within(recorders()), private.disable_proxy_modes_tracing():
         mode = _mode_of(inputs)
         with mode:
@@ -229,11 +214,7 @@ def is_traced(tensor: torch.Tensor) -> bool:
 
 
 def untraced() -> contextlib.AbstractContextManager[None]:
-    """Within the block real work is done even while a capture is in progress.
-
-    The garbage collector may finish an executor, which copies its weights to the host, at any
-    moment, and another trained model may be read inside ``forward``.
-    """
+    """Within the block real work is done even while a capture is in progress."""
     try:
         active: contextlib.AbstractContextManager[None] = private.disable_current_modes()
     except private.Gone as gone:

@@ -1,11 +1,4 @@
-"""What happens where ``forward`` asks for the value of a tensor.
-
-Constants answer. A Python branch on weights and buffers that stay as they are, such as a mask, is
-decided by these; on anything else by the first inputs, for good: the capture starts again on their
-real values, and says so. Numbers, lists and arrays cannot be had,
-because a program that has them compiled in would be wrong for other inputs.
-Source: PopTorch user guide, "PopTorch ops" and "Features".
-"""
+"""What happens where ``forward`` asks for the value of a tensor."""
 
 from __future__ import annotations
 
@@ -57,20 +50,12 @@ def dynamic_shape(operator: str, line: str | None) -> Uncapturable:
 
 
 class BranchOnData(BaseException):
-    """Forward branches on values that the capture does not have yet.
-
-    No ``except Exception`` of the user's may swallow it.
-    """
+    """Forward branches on values that the capture does not have yet."""
 
 
 @dataclass(frozen=True)
 class Read:
-    """One place where forward asks for a value.
-
-    Attributes:
-        what: how it asks, for instance ``.item()``.
-        line: the user's line, described.
-    """
+    """One place where forward asks for a value."""
 
     what: str
     line: str | None
@@ -78,18 +63,7 @@ class Read:
 
 @dataclass(eq=False)
 class ValueReads:
-    """Answers forward's questions for values.
-
-    Attributes:
-        real: whether tensors carry the values of the first inputs.
-        state: weights and buffers that are not trained, by their place among the inputs.
-        relied: those of them that decided a branch, with its line.
-        collect: note forbidden questions and answer them, rather than raise errors.
-        branches: where the path was decided by the first inputs.
-        forbidden: where numbers were asked for, when collecting.
-        printed: lines that print tensors.
-        shapes: operators with results whose shapes depend on values, when collecting.
-    """
+    """Answers forward's questions for values."""
 
     real: bool = False
     state: Mapping[int, torch.Tensor] = field(default_factory=dict)

@@ -1,8 +1,4 @@
-"""The active block while ``forward`` is captured, and the labels that nodes get from it.
-
-The tracer copies ``custom`` of torch's current meta to every node it creates, and keeps it when a
-graph is replayed; that is all that is used of it here.
-"""
+"""The active block while ``forward`` is captured, and the labels that nodes get from it."""
 
 from __future__ import annotations
 
@@ -157,11 +153,7 @@ def _following_modules(root: nn.Module, mine: Recorder) -> Iterator[None]:
 
 
 def follow_backward(loss: torch.Tensor) -> None:
-    """Let the nodes of the backward pass say which forward node they differentiate.
-
-    Torch's hooks give them its sequence number. That what is made between the calls of autograd's
-    functions differentiates nothing, they do not tell in every version; the hooks here do.
-    """
+    """Let the nodes of the backward pass say which forward node they differentiate."""
     if loss.grad_fn is None:
         return
     try:
@@ -191,11 +183,7 @@ def copy_to_backward(graph: fx.Graph) -> None:
 
 
 def origins(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """Return, for nodes of the backward pass, the forward node that each differentiates.
-
-    Both carry the sequence number of the same autograd function. An operator that makes several
-    of those is labelled by the last. Additions of gradients have no number: theirs stays open.
-    """
+    """Return, for nodes of the backward pass, the forward node that each differentiates."""
     forward: dict[int, fx.Node] = {}
     for node in graph.nodes:  # later nodes with the same number made no function of their own
         if "seq_nr" in node.meta and not label_of(node).backward:

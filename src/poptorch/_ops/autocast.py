@@ -1,7 +1,4 @@
-"""``poptorch.autocast``: torch's own, which a capture may switch off or give other rules.
-
-Source: PopTorch user guide, "PopTorch ops".
-"""
+"""``poptorch.autocast``: torch's own, which a capture may switch off or give other rules."""
 
 from __future__ import annotations
 
@@ -25,12 +22,7 @@ _settings: ContextVar[tuple[bool, Rules]] = ContextVar("poptorch_autocast", defa
 
 @contextlib.contextmanager
 def autocasting(enabled: bool, rules: Rules) -> Iterator[None]:
-    """Within the block ``autocast`` follows the settings of a model.
-
-    Args:
-        enabled: whether it does anything.
-        rules: empty for torch's own choice of functions.
-    """
+    """Within the block ``autocast`` follows the settings of a model."""
     token = _settings.set((enabled, rules))
     try:
         yield
@@ -39,16 +31,7 @@ def autocasting(enabled: bool, rules: Rules) -> Iterator[None]:
 
 
 class autocast(contextlib.ContextDecorator):  # noqa: N801 (PopTorch's name)
-    """Compute matrix products and convolutions in half, within a block or a decorated function.
-
-    A context manager and a decorator of releases 2.1 to 3.0; today a thin layer over
-    ``torch.autocast``, which can be used instead. ``options.Precision.autocastEnabled(False)``
-    takes its effect away, ``options.Precision.autocastPolicy`` chooses the functions.
-
-    Args:
-        enabled: False switches an outer one off within the block.
-        dtype: the half type, ``torch.float16`` or ``torch.bfloat16``.
-    """
+    """Compute matrix products and convolutions in half, within a block or a decorated function."""
 
     def __init__(self, enabled: bool = True, dtype: torch.dtype = torch.float16) -> None:
         _warn()

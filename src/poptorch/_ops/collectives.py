@@ -1,9 +1,4 @@
-"""What replicas exchange. They are lanes: whole tensors of every replica, side by side.
-
-In forward a replica sees its own tensor; the formulas here see those of all, with leading
-dimensions (steps, replicas), and what each replica gets has them too.
-Source: W. Gropp et al., "Using MPI", chapter on collective operations.
-"""
+"""What replicas exchange."""
 
 from __future__ import annotations
 
@@ -70,10 +65,7 @@ class Collective:
 
 
 def all_gather() -> Collective:
-    """Every replica gets the tensors of all; its gradient is its own part of its result's.
-
-    The gradients of the results are taken to be the same on all replicas, and are not added up.
-    """
+    """Every replica gets the tensors of all; its gradient is its own part of its result's."""
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         return x.unsqueeze(1).expand(x.shape[0], x.shape[1], *x.shape[1:])

@@ -14,15 +14,7 @@ from torch import fx
 
 @dataclass(frozen=True, eq=False)
 class Replicas:
-    """The data-parallel copies of a model.
-
-    Attributes:
-        count: how many there are.
-        lane: where they run side by side, any tensor of one lane only; replicas are the faster
-            part of the lanes.
-        apart: where they do not, why.
-        processes: that have as many each.
-    """
+    """The data-parallel copies of a model."""
 
     count: int = 1
     lane: torch.Tensor | None = None
@@ -61,12 +53,7 @@ class Listener(Protocol):
     def group(
         self, options: Mapping[str, tuple[Any, ...]], where: str | None
     ) -> contextlib.AbstractContextManager[None]:
-        """Within the block convolutions belong to one group.
-
-        Args:
-            options: per name one value, or one per convolution.
-            where: the user's line.
-        """
+        """Within the block convolutions belong to one group."""
         ...
 
     def paused(self) -> contextlib.AbstractContextManager[None]:
@@ -76,16 +63,7 @@ class Listener(Protocol):
     def body(
         self, function: Callable[..., Any], inputs: Sequence[torch.Tensor]
     ) -> tuple[fx.GraphModule, list[torch.Tensor]]:
-        """Capture a part that the program runs any number of times, or perhaps not at all.
-
-        Args:
-            function: called once, with copies of the inputs; returns a list of tensors.
-            inputs: tensors of the sizes that it will get.
-
-        Returns:
-            A pure graph, and the tensors of its surroundings that it uses: they are its arguments
-            after the inputs.
-        """
+        """Capture a part that the program runs any number of times, or perhaps not at all."""
         ...
 
 

@@ -17,14 +17,7 @@ Function = Callable[..., list[torch.Tensor]]
 def repeat(
     count: int, body: fx.GraphModule, inputs: Tensors, captured: Tensors
 ) -> list[torch.Tensor]:
-    """Record a loop that runs a traced body ``count`` times.
-
-    Args:
-        count: how often.
-        body: of the inputs, then the captured tensors; its outputs are the next inputs.
-        inputs: the first inputs.
-        captured: tensors that stay the same.
-    """
+    """Record a loop that runs a traced body ``count`` times."""
 
     def more(done: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
         return done < count

@@ -14,13 +14,7 @@ _NONE = -1  # the last label of the empty prefix, and the parent of a prefix out
 
 @dataclass
 class _Beam:
-    """The best prefixes so far; one entry of every array for each.
-
-    Attributes:
-        labels: the prefix itself.
-        blank, label: log-probability of all alignments that end with the blank, and with the
-            prefix's last label.
-    """
+    """The best prefixes so far; one entry of every array for each."""
 
     labels: list[tuple[int, ...]]
     blank: np.ndarray

@@ -1,8 +1,4 @@
-"""Operators that users register under a name, a domain and a version.
-
-A program calls them through two operators of ours, one for the values and one for the gradient, so
-that nothing of the user's function is looked into and it may do as it likes.
-"""
+"""Operators that users register under a name, a domain and a version."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""Products of groups of rows with matrices of their own, as mixtures of experts need them.
-
-Torch's operator computes them for every type but tells its shapes for bfloat16 only, so that it
-cannot be traced; and it wants rows that begin at multiples of 16 bytes. Here the groups are
-multiplied one after another. How many rows belong to a group is known only when the program runs.
-Source: ``torch.nn.functional.grouped_mm``.
-"""
+"""Products of groups of rows with matrices of their own, as mixtures of experts need them."""
 
 from __future__ import annotations
 

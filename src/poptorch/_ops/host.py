@@ -17,12 +17,7 @@ _sites: dict[str, Site] = {}
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """One place of a program that calls the host.
-
-    Attributes:
-        function: takes and returns lists of CPU tensors.
-        outputs: shape and dtype of each result.
-    """
+    """One place of a program that calls the host."""
 
     function: Callable[[list[torch.Tensor]], list[torch.Tensor]]
     outputs: tuple[tuple[tuple[int, ...], torch.dtype], ...]

@@ -1,9 +1,4 @@
-"""Identities that stand for something: ``nop``, and hints that a capture reads and takes away.
-
-A hint is an operator only between recording and cleaning. It carries a kind, a value and the user's
-line; what they say ends up on the node that made the tensor, so that hints cost nothing when the
-program runs.
-"""
+"""Identities that stand for something: ``nop``, and hints that a capture reads and takes away."""
 
 from __future__ import annotations
 

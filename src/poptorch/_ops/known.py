@@ -26,14 +26,7 @@ def distances(a: torch.Tensor, b: torch.Tensor, norm: float) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Format:
-    """A floating-point format, as IEEE 754 has them: the largest exponent is not for numbers.
-
-    Attributes:
-        exponent_bits: from 2 to 5.
-        mantissa_bits: from 0 to 10, those that are stored.
-        stochastic: values are rounded at random, so that the expectation is exact; else to the
-            nearest, and to the even one of two.
-    """
+    """A floating-point format, as IEEE 754 has them: the largest exponent is not for numbers."""
 
     exponent_bits: int
     mantissa_bits: int
@@ -64,14 +57,7 @@ class Format:
 def simulated_quantisation(
     x: torch.Tensor, form: Format, in_forward: bool, backward: str
 ) -> torch.Tensor:
-    """Quantise values, gradients, both or neither.
-
-    Args:
-        x: any floating-point type.
-        form: the format.
-        in_forward: whether values are quantised.
-        backward: "quantise" gradients, hand them on ("ste"), or "stop" them.
-    """
+    """Quantise values, gradients, both or neither."""
     value = form.quantised(x.detach()) if in_forward else x
     if backward == "stop":
         return value.detach()
@@ -82,14 +68,7 @@ def simulated_quantisation(
 
 @dataclass(frozen=True)
 class BlockSparse:
-    """A constant matrix of which some square blocks are not zero.
-
-    Attributes:
-        shape: rows and columns, in elements.
-        block: length of a block's edge.
-        rows, cols: of each block, counted in blocks; those of one place are added up.
-        values: of all blocks, one after another, each row by row.
-    """
+    """A constant matrix of which some square blocks are not zero."""
 
     shape: tuple[int, int]
     block: int

@@ -21,21 +21,15 @@ def define(
     vmap: Callable[..., Any] | None = None,
     tags: Sequence[torch.Tag] = (),
 ) -> Any:
-    """Define a functional operator.
+    """Define a functional operator; return its default overload.
 
     Args:
-        name: without the namespace.
-        schema: for instance ``"(Tensor x) -> Tensor"``; results must not share memory with
-            arguments, so that graphs can be reordered and updated in place.
-        kernel: computes it, on tensors of every device.
-        fake: gives the shape of the result and how it lies in memory, on tensors without data:
-            compiled code relies on both.
+        schema: its results must not share memory with arguments: graphs are reordered and updated
+            in place.
+        kernel: for tensors of every device.
+        fake: shapes and strides of the results: compiled code relies on both.
         backward, setup_context: as for ``torch.library.register_autograd``.
         vmap: as for ``torch.library.register_vmap``; None for one call per sample.
-        tags: what torch is to know of it.
-
-    Returns:
-        The operator's default overload: call it, and compare ``node.target`` with it.
     """
     qualified = f"{NAMESPACE}::{name}"
     torch.library.define(qualified, schema, tags=tags)

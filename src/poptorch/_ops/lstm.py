@@ -1,10 +1,4 @@
-"""The library's LSTM layer as one operator, whose batch may hold several lanes.
-
-Taken apart into its steps an LSTM of two layers and 32 steps is a graph of thousands of nodes that
-takes minutes to compile and runs no faster. oneDNN's layer is opaque to tracing: it keeps a
-workspace for its backward pass, of a size that only it knows, and only while autograd records.
-Here that workspace is a result like any other. Values and gradients are those of ``torch.lstm``.
-"""
+"""The library's LSTM layer as one operator, whose batch may hold several lanes."""
 
 from __future__ import annotations
 
@@ -34,10 +28,7 @@ def lstm(
     batch_first: bool,
     any_type: bool = False,
 ) -> Any:
-    """Compute ``torch.lstm`` layer by layer; ``NotImplemented`` where the library has no layer.
-
-    With ``any_type`` also for types that the library lacks, in a graph that is only looked at.
-    """
+    """Compute ``torch.lstm`` layer by layer; ``NotImplemented`` where the library has no layer."""
     directions = 2 if bidirectional else 1
     plain = has_biases and len(weights) == 4 * num_layers * directions  # no projections
     known = any_type or x.dtype == torch.float32

@@ -1,8 +1,4 @@
-"""A matrix product that is computed piece by piece. Source: PopTorch user guide, "PopTorch ops".
-
-Pieces are written into one result, so that temporaries are those of a single piece: the copies of
-operands that are broadcast over a batch, and those in float32 where half precision is kept.
-"""
+"""A matrix product that is computed piece by piece."""
 
 from __future__ import annotations
 
@@ -94,10 +90,7 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
 def _summed(
     lhs: torch.Tensor, rhs: torch.Tensor, shape: torch.Size, cut: str, factor: int, exact: bool
 ) -> torch.Tensor:
-    """A product summed over the dimensions of the batch that a shape lacks.
-
-    They become part of the dimension that a product sums over.
-    """
+    """A product summed over the dimensions of the batch that a shape lacks."""
     batch = _shape(lhs, rhs)[:-2]
     wanted = (*[1] * (len(batch) - len(shape) + 2), *shape[:-2])
     summed = [at for at, size in enumerate(batch) if wanted[at] < size]

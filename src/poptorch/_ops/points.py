@@ -1,4 +1,4 @@
-"""Farthest point sampling, one pick after another. Source: PopTorch user guide, "PopTorch ops"."""
+"""Farthest point sampling, one pick after another."""
 
 from __future__ import annotations
 

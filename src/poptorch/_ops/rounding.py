@@ -1,7 +1,4 @@
-"""Rounding to a narrower type at random, so that the expectation is the exact value.
-
-Source: PopTorch user guide, "Half / float 16 support".
-"""
+"""Rounding to a narrower type at random, so that the expectation is the exact value."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Operators that do something besides computing their result, and the order they do it in.
-
-Such an operator takes ``Tensor[] after``: results that must exist before it runs. Traced in
-program order and chained through it, effects keep their order under every compiler, which may
-otherwise move operators as the data allows. Unused ones are dead code like any other operator.
-"""
+"""Operators that do something besides computing their result, and the order they do it in."""
 
 from __future__ import annotations
 
@@ -24,11 +19,7 @@ AFTER = ", Tensor[] after) -> "
 def define_effect(
     name: str, schema: str, kernel: Callable[..., Any], fake: Callable[..., Any], **rest: Any
 ) -> Any:
-    """Define an operator with an effect; its last argument is ``after``.
-
-    It runs once per micro-batch, one micro-batch after another, so it cannot be batched over
-    several: ``vmap`` refuses it.
-    """
+    """Define an operator with an effect; its last argument is ``after``."""
     assert AFTER in schema, f"{name} needs an argument 'after'"
 
     def refuse(*_: object) -> None:

@@ -1,14 +1,4 @@
-"""Random streams: what a replica draws at a step does not depend on what runs beside it, or where.
-
-An iteration takes one number, its key, from the device's sequence. Each micro-batch of each replica
-then has a stream of its own, whose seed comes of the key, the step in the iteration and the number
-of the replica among those of all processes. So micro-batches draw the same numbers one after
-another, side by side and in any number of processes that have the same replicas.
-
-Torch's operators draw from one generator. Where micro-batches run side by side, ``draw`` takes
-their place, which fills the part of each lane from the lane's stream.
-Source: J. Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011 (counters).
-"""
+"""Random streams: what a replica draws at a step depends on nothing that runs concurrently."""
 
 from __future__ import annotations
 
@@ -26,25 +16,14 @@ _lanes: list[torch.Generator] = []  # in use by one program at a time, as torch'
 
 
 def next_key(state: torch.Tensor) -> tuple[int, torch.Tensor]:
-    """Return the key of the next iteration, and the state of the sequence after it.
-
-    Args:
-        state: of torch's generator.
-    """
+    """Return the key of the next iteration, and the state of the sequence after it."""
     generator = torch.Generator().set_state(state)
     key = torch.randint(1 << 62, (), generator=generator)
     return int(key), generator.get_state()
 
 
 def seed(key: int, step: int, replica: int, part: str = "") -> int:
-    """Return the seed of a stream.
-
-    Args:
-        key: of the iteration.
-        step: in it.
-        replica: its number among those of all processes.
-        part: of forward and backward, where they do not run in one go.
-    """
+    """Return the seed of a stream."""
     text = f"{key} {step} {replica} {part}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "little")
 
@@ -109,12 +88,7 @@ Drawn = tuple[str, float, float]
 
 
 def lane_by_lane(target: Any, args: Sequence[Any]) -> Drawn | None:
-    """Return what ``draw`` draws in the place of one of torch's operators; None if it cannot.
-
-    Args:
-        target: the operator.
-        args: its positional arguments.
-    """
+    """Return what ``draw`` draws in the place of one of torch's operators; None if it cannot."""
     rule = _RULES.get(target)
     if rule is None:
         return None

@@ -1,7 +1,4 @@
-"""A value whose gradient goes where, and as, a rule says.
-
-What forward computes and what backward does are then two plain functions of tensors.
-"""
+"""A value whose gradient goes where, and as, a rule says."""
 
 from __future__ import annotations
 
@@ -30,12 +27,6 @@ class _SurrogateGradient(torch.autograd.Function):
 
 
 def with_surrogate_gradient(value: torch.Tensor, carrier: torch.Tensor, rule: Rule) -> torch.Tensor:
-    """Return a value that hands its gradient to another tensor.
-
-    Args:
-        value: what is returned; it gets no gradient itself.
-        carrier: what gets the gradient.
-        rule: makes the carrier's gradient from the value's.
-    """
+    """Return a value that hands its gradient to another tensor."""
     result: torch.Tensor = _SurrogateGradient.apply(value.detach(), carrier, rule)  # type: ignore[no-untyped-call]
     return result
