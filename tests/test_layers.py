@@ -172,13 +172,13 @@ def test_the_table_of_private_names_is_what_is_used() -> None:
 
 
 def test_private_names_are_looked_up_when_used() -> None:
-    """Never while a module is imported, but in the one that is imported by who uses it."""
+    """Never while a module is imported."""
     early = {
         path.relative_to(PACKAGE).as_posix(): names
         for path in FILES
         if (names := {*lookups(ast.Module(_executed(parse(path)), []))} & set(private.ROWS))
     }
-    assert early == {"_capture/dispatch.py": {"TorchDispatchMode"}}
+    assert not early
 
 
 def _executed(tree: ast.Module) -> list[ast.stmt]:

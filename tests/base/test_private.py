@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import sys
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ import poptorch
 from helpers import programs
 from helpers.wrapped import normal, options
 from poptorch._base import private
-from poptorch._capture import substitutes
+from poptorch._capture import substitutes, value_reads
 from poptorch._compile import cache, helper
 from poptorch.backends.inductor import library
 from poptorch.backends.inductor.backend import Inductor
@@ -98,7 +97,7 @@ def test_capturing_without(name: str, monkeypatch) -> None:
     """An error with four parts that names the version, or the usual numbers."""
     wanted = usual()
     remove(name, monkeypatch)
-    monkeypatch.delitem(sys.modules, "poptorch._capture.dispatch", raising=False)
+    value_reads._dispatch_mode.cache_clear()
     got: torch.Tensor | poptorch.Error
     try:
         got = losses()

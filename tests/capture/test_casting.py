@@ -310,10 +310,10 @@ def test_recurrent_layers_follow_their_input(name, activation, weights, lanes):
 
 
 @pytest.mark.spec("precision", 4)
-def test_64_bit_types_come_back_as_32_bit_and_one_line_says_so(caplog, monkeypatch):
+def test_64_bit_types_come_back_as_32_bit_and_one_line_says_so(caplog):
     from poptorch._capture import micro
 
-    monkeypatch.setattr(micro, "_said", set())
+    micro.say_narrowed.cache_clear()
     caplog.set_level("INFO", logger="poptorch::python")
     whole, real = torch.arange(4) + 2**20, torch.randn(4, dtype=torch.float64)
     for _ in range(2):
@@ -333,10 +333,10 @@ def test_64_bit_types_come_back_as_32_bit_and_one_line_says_so(caplog, monkeypat
     ]
 
 
-def test_labels_are_no_reason_to_say_anything(caplog, monkeypatch):
+def test_labels_are_no_reason_to_say_anything(caplog):
     from poptorch._capture import micro
 
-    monkeypatch.setattr(micro, "_said", set())
+    micro.say_narrowed.cache_clear()
     caplog.set_level("INFO", logger="poptorch::python")
     got = infer(lambda x, y: x[y], rows(4, 3), torch.arange(4))
     assert got.dtype is FLOAT

@@ -12,7 +12,7 @@ from torch.fx import graph_module
 import poptorch
 from helpers.wrapped import options
 from helpers.wrapping import graph_of
-from poptorch._capture.sources import forgetting_sources
+from poptorch._capture.trace import forgetting_sources
 
 
 def test_only_what_is_new_is_forgotten() -> None:

@@ -8,7 +8,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
 import poptorch
-from poptorch._ops.lstm import lstm, lstm_layer
+from poptorch._ops.traceable import lstm, lstm_layer
 
 
 class _Ours(TorchFunctionMode):

@@ -2,16 +2,13 @@
 
 from .decisions import Decision
 from .explain import Explanation, capture, explain, search
-from .forward import Call, Request
+from .forward import Call, OverwriteContextManager, Request
 from .lanes import NotVectorisable, batch_norm_statistics
-from .micro import Micro, say_narrowed
-from .overwrite import OverwriteContextManager
-from .parameter_hooks import hooks_of
+from .micro import Micro, hooks_of, say_narrowed
 from .purity import without_autocast
 from .recompute import checkpoints, recomputed, with_fewer_checkpoints
-from .sources import forgetting_sources
-from .swap import Tied, tensors_of
-from .trace import untraced
+from .replaced import Tied, tensors_of
+from .trace import forgetting_sources, untraced
 
 __all__ = [
     "Call",

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
-from torch.overrides import TorchFunctionMode
 
-from .._base.threads import by_thread
 from .._base.trees import with_tensors
 from .._ir.spec import Precision
 from .losses import LOSS_FUNCTIONS
 
 Call = Callable[..., Any]
+Casted = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 # The weights of each layer, by position and by name; the activations are the first argument.
 _WEIGHTS: dict[Any, tuple[int, ...]] = {
@@ -67,35 +64,33 @@ _HEAD_WEIGHTS = (
 )  # fmt: skip
 
 
-class Casting(TorchFunctionMode):
-    """Within it the tensors of mixed calls are cast as PopTorch does."""
+class Casting:
+    """Casts the tensors of mixed calls as PopTorch does.
 
-    def __init__(self, precision: Precision, lanes: bool) -> None:
-        super().__init__()
-        self._lanes = lanes
+    The weights of a layer follow its activations; other mixtures of half and float become half
+    unless ``HalfUpcastToFloat`` is chosen. Torch promotes most and refuses the rest.
+    """
+
+    def __init__(self, precision: Precision) -> None:
         self._downcast = precision.half_float_downcast
         self._strided = precision.strided_group_norm
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if self._lanes and torch.is_autocast_enabled("cpu"):
-            raise NotImplementedError("autocast works on one micro-batch at a time")
+    def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Casted:
+        """Return what is to be called in the place of a function, and its arguments."""
         args, kwargs = self._in_one_type(_name(func), args, kwargs)
         if func in _RECURRENT:
             args = with_tensors(functools.partial(_like, activation=args[0]), args)
         elif func in _WEIGHTS:
             args, kwargs = _following(_WEIGHTS[func], args, kwargs)
             if self._strided and func in (F.group_norm, torch.group_norm):
-                return _strided_group_norm(*args, **kwargs)
+                func = _strided_group_norm
         elif func in (F.batch_norm, F.instance_norm):
-            return _with_statistics(func, *args, **kwargs)
+            func = functools.partial(_with_statistics, func)
         elif func is F.multi_head_attention_forward:
             args, kwargs = _heads(args, kwargs)
         elif func in _LABELS:
             args, kwargs = with_tensors(_as_index, (args, kwargs))
-        return func(*args, **kwargs)
+        return func, args, kwargs
 
     def _in_one_type(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -110,26 +105,6 @@ class Casting(TorchFunctionMode):
         if self._downcast and (name in _PROMOTING or name in _REFUSING):
             return _mixture_in(torch.float16, args, kwargs)
         return _mixture_in(torch.float32, args, kwargs) if name in _REFUSING else (args, kwargs)
-
-
-@contextlib.contextmanager
-def recurrent_inputs(root: nn.Module) -> Iterator[None]:
-    """Within the block recurrent layers take inputs of another type than their weights."""
-    layers = [part for part in root.modules() if isinstance(part, nn.RNNBase)]
-    changed = [layer for layer in layers if "check_input" not in layer.__dict__]
-    for layer in changed:
-        mine = functools.partial(_check_shape, layer)
-        layer.__dict__["check_input"] = by_thread(mine, layer.check_input)
-    try:
-        yield
-    finally:
-        for layer in changed:
-            del layer.__dict__["check_input"]
-
-
-def _check_shape(layer: nn.RNNBase, x: torch.Tensor, sizes: torch.Tensor | None) -> None:
-    dtype: Any = layer.weight_ih_l0.dtype
-    type(layer).check_input(layer, x.new_empty(x.shape, dtype=dtype, device="meta"), sizes)
 
 
 def _name(function: Any) -> str:

@@ -8,8 +8,7 @@ from typing import Any, NoReturn
 import torch
 
 from .._base.errors import Error
-from .constants import constant_value
-from .recorders import recorded
+from .recorded import constant_value, recorded
 
 aten = torch.ops.aten
 

@@ -21,8 +21,7 @@ from .._base.threads import one_at_a_time
 from . import micro
 from .capture_context import CaptureContext
 from .forward import Request, refuse_holders, run_forward
-from .sources import forgetting_sources
-from .trace import run_recorded
+from .trace import forgetting_sources, run_recorded
 from .value_reads import Uncapturable, ValueReads
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -17,49 +17,49 @@ from .._ir.loops import Lanes
 from .._ir.slots import Slot
 from .._ir.spec import Precision
 from .._ops import annotate
-from .._ops.autocast import autocasting
-from .._ops.context import listening
+from .._ops.context import autocasting, listening
 from .capture_context import CaptureContext
-from .casting import Casting, recurrent_inputs
 from .failures import explained
-from .held import Held
-from .names import Names
-from .norms import cumulative_averages
-from .overwrite import OverwriteContextManager
-from .seen_through import seen_through
-from .substitutes import unvalidated_distributions
-from .swap import Tied, swapped
+from .losses import final_loss
+from .overrides import Overrides
+from .replaced import Tied, replaced
 from .trace import is_traced
-from .value_reads import answering
 
 Call = Callable[[Sequence[torch.Tensor]], Any]
+Manager = Callable[[], contextlib.AbstractContextManager[object]]
 
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """What is to be captured."""
+    """What is to be captured; the module is unchanged afterwards."""
 
     module: nn.Module
-    call: Call
-    tensors: Mapping[str, Tied]
-    state: tuple[Slot, ...]
-    batch: tuple[Slot, ...]
-    trained: frozenset[str] = frozenset()
-    training: bool = False
-    loss_scaling: tuple[float | Slot, ...] = ()
+    call: Call  # runs forward on the tensors of ``batch``, putting them back into the arguments
+    tensors: Mapping[str, Tied]  # parameters and buffers by path
+    state: tuple[Slot, ...]  # their slots, in the same order
+    batch: tuple[
+        Slot, ...
+    ]  # of the flat tensor arguments; with lanes, all have a leading dimension
+    trained: frozenset[str] = frozenset()  # paths of the parameters that get a gradient
+    training: bool = False  # whether a loss is looked for
+    loss_scaling: tuple[float | Slot, ...] = ()  # factors on the gradient's seed
     precision: Precision = field(default_factory=Precision)
-    examples: Callable[[], list[torch.Tensor]] | None = None
-    replicas: int = 1
-    processes: int = 1
-    apart: str = "a single micro-batch is looked at"
-    lanes: Lanes | None = None
+    examples: Callable[[], list[torch.Tensor]] | None = None  # makes the first micro-batch
+    replicas: int = 1  # each evolves by itself what forward changes
+    processes: int = 1  # that have as many replicas each
+    apart: str = "a single micro-batch is looked at"  # why replicas run one after another
+    lanes: Lanes | None = None  # micro-batches side by side; gradients are then sums over them
+    # (short name, tensor name) of tensors that come back beside the outputs; names that no tensor
+    # of the forward and backward pass has are left to later stages.
     anchors: tuple[tuple[str, str], ...] = ()
-    module_scopes: bool = True
+    module_scopes: bool = True  # tensors are named after the path of the module that made them
+    # By path, the group of each replica, for parameters whose leading dimension holds one value per
+    # group; forward sees the value of its replica's group.
     grouped: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     arguments: Mapping[str, trees.Structure] = field(default_factory=dict)
-    priced: bool = False
+    priced: bool = False  # the graph is for an estimate, not to run
     recompute: bool = False
-    users: nn.Module | None = None
+    users: nn.Module | None = None  # a module whose dicts of tensors ``module`` shares
 
     @property
     def inputs(self) -> tuple[Slot, ...]:
@@ -73,12 +73,80 @@ class Request:
 class Forward:
     """One run of forward."""
 
-    tensors: list[torch.Tensor]
-    structure: trees.Structure
+    tensors: list[torch.Tensor]  # that it returned
+    structure: trees.Structure  # what they were cut out of
     loss: torch.Tensor | None
-    leaves: dict[str, torch.Tensor]
+    leaves: dict[str, torch.Tensor]  # parameters and buffers by path, as they are afterwards
     names: Names
-    hosts: dict[int, torch.Tensor]
+    hosts: dict[int, torch.Tensor]  # the returned tensors that it did not compute, by their place
+
+
+class Names:
+    """Collects the named tensors of one capture."""
+
+    def __init__(self, module: nn.Module, scopes: bool) -> None:
+        self._paths = {sub: path for path, sub in module.named_modules()} if scopes else {}
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._scoped: dict[str, str] = {}  # names of results with the user's name scopes
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """Every name, in the order of creation."""
+        return tuple(self._tensors)
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        """Name a tensor; a name that is taken gets a number behind it."""
+        free, number = name, 0
+        while free in self._tensors:
+            number += 1
+            free = f"{name}/{number}"
+        self._tensors[free] = tensor
+
+    def find(self, name: str) -> torch.Tensor | None:
+        """Return the tensor of a name, the path of a module standing for its last result."""
+        plain = name.removesuffix(":0")
+        if plain in self._tensors:
+            return self._tensors[plain]
+        for module, path in self._paths.items():
+            if path and path in (plain, plain.replace("/", ".")):
+                name = _name(path, module)
+                return self._tensors.get(self._scoped.get(name, name))
+        return None
+
+    def heard(self, module: nn.Module, output: Any, scope: str) -> None:
+        """Name what a module returns."""
+        name = _name(self._paths.get(module, ""), module)
+        scoped = f"{scope}/{name}" if scope else name
+        self._scoped.setdefault(name, scoped)
+        for tensor in trees.flatten(output)[0]:
+            self.add(scoped, tensor)
+
+
+def _name(path: str, module: nn.Module) -> str:
+    kind = type(module).__name__.removeprefix("Poptorch")
+    return f"{path.replace('.', '/')}/{kind}" if path else kind
+
+
+class OverwriteContextManager:
+    """Holds the registered managers; ``poptorch._OverwriteContextManager``."""
+
+    _managers: ClassVar[list[Manager]] = []
+
+    @classmethod
+    def registerSubsitutionManager(cls, manager: Manager) -> None:  # noqa: N802 (PopTorch's spelling)
+        """Enter ``manager()`` around every capture from now on; once, if it is registered again."""
+        if manager not in cls._managers:
+            cls._managers.append(manager)
+
+    @classmethod
+    @contextlib.contextmanager
+    def active(cls) -> Iterator[None]:
+        """Within the block every manager is entered, in the order of registration."""
+        trees.import_adapters()
+        with contextlib.ExitStack() as stack:
+            for manager in list(cls._managers):
+                stack.enter_context(manager())
+            yield
 
 
 def refuse_holders(structure: trees.Structure, title: str) -> None:
@@ -100,17 +168,21 @@ def refuse_holders(structure: trees.Structure, title: str) -> None:
 def _user_code(
     request: Request, context: CaptureContext, leaves: Mapping[str, torch.Tensor]
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Within the block user code computes as programs do, and so does what it runs again later."""
+    """Within the block user code computes as programs do, and so does what it runs again later.
+
+    Yields:
+        What forward reassigns, after the block.
+    """
+
+    def again() -> contextlib.AbstractContextManager[object]:
+        return _user_code(request, context, {**leaves, **reassigned})
+
+    precision = request.precision
     with (
-        swapped(request.tensors, leaves, request.users) as reassigned,
-        answering(context.reads),
-        autocasting(request.precision.autocast, request.precision.autocast_policy),
-        Casting(request.precision, request.lanes is not None),
-        Held(request.tensors, leaves),
-        unvalidated_distributions(),
-        seen_through(lambda: _user_code(request, context, {**leaves, **reassigned})),
-        cumulative_averages(request.module),
-        recurrent_inputs(request.module),
+        replaced(request.module, request.tensors, leaves, request.users, again) as reassigned,
+        context.reads.by_torch(),
+        autocasting(precision.autocast, precision.autocast_policy),
+        Overrides(context, request.tensors, leaves, precision, request.priced),
     ):
         yield reassigned
 
@@ -122,20 +194,17 @@ def run_forward(
     leaves: Mapping[str, torch.Tensor],
 ) -> Forward:
     """Run the user's forward with traced tensors in place, listening to its operators."""
-    finder = context.losses
     names = Names(request.module, request.module_scopes)
     with (
         _user_code(request, context, leaves) as reassigned,
         listening(context),
         explained(request.module),
-        finder if request.training else contextlib.nullcontext(),
         OverwriteContextManager.active(),
-        annotate.in_forward(),
-        names.listening(),
+        annotate.in_forward(names.heard),
     ):
         returned = request.call(batch)
     tensors, structure = trees.flatten(returned, "output")
     refuse_holders(structure, "forward returns an object whose tensors cannot be seen")
-    loss = finder.final_loss(request.module, tensors) if request.training else None
+    loss = final_loss(context.losses, request.module, tensors) if request.training else None
     hosts = {at: tensor for at, tensor in enumerate(tensors) if not is_traced(tensor)}
     return Forward(tensors, structure, loss, {**leaves, **reassigned}, names, hosts)

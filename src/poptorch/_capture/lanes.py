@@ -1,30 +1,39 @@
-"""Lanes: several micro-batches side by side, as a vmap axis inside the traced step."""
+"""Lanes: several micro-batches side by side, as a vmap axis inside the traced step.
+
+Weights are not batched, so that every operator sees all lanes at once; gradients taken outside the
+vmap are sums over the lanes. Running statistics of batch norms start from the same value in every
+lane and are put together as if the lanes had come one after another.
+"""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
-from .._base import private, source, trees
+from .._base import private, source
 from .._base.errors import Error
-from .._base.threads import only_here
+from .._ir.graph import Graph
 from .._ir.loops import Lanes
+from .._ir.operators import draws
+from .._ops import annotate, streams
 from .._ops.context import Replicas
 from .capture_context import CaptureContext
 from .forward import Forward, Request, run_forward
-from .swap import BATCH_NORMS, Tied
+from .replaced import BATCH_NORMS, Tied
 from .trace import vectorising
 
-_STATISTICS = ("running_mean", "running_var")
-_COUNT = "num_batches_tracked"
+aten = torch.ops.aten
 
 
 class NotVectorisable(Exception):  # noqa: N818 (not a failure: the loop is taken instead)
-    """The reason why a module cannot run as lanes."""
+    """Why a module cannot run as lanes: a single micro-batch is captured instead."""
+
+
+_STATISTICS = ("running_mean", "running_var")
+_COUNT = "num_batches_tracked"
 
 
 def run_lanes(
@@ -41,27 +50,23 @@ def run_lanes(
     statistics = {path: leaves[path] for path in batch_norm_statistics(request)}
     counts = {path: leaves[path] for path in _paths(request, _COUNT)}
     shared = {path: value for path, value in leaves.items() if path not in statistics}
-    of_lane: dict[str, Any] = {}
+    runs: list[Forward] = []
 
     def one(rows: list[torch.Tensor], own: dict[str, torch.Tensor]) -> Any:
-        context.replicas = _replicas(request, [*rows, *own.values()][0])
+        lane = [*rows, *own.values()][0]
+        context.replicas = Replicas(lanes.replicas, lane, processes=request.processes)
         done = run_forward(request, context, rows, {**shared, **own})
         if done.hosts:
             raise NotVectorisable("forward returns a tensor that it did not compute")
-        of_lane["structure"], of_lane["leaves"] = done.structure, done.leaves
-        of_lane["names"] = done.names
-        of_lane["loss"] = _place(done)
-        of_lane["tensors"] = len(done.tensors)
-        extra = () if done.loss is None or of_lane["loss"] is not None else (done.loss,)
-        return [*done.tensors, *extra], {path: done.leaves[path] for path in own}
+        runs.append(done)
+        losses = [] if done.loss is None else [done.loss]
+        return [*done.tensors, *losses], {path: done.leaves[path] for path in own}
 
-    norms = {request.tensors[path].places[0][0] for path in statistics}
-    calls = dict.fromkeys(norms, 0)
     batched = {path: _spread(value, request, path) for path, value in statistics.items()}
     for path in counts:
         shared[path] = shared[path].clone()
     try:
-        with _counting(calls), vectorising():
+        with vectorising():
             outputs, after = torch.func.vmap(one, randomness="different")(list(batch), batched)
     except (NotVectorisable, KeyboardInterrupt):
         raise
@@ -70,25 +75,20 @@ def run_lanes(
         raise NotVectorisable(gone.args[0]) from gone
     except Exception as error:  # whatever it is, the loop will tell whether it is the user's
         raise NotVectorisable(reason_of(error)) from error
+    (done,) = runs
     final = dict(leaves)
+    recorder = annotate.recorder()
+    assert recorder is not None
     for path, value in after.items():
         owner = request.tensors[path].places[0][0]
-        kept = (1.0 - _momentum(request.tensors[path])) ** calls[owner]
+        kept = (1.0 - _momentum(request.tensors[path])) ** recorder.calls[owner]
         final[path] = _fold(leaves[path], value, lanes, kept)
     for path, before in counts.items():
-        step = of_lane["leaves"][path] - before
-        final[path] = before + step * lanes.steps
-    loss = None
-    if request.training:
-        loss = outputs[-1] if of_lane["loss"] is None else outputs[of_lane["loss"]]
-    structure: trees.Structure = of_lane["structure"]
-    tensors = list(outputs[: of_lane["tensors"]])
-    return Forward(tensors, structure, loss, final, of_lane["names"], {})
-
-
-def _replicas(request: Request, lane: torch.Tensor) -> Replicas:
-    assert request.lanes is not None
-    return Replicas(request.lanes.replicas, lane, processes=request.processes)
+        final[path] = before + (done.leaves[path] - before) * lanes.steps
+    returned = (at for at, tensor in enumerate(done.tensors) if tensor is done.loss)
+    loss = outputs[next(returned, -1)] if request.training else None
+    tensors = list(outputs[: len(done.tensors)])
+    return Forward(tensors, done.structure, loss, final, done.names, {})
 
 
 def batch_norm_statistics(request: Request) -> list[str]:
@@ -143,30 +143,45 @@ def _fold(before: torch.Tensor, after: torch.Tensor, lanes: Lanes, kept: float) 
     return shares.sum(0) + kept**lanes.steps * before
 
 
-def _place(done: Forward) -> int | None:
-    """Which of the returned tensors is the loss."""
-    places = (i for i, tensor in enumerate(done.tensors) if tensor is done.loss)
-    return next(places, None)
-
-
-@contextlib.contextmanager
-def _counting(calls: dict[nn.Module, int]) -> Iterator[None]:
-    """Count how often forward calls each module: so often its statistics are updated."""
-
-    def count(module: nn.Module, _: Any) -> None:
-        calls[module] += 1
-
-    handles = [module.register_forward_pre_hook(only_here(count)) for module in calls]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 def reason_of(error: Exception) -> str:
     """What could not be vectorised, and where the user wrote it."""
     cause = (error.__cause__ or error) if isinstance(error, Error) else error
     text = next(iter(str(cause).splitlines()), type(error).__name__)
     where = source.raising_line(cause) or source.raising_line(error)
     return f"{text} ({where})" if where else text
+
+
+# Random operators: each lane draws what it would draw alone.
+
+
+def lane_by_lane(graph: Graph, lanes: int) -> Graph:
+    """Return a graph in which each lane draws what it would draw alone."""
+    if not graph.random:
+        return graph
+    graph = graph.copy()
+    fxgraph = graph.module.graph
+    for number, node in enumerate([node for node in fxgraph.nodes if draws(node)]):
+        _replace_draw(fxgraph, node, lanes, number)
+    fxgraph.eliminate_dead_code()
+    fxgraph.lint()
+    graph.module.recompile()
+    return graph
+
+
+def _replace_draw(graph: fx.Graph, node: fx.Node, lanes: int, number: int) -> None:
+    """Put ``draw`` in the place of one of torch's operators."""
+    drawn = streams.lane_by_lane(node.target, node.args)
+    value = node.meta["val"]
+    if drawn is None or value.shape[:1] != (lanes,):
+        raise NotVectorisable(f"{node.target} cannot draw for each micro-batch by itself")
+    like = node.args[0]
+    with graph.inserting_before(node):
+        if drawn[0] != streams.SHARES:
+            kind = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
+            where = [*value.shape], [*value.stride()]
+            like = graph.call_function(aten.empty_strided.default, where, kind)
+            like.meta = {**node.meta}
+        new = graph.call_function(streams.draw, (like, *drawn, lanes, number))
+        new.meta = node.meta
+    node.replace_all_uses_with(new)
+    graph.erase_node(node)

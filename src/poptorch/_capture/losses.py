@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from .._base import source
 from .._base.errors import Error
-from .recorders import leads_to, original
+from .._ops.context import Candidate
+from .recorded import leads_to, original
 from .trace import gradient_origin, outermost
 
 _NAMES = (
@@ -30,64 +29,42 @@ LOSS_FUNCTIONS: dict[Callable[..., Any], str] = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class Candidate:
-    """A value that may be the loss: the tensor, the function that made it, the user's line."""
+def final_loss(
+    candidates: Sequence[Candidate], model: nn.Module, returned: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """Return the one loss that feeds no other.
 
-    tensor: torch.Tensor
-    function: str
-    line: str | None
-
-
-class LossFinder(TorchFunctionMode):
-    """Listens for losses while ``forward`` runs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.candidates: list[Candidate] = []
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        # The mode is off while the function runs: losses inside losses are not counted.
-        result = func(*args, **(kwargs or {}))
-        name = LOSS_FUNCTIONS.get(func)
-        if name is not None and isinstance(result, torch.Tensor):
-            self.mark_loss(result, name)
-        return result
-
-    def mark_loss(self, loss: torch.Tensor, name: str) -> None:
-        """Record a candidate."""
-        self.candidates.append(Candidate(loss, name, source.calling_line()))
-
-    def final_loss(self, model: nn.Module, returned: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the one loss that feeds no other."""
-        if not self.candidates:
-            raise Error(
-                "Couldn't find a loss in graph",
-                got=f"{type(model).__name__}.forward called no torch loss and no identity_loss",
-                where=source.definition_line(type(model).forward),
-                fix=(
-                    "compute the loss in forward with a torch.nn loss and return it",
-                    "mark a loss of your own: poptorch.identity_loss(loss, reduction='mean')",
-                ),
-            )
-        final = [c for c in self.candidates if not _feeds_another(c, self.candidates)]
-        if len(final) > 1:
-            raise Error(
-                "Multiple independent losses found in graph",
-                got="\n".join(f"{c.function} at {c.line}" for c in final),
-                where=source.definition_line(type(model).forward),
-                fix=(
-                    "combine them and mark the result: "
-                    "poptorch.identity_loss(loss1 + loss2, reduction='sum')",
-                    "where a package combines them, wrap its model in a module that returns "
-                    "poptorch.identity_loss(model(...).loss, reduction='none')",
-                ),
-            )
-        (loss,) = final
-        _check_unchanged(loss, returned)
-        return loss.tensor
+    Raises:
+        Error: there is none, or there are several independent ones; or what is returned was made
+            of it, and it is not returned itself: the user sees one number go down while training
+            follows another.
+    """
+    if not candidates:
+        raise Error(
+            "Couldn't find a loss in graph",
+            got=f"{type(model).__name__}.forward called no torch loss and no identity_loss",
+            where=source.definition_line(type(model).forward),
+            fix=(
+                "compute the loss in forward with a torch.nn loss and return it",
+                "mark a loss of your own: poptorch.identity_loss(loss, reduction='mean')",
+            ),
+        )
+    final = [c for c in candidates if not _feeds_another(c, candidates)]
+    if len(final) > 1:
+        raise Error(
+            "Multiple independent losses found in graph",
+            got="\n".join(f"{c.function} at {c.line}" for c in final),
+            where=source.definition_line(type(model).forward),
+            fix=(
+                "combine them and mark the result: "
+                "poptorch.identity_loss(loss1 + loss2, reduction='sum')",
+                "where a package combines them, wrap its model in a module that returns "
+                "poptorch.identity_loss(model(...).loss, reduction='none')",
+            ),
+        )
+    (loss,) = final
+    _check_unchanged(loss, returned)
+    return loss.tensor
 
 
 def _check_unchanged(loss: Candidate, returned: Sequence[torch.Tensor]) -> None:
@@ -113,16 +90,9 @@ def _feeds_another(candidate: Candidate, candidates: Iterable[Candidate]) -> boo
         elif candidate.tensor is other.tensor:
             if later:  # the same tensor marked again: the later mark stands
                 return True
-        elif _reaches(other.tensor, candidate.tensor) or _is_made_of(
-            other.tensor, candidate.tensor
-        ):
+        elif leads_to(outermost(candidate.tensor), outermost(other.tensor)):  # gradient or not
             return True
     return False
-
-
-def _is_made_of(result: torch.Tensor, part: torch.Tensor) -> bool:
-    """Whether a value was computed from another, with a gradient or without."""
-    return leads_to(outermost(part), outermost(result))
 
 
 def _same_values(first: torch.Tensor, second: torch.Tensor) -> bool:

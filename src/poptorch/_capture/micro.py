@@ -2,57 +2,58 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import fx
 
-from .._base import log, trees
+from .._base import log, source, trees
 from .._base.errors import Error
-from .._ir import slots
+from .._ir import blocks, slots
 from .._ir.blocks import Visit
 from .._ir.graph import Graph, graph_module
 from .._ir.slots import Kind, Slot, narrowed
 from .._ops import annotate
 from .._ops.context import Replicas
-from . import hints, parameter_hooks, trace
+from . import marks, trace
 from .capture_context import CaptureContext
 from .decisions import Decision
-from .draws import lane_by_lane
 from .failures import explained_backward
-from .forward import Forward, Request, run_forward
-from .held import refuse_held
-from .lanes import NotVectorisable, folded, reason_of, run_lanes
-from .names import Names
-from .operands import refuse_mixed
+from .forward import Forward, Names, Request, run_forward
+from .lanes import NotVectorisable, folded, lane_by_lane, reason_of, run_lanes
 from .recompute import recomputed
 from .value_reads import BranchOnData, ValueReads
+
+aten = torch.ops.aten
 
 
 @dataclass(frozen=True, eq=False)
 class Micro:
-    """What a capture found."""
+    """What a capture found.
+
+    The graph goes from ``param.* buffer.* constant.* batch.*`` (and ``hyper.loss_scaling``) to
+    ``loss.* output.*``, ``gradient.*``, and new values of what forward changed in place.
+    """
 
     graph: Graph
-    constants: Mapping[str, torch.Tensor]
-    outputs: trees.Structure
-    host_outputs: Mapping[int, torch.Tensor]
-    names: tuple[str, ...]
-    overlaps: Mapping[str, str]
-    visits: tuple[Visit, ...] = (Visit(),)
-    exchanging: bool = False
-    decided: tuple[Decision, ...] = ()
+    constants: Mapping[str, torch.Tensor]  # that the module holds elsewhere, by slot key
+    outputs: trees.Structure  # what forward returned, tensors cut out
+    host_outputs: Mapping[int, torch.Tensor]  # returned and not computed, by place among all
+    names: tuple[str, ...]  # of the tensors that can be anchored
+    overlaps: Mapping[str, str]  # mode of what moves while the program computes, by slot key
+    visits: tuple[Visit, ...] = (Visit(),)  # of blocks; nodes are labelled with their indices
+    exchanging: bool = False  # replicas exchange something, so that they must run side by side
+    decided: tuple[Decision, ...] = ()  # state whose values decided a Python branch
 
 
-_said: set[torch.dtype] = set()
-
-
+@functools.cache
 def say_narrowed(dtype: torch.dtype) -> None:
     """Say once for each 64-bit type that results of it come back in 32 bits."""
-    if narrowed(dtype) is not dtype and dtype not in _said:
-        _said.add(dtype)
+    if narrowed(dtype) is not dtype:
         log.python.info(
             "%s is not supported natively: results of this type come back as %s "
             "(options.Precision.narrow64Bit(False) keeps them)",
@@ -73,7 +74,7 @@ class _Recording:
         self.context = CaptureContext(
             request.training,
             request.lanes is not None,
-            request.precision.stochastic_rounding,
+            stochastic=request.precision.stochastic_rounding,
             reads=reads,
             replicas=Replicas(request.replicas, apart=request.apart, processes=request.processes),
         )
@@ -84,7 +85,7 @@ class _Recording:
         """Check the hints in the recorded graph and take them away."""
         groups = self.context.groups
         try:
-            self.overlaps = hints.lower_hints(graph, self.request.inputs, self.slots, groups)
+            self.overlaps = marks.lower(graph, self.request.inputs, self.slots, groups)
         except Error as error:
             if self.request.lanes is None:
                 raise
@@ -104,7 +105,7 @@ class _Recording:
         forward = run_lanes if request.lanes else run_forward
         with torch.enable_grad() if request.training else torch.no_grad():
             seen = self._seen(leaves, values)
-            parameter_hooks.register(request, seen)
+            _register_hooks(request, seen)
             done = forward(request, self.context, batch, seen)
             results = self._outputs(done)
             if done.loss is not None:
@@ -261,38 +262,6 @@ def real_inputs(request: Request) -> list[torch.Tensor]:
     return [*state, *batch, *(torch.ones(slot.shape, dtype=slot.dtype) for slot in rest)]
 
 
-def _capture(request: Request, inputs: list[torch.Tensor], reads: ValueReads) -> Micro:
-    recording = _Recording(request, reads)
-    stochastic = request.precision.stochastic_rounding and not request.priced
-    module, constants = trace.trace(
-        recording, inputs, recording.lower_hints, reads.real, stochastic, not request.priced
-    )
-    tied = request.tensors
-    refuse_held(constants, {path: tied[path].tensor for path in request.trained})
-    constant_slots = tuple(slots.constant(index, value) for index, value in enumerate(constants))
-    graph = Graph("micro", module, (*request.inputs, *constant_slots), tuple(recording.slots))
-    assert recording.structure is not None
-    graph = _without_unchanged(graph)
-    refuse_mixed(graph.module.graph)
-    if request.lanes is not None:
-        _check_folded(request, graph)
-        graph = lane_by_lane(graph, request.lanes.count)
-    elif request.replicas > 1:
-        graph = _evolving(graph, request.replicas)
-    if request.recompute:
-        graph = recomputed(graph)
-    return Micro(
-        graph,
-        {slot.key: value for slot, value in zip(constant_slots, constants, strict=True)},
-        recording.structure,
-        {at: tensor.detach() for at, tensor in recording.hosts.items()},
-        recording.names,
-        recording.overlaps,
-        recording.visits,
-        recording.context.exchanging,
-    )
-
-
 def _check_folded(request: Request, graph: Graph) -> None:
     known = folded(request)
     for slot in graph.outputs:
@@ -336,3 +305,105 @@ def _without_unchanged(graph: Graph) -> Graph:
     return Graph(
         graph.name, graph_module(graph.module, fxgraph), tuple(inputs), tuple(s for s, _ in kept)
     )
+
+
+def _capture(request: Request, inputs: list[torch.Tensor], reads: ValueReads) -> Micro:
+    recording = _Recording(request, reads)
+    stochastic = request.precision.stochastic_rounding and not request.priced
+    module, constants = trace.trace(
+        recording, inputs, recording.lower_hints, reads.real, stochastic, not request.priced
+    )
+    tied = request.tensors
+    _refuse_views(constants, {path: tied[path].tensor for path in request.trained})
+    constant_slots = tuple(slots.constant(index, value) for index, value in enumerate(constants))
+    graph = Graph("micro", module, (*request.inputs, *constant_slots), tuple(recording.slots))
+    assert recording.structure is not None
+    graph = _without_unchanged(graph)
+    _refuse_mixed(graph.module.graph)
+    if request.lanes is not None:
+        _check_folded(request, graph)
+        graph = lane_by_lane(graph, request.lanes.count)
+    elif request.replicas > 1:
+        graph = _evolving(graph, request.replicas)
+    if request.recompute:
+        graph = recomputed(graph)
+    return Micro(
+        graph,
+        {slot.key: value for slot, value in zip(constant_slots, constants, strict=True)},
+        recording.structure,
+        {at: tensor.detach() for at, tensor in recording.hosts.items()},
+        recording.names,
+        recording.overlaps,
+        recording.visits,
+        recording.context.exchanging,
+    )
+
+
+def hooks_of(parameter: torch.Tensor) -> tuple[Callable[..., Any], ...]:
+    """Return what is called with the gradients of a parameter, of one micro-batch or the whole."""
+    both = parameter._backward_hooks, parameter._post_accumulate_grad_hooks
+    return tuple(hook for hooks in both for hook in (hooks or {}).values())
+
+
+def _register_hooks(request: Request, leaves: Mapping[str, torch.Tensor]) -> None:
+    """Put the hooks of the parameters that are trained on the tensors that stand for them."""
+    for path in sorted(request.trained & leaves.keys()):
+        parameter = request.tensors[path].tensor
+        if parameter._post_accumulate_grad_hooks:
+            raise Error(
+                "A hook that runs after a gradient was accumulated cannot be compiled",
+                got=f"register_post_accumulate_grad_hook on '{path}': a compiled program keeps no "
+                "grad that a hook could read",
+                fix=(
+                    "change the gradient of each micro-batch: parameter.register_hook(function)",
+                    "remove the hook with the handle that registering it returned",
+                ),
+            )
+        hooks = list((parameter._backward_hooks or {}).values())
+        if hooks and request.lanes is not None:
+            raise NotVectorisable(f"'{path}' has hooks, which see one micro-batch each")
+        for hook in hooks:
+            leaves[path].register_hook(hook)  # type: ignore[no-untyped-call]
+
+
+_OPERANDS = {
+    aten.mm.default: 2,
+    aten.mv.default: 2,
+    aten.dot.default: 2,
+    aten.addmm.default: 3,
+    aten.addmv.default: 3,
+}
+
+
+def _refuse_mixed(graph: fx.Graph) -> None:
+    """Refuse products of tensors of different types."""
+    for node in graph.nodes:
+        count = _OPERANDS.get(node.target, 0)
+        values = [arg.meta["val"] for arg in node.args[:count] if isinstance(arg, fx.Node)]
+        if len({value.dtype for value in values}) > 1:
+            line = blocks.line_of(node)
+            shown = " and ".join(f"{value.dtype} {list(value.shape)}" for value in values)
+            raise Error(
+                "A product needs operands of one type",
+                got=f"{shown} in {node.target}",
+                where=source.describe(*line) if line else None,
+                fix=("x.to(weight.dtype) in forward", "inputs of the type of the model's weights"),
+            )
+
+
+def _refuse_views(constants: Sequence[torch.Tensor], trained: Mapping[str, torch.Tensor]) -> None:
+    """Refuse constants that are parts of trained weights."""
+    paths = {_storage(tensor): path for path, tensor in trained.items() if tensor.numel()}
+    for constant in constants:
+        path = paths.get(_storage(constant)) if constant.numel() else None
+        if path is not None:
+            raise Error(
+                "forward uses a view of a weight that was made outside of it",
+                got=f"a tensor of shape {tuple(constant.shape)} in the memory of '{path}': the "
+                "program would go on with the values of now, and not train it",
+                fix="make the view in forward, from the parameter",
+            )
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

@@ -11,9 +11,8 @@ from torch import fx
 from .._ir.blocks import forget_kept, is_kept, label_of, relabel
 from .._ir.graph import Graph
 from .._ir.operators import draws, may_view
-from .._ops.control import is_control_flow
+from .._ops.effects import is_control_flow, is_effect
 from .._ops.identities import after_gradient
-from .._ops.side_effects import is_effect
 
 
 def recomputed(graph: Graph) -> Graph:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.distributions import Distribution
 
 from .._base import private
 from .._base.errors import Error
-from .._ops.ctc_loss import ctc_losses
-from .._ops.grouped import grouped_product
-from . import dynamic_slices, packed_sequences
-from .constants import constant_value
+from .._ops.traceable import ctc_losses, grouped_product, lstm
+from . import dynamic_slices
+from .recorded import constant_value
 from .trace import untraced
 
 
@@ -27,15 +24,13 @@ def substitute(function: Any) -> Callable[..., Any] | None:
     return _substitutes().get(function)
 
 
-@contextlib.contextmanager
-def unvalidated_distributions() -> Iterator[None]:
-    """Within the block distributions do not look at the values of their arguments."""
-    before = Distribution._validate_args
-    Distribution.set_default_validate_args(False)
-    try:
-        yield
-    finally:
-        Distribution.set_default_validate_args(before)
+def _as_numbers(argument: Any) -> Any:
+    """A constant tensor as Python numbers; anything else as it is."""
+    known = constant_value(argument) if isinstance(argument, torch.Tensor) else None
+    if known is None:
+        return argument
+    with untraced():
+        return known.tolist()
 
 
 def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
@@ -84,18 +79,9 @@ def _repeat_interleave(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.
 
 
 def _tensor_split(input: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-    numbers = [_number_list(argument) for argument in args]
-    named = {name: _number_list(argument) for name, argument in kwargs.items()}
+    numbers = [_as_numbers(argument) for argument in args]
+    named = {name: _as_numbers(argument) for name, argument in kwargs.items()}
     return torch.tensor_split(input, *numbers, **named)
-
-
-def _number_list(argument: Any) -> Any:
-    """A constant tensor as Python numbers; anything else as it is."""
-    known = constant_value(argument) if isinstance(argument, torch.Tensor) else None
-    if known is None:
-        return argument
-    with untraced():
-        return known.tolist()
 
 
 def _ctc_loss(
@@ -145,6 +131,71 @@ def _grouped_mm(
     return grouped_product(mat_a, mat_b, offs)
 
 
+# Packed sequences: with lengths that are constants every size in them is known.
+
+
+def _pack(x: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Any:
+    known = _as_numbers(lengths)
+    if not isinstance(known, list):
+        return private.pack_padded_sequence(x, lengths, batch_first)
+    rows = x if batch_first else x.transpose(0, 1)
+    steps = rows.shape[1]
+    sizes = [sum(length > step for length in known) for step in range(max(known))]
+    places = [row * steps + step for step, size in enumerate(sizes) for row in range(size)]
+    return rows.flatten(0, 1).index_select(0, torch.tensor(places)), torch.tensor(sizes)
+
+
+def _pad(
+    data: torch.Tensor,
+    batch_sizes: torch.Tensor,
+    batch_first: bool,
+    padding_value: float,
+    total_length: int,
+) -> Any:
+    sizes = _as_numbers(batch_sizes)
+    if not isinstance(sizes, list):
+        return private.pad_packed_sequence(
+            data, batch_sizes, batch_first, padding_value, total_length
+        )
+    steps, rows = max(total_length, len(sizes)), sizes[0]
+    places = [[len(data)] * rows for _ in range(steps)]  # the row of padding
+    at = 0
+    for step, size in enumerate(sizes):
+        places[step][:size] = range(at, at + size)
+        at += size
+    padding = data.new_full((1, *data.shape[1:]), padding_value)
+    flat = torch.tensor(places).flatten()
+    rest = data.shape[1:]
+    padded = torch.cat([data, padding]).index_select(0, flat).reshape(steps, rows, *rest)
+    lengths = torch.tensor([sum(size > row for size in sizes) for row in range(rows)])
+    return padded.transpose(0, 1) if batch_first else padded, lengths
+
+
+# By layer: its steps, and its steps over a packed sequence.
+RECURRENT: dict[Any, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    torch.lstm: (lambda: private.lstm_impl, lambda: private.lstm_data_impl),
+    torch.gru: (lambda: private.gru_impl, lambda: private.gru_impl_data),
+    torch.rnn_tanh: (lambda: private.rnn_tanh_input, lambda: private.rnn_tanh_data),
+    torch.rnn_relu: (lambda: private.rnn_relu_input, lambda: private.rnn_relu_data),
+}
+
+
+def recurrent(function: Any, args: tuple[Any, ...], in_lanes: bool, priced: bool) -> Any:
+    """Run a recurrent layer of torch by operators that can be traced, and in lanes vectorised."""
+    data, second, *rest = args
+    # Packed data comes with its batch sizes; then the hidden state is the third argument.
+    if isinstance(second, torch.Tensor) and second.dim() == 1 and not second.is_floating_point():
+        sizes = _as_numbers(second)
+        if isinstance(sizes, list):
+            return RECURRENT[function][1]()(data, sizes, *rest)
+        return function(*args)
+    if function is torch.lstm:
+        result = lstm(*args, any_type=priced)  # type: ignore[misc]
+        if result is not NotImplemented:
+            return result
+    return (RECURRENT[function][0]() if in_lanes else function)(*args)
+
+
 _REPEAT = inspect.signature(lambda repeats, dim=None, *, output_size=None: None)
 _SUBSTITUTES: dict[Any, Callable[..., Any]] = {
     F.ctc_loss: _ctc_loss,
@@ -163,9 +214,15 @@ _SUBSTITUTES: dict[Any, Callable[..., Any]] = {
 
 @functools.cache
 def _substitutes() -> dict[Any, Callable[..., Any]]:
-    functions = _SUBSTITUTES | packed_sequences.substitutes()
-    try:
-        functions[private.grouped_mm] = _grouped_mm  # of which ``torch.nn.functional`` has a face
-    except private.Gone as gone:
-        private.go_on_without(gone)
+    functions = dict(_SUBSTITUTES)
+    of_private: dict[Callable[[], Any], Callable[..., Any]] = {
+        lambda: private.pack_padded_sequence: _pack,
+        lambda: private.pad_packed_sequence: _pad,
+        lambda: private.grouped_mm: _grouped_mm,  # of which ``torch.nn.functional`` has a face
+    }
+    for name, function in of_private.items():
+        try:
+            functions[name()] = function
+        except private.Gone as gone:
+            private.go_on_without(gone)
     return functions

@@ -1,27 +1,34 @@
-"""From a Python function over tensors to a pure ATen graph, in two passes."""
+"""From a Python function over tensors to a pure ATen graph, in two passes.
+
+The first runs the function once on fake tensors with autograd recording, so hooks,
+``autograd.Function`` and in-place updates mean what they mean in torch. The second (``purity``)
+removes mutation from what was recorded, where there is any, which gives a functional graph.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import linecache
 import logging
+import sys
+import threading
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
+from types import FrameType
 from typing import Any
 
 import torch
 import torch.fx.traceback as fx_traceback
 from torch import fx
-from torch.overrides import TorchFunctionMode
 
 from .._base import private
+from .._base.source import is_user_file
 from .._base.threads import one_at_a_time
 from .._ir.graph import lazily
-from .._ops import annotate, side_effects
-from .._ops.lstm import lstm
+from .._ops import annotate, effects
 from . import purity
-from .lines import noting_lines
-from .recorders import recorders, within
 
 aten = torch.ops.aten
 Tensors = Sequence[torch.Tensor]
@@ -45,52 +52,12 @@ def gradient_origin(tensor: torch.Tensor) -> Any:
     return outermost(tensor).grad_fn
 
 
-class _Recurrent(TorchFunctionMode):
-    """Recurrent layers as operators that can be traced, and with ``by_hand`` vectorised."""
-
-    def __init__(self, by_hand: bool, runs: bool = True) -> None:
-        super().__init__()
-        self._by_hand, self._runs = by_hand, runs
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if len(args) == 9:  # packed sequences have other arguments
-            if func is torch.lstm:
-                result = lstm(*args, any_type=not self._runs)  # type: ignore[misc]
-                if result is not NotImplemented:
-                    return result
-            if self._by_hand:
-                func = _in_steps().get(func, func)
-        return func(*args, **(kwargs or {}))
-
-
-def _in_steps() -> dict[Any, Callable[..., Any]]:
-    return {
-        torch.lstm: private.lstm_impl,
-        torch.gru: private.gru_impl,
-        torch.rnn_tanh: private.rnn_tanh_input,
-        torch.rnn_relu: private.rnn_relu_input,
-    }
-
-
-def over_packed(function: Any, data: torch.Tensor, sizes: list[int], *rest: Any) -> Any:
-    """Run a recurrent layer of torch over a packed sequence, whose batch sizes are numbers."""
-    layers = {
-        torch.lstm: private.lstm_data_impl,
-        torch.gru: private.gru_impl_data,
-        torch.rnn_tanh: private.rnn_tanh_data,
-        torch.rnn_relu: private.rnn_relu_data,
-    }
-    return layers[function](data, sizes, *rest)
-
-
 @contextlib.contextmanager
 def vectorising() -> Iterator[None]:
     """Within the block operators without a vectorised form are replaced, or refused."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH), _Recurrent(by_hand=True):
+    with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
         warnings.filterwarnings("error", message="There is a performance drop")
         yield
 
@@ -132,7 +99,7 @@ def trace(
         edit: reads the recorded graph, before mutation is removed from it, and may edit it.
         real: the inputs have values, and the function is run on them.
         stochastic: the graph rounds to float16 at random.
-        runs: the graph will be run, rather than looked at only; see ``half``.
+        runs: the graph will be run, rather than looked at only.
 
     Returns:
         The graph, whose placeholders are the inputs followed by the lifted constants, and the
@@ -140,15 +107,13 @@ def trace(
     """
     mode = _mode_of(inputs)
     without_values = contextlib.nullcontext() if real else mode
-    recurrent = _Recurrent(False, runs)
     with (
         lazily(),
         fx_traceback.preserve_node_meta(),
         _without_fused_lstm(),
-        recurrent,
         contextlib.nullcontext() if runs else _attention_in_products(),
         _quiet(),
-        noting_lines(),
+        _noting_lines(),
         without_values,
         _active(mode),
     ):
@@ -164,7 +129,7 @@ def trace(
     constants = _lift_constants(recorded, len(inputs))
     fakes = [mode.from_tensor(tensor) for tensor in (*inputs, *constants)]
     pure = purity.pure(recorded, fakes, mode, stochastic, runs)
-    side_effects.chain(pure.graph)
+    effects.chain(pure.graph)
     return pure, constants
 
 
@@ -175,7 +140,7 @@ def trace_part(
     stochastic: bool,
 ) -> tuple[fx.GraphModule, list[torch.Tensor]]:
     """Trace a part of a function that is being traced; as ``trace``."""
-    with within(recorders()), private.disable_proxy_modes_tracing():
+    with private.disable_proxy_modes_tracing():
         mode = _mode_of(inputs)
         with mode:
             examples = [torch.empty_like(tensor) for tensor in inputs]
@@ -328,3 +293,72 @@ def _lift_constants(module: fx.GraphModule, after: int) -> list[torch.Tensor]:
 def _at_start(graph: fx.Graph) -> Iterator[None]:
     with graph.inserting_before(next(iter(graph.nodes))):
         yield
+
+
+def _noting_lines() -> contextlib.AbstractContextManager[None]:
+    """Within the block nodes that this thread makes note where in a ``forward`` of the user's."""
+    thread, stacks = threading.get_ident(), _Stacks()
+
+    def create_node(
+        usual: Callable[..., fx.Node],
+        self: Any,
+        kind: Any,
+        target: Any,
+        args: Any,
+        kwargs: Any,
+        name: Any = None,
+        type_expr: Any = None,
+    ) -> fx.Node:
+        node = usual(self, kind, target, args, kwargs, name, type_expr)
+        if not node.stack_trace and threading.get_ident() == thread:
+            node.stack_trace = stacks.text(sys._getframe(1))
+        return node
+
+    return private.standing_in({"create_node": create_node})
+
+
+class _Stacks:
+    """The text that torch gives a stack, with the user's ``forward`` frames only."""
+
+    def __init__(self) -> None:
+        self._of_user: dict[str, bool] = {}
+        self._texts: dict[tuple[tuple[str, int], ...], str] = {}
+
+    def text(self, frame: FrameType | None) -> str | None:
+        """Return the text for the stack above a frame, None where the user has no part in it."""
+        places = []
+        while frame is not None:
+            code = frame.f_code
+            if code.co_name == "forward" and self._is_users(code.co_filename):
+                places.append((code.co_filename, frame.f_lineno))
+            frame = frame.f_back
+        if not places:
+            return None
+        key = tuple(reversed(places))
+        if key not in self._texts:
+            frames = [traceback.FrameSummary(*place, "forward") for place in key]
+            self._texts[key] = "".join(traceback.format_list(frames)).strip()
+        return self._texts[key]
+
+    def _is_users(self, filename: str) -> bool:
+        known = self._of_user.get(filename)
+        if known is None:
+            known = self._of_user[filename] = is_user_file(filename)
+        return known
+
+
+@contextlib.contextmanager
+def forgetting_sources() -> Iterator[None]:
+    """Forget at the end what was kept within: 0.1 MB for each model that is wrapped."""
+    try:
+        kept = private.loader.eval_cache
+    except private.Gone as gone:
+        private.go_on_without(gone)
+        kept = {}
+    before = set(kept)
+    try:
+        yield
+    finally:
+        for key in kept.keys() - before:
+            del kept[key]
+            linecache.cache.pop(key, None)

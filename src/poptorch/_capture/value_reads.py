@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
-from .._base import log, source
+from .._base import log, private, source
 from .._base.errors import Error
-from .constants import constant_value, value_of_inputs
-from .substitutes import substitute
+from .recorded import constant_value, value_of_inputs
 from .trace import untraced
 
 _T = torch.Tensor
@@ -27,7 +26,7 @@ _NUMBERS: dict[Any, str] = {
     _T.__index__: "an index", _T.tolist: ".tolist()", _T.numpy: ".numpy()",
     _T.__array__: "numpy.asarray()",
 }  # fmt: skip
-_TEXTS = {_T.__repr__, _T.__format__}
+QUESTIONS = {**_BRANCHES, **_NUMBERS, **dict.fromkeys((_T.__repr__, _T.__format__), "")}
 
 
 class Uncapturable(Error):  # noqa: N818 (as for every Error here)
@@ -63,39 +62,50 @@ class Read:
 
 @dataclass(eq=False)
 class ValueReads:
-    """Answers forward's questions for values."""
+    """Answers forward's questions for values.
 
-    real: bool = False
-    state: Mapping[int, torch.Tensor] = field(default_factory=dict)
-    relied: dict[int, str | None] = field(default_factory=dict)
-    collect: bool = False
-    branches: dict[Read, bool] = field(default_factory=dict)
+    Constants answer. A Python branch is decided by ``state`` that stays as it is; on anything else
+    by the first inputs, for good: the capture starts again, on their real values. Numbers, lists
+    and arrays cannot be had: a program that has them compiled in would be wrong for other inputs.
+    """
+
+    real: bool = False  # tensors carry the values of the first inputs
+    state: Mapping[int, torch.Tensor] = field(default_factory=dict)  # by place among the inputs
+    relied: dict[int, str | None] = field(default_factory=dict)  # of it, with the line that asked
+    collect: bool = False  # note forbidden questions and answer them
+    branches: dict[Read, bool] = field(default_factory=dict)  # decided by the first inputs
     forbidden: list[Read] = field(default_factory=list)
     printed: list[str | None] = field(default_factory=list)
     shapes: list[Read] = field(default_factory=list)
 
-    def branch(self, tensor: torch.Tensor, what: str, decide: Callable[[_T], Any]) -> Any:
+    def answer(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer a function of ``QUESTIONS``."""
+
+        def read(value: torch.Tensor) -> Any:
+            return func(value, *args[1:], **kwargs)
+
+        what = QUESTIONS[func]
+        # What is true or false is asked for a branch.
+        if func in _BRANCHES or (func is _T.item and args[0].dtype is torch.bool):
+            return self.branch(*_comparison(func, args, kwargs), what)
+        return self.number(args[0], read, what) if what else self.text(args[0], read)
+
+    def branch(self, tensor: torch.Tensor, decide: Callable[[_T], Any], what: str) -> Any:
         """Answer a question that a branch depends on."""
         known = constant_value(tensor)
         if known is None and self.state:
-            known = self._of_state(tensor)
+            answer = value_of_inputs(tensor, self.state)
+            if answer is not None:
+                known, indices = answer
+                self.relied.update(dict.fromkeys(indices, source.calling_line()))
         if known is None and not self.real:
             raise BranchOnData
-        answer = _really(decide, tensor if known is None else known)
+        decided = _really(decide, tensor if known is None else known)
         if known is None:
-            self.branches[Read(what, source.calling_line())] = bool(answer)
-        return answer
+            self.branches[Read(what, source.calling_line())] = bool(decided)
+        return decided
 
-    def _of_state(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Return the value of a tensor that depends on state only, and remember on which."""
-        answer = value_of_inputs(tensor, self.state)
-        if answer is None:
-            return None
-        value, indices = answer
-        self.relied.update(dict.fromkeys(indices, source.calling_line()))
-        return value
-
-    def number(self, tensor: torch.Tensor, what: str, read: Callable[[_T], Any]) -> Any:
+    def number(self, tensor: torch.Tensor, read: Callable[[_T], Any], what: str) -> Any:
         """Answer a question for a number, a list or an array."""
         known = constant_value(tensor)
         if known is not None:
@@ -146,51 +156,51 @@ class ValueReads:
                 answer,
             )
 
+    def by_torch(self) -> contextlib.AbstractContextManager[None]:
+        """Within the block the questions of torch's own compiled code are answered, too."""
+        mode: contextlib.AbstractContextManager[None] = _dispatch_mode()(self)
+        return mode
 
-@contextlib.contextmanager
-def answering(reads: ValueReads) -> Iterator[None]:
-    """Within the block questions for values are answered."""
-    from .dispatch import DynamicShapes, ScalarReads
 
-    scalars = ScalarReads(lambda t: reads.branch(t, "code of torch's own", lambda v: v.item()))
-    # Tensors without data refuse such operators by themselves.
-    shapes = DynamicShapes(reads.shape) if reads.real else contextlib.nullcontext()
-    with shapes, scalars, ValueReadMode(reads):
-        yield
+@functools.cache
+def _dispatch_mode() -> Any:
+    aten: Any = torch.ops.aten
+
+    class Questions(private.TorchDispatchMode):  # type: ignore[misc]
+        supports_higher_order_operators = True
+
+        def __init__(self, reads: ValueReads) -> None:
+            super().__init__()
+            self._reads = reads
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        ) -> Any:
+            if func is aten._local_scalar_dense.default:
+                return self._decided(args[0])
+            if func is aten.equal.default:
+                first, second = args
+                return first.shape == second.shape and self._decided((first == second).all())
+            # Tensors without data refuse by themselves.
+            dynamic = torch.Tag.dynamic_output_shape in getattr(func, "tags", ())
+            selects = func is not aten.index.Tensor or any(map(_is_mask, args[1]))
+            if self._reads.real and dynamic and selects:
+                self._reads.shape(str(func).removesuffix(".default"))
+            return func(*args, **(kwargs or {}))
+
+        def _decided(self, tensor: torch.Tensor) -> Any:
+            return self._reads.branch(tensor, lambda v: v.item(), "code of torch's own")
+
+    return Questions
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
 
 
 def _really(function: Callable[[_T], Any], tensor: torch.Tensor) -> Any:
     with untraced():
         return function(tensor.detach())
-
-
-class ValueReadMode(TorchFunctionMode):
-    """Notices the questions that Python code asks of tensors."""
-
-    def __init__(self, reads: ValueReads) -> None:
-        super().__init__()
-        self._reads = reads
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        question = _BRANCHES.get(func)
-        if func is _T.item and args[0].dtype is torch.bool:
-            question = _NUMBERS[func]  # what is true or false is asked for a branch
-        if question is not None:
-            tensor, decide = _comparison(func, args, kwargs)
-            return self._reads.branch(tensor, question, decide)
-        if func in _NUMBERS:
-            rest = args[1:]
-            return self._reads.number(
-                args[0], _NUMBERS[func], lambda value: func(value, *rest, **kwargs)
-            )
-        if func in _TEXTS:
-            rest = args[1:]
-            return self._reads.text(args[0], lambda value: func(value, *rest, **kwargs))
-        replacement = substitute(func)
-        return (replacement or func)(*args, **kwargs)
 
 
 def _comparison(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import bisect
+import collections
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
@@ -21,6 +22,7 @@ from .._base import private, source
 from .._base.threads import only_here
 from .._ir.blocks import META, OUTSIDE, Label, Visit, keep_line, label_of, relabel
 
+Heard = Callable[[nn.Module, Any, str], None]
 _DEPTH = "poptorch_backward"  # the note of how many of autograd's functions are being called
 
 _recorder: ContextVar[Recorder | None] = ContextVar("poptorch_blocks", default=None)
@@ -31,17 +33,20 @@ class Recorder:
 
     def __init__(self) -> None:
         self.visits: list[Visit] = []
+        self.calls: collections.Counter[nn.Module] = collections.Counter()
+        self._heard: Heard | None = None
         self.set(Label())
 
     @contextlib.contextmanager
-    def in_forward(self) -> Iterator[None]:
+    def in_forward(self, heard: Heard) -> Iterator[None]:
         """The user's part. What is made around it goes where its neighbours are."""
-        self.visits = [Visit()]
+        self.visits, self._heard = [Visit()], heard
         self.set(Label(visit=0))
         try:
             yield
         finally:
             self.set(Label())
+            self._heard = None
 
     def start(self, block: str, ipu: int | None) -> None:
         """Make a block the active one."""
@@ -62,6 +67,11 @@ class Recorder:
         finally:
             self.set(replace(self.label, scope=outer))
 
+    def returned(self, module: nn.Module, output: Any) -> None:
+        """A module of ``forward`` returned."""
+        if self._heard is not None:
+            self._heard(module, output, self.label.scope)
+
     def begin_backward(self) -> None:
         """Nodes made from here on belong to the backward pass."""
         self.set(Label(backward=True))
@@ -77,10 +87,16 @@ def recorder() -> Recorder | None:
     return _recorder.get()
 
 
-def in_forward() -> contextlib.AbstractContextManager[None]:
-    """Within the block the user's ``forward`` runs."""
+def in_forward(heard: Heard) -> contextlib.AbstractContextManager[None]:
+    """Within the block the user's ``forward`` runs; what modules return is heard."""
     active = _recorder.get()
-    return contextlib.nullcontext() if active is None else active.in_forward()
+    return contextlib.nullcontext() if active is None else active.in_forward(heard)
+
+
+def named(name: str) -> contextlib.AbstractContextManager[None]:
+    """Within the block recorded operators carry ``outer/name``."""
+    active = _recorder.get()
+    return contextlib.nullcontext() if active is None else active.scope(name)
 
 
 def note(**values: Any) -> None:
@@ -135,11 +151,13 @@ def _following_modules(root: nn.Module, mine: Recorder) -> Iterator[None]:
     outer: list[str] = []
 
     def enter(module: nn.Module, _: Any) -> None:
+        mine.calls[module] += 1
         outer.append(mine.label.module)
         mine.set(replace(mine.label, module=paths.get(module, mine.label.module)))
 
-    def leave(_module: nn.Module, _inputs: Any, _output: Any) -> None:
+    def leave(module: nn.Module, _: Any, output: Any) -> None:
         mine.set(replace(mine.label, module=outer.pop()))
+        mine.returned(module, output)
 
     handles = (
         register_module_forward_pre_hook(only_here(enter)),
@@ -199,4 +217,15 @@ def origins(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
 
 
 def _differentiates(node: fx.Node) -> bool:
-    return bool(node.meta.get("custom", {}).get(_DEPTH, 0))
+    return bool(notes_on(node).get(_DEPTH, 0))
+
+
+def note_on(node: fx.Node, **values: Any) -> None:
+    """Add notes to one node; they survive to the finished graph."""
+    node.meta["custom"] = {**notes_on(node), **values}
+
+
+def notes_on(node: fx.Node) -> Mapping[str, Any]:
+    """Return the notes on a node."""
+    custom: Mapping[str, Any] = node.meta.get("custom") or {}
+    return custom

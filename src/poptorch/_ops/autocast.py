@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,21 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from .._base.log import python as log
 from .._base.trees import with_tensors
-
-Rules = tuple[tuple[str, ...], ...]
-"""Names of functions: computed in half, in float, with mixed operands in float and in half."""
-
-_settings: ContextVar[tuple[bool, Rules]] = ContextVar("poptorch_autocast", default=(True, ()))
-
-
-@contextlib.contextmanager
-def autocasting(enabled: bool, rules: Rules) -> Iterator[None]:
-    """Within the block ``autocast`` follows the settings of a model."""
-    token = _settings.set((enabled, rules))
-    try:
-        yield
-    finally:
-        _settings.reset(token)
+from .context import Rules, autocast_settings
 
 
 class autocast(contextlib.ContextDecorator):  # noqa: N801 (PopTorch's name)
@@ -40,7 +25,7 @@ class autocast(contextlib.ContextDecorator):  # noqa: N801 (PopTorch's name)
         self._blocks: list[contextlib.ExitStack] = []
 
     def __enter__(self) -> autocast:
-        active, rules = _settings.get()
+        active, rules = autocast_settings.get()
         with contextlib.ExitStack() as stack:
             # Casts are recorded, so that remembering them from call to call has no point.
             stack.enter_context(

@@ -10,8 +10,8 @@ import torch
 
 from .. import _job
 from .._base.errors import Error
+from .identities import with_surrogate_gradient
 from .library import define
-from .surrogate_gradient import with_surrogate_gradient
 
 
 def _of_all(x: torch.Tensor, processes: int) -> torch.Tensor:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import fx
+
+from .._base import source
+from .._base.errors import Error
+from . import annotate
+
+GROUP = "poptorch_multi_conv"  # the note of which group a convolution belongs to
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,9 +25,9 @@ class Replicas:
     """The data-parallel copies of a model."""
 
     count: int = 1
-    lane: torch.Tensor | None = None
-    apart: str = ""
-    processes: int = 1
+    lane: torch.Tensor | None = None  # where they are lanes, any tensor of one; the faster part
+    apart: str = ""  # where they are not, why
+    processes: int = 1  # that have as many each
 
     @property
     def total(self) -> int:
@@ -27,59 +35,121 @@ class Replicas:
         return self.count * self.processes
 
 
-class Listener(Protocol):
-    """What a capture wants to hear from operators called inside ``forward``."""
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A value that may be the loss: the tensor, the function that made it, the user's line."""
 
-    @property
-    def training(self) -> bool:
-        """Whether the captured program computes gradients."""
-        ...
+    tensor: torch.Tensor
+    function: str
+    line: str | None
 
-    def together(self) -> Replicas:
-        """Say that replicas exchange something, so that they must run side by side; return them."""
-        ...
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Convolutions that a ``MultiConv`` groups: its options, and the user's line."""
+
+    options: Mapping[str, tuple[Any, ...]]
+    where: str | None
+
+
+@dataclass(eq=False)
+class Capture(abc.ABC):
+    """The capture in progress, as operators see it."""
+
+    training: bool
+    lanes: bool = False  # several micro-batches run side by side
+    replicas: Replicas = field(default_factory=Replicas)
+    exchanging: bool = False  # replicas exchange something, so that they must run side by side
+    losses: list[Candidate] = field(default_factory=list)
+    groups: dict[int, Group] = field(default_factory=dict)
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+    _group_is_open: bool = False
 
     def mark_loss(self, loss: torch.Tensor, name: str) -> None:
         """A value that training may start its gradients from."""
+        self.losses.append(Candidate(loss, name, source.calling_line()))
 
     def number(self) -> int:
         """Return 0, 1, 2, ...: every capture of the same program counts alike."""
-        ...
+        return next(self._numbers)
 
+    def together(self) -> Replicas:
+        """Say that replicas exchange something; return them."""
+        self.exchanging = True
+        return self.replicas
+
+    @contextlib.contextmanager
+    def group(self, options: Mapping[str, tuple[Any, ...]], where: str | None) -> Iterator[None]:
+        """Within the block convolutions belong to one group."""
+        if self._group_is_open:
+            raise Error(
+                "Nested poptorch.MultiConv is not supported",
+                where=where,
+                fix="end the outer group first",
+            )
+        number = len(self.groups)
+        self.groups[number] = Group(options, where)
+        self._group_is_open = True
+        try:
+            with annotate.noted(**{GROUP: number}):
+                yield
+        finally:
+            self._group_is_open = False
+
+    @abc.abstractmethod
     def identify(self, tensor: torch.Tensor) -> int | None:
         """Return the number of a tensor in the captured program; None if it is not part of it."""
-        ...
 
-    def group(
-        self, options: Mapping[str, tuple[Any, ...]], where: str | None
-    ) -> contextlib.AbstractContextManager[None]:
-        """Within the block convolutions belong to one group."""
-        ...
-
+    @abc.abstractmethod
     def paused(self) -> contextlib.AbstractContextManager[None]:
         """Within the block code runs for real, as if no model were being captured."""
-        ...
 
+    @abc.abstractmethod
     def body(
         self, function: Callable[..., Any], inputs: Sequence[torch.Tensor]
     ) -> tuple[fx.GraphModule, list[torch.Tensor]]:
-        """Capture a part that the program runs any number of times, or perhaps not at all."""
-        ...
+        """Capture a part that the program runs any number of times, or perhaps not at all.
+
+        Args:
+            function: called once, with copies of the inputs; returns a list of tensors.
+            inputs: tensors of the sizes that it will get.
+
+        Returns:
+            A pure graph, and the tensors of its surroundings that it uses: they are its arguments
+            after the inputs.
+        """
 
 
-_listener: ContextVar[Listener | None] = ContextVar("poptorch_capture", default=None)
+_capture: ContextVar[Capture | None] = ContextVar("poptorch_capture", default=None)
 
 
-def listener() -> Listener | None:
+def listener() -> Capture | None:
     """The capture in progress, or None outside one."""
-    return _listener.get()
+    return _capture.get()
 
 
 @contextlib.contextmanager
-def listening(capture: Listener | None) -> Iterator[None]:
+def listening(capture: Capture | None) -> Iterator[None]:
     """Make a capture the one in progress; None hides the one that is."""
-    token = _listener.set(capture)
+    token = _capture.set(capture)
     try:
         yield
     finally:
-        _listener.reset(token)
+        _capture.reset(token)
+
+
+Rules = tuple[tuple[str, ...], ...]
+"""Names of functions: computed in half, in float, with mixed operands in float and in half."""
+
+autocast_settings: ContextVar[tuple[bool, Rules]]
+autocast_settings = ContextVar("poptorch_autocast", default=(True, ()))
+
+
+@contextlib.contextmanager
+def autocasting(enabled: bool, rules: Rules) -> Iterator[None]:
+    """Within the block ``autocast`` does something, or nothing; without rules as torch chooses."""
+    token = autocast_settings.set((enabled, rules))
+    try:
+        yield
+    finally:
+        autocast_settings.reset(token)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from .effects import define_effect
 from .library import copied
-from .side_effects import define_effect
 
 _numbers: dict[str, itertools.count[int]] = {}
 _sites: dict[str, Site] = {}

@@ -1,8 +1,9 @@
-"""Identities that stand for something: ``nop``, and hints that a capture reads and takes away."""
+"""Identities that mean something: ``nop``, hints that a capture reads, other gradients."""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -46,7 +47,6 @@ def _batched_hint(
 
 
 nop = define("nop", "(Tensor x) -> Tensor", _copy, _like, backward=_pass_on, vmap=_batched_nop)
-
 hint = define(
     "hint",
     "(Tensor x, str kind, str value, str where) -> Tensor",
@@ -66,3 +66,28 @@ def _copy_after(x: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
 after_gradient = define(
     "after_gradient", "(Tensor x, Tensor gradient) -> Tensor", _copy_after, _copy_after
 )
+
+Rule = Callable[[torch.Tensor], torch.Tensor]
+
+
+# What forward computes and what backward does are two plain functions of tensors.
+class _SurrogateGradient(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(value: torch.Tensor, carrier: torch.Tensor, rule: Rule) -> torch.Tensor:
+        return value.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        _, _, ctx.rule = inputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        return None, ctx.rule(gradients[0]), None
+
+
+def with_surrogate_gradient(value: torch.Tensor, carrier: torch.Tensor, rule: Rule) -> torch.Tensor:
+    """Return a value that hands its gradient to another tensor."""
+    result: torch.Tensor = _SurrogateGradient.apply(value.detach(), carrier, rule)  # type: ignore[no-untyped-call]
+    return result

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .surrogate_gradient import with_surrogate_gradient
+from .identities import with_surrogate_gradient
 
 _MANTISSA, _BIAS = 23, 127  # of float32
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from .context import listener
+from .effects import define_effect
 from .formatting import Layout, tensor_text
-from .side_effects import define_effect
 
 
 def _print(

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from .._base.errors import Error, InvalidValue
-from .._ops import control
-from .._ops.context import Listener, listener
+from .._ops import effects
+from .._ops.context import Capture, listener
 from .._ops.custom import describe, kinds_of
 from . import check
 
@@ -54,7 +54,7 @@ def for_loop(count: int, body: Body, inputs: list[torch.Tensor]) -> list[torch.T
         return values
     _only_inference(capture, "for_loop()")
     graph, captured = capture.body(_returned(body, inputs), inputs)
-    return control.repeat(count, graph, inputs, captured)
+    return effects.repeat(count, graph, inputs, captured)
 
 
 def cond(
@@ -108,7 +108,7 @@ def cond(
         return list(other(*values[len(first) :]))
 
     operands = [*first, *else_inps, *other_captured]
-    return control.branch(condition.to(torch.bool), then_branch, else_branch, operands)
+    return effects.branch(condition.to(torch.bool), then_branch, else_branch, operands)
 
 
 def _check_list(value: Any, name: str) -> None:
@@ -127,7 +127,7 @@ def _check_list(value: Any, name: str) -> None:
             )
 
 
-def _only_inference(capture: Listener, function: str) -> None:
+def _only_inference(capture: Capture, function: str) -> None:
     if capture.training:
         raise Error(
             f"{function} is only supported in inference",

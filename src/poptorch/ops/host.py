@@ -11,7 +11,7 @@ from torch import nn
 
 from .._base.errors import Error
 from .._ops import host
-from .._ops.context import Listener, listener
+from .._ops.context import Capture, listener
 from .._ops.custom import kinds_of
 from . import check
 
@@ -111,7 +111,7 @@ class CPU:
         return check.tensors(returned, f"Host call '{self._id}' must return tensors"), bare
 
     def _capture(
-        self, capture: Listener, tensors: list[torch.Tensor], kwargs: dict[str, Any]
+        self, capture: Capture, tensors: list[torch.Tensor], kwargs: dict[str, Any]
     ) -> Any:
         shapes = [tensor.shape for tensor in tensors]
         dtypes = [tensor.dtype for tensor in tensors]

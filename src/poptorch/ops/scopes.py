@@ -6,7 +6,7 @@ import contextlib
 from typing import Any, Self
 
 from .._base.errors import AssertionFailure
-from .._ops import scopes
+from .._ops import annotate
 
 
 class NameScope(contextlib.ContextDecorator):
@@ -34,7 +34,7 @@ class NameScope(contextlib.ContextDecorator):
         self._entered: list[contextlib.AbstractContextManager[None]] = []
 
     def __enter__(self) -> Self:
-        scope = scopes.named(self._name)
+        scope = annotate.named(self._name)
         scope.__enter__()
         self._entered.append(scope)
         return self

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +13,8 @@ from .._base.errors import Error
 from .._ir.blocks import KEEP, MEMORY
 from .._ir.operators import storage_root
 from .._ir.slots import Kind, Slot
-from .._ops import scopes
+from .._ops.annotate import note_on, notes_on
+from .._ops.context import GROUP, Group
 from .._ops.identities import Hint, hint
 
 aten = torch.ops.aten
@@ -29,15 +29,7 @@ _HEEDS_MEMORY = {
 _SAME_VALUE = {aten.detach.default, aten.alias.default, aten._to_copy.default}
 
 
-@dataclass(frozen=True, eq=False)
-class Group:
-    """Convolutions that a ``MultiConv`` groups: its options, and the user's line."""
-
-    options: Mapping[str, tuple[Any, ...]]
-    where: str | None
-
-
-def lower_hints(
+def lower(
     graph: fx.Graph,
     inputs: Sequence[Slot],
     outputs: Sequence[Slot],
@@ -56,7 +48,7 @@ def lower_hints(
         elif kind is Hint.AVAILABLE_MEMORY:
             _limit_memory(node.args[0], float(node.args[2]))
         else:
-            scopes.note(_maker(_unmarked(node)), **{KEEP: True})
+            note_on(_maker(_unmarked(node)), **{KEEP: True})
     for node in marked:
         node.replace_all_uses_with(node.args[0])
         graph.erase_node(node)
@@ -81,7 +73,7 @@ def _maker(node: fx.Node) -> fx.Node:
 def _limit_memory(node: fx.Node, proportion: float) -> None:
     node = storage_root(_unmarked(node))
     if node.target in _HEEDS_MEMORY:
-        scopes.note(node, **{MEMORY: proportion})
+        note_on(node, **{MEMORY: proportion})
 
 
 class _Borders:
@@ -159,7 +151,7 @@ def _lower_groups(graph: fx.Graph, groups: Mapping[int, Group]) -> None:
         members = [
             node
             for node in graph.nodes
-            if node.target is _CONVOLUTION and scopes.notes(node).get(scopes.GROUP) == number
+            if node.target is _CONVOLUTION and notes_on(node).get(GROUP) == number
         ]
         if not members:
             raise Error(
@@ -183,7 +175,7 @@ def _share_options(members: Sequence[fx.Node], group: Group) -> None:
             )
     for at, node in enumerate(members):
         own = _each(group.options, at)
-        scopes.note(node, **{GROUP_OPTIONS: tuple(own)})
+        note_on(node, **{GROUP_OPTIONS: tuple(own)})
 
 
 def _each(options: Mapping[str, tuple[Any, ...]], at: int) -> Iterable[tuple[str, Any]]:

@@ -1,7 +1,8 @@
-"""The library's LSTM layer as one operator, whose batch may hold several lanes."""
+"""Operators of torch in a form that can be traced: one node, whose results have known shapes."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -12,6 +13,124 @@ import torch
 from .library import define, one_by_one
 
 aten = torch.ops.aten
+
+
+def _ctc(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: torch.Tensor,
+    target_lengths: torch.Tensor,
+    blank: int,
+    zero_infinity: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    arguments = log_probs, targets, input_lengths, target_lengths
+    losses, workspace = aten._ctc_loss.Tensor(*arguments, blank, zero_infinity)
+    gradient = aten._ctc_loss_backward.Tensor(
+        torch.ones_like(losses), *arguments, losses, workspace, blank, zero_infinity
+    )
+    return losses, gradient.contiguous()
+
+
+def _ctc_shape(log_probs: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return log_probs.new_empty(log_probs.shape[1]), log_probs.new_empty(log_probs.shape)
+
+
+def _keep_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    ctx.save_for_backward(output[1])
+    ctx.mark_non_differentiable(output[1])
+
+
+def _ctc_backward(ctx: Any, outer: torch.Tensor, _: Any) -> tuple[Any, ...]:
+    (gradient,) = ctx.saved_tensors
+    return outer[:, None] * gradient, None, None, None, None, None
+
+
+# The gradient of each sample's loss is computed along with it.
+ctc_losses = define(
+    "ctc_losses",
+    "(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, int blank,"
+    " bool zero_infinity) -> (Tensor, Tensor)",
+    _ctc,
+    _ctc_shape,
+    backward=_ctc_backward,
+    setup_context=_keep_gradient,
+)
+
+# Torch tells the shapes of grouped products for bfloat16 only, and wants rows that begin at
+# multiples of 16 bytes. How many rows belong to a group is known only when the program runs.
+
+Gradients = tuple[torch.Tensor | None, torch.Tensor | None, None]
+
+
+def _groups(ends: torch.Tensor) -> list[slice]:
+    marks = [0, *ends.tolist()]
+    return [slice(start, end) for start, end in itertools.pairwise(marks)]
+
+
+def _product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    result = a.new_zeros(_grouped_shape(a, b, ends))
+    for at, rows in enumerate(_groups(ends)):
+        if a.dim() == 2 and b.dim() == 3:
+            result[rows] = a[rows] @ b[at]
+        elif a.dim() == 3:
+            result[:, rows] = a[at] @ b[:, rows]
+        else:
+            result[at] = a[:, rows] @ b[rows]
+    return result
+
+
+def _grouped_shape(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> tuple[int, ...]:
+    groups = (ends.shape[0],) if a.dim() == b.dim() else ()
+    return (*groups, a.shape[-2], b.shape[-1])
+
+
+def _keep_operands(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _grouped_backward(ctx: Any, gradient: torch.Tensor) -> Gradients:
+    a, b, ends = ctx.saved_tensors
+    of_a, of_b, _ = ctx.needs_input_grad
+    return (
+        grouped_product(gradient, b.mT, ends) if of_a else None,
+        grouped_product(a.mT, gradient, ends) if of_b else None,
+        None,
+    )
+
+
+grouped_product = define(
+    "grouped_product",
+    "(Tensor a, Tensor b, Tensor ends) -> Tensor",
+    _product,
+    lambda a, b, ends: a.new_empty(_grouped_shape(a, b, ends)),
+    backward=_grouped_backward,
+    setup_context=_keep_operands,
+)
+"""Rows of ``a``, columns of ``b`` or what is summed over, in groups that end at ``ends``.
+
+Args:
+    a: (rows, inner), or (groups, rows, inner).
+    b: (groups, inner, columns), or (inner, columns).
+    ends: (groups), the place after the last of each group, ascending.
+
+Returns:
+    (rows, columns), zero in rows and columns of no group; (groups, rows, columns) of two matrices.
+"""
+
+"""Rows of ``a``, columns of ``b`` or what is summed over, in groups that end at ``ends``.
+
+Args:
+    a: (rows, inner), or (groups, rows, inner).
+    b: (groups, inner, columns), or (inner, columns).
+    ends: (groups), the place after the last of each group, ascending.
+
+Returns:
+    (rows, columns), zero in rows and columns of no group; (groups, rows, columns) of two matrices.
+"""
+
+# Taken apart into its steps an LSTM of two layers and 32 steps is a graph of thousands of nodes,
+# which takes minutes to compile and runs no faster. oneDNN's layer is opaque to tracing: it keeps a
+# workspace for its backward pass, of a size that only it knows. Here that is one more result.
 Tensors = tuple[torch.Tensor, ...]
 _LSTM = 2  # the library's number for this kind of layer
 
@@ -94,7 +213,7 @@ def _workspace_bytes(steps: int, batch: int, width: int, hidden: int, reverse: b
         return elsewhere.submit(ask).result()
 
 
-def _backward(
+def _layer_backward(
     y_grad: torch.Tensor,
     h_grad: torch.Tensor,
     c_grad: torch.Tensor,
@@ -122,19 +241,19 @@ def _backward(
     return (*(grad.contiguous() for grad in (x_grad, w_x_grad, w_h_grad, b_grad)), *states)
 
 
-def _backward_shape(*args: Any) -> Tensors:
+def _layer_backward_shape(*args: Any) -> Tensors:
     x, w_x, w_h, b_x, _, h, c = args[3:10]
     return tuple(tensor.new_empty(tensor.shape) for tensor in (x, w_x, w_h, b_x, h, c))
 
 
-def _save(ctx: Any, inputs: Any, output: Any) -> None:
+def _keep_workspace(ctx: Any, inputs: Any, output: Any) -> None:
     *tensors, ctx.reverse, keep = inputs
     assert keep, "the workspace was not kept"
     ctx.save_for_backward(*tensors, *output)
     ctx.mark_non_differentiable(output[-1])
 
 
-def _differentiate(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
+def _lstm_backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
     *tensors, y, h, c, workspace = ctx.saved_tensors
     full = [
         torch.zeros_like(value) if grad is None else grad
@@ -145,7 +264,7 @@ def _differentiate(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
     return x_grad, w_x_grad, w_h_grad, b_grad, b_grad, h_grad, c_grad, None, None
 
 
-def _lanes(info: Any, in_dims: Sequence[int | None], *args: Any) -> Any:
+def _lstm_lanes(info: Any, in_dims: Sequence[int | None], *args: Any) -> Any:
     """Lanes that share their weights are more rows of the batch."""
     if any(dim is not None for dim in in_dims[1:5]):
         return one_by_one(lstm_layer)(info, in_dims, *args)
@@ -167,15 +286,15 @@ lstm_layer_backward = define(
     f"(Tensor y_grad, Tensor h_grad, Tensor c_grad, {_OPERANDS}, Tensor y, Tensor h_last, "
     "Tensor c_last, Tensor workspace, bool reverse) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-    _backward,
-    _backward_shape,
+    _layer_backward,
+    _layer_backward_shape,
 )
 lstm_layer = define(
     "lstm_layer",
     f"({_OPERANDS}, bool reverse, bool keep) -> (Tensor, Tensor, Tensor, Tensor)",
     _layer,
     _layer_shape,
-    backward=_differentiate,
-    setup_context=_save,
-    vmap=_lanes,
+    backward=_lstm_backward,
+    setup_context=_keep_workspace,
+    vmap=_lstm_lanes,
 )

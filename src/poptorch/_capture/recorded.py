@@ -1,0 +1,183 @@
+"""The graphs that are being recorded: where a tensor stands in them, and its value if known."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import weakref
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import fx
+
+from .._base import private
+from .._ir.operators import Operator, draws, writes, written_by
+from .trace import untraced, without_data
+
+aten = torch.ops.aten
+# These keep the numbers of a tensor where they keep how many there are.
+_KEEPING = {
+    aten.alias.default, aten.detach.default, aten.clone.default, aten._to_copy.default,
+    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default,
+    aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default,
+    aten.mean.default, aten.mean.dim, aten.sum.default, aten.sum.dim_IntList,
+}  # fmt: skip
+
+# Control flow records the graph of a body while those of its surroundings wait.
+_outer: ContextVar[tuple[Any, ...]] = ContextVar("poptorch_recorders", default=())
+
+
+def _recorders() -> tuple[Any, ...]:
+    mode = private.get_proxy_mode()
+    return _outer.get() if mode is None else (*_outer.get(), mode.tracer)
+
+
+@contextlib.contextmanager
+def surroundings_waiting() -> Iterator[None]:
+    """Within the block another graph is recorded; tensors of the present ones are still found."""
+    token = _outer.set(_recorders())
+    try:
+        yield
+    finally:
+        _outer.reset(token)
+
+
+def recorded(tensor: torch.Tensor) -> tuple[fx.Node, torch.nn.Module] | None:
+    """Return a tensor's node, and the module that holds what its graph reads from outside."""
+    for recorder in _recorders():
+        slot = private.get_proxy_slot(tensor, recorder, None)
+        if slot is not None:
+            return slot.proxy.node, recorder.root
+    return None
+
+
+def leads_to(source: torch.Tensor, result: torch.Tensor) -> bool:
+    """Tell whether one traced tensor was computed from another, gradient or not."""
+    first, last = (recorded(tensor) for tensor in (source, result))
+    if first is None or last is None:
+        return False
+    seen: set[fx.Node] = set()
+    stack = list(last[0].all_input_nodes)
+    while stack:
+        node = stack.pop()
+        if node is first[0]:
+            return True
+        if node not in seen:
+            seen.add(node)
+            stack.extend(node.all_input_nodes)
+    return False
+
+
+def original(tensor: torch.Tensor) -> fx.Node | None:
+    """Return the node that a traced tensor's numbers come from, seen through copies and views."""
+    place = recorded(tensor)
+    if place is None:
+        return None
+    node = place[0]
+    while node.target in _KEEPING and _size(node) == _size(node.all_input_nodes[0]):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _size(node: fx.Node) -> int:
+    return int(node.meta["val"].numel())
+
+
+def constant_value(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the value of a tensor that depends on constants only, or None."""
+    place = recorded(tensor)
+    if place is None:
+        return None if without_data(tensor) else tensor
+    known = _known(*place, {})
+    return known[0] if known else None
+
+
+def value_of_inputs(
+    tensor: torch.Tensor, inputs: Mapping[int, torch.Tensor]
+) -> tuple[torch.Tensor, frozenset[int]] | None:
+    """Return the value of a tensor that depends on constants and these inputs only.
+
+    Args:
+        inputs: values of inputs of the record, by their place among all.
+
+    Returns:
+        The value, and which of the inputs it depends on.
+    """
+    place = recorded(tensor)
+    if place is None or len(_recorders()) > 1:  # the body of a loop has inputs of its own
+        return None
+    return _known(*place, inputs)
+
+
+class _Evaluator:
+    """Runs what of a graph depends on constants and given inputs, as far as it is recorded."""
+
+    def __init__(self, root: torch.nn.Module, given: Mapping[int, torch.Tensor]) -> None:
+        self._root, self._given = root, given
+        self._values: dict[fx.Node, tuple[Any, frozenset[int]]] = {}
+        self._ran = self._placeholders = 0
+
+    def value(self, node: fx.Node) -> tuple[torch.Tensor, frozenset[int]] | None:
+        """Return the value of a node as it is now, and the inputs that it depends on."""
+        nodes = list(node.graph.nodes)
+        with untraced(), torch.no_grad():
+            for new in nodes[self._ran :]:
+                self._run(new)
+        self._ran = len(nodes)
+        known = self._values.get(node)
+        return known if known and isinstance(known[0], torch.Tensor) else None
+
+    def _run(self, node: fx.Node) -> None:
+        if node.op == "placeholder":
+            if self._placeholders in self._given:
+                inputs = frozenset({self._placeholders})
+                self._values[node] = self._given[self._placeholders], inputs
+            self._placeholders += 1
+        elif node.op == "get_attr":
+            value = getattr(self._root, str(node.target))
+            if isinstance(value, torch.Tensor) and not without_data(value):
+                self._values[node] = value.detach().clone(), frozenset()
+        elif node.op == "call_function":
+            self._call(node)
+
+    def _call(self, node: fx.Node) -> None:
+        target: Any = node.target
+        known = [self._values[n] for n in node.all_input_nodes if n in self._values]
+        inputs = frozenset[int]().union(*(used for _, used in known))
+        runs = isinstance(target, Operator) or target is operator.getitem
+        runs = runs and len(known) == len(node.all_input_nodes) and not draws(node)
+        if runs and not (inputs and writes(node)):  # values of inputs are the user's own tensors
+            args: Any = fx.map_arg(node.args, lambda n: self._values[n][0])
+            kwargs: Any = fx.map_arg(node.kwargs, lambda n: self._values[n][0])
+            self._values[node] = target(*args, **kwargs), inputs
+        else:
+            self._forget(written_by(node))
+
+    def _forget(self, written: list[fx.Node]) -> None:
+        """These were written: they, and what shares their memory, are not known any more."""
+        storages = {_storage(self._values[n][0]) for n in written if n in self._values}
+        if storages:
+            self._values = {
+                node: known
+                for node, known in self._values.items()
+                if not isinstance(known[0], torch.Tensor) or _storage(known[0]) not in storages
+            }
+
+
+_evaluators: weakref.WeakKeyDictionary[fx.Graph, dict[bool, _Evaluator]]
+_evaluators = weakref.WeakKeyDictionary()
+
+
+def _known(
+    node: fx.Node, root: torch.nn.Module, given: Mapping[int, torch.Tensor]
+) -> tuple[torch.Tensor, frozenset[int]] | None:
+    mine = _evaluators.setdefault(node.graph, {})
+    if bool(given) not in mine:
+        mine[bool(given)] = _Evaluator(root, given)
+    return mine[bool(given)].value(node)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

@@ -1,0 +1,257 @@
+"""What stands in the place of a module's tensors, and of code of torch's, while forward runs."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributions import Distribution
+from torch.utils.checkpoint import CheckpointFunction, checkpoint
+
+from .._base import private, source
+from .._base.errors import Error
+from .._base.threads import PerThread, by_thread
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_BATCH_NORM_FORWARD = nn.BatchNorm1d.forward  # the one of all dimensions
+_HOLDERS = ("_parameters", "_buffers")
+Place = tuple[nn.Module, str, str]  # the module, "_parameters" or "_buffers", the name in it
+Change = tuple[Any, str, Any]  # an object or class, the attribute, what stands in its place
+_ABSENT = object()
+
+
+@dataclass(eq=False)
+class Tied:
+    """One tensor of the module, under its first qualified name, and every place it stands in."""
+
+    tensor: torch.Tensor
+    is_parameter: bool
+    places: list[Place] = field(default_factory=list)
+
+    @property
+    def is_statistic(self) -> bool:
+        """Whether it is a batch norm's running statistic."""
+        return any(isinstance(owner, BATCH_NORMS) for owner, _, _ in self.places)
+
+
+def tensors_of(module: nn.Module, values: bool = True) -> dict[str, Tied]:
+    """Return parameters, then buffers, by qualified name; a tied one once, with all its places.
+
+    Args:
+        values: what they hold is going to be read, so that it has to come from a device first.
+    """
+    items = operator.methodcaller("items") if values else dict.items
+    by_identity: dict[int, tuple[str, Tied]] = {}
+    for holder in _HOLDERS:
+        for prefix, owner in module.named_modules(remove_duplicate=True):
+            for name, tensor in items(getattr(owner, holder)):
+                if tensor is None:
+                    continue
+                path = f"{prefix}.{name}" if prefix else name
+                _, tied = by_identity.setdefault(
+                    id(tensor), (path, Tied(tensor, holder == "_parameters"))
+                )
+                tied.places.append((owner, holder, name))
+    return dict(by_identity.values())
+
+
+@contextlib.contextmanager
+def replaced(
+    root: nn.Module,
+    places: Mapping[str, Tied],
+    values: Mapping[str, torch.Tensor],
+    users: nn.Module | None,
+    again: Callable[[], AbstractContextManager[object]],
+) -> Iterator[dict[str, torch.Tensor]]:
+    """Within the block this thread finds ``values`` in the module, and code that can be captured.
+
+    Args:
+        places: the module's tensors by path.
+        users: a module whose dicts of tensors the first one shares.
+        again: makes what this thread's checkpoints of the block run in when they run again, in the
+            backward pass.
+
+    Yields:
+        A dict that, after the block, holds what each tensor of a batch norm was reassigned to.
+
+    Raises:
+        Error: ``forward`` reassigned or removed a parameter or buffer.
+    """
+    reassigned: dict[str, torch.Tensor] = {}
+    changes = [
+        *_tensors(places, values, users),
+        *_methods(root),
+        # Checkpoints of the older kind start a backward pass inside of the one that is captured.
+        (CheckpointFunction, "apply", staticmethod(_newer_checkpoint)),
+    ]
+    with _changed(changes), _checkpoints_in(again), _without_dynamo(), _unvalidated():
+        yield reassigned
+        for path, tied in places.items():
+            _check(path, tied, values[path], reassigned)
+
+
+@contextlib.contextmanager
+def _changed(changes: list[Change]) -> Iterator[None]:
+    """Within the block objects and classes have other attributes of their own."""
+    before = [(owner, name, vars(owner).get(name, _ABSENT)) for owner, name, _ in changes]
+    try:
+        for owner, name, value in changes:
+            _set(owner, name, value)
+        yield
+    finally:
+        for owner, name, value in before:
+            _set(owner, name, value)
+
+
+def _set(owner: Any, name: str, value: Any) -> None:
+    if isinstance(owner, type):
+        delattr(owner, name) if value is _ABSENT else setattr(owner, name, value)
+    elif value is _ABSENT:
+        owner.__dict__.pop(name, None)
+    else:
+        owner.__dict__[name] = value  # modules have a ``__setattr__`` with ideas of its own
+
+
+def _tensors(
+    places: Mapping[str, Tied], values: Mapping[str, torch.Tensor], users: nn.Module | None
+) -> Iterator[Change]:
+    seen: dict[int, dict[str, torch.Tensor]] = {}  # by the dict that they stand in
+    for path, tied in places.items():
+        for owner, holder, name in tied.places:
+            own = owner.__dict__[holder]
+            seen.setdefault(id(own), dict(own))[name] = values[path]
+    owners = {owner for tied in places.values() for owner, _, _ in tied.places}
+    for owner in owners if users is None else {*owners, users}:
+        for holder in _HOLDERS:
+            own = owner.__dict__[holder]
+            if id(own) in seen:
+                yield owner, holder, PerThread(own, seen[id(own)])
+
+
+def _check(path: str, tied: Tied, value: torch.Tensor, reassigned: dict[str, torch.Tensor]) -> None:
+    for owner, holder, name in tied.places:
+        now = getattr(owner, holder).get(name)
+        if now is value:
+            continue
+        if isinstance(owner, BATCH_NORMS) and isinstance(now, torch.Tensor):
+            reassigned[path] = now  # as they count their batches
+            continue
+        what = "parameter" if holder == "_parameters" else "buffer"
+        verb = "removed from" if now is None else "reassigned within"
+        raise Error(
+            f"{what.capitalize()} '{path}' is {verb} the model",
+            got=f"forward of {type(owner).__name__} binds another value to self.{name}",
+            where=source.definition_line(type(owner).forward),
+            fix=f"change its value in place: self.{name}.copy_(new_value)",
+        )
+
+
+def _methods(root: nn.Module) -> Iterator[Change]:
+    """Methods of torch's layers that ask for values, or refuse types that a program casts."""
+    for part in root.modules():
+        if isinstance(part, nn.RNNBase) and "check_input" not in part.__dict__:
+            yield (
+                part,
+                "check_input",
+                by_thread(functools.partial(_check_shape, part), part.check_input),
+            )
+        elif isinstance(part, BATCH_NORMS) and _averages(part):
+            yield (
+                part,
+                "forward",
+                by_thread(functools.partial(_averaging_forward, part), part.forward),
+            )
+
+
+def _check_shape(layer: nn.RNNBase, x: torch.Tensor, sizes: torch.Tensor | None) -> None:
+    dtype: Any = layer.weight_ih_l0.dtype
+    type(layer).check_input(layer, x.new_empty(x.shape, dtype=dtype, device="meta"), sizes)
+
+
+def _averages(norm: nn.Module) -> bool:
+    torchs = "forward" not in norm.__dict__ and type(norm).forward is _BATCH_NORM_FORWARD
+    return torchs and norm.momentum is None and norm.running_mean is not None
+
+
+def _averaging_forward(norm: Any, x: torch.Tensor) -> torch.Tensor:
+    """Average over all batches so far; torch's own makes a Python number of their count."""
+    if not norm.training:
+        return _BATCH_NORM_FORWARD(norm, x)
+    norm._check_input_dim(x)
+    # With momentum 1 what is left in place of the running statistics are those of this batch.
+    of_batch = torch.zeros_like(norm.running_mean), torch.zeros_like(norm.running_var)
+    out = F.batch_norm(x, *of_batch, norm.weight, norm.bias, True, 1.0, norm.eps)
+    norm.num_batches_tracked.add_(1)
+    share = 1.0 / norm.num_batches_tracked
+    for running, new in zip((norm.running_mean, norm.running_var), of_batch, strict=True):
+        running.mul_(1.0 - share).add_(new * share)
+    return out
+
+
+def _newer_checkpoint(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
+    return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state)
+
+
+@contextlib.contextmanager
+def _checkpoints_in(again: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
+    """What this thread's checkpoints of the block compute again later runs in ``again()``."""
+    over, thread = False, threading.get_ident()
+
+    def checkpointed(
+        usual: Callable[..., Any],
+        fn: Callable[..., Any],
+        preserve_rng_state: bool,
+        context_fn: Any,
+        determinism_check: str,
+        debug: bool,
+        early_stop: bool,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with again() if over else contextlib.nullcontext():
+                return fn(*args, **kwargs)
+
+        chosen = run if threading.get_ident() == thread else fn
+        rest = (preserve_rng_state, context_fn, determinism_check, debug, early_stop, *args)
+        return usual(chosen, *rest, **kwargs)
+
+    try:
+        with private.standing_in({"checkpoint_without_reentrant_generator": checkpointed}):
+            yield
+    finally:
+        over = True
+
+
+@contextlib.contextmanager
+def _without_dynamo() -> Iterator[None]:
+    """Within the block what ``torch.compile`` compiled runs as it was written."""
+    if "torch._dynamo" not in sys.modules:  # nobody has compiled anything
+        yield
+        return
+    with private.patch(error_on_nested_fx_trace=False), warnings.catch_warnings():
+        # Hooks that listen to all modules are called for the wrapper, too: once more is no harm.
+        warnings.filterwarnings("ignore", r"Using `torch.compile\(module\)` when there are global")
+        yield
+
+
+@contextlib.contextmanager
+def _unvalidated() -> Iterator[None]:
+    """Within the block distributions do not look at the values of their arguments."""
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(before)

@@ -1,0 +1,153 @@
+"""Operators that run graphs of their own or do more than compute, and the order they keep.
+
+An operator with an effect takes ``Tensor[] after``: results that must exist before it runs. Traced
+in program order and chained through it, effects keep their order under every compiler. Unused ones
+are dead code like any other operator.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from .._base import private
+from .library import define
+
+Tensors = Sequence[torch.Tensor]
+Function = Callable[..., list[torch.Tensor]]
+
+
+def repeat(
+    count: int, body: fx.GraphModule, inputs: Tensors, captured: Tensors
+) -> list[torch.Tensor]:
+    """Record a loop that runs a traced body ``count`` times."""
+
+    def more(done: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        return done < count
+
+    def step(done: torch.Tensor, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (done + 1, *_fresh(body(*values)))
+
+    first: Any = (torch.zeros((), dtype=torch.int64), *_fresh(inputs))
+    _, *results = private.while_loop_op(more, step, first, tuple(_separate(captured)))
+    return list(results)
+
+
+def branch(
+    condition: torch.Tensor, taken: Function, otherwise: Function, operands: Tensors
+) -> list[torch.Tensor]:
+    """Record a choice between two traced functions of the same operands."""
+
+    def first(*values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(_fresh(taken(*values)))
+
+    def second(*values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(_fresh(otherwise(*values)))
+
+    return list(private.cond_op(condition.reshape(()), first, second, tuple(_separate(operands))))
+
+
+def is_control_flow(node: fx.Node) -> bool:
+    """Tell whether a node runs graphs of its own."""
+    return getattr(node.target, "namespace", None) == "higher_order"
+
+
+def _parts(graph: fx.Graph, node: fx.Node) -> list[fx.Graph]:
+    """Return the graphs that a node of control flow runs."""
+    owner = graph.owning_module
+    assert owner is not None
+    named = [a.target for a in node.args if isinstance(a, fx.Node) and a.op == "get_attr"]
+    read = [getattr(owner, str(name)) for name in named]
+    return [part.graph for part in read if isinstance(part, fx.GraphModule)]
+
+
+def _first_operand(node: fx.Node) -> fx.Node:
+    """Return the first tensor that a node of control flow reads."""
+    (operand, *_) = (a for a in node.all_input_nodes if a.op != "get_attr")
+    return operand
+
+
+def _fresh(tensors: Tensors) -> list[torch.Tensor]:
+    """Copies: what enters and leaves these operators must not share memory."""
+    return [tensor.clone() for tensor in tensors]
+
+
+def _separate(tensors: Tensors) -> list[torch.Tensor]:
+    """Copy the tensors that share memory with an earlier one."""
+    seen: set[Any] = set()
+    result = []
+    for tensor in tensors:
+        storage = tensor.untyped_storage()._cdata
+        result.append(tensor.clone() if storage in seen else tensor)
+        seen.add(storage)
+    return result
+
+
+_EFFECTS: set[Any] = set()
+AFTER = ", Tensor[] after) -> "
+
+
+def define_effect(
+    name: str, schema: str, kernel: Callable[..., Any], fake: Callable[..., Any], **rest: Any
+) -> Any:
+    """Define an operator with an effect; its last argument is ``after``."""
+    assert AFTER in schema, f"{name} needs an argument 'after'"
+
+    def refuse(*_: object) -> None:
+        raise NotImplementedError(f"poptorch::{name} runs once per micro-batch, in order")
+
+    defined = define(name, schema, kernel, fake, vmap=refuse, **rest)
+    _EFFECTS.add(defined)
+    return defined
+
+
+def _pass_on(x: torch.Tensor, after: list[torch.Tensor]) -> torch.Tensor:
+    return x.clone()
+
+
+wait = define_effect("wait", f"(Tensor x{AFTER}Tensor", _pass_on, _pass_on)
+
+
+def has_effects(graph: fx.Graph) -> bool:
+    """Tell whether a graph, or a loop or branch in it, calls an operator with an effect."""
+    return any(is_effect(graph, node) for node in graph.nodes)
+
+
+def is_effect(graph: fx.Graph, node: fx.Node) -> bool:
+    """Tell whether a node of a graph does something besides computing its result."""
+    if is_control_flow(node):
+        return any(has_effects(part) for part in _parts(graph, node))
+    return node.target in _EFFECTS
+
+
+def chain(graph: fx.Graph) -> None:
+    """Make every effect of a graph wait for the one before it."""
+    previous: fx.Node | None = None
+    for node in [node for node in graph.nodes if is_effect(graph, node)]:
+        if previous is not None:
+            _wait_for(graph, node, _result_of(previous))
+        previous = node
+
+
+def _wait_for(graph: fx.Graph, node: fx.Node, earlier: fx.Node) -> None:
+    if not is_control_flow(node):
+        node.args = (*node.args[:-1], [earlier])
+        return
+    operand = _first_operand(node)
+    with graph.inserting_before(node):
+        waiting = graph.call_function(wait, (operand, [earlier]))
+    waiting.meta["val"] = operand.meta["val"]
+    node.replace_input_with(operand, waiting)
+
+
+def _result_of(node: fx.Node) -> fx.Node:
+    """A tensor among the results of an effect."""
+    if isinstance(node.meta["val"], torch.Tensor):
+        return node
+    part = next((user for user in node.users if user.target is operator.getitem), None)
+    assert part is not None, "an effect without a used result is dead code"
+    return part
