@@ -9,7 +9,7 @@ import torch
 import popart
 import poptorch
 from helpers.wrapping import options
-from poptorch.options.popart_keys import LAST_MEMBER
+from poptorch.options.popart import LAST_MEMBER
 
 KEYS = {
     popart.AccumulateOuterFragmentSchedule: "accumulateOuterFragmentSettings.schedule",

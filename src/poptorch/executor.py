@@ -25,8 +25,7 @@ from .enums import ConnectionType
 from .ops.blocks import module_repr
 from .options import Options
 from .options.files import as_calls
-from .options.freeze import freeze, use_running_mean
-from .options.log_lines import log_options
+from .options.freeze import freeze, log_options, use_running_mean
 from .profiling import Channel
 
 _TRACED = (

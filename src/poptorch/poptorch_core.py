@@ -17,7 +17,7 @@ from ._base.errors import (
     UnrecoverableError,
     Unsupported,
 )
-from .options.popart_keys import validate_popart
+from .options.popart import validate_popart
 
 __all__ = [
     "AssertionFailure",

@@ -4,8 +4,7 @@ import pytest
 
 from poptorch.enums import OutputMode
 from poptorch.options import Options, PipelinedExecution
-from poptorch.options.freeze import prepare
-from poptorch.options.log_lines import log_options
+from poptorch.options.freeze import log_options, prepare
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from poptorch.enums import (
 )
 from poptorch.options import Options, ShardedExecution, TensorLocationSettings, overview
 from poptorch.options.freeze import freeze, prepare
-from poptorch.options.popart_keys import KEYS
+from poptorch.options.popart import KEYS
 from poptorch.options.table import IDLE, UNSET, Setting
 
 OFF_CHIP = TensorLocationSettings().useOnChipStorage(False)

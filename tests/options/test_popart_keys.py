@@ -3,7 +3,7 @@
 import pytest
 
 from poptorch._base.errors import Error
-from poptorch.options.popart_keys import KEYS, validate_popart
+from poptorch.options.popart import KEYS, validate_popart
 
 
 @pytest.mark.parametrize(

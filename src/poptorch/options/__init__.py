@@ -6,22 +6,23 @@
 from .attribute import Attribute
 from .distributed import _DistributedOptions as _DistributedOptions
 from .files import ConfigFileError
-from .jit import _JitOptions as _JitOptions
+from .groups import _JitOptions as _JitOptions
+from .groups import _PrecisionOptions as _PrecisionOptions
+from .groups import _TrainingOptions as _TrainingOptions
 from .locations import TensorLocationSettings
 from .locations import _TensorLocationOptions as _TensorLocationOptions
 from .options import Options
 from .popart import _PopartOptions as _PopartOptions
-from .precision import _PrecisionOptions as _PrecisionOptions
-from .stages import Phase, Stage
 from .strategies import (
     ParallelPhasedExecution,
+    Phase,
     PipelinedExecution,
     SerialPhasedExecution,
     ShardedExecution,
+    Stage,
 )
 from .strategies import _IExecutionStrategy as _IExecutionStrategy
 from .strategies import _IPhasedExecution as _IPhasedExecution
-from .training import _TrainingOptions as _TrainingOptions
 
 _GraphProcessingOptions = _PrecisionOptions  # its name until release 2
 

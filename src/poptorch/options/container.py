@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from .._base.errors import AssertionFailure, InvalidAttribute
 from . import table
-from .check import expect
-from .freezable import Freezable
-from .show import show_pairs
+from .table import expect, show_pairs
 
 
-class Container(Freezable):
+class Container:
     """Named values that keep their type, can be read as attributes, and can be frozen.
 
     ``Container(**defaults)`` declares the names of the keywords, and those in the rows of the
@@ -32,9 +30,41 @@ class Container(Freezable):
     def __init__(self, **defaults: Any) -> None:
         values = table.defaults(type(self)) | defaults
         vars(self).update(table.defaults(type(self), table.Private))
-        vars(self)["_declared"] = copy.deepcopy(values)
-        vars(self)["_is_frozen"] = False
-        vars(self)["_values"] = values
+        # The plain dictionary survives pickling and goes through no rules of attributes.
+        vars(self).update(_declared=copy.deepcopy(values), _is_frozen=False, _values=values)
+
+    def _freeze(self) -> None:
+        """Forbid writes to this object and to every group nested in it."""
+        self._set_frozen(True)
+
+    def _unfreeze(self) -> None:
+        """Allow writes again, nested groups included."""
+        self._set_frozen(False)
+
+    def _set_frozen(self, frozen: bool) -> None:
+        vars(self)["_is_frozen"] = frozen
+        for child in (*vars(self).values(), *self._values.values()):
+            if isinstance(child, Container):
+                child._set_frozen(frozen)
+
+    def _check_writable(self, name: str) -> None:
+        if vars(self).get("_is_frozen", False):
+            raise InvalidAttribute(
+                "Can't modify frozen Options",
+                got=f"a write of {name} after the options were given to a model or a DataLoader",
+                fix="set options before that, or change a copy: options.clone()",
+            )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        new = type(self).__new__(type(self))
+        memo[id(self)] = new
+        vars(new).update(copy.deepcopy(vars(self), memo))
+        new._unfreeze()
+        return new
+
+    def __copy__(self) -> Self:
+        """Copy deeply: a copy that shared half of its state would be a trap."""
+        return copy.deepcopy(self)
 
     def set(self, **values: Any) -> Self:
         """Store values of declared names; none is stored if one is refused.
@@ -121,10 +151,6 @@ class Container(Freezable):
             if built and not exists:
                 raise InvalidAttribute(f"Invalid attribute {name}", fix=self._suggest(name))
             object.__setattr__(self, name, value)
-
-    def _nested(self) -> list[Freezable]:
-        stored = vars(self).get("_values", {}).values()
-        return [*super()._nested(), *(item for item in stored if isinstance(item, Freezable))]
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self._values]

@@ -1,16 +1,13 @@
 """``opts.Distributed``: this process among those that train together."""
 
-# mypy: disable-error-code="empty-body"
-
 from __future__ import annotations
 
 from typing import Any, Self
 
 from .._base import env, log
 from .._base.errors import InvalidValue
-from .check import expect
 from .container import Container
-from .table import LOGS, RULES, Value, option, row
+from .table import LOGS, RULES, Value, expect, option, row
 
 TIMEOUT = 15
 """Seconds, of ``processTimeout``."""

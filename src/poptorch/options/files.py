@@ -16,18 +16,22 @@ import torch
 from .. import enums
 from .._base import archive
 from .._base.errors import InvalidAttribute, InvalidValue
-from . import locations, stages, strategies
+from . import locations, strategies
 from .overview import settings
-from .show import show
-from .table import Backend, Private, Setting, Value
+from .table import Backend, Private, Setting, Value, show
 
 _PRIVATE_GROUPS = ("_Popart", "_popart")
+_MODULES = ("poptorch", "torch")
+_UNDERSTOOD = (
+    *(ast.Call, ast.Attribute, ast.Name, ast.keyword, ast.expr_context),
+    *(ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Constant, ast.UnaryOp, ast.unaryop),
+)
 _CONSTRUCTORS: dict[str, Callable[..., Any]] = {
     cls.__name__: cls
     for cls in (
         locations.TensorLocationSettings,
-        stages.Stage,
-        stages.Phase,
+        strategies.Stage,
+        strategies.Phase,
         strategies.PipelinedExecution,
         strategies.ShardedExecution,
         strategies.SerialPhasedExecution,
@@ -87,7 +91,7 @@ def apply_calls(options: Any, text: str, name: str = "the options") -> None:
             ) from error
     for place, call in calls:
         try:
-            call(options)
+            _value(call, options)
         except Exception as error:
             error.add_note(place)
             raise
@@ -157,75 +161,64 @@ def _text(value: Any) -> str:
     return ast.unparse(tree)
 
 
-Read = Callable[[Any], Any]
-"""What a tree means for an Options object: nothing is called before every line was understood."""
-
-
-def _parse(statement: str) -> Read:
+def _parse(statement: str) -> ast.Call:
+    """Return the tree of one option call; nothing is called before every line was understood."""
     tree = ast.parse(f"options.{statement}", mode="eval").body
     if not isinstance(tree, ast.Call):
         raise _Unsupported("expected one option call, such as deviceIterations(4)")
-    return _call(tree, "options")
+    beginning: ast.expr = tree
+    while isinstance(beginning, (ast.Call, ast.Attribute)):
+        beginning = beginning.func if isinstance(beginning, ast.Call) else beginning.value
+    for node in ast.walk(tree):
+        _check_node(node, beginning)
+    return tree
 
 
-def _read(node: ast.expr, root: str | None = None) -> Read:
-    """Accept literals, names under the two modules, and calls of public methods on them.
-
-    Args:
-        node: of the statement.
-        root: the name at the beginning of the chain that the node belongs to; None for a module's.
-    """
-    if isinstance(node, ast.Call):
-        return _call(node, root)
+def _check_node(node: ast.AST, options: ast.AST) -> None:
+    """Accept literals, names under the two modules, and calls of public methods on them."""
+    if not isinstance(node, _UNDERSTOOD):
+        raise _Unsupported(f"not a literal: {ast.unparse(node)}")
+    if isinstance(node, ast.UnaryOp):
+        ast.literal_eval(node)
+    if isinstance(node, ast.Name) and node is not options and node.id not in _MODULES:
+        raise _Unsupported(f"unknown name {node.id}")
     if isinstance(node, ast.Attribute):
-        return _attribute(node, root)
-    if isinstance(node, ast.Name):
-        if node.id not in ((root,) if root else ("poptorch", "torch")):
-            raise _Unsupported(f"unknown name {node.id}")
-        return lambda options: options
-    if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
-        kind = {ast.List: list, ast.Tuple: tuple, ast.Set: set}[type(node)]
-        items = [_read(item) for item in node.elts]
-        return lambda options: kind(item(options) for item in items)
-    if isinstance(node, ast.Dict):
-        if None in node.keys:
-            raise _Unsupported("a dictionary spread with **")
-        keys = [_read(key) for key in node.keys if key is not None]
-        values = [_read(value) for value in node.values]
-        return lambda options: {
-            key(options): value(options) for key, value in zip(keys, values, strict=True)
-        }
-    try:
-        value = ast.literal_eval(node)
-    except (ValueError, TypeError) as error:
-        raise _Unsupported(f"not a literal: {ast.unparse(node)}") from error
-    return lambda options: value
+        group = node.value is options and node.attr in _PRIVATE_GROUPS
+        if node.attr.startswith("_") and not group:
+            raise _Unsupported(f"private name {node.attr}")
+        if not isinstance(node.value, (ast.Name, ast.Attribute, ast.Call)):
+            raise _Unsupported(f"an attribute of {ast.unparse(node.value)}")
+    if isinstance(node, ast.Call) and not isinstance(node.func, ast.Attribute):
+        raise _Unsupported("only calls of named setters are understood")
+    if (isinstance(node, ast.keyword) and node.arg is None) or (
+        isinstance(node, ast.Dict) and None in node.keys
+    ):
+        raise _Unsupported("a dictionary spread with **")
 
 
-def _call(node: ast.Call, root: str | None) -> Read:
-    function = node.func
-    if not isinstance(function, ast.Attribute) or any(k.arg is None for k in node.keywords):
-        raise _Unsupported("only calls of named setters with plain arguments are understood")
-    name, target = function.attr, _attribute(function, root)
-    args = [_read(argument) for argument in node.args]
-    named = {str(k.arg): _read(k.value) for k in node.keywords}
-    return lambda options: _callable(target(options), name)(
-        *(argument(options) for argument in args),
-        **{key: argument(options) for key, argument in named.items()},
-    )
-
-
-def _attribute(node: ast.Attribute, root: str | None) -> Read:
-    of_options = root is not None and isinstance(node.value, ast.Name)
-    if node.attr.startswith("_") and not (of_options and node.attr in _PRIVATE_GROUPS):
-        raise _Unsupported(f"private name {node.attr}")
-    if not isinstance(node.value, (ast.Name, ast.Attribute, ast.Call)):
-        raise _Unsupported(f"an attribute of {ast.unparse(node.value)}")
-    owner = _read(node.value, root)
-    module = ast.unparse(node.value).removesuffix(".enums")
-    if module in ("poptorch", "torch"):
-        return lambda options: _module_member(module, node.attr)
-    return lambda options: _member(owner(options), node.attr)
+def _value(node: ast.expr | None, options: Any) -> Any:
+    """Return what a checked tree means for an Options object."""
+    match node:
+        case ast.Call(func=ast.Attribute(attr=name)):
+            setter = _callable(_value(node.func, options), name)
+            named = {str(k.arg): _value(k.value, options) for k in node.keywords}
+            return setter(*(_value(argument, options) for argument in node.args), **named)
+        case ast.Attribute():
+            module = ast.unparse(node.value).removesuffix(".enums")
+            if module in _MODULES:
+                return _module_member(module, node.attr)
+            return _member(_value(node.value, options), node.attr)
+        case ast.Name():
+            return options
+        case ast.List() | ast.Tuple() | ast.Set():
+            kind = {ast.List: list, ast.Tuple: tuple, ast.Set: set}[type(node)]
+            return kind(_value(item, options) for item in node.elts)
+        case ast.Dict():
+            pairs = zip(node.keys, node.values, strict=True)
+            return {_value(key, options): _value(value, options) for key, value in pairs}
+        case _:
+            assert node is not None
+            return ast.literal_eval(node)
 
 
 def _member(owner: Any, name: str) -> Any:

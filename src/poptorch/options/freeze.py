@@ -2,33 +2,41 @@
 
 ``prepare`` runs when a model is wrapped and gives the executor its own copy; ``freeze`` runs at
 compile, checks what may only be checked then, and takes each field of the Spec from the row of the
-option that it belongs to.
+option that it belongs to; ``log_options`` logs every setting once per compile.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._base import env, log
 from .._base.errors import Error
 from .._ir.spec import Spec
-from ..enums import MeanReductionStrategy, OutputMode
-from .conditions import check, check_inference
-from .device_choice import choose_device
+from ..enums import ConnectionType, MeanReductionStrategy, OutputMode
 from .distributed import data_share
+from .general import grouping_problem
+from .locations import freeze_locations
 from .options import Options
 from .overview import report_idle, settings
-from .placement import freeze_locations
-from .popart_keys import WANTS_REPORT, validate_popart
-from .show import show
-from .table import UNSET
+from .popart import WANTS_REPORT, validate_popart
+from .strategies import PipelinedExecution, ShardedExecution
+from .table import UNSET, Setting, Value, show
 
 STAGED = "staged"
 """The backend that runs stages one by one, and on several processes."""
+GENERATIONS = (1, 2, 21)
+MODEL_VERSIONS = {"ipu1": 1, "ipu2": 2, "ipu21": 21}
+SMALL_MODEL_TILES = 4
+_ANCHOR_MODES = {
+    OutputMode.Final: "FINAL/1",
+    OutputMode.All: "ALL/1",
+    OutputMode.Sum: "Sum/1",
+}
 
 
 def prepare(options: Options, training: bool) -> Options:
@@ -212,3 +220,240 @@ def engine_options(options: Options) -> dict[str, str]:
     if not all(isinstance(value, str) for value in chosen.values()):
         raise Error("The values of engine options must be strings", got=show(chosen))
     return {**chosen, **forced}
+
+
+# Conditions that the setters leave unchecked.
+
+
+def check(options: Options) -> None:
+    """Check the counts, the periods, the input groups and the process id.
+
+    Raises:
+        Error: a condition of PopTorch user guide, "Options" is broken.
+    """
+    for setting in settings(options):
+        for value in setting.row.values:
+            _check_stored(setting, value)
+    if not 0 <= options.Distributed.processId < options.Distributed.numProcesses:
+        raise Error(
+            "The process id must be smaller than the number of processes",
+            got=f"process {options.Distributed.processId} of {options.Distributed.numProcesses}",
+            fix="Distributed.configureProcessId takes the id first, then the count",
+        )
+    if options.Distributed.numProcesses % options.Distributed.stage_processes:
+        raise Error(
+            "The processes that share stages must divide the number of processes",
+            got=f"Distributed.stageProcesses({options.Distributed.stage_processes}) in a job of "
+            f"{options.Distributed.numProcesses}",
+            fix=(
+                "start a multiple of them: poprun --num-instances, torchrun --nproc-per-node",
+                "options.Distributed.stageProcesses(1): each process runs all stages",
+            ),
+        )
+    popart = options._Popart.options
+    convolutions = popart.get("convolutionOptions", {})
+    for name in (popart.get("partialsTypeMatMuls"), convolutions.get("partialsType")):
+        if name not in (None, "float", "half"):
+            raise Error("The partials type must be float or half", got=repr(name))
+    for device, part in options.available_memory_proportion.items():
+        if not isinstance(part, (int, float)) or not 0 <= part <= 1:
+            raise Error(
+                "Available memory proportions must be numbers from 0 to 1",
+                got=f"IPU{device}: {part!r}",
+                fix='for instance setAvailableMemoryProportion({"IPU0": 0.5})',
+            )
+    problem = grouping_problem(
+        options.replication_factor, options.input_group_size, options.input_cgt
+    )
+    if problem:
+        raise Error(
+            problem,
+            got=f"{options.input_group_size} of {options.replication_factor} replicas",
+            fix="call inputReplicaGrouping again after changing the replication factor",
+        )
+    check_return_period("outputMode", options.output_mode, options.output_return_period, options)
+    for name, (_, _, mode, period) in options.anchored_tensors.items():
+        check_return_period(f"anchorTensor({name!r})", mode, period, options)
+
+
+def _check_stored(setting: Setting, value: Value) -> None:
+    """Check a number's lower bound, and an enum's integer, which assignment lets through."""
+    stored = value.read(setting.group)
+    if value.least is not None and stored < value.least:
+        raise Error(f"{setting.option} must be at least {value.least}", got=str(stored))
+    kind = value.kind
+    if kind is None or stored is UNSET or not issubclass(kind, enum.Enum):
+        return
+    if stored not in list(kind):
+        raise Error(f"{value.name} holds no {kind.__name__}", got=str(stored))
+
+
+def check_return_period(setter: str, mode: Any, period: int, options: Options) -> None:
+    """Check that a period of ``EveryN`` fits the device iterations.
+
+    Raises:
+        Error: it is larger than the device iterations or does not divide them.
+    """
+    iterations = options.device_iterations
+    if mode == OutputMode.EveryN and (period < 1 or period > iterations or iterations % period):
+        raise Error(
+            f"The output return period of {setter} must divide deviceIterations",
+            got=f"period {period} for {iterations} device iterations",
+            fix="choose a divisor of deviceIterations",
+        )
+
+
+def check_inference(options: Options) -> None:
+    """Check what a wrapper for inference requires when it is created.
+
+    Raises:
+        Error: gradient accumulation other than 1.
+    """
+    accumulation = options.Training.gradient_accumulation
+    if accumulation == 1:
+        return
+    strategy = options._execution_strategy
+    pipelined = isinstance(strategy, PipelinedExecution)
+    advice = "; use Options.deviceIterations to process several batches in a pipeline"
+    raise Error(
+        "You must set gradientAccumulation to 1 for inference",
+        got=f"Training.gradientAccumulation({accumulation})",
+        fix="options.clone().Training.gradientAccumulation(1)"
+        + (advice if pipelined and not isinstance(strategy, ShardedExecution) else ""),
+    )
+
+
+# Which kind of device runs a model: the options say, else the environment.
+
+
+class DeviceChoice(NamedTuple):
+    """The kind of device and, if something other than the default decided it, what did.
+
+    Attributes:
+        device: ``"ipu"``, ``"model"`` or ``"offline"``.
+        generation: 1, 2 or 21; None for whatever the system has.
+        tiles: per chip, when not the generation's own count.
+        reason: for the log: ``From ...: Ipu model: Enabled``; None for the default.
+    """
+
+    device: str
+    generation: int | None = None
+    tiles: int | None = None
+    reason: str | None = None
+
+
+def choose_device(options: Options) -> DeviceChoice:
+    """Return the device for some options and the present environment.
+
+    Raises:
+        Error: an offline target together with the simulated device or a device id, an unknown
+            generation, or an invalid POPTORCH_IPU_MODEL_VERSION.
+    """
+    model = _choose_model(options)
+    if options.connection_type != ConnectionType.Never:
+        return model
+    if model.device == "model":
+        raise Error(
+            "Offline compilation is not supported for the IPU model",
+            got=model.reason,
+            fix="drop useOfflineIpuTarget / ConnectionType.Never, or call useIpuModel(False)",
+        )
+    if options.exists("ipu_id"):
+        raise Error(
+            "An offline target cannot be combined with useIpuId",
+            got=f"useIpuId({options.ipu_id})",
+            fix="drop one of the two",
+        )
+    generation = options.ipu_version if options.exists("ipu_version") else None
+    if generation is not None and generation not in GENERATIONS:
+        raise Error(
+            "Invalid offline IPU version",
+            got=repr(generation),
+            fix="pass 1, 2 or 21 to useOfflineIpuTarget",
+        )
+    return DeviceChoice("offline", generation)
+
+
+def _choose_model(options: Options) -> DeviceChoice:
+    small = False
+    if options.exists("use_model"):
+        enabled = options.use_model
+        reason = f"the user configuration: Ipu model: {'Enabled' if enabled else 'Disabled'}"
+    else:
+        variable, enabled = model_from_environment()
+        small = enabled and variable == "POPTORCH_SMALL_IPU_MODEL"
+        state = "Enabled" if enabled else "Disabled"
+        reason = f"{variable} environment variable: Ipu model: {state}" if variable else ""
+    text = f"From {reason}" if reason else None
+    if not enabled:
+        return DeviceChoice("ipu", reason=text)
+    return DeviceChoice("model", _model_generation(), SMALL_MODEL_TILES if small else None, text)
+
+
+def model_from_environment() -> tuple[str | None, bool]:
+    """Return the variable that decides about the simulated device, if any, and what it says."""
+    full, small = env.get("POPTORCH_IPU_MODEL"), env.get("POPTORCH_SMALL_IPU_MODEL")
+    if full or (full is not None and not small):
+        return "POPTORCH_IPU_MODEL", full
+    if small is not None:
+        return "POPTORCH_SMALL_IPU_MODEL", small
+    return None, False
+
+
+def _model_generation() -> int:
+    version = env.get("POPTORCH_IPU_MODEL_VERSION")
+    if version not in MODEL_VERSIONS:
+        raise Error(
+            "Invalid IPU model version",
+            got=f"POPTORCH_IPU_MODEL_VERSION={version}",
+            fix=f"use one of {', '.join(MODEL_VERSIONS)}",
+        )
+    return MODEL_VERSIONS[version]
+
+
+# The DEBUG lines in which users look for their settings (PopTorch user guide, "Options").
+
+
+def log_options(options: Options) -> None:
+    """Log every setting at DEBUG, and at INFO what the environment decided; once per compile.
+
+    Args:
+        options: the executor's own, whose output mode is resolved.
+    """
+    choice = choose_device(options)
+    if choice.reason:
+        log.python.info(choice.reason)
+    if choice.device == "model" and cache_directory(options) is not None:
+        log.python.warning("Executable caching doesn't work with the IPU model: it is switched off")
+    if options._values["backend"] == "auto" and env.get("POPTORCH_BACKEND"):
+        log.python.info(
+            "From POPTORCH_BACKEND environment variable: %s", env.get("POPTORCH_BACKEND")
+        )
+    values = options.toDict()
+    values.pop("compilation_progress_bar_fn", None)
+    for name, value in values.items():
+        for line in _lines(name, value):
+            log.engine.debug("poptorch.Options %s", line)
+
+
+def _lines(name: str, value: Any) -> Iterator[str]:
+    if name == "anchored_tensors":
+        for short, (long, _, mode, period) in value.items():
+            yield f"set {name}[{short}] to {long} {_ANCHOR_MODES.get(mode, f'EVERYN/{period}')}"
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield f"set {name}[{key}] to {_text(item)}"
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for item in sorted(value, key=show) if isinstance(value, (set, frozenset)) else value:
+            yield f"added {_text(item)} to {name}"
+    else:
+        yield f"set {name} to value {_text(value)}"
+
+
+def _text(value: Any) -> str:
+    """Booleans in lower case, numbers and enums as numbers, strings without quotes."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
+        return str(int(value))
+    return value if isinstance(value, str) else show(value)

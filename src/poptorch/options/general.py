@@ -3,9 +3,6 @@
 The methods stand in the order in which ``repr`` shows what they store.
 """
 
-# mypy: disable-error-code="empty-body"
-# The decorator writes the setters: their bodies would all be the same.
-
 from __future__ import annotations
 
 import os
@@ -15,23 +12,10 @@ from typing import Any, Self
 import torch
 
 from .._base import env, log
-from .._base.errors import InvalidValue
+from .._base.errors import AssertionFailure, InvalidValue
 from .._base.source import OURS
 from ..enums import CommGroupType, ConnectionType, OutputMode, SyncPattern
-from .check import (
-    buffer_names,
-    check_period,
-    check_seed,
-    expect,
-    grouping_problem,
-    is_on,
-    limit,
-    memory_proportions,
-    synthetic_mode,
-    texts,
-)
 from .container import Container
-from .placement import freeze_strategy
 from .popart import _PopartOptions
 from .progress import CompilationProgressBar
 from .strategies import PipelinedExecution, _IExecutionStrategy
@@ -45,15 +29,67 @@ from .table import (
     Backend,
     Private,
     Value,
+    deprecated,
+    expect,
     option,
     row,
 )
 
 PROFILING_KEYS = ("autoReport.all", "autoReport.directory", "debug.allowOutOfMemory")
+_UNLIMITED = 2**64 - 1
+_SYNTHETIC_OFF, _SYNTHETIC_NORMAL = 0, 2
+
+
+def is_on(enabled: Any) -> bool:
+    """Return whether a flag, or the 0 or 1 of older scripts, is set; texts are refused."""
+    expect("enabled", enabled, (bool, int))
+    return bool(enabled)
+
+
+def _texts(values: Any, name: str) -> list[str]:
+    """Return a list of strings; anything else is an ``AssertionError``."""
+    expect(name, values, (list, tuple))
+    for part in values:
+        expect(name, part, str)
+    return list(values)
+
+
+def _check_period(period: object) -> None:
+    """Check the period of ``EveryN``."""
+    if not isinstance(period, int) or period < 1:
+        raise AssertionFailure(
+            "OutputMode.EveryN needs a positive output_return_period",
+            got=repr(period),
+            fix="for instance outputMode(OutputMode.EveryN, 2)",
+        )
+
+
+def grouping_problem(replicas: int, size: int, kind: CommGroupType) -> str | None:
+    """Return what is wrong with groups of replicas that share their input, or None."""
+    if kind == CommGroupType.All:
+        return "The input group type cannot be All"
+    if replicas < size:
+        return "The input group size cannot be larger than the replication factor"
+    if size < 1 or replicas % size:
+        return "The input group size must be a factor of the replication factor"
+    return None
+
+
+def _device_index(key: str) -> int:
+    if not isinstance(key, str) or not key.startswith("IPU"):
+        raise AssertionFailure(
+            "Keys of the available memory proportion must start with IPU",
+            got=repr(key),
+            fix='for instance setAvailableMemoryProportion({"IPU0": 0.5})',
+        )
+    try:
+        return int(key.removeprefix("IPU"))
+    except ValueError:
+        raise InvalidValue("The device index after IPU must be an integer", got=repr(key)) from None
 
 
 class GeneralOptions(Container):
-    """Counts, devices, numerics and reports.
+    """Counts, devices, numerics and reports; at the end what PopTorch does not have.
 
     Every setter returns the object itself. A value of another type than the one in the signature is
     an ``AssertionFailure`` (an ``AssertionError``).
@@ -78,6 +114,7 @@ class GeneralOptions(Container):
     model_name: str
     random_seed: int
     use_model: bool
+    lane_memory: int
     _popart: _PopartOptions
     _progress_bar: CompilationProgressBar
     _execution_strategy: _IExecutionStrategy
@@ -134,7 +171,14 @@ class GeneralOptions(Container):
         """Say where log files go: the one log goes where POPTORCH_LOG_DEST says."""
 
     @option(
-        LOGS, Value("max_repeat_logs", 4, check=limit, least=0, field="runtime.max_repeat_logs")
+        LOGS,
+        Value(
+            "max_repeat_logs",
+            4,
+            check=lambda lines: _UNLIMITED if lines is None else lines,
+            least=0,
+            field="runtime.max_repeat_logs",
+        ),
     )
     def maxRepeatLogs(self, max_lines: int | None) -> Self:
         """Limit how often an identical log line is repeated; None for no limit."""
@@ -150,6 +194,8 @@ class GeneralOptions(Container):
         long_name: str,
         output_mode: OutputMode | None = None,
         output_return_period: int | None = 1,
+        anchor_mode: OutputMode | None = None,
+        anchor_return_period: int | None = None,
     ) -> None:
         """Keep an intermediate tensor of each run, for ``executor.getAnchoredTensor``.
 
@@ -158,14 +204,21 @@ class GeneralOptions(Container):
             long_name: the tensor's name in the program, as ``getTensorNames()`` lists it.
             output_mode: None for the model's own output mode.
             output_return_period: for ``EveryN``, which needs a positive one; forced to 1 otherwise.
+            anchor_mode, anchor_return_period: their names in earlier releases. Deprecated.
         """
+        if anchor_mode is not None:
+            deprecated("anchorTensor(anchor_mode=)", "output_mode=")
+            output_mode = anchor_mode
+        if anchor_return_period is not None:
+            deprecated("anchorTensor(anchor_return_period=)", "output_return_period=")
+            output_return_period = anchor_return_period
         self._check_writable("anchored_tensors")
         expect("short_name", short_name, str)
         expect("long_name", long_name, str)
         if output_mode is not None:
             expect("output_mode", output_mode, OutputMode)
         if output_mode == OutputMode.EveryN:
-            check_period(output_return_period)
+            _check_period(output_return_period)
         else:
             output_return_period = 1
         entry = [long_name, output_mode is None, output_mode, output_return_period]
@@ -187,7 +240,7 @@ class GeneralOptions(Container):
         """
         expect("output_mode", output_mode, OutputMode)
         if output_mode == OutputMode.EveryN:
-            check_period(output_return_period)
+            _check_period(output_return_period)
         elif output_return_period is not None:
             log.python.info(
                 "The output return period %s is ignored: OutputMode.%s has none",
@@ -224,7 +277,7 @@ class GeneralOptions(Container):
             "available_memory_proportion",
             {},
             kind=dict,
-            check=memory_proportions,
+            check=lambda parts: {_device_index(key): part for key, part in parts.items()},
             decides="runtime.memory_proportions",
         ),
     )
@@ -244,7 +297,13 @@ class GeneralOptions(Container):
     def randomSeed(self, random_seed: int) -> Self:
         """Seed the device generator; also calls ``torch.manual_seed`` on the host, now."""
         self._check_writable("random_seed")
-        check_seed(random_seed)
+        expect("random_seed", random_seed, int)
+        if not -(1 << 63) <= random_seed < 1 << 64:  # torch's generators have 64 bits
+            raise InvalidValue(
+                "The random seed is out of range",
+                got=repr(random_seed),
+                fix="use a number from 0 to 2**64 - 1",
+            )
         torch.manual_seed(random_seed)
         return self.createOrSet(random_seed=random_seed)
 
@@ -278,7 +337,7 @@ class GeneralOptions(Container):
             PipelinedExecution(),
             kind=_IExecutionStrategy,
             field="placement",
-            frozen=freeze_strategy,
+            frozen=lambda strategy: strategy._frozen(),
         ),
     )
     def setExecutionStrategy(self, strategy: _IExecutionStrategy) -> Self:
@@ -291,7 +350,10 @@ class GeneralOptions(Container):
     @option(
         RESULTS,
         Backend(
-            "syntheticDataMode", check=synthetic_mode, field="target.synthetic_data", frozen=bool
+            "syntheticDataMode",
+            check=lambda enabled: _SYNTHETIC_NORMAL if is_on(enabled) else _SYNTHETIC_OFF,
+            field="target.synthetic_data",
+            frozen=bool,
         ),
     )
     def enableSyntheticData(self, enabled: bool | int) -> Self:
@@ -300,7 +362,10 @@ class GeneralOptions(Container):
     @option(
         RESULTS,
         Backend(
-            "updatableNamedBuffers", check=buffer_names, field="updatable_buffers", frozen=tuple
+            "updatableNamedBuffers",
+            check=lambda buffers: _texts(buffers, "buffers"),
+            field="updatable_buffers",
+            frozen=tuple,
         ),
     )
     def updatableNamedBuffers(self, buffers: Sequence[str]) -> Self:
@@ -360,7 +425,7 @@ class GeneralOptions(Container):
         Private(
             "_source_location_excludes",
             [OURS, "site-packages/torch", "site-packages/poptorch"],
-            check=texts,
+            check=lambda excludes: _texts(excludes, "excludes"),
             field="runtime.source_excludes",
             frozen=tuple,
             here=True,
@@ -396,3 +461,44 @@ class GeneralOptions(Container):
         expect("path", path, (str, os.PathLike))
         self._popart.set("cachePath", os.fspath(path)).set("enableEngineCaching", True)
         return self
+
+    @option(RESULTS, Value("backend", "auto", decides="target.backend"))
+    def backend(self, name: str) -> Self:
+        """Choose the backend that runs the programs; beats POPTORCH_BACKEND.
+
+        Args:
+            name: ``"auto"``: the environment's choice; without one the reference
+                backend at once, and optimised code as soon as a run has lasted long enough to
+                repay compiling it in the background. ``"optimise"``: optimised code from the
+                first call on. ``"reference"``: operators one by one, always. Or another
+                registered backend. Unknown names fail at compile.
+        """
+
+    @option(RESULTS, Value("lanes", 0, least=0, field="lanes"))
+    def lanes(self, count: int) -> Self:
+        """Fix how many micro-batches of a call run side by side; 0 lets the library choose.
+
+        Args:
+            count: by its own choice the library takes those of 64 rows, more where their
+                intermediate values stay in the caches, within ``laneMemory``; 1 runs one
+                micro-batch after another; another number is rounded down to one that divides the
+                accumulation steps (in inference, the iterations) times the replicas.
+        """
+
+    @option(RESULTS, Value("lane_memory", 0, least=0, field="lane_memory"))
+    def laneMemory(self, lane_memory: int) -> Self:
+        """Limit the bytes of intermediate values of lanes; 0 lets the library choose.
+
+        The library's choice is 1 GiB, halved until a quarter of the free
+        memory holds it.
+        """
+
+    @option(RULES, Value("programs", 1, least=1, field="runtime.programs"))
+    def programs(self, count: int) -> Self:
+        """Keep the model compiled for so many kinds of inputs; the least recently used goes first.
+
+        With 1, PopTorch's rule, inputs unlike the first call's are an error.
+        With more, another batch size, length or set of arguments compiles a program of its own; all
+        share weights, optimizer state and random numbers. ``train()`` and ``eval()`` do not count.
+        In inference a batch that does not divide into the device iterations runs in one of them.
+        """

@@ -14,9 +14,9 @@ from torch.optim import Optimizer
 from .._base import log
 from .._base.errors import Error, InvalidType, InvalidValue
 from ..enums import OutputMode
-from .legacy_names import deprecated, deprecated_without_effect
 from .options import Options
 from .strategies import PipelinedExecution
+from .table import deprecated, deprecated_without_effect
 
 _COUNTS = ("device_iterations", "gradient_accumulation", "replication_factor")
 _ANCHORS = ("anchor_mode", "anchor_return_period")

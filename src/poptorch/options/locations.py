@@ -4,17 +4,16 @@ Nothing here changes a result; plans show it. The state of the optimizer can be 
 processes of a job.
 """
 
-# mypy: disable-error-code="empty-body"
-# The decorator writes the setters: their bodies would all be the same.
-
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Self
 
 from .._base.errors import AssertionFailure
-from .check import expect
+from .._ir.spec import Location, Locations
 from .container import Container
-from .table import ESTIMATES, RULES, Value, option
+from .distributed import data_share
+from .table import ESTIMATES, RULES, Value, expect, option
 
 _IO_TILES = range(32, 193, 2)
 
@@ -24,9 +23,6 @@ class TensorLocationSettings(Container):
 
     Every method returns the object itself and raises ``AssertionError`` for a wrong type.
     """
-
-    def __init__(self) -> None:
-        super().__init__()
 
     def minElementsForOffChip(self, min_elements: int) -> Self:
         """Keep tensors with fewer elements on chip even where off-chip is asked for."""
@@ -114,3 +110,32 @@ class _TensorLocationOptions(Container):
     @option(ESTIMATES, _location("accumulator"))
     def setAccumulatorLocation(self, location: TensorLocationSettings) -> Self:
         """Say where gradient accumulators rest."""
+
+
+def freeze_locations(options: Any, phased: bool) -> Locations:
+    """Return where tensors rest.
+
+    Phased strategies rest everything off chip by default; sharding over replicas is ignored when
+    there is one replica, in all processes (PopTorch user guide, "Parallel execution").
+    """
+    values: Mapping[str, Any] = options.TensorLocations._values
+    replicas = options.replication_factor * data_share(options.Distributed)[1]
+
+    def location(kind: str) -> Location:
+        stored = values.get(f"location_{kind}", {})
+        return Location(
+            on_chip=bool(stored.get("onChip", not phased)),
+            sharded=replicas > 1 and bool(stored.get("useReplicatedTensorSharding", 0)),
+            load_by_io_tiles=bool(stored.get("useIOTilesToLoad", 0)),
+            store_by_io_tiles=bool(stored.get("useIOTilesToStore", 0)),
+            min_off_chip=stored.get("minElementsForOffChip"),
+            min_sharded=stored.get("minElementsForReplicatedTensorSharding"),
+        )
+
+    return Locations(
+        location("activation"),
+        location("weight"),
+        location("optimizer"),
+        location("accumulator"),
+        values.get("numIOTiles"),
+    )

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import copy
 import os
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from .._base import env, log
 from .._base.errors import AssertionFailure
-from .check import expect
+from ..enums import OutputMode
 from .container import merge
 from .distributed import _DistributedOptions
 from .files import apply_json, load_from_file
-from .jit import _JitOptions
-from .legacy import LegacyOptions
+from .general import GeneralOptions, is_on
+from .groups import _JitOptions, _PrecisionOptions, _TrainingOptions
 from .locations import _TensorLocationOptions
 from .overview import changes, idle
 from .popart import _PopartOptions
-from .precision import _PrecisionOptions
 from .progress import CompilationProgressBar
-from .show import show, show_pairs
-from .training import _TrainingOptions
+from .strategies import PipelinedExecution, ShardedExecution
+from .table import deprecated, expect, show, show_pairs
 
 GROUPS = ("Distributed", "Jit", "Precision", "TensorLocations", "Training", "_Popart")
 NO_SETTINGS = "{}"
+_RENAMED = {"anchor_mode": "output_mode", "anchor_return_period": "output_return_period"}
 
 
-class Options(LegacyOptions):
+class Options(GeneralOptions):
     """Settings of a model wrapper and of a DataLoader.
 
     Setters return the object that they belong to, so that calls chain. Giving the options to a
@@ -160,6 +160,57 @@ class Options(LegacyOptions):
         """Show in a notebook what differs from the defaults; ``repr`` has every setting."""
         printer.text(changes(self))
 
+    # Spellings of earlier releases; each warns.
+
+    def anchorMode(self, anchor_mode: OutputMode, anchor_return_period: int | None = None) -> Self:
+        """Set the output mode. Deprecated: ``outputMode``."""
+        deprecated("anchorMode", "outputMode")
+        return self.outputMode(anchor_mode, anchor_return_period)
+
+    def defaultAnchorMode(self) -> bool:
+        """Tell whether the output mode is the default. Deprecated: ``defaultOutputMode``."""
+        deprecated("defaultAnchorMode", "defaultOutputMode")
+        return self.defaultOutputMode()
+
+    @property
+    def Popart(self) -> _PopartOptions:
+        """The backend compiler's settings. Deprecated: ``_Popart``."""
+        deprecated("Options.Popart", "Options._Popart")
+        return self._popart
+
+    @property
+    def GraphProcessing(self) -> _PrecisionOptions:
+        """Number formats. Deprecated: ``Precision``."""
+        deprecated("Options.GraphProcessing", "Options.Precision")
+        return self._precision
+
+    def enablePipelining(self, enabled: bool) -> Self:
+        """Choose pipelined or sharded execution. Deprecated: ``setExecutionStrategy``."""
+        deprecated("enablePipelining", "setExecutionStrategy")
+        return self.setExecutionStrategy(
+            PipelinedExecution() if is_on(enabled) else ShardedExecution()
+        )
+
+    def profile(self, enabled: bool) -> Self:
+        """Switch profiling on. Deprecated: ``enableProfiling``."""
+        deprecated("profile", "enableProfiling")
+        return self.enableProfiling() if is_on(enabled) else self
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            return super().__getattr__(_current_name(name))
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(_current_name(name), value)
+
     def __repr__(self) -> str:
         groups = [f"{name}={show(getattr(self, name))}" for name in GROUPS]
         return f"{type(self).__name__}({', '.join([show_pairs(self._ordered()), *groups])})"
+
+
+def _current_name(name: str) -> str:
+    if name not in _RENAMED:
+        return name
+    deprecated(name, _RENAMED[name])
+    return _RENAMED[name]

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from .._base import env, log
-from .popart_keys import REPORT_KEYS, key_rows
+from .popart import REPORT_KEYS, key_rows
 from .table import IDLE, MEANING, MISSING, Backend, Setting, rows_of
 
 _GROUPS = ("Training", "Precision", "Distributed", "TensorLocations")

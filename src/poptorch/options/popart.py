@@ -1,30 +1,154 @@
-"""``opts._Popart``: settings of the backend compiler, passed through untyped."""
+"""``opts._Popart``: settings of the backend compiler, untyped until they are checked at compile."""
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterator
 from enum import IntEnum
 from typing import Any, Self
 
-from .check import expect
-from .freezable import Freezable
-from .legacy_names import deprecated
-from .show import show
+from .._base import log
+from .._base.errors import Error, InvalidValue
+from ..enums import MeanReductionStrategy, ReductionType
+from .container import Container
+from .table import (
+    HINT,
+    MISSING,
+    RESULTS,
+    RULES,
+    UNSET,
+    Backend,
+    Effect,
+    Row,
+    deprecated,
+    expect,
+    show,
+)
 
 INITIAL = {"instrumentWithHardwareCycleCounter": False, "rearrangeAnchorsOnHost": False}
+_REPLICATED = "replicatedCollectivesSettings"
+_BATCH = "batchSerializationSettings"
+_LOSS_SCALING = "automaticLossScalingSettings"
+
+_KEYS_BY_KIND = {
+    "bool": f"""
+        aliasZeroCopy {_LOSS_SCALING}.enabled {_BATCH}.concatOnVirtualGraphChange
+        {_BATCH}.concatOnExecutionPhaseChange {_BATCH}.concatOnPipelineStageChange compileEngine
+        constantWeights decomposeGradSum delayVarUpdates disableGradAccumulationTensorStreams
+        disableOptimizerStateTensorStreams dotOpNames enableDistributedReplicatedGraphs
+        enableEngineCaching enableExplicitIR enableExplicitMainLoops enableFloatingPointChecks
+        enableFullyConnectedPass enableGradientAccumulation enableInplaceAmbiguityChecking
+        enableLoadAndOffloadRNGState enableMergeExchange enableNonStableSoftmax enableOutlining
+        enableOutliningCopyCostPruning enablePipelining enablePrefetchDatastreams
+        enableReplicatedGraphs enableSerializedMatmuls enableStableNorm enableStochasticRounding
+        enableSupportedDataTypeCasting ensureFp32LossScaleTensor explicitRecomputation
+        exportPoplarComputationGraph exportPoplarVertexGraph groupHostSync
+        groupNormStridedChannelGrouping instrumentWithHardwareCycleCounter opxAliasChecking
+        opxModifyChecking rearrangeAnchorsOnHost rearrangeStreamsOnHost
+        {_REPLICATED}.prepareScheduleForMergingCollectives {_REPLICATED}.mergeAllReduceCollectives
+        scheduleNonWeightUpdateGradientConsumersEarly separateCallOpPdfs strictOpVersions
+        useHostCopyOps
+    """,
+    "int": f"""
+        accumulateOuterFragmentSettings.schedule accumulationAndReplicationReductionType
+        accumulationFactor autodiffSettings.stitchStrategy
+        {_LOSS_SCALING}.gradientTensorTrackingMethod {_LOSS_SCALING}.updatePeriod autoRecomputation
+        {_BATCH}.batchSchedule {_BATCH}.factor {_BATCH}.method {_BATCH}.transformContext
+        compilationProgressTotal defaultBufferingDepth defaultPrefetchBufferingDepth
+        executionPhaseSettings.phases executionPhaseSettings.stages finalDotOp firstDotOp
+        globalReplicaOffset globalReplicationFactor looseThresholdAtPeak
+        meanAccumulationAndReplicationReductionStrategy mergeVarUpdate mergeVarUpdateMemThreshold
+        numIOTiles patterns_level subgraphCopyingStrategy swapLimitScheduler syntheticDataMode
+        transitiveClosureOptimizationThreshold virtualGraphMode
+    """,
+    "float": f"""
+        {_LOSS_SCALING}.binEdgeLocation {_LOSS_SCALING}.thresholdUpperCountProportion
+        outlineSequenceBreakCost outlineThreshold timeLimitScheduler
+    """,
+    "string": """
+        cachePath customCodeletCompileFlags kahnTieBreaker logDir partialsTypeMatMuls
+        saveInitializersToFile serializedPoprithmsShiftGraphsDir
+    """,
+    "list": """
+        accumulateOuterFragmentSettings.excludedVirtualGraphs customCodelets dotChecks
+        hardwareInstrumentations updatableNamedBuffers
+    """,
+    "dictionary": """
+        convolutionOptions engineOptions gclOptions lstmOptions matmulOptions patterns reportOptions
+    """,
+}
+KEYS = {kind: frozenset(keys.split()) for kind, keys in _KEYS_BY_KIND.items()}
+LAST_MEMBER = {
+    "accumulateOuterFragmentSettings.schedule": 3,
+    "accumulationAndReplicationReductionType": 2,
+    f"{_LOSS_SCALING}.gradientTensorTrackingMethod": 2,
+    "autoRecomputation": 4,
+    "meanAccumulationAndReplicationReductionStrategy": 2,
+    "mergeVarUpdate": 3,
+    "patterns_level": 3,
+    "subgraphCopyingStrategy": 1,
+    "syntheticDataMode": 3,
+    "virtualGraphMode": 3,
+}
+LAST_INSTRUMENTATION = 1
+WANTS_REPORT = (
+    "autoReport.all", "autoReport.outputGraphProfile", "autoReport.outputExecutionProfile",
+)  # fmt: skip
+REPORT_KEYS = frozenset({*WANTS_REPORT, "autoReport.directory", "debug.allowOutOfMemory"})
+"""The engine options that are read here."""
+_HINT = "Kept for the backend compiler that is not here."
+# Which keys without a setter of their own do something: effect, what it is, the Spec's field.
+_READ: dict[str, tuple[Effect, str, dict[str, Any]]] = {
+    "accumulationAndReplicationReductionType": (
+        RESULTS,
+        "Force how gradients combine: 0 for the sum, 1 for the mean.",
+        {"field": "reduction.type", "frozen": lambda kind: mean_or_sum(ReductionType(kind))},
+    ),
+    "autoRecomputation": (
+        RULES,
+        "Compute activations again in the backward pass: 0 never, 1 to 4 where it saves memory.",
+        {"field": "recompute", "frozen": bool},
+    ),
+    "groupNormStridedChannelGrouping": (
+        RESULTS,
+        "Let GroupNorm's groups take every n-th channel rather than neighbours.",
+        {"field": "precision.strided_group_norm"},
+    ),
+    "meanAccumulationAndReplicationReductionStrategy": (
+        RESULTS,
+        "Force where the division of a mean takes place.",
+        {"field": "reduction.strategy", "frozen": MeanReductionStrategy},
+    ),
+    "engineOptions": (
+        HINT,
+        _HINT,
+        {
+            "others": REPORT_KEYS,
+            "here": True,
+        },
+    ),
+    "convolutionOptions": (
+        HINT,
+        _HINT,
+        {"others": frozenset({"enableConvDithering", "partialsType"})},
+    ),
+    "saveInitializersToFile": (MISSING, "Write weights beside an exported model: none is.", {}),
+    "logDir": (MISSING, "Ignored, as ever: Options.logDir.", {}),
+}
 
 
-class _PopartOptions(Freezable):
+class _PopartOptions(Container):
     """Keys and values for the backend compiler; nothing is checked before the first compile."""
 
     def __init__(self) -> None:
-        self._options: dict[str, Any] = dict(INITIAL)
+        super().__init__(**INITIAL)
 
     @property
     def options(self) -> dict[str, Any]:
         """What was set, as the plain dictionary that holds it."""
-        return self._options
+        return self._values
 
-    def set(self, key: str, value: Any) -> Self:
+    def set(self, key: str, value: Any) -> Self:  # type: ignore[override]
         """Store any value under any key; both are checked at the first compile.
 
         Raises:
@@ -32,7 +156,7 @@ class _PopartOptions(Freezable):
         """
         expect("key", key, str)
         self._check_writable(key)
-        self._options[key] = int(value) if isinstance(value, IntEnum) else value  # as in files
+        self._values[key] = int(value) if isinstance(value, IntEnum) else value  # as in files
         return self
 
     def setEngineOptions(self, engine_options: dict[str, str]) -> Self:
@@ -59,5 +183,83 @@ class _PopartOptions(Freezable):
         return self.set(key, value)
 
     def __repr__(self) -> str:
-        pairs = sorted((str(key), show(value)) for key, value in self._options.items())
+        pairs = sorted((str(key), show(value)) for key, value in self._values.items())
         return f"{type(self).__name__}({', '.join(f'{key}={value}' for key, value in pairs)})"
+
+
+def mean_or_sum(kind: Any) -> ReductionType:
+    """Return a reduction of gradients; anything else is a ``ValueError``."""
+    accepted = (ReductionType.Mean, ReductionType.Sum)
+    if not isinstance(kind, ReductionType) or kind not in accepted:
+        raise InvalidValue(
+            "The reduction type must be set to ReductionType.Mean or ReductionType.Sum",
+            got=repr(kind),
+        )
+    return kind
+
+
+def key_rows(covered: set[str]) -> Iterator[Row]:
+    """Yield the rows of the keys that no setter stands for.
+
+    Args:
+        covered: keys that are whole values of options with setters.
+    """
+    for key in sorted(set().union(*KEYS.values()) - covered):
+        effect, sentence, more = _READ.get(key, (HINT, _HINT, {}))
+        value = Backend(key, INITIAL.get(key, UNSET), **more)
+        yield Row(f'_Popart.set("{key}")', effect, (value,), sentence)
+
+
+def validate_popart(options: dict[Any, Any]) -> None:
+    """Check every key and value that was set on ``_Popart``.
+
+    The Python type of the value picks the table in which the key must be; a bool is no int and an
+    int is no float.
+
+    Raises:
+        Error: a key is not in the table of its value's type, a value is of no known type, or the
+            integer of an enum is beyond its last member.
+    """
+    for key, value in options.items():
+        kind = _kind(value)
+        if kind is None:
+            raise Error(f"Unknown value type for the option {key!r}", got=repr(value))
+        if key not in KEYS[kind]:
+            raise Error(f"Unknown {kind} option: {key}", got=f"{key} = {value!r}", fix=_fix(key))
+        _check_range(key, value)
+        if key == "logDir":
+            log.python.warning("_Popart.set('logDir', ...) is ignored: use Options.logDir")
+
+
+def _kind(value: Any) -> str | None:
+    scalars = {bool: "bool", int: "int", float: "float", str: "string"}
+    for kind, name in scalars.items():  # in this order, since a bool is an int
+        if isinstance(value, kind):
+            return name
+    if isinstance(value, (list, set, frozenset, tuple)):
+        return "list" if all(_kind(item) in ("string", "int") for item in value) else None
+    if isinstance(value, dict):
+        plain = all(
+            isinstance(key, str) and _kind(item) in scalars.values() for key, item in value.items()
+        )
+        return "dictionary" if plain else None
+    return None
+
+
+def _check_range(key: str, value: Any) -> None:
+    items = value if key == "hardwareInstrumentations" else [value]
+    last = LAST_INSTRUMENTATION if key == "hardwareInstrumentations" else LAST_MEMBER.get(key)
+    if last is None:
+        return
+    for item in items:
+        if isinstance(item, int) and not 0 <= item <= last:
+            raise Error(f"Value of {key} is out of range", got=str(item), fix=f"use 0 to {last}")
+
+
+def _fix(key: Any) -> str:
+    tables = [name for name, table in KEYS.items() if key in table]
+    if tables:
+        return f"{key} takes a value of type {tables[0]}"
+    every = sorted(set().union(*KEYS.values()))
+    close = difflib.get_close_matches(str(key), every, n=3)
+    return f"did you mean {' or '.join(close)}?" if close else "remove it: nothing reads it"

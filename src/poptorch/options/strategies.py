@@ -1,4 +1,4 @@
-"""The four execution strategies, as users build them.
+"""The execution strategies, as users build them from stages and phases.
 
 A setter's argument of another type than its signature says is an ``AssertionError``.
 """
@@ -9,10 +9,94 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
 from .._base import log
-from .._base.errors import AssertionFailure
+from .._base.errors import AssertionFailure, Error
+from .._ir.spec import NamedStage, Placement, Strategy
 from ..enums import AutoStage, Liveness
-from .check import expect
-from .stages import Phase, Stage, stage_of
+from .table import expect
+
+_WHAT = "stages and phases must either be block IDs (strings) or Stages"
+
+
+class Stage:
+    """Blocks that run together on one device.
+
+    Args:
+        block_ids: ids of the blocks.
+
+    Raises:
+        AssertionFailure: an id is no ``str`` (an ``AssertionError``).
+    """
+
+    def __init__(self, *block_ids: str) -> None:
+        if not all(isinstance(block, str) for block in block_ids):
+            raise AssertionFailure(
+                "Block IDs are supposed to be strings",
+                got=", ".join(map(repr, block_ids)),
+            )
+        self._blocks = block_ids
+        self._ipu: int | None = None
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """The ids of the blocks."""
+        return self._blocks
+
+    def ipu(self, ipu: int) -> Self:
+        """Fix the device, an index among the model's own devices; beats the blocks' ``ipu_id``.
+
+        Raises:
+            AssertionFailure: not an int (an ``AssertionError``).
+        """
+        expect("ipu", ipu, int)
+        self._ipu = ipu
+        return self
+
+    def __repr__(self) -> str:
+        device = "" if self._ipu is None else f".ipu({self._ipu})"
+        return f"Stage({', '.join(map(repr, self._blocks))}){device}"
+
+
+class Phase:
+    """Stages that run side by side, one phase after another.
+
+    Args:
+        arg: all ``Stage`` objects, each a parallel stage of the phase; or all block ids, which
+            make one stage.
+
+    Raises:
+        AssertionFailure: anything else (an ``AssertionError``).
+    """
+
+    def __init__(self, *arg: Stage | str) -> None:
+        self._stages = _stages_of(arg)
+
+    @property
+    def stages(self) -> list[Stage]:
+        """The parallel stages."""
+        return self._stages
+
+    def stage(self, idx: int) -> Stage:
+        """Return one of the parallel stages."""
+        return self._stages[idx]
+
+    def ipus(self, *ipus: int) -> None:
+        """Assign devices to the stages, in order.
+
+        Raises:
+            AssertionFailure: not one device per stage, or not ints (an ``AssertionError``).
+        """
+        if len(ipus) != len(self._stages):
+            raise AssertionFailure(
+                "A phase needs one IPU per stage",
+                got=f"{len(ipus)} IPUs for {len(self._stages)} stages",
+            )
+        for ipu in ipus:
+            expect("ipu", ipu, int)
+        for stage, ipu in zip(self._stages, ipus, strict=True):
+            stage.ipu(ipu)
+
+    def __repr__(self) -> str:
+        return f"Phase({', '.join(map(repr, self._stages))})"
 
 
 class _IExecutionStrategy:
@@ -45,6 +129,9 @@ class _IExecutionStrategy:
     def _backend_options(self) -> dict[str, Any]:
         raise NotImplementedError
 
+    def _frozen(self) -> Placement:
+        raise NotImplementedError
+
 
 class PipelinedExecution(_IExecutionStrategy):
     """Stages work on different micro-batches at the same time.
@@ -58,6 +145,7 @@ class PipelinedExecution(_IExecutionStrategy):
     """
 
     _execution_mode = 0
+    _kind = Strategy.PIPELINED
     _first_release = False  # set where a wrapper is called with the 1.0 interface
 
     def __init__(self, *args: AutoStage | Stage | str | Sequence[str]) -> None:
@@ -72,7 +160,7 @@ class PipelinedExecution(_IExecutionStrategy):
         )
         self._interleaved = False
         explicit = [item for item in args if not isinstance(item, AutoStage)]
-        super().__init__(stage_of(item) for item in explicit)
+        super().__init__(_stage_of(item) for item in explicit)
 
     def useInterleavedSchedule(self, use: bool = True) -> Self:
         """Let backward parts run as early as they can, so that fewer activations wait.
@@ -87,6 +175,18 @@ class PipelinedExecution(_IExecutionStrategy):
     def _backend_options(self) -> dict[str, Any]:
         return {"execution_mode": self._execution_mode}
 
+    def _frozen(self) -> Placement:
+        return Placement(
+            strategy=self._kind,
+            auto_stage=self._auto_stage,
+            stages=tuple(
+                NamedStage(stage.blocks, number, ipu=stage._ipu)
+                for number, stage in enumerate(self._all_stages)
+            ),
+            interleaved=self._interleaved and self._kind is Strategy.PIPELINED,
+            first_release=self._first_release,
+        )
+
     def __repr__(self) -> str:
         text = ", ".join(map(repr, self._all_stages))
         if self._auto_stage is not None:
@@ -99,6 +199,7 @@ class ShardedExecution(PipelinedExecution):
     """Stages run one after another for each micro-batch; same arguments as PipelinedExecution."""
 
     _execution_mode = 1
+    _kind = Strategy.SHARDED
 
 
 class _IPhasedExecution(_IExecutionStrategy):
@@ -113,7 +214,7 @@ class _IPhasedExecution(_IExecutionStrategy):
             (an ``AssertionError``).
     """
 
-    _serial: bool
+    _kind: Strategy
 
     def __init__(self, *phases: Phase | Stage | str | Sequence[Any]) -> None:
         if not phases:
@@ -151,8 +252,26 @@ class _IPhasedExecution(_IExecutionStrategy):
             "execution_mode": 2,
             "separate_backward_phase": self._separate_backward_phase,
             "tensors_liveness": int(self._tensors_liveness),
-            "serial_phases_execution": self._serial,
+            "serial_phases_execution": self._kind is Strategy.SERIAL_PHASED,
         }
+
+    def _frozen(self) -> Placement:
+        stages = tuple(
+            NamedStage(stage.blocks, number, phase_number, stage._ipu)
+            for phase_number, phase in enumerate(self._phases)
+            for number, stage in enumerate(phase.stages)
+        )
+        self._check(stages)
+        return Placement(
+            strategy=self._kind,
+            auto_stage=None,
+            stages=stages,
+            separate_backward_phase=self._separate_backward_phase,
+            liveness=self._tensors_liveness,
+        )
+
+    def _check(self, stages: Sequence[NamedStage]) -> None:
+        """Refuse what the strategy does not allow (PopTorch user guide, "Parallel execution")."""
 
     def __repr__(self) -> str:
         text = f"{type(self).__name__}({', '.join(map(repr, self._phases))})"
@@ -167,7 +286,7 @@ class _IPhasedExecution(_IExecutionStrategy):
 class SerialPhasedExecution(_IPhasedExecution):
     """All phases run on one group of devices, one after another."""
 
-    _serial = True
+    _kind = Strategy.SERIAL_PHASED
 
     def setTensorsLiveness(self, liveness: Liveness) -> Self:
         """Choose when tensors leave the chip (default ``Liveness.AlwaysLive``)."""
@@ -184,13 +303,23 @@ class SerialPhasedExecution(_IPhasedExecution):
 class ParallelPhasedExecution(_IPhasedExecution):
     """Phases alternate between two groups of devices: even phases on even ids, odd on odd."""
 
-    _serial = False
+    _kind = Strategy.PARALLEL_PHASED
 
     def sendTensorsOffChipAfterFwd(self, off_chip: bool = True) -> Self:
         """Send tensors off chip after the forward pass, or keep them (the default)."""
         expect("off_chip", off_chip, bool)
         self._tensors_liveness = Liveness.OffChipAfterFwd if off_chip else Liveness.AlwaysLive
         return self
+
+    def _check(self, stages: Sequence[NamedStage]) -> None:
+        for stage in stages:
+            if stage.ipu is not None and stage.phase is not None and (stage.ipu - stage.phase) % 2:
+                raise Error(
+                    "In parallel phased execution even phases must run on even IPUs and odd phases "
+                    "on odd IPUs",
+                    got=f"phase {stage.phase} with blocks {', '.join(stage.blocks)} "
+                    f"on IPU {stage.ipu}",
+                )
 
     def _liveness_text(self) -> str:
         live = self._tensors_liveness == Liveness.AlwaysLive
@@ -212,3 +341,25 @@ def _phase_of(item: Any) -> Phase:
     if isinstance(item, (list, tuple)):
         return Phase(*item)
     return Phase(item)
+
+
+def _stage_of(item: Stage | str | Sequence[str]) -> Stage:
+    """Return one stage from a Stage, a block id, or a sequence of block ids."""
+    if isinstance(item, Stage):
+        return item
+    if isinstance(item, str):
+        return Stage(item)
+    if isinstance(item, (list, tuple)) and item and all(isinstance(part, str) for part in item):
+        return Stage(*item)
+    raise AssertionFailure(f"Invalid stage: {_WHAT}", got=repr(item))
+
+
+def _stages_of(items: Sequence[Stage | str]) -> list[Stage]:
+    if items and all(isinstance(item, Stage) for item in items):
+        return list(items)  # type: ignore[arg-type]
+    if items and all(isinstance(item, str) for item in items):
+        return [Stage(*items)]  # type: ignore[arg-type]
+    raise AssertionFailure(
+        f"Invalid phase: {_WHAT}",
+        got=", ".join(map(repr, items)) or "no arguments",
+    )

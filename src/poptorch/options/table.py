@@ -11,15 +11,66 @@ import copy
 import enum
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from .check import expect
-from .legacy_names import deprecated
-from .show import show
+from .._base import log
+from .._base.errors import AssertionFailure
 
 Method = TypeVar("Method", bound=Callable[..., Any])
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+
+def expect(name: str, value: Any, types: type | tuple[type, ...]) -> None:
+    """Check the type of an argument.
+
+    Raises:
+        AssertionFailure: the value is not an instance of the type (an ``AssertionError``).
+    """
+    if not isinstance(value, types):
+        wanted = types if isinstance(types, tuple) else (types,)
+        raise AssertionFailure(
+            f"Unexpected type for {name}",
+            got=f"{value!r}, of type {type(value).__name__}",
+            fix=f"pass {' or '.join(kind.__name__ for kind in wanted)}",
+        )
+
+
+def deprecated(old: str, new: str) -> None:
+    """Log a WARNING that names what replaced a spelling of an earlier release."""
+    log.python.warning("%s is deprecated: use %s", old, new)
+
+
+def deprecated_without_effect(old: str, reason: str) -> None:
+    """Log a WARNING about an old setting that no longer does anything."""
+    log.python.warning("[Deprecated] %s is deprecated and has no effect: %s", old, reason)
+
+
+def show(value: Any) -> str:
+    """Return a text of a value: equal ones print equally, and no address appears."""
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__name__}.{value.name}"
+    if isinstance(value, dict):
+        pairs = sorted((show(key), show(item)) for key, item in value.items())
+        return "{" + ", ".join(f"{key}: {item}" for key, item in pairs) + "}"
+    if isinstance(value, (set, frozenset)):
+        return "{" + ", ".join(sorted(map(show, value))) + "}" if value else "set()"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(show, value)) + "]"
+    if isinstance(value, tuple):
+        return "(" + ", ".join(map(show, value)) + ("," if len(value) == 1 else "") + ")"
+    if isinstance(value, (str, bytes)):
+        return repr(value)
+    if getattr(type(value), "__repr__", None) is object.__repr__:
+        return f"{type(value).__name__}({show_pairs(getattr(value, '__dict__', {}))})"
+    return _ADDRESS.sub("", repr(value))
+
+
+def show_pairs(values: dict[Any, Any]) -> str:
+    """Return ``name=value`` pairs in the order of the dictionary."""
+    return ", ".join(f"{name}={show(value)}" for name, value in values.items())
 
 
 class Effect(enum.StrEnum):
@@ -64,32 +115,18 @@ def _unchanged(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Value:
-    """One value that an option keeps among the named values of its group.
-
-    Attributes:
-        name: what it is stored under.
-        default: ``UNSET`` for a value that exists only once it was set.
-        kind: type that the setter asks for; None for that of the default. An enum's members are
-            stored as their integers, which are checked again at compile.
-        check: turns the setter's argument into what is stored, or refuses it.
-        least: smallest number that compiles.
-        field: the field of the Spec that it becomes, ``loops.replicas`` for instance.
-        frozen: turns what is stored into the field's value.
-        decides: the field of the Spec that ``freeze`` computes from this and other values.
-        reader: the module that reads it from the options, for what is in no Spec.
-        here: belongs to this machine or process, so that it is not saved with a model.
-    """
+    """One value that an option keeps among the named values of its group."""
 
     name: str
-    default: Any = UNSET
-    kind: type | None = None
-    check: Callable[[Any], Any] = _unchanged
-    least: int | None = None
-    field: str = ""
-    frozen: Callable[[Any], Any] = _unchanged
-    decides: str = ""
-    reader: str = ""
-    here: bool = False
+    default: Any = UNSET  # or what exists before it is set
+    kind: type | None = None  # of the setter's argument; None for that of the default
+    check: Callable[[Any], Any] = _unchanged  # from the argument to what is stored; may refuse it
+    least: int | None = None  # the smallest number that compiles
+    field: str = ""  # the field of the Spec that it becomes, such as ``loops.replicas``
+    frozen: Callable[[Any], Any] = _unchanged  # from what is stored to the field's value
+    decides: str = ""  # a field that ``freeze`` computes from this and other values
+    reader: str = ""  # the module that reads it from the options, for what is in no Spec
+    here: bool = False  # belongs to this machine or process: not saved with a model
 
     def keep(self, group: Any, value: Any) -> None:
         """Check a setter's argument and store it."""
@@ -129,15 +166,10 @@ class Private(Value):
 
 @dataclass(frozen=True)
 class Backend(Value):
-    """A value kept under a key of ``_Popart``, as scripts may set it there themselves.
+    """A value kept under a key of ``_Popart``, as scripts may set it there themselves."""
 
-    Attributes:
-        part: the entry of the key's dictionary that is meant.
-        others: entries of the key's dictionary that have rows of their own.
-    """
-
-    part: str = ""
-    others: frozenset[str] = frozenset()
+    part: str = ""  # the entry of the key's dictionary that is meant
+    others: frozenset[str] = frozenset()  # entries that have rows of their own
 
     def read(self, group: Any) -> Any:
         value = group._popart.options.get(self.name, UNSET)
@@ -157,14 +189,7 @@ class Backend(Value):
 
 @dataclass(frozen=True)
 class Row:
-    """One option.
-
-    Attributes:
-        option: the name of its setter.
-        effect: what it changes.
-        values: what it keeps.
-        sentence: what it does.
-    """
+    """One option: its setter, what it changes, keeps and does."""
 
     option: str
     effect: Effect

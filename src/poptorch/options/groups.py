@@ -1,7 +1,4 @@
-"""``opts.Precision``: number formats, rounding, floating-point exceptions."""
-
-# mypy: disable-error-code="empty-body"
-# The decorator writes the setters: their bodies would all be the same.
+"""``opts.Training``, ``opts.Precision`` and the empty ``opts.Jit``: what changes numbers."""
 
 from __future__ import annotations
 
@@ -12,14 +9,119 @@ import torch
 
 from .._base import log
 from .._base.errors import AssertionFailure, InvalidValue
-from ..enums import HalfFloatCastingBehavior
+from ..enums import HalfFloatCastingBehavior, MeanReductionStrategy, ReductionType
 from .container import Container
-from .legacy_names import deprecated_without_effect
-from .popart import _PopartOptions
-from .table import ESTIMATES, RESULTS, RULES, Backend, Value, option, row
+from .popart import _PopartOptions, mean_or_sum
+from .table import (
+    ESTIMATES,
+    HINT,
+    RESULTS,
+    RULES,
+    Backend,
+    Value,
+    deprecated,
+    deprecated_without_effect,
+    option,
+    row,
+)
 
 _AUTOCAST_RULES = ("fp16", "fp32", "promote", "demote")
 _PARTIALS = {torch.float32: "float", torch.float16: "half"}
+
+
+class _TrainingOptions(Container):
+    """How gradients are accumulated and combined."""
+
+    gradient_accumulation: int
+    accumulation_and_replication_reduction_type: ReductionType
+    meanAccumulationAndReplicationReductionStrategy: MeanReductionStrategy
+    _popart: _PopartOptions
+
+    def __init__(self, popart_options: _PopartOptions) -> None:
+        self._popart = popart_options
+        super().__init__()
+
+    @option(RESULTS, Value("gradient_accumulation", 1, decides="loops.accumulation", least=1))
+    def gradientAccumulation(self, gradient_accumulation: int) -> Self:
+        """Set the number of micro-batches per optimiser step."""
+
+    @option(
+        RESULTS,
+        Value(
+            "accumulation_and_replication_reduction_type",
+            ReductionType.Mean,
+            check=mean_or_sum,
+            field="reduction.type",
+        ),
+    )
+    def accumulationAndReplicationReductionType(self, reduction_type: ReductionType) -> Self:
+        """Combine gradients over accumulation steps and replicas by their mean or sum.
+
+        Independent of the reduction inside the user's loss.
+
+        Raises:
+            InvalidValue: neither ``ReductionType.Mean`` nor ``.Sum`` (a ``ValueError``).
+        """
+
+    @option(
+        RESULTS,
+        Value(
+            "meanAccumulationAndReplicationReductionStrategy",
+            MeanReductionStrategy.Post,
+            field="reduction.strategy",
+        ),
+    )
+    def setMeanAccumulationAndReplicationReductionStrategy(
+        self, mean_reduction_strategy: MeanReductionStrategy
+    ) -> Self:
+        """Choose where the division of a mean takes place.
+
+        For G steps and R replicas, ``Running`` keeps a running mean in the accumulator; ``Post``
+        sums, then divides by G x R; ``PostAndLoss`` divides the loss gradient by R before the
+        backward pass and the sum by G at the end. They differ in the rounding and overflow of half
+        precision.
+        """
+
+    @option(
+        RESULTS,
+        Backend(
+            "automaticLossScalingSettings.enabled",
+            kind=bool,
+            field="reduction.automatic_loss_scaling",
+        ),
+    )
+    def setAutomaticLossScaling(self, enabled: bool) -> Self:
+        """Adapt the loss-scale factor during training; it becomes optimiser state.
+
+        It follows the gradients of float16 weights. Where none are trained a warning says that it
+        does nothing.
+        """
+
+    @option(
+        HINT,
+        Backend(
+            "convolutionOptions",
+            part="enableConvDithering",
+            kind=bool,
+            check=lambda enabled: {"enableConvDithering": enabled},
+        ),
+    )
+    def setConvolutionDithering(self, enabled: bool) -> Self:
+        """Spread convolutions over the tiles from varying start tiles.
+
+        Shares the ``convolutionOptions`` key with ``Precision.setPartialsType``: the last call
+        wins.
+        """
+
+    def accumulationReductionType(self, reduction_type: ReductionType) -> Self:
+        """Set the reduction as releases 2.0 and 2.1 did.
+
+        Deprecated: ``accumulationAndReplicationReductionType``.
+        """
+        deprecated(
+            "Training.accumulationReductionType", "Training.accumulationAndReplicationReductionType"
+        )
+        return self.accumulationAndReplicationReductionType(reduction_type)
 
 
 def _names_by_rule(policy: Any) -> dict[str, list[str]]:
@@ -171,4 +273,14 @@ class _PrecisionOptions(Container):
         deprecated_without_effect(
             f"Precision.{name}", "running statistics have the dtype of the module's buffers"
         )
+        return self
+
+
+class _JitOptions(Container):
+    """Holds nothing: every model is traced."""
+
+    def traceModel(self, trace_model: bool) -> Self:
+        """Do nothing but warn: both values of the 1.x releases mean the one tracer. Deprecated."""
+        self._check_writable("traceModel")
+        deprecated_without_effect("Jit.traceModel", "every model is traced")
         return self
