@@ -27,7 +27,7 @@ class Inspection:
 
     def isCompiled(self) -> bool:
         """Tell whether the model is compiled."""
-        return self._session.live is not None
+        return self._session.is_compiled
 
     def plan(self) -> Plan:
         """Return the compiled program with its placement; ``print`` shows it.
@@ -67,8 +67,7 @@ class Inspection:
         """
         if not self._options._Popart.options.get("instrumentWithHardwareCycleCounter", False):
             raise Error("Cycle count logging is disabled", fix="options.logCycleCount(True)")
-        live = self._session.live
-        if live is None or live.last is None:
+        if self._session.last is None:
             raise Error("Please run the model at least once before asking for its cycle count")
         return self._session.reports.cycles()
 
@@ -77,8 +76,7 @@ class Inspection:
 
         The kinds are ``input``, ``input_complete``, ``output`` and ``output_complete``.
         """
-        live = self._session.live
-        stamps = live.counters() if live is not None else None
+        stamps = self._session.counters()
         return stamps if stamps is not None else counters.none()
 
     def getLatency(self) -> Latency:
@@ -105,10 +103,10 @@ class Inspection:
         Raises:
             AssertionError: not compiled.
         """
-        live, optimizer = self._session.live, self._session.optimizer
-        if live is None:
+        session, optimizer = self._session, self._session.optimizer
+        if not session.is_compiled:
             raise AssertionFailure("Tensor names are known once the model is compiled")
-        return live.now.tensor_names() + (optimizer.names() if optimizer is not None else [])
+        return session.now.tensor_names() + (optimizer.names() if optimizer is not None else [])
 
     def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
         """Return the value that an anchored tensor had in the last call.
@@ -122,8 +120,8 @@ class Inspection:
         Raises:
             AssertionError: there is no such anchor, or no call was made.
         """
-        live = self._session.live
-        anchors = live.last.anchors if live is not None and live.last is not None else {}
+        last = self._session.last
+        anchors = last.anchors if last is not None else {}
         if short_name not in anchors:
             raise AssertionFailure(
                 f"No tensor with name {short_name}",
@@ -136,13 +134,11 @@ class Inspection:
 
     @property
     def _executable(self) -> object | None:
-        live = self._session.live
-        return None if live is None else live.now.compiled.executable
+        return self._session.now.compiled.executable if self.isCompiled() else None
 
     @property
     def _executable_inputs(self) -> CompiledInputs | None:
-        live = self._session.live
-        return None if live is None else live.now.arguments()
+        return self._session.now.arguments() if self.isCompiled() else None
 
     def _debugGetPopartIR(self) -> str:
         return self.plan().describe()

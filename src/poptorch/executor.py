@@ -14,14 +14,12 @@ from torch import nn
 
 from . import _session
 from ._base import log
-from ._base.errors import AssertionFailure, Error
 from ._base.tracebacks import UserFrames
 from ._capture import Explanation
 from ._estimates import advised
 from ._inspection import Inspection
 from ._ir.spec import Spec
 from ._session import ParameterProxy
-from .enums import ConnectionType
 from .ops.blocks import module_repr
 from .options import Options
 from .options.files import as_calls
@@ -103,9 +101,6 @@ class PoplarExecutor(Inspection):
 
     def compile(self, /, *args: Any, **kwargs: Any) -> None:
         """Compile for inputs like these without running. Ignored, with a warning, when compiled."""
-        if self.isCompiled():
-            log.python.warning("Call to compile() ignored: the model is already compiled.")
-            return
         self._rewrap()
         with UserFrames():
             self._session.compile(args, kwargs)
@@ -144,8 +139,7 @@ class PoplarExecutor(Inspection):
         Raises:
             poptorch.Error: not compiled, or destroyed.
         """
-        self._session.get_live()
-        self._session.sync.download()
+        self._session.copy_to_host()
 
     def copyWeightsToDevice(self) -> None:
         """Copy the module's parameters and buffers to the device.
@@ -156,12 +150,11 @@ class PoplarExecutor(Inspection):
         Raises:
             poptorch.Error: not compiled, or destroyed.
         """
-        self._session.get_live()
-        self._session.sync.upload()
+        self._session.copy_to_device()
 
     def copyWeightsToHostIfNeeded(self) -> bool:
         """Copy to the host only if the device has newer values; return whether it did."""
-        return self._session.sync.bring_host_up_to_date()
+        return self._session.bring_host_up_to_date()
 
     def copyNamedBuffersToDevice(self) -> None:
         """Copy the buffers named by ``Options.updatableNamedBuffers`` to the device, only those.
@@ -169,14 +162,7 @@ class PoplarExecutor(Inspection):
         Raises:
             poptorch.Error: not compiled, or no buffers are named.
         """
-        names = self._session.get_live().now.spec.updatable_buffers
-        if not names:
-            raise Error(
-                "No named buffers marked as updatable",
-                fix="options.updatableNamedBuffers(['name']) before wrapping",
-            )
-        if self._session.sync.device is not None:
-            self._session.sync.device.upload_buffers(names)
+        self._session.copy_buffers_to_device()
 
     def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Use another optimizer, or the same one after its hyper-parameters changed.
@@ -276,12 +262,6 @@ class PoplarExecutor(Inspection):
             AssertionError: the target is offline (``ConnectionType.Never``).
             poptorch.Error: not compiled, attached already, or no device is free.
         """
-        if self._session.get_live().now.spec.runtime.connection == ConnectionType.Never:
-            raise AssertionFailure(
-                "Trying to attach to an offline device", got="ConnectionType.Never"
-            )
-        if self._session.attached:
-            raise Error("Device is already attached", fix="ask isAttachedToDevice() first")
         self._session.attach()
 
     def detachFromDevice(self) -> None:
@@ -290,9 +270,6 @@ class PoplarExecutor(Inspection):
         Raises:
             poptorch.Error: not compiled, or not attached.
         """
-        self._session.get_live()
-        if not self._session.attached:
-            raise Error("Device is not attached", fix="ask isAttachedToDevice() first")
         self._session.detach()
 
     @property
@@ -331,11 +308,11 @@ class PoplarExecutor(Inspection):
 
     def _wrap(self) -> None:
         _session.wrap(self._user_model, self, self._session.model.module)
-        self._session.sync.link()
+        self._session.set_trainer(True)
 
     def _rewrap(self) -> None:
         """Calling a destroyed training executor wraps the module again."""
-        if self._optimizer is not None and not self._session.sync.linked:
+        if self._optimizer is not None and not self._session.is_trainer:
             self._wrap()
 
     @contextlib.contextmanager
@@ -371,16 +348,13 @@ class PoplarExecutor(Inspection):
 
     def __reduce__(self) -> Any:
         """A deep copy or pickle wraps a model of its own, and is not compiled yet."""
-        self._session.sync.fetch()
+        self._session.fetch()
         return PoplarExecutor, (self._user_model, self._options, self._optimizer, self._loss)
 
 
-def _finish(session: _session.Session, model: nn.Module, alone: bool = False) -> None:
-    session.reports.finish()
-    session.release(alone)
-    if session.sync.linked:
-        session.sync.unlink()
-        _session.unwrap(model)
+def _finish(session: _session.Session, model: nn.Module, local_only: bool = False) -> None:
+    session.close(local_only)
+    _session.unwrap(model)
 
 
 def _alive(owner: weakref.ref[PoplarExecutor]) -> PoplarExecutor:

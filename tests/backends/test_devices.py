@@ -85,8 +85,8 @@ def test_parts_compute_on_the_device_of_their_chip(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(staged_module.StagedExecutable, "_collected", lambda self, replicas: [])
     training = trainer(Net())
     training.compile(torch.randn(8, 4), torch.randn(8, 2))
-    executable = training._session.live.now.compiled.executable
-    state = training._session.sync.device.state
+    executable = training._session.now.compiled.executable
+    state = training._session.store.state
     executable.run(state, [torch.randn(8, 4), torch.randn(8, 2)])
     assert seen == {
         Direction.FORWARD: {"meta"},

@@ -76,7 +76,7 @@ def test_a_replayed_graph_is_the_one_that_was_taken(layers, monkeypatch) -> None
         torch.manual_seed(0)
         executor = training(Net(*layers), options())
         executor(X, Y)
-        graphs = executor._session.live.now.compiled.plan.program.graphs.values()
+        graphs = executor._session.now.compiled.plan.program.graphs.values()
         return [str(node.target) for graph in graphs for node in graph.module.graph.nodes]
 
     taken = names()

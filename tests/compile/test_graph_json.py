@@ -41,10 +41,10 @@ def test_graphs_come_back(name: str) -> None:
     again = read_back(plan)
     verify.verify_plan(again)
     assert str(again.program) == str(plan.program)  # where nodes run is not saved
-    state = training._session.sync.device.state
+    state = training._session.store.state
     rng = state.rng.clone()
     before = {key: value.clone() for key, value in state.tensors.items()}
-    batch = training._session.live.now.inputs.prepare([x, y])
+    batch = training._session.now.inputs.prepare([x, y])
     results = []
     for each in (plan, again):
         for key, value in before.items():

@@ -76,7 +76,7 @@ def test_without_a_compiler_the_reference_backend_runs(monkeypatch, caplog) -> N
     model = poptorch.inferenceModel(torch.nn.Linear(2, 2), opts)
     model(torch.ones(1, 2))
     assert "there is no C++ compiler 'g++'" in caplog.text
-    executable = model._session.live.now.compiled.executable
+    executable = model._session.now.compiled.executable
     assert executable.report().backend == "reference"
     assert executable.report().state_bytes == 4 * (2 * 2 + 2)
 
@@ -86,12 +86,12 @@ def test_the_environment_chooses_a_backend_unless_an_option_does(monkeypatch) ->
     opts = poptorch.Options().showCompilationProgressBar(False).backend("reference")
     model = poptorch.inferenceModel(torch.nn.Linear(2, 2), opts)
     model(torch.ones(1, 2))
-    assert model._session.live.now.compiled.executable.report().backend == "reference"
+    assert model._session.now.compiled.executable.report().backend == "reference"
     monkeypatch.setenv("POPTORCH_BACKEND", "reference")
     opts = poptorch.Options().showCompilationProgressBar(False)
     model = poptorch.inferenceModel(torch.nn.Linear(2, 2), opts)
     model(torch.ones(1, 2))
-    assert model._session.live.now.compiled.executable.report().backend == "reference"
+    assert model._session.now.compiled.executable.report().backend == "reference"
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def subject() -> tuple[Any, torch.Tensor, torch.Tensor, Any]:
     wrapper = poptorch.inferenceModel(Gray(), options())
     x = torch.randn(4, 1, 6, 6)
     expected = wrapper(x)
-    return wrapper.plan(), x, expected, wrapper._session.sync.device.state
+    return wrapper.plan(), x, expected, wrapper._session.store.state
 
 
 def compiled(folder: Path) -> Executable:

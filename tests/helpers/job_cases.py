@@ -385,9 +385,10 @@ def run(
     result.weights = {k: v.detach().clone() for k, v in model.state_dict().items()}
     names = training.options.anchored_tensors
     result.anchors = {name: training.getAnchoredTensor(name).clone() for name in names}
-    live, device = training._session.get_live(), training._session.sync.device
-    result.program = str(live.now.compiled.plan.program)
-    slots = live.now.compiled.plan.program.state_slots().values()
+    session = training._session
+    program, device = session.now.compiled.plan.program, session.store
+    result.program = str(program)
+    slots = program.state_slots().values()
     kept = [device.state.tensors[s.key] for s in slots if s.kind is Kind.OPTSTATE]
     result.moments = sum(tensor.nbytes for tensor in kept)
     result.state = optimizer.state_dict().get("ipu_state") or {}

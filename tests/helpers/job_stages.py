@@ -241,7 +241,7 @@ def run(
         result.outputs += training(x[:, mine].flatten(0, 2), y[:, mine].flatten(0, 2))
         if not call:
             training.detachFromDevice()  # the next call attaches again
-    state = training._session.sync.get_device().state
+    state = training._session._attached_store().state
     slots = training.plan().program.state_slots().values()
     kept = [state.tensors[s.key] for s in slots if s.kind in (Kind.PARAM, Kind.OPTSTATE)]
     result.kept = sum(tensor.nbytes for tensor in kept if not tensor.is_meta)

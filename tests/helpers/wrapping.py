@@ -82,4 +82,4 @@ def training(model: nn.Module, opts: poptorch.Options | None = None, lr: float =
 
 def graph_of(executor: Any, name: str = "forward") -> torch.fx.Graph:
     """The graph of a compiled executor."""
-    return executor._session.live.now.compiled.plan.program.graphs[name].module.graph
+    return executor._session.now.compiled.plan.program.graphs[name].module.graph

@@ -53,7 +53,7 @@ def test_one_update_per_device_iteration(iterations, accumulation):
 def test_the_rate_counts_when_the_optimizer_is_set():
     model, optimizer, training = wrapped(lambda m: torch.optim.SGD(m.parameters(), lr=0.0))
     first = training(torch.ones(1))
-    compiled = training._session.live.now.compiled
+    compiled = training._session.now.compiled
     assert torch.equal(training(torch.ones(1)), first)
     assert float(model.weight.detach()) == 0.0
     optimizer.param_groups[0]["lr"] = 0.5
@@ -62,7 +62,7 @@ def test_the_rate_counts_when_the_optimizer_is_set():
     training.setOptimizer(optimizer)
     training(torch.ones(1))
     assert float(model.weight.detach()) == -0.5
-    assert training._session.live.now.compiled is compiled
+    assert training._session.now.compiled is compiled
 
 
 @pytest.mark.spec("optimizers", 20)

@@ -68,7 +68,7 @@ def test_tensors_alone_take_the_short_way_where_it_means_the_same() -> None:
 
     wrapped = poptorch.inferenceModel(forward, options())
     assert torch.equal(wrapped(X, X + 1, X + 2), 2 * (3 * X + 3))
-    inputs = wrapped._session.live.now.inputs
+    inputs = wrapped._session.now.inputs
     assert inputs.quick((X, X, X), {}) is not None
     assert inputs.quick((X, X), {}) is None
     assert inputs.quick((X, X, X), {"scale": 2}) is None
@@ -78,7 +78,7 @@ def test_tensors_alone_take_the_short_way_where_it_means_the_same() -> None:
 
     wrapped = poptorch.inferenceModel(forward, options())
     assert torch.equal(wrapped(X, scale=3), 3 * X)
-    assert wrapped._session.live.now.inputs.quick((X,), {}) is None  # the default is another
+    assert wrapped._session.now.inputs.quick((X,), {}) is None  # the default is another
     with pytest.raises(poptorch.Error, match=r"Value mismatch for scale\n.*expected 3 but got 2"):
         wrapped(X)
 

@@ -78,12 +78,12 @@ CASES = [
 @pytest.mark.parametrize("name, counts, dtype", CASES)
 def test_everything_is_as_without_bundles(name, counts, dtype, monkeypatch):
     model, optimizer, wrapped, _, losses = run(name, dtype, **counts)
-    used = wrapped._session.live.now.compiled.plan.program.bundles
+    used = wrapped._session.now.compiled.plan.program.bundles
     assert len(used) == (0 if name == "LAMB" else 2)
     state = optimizer.state_dict()
     singly(monkeypatch)
     other, plain, executor, _, wanted = run(name, dtype, **counts)
-    assert not executor._session.live.now.compiled.plan.program.bundles
+    assert not executor._session.now.compiled.plan.program.bundles
     torch.testing.assert_close(losses, wanted, rtol=1e-6, atol=1e-7)
     for (path, ours), theirs in zip(model.named_parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7, msg=path)
@@ -164,7 +164,7 @@ def test_stochastic_rounding_and_anchors_work_beside_them():
     before = copy.deepcopy(model.state_dict())
     for _ in range(3):
         wrapped(torch.randn(8, 5).half(), torch.arange(8) % 3)
-    assert wrapped._session.live.now.compiled.plan.program.bundles
+    assert wrapped._session.now.compiled.plan.program.bundles
     assert any(not torch.equal(v, before[k]) for k, v in model.state_dict().items())
 
     anchored = options()
@@ -179,7 +179,7 @@ def test_stochastic_rounding_and_anchors_work_beside_them():
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_compiled_code_reads_and_writes_bundles():
     _, optimizer, wrapped, _, losses = run("Adam", backend="inductor")
-    assert wrapped._session.live.now.compiled.plan.program.bundles
+    assert wrapped._session.now.compiled.plan.program.bundles
     _, reference, _, _, wanted = run("Adam")
     torch.testing.assert_close(losses, wanted, rtol=1e-5, atol=1e-6)
     expected = reference.state_dict()["ipu_state"]

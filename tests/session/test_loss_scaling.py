@@ -92,12 +92,12 @@ def test_a_power_of_two_changes_nothing_in_float(name):
 def test_a_variable_scale_may_change_and_a_constant_one_may_not():
     model, optimizer, wrapped = wrap(dtype=torch.float32, loss_scaling=2.0)
     wrapped(torch.ones(1))
-    compiled = wrapped._session.live.now.compiled
+    compiled = wrapped._session.now.compiled
     optimizer.loss_scaling = 512.0
     wrapped.setOptimizer(optimizer)
     wrapped(torch.ones(1))
     assert weight(model) == -2.0
-    assert wrapped._session.live.now.compiled is compiled
+    assert wrapped._session.now.compiled is compiled
 
     model, optimizer, wrapped = wrap(dtype=torch.float32)
     wrapped(torch.ones(1))
@@ -191,7 +191,7 @@ def test_accumulators_of_half_weights_are_float_by_default():
         opts.lanes(1)
         model, _, wrapped = wrap(opts, **settings)
         wrapped(torch.ones(4).half())
-        slots = wrapped._session.live.now.compiled.plan.program.state_slots()
+        slots = wrapped._session.now.compiled.plan.program.state_slots()
         dtypes[len(settings)] = slots["accum.weight"].dtype
         strategy = wrapped.options.Training.meanAccumulationAndReplicationReductionStrategy
         running = bool(settings)

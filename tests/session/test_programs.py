@@ -68,9 +68,9 @@ def test_the_programs_share_their_weights() -> None:
     model = Net()
     training = poptorch.trainingModel(model, options().programs(2))
     training(normal(8, 4), normal(8, 4))
-    first = training._session.sync.device
+    first = training._session.store
     training(normal(3, 4), normal(3, 4))
-    second = training._session.sync.device
+    second = training._session.store
     assert first is not None
     assert second is not None
     assert first is not second

@@ -118,4 +118,4 @@ def test_replicas_stay_alike():
     weights, wrapped = trained(rounding(replicas=2), rows=2)
     want, _ = trained(rounding())
     assert torch.equal(weights, want)  # the same mean gradient, the same stream
-    assert "rng.rounding" in wrapped._session.sync.device.state.tensors
+    assert "rng.rounding" in wrapped._session.store.state.tensors

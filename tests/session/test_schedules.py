@@ -46,7 +46,7 @@ class Twins:
 
     def step(self) -> None:
         loss = self.wrapped(X, Y)
-        program = self.wrapped._session.get_live().now.compiled
+        program = self.wrapped._session.now.compiled
         if program not in self.programs:
             self.programs.append(program)
         self.theirs.zero_grad()
@@ -263,7 +263,7 @@ def test_poptorchs_optimizers_keep_poptorchs_rules() -> None:
     wrapped.destroy()
     wrapped.setOptimizer(optimizer)
     wrapped(X, Y)
-    assert ("momentum", 0.9) in wrapped._session.get_live().now.optim.groups[0].settings
+    assert ("momentum", 0.9) in wrapped._session.now.task.optim.groups[0].settings
 
 
 def test_without_set_optimizer_a_structural_change_waits_and_is_said(caplog) -> None:
@@ -271,5 +271,5 @@ def test_without_set_optimizer_a_structural_change_waits_and_is_said(caplog) -> 
     twins.step()
     twins.ours.param_groups[0]["momentum"] = 0.9
     twins.step()  # eager's was not changed
-    assert "momentum of group 0 was 0 and is 0.9" in caplog.text
+    assert "momentum of the optimizer's group 0 was 0 and is 0.9" in caplog.text
     assert len(twins.programs) == 1

@@ -81,7 +81,7 @@ CASES = {
 
 
 def everything(model, wrapped, optimizer):
-    state = wrapped._session.sync.device.state.tensors
+    state = wrapped._session.store.state.tensors
     device = {key: value.clone() for key, value in state.items()}
     return {**{k: v.clone() for k, v in model.state_dict().items()}, **device}
 

@@ -1,11 +1,11 @@
 """One wrapped model: arguments, compilation, calls, weights kept in step."""
 
 from . import host_random
-from .arguments import CompiledInputs
 from .counters import Latency, Stamps
 from .examples import decode, encode
 from .files import Objects, Saved, packed, random_state, read, save
 from .hooks import register_post_compile, register_pre_compile
+from .inputs import CompiledInputs
 from .loading import fill, restore, resume
 from .pricing import Captures, capture_for_estimate
 from .proxy import ParameterProxy

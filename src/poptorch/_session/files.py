@@ -25,7 +25,7 @@ from .._base import archive, log
 from .._base.errors import AssertionFailure
 from .._base.json_codec import Json
 from . import examples, pickles
-from .live import Compilation
+from .model import Variant
 from .session import Session
 
 DEFAULT_NAME = "model.poptorch"
@@ -156,15 +156,15 @@ def packed(
     Raises:
         Error: not compiled.
     """
-    now = session.get_live().now
+    now = session.now
     state = session.state_to_save() if objects is not None else {}
     if now.spec.target.parts > 1:
-        session.sync.bring_host_up_to_date()  # an exchange, as reading the state may be
+        session.bring_host_up_to_date()  # an exchange, as reading the state may be
     if now.spec.runs_together and now.spec.process > 0:
         return None
-    session.sync.bring_host_up_to_date()
+    session.bring_host_up_to_date()
     facts: dict[str, Any] = {
-        "algorithm": now.optim.algorithm if now.optim is not None else None,
+        "algorithm": now.task.optim.algorithm if now.task.optim is not None else None,
         "options": options,
         "settings": _compile.flat_fields(now.spec.for_cache()),
         "arguments": _arguments(session, now),
@@ -218,7 +218,7 @@ def shapes_of(model: nn.Module) -> dict[str, list[int]]:
     return {path: list(t.tensor.shape) for path, t in _capture.tensors_of(model).items()}
 
 
-def _arguments(session: Session, now: Compilation) -> Json:
+def _arguments(session: Session, now: Variant) -> Json:
     if now.inputs.looked_at:
         return None
     values = session.model.signature.given(now.inputs.bound)

@@ -17,9 +17,9 @@ from ..optim import KINDS
 from ..optim.arguments import LARGEST
 from ..optim.freeze import freeze
 from .files import CODE, DEVICE, MODEL, Saved, attributes, shapes_of
-from .live import Restored
 from .random import Randomness
-from .session import Session
+from .session import Restored, Session
+from .weights import check_saved
 
 _NUMBERS = {name for kind in KINDS for name in ("betas", *kind.hypers)}
 
@@ -52,10 +52,12 @@ def fill(
             fix=f"load it with{'' if saved.has_loss else 'out'} loss=",
         )
     stored = saved.under(MODEL)
-    _check_shapes(model, {path: list(tensor.shape) for path, tensor in stored.items()})
-    values = _fitting(saved, optimizer)
     tensors = _capture.tensors_of(model)
-    _check_types(tensors, stored)
+    check_saved(
+        {path: (tensor.shape, tensor.dtype) for path, tensor in stored.items()},
+        {path: (tied.tensor.shape, tied.tensor.dtype) for path, tied in tensors.items()},
+    )
+    values = _fitting(saved, optimizer)
     before = {path: tied.tensor.detach().clone() for path, tied in tensors.items()}
     were = [(target, {name: target[name] for name in new}) for target, new in values]
 
@@ -80,28 +82,6 @@ def _put(
             tied.tensor.copy_(stored[path])
     for target, new in values:
         target.update(new)
-
-
-def _check_shapes(model: nn.Module, there: Mapping[str, list[int]]) -> None:
-    here = shapes_of(model)
-    for path in sorted({*there, *here}):
-        if here.get(path) != there.get(path):
-            raise Error(
-                "Invalid file: it was saved from another model",
-                got=f"{path}: {there.get(path)} in the file, {here.get(path)} in the model",
-                fix="make the model that was saved",
-            )
-
-
-def _check_types(here: Mapping[str, _capture.Tied], there: Mapping[str, torch.Tensor]) -> None:
-    for path, tied in here.items():
-        if not torch.can_cast(there[path].dtype, tied.tensor.dtype):
-            raise Error(
-                "Invalid file: it was saved from another model",
-                got=f"{path}: {there[path].dtype} in the file, {tied.tensor.dtype} in the model, "
-                "which cannot hold its values",
-                fix="make the model that was saved",
-            )
 
 
 def _fitting(
@@ -196,7 +176,10 @@ def resume(session: Session, saved: Saved, spec: Spec, whole: bool) -> None:
         raise Error("Invalid file: a training executable needs trainingModel, and the reverse")
     if session.optimizer is not None:
         _check_algorithm(saved, session.optimizer.given)
-    _check_shapes(session.model.module, saved.shapes)
+    check_saved(
+        {path: (shape, None) for path, shape in saved.shapes.items()},
+        {path: (shape, None) for path, shape in shapes_of(session.model.module).items()},
+    )
     here = _compile.flat_fields(spec.for_cache())
     there = {name: saved.settings.get(name, "absent")[:80] for name in here}
     differences = _compile.differences(here, there)
@@ -224,7 +207,7 @@ def resume(session: Session, saved: Saved, spec: Spec, whole: bool) -> None:
             f"here forward{session.model.signature}",
         ) from error
     try:
-        session.compile(args, kwargs, background=True, made_up=True)
+        session.compile_for(args, kwargs, background=True, placeholders=True)
     except Error:
         raise
     except Exception as error:  # forward's own, of whatever the file passes to it

@@ -1,24 +1,34 @@
-"""The user's model as it is captured, and what one compilation of it starts from."""
+"""The user's model as it is captured, and the programs that it was compiled to."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 
-from .. import _capture
+from .. import _capture, _compile
+from .._base import log
+from .._base.errors import Error
 from .._data import begun
+from .._ir import slots
 from .._ir.optim_spec import OptimSpec
+from .._ir.slots import NORM, Kind, Slot, narrowed
 from .._ir.spec import Spec
-from . import reading
-from .arguments import Inputs
-from .attributes import Attributes
-from .grouping import Request
-from .modes import Modes
-from .optimizer import SessionOptimizer
+from .guards import Attributes, Guard
+from .inputs import CompiledInputs, Indices, Inputs
+from .outputs import Outputs
 from .signature import Bound, Signature
+from .store import StateStore
+from .weights import Grouping, GroupingRequest, Reading, paths_of
+
+Mode = tuple[bool, ...]
+Paths = Mapping[int, str]
+Freeze = Callable[[Paths, Spec], tuple[OptimSpec, dict[str, float]]]
+_training = operator.attrgetter("training")
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,17 +36,12 @@ class Task:
     """What a compilation starts from.
 
     Attributes:
-        spec: every setting.
-        reading: the module as it is.
-        inputs: the kind of arguments.
-        optim: the optimizer's structure, None in inference.
-        hypers: the values that it leaves open, by key.
-        request: what is captured.
-        attributes: what the modules hold that becomes constants.
+        optim, hypers: the optimizer's structure, None in inference, and the values it leaves open.
+        attributes: of the modules: they become constants.
     """
 
     spec: Spec
-    reading: reading.Reading
+    reading: Reading
     inputs: Inputs
     optim: OptimSpec | None
     hypers: Mapping[str, float]
@@ -44,20 +49,77 @@ class Task:
     attributes: Attributes
 
 
+@dataclass(eq=False)
+class Variant:
+    """The model compiled for one mode and one kind of arguments.
+
+    Attributes:
+        mode: which modules train and which evaluate.
+        guards: what was compiled in.
+        store: its state, while attached and once it was used; shares weights with the others'.
+    """
+
+    task: Task
+    mode: Mode
+    compiled: _compile.Compiled
+    guards: list[Guard]
+    store: StateStore | None = None
+    outputs: Outputs = field(init=False)
+    indices: Indices = field(init=False)
+    synthetic: list[torch.Tensor] | None = field(init=False)
+    changed_inputs: list[int] = field(init=False)  # positions of those that forward writes into
+
+    def __post_init__(self) -> None:
+        spec, compiled, bound = self.task.spec, self.compiled, self.task.inputs.bound
+        self.spec, self.inputs, self.reading = spec, self.task.inputs, self.task.reading
+        self.outputs = Outputs(compiled.outputs, compiled.host_outputs, spec.precision.narrow_64bit)
+        self.indices = Indices(compiled.ranges(), bound.paths, compiled.premises)
+        self.changed_inputs = compiled.changed_inputs()
+        self.synthetic = self.inputs.synthetic() if spec.target.synthetic_data else None
+
+    def takes(self, model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Tell whether this is compiled for the arguments of a call."""
+        given = self.inputs.quick(args, kwargs)
+        if given is not None:
+            return self.inputs.fit(given)
+        return self.inputs.accept(model.signature.bind(args, kwargs, like=self.inputs.bound))
+
+    def tensor_names(self) -> list[str]:
+        """Return the names of the program's tensors, those that can be anchored first."""
+        names = list(self.compiled.names)
+        if self.task.optim is not None:
+            visible = self.compiled.plan.program.visible_slots().values()
+            names += [f"UpdatedVar___{slot.path}" for slot in visible if slot.kind is Kind.PARAM]
+            names += [NORM] if self.task.optim.clips else []
+        return names
+
+    def anchors(self, results: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the anchored ones of a call's results by short name."""
+        if not self.spec.anchors:
+            return {}
+        names = (short for short, *_ in self.spec.anchors)
+        return dict(zip(names, results[self.outputs.count :], strict=True))
+
+    def arguments(self) -> CompiledInputs:
+        """Return the arguments that were compiled for."""
+        bound = self.inputs.bound
+        given = iter(bound.tensors)
+        return CompiledInputs(
+            tuple(s.unflatten([next(given) for _ in s.paths]) for _, s in bound.parts)
+        )
+
+
 class Model:
     """What is captured.
 
     Args:
-        module: what is traced; shares its tensors with the user's module.
+        module: what is traced; a shallow copy of the user's that shares its tensors and layers.
         users: the user's module.
         entry: called with the user's arguments while tracing; None for the module itself.
 
     Attributes:
-        module: what is traced.
-        users: the user's module.
         wrapped_forward: the ``forward`` that the user's module had of its own, if it had one.
         signature: of the original ``forward``.
-        modes: which of the modules train.
         groupings: parameters that are to have a value per group of replicas, by path.
     """
 
@@ -67,37 +129,122 @@ class Model:
         self.module, self.users = module, users
         self.wrapped_forward = users.__dict__.get("forward")
         self.signature = Signature(entry or module.forward, type(module).__name__)
-        self.modes = Modes(module, users)
-        self.groupings: dict[str, Request] = {}
+        self.groupings: dict[str, GroupingRequest] = {}
         self._entry = entry
+        self._seen_training = users.training
+        self._modules = list(module.modules())
+
+    def mode(self) -> Mode:
+        """Return which of the modules train; what the user sets on his module is followed."""
+        training = self.users.training
+        if training != self._seen_training:
+            self._seen_training = self.module.training = training
+        return tuple(map(_training, self._modules))
+
+    def paths(self) -> dict[int, str]:
+        """Return the paths of the parameters that there are now, by the address of their values."""
+        return paths_of(_capture.tensors_of(self.module, values=False))
 
     def task(
-        self, bound: Bound, spec: Spec, optimizer: SessionOptimizer | None, made_up: bool = False
+        self, bound: Bound, spec: Spec, freeze: Freeze | None, placeholders: bool = False
     ) -> Task:
         """Return what compiling for these arguments starts from.
 
         Args:
             bound: the arguments.
             spec: every setting.
-            optimizer: None in inference.
-            made_up: the values of the tensors mean nothing.
+            freeze: reads the optimizer; None in inference.
+            placeholders: the values of the tensors mean nothing.
 
         Raises:
             Error: model, arguments and settings do not fit together.
         """
-        self.modes.look_again()
-        alone = self.signature.takes_tensors_alone(bound)
-        inputs = Inputs(bound, spec.loops, spec.precision.narrow_64bit, alone, made_up)
-        if optimizer is not None:
+        self._modules = list(self.module.modules())
+        self.mode()
+        tensors_only = self.signature.takes_tensors_alone(bound)
+        narrow = spec.precision.narrow_64bit
+        inputs = Inputs(bound, spec.loops, narrow, tensors_only, placeholders)
+        if freeze is not None:
             begun.compare(bound.tensors, spec.loops)
-        now = reading.read(self.module, self.groupings, spec)
-        optim, hypers = (None, {}) if optimizer is None else optimizer.frozen(now.paths, spec)
-        call = self.signature.caller(self._entry or self.module.__call__, bound)
-        request = now.request(call, bound, inputs, spec, optim)
-        request = replace(request, users=self.users)
-        attributes = Attributes(self.module, self.users, trained=optimizer is not None)
-        return Task(spec, now, inputs, optim, hypers, request, attributes)
+        reading = self._read(spec)
+        optim, hypers = (None, {}) if freeze is None else freeze(reading.paths, spec)
+        request = self._request(reading, inputs, spec, optim)
+        attributes = Attributes(self.module, self.users, trained=freeze is not None)
+        return Task(spec, reading, inputs, optim, hypers, request, attributes)
 
-    def paths(self) -> dict[int, str]:
-        """Return the paths of the parameters that there are now, by the address of their values."""
-        return reading.paths_of(_capture.tensors_of(self.module, values=False))
+    def _read(self, spec: Spec) -> Reading:
+        tensors = _capture.tensors_of(self.module)
+        groups = {}
+        for path, asked in self.groupings.items():
+            grouping = asked.resolve(path, tensors[path].tensor, spec.loops.all_replicas)
+            if grouping is not None:
+                groups[path] = grouping
+        buffers = {path for path, tied in tensors.items() if not tied.is_parameter}
+        unknown = sorted(set(spec.updatable_buffers) - buffers)
+        if unknown:
+            raise Error(
+                "A buffer named as updatable does not exist",
+                got=", ".join(unknown),
+                fix=f"the model has {', '.join(sorted(buffers)) or 'no buffers'}",
+            )
+        return Reading(self.module, tensors, groups)
+
+    def _request(
+        self, reading: Reading, inputs: Inputs, spec: Spec, optim: OptimSpec | None
+    ) -> _capture.Request:
+        state = tuple(
+            _state_slot(path, tied, spec.precision.narrow_64bit, reading.groups.get(path))
+            for path, tied in reading.tensors.items()
+        )
+        trained: frozenset[str] = frozenset()
+        scaling: tuple[float | Slot, ...] = ()
+        if optim is not None:
+            trained = frozenset(path for group in optim.groups for path in group.params)
+            half = any(s.dtype == torch.float16 and s.weight in trained for s in state)
+            automatic = spec.reduction.automatic_loss_scaling
+            if automatic and not half:
+                log.python.warning(
+                    "Training.setAutomaticLossScaling does nothing: it follows the gradients of "
+                    "float16 weights, of which the model trains none"
+                )
+            scaling = _loss_scaling(optim, half and automatic)
+        bound = inputs.bound
+        return _capture.Request(
+            module=self.module,
+            users=self.users,
+            call=self.signature.caller(self._entry or self.module.__call__, bound),
+            tensors=reading.tensors,
+            state=state,
+            batch=inputs.slots(spec.loops),
+            trained=trained,
+            training=optim is not None,
+            loss_scaling=scaling,
+            precision=spec.precision,
+            replicas=spec.loops.replicas,
+            processes=spec.loops.processes,
+            anchors=spec.inner_anchors,
+            module_scopes=spec.module_scopes,
+            grouped={path: grouping.of_replica for path, grouping in reading.groups.items()},
+            arguments=dict(bound.parts),
+            examples=lambda: inputs.first_micro_batch(spec.loops),
+        )
+
+
+def _state_slot(path: str, tied: _capture.Tied, narrow: bool, grouped: Grouping | None) -> Slot:
+    """Return the slot of a parameter or buffer on the device."""
+    dtype = tied.tensor.dtype
+    if narrow and dtype.is_floating_point:
+        dtype = narrowed(dtype)
+    shape = tuple(tied.tensor.shape)
+    if grouped is not None:
+        shape = (grouped.groups, *shape[1:])
+    return (slots.param if tied.is_parameter else slots.buffer)(path, shape, dtype)
+
+
+def _loss_scaling(optim: OptimSpec, automatic: bool) -> tuple[float | Slot, ...]:
+    factor = (slots.LOSS_SCALE_FACTOR,) if automatic else ()
+    if slots.LOSS_SCALING.name in optim.variables:
+        return (slots.LOSS_SCALING, *factor)
+    value = dict(optim.settings).get("loss_scaling", 1.0)
+    assert isinstance(value, float)
+    return (value, *factor)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -24,12 +24,10 @@ from ..enums import MeanReductionStrategy, ReductionType
 from ..optim.freeze import freeze
 from ..optim.names import from_ipu_param, from_ipu_state, state_keys, to_ipu_param, to_ipu_state
 from ..optim.replacement import AttributeWatch, check_replacement, needs_running_mean
-from .device import Device
+from . import guards
+from .model import Task
+from .store import StateStore
 from .torch_state import TorchState
-from .unfollowed import OptimizerChanges, say_step_hooks
-
-if TYPE_CHECKING:
-    from .model import Task
 
 Paths = Mapping[int, str]
 _attached: weakref.WeakSet[SessionOptimizer] = weakref.WeakSet()
@@ -60,14 +58,14 @@ class SessionOptimizer:
         self._loaded: dict[str, str] = {}  # digests of state that was, since then
         self._snapshot = _snapshot(optimizer)
         self._watch = AttributeWatch(optimizer)
-        self._changes = OptimizerChanges(optimizer)
-        say_step_hooks(optimizer)
+        self.guard = guards.of_optimizer(optimizer)
+        guards.warn_of_step_hooks(optimizer)
         self._asked: dict[str, float] = {}
         self._values: dict[str, float] = {}
         self._paths: Paths = {}
         self._grouped: Collection[str] = ()  # parameters of which groups of replicas have their own
         self._settings: Spec | None = None
-        self._device: Device | None = None
+        self._store: StateStore | None = None
 
     @property
     def needs_running_mean(self) -> bool:
@@ -122,21 +120,27 @@ class SessionOptimizer:
             self._untold |= self.outdated or asked != self._asked
             if asked != self._asked and not self.outdated:
                 self._asked, self._values = asked, dict(asked)
-                if self._device is not None:
-                    self._device.write_hypers(asked)
+                if self._store is not None:
+                    self._store.write_hypers(asked)
         self._watch.check(optimizer, relaxed)
         self._snapshot = snapshot
-        self._changes.look(optimizer)
+        self._expect(optimizer)
         if self.spec is not None:
             self._paths = paths
         if optimizer is not self.given:
-            say_step_hooks(optimizer)
+            guards.warn_of_step_hooks(optimizer)
             self._replace(optimizer)
+
+    def _expect(self, optimizer: torch.optim.Optimizer) -> None:
+        """The numbers of an optimizer are in use now."""
+        told = self.guard.told
+        self.guard = guards.of_optimizer(optimizer)
+        self.guard.told = told
 
     def _replace(self, optimizer: torch.optim.Optimizer) -> None:
         self._state._detach_device()
         self.given, self._state = optimizer, _state_of(optimizer)
-        if self._device is None:
+        if self._store is None:
             return
         self._connect()
         if self._state.has_state():
@@ -144,7 +148,7 @@ class SessionOptimizer:
             self._note_loaded()
             return
         if isinstance(optimizer, optim.Optimizer):  # of torch's, new ones are made to change values
-            self._device.reset_optimizer_state()
+            self._store.reset_optimizer_state()
             self._note_loaded()
         self._state.host_state_is_dirty = True
 
@@ -155,25 +159,25 @@ class SessionOptimizer:
 
     # The device's side.
 
-    def attach(self, device: Device, restored: bool) -> None:
+    def attach(self, store: StateStore, restored: bool) -> None:
         """Put hyper-parameters, and state that the optimizer brings along, on a device.
 
         Args:
-            device: with its optimizer state at its first values, or restored.
+            store: with its optimizer state at its first values, or restored.
             restored: whether the device has the state that it had when it was detached.
         """
-        self._device = device
+        self._store = store
         self._say_common()
         self._connect()
         state, is_ours = self._state, isinstance(self.given, optim.Optimizer)
         was_loaded = state.ipu_state_is_dirty
         if was_loaded or (state.has_state() and not restored):
             self._upload(with_values=was_loaded)
-            if was_loaded and device.agreed:
+            if was_loaded and store.agreed:
                 self._note_loaded()
         elif not state.has_state() and (is_ours or restored):
             state.host_state_is_dirty = True
-        device.write_hypers(self._values)
+        store.write_hypers(self._values)
 
     def _say_common(self) -> None:
         """Warn that another model has moments for the same optimizer that this one does not see.
@@ -185,7 +189,7 @@ class SessionOptimizer:
             if other is self or other.given is not self.given:
                 continue
             common = not self._paths.keys().isdisjoint(other._paths)
-            if other.spec is not None if ours else other._device is not None and common:
+            if other.spec is not None if ours else other._store is not None and common:
                 log.python.warning(
                     "The optimizer is in use by another training model: each keeps moments of its "
                     "own, and state_dict() has only one's. Make an optimizer for each model, or "
@@ -194,29 +198,29 @@ class SessionOptimizer:
                 break
         _attached.add(self)
 
-    def detach(self, alone: bool = False) -> None:
+    def detach(self, local_only: bool = False) -> None:
         """The device goes away: read its state first.
 
         Args:
-            alone: nothing is exchanged with other processes; what they have in parts is lost.
+            local_only: nothing is exchanged with other processes; what they have in parts is lost.
         """
-        if self._device is None:
+        if self._store is None:
             return
         state = self._state
-        if alone and self._device.is_in_parts and state.host_state_is_dirty:
+        if local_only and self._store.is_in_parts and state.host_state_is_dirty:
             log.python.info("The state of the optimizer, in parts on all processes, is not read")
             state.host_state_is_dirty = False
         state._detach_device()
-        self._device = None
+        self._store = None
 
     def read(self) -> None:
         """Bring the user's optimizer up to date; all processes do where they keep parts."""
-        if self._device is not None:
+        if self._store is not None:
             self._state._synchronise()
 
     def forget(self) -> None:
         """The program goes away, and the device with what it has: nothing is read from it."""
-        self.spec = self._settings = self._device = None
+        self.spec = self._settings = self._store = None
         state = self._state
         state.host_state_is_dirty = False
         state._detach_device()
@@ -237,7 +241,6 @@ class SessionOptimizer:
         if self._untold and self._settings is not None and self._settings.runs_together:
             agreement.check_numbers(self._values, self._loaded, self.outdated)
         self._untold, self._loaded = False, {}
-        self._changes.say(self.given)
         return self.outdated
 
     def _note_loaded(self) -> None:
@@ -260,7 +263,7 @@ class SessionOptimizer:
         self.given._opt_called = True  # type: ignore[attr-defined]
 
     def _upload(self, with_values: bool) -> None:
-        assert self._device is not None
+        assert self._store is not None
         assert self.spec is not None
         state = self._state
         if isinstance(state, TorchState) and state.was_loaded:
@@ -268,12 +271,12 @@ class SessionOptimizer:
         cached = state.get_state_dict()
         if with_values:
             self._values = from_ipu_param(self.spec, self._values, cached["ipu_param"])
-            self._device.write_hypers(self._values)
-            self._changes.look(self.given)
+            self._store.write_hypers(self._values)
+            self._expect(self.given)
         log.engine.debug("Writing optimiser state tensors from host to IPU memory")
-        shapes = self._device.shapes()
+        shapes = self._store.shapes()
         for key, value in from_ipu_state(self.spec, shapes, cached["ipu_state"]).items():
-            self._device.write(key, value)
+            self._store.write(key, value)
         state.ipu_state_is_dirty = False
         state.host_state_is_dirty = True  # merged with what was not loaded
 
@@ -284,10 +287,10 @@ class SessionOptimizer:
 
     def read_state(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Return ``ipu_state`` and ``ipu_param`` as host tensors, for ``state_dict()``."""
-        assert self._device is not None
+        assert self._store is not None
         assert self.spec is not None
         log.engine.debug("Writing optimiser state tensors from IPU to host")
-        state = to_ipu_state(self.spec, self._device.readable())
+        state = to_ipu_state(self.spec, self._store.readable())
         return state, to_ipu_param(self.spec, self._values)
 
 

@@ -62,7 +62,7 @@ class Captures:
         self._again: dict[_compile.Capture, _compile.Capture] = {}
         self._recut: dict[object, _compile.Capture] = {}
         self._thinned: dict[object, _compile.Capture] = {}
-        session.sync.fetch()
+        session.fetch()
 
     def capture(
         self,
@@ -82,8 +82,7 @@ class Captures:
             kind, chips: what to divide it over; None for its own blocks.
             every: of so many checkpoints the last is one.
         """
-        model, optimizer = self._session.model, self._session.optimizer
-        task = model.task(self._bound, spec, optimizer, made_up=True)
+        task = self._session.task(self._bound, spec, placeholders=True)
         if dtype is not None:
             task = replace(task, request=_of_type(task.request, dtype))
         captured = self._like(task, spec)
@@ -112,7 +111,7 @@ class Captures:
             system: the chips.
             chips: how many of them one replica has.
         """
-        task = self._session.model.task(self._bound, spec, self._session.optimizer, made_up=True)
+        task = self._session.task(self._bound, spec, placeholders=True)
         captured = replace(self._like(task, spec), optim=task.optim)
         return _compile.fitting(captured, spec, system, chips)
 

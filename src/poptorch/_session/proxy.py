@@ -12,7 +12,7 @@ import torch
 
 from .._base.errors import StateError
 from ..enums import CommGroupType, VariableRetrievalMode
-from . import grouping
+from .weights import GroupingRequest
 
 if TYPE_CHECKING:
     from .session import Session
@@ -52,13 +52,13 @@ class ParameterProxy:
             RuntimeError: the model is compiled.
             ValueError: an argument is no member of its enum.
         """
-        if self._session.live is not None:
+        if self._session.is_compiled:
             raise StateError(
                 "replicaGrouping must be called before the model is compiled",
                 got=f"parameter '{self._name}'",
                 fix="destroy() the executor first",
             )
-        self._session.model.groupings[self._name] = grouping.Request(
+        self._session.model.groupings[self._name] = GroupingRequest(
             CommGroupType(comm_group_type), shards, VariableRetrievalMode(variable_retrieval_mode)
         )
 

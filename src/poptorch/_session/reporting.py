@@ -24,7 +24,6 @@ from .._ipu_model.trace import Span, trace
 from .._ir.spec import Spec
 from .._systems import KINDS, ChipKind, System, current
 from ..backends import Stopwatch, timing
-from .live import Live
 from .pricing import Captures
 
 if TYPE_CHECKING:
@@ -97,7 +96,7 @@ class Reports:
             log.engine.debug("Total number of IPU cycles: %d (estimated)", self.cycles())
         if runtime.report is None:
             return
-        last = self._live().last
+        last = self._owner().last
         assert last is not None
         started, taken, ready, ended = last.stamps.moments
         if not self._count:
@@ -116,7 +115,7 @@ class Reports:
     def finish(self) -> None:
         """Write the report of a program that is let go of, if calls are not in it yet."""
         session = self._session()
-        if session is not None and session.live is not None and self._count != self._written:
+        if session is not None and session.is_compiled and self._count != self._written:
             self._write()
         self._estimate, self._calls, self._count, self._written = None, [], 0, 0
 
@@ -125,20 +124,19 @@ class Reports:
         return max(1, round(self._priced().cycles))
 
     def _spec(self) -> Spec:
-        return self._live().now.spec
+        return self._owner().now.spec
 
-    def _live(self) -> Live:
+    def _owner(self) -> Session:
         session = self._session()
         assert session is not None
-        return session.get_live()
+        return session
 
     def _priced(self) -> Estimate:
         """Price the compiled program: capture one micro-batch once more, without data."""
         if self._estimate is None:
-            session = self._session()
-            assert session is not None
+            session = self._owner()
             spec = self._spec()
-            captures = Captures(session, bound=self._live().now.inputs.bound)
+            captures = Captures(session, bound=session.now.inputs.bound)
             captured = captures.capture(spec)
             kind = modelled(spec)
             needed = _compile.subject(captured, spec, System(kind, 1)).fabric
@@ -159,7 +157,7 @@ class Reports:
         except Error as error:
             log.python.warning("No profile report is written: %s", error)
             return
-        ran = self._live().now.compiled.executable.report()
+        ran = self._owner().now.compiled.executable.report()
         measured = profile.Measured(
             ran.tier, ran.compile_seconds, self._count, tuple(self._calls), _process_bytes(),
             *_timed(self._watch),

@@ -1,4 +1,4 @@
-"""One wrapped model: bind arguments, compile once, run, collect outputs, keep weights in step.
+"""One wrapped model: its lock, programs, device, optimizer and random stream.
 
 The session knows nothing of ``Options`` or of PopTorch's names; ``executor`` is its face.
 """
@@ -7,41 +7,96 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import itertools
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import nn
 
-from .. import _capture, _compile
-from .._base import interrupts, log, source
-from .._base.errors import AssertionFailure
+from .. import _capture, _compile, _pod, _systems, backends
+from .._base import compiled as compiled_models
+from .._base import env, interrupts, log, processes, source
+from .._base.errors import AssertionFailure, Error, StateError
+from .._compile import agreement
 from .._ir.plan import Plan
+from .._ir.slots import Kind
 from .._ir.spec import Spec
 from ..enums import ConnectionType
-from . import faults, hooks, reporting, running
-from .arguments import dividing, return_inputs
-from .connection import Connection, refuse_offline
-from .counters import Stamped
-from .device import Device
-from .indices import Indices
-from .live import LIMIT, Compilation, LastCall, Live, Restored, Variant
-from .model import Model
-from .modes import Mode
+from . import faults, guards, hooks, reporting
+from .counters import Stamped, Stamps
+from .inputs import dividing, return_inputs
+from .model import Mode, Model, Task, Variant
 from .optimizer import SessionOptimizer
-from .outputs import Outputs
 from .random import Randomness
+from .sharing import Sharing
 from .signature import Bound
-from .sync import Sync, Transfers, not_compiled
-from .turns import Turns
-from .unfollowed import ModelChanges
+from .store import DEVICE_ONLY, Layout, StateStore
+from .weights import check_saved
+
+LIMIT = "Options.programs"
+TILES = {kind.generation: kind.tiles for kind in _systems.KINDS.values()}
 
 Progress = Callable[[], contextlib.AbstractContextManager[Callable[[float], None]]]
+P = ParamSpec("P")
+R = TypeVar("R")
+_versions = itertools.count(1)  # of host values, over all sessions
 
 
-class Session:
-    """One wrapped model.
+class Transfers(Protocol):
+    """The public methods through which implicit transfers go, so that users can replace them."""
+
+    def copyWeightsToHost(self) -> None: ...  # noqa: N802
+
+    def copyWeightsToDevice(self) -> None: ...  # noqa: N802
+
+
+class LastCall(NamedTuple):
+    """The four moments of the last call, and values of the anchored tensors by short name."""
+
+    stamps: Stamped
+    anchors: Mapping[str, torch.Tensor]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Restored:
+    """State from a file that the next compilation continues with.
+
+    Attributes:
+        device: what no host tensor mirrors, by key.
+        random: the random state, None for a new sequence.
+    """
+
+    device: Mapping[str, torch.Tensor]
+    random: list[int] | None
+
+
+def not_compiled() -> Error:
+    """Return the error of using a model before its compilation and after ``destroy``."""
+    return Error(
+        "The model has not been compiled or has been destroyed",
+        fix="call the model, or its compile() method, with example inputs first",
+    )
+
+
+def _locked(
+    method: Callable[Concatenate[Session, P], R],
+) -> Callable[Concatenate[Session, P], R]:
+    """Let a method hold the lock: what a thread sees is the state between two calls."""
+
+    @functools.wraps(method)
+    def call(self: Session, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self.lock():
+            return method(self, *args, **kwargs)
+
+    return call
+
+
+class Session(Sharing):
+    """The runtime of one wrapped model; public methods hold its lock.
 
     Args:
         module: the module that is traced; shares its tensors with the user's module.
@@ -53,12 +108,15 @@ class Session:
         progress: makes the context in which a compilation reports its progress.
 
     Attributes:
-        live: what there is while the model is compiled, else None.
-        sync: the device while there is one, and who has the newer weights.
-        optimizer: what trains the model, None in inference.
-        model: what is captured.
+        variants: the compiled programs, the present one last; empty before compilation.
+        store: the device's tensors while attached, else None.
+        device_is_newer: whether the device has newer weights than the host.
+        optimizer: trains the model, None in inference.
+        random: the device's random sequence.
+        kept: while detached: the state that no host tensor mirrors, by key.
         restored: state from a file, until it is compiled for.
-        reports: what profile reports and cycle counts are made from.
+        last: the last call, None before it.
+        reports: profile reports and cycle counts.
     """
 
     def __init__(
@@ -71,59 +129,98 @@ class Session:
         transfers: Callable[[], Transfers | None],
         progress: Progress,
     ) -> None:
-        self.live: Live | None = None
-        self.optimizer = SessionOptimizer(optimizer) if optimizer is not None else None
         tensors = _capture.tensors_of(module)
-        self.sync = Sync(tuple(id(t.tensor) for t in tensors.values()), transfers)
+        super().__init__(id(tied.tensor) for tied in tensors.values())
         self.model = Model(module, users, entry)
+        self.optimizer = SessionOptimizer(optimizer) if optimizer is not None else None
+        self.variants: list[Variant] = []
+        self.store: StateStore | None = None
+        self.random = Randomness(0)
+        self.device_is_newer = False
+        self.kept: Mapping[str, torch.Tensor] | None = None
         self.restored: Restored | None = None
-        self._settings, self._progress = settings, progress
-        self._connection, self._turns = Connection(), Turns()
+        self.last: LastCall | None = None
+        self._spec: Spec  # every program is compiled with these settings
+        self._settings, self._transfers, self._progress = settings, transfers, progress
+        self._lease: _pod.Lease | None = None
+        self._has_chips = False
+        self._process = processes.fork_generation()
+        self._agreed = False  # the processes of a job have begun with the same weights
+        self._host_version = self._seen_version = 0
+        self._version_left = 0  # of the host's values, when a trainer of them went away
+        self._taking_over = False
+        self._written: Mapping[str, str] | None = None  # digests, since processes compared theirs
+        self._left: Mapping[str, str] | None = None  # digests of the host's when detached
         self.reports = reporting.Reports(self)
 
-    def get_live(self) -> Live:
-        """Return what there is while the model is compiled.
+    @property
+    def is_compiled(self) -> bool:
+        """Whether there is a program."""
+        return bool(self.variants)
+
+    @property
+    def now(self) -> Variant:
+        """The program that calls use.
 
         Raises:
-            Error: it is not compiled.
+            Error: not compiled.
         """
-        if self.live is None:
+        if not self.variants:
             raise not_compiled()
-        return self.live
+        return self.variants[-1]
+
+    @property
+    def attached(self) -> bool:
+        """Whether there is a device."""
+        return self.store is not None
 
     # Compiling.
 
-    def compile(
+    @_locked
+    def compile(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Compile for arguments of this kind, without running. A failure changes nothing."""
+        if self.variants:
+            log.python.warning("Call to compile() ignored: the model is already compiled.")
+            return
+        self.compile_for(args, kwargs)
+
+    @_locked
+    def compile_for(
         self,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         background: bool = False,
-        made_up: bool = False,
+        placeholders: bool = False,
     ) -> None:
-        """Compile for arguments of this kind. A failure leaves everything as it was.
+        """Compile the first program. A failure leaves everything as it was.
 
         Args:
             args, kwargs: as for ``forward``.
             background: optimised code may come later.
-            made_up: the values of the tensors mean nothing.
+            placeholders: the values of the tensors mean nothing.
         """
-        self._turns.take(self.live is not None)
+        self._check_process()
         bound = self.model.signature.bind(args, kwargs)
-        self.sync.fetch()
+        self._fetch()
         spec = self._settings()
         log.limit_repeats(spec.runtime.max_repeat_logs)
         reporting.check(spec)
         try:
-            self._take(self._compiled(bound, spec, background, made_up))
+            self._begin(self._compiled(self.task(bound, spec, placeholders), background))
         except BaseException:
-            self._connection.detach()
+            self._release_chips()
             raise
         if spec.runtime.connection != ConnectionType.Never:
-            self.attach()
+            self._attach()
         self.reports.compiled()
 
-    def _compiled(self, bound: Bound, spec: Spec, background: bool, made_up: bool) -> Compilation:
-        task = self.model.task(bound, spec, self.optimizer, made_up)
+    def task(self, bound: Bound, spec: Spec, placeholders: bool = False) -> Task:
+        """Return what compiling for these arguments starts from."""
+        freeze = self.optimizer.frozen if self.optimizer is not None else None
+        return self.model.task(bound, spec, freeze, placeholders)
+
+    def _compiled(self, task: Task, background: bool) -> Variant:
+        spec = task.spec
         excludes = source.excluding(spec.runtime.source_excludes)
         with self._progress() as progress, hooks.around(), excludes:
             compiled = _compile.compile(
@@ -135,143 +232,71 @@ class Session:
                 background,
                 {key: repr(value) for key, value in task.hypers.items()},
             )
-        outputs = Outputs(compiled.outputs, compiled.host_outputs, spec.precision.narrow_64bit)
-        checked = Indices(compiled.ranges(), bound.paths, compiled.premises)
-        return Compilation(**vars(task), compiled=compiled, outputs=outputs, indices=checked)
+        # After capturing: a forward that sets modes or attributes itself has set them by now.
+        tensors, constants = task.reading.tensors, compiled.constants.values()
+        rows = [
+            *guards.of_model(
+                self.model.module, self.model.users, self.model.wrapped_forward, tensors
+            ),
+            *guards.of_decisions(compiled.decided, tensors),
+            *task.attributes.guards(constants),
+        ]
+        return Variant(task, self.model.mode(), compiled, rows)
 
-    def _take(self, compilation: Compilation) -> None:
-        """Use a compilation from now on, without attaching."""
-        # After capturing: a forward that sets modes itself has set them by now.
-        mode = self.model.modes.now()
-        changes = ModelChanges(
-            self.model.module,
-            compilation.reading.tensors,
-            self.model.users,
-            self.model.wrapped_forward,
-        )
-        live = Live(compilation, mode, Randomness.of(compilation.spec), changes)
+    def _begin(self, variant: Variant) -> None:
+        """Use the first program, without attaching."""
+        random, kept = Randomness.of(variant.spec), None
         if self.restored is not None:
-            live.kept = compilation.checked_state(self.restored.device)
-            live.random.set(self.restored.random, None)
+            kept = self.restored.device
+            slots = variant.compiled.plan.program.visible_slots().items()
+            own = {key: slot for key, slot in slots if slot.kind in DEVICE_ONLY}
+            check_saved(
+                {key: (value.shape, value.dtype) for key, value in kept.items()},
+                {key: (own[key].device_shape, own[key].dtype) for key in kept if key in own},
+            )
+            random.set(self.restored.random, None)
         if self.optimizer is not None:
-            self.optimizer.compiled(compilation)
-        self.live, self.restored = live, None
-        self.sync.begin()
-
-    def plan(self) -> Plan:
-        """Return the compiled plan, cut into stages; the cutting is done when first asked for."""
-        live = self.get_live()
-        now = live.now
-        if now.compiled.plan.staged is None:
-            self.sync.bring_host_up_to_date()  # or forward would, during the capture
-            plan = _compile.with_stages(now.compiled.plan, now.request, now.optim)
-            compiled = dataclasses.replace(now.compiled, plan=plan)
-            live.replace(dataclasses.replace(now, compiled=compiled))
-        compiled = live.now.compiled
-        tier = compiled.executable.report().tier
-        if compiled.plan.tier != tier:
-            plan = dataclasses.replace(compiled.plan, tier=tier)
-            compiled = dataclasses.replace(compiled, plan=plan)
-            live.replace(dataclasses.replace(live.now, compiled=compiled))
-        return compiled.plan
-
-    def explain(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _capture.Explanation:
-        """List what a capture for arguments of this kind would refuse or freeze."""
-        bound = self.model.signature.bind(args, kwargs)
-        self.sync.fetch()
-        return _capture.explain(self.model.task(bound, self._settings(), self.optimizer).request)
-
-    def shares(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], chips: int, limit: int | None
-    ) -> list[_compile.Share]:
-        """Divide the module over chips, for arguments of this kind."""
-        bound = self.model.signature.bind(args, kwargs)
-        task = self.model.task(bound, self._settings(), self.optimizer)
-        return _compile.shares(task.request, task.spec, task.optim, chips, limit)
+            self.optimizer.compiled(variant.task)
+        compiled_models.remember(variant, self.model.module)
+        self.variants, self.random, self.kept, self.restored = [variant], random, kept, None
+        self._agreed, self.device_is_newer, self._spec = False, False, variant.spec
+        self.last = self._written = self._left = None
 
     def _placed(self, spec: Spec, count: int) -> None:
         faults.check("compile")
         if spec.runtime.connection == ConnectionType.Always:
-            self._connection.attach(spec, count)
+            self._acquire_chips(spec, count)
 
-    # The device.
+    @_locked
+    def plan(self) -> Plan:
+        """Return the compiled plan, cut into stages; the cutting is done when first asked for."""
+        now = self.now
+        compiled = now.compiled
+        if compiled.plan.staged is None:
+            self._bring_host_up_to_date()  # or forward would, during the capture
+            plan = _compile.with_stages(compiled.plan, now.task.request, now.task.optim)
+            compiled = dataclasses.replace(compiled, plan=plan)
+        tier = compiled.executable.report().tier
+        if compiled.plan.tier != tier:
+            plan = dataclasses.replace(compiled.plan, tier=tier)
+            compiled = dataclasses.replace(compiled, plan=plan)
+        now.compiled = compiled
+        return compiled.plan
 
-    @property
-    def attached(self) -> bool:
-        """Whether there is a device."""
-        return self.sync.device is not None
+    @_locked
+    def explain(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _capture.Explanation:
+        """List what a capture for arguments of this kind would refuse or freeze."""
+        bound = self.model.signature.bind(args, kwargs)
+        self._fetch()
+        return _capture.explain(self.task(bound, self._settings()).request)
 
-    def attach(self) -> None:
-        """Acquire the device and put everything that belongs there on it.
-
-        Raises:
-            Error: not compiled, or no device is free.
-        """
-        live = self.get_live()
-        faults.check("attach")
-        now, restored = live.now, live.kept is not None
-        self._connection.attach(now.spec, now.compiled.plan.layout.reserved)
-        with interrupts.deferred():
-            device = Device(now.compiled, now.reading, agreed=live.has_agreed)
-            if live.kept is not None:
-                device.restore(live.kept)
-            if self.optimizer is not None:
-                self.optimizer.attach(device, restored)
-            live.random.start(device.state, restored)
-            self.sync.take(device)
-            live.variants[-1].device, live.kept = device, None
-        self.sync.dirty |= live.begin_alike(device)
-
-    def detach(self, alone: bool = False) -> None:
-        """Save what is only on the device and give it back; ``alone``: exchanging nothing."""
-        # The garbage collector may do it while another is captured.
-        with interrupts.deferred(), _capture.untraced():
-            self._save_device(alone)
-        self._connection.detach()
-
-    def _save_device(self, alone: bool) -> None:
-        device = self.sync.device
-        if device is None:
-            return
-        live = self.get_live()
-        self.sync.bring_host_up_to_date(alone)
-        live.kept = device.device_only()
-        if self.optimizer is not None:
-            self.optimizer.detach(alone)
-        live.random.leave(device.state)
-        self.sync.give_back(live.agreed and not alone)
-        for variant in live.variants:
-            variant.device = None
-
-    def state_to_save(self) -> Mapping[str, torch.Tensor]:
-        """Return state that no host tensor mirrors, by key: the device's, or what was kept.
-
-        Where processes have parts of it all of them must call this.
-        """
-        device, live = self.sync.device, self.get_live()
-        plan = live.now.compiled.plan
-        if self.optimizer is not None and (plan.program.shards or plan.spec.target.parts > 1):
-            self.optimizer.read()
-        return live.whole(device.device_only() if device is not None else live.kept or {})
-
-    @property
-    def rng_state(self) -> list[int] | None:
-        """The random state of the device, or the one that is kept for it."""
-        device = self.sync.device
-        return self.get_live().random.get(device.state if device is not None else None)
-
-    @rng_state.setter
-    def rng_state(self, state: Sequence[int] | None) -> None:
-        device = self.sync.device
-        self.get_live().random.set(state, device.state if device is not None else None)
-
-    def release(self, alone: bool = False) -> None:
-        """Bring the host up to date and let go of executable and device, as ``detach``."""
-        self.detach(alone)
-        if self.optimizer is not None:
-            self.optimizer.spec = None
-        self.live = None
-        self.sync.dirty = False
+    @_locked
+    def shares(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], chips: int, limit: int | None
+    ) -> list[_compile.Share]:
+        """Divide the module over chips, for arguments of this kind."""
+        task = self.task(self.model.signature.bind(args, kwargs), self._settings())
+        return _compile.shares(task.request, task.spec, task.optim, chips, limit)
 
     # Running.
 
@@ -280,39 +305,23 @@ class Session:
 
         A first call that fails leaves everything as if it had not been made.
         """
-        with self._turns.take(self.live is not None):
-            if self.live is not None:
-                return self._call(self.live, args, kwargs)
+        with self.lock():
+            self._check_process()
+            if self.variants:
+                return self._call(args, kwargs)
             restored = self.restored
             try:
-                self.compile(args, kwargs, background=True)
-                return self._call(self.get_live(), args, kwargs)
+                self.compile_for(args, kwargs, background=True)
+                return self._call(args, kwargs)
             except Exception:
                 self._forget()
                 self.restored = restored
                 raise
 
-    def _forget(self) -> None:
-        """Let go of the executable and the device, and of what is on the device."""
-        if self.optimizer is not None:
-            self.optimizer.forget()
-        self._connection.detach()
-        self.live = self.sync.device = None
-        self.sync.dirty = False
-
-    def _call(self, live: Live, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        live.changes.say_layers()
-        if self.sync.device is None:
-            refuse_offline(live.now.spec)
-            self.attach()
-        if self.optimizer is not None and self.optimizer.prepare_run():
-            self._compile_again(live, args, kwargs)
-        mode = self.model.modes.now()
-        if mode != live.mode or (live.several and not live.now.takes(self.model, args, kwargs)):
-            self._change_program(live, mode, args, kwargs)
-        now = live.now
+    def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        now = self._program_for(args, kwargs)
         started = time.perf_counter()
-        self.sync.fetch()
+        self._fetch()
         given = now.inputs.quick(args, kwargs)
         if given is None:
             bound = self.model.signature.bind(args, kwargs, like=now.inputs.bound)
@@ -320,68 +329,388 @@ class Session:
             given = bound.tensors
         batch = now.inputs.prepare(given)
         taken = time.perf_counter()
-        results = self.reports.run(
-            now.spec, running.execute, live, self.sync, self.optimizer, live.synthetic or batch
-        )
+        results = self.reports.run(now.spec, self._execute, now, now.synthetic or batch)
         ready = time.perf_counter()
-        if live.changed_inputs and live.synthetic is None:
-            return_inputs(live.changed_inputs, given, batch)
+        if now.changed_inputs and now.synthetic is None:
+            return_inputs(now.changed_inputs, given, batch)
         returned = now.outputs.build(results[: now.outputs.count])
         moments = (started, taken, ready, time.perf_counter())
-        live.last = LastCall(Stamped(moments), now.anchors(results))
+        self.last = LastCall(Stamped(moments), now.anchors(results))
         self.reports.called(now.spec)
         return returned
 
+    def _program_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Variant:
+        """Attach, and go on with the program for the model's mode and these arguments."""
+        if self.store is None:
+            _refuse_offline(self.now.spec)
+            self._attach()
+        if self.optimizer is not None and self.optimizer.prepare_run():
+            self._compile_again(args, kwargs)
+        now, mode = self.now, self.model.mode()
+        if mode != now.mode or (self._several and not now.takes(self.model, args, kwargs)):
+            now = self._change_program(now, mode, args, kwargs)
+        return now
+
+    def _execute(self, now: Variant, batch: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Run the program: wholly, or leaving everything as after a whole update.
+
+        Raises:
+            Error: an index among the inputs is out of range, or the processes of a job have
+                written other weights to their devices; nothing has run.
+        """
+        store, training = self._attached_store(), self.optimizer is not None
+        rows = [*now.guards, store.host_versions.guard]
+        guards.check(rows if self.optimizer is None else [*rows, self.optimizer.guard])
+        now.indices.check(batch, store.state)
+        if self._written is not None:
+            agreement.check_written(self._written)
+            self._written = None
+        before, was_newer = store.state.updates, self.device_is_newer
+        with interrupts.deferred():
+            self.device_is_newer |= training
+            try:
+                faults.check("run")
+                with _capture.without_autocast():
+                    results = now.compiled.executable.run(store.state, batch)
+            except BaseException as error:
+                if store.state.updates == before:  # nothing has happened
+                    self.device_is_newer = was_newer
+                else:
+                    self._ran(store.state.updates - before)
+                better = now.indices.explain(error, batch, store.state)
+                if better is error:
+                    raise
+                raise better from error
+            self._ran(store.state.updates - before)
+        return results
+
+    def _ran(self, updates: int) -> None:
+        self.random.ran()
+        if self.optimizer is not None:
+            self.optimizer.after_run(updates)
+
+    def _check_process(self) -> None:
+        """Make sure that a program was not compiled before this process was forked."""
+        process = processes.fork_generation()
+        if process:
+            _use_one_thread(process)
+        if process == self._process:
+            return
+        if self.variants:
+            raise StateError(
+                "The model was compiled before this process was forked",
+                got=f"process {os.getpid()}, and a wrapper that process {os.getppid()} or one "
+                "before it has used",
+                fix=(
+                    "wrap the model in the new process",
+                    "start processes with multiprocessing.get_context('spawn')",
+                ),
+            )
+        self._process = process
+
+    @_locked
+    def counters(self) -> Stamps | None:
+        """Return the time stamps of the last call in PopTorch's form, None before any call.
+
+        With synthetic data nothing travels: tensors have no stamps then.
+        """
+        if self.last is None:
+            return None
+        now = self.now
+        loops, emit = now.spec.loops, now.compiled.plan.program.emit
+        slots = [slot for slot in emit.slots if slot.kind is not Kind.ANCHOR]
+        results, times = [emit.count(slot.key, loops) for slot in slots], loops.micro_batches
+        if now.synthetic is not None:
+            results, times = [0] * len(results), 0
+        return self.last.stamps.counters(len(now.inputs.bound.paths), results, times)
+
+    # Several programs.
+
+    @property
+    def _several(self) -> bool:
+        return self.now.spec.runtime.programs > 1
+
     def _change_program(
-        self, live: Live, mode: Mode, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> None:
+        self, now: Variant, mode: Mode, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Variant:
         """Go on with the program for another mode or inputs; all share weights and state."""
-        variant = live.find(mode, self.model, args, kwargs)
-        if variant is None:
-            if mode != live.mode:
+        for variant in reversed(self.variants):
+            if variant.mode == mode and variant.takes(self.model, args, kwargs):
+                break
+        else:
+            if mode != now.mode:
                 log.python.info("train() or eval() was called: compiling for the other mode")
-            variant = self._new_variant(live, args, kwargs)
-            if mode == live.mode:
-                log.python.info("%s: compiled for %s, too", LIMIT, variant.compilation.inputs)
+            variant = self._new_variant(now, args, kwargs)
+            if mode == now.mode:
+                log.python.info("%s: compiled for %s, too", LIMIT, variant.inputs)
         with interrupts.deferred():
             self._move(variant, restored=True)
-            live.use(variant)
+            others = [other for other in self.variants if other is not variant]
+            alike = [other for other in others if other.mode == variant.mode]
+            for other in alike[: max(0, len(alike) + 1 - now.spec.runtime.programs)]:
+                log.python.info("%s: forgets the program for %s", LIMIT, other.inputs)
+                others.remove(other)
+            self.variants = [*others, variant]
+        return variant
 
-    def _compile_again(self, live: Live, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def _compile_again(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Go on with a program for the optimizer as it is now, weights and all state kept."""
         log.python.info("The optimizer's structure changed: compiling again, with its state kept")
-        variant = self._new_variant(live, args, kwargs)
+        variant = self._new_variant(self.now, args, kwargs)
         assert self.optimizer is not None
         with interrupts.deferred():
             self.optimizer.detach()
-            self.optimizer.compiled(variant.compilation)
+            self.optimizer.compiled(variant.task)
             self._move(variant, restored=False)
-            live.variants.clear()
-            live.use(variant)
+            self.variants = [variant]
 
     def _move(self, variant: Variant, restored: bool) -> None:
-        """Let the device of a program take the place of the present one, and what it has."""
-        old = self.sync.get_device()
-        device = variant.go_on_from(old)
-        if not device.downloads_all_of(old):
-            self.sync.bring_host_up_to_date()
+        """Let the store of a program take the place of the present one, with its state."""
+        old = self._attached_store()
+        if variant.store is None:
+            variant.store = StateStore(variant.compiled, variant.reading, old)
+        else:
+            variant.store.take_over(old)
+        if not variant.store.downloads_all_of(old):
+            self._bring_host_up_to_date()
         if self.optimizer is not None:
-            self.optimizer.attach(device, restored)
-        self.sync.device = device
+            self.optimizer.attach(variant.store, restored)
+        self.store = variant.store
 
-    def _new_variant(self, live: Live, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Variant:
-        bound = self.model.signature.bind(args, kwargs, like=live.now.inputs.bound)
-        spec = dividing(bound, live.spec) if live.several else live.spec
-        if not live.several:
-            live.now.inputs.check(bound)
-            live.now.inputs.prepare(bound.tensors)
-        self.sync.fetch()
-        self.sync.bring_host_up_to_date()
-        compilation = self._compiled(bound, spec, background=True, made_up=False)
-        return Variant(self.model.modes.now(), compilation)
+    def _new_variant(
+        self, now: Variant, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Variant:
+        bound = self.model.signature.bind(args, kwargs, like=now.inputs.bound)
+        spec = dividing(bound, self._spec) if self._several else now.spec
+        if not self._several:
+            now.inputs.check(bound)
+            now.inputs.prepare(bound.tensors)
+        self._fetch()
+        self._bring_host_up_to_date()
+        variant = self._compiled(self.task(bound, spec), background=True)
+        compiled_models.remember(variant, self.model.module)
+        return variant
 
+    # Weights: host and device.
+
+    @_locked
+    def copy_to_host(self) -> None:
+        """Copy weights and buffers to the host, unconditionally; nothing to do while detached."""
+        _ = self.now
+        self._download()
+
+    @_locked
+    def copy_to_device(self) -> None:
+        """Copy weights and buffers to the device; training progress on it is discarded.
+
+        While detached nothing happens: attaching uploads.
+        """
+        _ = self.now
+        if self.store is None:
+            return
+        with interrupts.deferred():
+            self.device_is_newer = False  # first: the copy itself looks at the module
+            if self._taking_over:  # what a trainer has is alike in all processes
+                self.store.write_all()
+            elif self.store.upload():
+                self._written = self.store.digests()
+
+    @_locked
+    def copy_buffers_to_device(self) -> None:
+        """Copy the buffers that the settings name as updatable."""
+        names = self.now.spec.updatable_buffers
+        if not names:
+            raise Error(
+                "No named buffers marked as updatable",
+                fix="options.updatableNamedBuffers(['name']) before wrapping",
+            )
+        if self.store is not None:
+            self.store.upload_buffers(names)
+
+    def bring_host_up_to_date(self) -> bool:
+        """Download if the device is newer; return whether it was."""
+        with self.lock():
+            return self._bring_host_up_to_date()
+
+    def _bring_host_up_to_date(self, local_only: bool = False) -> bool:
+        """Download if the device is newer; ``local_only``: without exchanging anything."""
+        if not self.device_is_newer or self.store is None:
+            return False
+        if local_only and self.store.is_in_parts:
+            self._download(local_only)
+            return True
+        log.python.debug("Implicit copyWeightsToHost()")
+        owner = self._transfers()
+        if owner is not None:
+            owner.copyWeightsToHost()
+        else:
+            self._download()
+        return True
+
+    def _download(self, local_only: bool = False) -> None:
+        if self.store is None:
+            return
+        with interrupts.deferred():
+            self.device_is_newer = False  # first: the copy itself looks at the module
+            self._host_version = next(_versions)
+            self.store.download(local_only)
+
+    @_locked
+    def fetch(self) -> None:
+        """Fetch newer weights that another trainer of the same tensors has."""
+        self._fetch()
+
+    def _fetch(self) -> None:
+        """Fetch newer weights that another trainer of the same tensors has."""
+        newest = self._version_left
+        for other in self.others():
+            if other.is_trainer and isinstance(other, Session):
+                other._bring_host_up_to_date()
+                newest = max(newest, other._host_version)
+        if newest <= self._seen_version:
+            return
+        self._seen_version = newest
+        if self.store is not None:
+            self._bring_host_up_to_date()  # what another brought to the host is not all of it
+            log.python.debug("Implicit copyWeightsToDevice()")
+            owner = self._transfers()
+            assert owner is not None
+            self._taking_over = True
+            try:
+                owner.copyWeightsToDevice()
+            finally:
+                self._taking_over = False
+
+    # The device.
+
+    @_locked
+    def attach(self) -> None:
+        """Acquire the device and put everything that belongs there on it.
+
+        Raises:
+            AssertionError: the target is offline.
+            Error: not compiled, attached already, or no device is free.
+        """
+        if self.now.spec.runtime.connection == ConnectionType.Never:
+            raise AssertionFailure(
+                "Trying to attach to an offline device", got="ConnectionType.Never"
+            )
+        if self.attached:
+            raise Error("Device is already attached", fix="ask isAttachedToDevice() first")
+        self._attach()
+
+    def _attach(self) -> None:
+        faults.check("attach")
+        now, restored = self.now, self.kept is not None
+        self._acquire_chips(now.spec, now.compiled.plan.layout.reserved)
+        has_agreed = self._agreed or not now.spec.runs_together
+        with interrupts.deferred():
+            store = StateStore(now.compiled, now.reading, agreed=has_agreed)
+            if self.kept is not None:
+                store.restore(self.kept)
+            if self.optimizer is not None:
+                self.optimizer.attach(store, restored)
+            self.random.start(store.state, restored)
+            if self._left is not None and self._left != (digests := store.digests()):
+                self._written = digests
+            self.store = now.store = store
+            self._left = self.kept = None
+        if not has_agreed:
+            store.agree(now.spec.runtime.broadcast_weights)
+            self._agreed = self.device_is_newer = True
+
+    @_locked
+    def detach(self) -> None:
+        """Save the state that only the device has and give it back.
+
+        Raises:
+            Error: not compiled, or not attached.
+        """
+        _ = self.now
+        if not self.attached:
+            raise Error("Device is not attached", fix="ask isAttachedToDevice() first")
+        self._detach()
+
+    def _detach(self, local_only: bool = False) -> None:
+        # The garbage collector may do it while another model is captured.
+        with interrupts.deferred(), _capture.untraced():
+            self._save_store(local_only)
+        self._release_chips()
+
+    def _save_store(self, local_only: bool) -> None:
+        store = self.store
+        if store is None:
+            return
+        self._bring_host_up_to_date(local_only)
+        self.kept = store.device_only()
+        if self.optimizer is not None:
+            self.optimizer.detach(local_only)
+        self.random.leave(store.state)
+        self._left = store.digests() if self._agreed and not local_only else None
+        self.store = None
+        for variant in self.variants:
+            variant.store = None
+
+    def _attached_store(self) -> StateStore:
+        assert self.store is not None
+        return self.store
+
+    @_locked
+    def close(self, local_only: bool = False) -> None:
+        """Bring the host up to date and let go of programs and device.
+
+        Args:
+            local_only: exchange nothing with other processes: they may be gone.
+        """
+        self.reports.finish()
+        self._detach(local_only)
+        if self.optimizer is not None:
+            self.optimizer.spec = None
+        self.variants, self.device_is_newer = [], False
+        self.last = self.kept = None
+        if self.is_trainer:
+            for other in self.others():
+                if isinstance(other, Session):
+                    other._version_left = max(other._version_left, self._host_version)
+            self.set_trainer(False)
+
+    def _forget(self) -> None:
+        """Let go of programs and device, and of what is on the device."""
+        if self.optimizer is not None:
+            self.optimizer.forget()
+        self._release_chips()
+        self.variants, self.store, self.device_is_newer = [], None, False
+
+    def _acquire_chips(self, spec: Spec, count: int) -> None:
+        """Acquire chips for all replicas together, unless they are held already.
+
+        Raises:
+            Error: none are free, or there are none ("Failed to acquire").
+        """
+        if self._has_chips:
+            return
+        if spec.target.device == "model":
+            tiles = spec.target.tiles or TILES[spec.target.generation or 2]
+            log.engine.debug("Instantiated device, running on IPU model with %d tiles", tiles)
+        else:
+            wait = env.get("POPTORCH_WAIT_FOR_IPU")
+            self._lease = _pod.acquire(count, spec.runtime.ipu_id, wait)
+            log.engine.debug("Acquired %d IPU(s): running on device %s", count, self._lease)
+        self._has_chips = True
+
+    def _release_chips(self) -> None:
+        if self._lease is not None:
+            lease, self._lease = self._lease, None
+            lease.release()
+        if self._has_chips:
+            self._has_chips = False
+            log.engine.debug("Detached from device")
+
+    # Optimizer, random numbers, state.
+
+    @_locked
     def take_optimizer(self, optimizer: torch.optim.Optimizer, relaxed: bool = False) -> None:
-        """Use another optimizer; values that changed are uploaded.
+        """Use another optimizer, or the same one with other values; these are uploaded.
 
         Args:
             optimizer: the one to use from now on.
@@ -393,7 +722,55 @@ class Session:
         """
         if self.optimizer is None:
             raise AssertionFailure("setOptimizer needs a model that is wrapped for training")
-        now = self.live.now if self.live is not None else None
+        now = self.variants[-1] if self.variants else None
         paths = now.reading.paths if now is not None else {}
         paths |= self.model.paths()  # others, if the user assigned some
         self.optimizer.take(optimizer, paths, now.spec if now is not None else None, relaxed)
+
+    @_locked
+    def state_to_save(self) -> Mapping[str, torch.Tensor]:
+        """Return state that no host tensor mirrors, by key: the device's, or what was kept.
+
+        Where processes have parts of it all of them must call this.
+        """
+        plan, store = self.now.compiled.plan, self.store
+        if self.optimizer is not None and (plan.program.shards or plan.spec.target.parts > 1):
+            self.optimizer.read()
+        kept = store.device_only() if store is not None else self.kept or {}
+        layout = store.layout if store is not None else Layout(plan)
+        own = {key: value for key, value in kept.items() if key not in layout.flat}
+        return {**own, **layout.gathered(kept)} if kept else own
+
+    @property
+    def rng_state(self) -> list[int] | None:
+        """The random state of the device, or the one that is kept for it."""
+        with self.lock():
+            _ = self.now
+            return self.random.get(self.store.state if self.store is not None else None)
+
+    @rng_state.setter
+    def rng_state(self, state: Sequence[int] | None) -> None:
+        with self.lock():
+            _ = self.now
+            self.random.set(state, self.store.state if self.store is not None else None)
+
+
+def _refuse_offline(spec: Spec) -> None:
+    if spec.runtime.connection == ConnectionType.Never:
+        raise AssertionFailure(
+            "Trying to run a model on an offline device",
+            got="ConnectionType.Never",
+            fix="save it with compileAndExport(path) and run poptorch.load(path) elsewhere, "
+            "or use ConnectionType.Always",
+        )
+
+
+@functools.cache
+def _use_one_thread(process: int) -> None:
+    """Let operators run in a forked process, once in each: threads do not survive a fork."""
+    if processes.fork_lost_threads() and torch.get_num_threads() > 1:
+        log.python.warning(
+            "This process was forked from one whose operators ran on several threads, which do not "
+            "survive that: here they run on one. Fork first, or use the start method 'spawn'"
+        )
+        backends.use_one_thread()

@@ -28,7 +28,6 @@ _NAMES = {
 _STEP = "Step"
 _COUNTED = ("adam", "adamw", "rmsprop")
 _version_of = operator.attrgetter("_version")
-_IN_TURN = 32  # tensors read before the last call of which one call looks whether they were changed
 
 
 class WatchedState(collections.defaultdict[Any, Any]):
@@ -78,21 +77,6 @@ for _name in _CHANGES.split():
     setattr(WatchedState, _name, _announcing(_name, changes=True))
 
 
-class _Group:
-    """Some tensors as they were read."""
-
-    def __init__(self, tensors: list[torch.Tensor]) -> None:
-        self._tensors = tensors
-        self._versions = self._sum()
-
-    def _sum(self) -> int:
-        return sum(map(_version_of, self._tensors))
-
-    def edited(self) -> bool:
-        """Whether one was changed in place since."""
-        return self._sum() != self._versions
-
-
 class TorchState:
     """The state of one torch optimizer; the protocol is that of ``poptorch.optim.Optimizer``.
 
@@ -113,8 +97,8 @@ class TorchState:
         self._link: weakref.ref[DeviceLink] | None = None
         self._updates = 0  # since the state was read
         self._read: list[Any] = []  # what was read from the device last
-        self._groups: list[_Group] = []  # the tensors among it
-        self._turns: Iterator[_Group] = iter(())
+        self._tensors: list[torch.Tensor] = []  # among it
+        self._versions = 0  # of these, when they were read
         self.paths: Mapping[int, str] = {}
         self.host_state_is_dirty = False
 
@@ -140,10 +124,11 @@ class TorchState:
 
     def _remember(self) -> None:
         self._read = self._entries()
-        tensors = [value for value in self._read if isinstance(value, torch.Tensor)]
-        starts = range(0, max(len(tensors), 1), _IN_TURN)
-        self._groups = [_Group(tensors[start : start + _IN_TURN]) for start in starts]
-        self._turns = itertools.cycle(self._groups)
+        self._tensors = [value for value in self._read if isinstance(value, torch.Tensor)]
+        self._versions = self._sum_of_versions()
+
+    def _sum_of_versions(self) -> int:
+        return sum(map(_version_of, self._tensors))
 
     def _edited(self) -> bool:
         """Whether what was read has been changed since; cheap, for every call."""
@@ -152,8 +137,8 @@ class TorchState:
         if not self.host_state_is_dirty:
             now = self._entries()
             same = len(now) == len(self._read) and all(map(operator.is_, now, self._read))
-            return not same or any(group.edited() for group in self._groups)
-        if next(self._turns).edited():  # and the device has gone on since
+            return not same or self._sum_of_versions() != self._versions
+        if self._sum_of_versions() != self._versions:  # and the device has gone on since
             self._remember()
             log.python.warning(
                 "Tensors of the optimizer's state were changed that had been read before the last "

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import nn
 
-from .clipping import say_clipping
 from .watch import share, unwatch, watch
 
 
@@ -63,15 +62,11 @@ def wrap(module: nn.Module, owner: Owner, traced: nn.Module) -> None:
         owner: the executor.
         traced: the executor's shallow copy of the module.
     """
-    reference, looking_at = weakref.ref(owner), weakref.ref(module)
-    said = False
+    reference = weakref.ref(owner)
 
     def announce() -> None:
-        nonlocal said
-        living, users = reference(), looking_at()
-        is_read = living is not None and living.copyWeightsToHostIfNeeded()
-        if is_read and users is not None and not said:
-            said = say_clipping(users)
+        if (living := reference()) is not None:
+            living.copyWeightsToHostIfNeeded()
 
     _wrappings[module] = _Wrapping(reference, announce)
     watch(module, announce)
@@ -134,8 +129,6 @@ def _subclass(cls: type[nn.Module]) -> type[nn.Module]:
         "copyWeightsToHostIfNeeded": copy_weights_to_host_if_needed,
         "destroy": destroy,
     }
-    if cls.zero_grad is nn.Module.zero_grad:
-        members["zero_grad"] = zero_grad
     if cls.zero_grad is nn.Module.zero_grad:
         members["zero_grad"] = zero_grad
     _subclasses[cls] = type(f"Poptorch{cls.__name__}", (cls,), members)

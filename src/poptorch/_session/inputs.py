@@ -5,26 +5,34 @@ Source: PopTorch user guide, "Features".
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
-from .._base import log, trees
+from .._base import log, source, trees
 from .._base.errors import AssertionFailure, Error
 from .._capture import say_narrowed
 from .._ir import slots
+from .._ir.indices import Range
 from .._ir.loops import Loops
-from .._ir.slots import Slot, narrowed
+from .._ir.program import State
+from .._ir.slots import Kind, Slot, narrowed
 from .._ir.spec import Spec
 from .signature import Bound
-from .tensors import refuse_odd, row_strides
 
 _RENEW = (
     "wrap the model again, or call destroy() on this wrapper, to compile for these inputs",
     "options.programs(2) before wrapping, to keep a program for each of two kinds of inputs",
 )
+_DENSE = "pass a dense tensor with values: tensor.to_dense(), tensor.dequantize(), torch.stack(...)"
+_OWN = "pass a tensor with memory of its own: tensor.clone() before its storage was resized"
+_PLAIN = "pass a plain tensor of this process: torch.tensor(...), tensor.as_subclass(torch.Tensor)"
+_COMPLAINT = re.compile("out of (range|bounds)")
+_CHECKED = ("options.Precision.checkIndices(False) before wrapping leaves this check out",)
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,23 +53,28 @@ class Inputs:
         bound: the arguments that are compiled for.
         loops: how the device cuts them.
         narrow_64bit: whether the device has 32-bit types only.
-        alone: whether a call with the tensors alone, in their order, is a call like this one.
-        made_up: the values of the tensors mean nothing.
+        tensors_only: whether a call with the tensors alone, in their order, is one like this.
+        placeholders: the values of the tensors mean nothing.
 
     Attributes:
         looked_at: whether ``forward`` depends on values, so that what is compiled does.
     """
 
     def __init__(
-        self, bound: Bound, loops: Loops, narrow_64bit: bool, alone: bool, made_up: bool = False
+        self,
+        bound: Bound,
+        loops: Loops,
+        narrow_64bit: bool,
+        tensors_only: bool,
+        placeholders: bool = False,
     ) -> None:
         for path, tensor in zip(bound.paths, bound.tensors, strict=True):
-            if not made_up:
+            if not placeholders:
                 refuse_odd(path, tensor)
             _check_batch(path, tensor, loops)
         self.bound = bound
         self.looked_at = False
-        self._made_up = made_up
+        self._placeholders = placeholders
         self._narrow = narrow_64bit
         self._dtypes = [t.dtype for t in bound.tensors]
         self._shapes = [t.shape for t in bound.tensors]
@@ -71,7 +84,7 @@ class Inputs:
         devices = [t.is_cpu for t in bound.tensors]
         self._ready = list(zip(self._dtypes, self._shapes, strides, same, devices, strict=True))
         self._warned: set[str] = set()
-        self._alone = alone
+        self._tensors_only = tensors_only
         if narrow_64bit:
             for dtype in self._dtypes:
                 if dtype.is_floating_point:  # a double comes back as a float; labels never do
@@ -95,7 +108,7 @@ class Inputs:
         Raises:
             Error: nobody gave them a value.
         """
-        if self._made_up:
+        if self._placeholders:
             raise Error(
                 "The model takes a path that depends on the values of its inputs",
                 got="a file, which has the shapes of the inputs only",
@@ -108,7 +121,7 @@ class Inputs:
         return [loops.cut(t)[0] if t.dim() else t for t in whole]
 
     def synthetic(self) -> list[torch.Tensor]:
-        """Return made-up tensors on the device that stand for every batch."""
+        """Return tensors on the device that stand for every batch."""
         return [
             torch.randn(shape, dtype=self._device_dtype(dtype))
             if dtype.is_floating_point
@@ -118,7 +131,7 @@ class Inputs:
 
     def quick(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor] | None:
         """Return the tensors of a call that gives them alone, or None for the long way."""
-        if not self._alone or kwargs or len(args) != len(self._dtypes):
+        if not self._tensors_only or kwargs or len(args) != len(self._dtypes):
             return None
         for value in args:
             if type(value) is not torch.Tensor:
@@ -267,3 +280,127 @@ def return_inputs(changed: list[int], given: list[torch.Tensor], batch: list[tor
     for at in changed:
         if given[at].data_ptr() != batch[at].data_ptr():
             given[at].detach().copy_(batch[at])
+
+
+def refuse_odd(path: str, tensor: torch.Tensor) -> None:
+    """Refuse a tensor without plain values in memory.
+
+    Raises:
+        Error: sparse, nested, quantized, of another library, without data or with too little.
+    """
+    if torch.nn.parameter.is_lazy(tensor):
+        refuse_kind(path, "a parameter that is not initialized", _PLAIN)
+    if tensor.is_nested:
+        refuse_kind(path, "a nested tensor", _DENSE)
+    if tensor.layout is not torch.strided:
+        refuse_kind(path, f"a tensor of layout {tensor.layout}", _DENSE)
+    if tensor.is_quantized:
+        refuse_kind(path, f"a quantized tensor, {tensor.dtype}", _DENSE)
+    if tensor.is_meta:
+        refuse_kind(path, "on the device meta, a tensor without values", _DENSE)
+    if tensor.numel() and not _address(tensor):
+        kind = type(tensor).__qualname__
+        what = "a tensor" if type(tensor) is torch.Tensor else f"a {kind}"
+        refuse_kind(path, f"{what} that has no values in memory", _PLAIN)
+    if _needed(tensor) > int(tensor.untyped_storage().nbytes()):
+        refuse_kind(path, "a tensor whose storage is smaller than it is", _OWN)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    try:
+        return int(tensor.data_ptr())
+    except RuntimeError:  # fake, functional, ... tensors, each with another text
+        return 0
+
+
+def _needed(tensor: torch.Tensor) -> int:
+    """Bytes of storage that a tensor reaches."""
+    if 0 in tensor.shape:
+        return 0
+    strides = zip(tensor.shape, tensor.stride(), strict=True)
+    last = int(tensor.storage_offset()) + sum((size - 1) * stride for size, stride in strides)
+    return (last + 1) * tensor.element_size()
+
+
+def refuse_kind(path: str, what: str, fix: str) -> NoReturn:
+    """Raise the error about an input of a kind that is not supported.
+
+    Raises:
+        Error: always.
+    """
+    raise Error(
+        "Unsupported tensor input type",
+        got=f'input "{path}" is {what}',
+        fix=fix,
+    )
+
+
+def row_strides(shape: torch.Size) -> tuple[int, ...]:
+    """Return the strides of a contiguous tensor, as torch makes it."""
+    return tuple(math.prod(max(size, 1) for size in shape[at + 1 :]) for at in range(len(shape)))
+
+
+class Indices:
+    """What the inputs of one compilation must lie in.
+
+    Args:
+        ranges: of each input that is an index; none where the check is off.
+        paths: of the inputs.
+        premises: ranges of inputs that indices are made of, asked for when a call has failed.
+    """
+
+    def __init__(
+        self,
+        ranges: Sequence[Range],
+        paths: Sequence[str],
+        premises: Callable[[], Iterable[Range]] = tuple,
+    ) -> None:
+        self._ranges = ranges
+        self._paths = paths
+        self._premises = premises
+
+    def check(self, batch: Sequence[torch.Tensor], state: State) -> None:
+        """Look at the inputs of a call.
+
+        Raises:
+            Error: one is out of range, "Index out of range".
+        """
+        for wanted in self._ranges:
+            value = _value(wanted, batch, state)
+            places = wanted.outside(value)
+            if places:
+                raise self._error(wanted, value, places[0], _CHECKED)
+
+    def explain(
+        self, error: BaseException, batch: Sequence[torch.Tensor], state: State
+    ) -> BaseException:
+        """Return what to raise for a call that failed: an error that names the input, if it can."""
+        if not isinstance(error, RuntimeError | IndexError) or not _COMPLAINT.search(str(error)):
+            return error
+        for wanted in self._premises():
+            value = _value(wanted, batch, state)
+            for place in wanted.outside(value)[:1]:
+                better = self._error(wanted, value, place, ())
+                better.__notes__ = getattr(error, "__notes__", [])
+                return better
+        return error
+
+    def _error(
+        self, wanted: Range, value: torch.Tensor, place: tuple[int, ...], more: tuple[str, ...]
+    ) -> Error:
+        slot = wanted.slot
+        name = self._paths[slot.index] if slot.kind is Kind.BATCH else slot.path
+        besides = "".join(f", or {each}" for each in sorted(wanted.ignored))
+        at = f"[{', '.join(map(str, place))}]" if place else ""
+        line = "" if wanted.line is None else f", at {source.describe(*wanted.line)}"
+        return Error(
+            "Index out of range",
+            got=f'input "{name}"{at} is {value[place].item()}; {wanted.operator} takes '
+            f"{wanted.least} to {wanted.most}{besides}{line}",
+            fix=("pass labels and indices within the range, or make the layer larger", *more),
+        )
+
+
+def _value(wanted: Range, batch: Sequence[torch.Tensor], state: State) -> torch.Tensor:
+    slot = wanted.slot
+    return batch[slot.index] if slot.kind is Kind.BATCH else state.tensors[slot.key]

@@ -1,0 +1,498 @@
+"""What was compiled in, and what the device has, as a table that every call checks at once.
+
+A change that the program does not follow would have no effect without a word: each row is told
+once, in one message with all that changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import dataclasses
+import itertools
+import operator
+import textwrap
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from .._base import log
+from .._capture import Decision, Tied, hooks_of
+from ..ops.blocks import starts_block
+from ..optim import KINDS
+
+DESTROY = "call destroy() on the executor, so that the next call compiles the model as it is now"
+_WRAP = "wrap the model again, after destroy()"
+_WEIGHTS = (
+    "call copyWeightsToDevice() on the executor after changing weights, or load_state_dict() on "
+    "the executor, which does so"
+)
+_NUMBERS = "call executor.setOptimizer(optimizer), also after scheduler.step()"
+
+_children = operator.methodcaller("values")
+_own_forward = operator.methodcaller("get", "forward")
+_requires_grad = operator.attrgetter("requires_grad")
+_version = operator.attrgetter("_version")
+
+
+def _same_value(value: Any) -> Any:
+    return value
+
+
+@dataclasses.dataclass(eq=False)
+class Guard:
+    """One row of the table.
+
+    Attributes:
+        read: returns the present value, which ``==`` compares with the expected one in each call.
+        changes: says what changed, since the expected value; nothing where it amounts to the same.
+        remedy: makes a change take effect.
+        keep: copies a value, so that later changes do not reach it.
+    """
+
+    read: Callable[[], Any]
+    changes: Callable[[Any], Iterable[str]]
+    remedy: str
+    keep: Callable[[Any], Any] = _same_value
+    expected: Any = dataclasses.field(init=False)
+    told: bool = False
+
+    def __post_init__(self) -> None:
+        self.settle()
+
+    def settle(self) -> None:
+        """Expect the present value from now on."""
+        self.expected = self.keep(self.read())
+
+    def holds(self) -> bool:
+        """Tell whether the value is the expected one, as far as a quick look shows."""
+        try:
+            return bool(self.read() == self.expected)
+        except Exception:  # of many kinds: something is gone, or is a tensor now
+            return False
+
+
+def check(guards: Iterable[Guard]) -> None:
+    """Warn of everything that changed in one message, of each row once; for every call."""
+    failed = [guard for guard in guards if not (guard.told or guard.holds())]
+    if not failed:
+        return
+    told: dict[str, list[str]] = {}
+    for guard in failed:
+        changes = list(guard.changes(guard.expected))
+        if changes:
+            guard.told = True
+            told.setdefault(guard.remedy, []).extend(dict.fromkeys(changes))
+        else:
+            guard.settle()
+    if told:
+        log.python.warning(
+            "The compiled program does not follow what changed on the host: %s",
+            ". ".join(f"{shorten(texts)}: {remedy}" for remedy, texts in told.items()),
+        )
+
+
+def shorten(texts: Sequence[str]) -> str:
+    """Return the first of some texts in one."""
+    return ", ".join(texts[:5]) + (", ..." if len(texts) > 5 else "")
+
+
+# The model.
+
+
+def of_model(
+    module: nn.Module, users: nn.Module, forward: Any, tensors: Mapping[str, Tied]
+) -> list[Guard]:
+    """Return the rows of a model's structure.
+
+    Args:
+        module: what was compiled: a shallow copy of the user's module.
+        users: the user's module.
+        forward: the ``forward`` of its own that it had when it was wrapped.
+        tensors: parameters and buffers by path.
+    """
+    modules = list(module.modules())
+    dicts = [each._modules for each in modules]
+    owns = [each.__dict__ for each in modules]
+    scripted = torch.jit.ScriptModule  # whose classes have no forward to look at
+    kinds = list({type(each) for each in users.modules() if not isinstance(each, scripted)})
+    parameters = {p: tied.tensor for p, tied in tensors.items() if tied.is_parameter}
+    trained, paths = list(parameters.values()), list(parameters)
+
+    def layers() -> tuple[Any, ...]:
+        return tuple(itertools.chain.from_iterable(map(_children, dicts)))
+
+    def other_layers(before: tuple[Any, ...]) -> Iterator[str]:
+        known = set(before)
+        new = sorted(
+            f"{type(holder).__name__}.{name}"
+            for holder, children in zip(modules, dicts, strict=True)
+            for name, child in children.items()
+            if child not in known
+        )
+        yield f"layers ({shorten(new) or 'some were taken out'})"
+
+    def own_forwards() -> list[Any]:
+        return list(map(_own_forward, owns))
+
+    def class_forwards() -> list[Any]:
+        return [kind.forward for kind in kinds]
+
+    def wanted() -> list[bool]:
+        return list(map(_requires_grad, trained))
+
+    def other_gradients(before: list[bool]) -> Iterator[str]:
+        for path, old, new in zip(paths, before, wanted(), strict=True):
+            if old != new:
+                yield f"requires_grad of {path} is now {new}"
+
+    rows = [
+        Guard(layers, other_layers, DESTROY),
+        Guard(own_forwards, _replaced(own_forwards, [*map(type, modules)]), DESTROY),
+        Guard(class_forwards, _replaced(class_forwards, kinds), DESTROY),
+        Guard(wanted, other_gradients, DESTROY),
+        _hooks(modules, trained),
+    ]
+    users_forward = _users_forward(users)
+    rows.append(Guard(users_forward, _replaced(users_forward, [type(users)]), _WRAP))
+    rows[-1].expected = [forward]
+    numbers = [parameter for parameter in trained if parameter.is_floating_point()]
+    return rows + ([_number_format(numbers[0])] if numbers else [])
+
+
+def _users_forward(users: nn.Module) -> Callable[[], list[Any]]:
+    return lambda: [users.__dict__.get("forward")]
+
+
+def _replaced(
+    read: Callable[[], list[Any]], kinds: Sequence[type]
+) -> Callable[[list[Any]], Iterator[str]]:
+    def changes(before: list[Any]) -> Iterator[str]:
+        for kind, old, new in zip(kinds, before, read(), strict=True):
+            if old != new:
+                yield f"forward of a {kind.__name__.removeprefix('Poptorch')}"
+
+    return changes
+
+
+def _hooks(modules: Sequence[nn.Module], parameters: Sequence[torch.Tensor]) -> Guard:
+    """Return the row of hooks; new ones show in the handles that torch has given out."""
+
+    def present() -> set[tuple[int, Any]]:
+        layers = (
+            (number, hook)
+            for number, each in enumerate(modules)
+            for hooks in (each._forward_hooks, each._forward_pre_hooks)
+            for hook in hooks.values()
+            if not starts_block(hook)  # BeginBlock warns
+        )
+        own = enumerate(map(hooks_of, parameters), start=len(modules))
+        return {*layers, *((number, hook) for number, hooks in own for hook in hooks)}
+
+    known = present()
+    layers = [hooks for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks) if hooks]
+    own = [hooks for p in parameters if (hooks := p._backward_hooks)]
+
+    def counts() -> tuple[int, list[int]]:
+        return RemovableHandle.next_id, [len(hooks) for hooks in (*layers, *own)]
+
+    def changes(_: object) -> Iterator[str]:
+        different = present() ^ known
+        if different:
+            yield f"{len(different)} hooks on layers or parameters"
+
+    return Guard(counts, changes, DESTROY)
+
+
+def _number_format(first: torch.Tensor) -> Guard:
+    """Return the row of a model's number format: half() and its like change all parameters."""
+
+    def changes(before: torch.dtype) -> Iterator[str]:
+        names = (str(kind).removeprefix("torch.") for kind in (before, first.dtype))
+        yield "the number format was {} and is {}".format(*names)
+
+    return Guard(lambda: first.dtype, changes, DESTROY)
+
+
+def of_decisions(decided: Sequence[Decision], tensors: Mapping[str, Tied]) -> list[Guard]:
+    """Return the row of buffers and fixed weights whose values decided branches of forward."""
+    if not decided:
+        return []
+    pairs = [(each, tensors[each.path].tensor) for each in decided]
+
+    def versions() -> int:
+        return sum(tensor._version for _, tensor in pairs)
+
+    def changes(_: object) -> Iterator[str]:
+        for decision, now in pairs:
+            if not torch.equal(decision.value, now):
+                yield (
+                    f"the values of '{decision.path}', on which forward branches at {decision.line}"
+                )
+
+    remedy = f"{DESTROY}; torch.where and poptorch.cond decide when the program runs"
+    return [Guard(versions, changes, remedy)]
+
+
+# What modules hold besides weights: constants of the program.
+
+_PLAIN = (bool, int, float, str)
+_LISTS = (list, tuple)
+_LONGEST = 64  # longer lists and dicts are data or logs
+_NOT_HELD = object()
+_Held = list[tuple[str, str, dict[str, Any], dict[str, Any]]]  # path, class, attributes, held
+
+
+class Attributes:
+    """What a model's modules held just before ``forward`` was captured.
+
+    Numbers, flags, texts, tensors that the program reads, lists, tuples and dicts of all these, and
+    dataclasses and namespaces. Left out: names that begin with an underscore, as those of
+    libraries, what ``forward`` itself changes, as a counter, and what only grows, as a log.
+
+    Args:
+        module: what is compiled: a shallow copy of the user's module.
+        users: the user's module.
+        trained: whether both are one to the user; of inference each wrapper has a copy.
+    """
+
+    def __init__(self, module: nn.Module, users: nn.Module, trained: bool) -> None:
+        if trained:
+            module.__dict__.update({name: users.__dict__[name] for name in _held(users.__dict__)})
+        owners: list[tuple[str, object]] = [("", users), *module.named_modules()]
+        owners += _settings(owners)
+        self._before: _Held = [
+            (path, type(owner).__name__.removeprefix("Poptorch"), vars(owner), _held(vars(owner)))
+            for path, owner in owners
+        ]
+        self._remedy = (
+            f"pass what changes to forward as a tensor, or {DESTROY if trained else _WRAP}"
+        )
+
+    def guards(self, constants: Iterable[torch.Tensor]) -> list[Guard]:
+        """Return the rows of what is as it was before the capture.
+
+        Args:
+            constants: tensors besides weights and buffers that the program begins with.
+        """
+        tensors = [tensor for tensor in constants if not tensor.is_inference()]
+        read = {id(tensor) for tensor in tensors}
+        set_inside = {
+            (path, name)
+            for path, _, own, held in self._before[1:]
+            for name, value in held.items()
+            if not _same(own.get(name), value)
+        }
+
+        def counts(path: str, name: str, value: Any, now: Any) -> bool:
+            inside = _tensors(value)
+            is_read = not inside or any(id(tensor) in read for tensor in inside)
+            return is_read and (path, name) not in set_inside and _same(now, value)
+
+        looks = []
+        for path, kind, own, held in self._before:
+            names = [name for name in held if counts(path, name, held[name], own.get(name))]
+            looks += [(path, kind, own, names)] if names else []
+        named = {
+            id(tensor): _attribute(path, kind, name)
+            for path, kind, own, names in looks
+            for name in names
+            for tensor in _tensors(own[name])
+        }
+        return [*self._values(looks), *self._versions(tensors, named)]
+
+    def _values(self, looks: list[tuple[str, str, dict[str, Any], list[str]]]) -> list[Guard]:
+        readers = [(own, operator.itemgetter(*names)) for _, _, own, names in looks]
+
+        def read() -> list[Any]:
+            return [get(own) for own, get in readers]
+
+        def keep(values: list[Any]) -> list[Any]:
+            pairs = zip(looks, values, strict=True)
+            return [
+                tuple(map(_copy, value)) if len(names) > 1 else _copy(value)
+                for (*_, names), value in pairs
+            ]
+
+        def changes(before: list[Any]) -> Iterator[str]:
+            for (path, kind, own, names), values in zip(looks, before, strict=True):
+                for name, old in zip(names, values if len(names) > 1 else (values,), strict=True):
+                    now = own.get(name)
+                    if not _same(now, old) and not _grown(now, old):
+                        yield f"{_attribute(path, kind, name)} was {_text(old)} and is {_text(now)}"
+
+        return [Guard(read, changes, self._remedy, keep)] if looks else []
+
+    def _versions(self, tensors: list[torch.Tensor], named: Mapping[int, str]) -> list[Guard]:
+        known = [tensor._version for tensor in tensors]
+
+        def changes(_: object) -> Iterator[str]:
+            for tensor, version in zip(tensors, known, strict=True):
+                if tensor._version != version:
+                    own = named.get(id(tensor), f"a tensor of shape {tuple(tensor.shape)}")
+                    yield f"{own} was written in place"
+
+        return (
+            [Guard(lambda: sum(map(_version, tensors)), changes, self._remedy)] if tensors else []
+        )
+
+
+def _attribute(path: str, kind: str, name: str) -> str:
+    return f"{kind}.{name}{f' of {path}' if path else ''}"
+
+
+def _text(value: Any) -> str:
+    if type(value) is torch.Tensor and value.numel() > 4:
+        return f"a tensor of shape {tuple(value.shape)}"
+    return textwrap.shorten(repr(value), 80, placeholder=" ...")
+
+
+def _settings(owners: Iterable[tuple[str, object]]) -> list[tuple[str, object]]:
+    """Return the dataclasses and namespaces that modules hold, each once, with the path to it."""
+    kinds = (types.SimpleNamespace, argparse.Namespace)
+    settings = {
+        id(value): (f"{path}.{name}" if path else name, value)
+        for path, owner in owners
+        for name, value in vars(owner).items()
+        if not name.startswith("_")
+        and not isinstance(value, type | nn.Module | torch.Tensor)
+        and hasattr(value, "__dict__")
+        and (dataclasses.is_dataclass(value) or isinstance(value, kinds))
+    }
+    return [*settings.values()]
+
+
+def _held(own: dict[str, Any]) -> dict[str, Any]:
+    """Return the attributes of a module that are looked at: of lists and dicts copies."""
+    copies = {
+        name: _copy(value)
+        for name, value in own.items()
+        if name != "training" and not name.startswith("_")  # there is a program for each mode
+    }
+    return {name: value for name, value in copies.items() if value is not _NOT_HELD}
+
+
+def _copy(value: Any, room: int = _LONGEST) -> Any:
+    kind = type(value)
+    if kind in _PLAIN or kind is torch.Tensor:
+        return value
+    if (kind in _LISTS or kind is dict) and 0 < len(value) <= room:
+        each = (room - 1) // len(value)
+        parts = [_copy(part, each) for part in (value.values() if kind is dict else value)]
+        if not any(part is _NOT_HELD for part in parts):
+            return dict(zip(value, parts, strict=True)) if kind is dict else kind(parts)
+    return _NOT_HELD
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if type(value) is torch.Tensor:
+        return [value]
+    parts = value.values() if type(value) is dict else value if type(value) in _LISTS else ()
+    return [tensor for part in parts for tensor in _tensors(part)]
+
+
+def _same(now: Any, value: Any) -> bool:
+    if now is value:
+        return True
+    if type(now) is not type(value):
+        return False
+    if type(value) is torch.Tensor:
+        return now.dtype is value.dtype and not now.is_meta and torch.equal(now, value)
+    if type(value) is dict:
+        return now.keys() == value.keys() and all(_same(now[key], value[key]) for key in value)
+    if type(value) in _LISTS:
+        return len(now) == len(value) and all(map(_same, now, value))
+    return bool(now == value)
+
+
+def _grown(now: Any, value: Any) -> bool:
+    """Tell whether a list or dict has what it had, and more."""
+    if type(now) is not type(value) or type(value) not in (list, dict):
+        return False
+    if type(value) is dict:
+        return all(key in now and _same(now[key], value[key]) for key in value)
+    return _same(now[: len(value)], value)
+
+
+# Host tensors and the optimizer.
+
+
+class HostVersions:
+    """The row of the host's weights and buffers whose values the device has.
+
+    Torch counts what writes into a tensor, but not what goes through its ``.data``.
+
+    Args:
+        on_device: returns the device's value of a tensor by path, None where it has none.
+    """
+
+    def __init__(self, on_device: Callable[[str], torch.Tensor | None]) -> None:
+        self.on_device = on_device
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._known: dict[str, int] = {}  # their versions when both had the same values
+        self._watched: list[torch.Tensor] = []
+        self.guard = Guard(self._versions, self._changes, _WEIGHTS)
+
+    def settle(self, tensors: Mapping[str, torch.Tensor], moving: Iterable[str]) -> None:
+        """Host and device have the same values of these now; the program changes the moving."""
+        self._tensors |= {path: each for path, each in tensors.items() if not each.is_inference()}
+        for path in moving:
+            self._tensors.pop(path, None)
+            self._known.pop(path, None)
+        self._watched = list(self._tensors.values())
+        self._known |= {p: self._tensors[p]._version for p in tensors if p in self._tensors}
+        self.guard.expected = sum(self._known.values())
+
+    def _versions(self) -> int:
+        return sum(map(_version, self._watched))
+
+    def _changes(self, _: object) -> Iterator[str]:
+        for path, host in self._tensors.items():
+            if host._version != self._known[path] and _differ(host, self.on_device(path)):
+                yield f"'{path}' on the host, while the device goes on with its own"
+
+
+def _differ(host: torch.Tensor, device: torch.Tensor | None) -> bool:
+    if device is None or device.is_meta or device.shape != host.shape or not host.data_ptr():
+        return False
+    return not torch.equal(host.detach().to(device.dtype), device)
+
+
+def of_optimizer(optimizer: torch.optim.Optimizer) -> Guard:
+    """Return the row of the numbers in an optimizer's groups."""
+    groups = optimizer.param_groups
+    known = sorted({name for kind in KINDS for name in kind.hypers})
+    names = [name for name in known if all(name in group for group in groups)]
+    get = operator.itemgetter(*names)
+
+    def numbers() -> list[Any]:
+        return list(map(get, optimizer.param_groups))
+
+    def changes(before: list[Any]) -> Iterator[str]:
+        now = numbers()
+        if len(now) != len(before):
+            yield "the groups of the optimizer"
+        for index, pair in enumerate(zip(before, now, strict=False)):
+            for name, old, new in zip(names, *pair, strict=True):
+                if old != new:
+                    yield f"{name} of the optimizer's group {index} was {old} and is {new}"
+
+    return Guard(numbers, changes, _NUMBERS, copy.deepcopy)
+
+
+def warn_of_step_hooks(optimizer: torch.optim.Optimizer) -> None:
+    """Warn that hooks on an optimizer's steps do not run, if it has any."""
+    before = len(optimizer._optimizer_step_pre_hooks)
+    after = len(optimizer._optimizer_step_post_hooks)
+    if before or after:
+        log.python.warning(
+            "Hooks of the optimizer do not run (%d before each step, %d after it): the compiled "
+            "program does the steps, several in one call. Call what they do after the executor, "
+            "or put it into forward",
+            before,
+            after,
+        )

@@ -1,0 +1,104 @@
+"""Models whose host tensors are common: who they are, and one order in which they are locked.
+
+Each call looks here, so that validating after training needs no copy by hand, whichever wrapper was
+made first (PopTorch user guide, "Features"), and so that of two training models with common
+weights, as of a GAN, each goes on from what the other has trained.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import threading
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+_numbers = itertools.count()
+_members: weakref.WeakSet[Sharing] = weakref.WeakSet()
+_generation = 0  # changes whenever models or trainers come: keeps look-ups cheap
+
+Lock = contextlib.AbstractContextManager[object]
+
+
+class Sharing:
+    """A model that other models may share host tensors with.
+
+    Attributes:
+        hosts: identities of its host tensors.
+        is_trainer: whether its device may have newer values of them than the host.
+    """
+
+    def __init__(self, hosts: Iterable[int]) -> None:
+        self.hosts = frozenset(hosts)
+        self._number = next(_numbers)
+        self._own_lock = threading.RLock()
+        self._seen_generation = -1
+        self._lock: Lock = self._own_lock
+        self._others: list[weakref.ref[Sharing]] = []
+        _members.add(self)
+        self.set_trainer(False)
+
+    def set_trainer(self, is_trainer: bool) -> None:
+        """Become a trainer that others find, or stop being one."""
+        global _generation
+        self.is_trainer = is_trainer
+        _generation += 1
+
+    def lock(self) -> Lock:
+        """Return the lock of this model and of those that it exchanges weights with.
+
+        It is re-entrant. Two threads never wait for one another: locks are taken in the order in
+        which the models were made.
+        """
+        if self._seen_generation != _generation:
+            self._relate()
+        return self._lock
+
+    def others(self) -> list[Sharing]:
+        """Return the other models that have some of the host tensors, as of the last ``lock``."""
+        return [other for other in (reference() for reference in self._others) if other is not None]
+
+    def _relate(self) -> None:
+        self._seen_generation = _generation
+        rest = set(_members) - {self}
+        group: list[Sharing] = [self]
+        for member in group:  # which grows: relatives of relatives are locked, too
+            near = {other for other in rest if member._exchanges_with(other)}
+            group += near
+            rest -= near
+        self._others = [weakref.ref(each) for each in group[1:] if self._exchanges_with(each)]
+        ordered = sorted(group, key=lambda member: member._number)
+        self._lock = self._own_lock if len(group) == 1 else _Locks([m._own_lock for m in ordered])
+
+    def _exchanges_with(self, other: Sharing) -> bool:
+        return (self.is_trainer or other.is_trainer) and not self.hosts.isdisjoint(other.hosts)
+
+
+class _Locks:
+    """Several locks, taken in their order."""
+
+    def __init__(self, locks: list[Any]) -> None:
+        self._locks = locks
+
+    def __enter__(self) -> None:
+        taken = contextlib.ExitStack()
+        with taken:
+            for lock in self._locks:
+                taken.enter_context(lock)
+            taken.pop_all()
+
+    def __exit__(self, *_: object) -> None:
+        for lock in reversed(self._locks):
+            lock.release()
+
+
+def _renew() -> None:
+    """A forked process has one thread: locks that others held would never be free."""
+    for member in _members:
+        member._own_lock = threading.RLock()
+        member._seen_generation = -1
+
+
+os.register_at_fork(after_in_child=_renew)

@@ -1,0 +1,428 @@
+"""The device's copy of a model's tensors, and the transfers between host and device.
+
+Source: PopTorch user guide, "Features".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from .. import _job
+from .._base import log
+from .._base.errors import Error
+from .._capture import Tied, tensors_of, untraced
+from .._compile import Compiled, agreement
+from .._ir import verify
+from .._ir.bundle import View
+from .._ir.plan import Plan
+from .._ir.program import Program, State
+from .._ir.slots import Kind, Slot
+from .guards import HostVersions
+from .weights import Reading
+
+Tensors = dict[str, torch.Tensor]
+
+# A detached executor keeps these: no host tensor mirrors them.
+DEVICE_ONLY = (Kind.OPTSTATE, Kind.RNG)
+# The programs of a model have these in common; constants are counted anew in each.
+_SHARED = (Kind.PARAM, Kind.BUFFER, *DEVICE_ONLY)
+_OPTIMIZER, _STAGES = "the optimizer's state", "weights and state of stages"
+
+
+class Layout:
+    """Where the state of one plan lies: whole in this process, sharded, or in other processes.
+
+    Sharded: each process has a part of a flat tensor (``flat``). In other processes: where several
+    share the stages of a model, tensors of others' chips are here on torch's meta device, which
+    have a shape and no memory. Reading either is an exchange that all processes make together.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        spec, program = plan.spec, plan.program
+        self.views: dict[str, View] = {view.slot.key: view for view in program.spread()}
+        self.flat = list(dict.fromkeys(view.flat for view in self.views.values()))
+        self.has_remote_stages = spec.target.parts > 1
+        self._process, self._part = spec.target.process_id, spec.target.part
+        first = spec.process - spec.target.part
+        self._members = range(first, first + spec.target.parts)
+        self._program, self._slots = program, program.state_slots()
+        self._holders: dict[str, list[int]] = {}
+        if self.has_remote_stages:
+            assert plan.staged is not None, "stages on several processes need a plan with stages"
+            self._holders = {key: plan.staged.holders(key) for key in plan.staged.homes}
+
+    @property
+    def is_in_parts(self) -> bool:
+        """Whether other processes have state that this one has not."""
+        return bool(self.views) or self.has_remote_stages
+
+    def place_parts(self, tensors: Tensors) -> None:
+        """Make this process's parts of weights and sums views of the whole tensors."""
+        for whole, part in self._program.parts:
+            tensors[part.key] = tensors[whole.key][self._process * part.numel :][: part.numel]
+
+    def drop_remote(self, tensors: Tensors) -> None:
+        """Let go of what only other processes need; chips have accumulators of their own."""
+        if not self.has_remote_stages:
+            return
+        sums = [key for key, slot in self._slots.items() if slot.kind is Kind.ACCUM]
+        buckets = [bucket.slot.key for bucket in self._program.buckets]
+        remote = [key for key, holders in self._holders.items() if self._part not in holders]
+        for key in (*sums, *buckets, *remote):
+            if key in tensors:
+                tensors[key] = tensors[key].to("meta")
+
+    def read(self, tensors: Mapping[str, torch.Tensor], key: str) -> torch.Tensor:
+        """Return a tensor, whichever process has it."""
+        value, holders = tensors[key], self._holders.get(key, [])
+        if not holders or len(holders) == len(self._members):
+            return value
+        value = torch.empty_like(value, device="cpu") if value.is_meta else value
+        _job.current().hand_round([value], _STAGES, self._members[holders[0]], self._members)
+        return value
+
+    def gathered(self, tensors: Mapping[str, torch.Tensor], weights: bool = False) -> Tensors:
+        """Return what this process has not or only in part; all processes call this.
+
+        Args:
+            tensors: of this process, by key.
+            weights: weights and buffers too; otherwise only what no host tensor mirrors.
+        """
+        result: Tensors = {}
+        for flat in self.flat:
+            joined = torch.cat(_job.current().gather(tensors[flat].contiguous(), _OPTIMIZER))
+            own = ((key, view) for key, view in self.views.items() if view.flat == flat)
+            result |= {key: _viewed(joined, view).clone() for key, view in own}
+        kinds = (*DEVICE_ONLY, *((Kind.PARAM, Kind.BUFFER, Kind.CONSTANT) if weights else ()))
+        for key, slot in self._slots.items():
+            if slot.kind in kinds and key in self._holders and key in tensors:
+                result[key] = self.read(tensors, key)
+        return result
+
+    def write_part(self, tensors: Tensors, key: str, value: torch.Tensor) -> None:
+        """Keep this process's part of a sharded tensor."""
+        view, flat = self.views[key], tensors[self.views[key].flat]
+        first = view.offset - self._process * flat.numel()  # of the tensor, in this part
+        start, end = max(0, first), min(flat.numel(), first + view.slot.numel)
+        if start < end:
+            flat[start:end] = value.detach().reshape(-1)[start - first : end - first]
+
+    def agrees_on(self, other: Layout, keys: Iterable[str]) -> list[str]:
+        """Return those of some keys whose holders are the same in another program's layout."""
+        return [key for key in keys if self._holders.get(key) == other._holders.get(key)]
+
+    def lies_like(self, other: Layout) -> bool:
+        """Tell whether what two programs of a model have in common lies in the same processes."""
+        common = self._holders.keys() & other._holders.keys()
+        return self.flat == other.flat and len(self.agrees_on(other, common)) == len(common)
+
+
+class StateStore:
+    """The tensors of one compiled program on the device, and the host tensors that they mirror.
+
+    Host tensors are those that the module has at the moment of a transfer: assigning one to it is
+    like writing into the one before.
+
+    Args:
+        compiled, reading: the program, and the module that it was compiled from.
+        other: the store of another program of the same model, to go on from.
+        agreed: whether the processes of the job have begun with the same weights and state.
+    """
+
+    def __init__(
+        self,
+        compiled: Compiled,
+        reading: Reading,
+        other: StateStore | None = None,
+        agreed: bool = True,
+    ) -> None:
+        plan = compiled.plan
+        self._program = program = plan.program
+        self._module, self._groups, self.agreed = reading.module, reading.groups, agreed
+        self._paths = reading.tensors.keys()
+        self._slots = _mirrored(program)
+        changed = _changed_by(program)
+        self._downloaded = [key for key in self._slots if key in changed]
+        self._common = [
+            key
+            for key, slot in self._slots.items()
+            if plan.spec.runs_together and slot.kind is Kind.PARAM and slot.path not in self._groups
+        ]
+        self.layout = Layout(plan)
+        self._waiting: Tensors | None = None if agreed else {}  # parts written before agreeing
+        self.host_versions: HostVersions = (
+            HostVersions(self._value_of) if other is None else other.host_versions
+        )
+        self.state = State()
+        self.state.tensors = {} if other is None else self._alike(other)
+        self._allocate(compiled)
+        if other is None:
+            self.write_all()
+        else:
+            self.take_over(other)
+        verify.verify_state(self.state, program)
+
+    def _allocate(self, compiled: Compiled) -> None:
+        program, tensors = self._program, self.state.tensors
+        for key, slot in program.stored.items():
+            if key not in tensors:
+                first = program.initial.get(key, 0.0)
+                tensors[key] = torch.full(slot.device_shape, first, dtype=slot.dtype)
+        for bucket in program.buckets:
+            flat = tensors[bucket.slot.key]
+            for member in bucket.members:
+                part = flat[member.offset :][: member.slot.numel]
+                tensors[member.slot.key] = part.view(member.slot.shape)
+        self.layout.place_parts(tensors)
+        for view in program.views():
+            tensors[view.slot.key] = _viewed(tensors[view.flat], view)
+        if self.agreed:
+            self.layout.drop_remote(tensors)
+        slots = program.state_slots()
+        for key, value in compiled.constants.items():
+            if key in slots:
+                self.state.write(key, value)
+
+    # From the host.
+
+    def upload(self) -> bool:
+        """Copy host parameters and buffers to the device.
+
+        Returns:
+            Whether that may have changed weights that the processes of a job have in common.
+        """
+        before = {key: self.state.tensors[key].clone() for key in self._common}
+        self.write_all()
+        after = self.state.tensors
+        return any(
+            value.is_meta or not torch.equal(value, after[key]) for key, value in before.items()
+        )
+
+    def write_all(self) -> None:
+        """Copy host parameters and buffers to the device, and compare nothing."""
+        log.engine.debug("Writing weights from host to IPU memory")
+        self._upload(self._slots)
+
+    def upload_buffers(self, names: tuple[str, ...]) -> None:
+        """Copy some buffers to the device; those that forward does not read are left out."""
+        log.engine.debug("Writing named buffers from host to IPU memory")
+        buffers = ((key, slot) for key, slot in self._slots.items() if slot.kind is Kind.BUFFER)
+        self._upload({key: slot for key, slot in buffers if slot.path in names})
+
+    def _upload(self, wanted: Mapping[str, Slot]) -> None:
+        tensors = tensors_of(self._module)
+        if tensors.keys() != self._paths:
+            raise Error(
+                "The model has other parameters or buffers than when it was compiled",
+                got=", ".join(sorted(tensors.keys() ^ self._paths)),
+                fix="destroy() the executor first, so that the model is compiled again",
+            )
+        hosts = {key: self._host(slot, tensors) for key, slot in wanted.items()}
+        with untraced(), torch.no_grad():
+            for key, host in hosts.items():
+                grouping = self._groups.get(self._slots[key].path)
+                self.state.write(key, grouping.from_host(host) if grouping else host)
+            self._settle(hosts)
+
+    def _host(self, slot: Slot, tensors: Mapping[str, Tied]) -> torch.Tensor:
+        host = tensors[slot.path].tensor
+        if slot.path not in self._groups and host.shape != slot.replica_shape:
+            raise Error(
+                f"The shape of '{slot.path}' is not the compiled one",
+                got=f"{tuple(host.shape)}; compiled: {slot.replica_shape}",
+                fix="assign a tensor of that shape, or destroy() the executor first",
+            )
+        return host
+
+    def _settle(self, hosts: Mapping[str, torch.Tensor]) -> None:
+        """Host and device have the same values of these; buffers that the program changes move."""
+        moving = {key for key in self._downloaded if self._slots[key].kind is Kind.BUFFER}
+        paths = {self._slots[k].path: host for k, host in hosts.items() if k not in moving}
+        self.host_versions.settle(paths, {self._slots[key].path for key in moving})
+
+    def _value_of(self, path: str) -> torch.Tensor | None:
+        keys = (key for key, slot in self._slots.items() if slot.path == path)
+        return self.state.tensors.get(next(keys, ""))
+
+    # To the host.
+
+    @property
+    def is_in_parts(self) -> bool:
+        """Whether all processes read the state together."""
+        return self.layout.is_in_parts
+
+    def download(self, local_only: bool = False) -> None:
+        """Copy what the program changes to the host, into the same tensors and storage.
+
+        Args:
+            local_only: only what this process has; otherwise all processes that share the stages
+                call this.
+        """
+        log.engine.debug("Writing weights from IPU to host")
+        tensors = tensors_of(self._module)
+        hosts: Tensors = {}
+        with untraced(), torch.no_grad():
+            for key in self._downloaded:
+                slot, value = self._slots[key], self.state.tensors[key]
+                value = value if local_only else self.layout.read(self.state.tensors, key)
+                if slot.path not in tensors or value.is_meta:  # the user took it out
+                    continue
+                hosts[key] = host = self._host(slot, tensors)
+                grouping = self._groups.get(slot.path)
+                value = value[0] if slot.replicas > 1 else value
+                if grouping is not None:
+                    grouping.to_host(value, host)
+                else:
+                    host.copy_(value)
+            self._settle(hosts)
+
+    def digests(self) -> Mapping[str, str]:
+        """Return digests of the host's weights that the processes of a job have in common."""
+        tensors = tensors_of(self._module)
+        hosts = {key: self._host(self._slots[key], tensors) for key in self._common}
+        with untraced():
+            return agreement.digests(hosts)
+
+    # Another program of the same model.
+
+    def take_over(self, other: StateStore) -> None:
+        """Continue with the state of another program's store; the rest comes from the host."""
+        ours, theirs = self._program.visible_slots(), other._program.visible_slots()
+        self.host_versions = other.host_versions
+        self.host_versions.on_device = self._value_of
+        tensors: Mapping[str, torch.Tensor] = other.state.tensors
+        same_parts = all(self.state.tensors[k] is tensors.get(k) for k in self.layout.flat)
+        if not (same_parts and self.layout.lies_like(other.layout)):
+            tensors = other.readable(weights=True)
+        for key, slot in ours.items():
+            if (
+                key in theirs
+                and slot.kind in _SHARED
+                and key in tensors
+                and self.state.tensors.get(key) is not tensors[key]
+            ):
+                self.write(key, tensors[key])
+        self._upload({key: slot for key, slot in self._slots.items() if key not in theirs})
+        self.state.rng, self.state.updates = other.state.rng, other.state.updates
+
+    def downloads_all_of(self, other: StateStore) -> bool:
+        """Tell whether ``download`` brings to the host what another store's does."""
+        return set(other._downloaded) <= set(self._downloaded)
+
+    def _alike(self, other: StateStore) -> Tensors:
+        """Return the tensors of another store that lie the same way here; they are shared."""
+        slots = other._program.stored
+        parts, other_parts = _parts(self._program), _parts(other._program)
+        keys = [
+            key
+            for key, slot in self._program.stored.items()
+            if slot.kind in _SHARED
+            and key in slots
+            and (slots[key].device_shape, slots[key].dtype) == (slot.device_shape, slot.dtype)
+            and parts.get(key) == other_parts.get(key)
+        ]
+        theirs = other.state.tensors
+        return {key: theirs[key] for key in self.layout.agrees_on(other.layout, keys)}
+
+    # State that no host tensor mirrors.
+
+    def write_hypers(self, values: Mapping[str, float]) -> None:
+        """Set the hyper-parameters that are inputs of the update."""
+        for key, value in values.items():
+            if key in self.state.tensors:
+                self.state.tensors[key].fill_(value)
+
+    def reset_optimizer_state(self) -> None:
+        """Give moments and counters their first values."""
+        for key, slot in self._program.state_slots().items():
+            if slot.kind is Kind.OPTSTATE:
+                self.state.tensors[key].fill_(self._program.initial.get(key, 0.0))
+
+    def device_only(self) -> Tensors:
+        """Return copies of moments, counters, rounding; of sharded ones this process's part."""
+        slots = self._program.visible_slots().items()
+        keys = [key for key, slot in slots if slot.kind in DEVICE_ONLY]
+        own = [key for key in keys if key not in self.layout.views]
+        return {key: self.state.tensors[key].clone() for key in (*own, *self.layout.flat)}
+
+    def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Put back what ``device_only`` returned, or what a file has."""
+        for key, value in tensors.items():
+            self.write(key, value)
+
+    def write(self, key: str, value: torch.Tensor) -> None:
+        """Copy a value into a tensor of the state; of a sharded one this process's part."""
+        if key not in self.layout.views:
+            self.state.write(key, value)
+        elif self._waiting is not None:
+            self._waiting[key] = value.detach()
+        else:
+            self.layout.write_part(self.state.tensors, key, value)
+
+    def readable(self, weights: bool = False) -> Mapping[str, torch.Tensor]:
+        """Return all tensors whole, by key; where processes have parts all of them call this."""
+        return {**self.state.tensors, **self.layout.gathered(self.state.tensors, weights)}
+
+    def shapes(self) -> Mapping[str, Slot | torch.Tensor]:
+        """Return what knows the shapes of the tensors, by key."""
+        sharded = {key: view.slot for key, view in self.layout.views.items()}
+        return {**self.state.tensors, **sharded}
+
+    def agree(self, broadcast: bool) -> None:
+        """Take over from process 0 what lives from call to call, or check that it is the same.
+
+        Raises:
+            Error: it is not.
+        """
+        kinds = (*_SHARED, Kind.CONSTANT)
+        keys = [
+            key
+            for key, slot in self._program.stored.items()
+            if slot.kind in kinds and key not in self.layout.flat
+        ]
+        tensors = {key: self.state.tensors[key] for key in keys}
+        if not broadcast:
+            agreement.check_tensors({**tensors, **(self._waiting or {})})
+        _job.current().hand_round([*tensors.values()], "the first weights and state")
+        if self.layout.views:
+            self._agree_on_parts()
+        self.layout.drop_remote(self.state.tensors)
+
+    def _agree_on_parts(self) -> None:
+        """Take over from process 0 what was written to all parts since the start."""
+        waiting, self._waiting = self._waiting or {}, None
+        if not _job.current().numbers(len(waiting), _OPTIMIZER)[0]:
+            return
+        for key, view in self.layout.views.items():
+            first = self._program.initial.get(view.flat, 0.0)
+            value = torch.full(view.slot.shape, first, dtype=view.slot.dtype)
+            if key in waiting:
+                value.copy_(waiting[key])
+            _job.current().hand_round([value], _OPTIMIZER)
+            self.write(key, value)
+
+
+def _viewed(flat: torch.Tensor, view: View) -> torch.Tensor:
+    return flat[view.offset :][: view.slot.numel].view(view.slot.shape)
+
+
+def _mirrored(program: Program) -> dict[str, Slot]:
+    slots = program.visible_slots().items()
+    return {key: slot for key, slot in slots if slot.kind in (Kind.PARAM, Kind.BUFFER)}
+
+
+def _changed_by(program: Program) -> set[str]:
+    """Return the keys of what a program gives other values."""
+    changed = {key for graph in program.graphs.values() for key in graph.updates}
+    changed |= {whole.key for whole, part in program.parts if part.key in changed}
+    return changed | {view.slot.key for view in program.views() if view.flat in changed}
+
+
+def _parts(program: Program) -> dict[str, list[tuple[str, int]]]:
+    """Return the keys and offsets of what each bundle's tensor consists of."""
+    parts: dict[str, list[tuple[str, int]]] = {}
+    for view in program.views():
+        parts.setdefault(view.flat, []).append((view.slot.key, view.offset))
+    return parts

@@ -1,0 +1,143 @@
+"""A module's parameters and buffers at one moment, and which of them replicas have in groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import torch
+from torch import nn
+
+from .. import _capture
+from .._base.errors import Error, InvalidValue
+from .._base.storage import address
+from ..enums import CommGroupType, VariableRetrievalMode
+
+ShapeAndType = tuple[Sequence[int] | None, torch.dtype | None]
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """How replicas share the values of one parameter (PopTorch user guide, "Parallel execution").
+
+    Attributes:
+        of_replica: the group of each replica.
+        retrieval: whether reading back gives a value per group or per replica.
+    """
+
+    of_replica: tuple[int, ...]
+    retrieval: VariableRetrievalMode
+
+    @property
+    def groups(self) -> int:
+        """How many values the device holds: the leading dimension of its tensor."""
+        return max(self.of_replica) + 1
+
+    def from_host(self, host: torch.Tensor) -> torch.Tensor:
+        """Return one value per group; after reading all replicas back the host has more."""
+        if host.shape[0] == self.groups:
+            return host.detach()
+        first = [self.of_replica.index(group) for group in range(self.groups)]
+        return host.detach()[first]
+
+    def to_host(self, device: torch.Tensor, host: torch.Tensor) -> None:
+        """Write to the host's tensor, which with ``AllReplicas`` changes its shape."""
+        if self.retrieval != VariableRetrievalMode.AllReplicas:
+            host.copy_(device)
+            return
+        value = device[list(self.of_replica)]
+        if host.shape == value.shape:
+            host.copy_(value)
+        else:
+            host.data = value.to(host.dtype)
+
+
+@dataclass(frozen=True)
+class GroupingRequest:
+    """The arguments of ``replicaGrouping``; resolved when the replicas are known."""
+
+    kind: CommGroupType
+    size: int
+    retrieval: VariableRetrievalMode
+
+    def resolve(self, path: str, host: torch.Tensor, replicas: int) -> Grouping | None:
+        """Return the grouping, or None when all replicas share one value.
+
+        Raises:
+            Error: a scalar, a group size that does not divide the replicas, or a host tensor
+                whose leading dimension is not the number of groups.
+        """
+        if self.kind == CommGroupType.All:
+            return None
+        size = 1 if self.kind == CommGroupType.NoGrouping else self.size
+        if size < 1 or replicas % size:
+            raise InvalidValue(
+                f"The group size of parameter '{path}' must divide the replication factor",
+                got=f"groups of {size} for {replicas} replicas",
+            )
+        groups = replicas // size
+        orthogonal = self.kind == CommGroupType.Orthogonal
+        of_replica = tuple(r % groups if orthogonal else r // size for r in range(replicas))
+        if host.dim() == 0:
+            raise Error(
+                "Scalars cannot be passed as per-replica weights", got=f"parameter '{path}'"
+            )
+        if host.shape[0] not in (groups, replicas):
+            raise Error(
+                f"Parameter '{path}' needs a leading dimension with one value per group",
+                got=f"shape {tuple(host.shape)} for {groups} groups of {size} replicas",
+                fix=f"give it the shape ({groups}, ...)",
+            )
+        return Grouping(of_replica, self.retrieval)
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """A module's tensors at one moment.
+
+    Attributes:
+        module: what is traced.
+        tensors: its parameters and buffers by path.
+        groups: those with one value per group of replicas.
+    """
+
+    module: nn.Module
+    tensors: Mapping[str, _capture.Tied]
+    groups: Mapping[str, Grouping]
+
+    @property
+    def paths(self) -> dict[int, str]:
+        """Paths of the parameters by the address of their values."""
+        return paths_of(self.tensors)
+
+
+def paths_of(tensors: Mapping[str, _capture.Tied]) -> dict[int, str]:
+    """Return the paths of the parameters among tensors, by the address of their values."""
+    return {address(tied.tensor): path for path, tied in tensors.items() if tied.is_parameter}
+
+
+def check_saved(there: Mapping[str, ShapeAndType], here: Mapping[str, ShapeAndType]) -> None:
+    """Compare tensors of a file with those that they are for.
+
+    Args:
+        there, here: shapes and types by name; no type where only shapes are known.
+
+    Raises:
+        Error: shapes differ, some are missing, or types here cannot hold the values.
+    """
+    for name in sorted({*there, *here}):
+        saved, own = there.get(name, (None, None)), here.get(name, (None, None))
+        shapes = [None if shape is None else tuple(shape) for shape, _ in (saved, own)]
+        if shapes[0] != shapes[1]:
+            _refuse_saved(name, *shapes)
+        if saved[1] and own[1] and not torch.can_cast(saved[1], own[1]):
+            _refuse_saved(name, saved[1], f"{own[1]}, which cannot hold its values,")
+
+
+def _refuse_saved(name: str, there: object, here: object) -> NoReturn:
+    raise Error(
+        "Invalid file: it was saved from another model",
+        got=f"{name}: {there} in the file, {here} in the model",
+        fix="make the model that was saved",
+    )
