@@ -12,7 +12,6 @@ from .._ir import slots
 from .._ir.bundle import BUCKET, Bundle, Member, in_chunks, laid_out
 from .._ir.graph import Graph, SlotFunction, compose
 from .._ir.loops import Lanes, Loops
-from .._ir.optim_spec import OptimSpec
 from .._ir.program import (
     Axis,
     Emit,
@@ -26,7 +25,7 @@ from .._ir.program import (
     Shard,
 )
 from .._ir.slots import Kind, Slot
-from .._ir.spec import Spec
+from .._ir.spec import OptimSpec, Spec
 from ..enums import ReductionType
 from .anchors import emitted_anchors, with_updated_weights
 from .lower import lower

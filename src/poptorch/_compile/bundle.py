@@ -6,9 +6,8 @@ from .. import _update
 from .._ir import slots
 from .._ir.bundle import Bundle
 from .._ir.graph import Graph, compose
-from .._ir.optim_spec import OptimSpec
 from .._ir.slots import Kind, Slot
-from .._ir.spec import Spec
+from .._ir.spec import OptimSpec, Spec
 from .lower import lower
 
 FEWEST = 16

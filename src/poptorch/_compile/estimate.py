@@ -15,9 +15,8 @@ from .._ipu_model.links import Fabric
 from .._ipu_model.priced import Subject
 from .._ipu_model.pricing import price
 from .._ir.graph import Graph
-from .._ir.optim_spec import OptimSpec
 from .._ir.plan import Layout, Staged
-from .._ir.spec import Locations, Runtime, Spec
+from .._ir.spec import Locations, OptimSpec, Runtime, Spec
 from .._systems import System
 from . import build, staged
 

@@ -13,8 +13,8 @@ from dataclasses import replace
 from torch import fx
 
 from .._ir.graph import Graph, SlotFunction, graph_module, placeholder
-from .._ir.optim_spec import OptimSpec
 from .._ir.slots import Slot
+from .._ir.spec import OptimSpec
 from .lower import lower
 
 Make = Callable[[Sequence[Slot]], SlotFunction]

@@ -19,11 +19,10 @@ from .._ir import verify
 from .._ir.bundle import Bundle
 from .._ir.graph import Graph
 from .._ir.loops import Lanes
-from .._ir.optim_spec import OptimSpec
 from .._ir.plan import Layout, Plan, Staged
 from .._ir.program import Program, Shard
 from .._ir.slots import Kind
-from .._ir.spec import Spec
+from .._ir.spec import OptimSpec, Spec
 from . import build, bundle, lanes, overlap, sharding, staged
 
 

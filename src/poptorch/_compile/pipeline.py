@@ -14,10 +14,9 @@ from .._base import log, trees
 from .._base.errors import Error
 from .._base.threads import one_at_a_time
 from .._ir import indices, verify
-from .._ir.optim_spec import OptimSpec
 from .._ir.plan import Plan
 from .._ir.slots import Kind
-from .._ir.spec import Spec
+from .._ir.spec import OptimSpec, Spec
 from . import agreement, cache, passes
 from .export import export
 from .tiers import compile_plan, prepare

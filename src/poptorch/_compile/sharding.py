@@ -14,10 +14,9 @@ from .._base import log
 from .._ir import slots
 from .._ir.bundle import ALIGNMENT, BUCKET, Bundle
 from .._ir.graph import Graph
-from .._ir.optim_spec import OptimSpec
 from .._ir.program import Shard
 from .._ir.slots import Slot
-from .._ir.spec import Location, Spec
+from .._ir.spec import Location, OptimSpec, Spec
 from .anchors import UPDATED
 from .bundle import trained_alone
 

@@ -9,9 +9,8 @@ from .. import _capture, _place, _systems
 from .._base.errors import Error
 from .._base.threads import one_at_a_time
 from .._ir.graph import Graph
-from .._ir.optim_spec import OptimSpec
 from .._ir.slots import Kind
-from .._ir.spec import Spec, Strategy
+from .._ir.spec import OptimSpec, Spec, Strategy
 from .._systems import ChipKind, System
 from .estimate import Capture, estimate, recomputed, updating_of
 from .staged import step_graphs

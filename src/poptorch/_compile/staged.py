@@ -9,12 +9,11 @@ from .. import _place, _schedule, _update
 from .._base.errors import Error
 from .._ir.blocks import StagePass
 from .._ir.graph import Graph, SlotFunction, compose
-from .._ir.optim_spec import OptimSpec
 from .._ir.plan import Layout, Staged, Transfer, values_read, values_written
 from .._ir.program import Program
 from .._ir.schedule import Workload
 from .._ir.slots import Kind, Slot
-from .._ir.spec import Reduction, Spec, Strategy
+from .._ir.spec import OptimSpec, Reduction, Spec, Strategy
 from .build import gradient_dtype
 from .examples import Examples
 

@@ -44,17 +44,11 @@ class Bundle:
 
 @dataclass(frozen=True)
 class View:
-    """A tensor of the device's state that is a part of another.
-
-    Attributes:
-        slot: what it is.
-        flat: the key of the tensor that it is a part of.
-        offset: where in it its first element is.
-    """
+    """A tensor of the device's state that is a part of another."""
 
     slot: Slot
-    flat: str
-    offset: int
+    flat: str  # the key of the tensor that it is a part of
+    offset: int  # where in it its first element is
 
 
 def laid_out(slots: Iterable[Slot]) -> tuple[tuple[Member, ...], int]:

@@ -1,4 +1,4 @@
-"""Which values of a graph are indices, their ranges, and which of them can be checked before.
+"""Which values of a graph are indices, their ranges, and what must be true for it not to fail.
 
 An index that is an input of the graph, through views and casts, can be looked at before anything
 runs. What the graph computes itself cannot, unless its range is known: a graph with such an index,
@@ -59,6 +59,7 @@ _PARTS: dict[Any, Callable[[Any], Sequence[Any]]] = {
     aten.constant_pad_nd.default: lambda args: (args[0], args[2] if len(args) > 2 else 0),
 }  # fmt: skip
 _GIVEN = (Kind.BATCH, Kind.BUFFER, Kind.CONSTANT)
+_LOOKED_AT = (Kind.BATCH, Kind.BUFFER)
 _FEW = 64  # numbers that Python looks through sooner than torch starts: 3 us instead of 9
 _CHOOSING = {aten.argmax.default, aten.argmin.default}
 _SORTING = {  # and where they say along which dimension
@@ -82,22 +83,14 @@ _CALLING = {"host_call", "custom_op", "custom_op_backward", "ctc_losses", "ctc_b
 
 @dataclass(frozen=True)
 class Range:
-    """What the numbers of an input must lie in.
+    """What the numbers of an input must lie in."""
 
-    Attributes:
-        slot: the input: of a batch, a buffer or a constant.
-        least, most: the smallest and the largest value that is allowed.
-        ignored: more values that are.
-        operator: what reads it.
-        line: the user's file and line, or None.
-    """
-
-    slot: Slot
+    slot: Slot  # a batch, a buffer or a constant
     least: int
     most: int
-    ignored: frozenset[int]
-    operator: str
-    line: tuple[str, int] | None
+    ignored: frozenset[int]  # more values that are allowed
+    operator: str  # reads it
+    line: tuple[str, int] | None  # the user's
 
     def outside(self, value: torch.Tensor) -> list[tuple[int, ...]]:
         """Return the places of the numbers of an input that are not allowed."""
@@ -121,10 +114,21 @@ class Range:
 
 @dataclass(frozen=True)
 class _Use:
+    """An index that an operator reads, and what it must lie in."""
+
     index: fx.Node
     least: int
     most: int
-    ignored: int | None = None
+    ignored: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where an index has its values from."""
+
+    value: Any  # a node, or a number
+    ignored: frozenset[int]  # what of it does not become an index
+    whole: bool = True  # whether the index has all values of it, and no others
 
 
 def ranges(graphs: Sequence[Graph]) -> tuple[Range, ...]:
@@ -134,13 +138,12 @@ def ranges(graphs: Sequence[Graph]) -> tuple[Range, ...]:
         slots = graph.arguments
         for node in graph.module.graph.nodes:
             for use in _uses(node):
-                root, ignored = _root(use.index)
-                if root not in slots or slots[root].kind not in (Kind.BATCH, Kind.BUFFER):
-                    continue
-                ignored = use.ignored if ignored is None else ignored
-                allowed = frozenset() if ignored is None else frozenset({ignored})
-                new = _range(slots[root], use, allowed, node)
-                result.setdefault((new.slot.key, new.least, new.most, new.ignored), new)
+                for source in _sources(use):
+                    if source.whole and source.value in slots:
+                        new = _range(slots[source.value], use, source.ignored, node)
+                        if new.slot.kind in _LOOKED_AT:
+                            key = (new.slot.key, new.least, new.most, new.ignored)
+                            result.setdefault(key, new)
     return tuple(result.values())
 
 
@@ -172,15 +175,15 @@ def _premises(graph: Graph, checked: bool, written: Collection[str]) -> tuple[Ra
         if not uses:
             return None
         for use in uses:
-            if _is_covered(use, slots, checked) or _is_mask(use.index):
-                continue
-            for source, ignored in _sources(use):
-                if source in fixed or _is_allowed(source, use, ignored):
+            for source in _sources(use):
+                slot = slots.get(source.value)
+                if source.whole and checked and slot is not None and slot.kind in _LOOKED_AT:
                     continue
-                slot = slots.get(source) if isinstance(source, fx.Node) else None
+                if source.value in fixed or _is_allowed(source, use):
+                    continue
                 if slot is None or slot.kind not in _GIVEN or slot.key in written:
                     return None
-                needed[_range(slot, use, ignored, node)] = None
+                needed[_range(slot, use, source.ignored, node)] = None
     has_parts = any(
         isinstance(part, fx.GraphModule) and part is not graph.module
         for part in graph.module.modules()
@@ -212,12 +215,49 @@ def _is_picky(node: fx.Node) -> bool:
     return target not in _QUIET and name.startswith(_PICKY)
 
 
-def _is_covered(use: _Use, slots: dict[fx.Node, Slot], checked: bool) -> bool:
-    root, _ = _root(use.index)
-    if root in slots:
-        return checked and slots[root].kind in (Kind.BATCH, Kind.BUFFER)
-    least, most = _bounds(root)
-    return use.least <= least and most <= use.most
+def _sources(use: _Use) -> Iterator[_Source]:
+    """Yield what an index has its values from: graph inputs, numbers, what else is computed."""
+    ahead = [_Source(use.index, use.ignored)]
+    seen = set[_Source]()
+    while ahead:
+        source = ahead.pop()
+        if source in seen:
+            continue
+        seen.add(source)
+        parts = _parts(source.value) if isinstance(source.value, fx.Node) else ()
+        if not parts:
+            yield source
+        ahead += [
+            _Source(part.value, source.ignored | part.ignored, source.whole and part.whole)
+            for part in parts
+        ]
+
+
+def _parts(node: fx.Node) -> Sequence[_Source]:
+    """Return what a node has its values from; nothing where it computes others."""
+    target, args = node.target, node.args
+    if target in _KEEPING and isinstance(args[0], fx.Node) and _is_integer(args[0]):
+        return (_Source(args[0], frozenset()),)
+    # Labels in lanes are where(labels != ignored, labels, 0).
+    if target is aten.where.self and (ignored := _compared(args[0], aten.ne.Scalar, args[1])):
+        return (_Source(args[1], ignored),)
+    parts = [_Source(part, frozenset(), whole=False) for part in _PARTS.get(target, _none)(args)]
+    # Labels before an index are masked_fill(labels, labels == ignored, 0).
+    if target in (aten.masked_fill.Scalar, aten.masked_fill.Tensor):
+        ignored = _compared(args[1], aten.eq.Scalar, args[0])
+        parts[0] = _Source(args[0], ignored, whole=False)
+    return parts
+
+
+def _none(_: Any) -> Sequence[Any]:
+    return ()
+
+
+def _compared(mask: Any, how: object, value: Any) -> frozenset[int]:
+    """Return the number that a mask compares a value with, if that is what it does."""
+    if isinstance(mask, fx.Node) and mask.target is how and mask.args[0] is value:
+        return frozenset({mask.args[1]})  # type: ignore[arg-type]
+    return frozenset()
 
 
 def _is_mask(node: fx.Node) -> bool:
@@ -225,69 +265,12 @@ def _is_mask(node: fx.Node) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype is torch.bool
 
 
-def _root(node: fx.Node) -> tuple[fx.Node, int | None]:
-    """Return the node that has the same values, and one that is replaced on the way."""
-    ignored = None
-    while node.op == "call_function" and node.args and isinstance(first := node.args[0], fx.Node):
-        kept = _kept_by_where(node)
-        if kept is not None:
-            node, ignored = kept
-        elif node.target in _KEEPING and _is_integer(first):
-            node = first
-        else:
-            break
-    return node, ignored
-
-
-def _sources(use: _Use) -> Iterator[tuple[fx.Node | int, frozenset[int]]]:
-    """Yield the nodes and numbers that an index has its values from, and which of them are not."""
-    ignored = frozenset() if use.ignored is None else frozenset({use.ignored})
-    ahead: list[tuple[Any, frozenset[int]]] = [(use.index, ignored)]
-    seen = set(ahead)
-    while ahead:
-        node, ignored = ahead.pop()
-        parts: Sequence[Any] = ()
-        if isinstance(node, fx.Node):
-            node, kept = _root(node)
-            ignored = ignored if kept is None else ignored | {kept}
-            parts = _PARTS[node.target](node.args) if node.target in _PARTS else ()
-        if not parts:
-            yield node, ignored
-        for at, part in enumerate(parts):
-            replaced = _replaced(node) if at == 0 else frozenset()
-            if (part, ignored | replaced) not in seen:
-                seen.add((part, ignored | replaced))
-                ahead.append((part, ignored | replaced))
-
-
-def _replaced(node: fx.Node) -> frozenset[int]:
-    """Labels before an index are ``masked_fill(labels, labels == ignored, 0)``."""
-    if node.target not in (aten.masked_fill.Scalar, aten.masked_fill.Tensor):
-        return frozenset()
-    value, mask = node.args[:2]
-    assert isinstance(mask, fx.Node)
-    if mask.target is not aten.eq.Scalar or mask.args[0] is not value:
-        return frozenset()
-    return frozenset({mask.args[1]})  # type: ignore[arg-type]
-
-
-def _is_allowed(source: fx.Node | int, use: _Use, ignored: frozenset[int]) -> bool:
+def _is_allowed(source: _Source, use: _Use) -> bool:
     """Whether the values of a node, or a number, are known to be in range."""
-    if not isinstance(source, fx.Node):
-        return use.least <= source <= use.most or source in ignored
-    least, most = _bounds(source)
+    if not isinstance(source.value, fx.Node):
+        return use.least <= source.value <= use.most or source.value in source.ignored
+    least, most = _bounds(source.value)
     return use.least <= least and most <= use.most
-
-
-def _kept_by_where(node: fx.Node) -> tuple[fx.Node, int] | None:
-    """Labels in lanes are ``where(labels != ignored, labels, 0)``."""
-    if node.target is not aten.where.self:
-        return None
-    condition, value, _ = node.args
-    assert isinstance(condition, fx.Node)
-    if condition.target is aten.ne.Scalar and condition.args[0] is value:
-        return value, condition.args[1]  # type: ignore[return-value]
-    return None
 
 
 def _is_integer(node: fx.Node) -> bool:
@@ -342,7 +325,7 @@ def _of_dimension(args: Any) -> Iterator[_Use]:
 def _of_labels(args: Any, at: int = 0, ignored: int = 4) -> Iterator[_Use]:
     shape = _shape(args[at])
     classes = shape[1] if len(shape) > 1 else shape[0]
-    yield _Use(args[at + 1], 0, classes - 1, args[ignored])
+    yield _Use(args[at + 1], 0, classes - 1, frozenset({args[ignored]}))
 
 
 def _of_places(args: Any) -> Iterator[_Use]:

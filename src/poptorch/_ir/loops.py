@@ -1,4 +1,4 @@
-"""How many micro-batches a call has, and in which order they lie in a batch: said here only.
+"""How many micro-batches a call has, and in which order they lie in a batch.
 
 A combined input holds the rows of all its micro-batches along dimension 0, slowest first: device
 iterations, accumulation steps, groups of replicas that read the same, rows of one micro-batch.
@@ -19,46 +19,30 @@ from ..enums import CommGroupType
 
 @dataclass(frozen=True)
 class Lanes:
-    """Micro-batches that run side by side, as one vectorised axis.
+    """Micro-batches that run side by side, as one vectorised axis."""
 
-    Attributes:
-        steps: successive steps in one run, the slower part.
-        replicas: replicas in one run, the faster part: all there are.
-    """
-
-    steps: int
-    replicas: int = 1
+    steps: int  # successive steps in one run, the slower part
+    replicas: int = 1  # in one run, the faster part: all there are
 
     @property
     def count(self) -> int:
-        """Lanes in all."""
         return self.steps * self.replicas
 
 
 @dataclass(frozen=True)
 class Loops:
-    """The counts of the device loop (PopTorch user guide, "Features").
+    """The counts of the device loop (PopTorch user guide, "Features")."""
 
-    Attributes:
-        iterations: device iterations per call; one optimizer update each in training.
-        accumulation: micro-batches per update and replica; 1 in inference.
-        replicas: data-parallel copies in this process.
-        input_group_size: replicas that read the same input.
-        input_group_type: how replicas form input groups.
-        processes: of the job, each with so many replicas; groups of them where several share the
-            stages of a replica.
-    """
-
-    iterations: int = 1
-    accumulation: int = 1
-    replicas: int = 1
-    input_group_size: int = 1
+    iterations: int = 1  # device iterations per call; one optimizer update each in training
+    accumulation: int = 1  # micro-batches per update and replica; 1 in inference
+    replicas: int = 1  # data-parallel copies in this process
+    input_group_size: int = 1  # replicas that read the same input
     input_group_type: CommGroupType = CommGroupType.Consecutive
     processes: int = 1
+    """Of the job, each with so many replicas; groups where several share a replica's stages."""
 
     @functools.cached_property  # every call asks for it, several times
     def steps(self) -> int:
-        """Steps of a call."""
         return self.iterations * self.accumulation
 
     @functools.cached_property

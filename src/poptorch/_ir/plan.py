@@ -202,7 +202,8 @@ def _headline(plan: Plan) -> str:
 
 
 def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+    plural = "es" if what.endswith("ch") else "s"
+    return f"{number} {what}{'' if number == 1 else plural}"
 
 
 def _stages(plan: Plan) -> list[str]:
@@ -318,15 +319,11 @@ def _flush(staged: Staged) -> str:
 
 def _rhythm(staged: Staged) -> str:
     schedule = staged.schedule
+    micro_batches = _count(staged.workload.micro_batches, "micro-batch")
     return (
-        f"schedule of one {_flush(staged)}: {_micros(staged)} in "
+        f"schedule of one {_flush(staged)}: {micro_batches} in "
         f"{_count(schedule.columns, 'column')}, bubble {schedule.bubble:.0%}"
     )
-
-
-def _micros(staged: Staged) -> str:
-    count = staged.workload.micro_batches
-    return "1 micro-batch" if count == 1 else f"{count} micro-batches"
 
 
 def _grid(schedule: Schedule) -> list[str]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 
 from ..enums import OutputMode
-from .bundle import Bundle, View
+from .bundle import Bundle, Member, View
 from .graph import Graph
 from .loops import Lanes, Loops
-from .slots import Kind, Slot
+from .slots import STATE_KINDS, Kind, Slot
+
+Of = TypeVar("Of")
 
 
 class Axis(enum.StrEnum):
@@ -62,8 +65,7 @@ class Reduce:
         buckets = f"{count} bucket{'' if count == 1 else 's'}, {self.bytes} bytes"
         gradients = self.kind == Kind.ACCUM
         what = f"reduce {self.kind}{'.*' if gradients else ''} {self.operation}"
-        nodes = (node for node in program.walk() if isinstance(node, Reduce))
-        early = sum(node.bytes for node in nodes if not node.waits)
+        early = sum(node.bytes for node in program.nodes(Reduce) if not node.waits)
         when = ""
         if not self.waits:
             when = ", while the next graph runs"
@@ -190,30 +192,22 @@ class Program:
     @property
     def buckets(self) -> list[Bundle]:
         """Tensors of the state that processes exchange at once."""
-        reduces = (node for node in self.walk() if isinstance(node, Reduce))
-        return [bucket for reduce in reduces for bucket in reduce.buckets]
+        return [bucket for reduce in self.nodes(Reduce) for bucket in reduce.buckets]
 
     @property
     def shards(self) -> list[Shard]:
         """Weights of which each process updates a part."""
-        gathers = (node for node in self.walk() if isinstance(node, Gather))
-        return [shard for gather in gathers for shard in gather.shards]
+        return [shard for gather in self.nodes(Gather) for shard in gather.shards]
 
     @property
     def parts(self) -> list[tuple[Slot, Slot]]:
         """Each tensor of the state of which a process has a part of its own to write, and that."""
         pairs = [(shard.whole.slot, shard.part) for shard in self.shards]
-        scatters = (node for node in self.walk() if isinstance(node, Scatter))
-        return [*pairs, *(pair for scatter in scatters for pair in scatter.pairs)]
+        return [*pairs, *(pair for scatter in self.nodes(Scatter) for pair in scatter.pairs)]
 
     def views(self) -> list[View]:
         """Weights, moments and accumulators that are parts of a bundle."""
-        members = {bundle.slot.weight: bundle.members for bundle in self.bundles}
-        return [
-            View(slot.of(member.slot), slot.key, member.offset)
-            for slot in self.state_slots().values()
-            for member in members.get(slot.weight, ())
-        ]
+        return self._views({bundle.slot.weight: bundle.members for bundle in self.bundles})
 
     def visible_slots(self) -> dict[str, Slot]:
         """Every tensor that lives on devices, by key: members in the place of bundles and parts."""
@@ -226,21 +220,28 @@ class Program:
     def spread(self) -> list[View]:
         """State of the optimizer that lies in parts on all processes: its place in all parts."""
         members = {shard.part.weight: shard.whole.members for shard in self.shards}
+        return self._views(members, (Kind.OPTSTATE,))
+
+    def _views(
+        self, members: Mapping[str, Sequence[Member]], kinds: Collection[Kind] = STATE_KINDS
+    ) -> list[View]:
         return [
             View(slot.of(member.slot), slot.key, member.offset)
             for slot in self.state_slots().values()
-            if slot.kind is Kind.OPTSTATE
+            if slot.kind in kinds
             for member in members.get(slot.weight, ())
         ]
 
-    def walk(self) -> Iterator[Node]:
-        """Every node, parents before children."""
-        stack = list(reversed(self.body))
-        while stack:
-            node = stack.pop()
+    def walk(self, body: Sequence[Node] | None = None) -> Iterator[Node]:
+        """Yield every node, parents before children."""
+        for node in self.body if body is None else body:
             yield node
             if isinstance(node, Repeat):
-                stack.extend(reversed(node.body))
+                yield from self.walk(node.body)
+
+    def nodes(self, kind: type[Of]) -> Iterator[Of]:
+        """Yield the nodes of a class."""
+        return (node for node in self.walk() if isinstance(node, kind))
 
     def __str__(self) -> str:
         return "\n".join(line for node in self.body for line in self._lines(node, ()))

@@ -7,6 +7,7 @@ nothing below the front door imports ``Options``.
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass, field, replace
 
 from ..enums import (
@@ -19,6 +20,8 @@ from ..enums import (
 )
 from . import slots
 from .loops import Loops
+
+Setting = bool | int | float | str | None
 
 
 @dataclass(frozen=True)
@@ -40,28 +43,17 @@ class Reduction:
 
 @dataclass(frozen=True)
 class Precision:
-    """Number formats and rounding (PopTorch user guide, "Half / float 16 support").
+    """Number formats and rounding (PopTorch user guide, "Half / float 16 support")."""
 
-    Attributes:
-        narrow_64bit: results of 64-bit types come back as 32-bit.
-        half_float_downcast: mixed half and float operands are computed in half, not in float.
-        autocast: whether ``poptorch.autocast`` has an effect.
-        autocast_policy: names of functions: in half, in float, promoted and demoted when mixed;
-            empty for torch's own choice.
-        floating_point_exceptions: a run that divides by zero, overflows, ... fails.
-        stochastic_rounding: float16 results are rounded at random.
-        strided_group_norm: GroupNorm's groups take every n-th channel rather than neighbours.
-        check_indices: labels and indices among the inputs are looked at before anything runs.
-    """
-
-    narrow_64bit: bool = True
-    half_float_downcast: bool = True
-    autocast: bool = True
+    narrow_64bit: bool = True  # results of 64-bit types come back as 32-bit
+    half_float_downcast: bool = True  # mixed half and float operands are computed in half
+    autocast: bool = True  # poptorch.autocast has an effect
     autocast_policy: tuple[tuple[str, ...], ...] = ()
-    floating_point_exceptions: bool = False
-    stochastic_rounding: bool = False
-    strided_group_norm: bool = False
-    check_indices: bool = True
+    """Names of functions: in half, in float, promoted, demoted when mixed; empty: torch's own."""
+    floating_point_exceptions: bool = False  # a run that divides by zero, overflows, ... fails
+    stochastic_rounding: bool = False  # float16 results are rounded at random
+    strided_group_norm: bool = False  # groups take every n-th channel rather than neighbours
+    check_indices: bool = True  # labels and indices of the inputs are looked at before a call
 
 
 class Strategy(enum.StrEnum):
@@ -83,48 +75,34 @@ _STRIDE = {
 
 @dataclass(frozen=True)
 class NamedStage:
-    """One stage that the user wrote down.
+    """One stage that the user wrote down."""
 
-    Attributes:
-        blocks: ids of the blocks that belong to it.
-        stage: its position, from 0: in the strategy, or within its phase.
-        phase: the forward phase that it is part of; None in unphased strategies.
-        ipu: the device that the user fixed, or None.
-    """
-
-    blocks: tuple[str, ...]
-    stage: int
-    phase: int | None = None
-    ipu: int | None = None
+    blocks: tuple[str, ...]  # ids
+    stage: int  # its position, from 0: in the strategy, or within its phase
+    phase: int | None = None  # the forward phase; None in unphased strategies
+    ipu: int | None = None  # the device that the user fixed
 
 
 @dataclass(frozen=True)
 class Placement:
-    """An execution strategy.
+    """How the user spread a model's blocks over devices and time: an execution strategy.
 
-    Attributes:
-        strategy: which of the four.
-        auto_stage: how blocks become stages when none are named; None when stages are named.
-        stages: the named stages, in the user's order.
-        separate_backward_phase: whether forward and backward share no phase.
-        liveness: when tensors leave the chip in phased strategies.
-        interleaved: whether a pipeline alternates forward and backward passes (fewer activations
-            wait) rather than grouping them.
-        first_release: whether the 1.0 interface was used, in whose rule a pipeline needs as many
-            micro-batches as it has forward stages; later ones ask for 2 n - 1 in training.
+    Which stage a block of a traced model gets is decided by the placement room.
+    Source: PopTorch user guide, "Parallel execution".
     """
 
     strategy: Strategy = Strategy.PIPELINED
-    auto_stage: AutoStage | None = AutoStage.SameAsIpu
-    stages: tuple[NamedStage, ...] = ()
-    separate_backward_phase: bool = False
-    liveness: Liveness = Liveness.AlwaysLive
-    interleaved: bool = False
+    auto_stage: AutoStage | None = AutoStage.SameAsIpu  # None when stages are named
+    stages: tuple[NamedStage, ...] = ()  # in the user's order
+    separate_backward_phase: bool = False  # forward and backward share no phase
+    liveness: Liveness = Liveness.AlwaysLive  # when tensors leave the chip in phased strategies
+    interleaved: bool = False  # alternate forward and backward passes: fewer activations wait
     first_release: bool = False
+    """Whether the 1.0 interface was used, in whose rule a pipeline needs as many micro-batches as
+    it has forward stages; later ones ask for 2 n - 1 in training."""
 
     @property
     def phased(self) -> bool:
-        """Whether the strategy works in phases."""
         return self.strategy in (Strategy.SERIAL_PHASED, Strategy.PARALLEL_PHASED)
 
     @property
@@ -154,22 +132,14 @@ class Placement:
 
 @dataclass(frozen=True)
 class Location:
-    """Where one kind of tensor rests (PopTorch user guide, "Options").
+    """Where one kind of tensor rests (PopTorch user guide, "Options")."""
 
-    Attributes:
-        on_chip: on chip rather than in streaming memory.
-        sharded: each replica holds a part.
-        load_by_io_tiles, store_by_io_tiles: whether transfers go through the I/O tiles.
-        min_off_chip: tensors with fewer elements stay on chip; None for the machine's default.
-        min_sharded: tensors with fewer elements stay whole; None for the default, 8192.
-    """
-
-    on_chip: bool = True
-    sharded: bool = False
+    on_chip: bool = True  # rather than in streaming memory
+    sharded: bool = False  # each replica holds a part
     load_by_io_tiles: bool = False
     store_by_io_tiles: bool = False
-    min_off_chip: int | None = None
-    min_sharded: int | None = None
+    min_off_chip: int | None = None  # with fewer elements on chip; None: the machine's default
+    min_sharded: int | None = None  # with fewer elements whole; None: the default, 8192
 
 
 @dataclass(frozen=True)
@@ -185,72 +155,40 @@ class Locations:
 
 @dataclass(frozen=True)
 class Target:
-    """What runs the program.
+    """What runs the program."""
 
-    Attributes:
-        backend: a registered backend name, or ``"auto"``.
-        seed: the random seed, or None for a non-deterministic one.
-        synthetic_data: host input and output are skipped (``enableSyntheticData``).
-        process_id: the index of this process among those that hold replicas, each with all stages;
-            of the group that it belongs to, where several share the stages.
-        parts: processes that share the stages of each replica.
-        part: which of these this one is.
-        hosts: machines that the processes of the job are on, found out when they meet.
-        device: ``"ipu"`` (the system's chips), ``"model"`` (the simulated device) or
-            ``"offline"`` (compile only).
-        generation: of the chips: 1, 2 or 21; None for whatever the system has.
-        tiles: per chip of the simulated device; None for the generation's own count.
-        auto_round: reserve a power of two of chips when the model needs fewer.
-    """
-
-    backend: str = "auto"
-    seed: int | None = None
-    synthetic_data: bool = False
+    backend: str = "auto"  # a registered name, or "auto"
+    seed: int | None = None  # None for a non-deterministic one
+    synthetic_data: bool = False  # host input and output are skipped
     process_id: int = 0
-    parts: int = 1
-    part: int = 0
-    hosts: int = 1
-    device: str = "ipu"
-    generation: int | None = None
-    tiles: int | None = None
-    auto_round: bool = False
+    """Which of the processes with replicas this is; of the groups, where several share stages."""
+    parts: int = 1  # processes that share the stages of each replica
+    part: int = 0  # which of these this one is
+    hosts: int = 1  # machines that the processes of the job are on, found out when they meet
+    device: str = "ipu"  # the system's chips; "model": the simulated device; "offline"
+    generation: int | None = None  # of the chips: 1, 2 or 21; None for whatever the system has
+    tiles: int | None = None  # per chip of the simulated device; None for the generation's own
+    auto_round: bool = False  # reserve a power of two of chips when the model needs fewer
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """What can change without another compilation; no part of the cache key.
+    """What can change without another compilation; no part of the cache key."""
 
-    Attributes:
-        connection: when the device is acquired.
-        ipu_id: the device id to attach to, or None for any.
-        model_name: what printed plans call the model; None for nothing.
-        max_repeat_logs: how often an identical engine log line appears.
-        cycle_count: whether cycles are counted for ``executor.cycleCount()``.
-        report: directory of profile reports, or None.
-        cache_dir: directory of cached executables, or None.
-        source_excludes: path fragments that are not the user's code when lines are sought.
-        programs: kinds of inputs that the model stays compiled for.
-        process_timeout: seconds without a sign of life after which a process counts as lost.
-        broadcast_weights: processes begin with the weights of the first; otherwise all must have
-            the same.
-        half_matmuls, half_convolutions: whether products keep their sums in 16 bits on an IPU.
-        memory_proportions: (chip, share of its memory that one product may use on an IPU).
-    """
-
-    connection: ConnectionType = ConnectionType.Always
-    ipu_id: int | None = None
-    model_name: str | None = None
-    max_repeat_logs: int = 4
-    cycle_count: bool = False
-    report: str | None = None
-    cache_dir: str | None = None
-    source_excludes: tuple[str, ...] = ()
-    programs: int = 1
-    process_timeout: int = 15
-    broadcast_weights: bool = True
-    half_matmuls: bool = False
+    connection: ConnectionType = ConnectionType.Always  # when the device is acquired
+    ipu_id: int | None = None  # the device to attach to, or None for any
+    model_name: str | None = None  # in printed plans
+    max_repeat_logs: int = 4  # how often an identical engine log line appears
+    cycle_count: bool = False  # counted for executor.cycleCount()
+    report: str | None = None  # directory of profile reports
+    cache_dir: str | None = None  # directory of cached executables
+    source_excludes: tuple[str, ...] = ()  # path fragments that are not the user's code
+    programs: int = 1  # kinds of inputs that the model stays compiled for
+    process_timeout: int = 15  # seconds without a sign of life until a process counts as lost
+    broadcast_weights: bool = True  # those of the first process; else all must have the same
+    half_matmuls: bool = False  # products keep their sums in 16 bits on an IPU
     half_convolutions: bool = False
-    memory_proportions: tuple[tuple[int, float], ...] = ()
+    memory_proportions: tuple[tuple[int, float], ...] = ()  # (chip, share that a product may use)
 
     @property
     def half_partials(self) -> tuple[bool, bool]:
@@ -260,23 +198,9 @@ class Runtime:
 
 @dataclass(frozen=True)
 class Spec:
-    """Every resolved setting of one executor.
+    """Every resolved setting of one executor."""
 
-    Attributes:
-        training: whether the program computes gradients and updates weights.
-        placement: the execution strategy.
-        locations: where tensors rest.
-        module_scopes: whether operators' names carry the path of their module.
-        broadcast_buffers: whether replicas share one value of each buffer.
-        updatable_buffers: names of buffers that ``copyNamedBuffersToDevice`` may update.
-        anchors: ``(short name, tensor name, mode, period)`` of anchored tensors.
-        lanes: micro-batches that run side by side; 0 for the library's choice.
-        lane_memory: bytes for the intermediate values of lanes; 0 for the library's choice.
-        recompute: whether the backward pass computes activations again; None where the placement
-            decides.
-    """
-
-    training: bool = False
+    training: bool = False  # the program computes gradients and updates weights
     loops: Loops = field(default_factory=Loops)
     output: Output = field(default_factory=Output)
     reduction: Reduction = field(default_factory=Reduction)
@@ -285,13 +209,13 @@ class Spec:
     placement: Placement = field(default_factory=Placement)
     locations: Locations = field(default_factory=Locations)
     runtime: Runtime = field(default_factory=Runtime)
-    module_scopes: bool = True
-    broadcast_buffers: bool = True
-    updatable_buffers: tuple[str, ...] = ()
-    anchors: tuple[tuple[str, str, OutputMode, int], ...] = ()
-    lanes: int = 0
-    lane_memory: int = 0
-    recompute: bool | None = None
+    module_scopes: bool = True  # operators' names carry the path of their module
+    broadcast_buffers: bool = True  # replicas share one value of each buffer
+    updatable_buffers: tuple[str, ...] = ()  # that copyNamedBuffersToDevice may update
+    anchors: tuple[tuple[str, str, OutputMode, int], ...] = ()  # (short, tensor name, mode, period)
+    lanes: int = 0  # micro-batches that run side by side; 0 for the library's choice
+    lane_memory: int = 0  # bytes for the intermediate values of lanes; 0 for the library's choice
+    recompute: bool | None = None  # activations for the backward pass; None: placement decides
 
     @property
     def inner_anchors(self) -> tuple[tuple[str, str], ...]:
@@ -300,7 +224,6 @@ class Spec:
 
     @property
     def processes(self) -> int:
-        """How many processes the job has."""
         return self.loops.processes * self.target.parts
 
     @property
@@ -331,3 +254,43 @@ class Spec:
         """
         target = replace(self.target, seed=None, process_id=0, part=0)
         return replace(self, target=target, runtime=Runtime())
+
+
+@dataclass(frozen=True)
+class OptimGroup:
+    """One parameter group."""
+
+    params: tuple[str, ...]  # paths, as the program names them
+    settings: tuple[tuple[str, Setting], ...]  # with constant hyper-parameters, sorted by name
+    variables: tuple[str, ...]  # names of the hyper-parameters that are inputs (slots.hyper)
+
+    def setting(self, name: str) -> Setting:
+        return dict(self.settings)[name]
+
+
+@dataclass(frozen=True)
+class OptimSpec:
+    """An optimizer's compiled-in structure; its own settings and variables are for all groups.
+
+    The values of variable hyper-parameters are inputs of the update graph, so that changing them
+    never recompiles.
+    """
+
+    algorithm: str  # sgd, adam, adamw, rmsprop or lamb
+    groups: tuple[OptimGroup, ...]
+    settings: tuple[tuple[str, Setting], ...] = ()  # accumulator dtypes as "float16", ...; sorted
+    variables: tuple[str, ...] = ()  # for instance loss_scaling
+
+    def setting(self, name: str) -> Setting:
+        return dict(self.settings)[name]
+
+    @property
+    def max_grad_norm(self) -> float:
+        """The norm of all gradients to which they are clipped; infinity if they are not."""
+        limit = dict(self.settings).get("max_grad_norm", math.inf)
+        assert isinstance(limit, float)
+        return limit
+
+    @property
+    def clips(self) -> bool:
+        return self.max_grad_norm != math.inf

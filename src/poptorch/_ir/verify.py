@@ -14,7 +14,7 @@ from ..enums import OutputMode
 from .graph import Graph
 from .operators import writes
 from .plan import Plan
-from .program import Gather, Program, Reduce, Repeat, Run, Scatter, State
+from .program import Emit, Gather, Program, Reduce, Repeat, Run, Scatter, State
 from .slots import Kind, Slot
 from .spec import Spec
 
@@ -77,10 +77,10 @@ def verify_program(program: Program) -> None:
     """Check rules P1 to P6, and the rules of every graph."""
     for graph in program.graphs.values():
         verify_graph(graph)
-    emits = [type(node).__name__ for node in program.walk()].count("Emit")
+    emits = len(list(program.nodes(Emit)))
     if emits != 1:
         raise _broken("P1", f"{emits} emits")
-    runs = [node.graph for node in program.walk() if isinstance(node, Run)]
+    runs = [node.graph for node in program.nodes(Run)]
     if set(runs) != set(program.graphs):
         raise _broken("P2", f"runs {sorted(set(runs))}, graphs {sorted(program.graphs)}")
     for node in program.walk():

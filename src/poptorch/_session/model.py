@@ -15,9 +15,8 @@ from .._base import log
 from .._base.errors import Error
 from .._data import begun
 from .._ir import slots
-from .._ir.optim_spec import OptimSpec
 from .._ir.slots import NORM, Kind, Slot, narrowed
-from .._ir.spec import Spec
+from .._ir.spec import OptimSpec, Spec
 from .guards import Attributes, Guard
 from .inputs import CompiledInputs, Indices, Inputs
 from .outputs import Outputs

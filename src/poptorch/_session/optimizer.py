@@ -18,8 +18,7 @@ from .._base import log
 from .._base.errors import Error
 from .._base.storage import address
 from .._compile import agreement
-from .._ir.optim_spec import OptimSpec
-from .._ir.spec import Spec
+from .._ir.spec import OptimSpec, Spec
 from ..enums import MeanReductionStrategy, ReductionType
 from ..optim.freeze import freeze
 from ..optim.names import from_ipu_param, from_ipu_state, state_keys, to_ipu_param, to_ipu_state

@@ -15,8 +15,8 @@ import torch
 from .._ir import slots
 from .._ir.bundle import ALIGNMENT, Bundle, in_chunks, laid_out
 from .._ir.graph import SlotFunction
-from .._ir.optim_spec import OptimGroup, OptimSpec
 from .._ir.slots import Slot
+from .._ir.spec import OptimGroup, OptimSpec
 
 _Tensors = Mapping[str, torch.Tensor]
 

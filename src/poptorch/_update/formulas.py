@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from .._ir import slots
-from .._ir.optim_spec import Setting
+from .._ir.spec import Setting
 
 Scalar = float | torch.Tensor
 Scalars = Mapping[str, Scalar]

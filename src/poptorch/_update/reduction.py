@@ -16,9 +16,8 @@ import torch
 
 from .._ir import slots
 from .._ir.graph import SlotFunction
-from .._ir.optim_spec import OptimSpec
 from .._ir.slots import Slot
-from .._ir.spec import Reduction
+from .._ir.spec import OptimSpec, Reduction
 from ..enums import MeanReductionStrategy, ReductionType
 from .formulas import Scalar, is_constant, materialised, plus_scaled, storage_dtype
 

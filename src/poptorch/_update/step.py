@@ -9,8 +9,8 @@ import torch
 
 from .._ir import slots
 from .._ir.graph import SlotFunction
-from .._ir.optim_spec import OptimGroup, OptimSpec
 from .._ir.slots import Slot
+from .._ir.spec import OptimGroup, OptimSpec
 from .._ops.rounding import DROPPED_BITS, rounded
 from .formulas import (
     ALGORITHMS,

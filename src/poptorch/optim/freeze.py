@@ -16,7 +16,7 @@ from .._base import log
 from .._base.errors import AssertionFailure, InvalidValue
 from .._base.storage import address
 from .._ir import slots
-from .._ir.optim_spec import OptimGroup, OptimSpec, Setting
+from .._ir.spec import OptimGroup, OptimSpec, Setting
 from . import KINDS
 from .arguments import number, pair_of_betas
 from .kind import Kind, agreed

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .._base.errors import AssertionFailure
-from .._ir.optim_spec import Setting
+from .._ir.spec import Setting
 
 MOMENT_TYPES = {
     "accum_type": torch.float32,

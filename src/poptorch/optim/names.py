@@ -13,8 +13,8 @@ import torch
 from .._base import log
 from .._base.errors import StateError
 from .._ir import slots
-from .._ir.optim_spec import OptimSpec
 from .._ir.slots import Slot
+from .._ir.spec import OptimSpec
 from . import KINDS
 from .arguments import number
 from .kind import Hypers, Shown

@@ -10,7 +10,7 @@ import torch
 
 from .._base import log
 from .._base.errors import Error, InvalidValue
-from .._ir.optim_spec import OptimGroup, OptimSpec, Setting
+from .._ir.spec import OptimGroup, OptimSpec, Setting
 from ..enums import MeanReductionStrategy
 from . import KINDS
 from .optimizer import Optimizer
