@@ -14,7 +14,7 @@ from typing import Any
 import poptorch
 from helpers.patience import eventually
 from poptorch import _job
-from poptorch._job import watch
+from poptorch._job import heartbeat
 
 PATIENCE = 3.0
 
@@ -44,7 +44,7 @@ def is_gone(store: Any) -> bool:
 
 def main(what: str) -> int:
     index, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    watch.BEAT, watch.SILENT = 0.2, 0.8
+    heartbeat.INTERVAL, heartbeat.SILENT = 0.2, 0.8
     group = _job.join(index, count, PATIENCE)
     group.texts("first", "first texts")
     Path(f"ready{index}").touch()
@@ -58,7 +58,7 @@ def main(what: str) -> int:
     if index == ends and how is not None:
         os.kill(os.getpid(), how)
     if what == "it is done" and index == 2:
-        group._notes._store = Slow(group._notes._store)
+        group._store = Slow(group._store)
     if how is signal.SIGKILL and index == 2:
         assert eventually(lambda: is_gone(group._store))
     try:

@@ -19,7 +19,7 @@ from poptorch._base import env, keyed, log
 from poptorch._base.errors import Error
 from poptorch._cli import launching
 from poptorch._compile.cache import default_store
-from poptorch._job.place import keeper
+from poptorch._job.rendezvous import store_owner
 from poptorch.autocasting import Policy
 from poptorch.backends import allocator
 from poptorch.backends.inductor import toolchain
@@ -325,16 +325,16 @@ VARIABLES: dict[str, tuple[dict[str, str], dict[str, str], Callable[[], Any]]] =
     "POPDIST_NUM_LOCAL_REPLICAS": ({"": "2"}, {}, popdist.getNumLocalReplicas),
     "POPDIST_NUM_IPUS_PER_REPLICA": ({"": "2"}, {}, popdist.getNumIpusPerReplica),
     "POPDIST_STAGE_PROCESSES": ({"": "2"}, {}, popdist.getNumStageProcesses),
-    "MASTER_ADDR": ({"": "head"}, {"MASTER_PORT": "7"}, _job.place),
-    "MASTER_PORT": ({"": "7"}, {"MASTER_ADDR": "head"}, _job.place),
-    "TORCHELASTIC_USE_AGENT_STORE": ({"": "True"}, {}, keeper),
+    "MASTER_ADDR": ({"": "head"}, {"MASTER_PORT": "7"}, _job.endpoint),
+    "MASTER_PORT": ({"": "7"}, {"MASTER_ADDR": "head"}, _job.endpoint),
+    "TORCHELASTIC_USE_AGENT_STORE": ({"": "True"}, {}, store_owner),
     "OMPI_COMM_WORLD_LOCAL_SIZE": (
         {"": "2"},
         {"OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": "a"},
-        _job.place,
+        _job.endpoint,
     ),
-    "PMIX_NAMESPACE": ({"": "a"}, OPENMPI, _job.place),
-    "OMPI_MCA_ess_base_jobid": ({"": "a"}, OPENMPI, _job.place),
+    "PMIX_NAMESPACE": ({"": "a"}, OPENMPI, _job.endpoint),
+    "OMPI_MCA_ess_base_jobid": ({"": "a"}, OPENMPI, _job.endpoint),
     "POPTORCH_REMOTE_SHELL": ({"": "rsh -4"}, {}, launching.remote_shell),
 }
 

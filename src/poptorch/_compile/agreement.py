@@ -167,7 +167,7 @@ def _check_data() -> None:
     Raises:
         Error: one would wait for another that has no more, or would read what another reads.
     """
-    texts = _job.current().texts(json.dumps(_job.lengths.latest()), "the lengths of their data")
+    texts = _job.current().texts(json.dumps(_job.data_length()), "the lengths of their data")
     said = [json.loads(text) for text in texts]
     seeds = {index: seed for index, (_, seed) in enumerate(said) if seed is not None}
     if len({*seeds.values()}) > 1:

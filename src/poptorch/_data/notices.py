@@ -201,6 +201,6 @@ def announce_length(loader: Any) -> None:
     """Say for how many calls this process has data: all processes must make as many."""
     seed = None if loader._permutations is None else loader.options.random_seed
     try:
-        _job.lengths.note(len(loader), seed)
+        _job.note_data_length(len(loader), seed)
     except TypeError:  # the data set has no length
-        _job.lengths.note(-1, seed)
+        _job.note_data_length(-1, seed)

@@ -1,27 +1,9 @@
-"""One job of several processes: meeting, adding up and handing round tensors, noticing losses.
+"""One job of several processes: their rendezvous, their exchanges over gloo, their heartbeats."""
 
-Everything that travels is carried by torch.distributed (gloo); this room says where the processes
-meet, what they wait for and who is to blame when they wait in vain.
-"""
-
-from . import lengths
-from .facts import compare
-from .group import Group, Message, current, join
-from .membership import Membership, from_poprun, in_job, membership
-from .place import Place, own_address, place
+from .group import Group, Message, compare, current, data_length, join, note_data_length
+from .rendezvous import Membership, endpoint, from_poprun, in_job, membership, own_address
 
 __all__ = [
-    "Group",
-    "Membership",
-    "Message",
-    "Place",
-    "compare",
-    "current",
-    "from_poprun",
-    "in_job",
-    "join",
-    "lengths",
-    "membership",
-    "own_address",
-    "place",
-]
+    "Group", "Membership", "Message", "compare", "current", "data_length", "endpoint",
+    "from_poprun", "in_job", "join", "membership", "note_data_length", "own_address",
+]  # fmt: skip

@@ -1,10 +1,10 @@
-"""Signs of life: each process writes one every second, so that who waits can say for whom.
+"""Heartbeats: each process writes one every second, so that who waits can say for whom.
 
 A process that is killed closes its connections, and who waits for it fails at once; but only the
 neighbours in a ring notice that way, and a machine that vanishes closes nothing.
 
-The signs go through the store in which the processes met. One of them may keep it, and takes it
-along when it ends; so a thread reads everything, each process remembers the last sign of that one,
+They go through the store in which the processes met. One of them may own it, and takes it along
+when it ends; so a thread reads everything, each process remembers the last heartbeat of that one,
 and that one leaves last.
 """
 
@@ -18,59 +18,48 @@ from typing import Any
 
 from .._base import log
 
-BEAT = 1.0
-"""Seconds between two signs of life."""
-SILENT = 4 * BEAT
-"""After a connection broke: seconds without a sign of life until a process is to blame for it."""
-_SOON = BEAT / 20
+INTERVAL = 1.0
+"""Seconds between two heartbeats."""
+SILENT = 4 * INTERVAL
+"""After a connection broke: seconds without a heartbeat until a process is to blame for it."""
 
-Sign = dict[str, Any]
+Beat = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Loss:
-    """A process that is gone.
+    """A process that is gone."""
 
-    Attributes:
-        index: which one; -1 for what is no process of the job.
-        why: what is known about it.
-    """
-
-    index: int
+    index: int  # -1 for what is no process of the job
     why: str
 
 
-class Watch:
-    """Writes this process's signs of life and reads the others', in a thread of its own.
+class Heartbeat:
+    """Writes this process's heartbeats and reads the others', in a thread of its own.
 
     Args:
         store: that all share; this is to have a connection of its own to it.
         index, count: which process this is, of how many.
-        patience: seconds without a sign of life after which a process counts as lost.
-        keeper: the process with which the store ends; -1 for a launcher's agent.
-
-    Attributes:
-        doing: how many exchanges this process has begun, and what the latest is of.
-        done: how many of them it has finished.
+        patience: seconds without a heartbeat after which a process counts as lost.
+        owner: the process with which the store ends; -1 for a launcher's agent.
     """
 
-    def __init__(self, store: Any, index: int, count: int, patience: float, keeper: int) -> None:
+    def __init__(self, store: Any, index: int, count: int, patience: float, owner: int) -> None:
         self._store = store
         self._index = index
         self._others = [other for other in range(count) if other != index]
         self._patience = patience
-        self._keeper = keeper
-        self.doing = (0, "")
-        self.done = 0
-        self._beats = 0
-        self._last: Sign | None = None  # once it has been told that this process ends
+        self._owner = owner
+        self.doing = (0, "")  # how many exchanges this process has begun, what the latest is of
+        self.done = 0  # how many of them it has finished
+        self._count = 0
+        self._last: Beat | None = None  # once it has been told that this process ends
         self._met = self._answered = self._waiting_since = time.monotonic()
-        self._signs: dict[int, tuple[Sign, float]] = {}  # of the others, and since when
+        self._beats: dict[int, tuple[Beat, float]] = {}  # of the others, and since when
         self._all_there = False
         self._gone = False  # the store
         self._wake, self._told = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._go_on, name="poptorch life", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._go_on, name="poptorch heartbeat", daemon=True).start()
 
     # What the thread does. Whoever waits must not: a store whose machine hangs does not answer.
 
@@ -80,23 +69,23 @@ class Watch:
             while True:
                 self._wake.clear()
                 self._read()
-                last, sign = self._last, self._sign()
-                self._store.set(_key(self._index), json.dumps(sign))
+                last, beat = self._last, self._next()
+                self._store.set(_key(self._index), json.dumps(beat))
                 self._answered = time.monotonic()
                 if last is not None and last is self._last:
                     self._told.set()
-                self._wake.wait(BEAT)
+                self._wake.wait(INTERVAL)
         except RuntimeError as error:  # torch's network errors
-            log.python.debug("Signs of life have nowhere to go: %s", error)
+            log.python.debug("Heartbeats have nowhere to go: %s", error)
             self._gone = True
             self._told.set()
 
-    def _sign(self) -> Sign:
-        self._beats += 1
+    def _next(self) -> Beat:
+        self._count += 1
         (started, what), done = self.doing, self.done
-        parting = "ended" in self._sign_of(self._keeper)
-        sign = {"started": started, "what": what, "done": done, "parting": parting}
-        return sign | (self._last or {"beat": self._beats})
+        parting = "ended" in self._beat_of(self._owner)
+        beat = {"started": started, "what": what, "done": done, "parting": parting}
+        return beat | (self._last or {"beat": self._count})
 
     def _read(self) -> None:
         keys = [_key(other) for other in self._others]
@@ -105,12 +94,12 @@ class Watch:
             self._all_there = len(keys) == len(self._others)
         now = time.monotonic()
         for key, text in zip(keys, self._store.multi_get(keys), strict=True):
-            other, sign = int(key.rpartition("/")[2]), json.loads(text)
-            if self._sign_of(other) != sign:
-                self._signs[other] = sign, now
+            other, beat = int(key.rpartition("/")[2]), json.loads(text)
+            if self._beat_of(other) != beat:
+                self._beats[other] = beat, now
 
-    def _sign_of(self, other: int) -> Sign:
-        return self._signs[other][0] if other in self._signs else {}
+    def _beat_of(self, other: int) -> Beat:
+        return self._beats[other][0] if other in self._beats else {}
 
     # What its owner does.
 
@@ -120,12 +109,7 @@ class Watch:
         self._waiting_since = time.monotonic()
 
     def stop(self, why: str, cause: Loss | None) -> None:
-        """Write the last sign: this process ends.
-
-        Args:
-            why: what the others will be told.
-            cause: the process that is to blame, if it is another one.
-        """
+        """Write the last heartbeat: this process ends, and why, or which other one is to blame."""
         of = None if cause is None else [cause.index, cause.why]
         self._told.clear()
         self._last = {"ended": why, "cause": of}
@@ -133,7 +117,7 @@ class Watch:
         if not self._gone:
             self._told.wait(SILENT)
 
-    def see_off(self) -> None:
+    def leave_last(self) -> None:
         """Before the store ends with this process: wait until the others know that, or have ended.
 
         Those that are in an exchange that this one has finished come to its end first. Who is
@@ -141,29 +125,29 @@ class Watch:
         """
         began = time.monotonic()
         end = began + 2 * SILENT
-        while self._index == self._keeper and not self._gone and time.monotonic() < end:
-            waiting = {other for other in self._others if not self._is_seen_off(other)}
+        while self._index == self._owner and not self._gone and time.monotonic() < end:
+            waiting = {other for other in self._others if not self._has_noticed(other)}
             if waiting.issubset(self._silent(SILENT, began)):
                 break
             self._wake.set()
-            time.sleep(_SOON)
+            time.sleep(INTERVAL / 20)
 
-    def _is_seen_off(self, other: int) -> bool:
-        sign = self._sign_of(other)
-        knows = sign.get("parting", False) and sign["done"] >= self.done
+    def _has_noticed(self, other: int) -> bool:
+        beat = self._beat_of(other)
+        knows = beat.get("parting", False) and beat["done"] >= self.done
         cause = self._last and self._last["cause"]
-        return knows or "ended" in sign or bool(cause and cause[0] == other)
+        return knows or "ended" in beat or bool(cause and cause[0] == other)
 
     def look(self) -> Loss | None:
         """Return a process that has ended or is silent for too long."""
         for other in self._others:
-            sign = self._sign_of(other)
-            if sign.get("started") == self.doing[0] and sign["what"] != self.doing[1]:
-                return Loss(other, f"it does something else: it exchanges {sign['what']}")
-            has_left = sign.get("done", 0) < self.doing[0] or (self._gone and other == self._keeper)
-            if "ended" in sign and has_left:
-                cause = sign["cause"]
-                return Loss(other, sign["ended"]) if cause is None else Loss(*cause)
+            beat = self._beat_of(other)
+            if beat.get("started") == self.doing[0] and beat["what"] != self.doing[1]:
+                return Loss(other, f"it does something else: it exchanges {beat['what']}")
+            has_left = beat.get("done", 0) < self.doing[0] or (self._gone and other == self._owner)
+            if "ended" in beat and has_left:
+                cause = beat["cause"]
+                return Loss(other, beat["ended"]) if cause is None else Loss(*cause)
         if self._gone:
             return self._without_store("the connection to it is closed")
         no_sign = f"no sign of life for {self._patience:.0f} s"
@@ -174,14 +158,14 @@ class Watch:
         return Loss(silent[0], no_sign) if silent else None
 
     def blame(self) -> Loss | None:
-        """A connection broke: return the process that ended, or gives no sign of life from now on.
+        """A connection broke: return the process that ended, or is silent from now on.
 
         None if all of them are alive: it was the network.
         """
         began = time.monotonic()
         while time.monotonic() - began < 2 * SILENT:
             self._wake.set()
-            time.sleep(_SOON)
+            time.sleep(INTERVAL / 20)
             loss = self.look()
             if loss is not None:
                 return loss
@@ -192,20 +176,20 @@ class Watch:
 
     def slow(self) -> list[int]:
         """Return the processes that have not begun what this one waits for, by the last look."""
-        return [i for i in self._others if self._sign_of(i).get("started", 0) < self.doing[0]]
+        return [i for i in self._others if self._beat_of(i).get("started", 0) < self.doing[0]]
 
     def _silent(self, limit: float, began: float) -> list[int]:
-        """Return who gives no sign of life for so long, after a moment."""
+        """Return who has had no heartbeat for so long, after a moment."""
         late = self._answered - limit
-        since = {other: self._signs.get(other, ({}, began))[1] for other in self._others}
+        since = {other: self._beats.get(other, ({}, began))[1] for other in self._others}
         return [other for other in self._others if max(since[other], began) < late]
 
     def _without_store(self, why: str) -> Loss:
         kept = "kept what the processes tell one another"
-        if self._keeper < 0:
+        if self._owner < 0:
             return Loss(-1, f"the launcher's agent {kept}, and {why}")
-        return Loss(self._keeper, f"it {kept}, and {why}")
+        return Loss(self._owner, f"it {kept}, and {why}")
 
 
 def _key(index: int) -> str:
-    return f"life/{index}"
+    return f"heartbeat/{index}"

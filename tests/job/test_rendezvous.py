@@ -18,9 +18,8 @@ from torch.distributed.constants import default_pg_timeout
 import poptorch
 from helpers import jobs
 from helpers.patience import HANGS, eventually
-from poptorch._job import patience
-from poptorch._job.meeting import meet
-from poptorch._job.place import open_store
+from poptorch._job import rendezvous
+from poptorch._job.rendezvous import meet, open_store
 
 LIMIT = datetime.timedelta(seconds=HANGS)
 
@@ -46,7 +45,7 @@ def test_who_does_not_come_is_named() -> None:
 
 
 def test_who_is_waited_for_is_said_in_time(monkeypatch, caplog) -> None:
-    monkeypatch.setattr(patience, "IMPATIENT", 0.001)
+    monkeypatch.setattr(rendezvous, "IMPATIENT", 0.001)
     store = dist.HashStore()
     store.set("arrived/1", "of an earlier start, or of the process that started this one")
     with pytest.raises(poptorch.Error, match=r"call options.Distributed.disable\(\) in a program"):

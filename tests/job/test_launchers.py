@@ -1,4 +1,4 @@
-"""What a launcher's environment says: who this process is, and where all meet."""
+"""What a launcher's environment says: who this process is, and at which endpoint all meet."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_functions_are_called_on_the_instances_that_are_listed(monkeypatch) -> N
 def test_where_processes_meet(variables, address, monkeypatch) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    place = _job.place()
+    place = _job.endpoint()
     assert (place.address if place else None) == address
 
 

@@ -1,0 +1,312 @@
+"""What a launcher says of this process, and the store in which the processes of a job meet.
+
+poprun sets the POPDIST variables; torchrun's agent, which it uses, and OpenMPI set theirs.
+Source: PyTorch documentation, "Distributed communication package" (environment variable
+initialization) and "torchrun".
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import datetime
+import json
+import socket
+import time
+import uuid
+import zlib
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from threading import Thread
+from typing import Any
+
+from .._base import env, interrupts, log, private
+from .._base.errors import Error
+
+NAMESPACE = "poptorch"
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+IMPATIENT = 10.0
+"""Seconds of waiting after which a line says for whom; then after twice as many, and so on."""
+_POLL = 0.005  # seconds
+_PORTS = range(20_000, 32_000)  # below those that systems hand out
+# Count, index and index on this machine, by launcher; the first that is set counts.
+_LAUNCHERS = (
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("WORLD_SIZE", "RANK", "LOCAL_RANK"),
+)
+_POPDIST = ("POPDIST_NUM_TOTAL_REPLICAS", "POPDIST_NUM_LOCAL_REPLICAS")
+
+
+@dataclass(frozen=True)
+class Membership:
+    """This process and its job."""
+
+    index: int = 0
+    count: int = 1
+    local_index: int = 0  # among the processes on this machine
+    local_replicas: int = 1  # data-parallel copies of a model in this process
+    total_replicas: int = 1
+    ipus_per_replica: int = 1
+    stage_processes: int = 1  # that share the stages of a model, and so its replicas
+
+
+def from_poprun() -> bool:
+    """Tell whether poprun has started this process."""
+    return env.is_set(_POPDIST[0])
+
+
+def in_job() -> bool:
+    """Tell whether a launcher has started this process."""
+    counts = [count for count, _, _ in _LAUNCHERS]
+    return any(env.is_set(name) for name in (*_POPDIST, *counts))
+
+
+def membership() -> Membership:
+    """Return what the environment says; one process with one replica where it says nothing."""
+    index, count, local_index = 0, 1, 0
+    for of_count, of_index, of_local in _LAUNCHERS:
+        if env.is_set(of_count):
+            index, count, local_index = env.get(of_index), env.get(of_count), env.get(of_local)
+            break
+    local, shared = env.get("POPDIST_NUM_LOCAL_REPLICAS"), env.get("POPDIST_STAGE_PROCESSES")
+    return Membership(
+        index=index,
+        count=count,
+        local_index=local_index,
+        local_replicas=local,
+        total_replicas=env.get("POPDIST_NUM_TOTAL_REPLICAS") or local * count // max(1, shared),
+        ipus_per_replica=env.get("POPDIST_NUM_IPUS_PER_REPLICA"),
+        stage_processes=shared,
+    )
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """An address that all processes of a job know."""
+
+    address: str  # a host's name or number
+    port: int  # at which process 0, or the launcher's agent, listens
+    source: str  # what said so
+
+
+def endpoint() -> Endpoint | None:
+    """Return where the environment says that the processes meet; None if it says nothing.
+
+    torchrun, poprun and most launchers set MASTER_ADDR and MASTER_PORT. OpenMPI sets neither; while
+    all its processes are on this machine they meet here, at a port that its job's name gives.
+    """
+    if env.is_set("MASTER_ADDR") and env.is_set("MASTER_PORT"):
+        port = env.get("MASTER_PORT")
+        return Endpoint(env.get("MASTER_ADDR"), port, "MASTER_ADDR and MASTER_PORT")
+    size = env.get("OMPI_COMM_WORLD_SIZE")
+    if size > 1 and env.get("OMPI_COMM_WORLD_LOCAL_SIZE") == size:
+        name = env.get("PMIX_NAMESPACE") or env.get("OMPI_MCA_ess_base_jobid")
+        if name:
+            port = _PORTS[zlib.crc32(name.encode()) % len(_PORTS)]
+            return Endpoint("127.0.0.1", port, "OpenMPI's variables")
+    return None
+
+
+def own_address() -> str:
+    """Return the address of this machine towards the endpoint, else its name.
+
+    The processes of one machine have the same one.
+    """
+    where = endpoint()
+    if where is not None:
+        with contextlib.suppress(OSError):
+            family, kind, number, _, address = socket.getaddrinfo(
+                where.address, where.port, type=socket.SOCK_DGRAM
+            )[0]
+            with socket.socket(family, kind, number) as towards:
+                towards.connect(address)  # which sends nothing
+                return str(towards.getsockname()[0])
+    return socket.gethostname()
+
+
+def store_owner() -> int:
+    """Return the process with which the store ends; -1 where torchrun's agent, or poprun's, has it.
+
+    That of a script which has initialised torch.distributed by itself is like theirs.
+    """
+    return -1 if env.get("TORCHELASTIC_USE_AGENT_STORE") else 0
+
+
+class Background(Future[Any]):
+    """What a daemon thread does, waited for as torch's works are.
+
+    For what has no limit of waiting, or closes a connection when that passes: messages to a single
+    process, what is asked of the store, the making of torch's groups.
+    """
+
+    def __init__(self, do: Callable[[], Any]) -> None:
+        super().__init__()
+        Thread(target=self._finish, args=[do], name="poptorch messages", daemon=True).start()
+
+    def _finish(self, do: Callable[[], Any]) -> None:
+        try:
+            self.set_result(do())
+        except Exception as error:
+            self.set_exception(error)
+
+    is_completed = Future.done
+
+    def wait(self, limit: datetime.timedelta | None = None) -> None:
+        """Wait until it is done.
+
+        Raises:
+            RuntimeError: the limit has passed.
+            Exception: what it raised.
+        """
+        seconds = None if limit is None else limit.total_seconds()
+        if not concurrent.futures.wait([self], seconds).done:
+            raise RuntimeError("the messages are still on their way")
+        self.result()
+
+
+class Impatience:
+    """One wait of a process, which says in the log for whom, so that nobody has to guess."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._began, self._limit = time.monotonic(), IMPATIENT
+
+    def say(self, whom: str, why: str) -> None:
+        """Say whom the process waits for, if it has waited long and there is somebody."""
+        waited = time.monotonic() - self._began
+        if waited > self._limit and whom:
+            self._limit *= 2
+            text = "Process %d has waited %.0f s for %s, to %s"
+            log.python.warning(text, self._index, waited, whom, why)
+
+
+def open_store(index: int, count: int, timeout: datetime.timedelta) -> Any:
+    """Return the store that all processes share; waits until process 0 has it.
+
+    Raises:
+        Error: nothing says where, or nobody listens there in time.
+    """
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
+    if dist.is_initialized():  # by the user's script, for processes that have met
+        return PrefixStore(NAMESPACE, private.get_default_store())
+    where = endpoint()
+    if where is None:
+        raise Error(
+            "Nothing says where the processes of this job meet",
+            got=f"process {index} of {count}; MASTER_ADDR and MASTER_PORT are not set",
+            fix=(
+                f"start them together: poprun --num-instances {count} python script.py, or "
+                f"torchrun --nproc-per-node {count} script.py",
+                "set MASTER_ADDR and MASTER_PORT, alike for all, to a free port of process 0",
+                "options.Distributed.disable() lets each process work alone",
+            ),
+        )
+    if where.address in LOOPBACK:
+        env.set_if_absent("GLOO_SOCKET_IFNAME", "lo")
+    env.set_if_absent("MASTER_ADDR", where.address)
+    env.set_if_absent("MASTER_PORT", str(where.port))
+    try:
+        # In a thread, because torch waits for the other processes in a way that nothing interrupts.
+        making = Background(lambda: next(rendezvous("env://", index, count, timeout=timeout)))
+        impatience = Impatience(index)
+        while not making.done():
+            interrupts.check()
+            concurrent.futures.wait([making], 0.2)
+            impatience.say("the other processes", "begin the job")
+        store = PrefixStore(NAMESPACE, making.result()[0])
+        return PrefixStore(meet(store, index, count, timeout), store)
+    except (RuntimeError, ValueError) as error:  # torch's network errors are RuntimeErrors
+        owner = store_owner()
+        listener = "the launcher's agent" if owner < 0 else f"process {owner}"
+        first = str(error).splitlines()[0]
+        raise Error(
+            "The processes of this job do not meet",
+            got=f"process {index} of {count} at {where.address}:{where.port} "
+            f"(from {where.source}), where {listener} listens: {first}",
+            fix=(
+                "start all of them, with one address and port; each with an index of its own",
+                "choose another MASTER_PORT if something else listens there",
+            ),
+        ) from error
+
+
+def meet(store: Any, index: int, count: int, timeout: datetime.timedelta) -> str:
+    """Return a name that all processes of this start of the job have agreed on, and no earlier one.
+
+    An agent that starts all processes again keeps its store, with all that the earlier ones wrote,
+    and on several hosts nothing else tells one start from the next. So each process comes with a
+    new token, and process 0 invites those that it finds by a new name, until all of them have
+    accepted it.
+
+    Raises:
+        Error: one of them does not come in time.
+    """
+    token = uuid.uuid4().hex
+    store.set(_arrived(index), token)
+    end = time.monotonic() + timeout.total_seconds()
+    name, impatience = "", Impatience(index)
+    while time.monotonic() < end:
+        interrupts.check()
+        name = _invite(store, count, name) if index == 0 else _accept(store, index, token, name)
+        answers = [_accepted(name, other) for other in (range(1, count) if index == 0 else [0])]
+        if name and store.check(answers):
+            if index == 0:
+                store.set(_accepted(name, 0), "")  # now it holds
+            return name
+        impatience.say(_missing(store, index, count, name), "begin the job")
+        time.sleep(_POLL)
+    missing = _missing(store, index, count, name)
+    raise Error(
+        "The processes of this job do not meet",
+        got=f"process {index} of {count} has waited {timeout.total_seconds():.0f} s"
+        + (f" for {missing}" if missing else ""),
+        fix=(
+            "start all of them, with one address and port; each with an index of its own",
+            "call options.Distributed.disable() in a program that a process of a job starts",
+        ),
+    )
+
+
+def _missing(store: Any, index: int, count: int, name: str) -> str:
+    """Say who has not come, or has not accepted; nothing of nobody."""
+    missing = [other for other in range(count) if not store.check([_arrived(other)])]
+    if not missing:  # they came, and may have ended since
+        others = range(1, count) if index == 0 else [0]
+        missing = [other for other in others if not store.check([_accepted(name, other)])]
+    return f"process {', '.join(map(str, missing))}" if missing else ""
+
+
+def _invite(store: Any, count: int, name: str) -> str:
+    """Invite who is there; by another name when somebody has come in the place of another."""
+    keys = [_arrived(index) for index in range(count)]
+    if not store.check(keys):
+        return name
+    tokens = [store.get(key).decode() for key in keys]
+    if name and json.loads(store.get("invited"))[1] == tokens:
+        return name
+    name = uuid.uuid4().hex
+    store.set("invited", json.dumps([name, tokens]))
+    return name
+
+
+def _accept(store: Any, index: int, token: str, name: str) -> str:
+    """Accept an invitation of this process, if there is one."""
+    if not store.check(["invited"]):
+        return name
+    invited, tokens = json.loads(store.get("invited"))
+    if invited == name or index >= len(tokens) or tokens[index] != token:
+        return name
+    store.set(_accepted(invited, index), "")
+    return str(invited)
+
+
+def _arrived(index: int) -> str:
+    return f"arrived/{index}"
+
+
+def _accepted(name: str, index: int) -> str:
+    return f"accepted/{name}/{index}"
