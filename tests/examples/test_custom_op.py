@@ -15,7 +15,7 @@ from torch import nn
 import poptorch
 from helpers.source_tree import ROOT
 from helpers.wrapping import options, training
-from poptorch._ops import custom
+from poptorch.ops import custom
 
 EXAMPLES = ROOT / "examples" / "custom_op"
 

@@ -7,8 +7,8 @@ import torch
 
 import poptorch
 from helpers.wrapping import Calling, Scaled, graph_of, infer, options, training
-from poptorch._ops.formatting import Layout, tensor_text
 from poptorch.backends.inductor import compiler
+from poptorch.ops.debug import Layout, tensor_text
 
 
 def titles(captured: str) -> list[str]:

@@ -247,9 +247,9 @@ def test_example_outputs_of_another_shape_and_other_versions_are_errors() -> Non
 
 
 def test_an_operator_of_the_user_comes_first() -> None:
-    from poptorch._ops import custom
+    from poptorch.ops import custom
 
-    key = custom.key_of("L2Distance", DOMAIN, 1)
+    key = custom._key_of("L2Distance", DOMAIN, 1)
     poptorch.register_custom_op("L2Distance", DOMAIN, 1, lambda i, _: [i[0] + i[1]])
     try:
         found = infer(lambda a: op("L2Distance", a, a, out=a), X)

@@ -7,27 +7,26 @@ from .blocks import (
     Block,
     BlockFunction,
     LegacyBeginBlockFn,
+    NameScope,
     module_repr,
     print,
     removeBlocks,
 )
 from .control import cond, for_loop
 from .custom import accessAttributes, custom_op, register_custom_op
-from .debug import getIpuTensorId, ipu_print_tensor, nop
+from .debug import getIpuTensorId, ipu_print_tensor, isRunningOnIpu, nop
 from .decoder import ctc_beam_search_decoder
 from .hints import (
+    identity_loss,
     recomputationCheckpoint,
     set_available_memory,
     set_overlap_for_input,
     set_overlap_for_output,
 )
 from .host import CPU
-from .losses import identity_loss
 from .matmul import serializedMatMul
 from .multi_conv import MultiConv
 from .points import fps, nearest
-from .running import isRunningOnIpu
-from .scopes import NameScope
 from .slicing import dynamic_slice, dynamic_update
 
 __all__ = [

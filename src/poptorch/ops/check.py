@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
 
 import torch
 
 from .._base.errors import Error
+from .._ir.slots import narrowed
+
+Kind = tuple[tuple[int, ...], torch.dtype]
+
+
+def refuse(title: str, got: str, fix: str) -> NoReturn:
+    """Raise an Error."""
+    raise Error(title, got=got, fix=fix)
+
+
+def tensor(value: Any, title: str, fix: str = "pass a torch.Tensor") -> None:
+    """Raise an Error with this title unless the value is a tensor."""
+    if not isinstance(value, torch.Tensor):
+        refuse(title, f"{type(value).__name__} {value!r}", fix)
 
 
 def tensors(returned: Any, title: str) -> list[torch.Tensor]:
@@ -14,10 +29,25 @@ def tensors(returned: Any, title: str) -> list[torch.Tensor]:
     values = [returned] if isinstance(returned, torch.Tensor) else returned
     if isinstance(values, list | tuple) and all(isinstance(v, torch.Tensor) for v in values):
         return list(values)
-    raise Error(title, got=repr(returned), fix="return a tensor, or a tuple or list of tensors")
+    refuse(title, repr(returned), "return a tensor, or a tuple or list of tensors")
 
 
-def tensor(value: Any, title: str, fix: str = "pass a torch.Tensor") -> None:
-    """Raise an Error with this title unless the value is a tensor."""
-    if not isinstance(value, torch.Tensor):
-        raise Error(title, got=f"{type(value).__name__} {value!r}", fix=fix)
+def kinds_of(tensors: Iterable[torch.Tensor]) -> tuple[Kind, ...]:
+    """Return shape and dtype of each tensor."""
+    return tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
+
+
+def describe(kinds: Sequence[Kind]) -> str:
+    """For instance ``float32[4, 2], int32[4]``."""
+    return ", ".join(f"{str(d).removeprefix('torch.')}{list(s)}" for s, d in kinds) or "nothing"
+
+
+def like_examples(name: str, results: Sequence[torch.Tensor], wanted: Sequence[Kind]) -> None:
+    """Compare results with kinds; a 64-bit type is as good as the 32-bit type that it becomes."""
+    got = kinds_of(results)
+    if [(s, narrowed(d)) for s, d in got] != [(s, narrowed(d)) for s, d in wanted]:
+        refuse(
+            f"Custom operator {name} returned something else than its example outputs",
+            f"{describe(got)} instead of {describe(wanted)}",
+            "let example_outputs have the shapes and dtypes of the real results",
+        )

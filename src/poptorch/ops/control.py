@@ -13,8 +13,8 @@ import torch
 from .._base.errors import Error, InvalidValue
 from .._ops import effects
 from .._ops.context import Capture, listener
-from .._ops.custom import describe, kinds_of
 from . import check
+from .check import describe, kinds_of
 
 Body = Callable[..., Any]
 

@@ -1,19 +1,53 @@
-"""``custom_op``: operators of the user's own. Source: PopTorch user guide, "PopTorch ops"."""
+"""``custom_op``: operators of the user's own, of other libraries, and those known by name.
+
+A program calls the user's functions through two operators of ours, one for the values and one for
+the gradient, so that nothing of them is looked into and they may do as they like.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
 
+from .._base import private
 from .._base.errors import Error, InvalidValue
-from .._ops import custom, library_ops
 from .._ops.context import listener
+from .._ops.library import copied, define
 from . import check, known
+from .check import Kind, kinds_of
+
+Attributes = Mapping[str, Any]
+Forward = Callable[[list[torch.Tensor], Attributes], Sequence[torch.Tensor]]
+Backward = Callable[
+    [list[torch.Tensor], list[torch.Tensor], list[torch.Tensor], Attributes],
+    Sequence[torch.Tensor | None],
+]
+
+
+@dataclass(frozen=True, eq=False)
+class Definition:
+    """What a user registered: see ``poptorch.register_custom_op``."""
+
+    name: str
+    domain: str
+    version: int
+    forward: Forward
+    backward: Backward | None = None
+
+
+_registered: dict[str, Definition] = {}
+
+
+def _key_of(name: str, domain: str, version: int) -> str:
+    return f"{domain}:{name}:{version}"
+
 
 _FLOAT32 = torch.finfo(torch.float32)
 _INT64 = torch.iinfo(torch.int64)
@@ -23,8 +57,8 @@ def register_custom_op(
     name: str,
     domain: str,
     version: int,
-    forward: custom.Forward,
-    backward: custom.Backward | None = None,
+    forward: Forward,
+    backward: Backward | None = None,
 ) -> None:
     """Register an operator for ``custom_op``; registering it again replaces it.
 
@@ -44,7 +78,9 @@ def register_custom_op(
             got=f"forward={forward!r}, backward={backward!r}",
             fix="register_custom_op('Cube', 'custom.ops', 1, forward, backward)",
         )
-    custom.register(custom.Definition(name, domain, version, forward, backward))
+    _registered[_key_of(name, domain, version)] = Definition(
+        name, domain, version, forward, backward
+    )
 
 
 def custom_op(
@@ -82,40 +118,41 @@ def custom_op(
     for value in (*tensors, *templates):
         check.tensor(value, f"custom_op '{name}' must take torch.tensor inputs and examples")
     checked = _checked(attributes or {})
-    key = custom.key_of(name, domain, domain_version)
-    definition = custom.find(key)
+    key = _key_of(name, domain, domain_version)
+    definition = _registered.get(key)
     if definition is not None:
-        return _registered(key, definition, tensors, templates, checked)
-    operator = library_ops.find(domain.replace(".", "_"), name)
+        return _of_user(key, definition, tensors, templates, checked)
+    packet = getattr(getattr(torch.ops, domain.replace(".", "_")), name, None)
+    operator = getattr(packet, "default", packet)
     if operator is not None:
         return _of_library(operator, tensors, templates, checked)
     plug_in = known.find(name, domain, domain_version)
     if plug_in is None:
         _unknown(name, domain, domain_version)
     results = [plug_in(name, tensors, checked, templates)]
-    _compare(name, results, custom.kinds_of(templates))
+    check.like_examples(name, results, kinds_of(templates))
     return results
 
 
-def _registered(
+def _of_user(
     key: str,
-    definition: custom.Definition,
+    definition: Definition,
     tensors: list[torch.Tensor],
     templates: list[torch.Tensor],
     attributes: dict[str, Any],
 ) -> list[torch.Tensor]:
-    wanted = custom.kinds_of(templates)
+    wanted = kinds_of(templates)
     if definition.backward is None and _needs_gradient(tensors):
         try:
             results = list(definition.forward(tensors, attributes))
         except Exception as error:
             raise _without_gradient(key, "forward cannot be looked into") from error
-        _compare(key, results, wanted)
+        check.like_examples(key, results, wanted)
         if not any(result.requires_grad for result in results):
             raise _without_gradient(key)
         return results
-    outputs: list[torch.Tensor] = custom.custom_op(
-        tensors, key, custom.to_text(attributes), custom.templates_text(wanted)
+    outputs: list[torch.Tensor] = _custom_op(
+        tensors, key, json.dumps(attributes, sort_keys=True), _templates_text(wanted)
     )
     return outputs
 
@@ -126,13 +163,13 @@ def _of_library(
     templates: list[torch.Tensor],
     attributes: dict[str, Any],
 ) -> list[torch.Tensor]:
-    results = library_ops.call(operator, tensors, attributes, templates)
+    results = _call_library(operator, tensors, attributes, templates)
     outputs = [results] if isinstance(results, torch.Tensor) else list(results)
-    _compare(str(operator), outputs, custom.kinds_of(templates))
+    check.like_examples(str(operator), outputs, kinds_of(templates))
     capture = listener()
     if capture is not None and capture.training and _needs_gradient(tensors):
         with capture.paused():
-            flows = library_ops.has_gradient(operator, tensors, attributes)
+            flows = _has_gradient(operator, tensors, attributes)
         if not flows:
             raise _without_gradient(str(operator))
     return outputs
@@ -140,16 +177,6 @@ def _of_library(
 
 def _needs_gradient(tensors: list[torch.Tensor]) -> bool:
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-
-
-def _compare(key: str, results: list[torch.Tensor], wanted: Sequence[custom.Kind]) -> None:
-    got = custom.kinds_of(results)
-    if not custom.same_kinds(got, wanted):
-        raise Error(
-            f"Custom operator {key} returned something else than its example outputs",
-            got=f"{custom.describe(got)} instead of {custom.describe(wanted)}",
-            fix="let example_outputs have the shapes and dtypes of the real results",
-        )
 
 
 def _without_gradient(key: str, why: str = "") -> Error:
@@ -162,7 +189,8 @@ def _without_gradient(key: str, why: str = "") -> Error:
 
 
 def _unknown(name: str, domain: str, version: int) -> NoReturn:
-    others = custom.versions(name, domain) or known.versions(name, domain)
+    same = (d for d in _registered.values() if (d.name, d.domain) == (name, domain))
+    others = sorted(d.version for d in same) or known.versions(name, domain)
     elsewhere = f"; it is registered in version {', '.join(map(str, others))}" if others else ""
     namespace = domain.replace(".", "_")
     raise_with = (
@@ -254,3 +282,173 @@ def accessAttributes(attribute_id_str: str) -> dict[str, Any]:
             fix="pass the string that the operator carries: a JSON object",
         )
     return attributes
+
+
+def _templates_text(kinds: Sequence[Kind]) -> str:
+    """Shapes and dtypes of results as an operator's argument."""
+    return json.dumps([[shape, str(dtype).removeprefix("torch.")] for shape, dtype in kinds])
+
+
+def _templates(text: str) -> list[Kind]:
+    return [(tuple(shape), getattr(torch, dtype)) for shape, dtype in json.loads(text)]
+
+
+def _call_user(
+    inputs: list[torch.Tensor], key: str, attributes: str, outputs: str
+) -> list[torch.Tensor]:
+    results = list(_registered[key].forward(_copies(inputs), json.loads(attributes)))
+    wanted = _templates(outputs)
+    check.like_examples(key, results, wanted)
+    pairs = zip(results, wanted, strict=True)
+    return [copied(result.detach().to(dtype)) for result, (_, dtype) in pairs]
+
+
+def _copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The user's function may do to its arguments what it likes."""
+    return [tensor.detach().clone() for tensor in tensors]
+
+
+def _user_shapes(
+    inputs: list[torch.Tensor], key: str, attributes: str, outputs: str
+) -> list[torch.Tensor]:
+    device = inputs[0].device if inputs else torch.device("cpu")
+    templates = _templates(outputs)
+    return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in templates]
+
+
+def _call_user_backward(
+    inputs: list[torch.Tensor],
+    outputs: list[torch.Tensor],
+    gradients: list[torch.Tensor],
+    key: str,
+    attributes: str,
+) -> list[torch.Tensor]:
+    backward = _registered[key].backward
+    assert backward is not None
+    parts = (_copies(inputs), _copies(outputs), _copies(gradients))
+    results = list(backward(*parts, json.loads(attributes)))
+    if len(results) != len(inputs):
+        raise Error(
+            f"The gradient of custom operator {key} does not fit its inputs",
+            got=f"{len(results)} gradients for {len(inputs)} inputs",
+            fix="return one gradient for each input, None where there is none",
+        )
+    pairs = zip(results, inputs, strict=True)
+    return [x.new_zeros(x.shape) if g is None else copied(g.detach().to(x.dtype)) for g, x in pairs]
+
+
+def _user_backward_shapes(inputs: list[torch.Tensor], *_: Any) -> list[torch.Tensor]:
+    return [tensor.new_empty(tensor.shape) for tensor in inputs]
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
+    tensors, ctx.key, ctx.attributes, _ = inputs
+    ctx.count = len(tensors)
+    ctx.save_for_backward(*tensors, *output)
+
+
+def _differentiate(ctx: Any, gradients: list[torch.Tensor]) -> tuple[Any, ...]:
+    saved = list(ctx.saved_tensors)
+    inputs, outputs = saved[: ctx.count], saved[ctx.count :]
+    results = _custom_op_backward(inputs, outputs, list(gradients), ctx.key, ctx.attributes)
+    pairs = zip(results, inputs, strict=True)
+    return [g if x.is_floating_point() else None for g, x in pairs], None, None, None
+
+
+_custom_op_backward = define(
+    "custom_op_backward",
+    "(Tensor[] inputs, Tensor[] outputs, Tensor[] gradients, str key, str attributes) -> Tensor[]",
+    _call_user_backward,
+    _user_backward_shapes,
+)
+_custom_op = define(
+    "custom_op",
+    "(Tensor[] inputs, str key, str attributes, str outputs) -> Tensor[]",
+    _call_user,
+    _user_shapes,
+    backward=_differentiate,
+    setup_context=_remember,
+)
+
+# Operators of other libraries; some never told torch their shapes.
+
+_seen: dict[tuple[Any, ...], tuple[tuple[Kind, ...], bool]] = {}
+_taught: set[str] = set()  # operators that take their shapes from what was seen
+
+
+def _call_library(
+    operator: Any,
+    inputs: Sequence[torch.Tensor],
+    attributes: dict[str, Any],
+    templates: Sequence[torch.Tensor],
+) -> Any:
+    """Call an operator; one that cannot tell its shapes takes those of the templates."""
+    if str(operator) not in _taught:
+        try:
+            return operator(*inputs, **attributes)
+        except private.UnsupportedOperatorException:
+            _teach(operator)
+    _seen[_signature(operator, inputs, attributes)] = kinds_of(templates), _is_list(operator)
+    return operator(*inputs, **attributes)
+
+
+def _has_gradient(
+    operator: Any, inputs: Sequence[torch.Tensor], attributes: dict[str, Any]
+) -> bool:
+    """Try whether gradients flow through an operator, on copies of its inputs without data."""
+    probes = [
+        torch.empty_like(x).requires_grad_(x.is_floating_point() and x.requires_grad)
+        for x in inputs
+    ]
+    results = operator(*probes, **attributes)
+    outputs = [results] if isinstance(results, torch.Tensor) else list(results)
+    wanted = [probe for probe in probes if probe.requires_grad]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # torch only warns where a C++ operator has none
+            gradients = torch.autograd.grad(
+                [out for out in outputs if out.requires_grad],
+                wanted,
+                [torch.zeros_like(out) for out in outputs if out.requires_grad],
+                allow_unused=True,
+            )
+    except private.UnsupportedOperatorException as error:
+        raise Error(
+            f"Operator {error.func} does not say what shapes it returns",
+            got=f"it is part of the gradient of {operator}",
+            fix="torch.library.register_fake(operator, lambda x, ...: torch.empty_like(x))",
+        ) from error
+    except (RuntimeError, UserWarning):
+        return False
+    return any(gradient is not None for gradient in gradients)
+
+
+def _is_list(operator: Any) -> bool:
+    returns = operator._schema.returns
+    return len(returns) != 1 or "List" in str(returns[0].type)
+
+
+def _signature(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """What the shapes of results depend on."""
+    tensors = kinds_of(a for a in args if isinstance(a, torch.Tensor))
+    rest = [repr(a) for a in args if not isinstance(a, torch.Tensor)]
+    values = {**dict(zip(_attribute_names(operator), rest, strict=False))}
+    values |= {name: repr(value) for name, value in kwargs.items()}
+    return str(operator), tensors, tuple(sorted(values.items()))
+
+
+def _attribute_names(operator: Any) -> list[str]:
+    return [a.name for a in operator._schema.arguments if "Tensor" not in str(a.type)]
+
+
+def _teach(operator: Any) -> None:
+    """Give an operator a shape rule: what was seen for such arguments before."""
+
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        kinds, is_list = _seen[_signature(operator, args, kwargs)]
+        device = next((a.device for a in args if isinstance(a, torch.Tensor)), "cpu")
+        results = tuple(torch.empty(shape, dtype=d, device=device) for shape, d in kinds)
+        return results if is_list else results[0]
+
+    torch.library.register_fake(operator, rule)
+    _taught.add(str(operator))

@@ -1,11 +1,13 @@
-"""``ctc_beam_search_decoder``. Source: PopTorch user guide, "PopTorch ops"."""
+"""``ctc_beam_search_decoder``: beam search over CTC label prefixes."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import numpy as np
 import torch
 
-from .._base.errors import Error
-from .._ops.ctc import ctc_beam_search
+from .._ops.library import define
 from . import check
 
 
@@ -38,24 +40,124 @@ def ctc_beam_search_decoder(
     check.tensor(probs, "ctc_beam_search_decoder: probs must be a torch.tensor")
     check.tensor(lengths, "ctc_beam_search_decoder: lengths must be a torch.tensor")
     if probs.dim() != 3:
-        raise Error(
+        check.refuse(
             "ctc_beam_search_decoder: probs must be rank-3",
-            got=f"shape {tuple(probs.shape)}",
-            fix="pass [steps, samples, classes]",
+            f"shape {tuple(probs.shape)}",
+            "pass [steps, samples, classes]",
         )
     if lengths.shape != probs.shape[1:2]:
-        raise Error(
+        check.refuse(
             "ctc_beam_search_decoder: lengths must have one entry per sample",
-            got=f"shape {tuple(lengths.shape)} for {probs.shape[1]} samples",
-            fix="pass an integer tensor of shape [samples]",
+            f"shape {tuple(lengths.shape)} for {probs.shape[1]} samples",
+            "pass an integer tensor of shape [samples]",
         )
     if not 0 <= blank < probs.shape[2] or not 1 <= top_paths <= beam_width:
-        raise Error(
+        check.refuse(
             "ctc_beam_search_decoder: a number is out of range",
-            got=f"blank={blank}, beam_width={beam_width}, top_paths={top_paths}",
-            fix="a class as blank, and no more paths than the beam is wide",
+            f"blank={blank}, beam_width={beam_width}, top_paths={top_paths}",
+            "a class as blank, and no more paths than the beam is wide",
         )
-    paths: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = ctc_beam_search(
+    paths: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = _ctc_beam_search(
         probs.detach(), lengths, blank, beam_width, top_paths
     )
     return paths
+
+
+_NONE = -1  # the last label of the empty prefix, and the parent of a prefix outside the beam
+
+
+@dataclass
+class _Beam:
+    """The best prefixes so far; one entry of every array for each."""
+
+    labels: list[tuple[int, ...]]
+    blank: np.ndarray
+    label: np.ndarray
+
+    @property
+    def total(self) -> np.ndarray:
+        """Log-probability of each prefix."""
+        both: np.ndarray = np.logaddexp(self.blank, self.label)
+        return both
+
+
+def _advance(beam: _Beam, scores: np.ndarray, blank: int, width: int) -> _Beam:
+    """Read one step's log-probabilities ``[classes]``."""
+    count, classes = len(beam.labels), len(scores)
+    last = np.array([labels[-1] if labels else _NONE for labels in beam.labels])
+    some = last != _NONE
+    rows = np.arange(count)
+    ends_blank = beam.total + scores[blank]
+    repeated = np.where(some, beam.label + scores[last], -np.inf)
+    longer = beam.total[:, None] + scores[None, :]
+    longer[rows[some], last[some]] = beam.blank[some] + scores[last[some]]
+    longer[:, blank] = -np.inf
+    places = {labels: at for at, labels in enumerate(beam.labels)}
+    for at, labels in enumerate(beam.labels):  # a longer prefix may be in the beam already
+        parent = places.get(labels[:-1], _NONE) if labels else _NONE
+        if parent != _NONE:
+            repeated[at] = np.logaddexp(repeated[at], longer[parent, labels[-1]])
+            longer[parent, labels[-1]] = -np.inf
+    candidates = np.concatenate([np.logaddexp(ends_blank, repeated), longer.reshape(-1)])
+    best = np.argsort(-candidates, kind="stable")[:width]
+    best = best[candidates[best] > -np.inf]
+    labels_of, blanks, ends = [], [], []
+    for choice in best:
+        if choice < count:
+            labels_of.append(beam.labels[choice])
+            blanks.append(ends_blank[choice])
+            ends.append(repeated[choice])
+        else:
+            source, symbol = divmod(int(choice) - count, classes)
+            labels_of.append((*beam.labels[source], symbol))
+            blanks.append(-np.inf)
+            ends.append(longer[source, symbol])
+    return _Beam(labels_of, np.array(blanks), np.array(ends))
+
+
+def _decode(
+    log_probs: torch.Tensor, lengths: torch.Tensor, blank: int, beam_width: int, top_paths: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    scores = log_probs.detach().cpu().double().numpy()
+    steps, samples, _ = scores.shape
+    probability = np.full((samples, top_paths), -np.inf, dtype=np.float32)
+    length = np.zeros((samples, top_paths), dtype=np.int32)
+    path = np.full((samples, top_paths, steps), blank, dtype=np.int32)
+    with np.errstate(invalid="ignore"):
+        for sample in range(samples):
+            beam = _Beam([()], np.array([0.0]), np.array([-np.inf]))
+            for step in range(int(lengths[sample])):
+                beam = _advance(beam, scores[step, sample], blank, beam_width)
+            total = beam.total
+            for rank, at in enumerate(np.argsort(-total, kind="stable")[:top_paths]):
+                labels = beam.labels[at]
+                probability[sample, rank] = total[at]
+                length[sample, rank] = len(labels)
+                path[sample, rank, : len(labels)] = labels
+    device = log_probs.device
+    probabilities = torch.from_numpy(probability).to(device, _result_dtype(log_probs))
+    return probabilities, torch.from_numpy(length).to(device), torch.from_numpy(path).to(device)
+
+
+def _decoded_shapes(
+    log_probs: torch.Tensor, lengths: torch.Tensor, blank: int, beam_width: int, top_paths: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    steps, samples, _ = log_probs.shape
+    return (
+        log_probs.new_empty((samples, top_paths), dtype=_result_dtype(log_probs)),
+        log_probs.new_empty((samples, top_paths), dtype=torch.int32),
+        log_probs.new_empty((samples, top_paths, steps), dtype=torch.int32),
+    )
+
+
+def _result_dtype(log_probs: torch.Tensor) -> torch.dtype:
+    return torch.float16 if log_probs.dtype == torch.float16 else torch.float32
+
+
+_ctc_beam_search = define(
+    "ctc_beam_search",
+    "(Tensor log_probs, Tensor lengths, int blank, int beam_width, int top_paths)"
+    " -> (Tensor, Tensor, Tensor)",
+    _decode,
+    _decoded_shapes,
+)

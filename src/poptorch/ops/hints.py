@@ -1,13 +1,14 @@
-"""Hints on tensors; none of them changes a value. Source: PopTorch user guide, "PopTorch ops"."""
+"""Marks on tensors: hints, none of which changes a value, and the loss."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from .._base import source, trees
-from .._base.errors import Error, InvalidValue
+from .._base.errors import AssertionFailure, Error, InvalidValue
 from .._ops.context import listener
 from .._ops.identities import Hint, hint
 from ..enums import OverlapMode
@@ -125,3 +126,39 @@ def _hinted(tensor: torch.Tensor, kind: Hint, value: str) -> torch.Tensor:
     if listener() is None:
         return tensor
     return hint(tensor, kind.value, value, source.calling_line() or "")  # type: ignore[no-any-return]
+
+
+_REDUCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "sum": torch.Tensor.sum,
+    "mean": torch.Tensor.mean,
+    "none": lambda x: x,
+}
+
+
+def identity_loss(x: torch.Tensor, reduction: str = "none") -> torch.Tensor:
+    """Mark a value as the loss from which training starts.
+
+    Outside a wrapped model it only reduces.
+
+    Args:
+        x: the value, of any shape.
+        reduction: ``"sum"`` or ``"mean"`` for a scalar, ``"none"`` to keep the shape; gradients of
+            one then flow into every element. Releases after 1.0 had no default.
+
+    Returns:
+        The reduced value.
+
+    Raises:
+        AssertionError: another reduction.
+    """
+    if reduction not in _REDUCTIONS:
+        raise AssertionFailure(
+            "Unsupported reduction type!",
+            got=repr(reduction),
+            fix='use "sum", "mean" or "none"',
+        )
+    loss = _REDUCTIONS[reduction](x)
+    capture = listener()
+    if capture is not None:
+        capture.mark_loss(loss, "identity_loss")
+    return loss

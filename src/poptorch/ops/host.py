@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -10,9 +11,9 @@ import torch
 from torch import nn
 
 from .._base.errors import Error
-from .._ops import host
 from .._ops.context import Capture, listener
-from .._ops.custom import kinds_of
+from .._ops.effects import define_effect
+from .._ops.library import copied
 from . import check
 
 _running: ContextVar[str | None] = ContextVar("poptorch_host_call", default=None)
@@ -118,13 +119,13 @@ class CPU:
         with capture.paused():
             zeros = [torch.zeros(s, dtype=d) for s, d in zip(shapes, dtypes, strict=True)]
             examples, bare = self._run(zeros, kwargs)
-        kinds = kinds_of(examples)
+        kinds = check.kinds_of(examples)
         self.in_shapes, self.out_shapes = shapes, [example.shape for example in examples]
 
         def call(values: list[torch.Tensor]) -> list[torch.Tensor]:
             self.inputs = values
             self.outputs, _ = self._run(values, kwargs)
-            got = kinds_of(self.outputs)
+            got = check.kinds_of(self.outputs)
             if got != kinds:
                 raise Error(
                     f"The results of host call '{self._id}' changed",
@@ -133,6 +134,37 @@ class CPU:
                 )
             return self.outputs
 
-        handle = host.register(self._id, host.Site(call, kinds))
-        results: list[torch.Tensor] = host.host_call(tensors, handle, [])
+        handle = f"{self._id}#{next(_numbers.setdefault(self._id, itertools.count()))}"
+        _sites[handle] = call, kinds
+        results: list[torch.Tensor] = _host_call(tensors, handle, [])
         return results[0] if bare else results
+
+
+_numbers: dict[str, itertools.count[int]] = {}
+# The places of programs that call the host, as long as the process lives: a function of lists of
+# CPU tensors, and shape and dtype of each result.
+_sites: dict[str, tuple[Callable[..., list[torch.Tensor]], tuple[check.Kind, ...]]] = {}
+
+
+def _run_site(
+    inputs: list[torch.Tensor], handle: str, after: list[torch.Tensor]
+) -> list[torch.Tensor]:
+    function, _ = _sites[handle]
+    results = function([tensor.detach().cpu().clone() for tensor in inputs])
+    device = inputs[0].device if inputs else torch.device("cpu")
+    return [copied(result.detach().to(device)) for result in results]
+
+
+def _result_shapes(
+    inputs: Sequence[torch.Tensor], handle: str, after: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    device = inputs[0].device if inputs else torch.device("cpu")
+    return [torch.empty(shape, dtype=d, device=device) for shape, d in _sites[handle][1]]
+
+
+_host_call = define_effect(
+    "host_call",
+    "(Tensor[] inputs, str handle, Tensor[] after) -> Tensor[]",
+    _run_site,
+    _result_shapes,
+)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from .._base.errors import Error, InvalidValue
-from .._ops.points import farthest_points
+from .._base.errors import InvalidValue
+from .._ops.library import define
 from . import check
 
 Batch = Sequence[int] | torch.Tensor | None
@@ -37,17 +38,19 @@ def fps(
     """
     check.tensor(src, "fps: src must be a torch.tensor")
     if src.dim() != 2:
-        _wrong("fps: src must be 2-dimensional", f"shape {tuple(src.shape)}", "[points, features]")
+        check.refuse(
+            "fps: src must be 2-dimensional", f"shape {tuple(src.shape)}", "[points, features]"
+        )
     _check_segments(ptr, src.shape[0])
     if not isinstance(ratio, float) or not 0 < ratio <= 1:
-        _wrong("fps: ratio must be a float in (0, 1]", repr(ratio), "for instance ratio=0.5")
+        check.refuse("fps: ratio must be a float in (0, 1]", repr(ratio), "for instance ratio=0.5")
     if not isinstance(random_start, bool):
-        _wrong("fps: random_start must be a bool", repr(random_start), "pass True or False")
+        check.refuse("fps: random_start must be a bool", repr(random_start), "pass True or False")
     starts = torch.tensor(ptr[:-1], device=src.device)
     if random_start:
         sizes = torch.tensor([end - start for start, end in itertools.pairwise(ptr)])
         starts = starts + (torch.rand(len(sizes), device=src.device) * sizes.to(src.device)).long()
-    return farthest_points(src.detach(), starts, list(ptr), ratio)  # type: ignore[no-any-return]
+    return _farthest_points(src.detach(), starts, list(ptr), ratio)  # type: ignore[no-any-return]
 
 
 def _check_segments(ptr: Any, points: int) -> None:
@@ -59,7 +62,7 @@ def _check_segments(ptr: Any, points: int) -> None:
         and all(start < end for start, end in itertools.pairwise(ptr))
     )
     if not fits:
-        _wrong(
+        check.refuse(
             "fps: ptr must be a list of segment boundaries",
             f"{ptr!r} for {points} points",
             f"a list of ascending ints from 0 to {points}",
@@ -130,7 +133,7 @@ def _batch(batch: Batch, name: str, count: int) -> torch.Tensor | None:
         return None
     is_ints = isinstance(batch, list) and all(isinstance(b, int) for b in batch)
     if not is_ints and not isinstance(batch, torch.Tensor):
-        _wrong(
+        check.refuse(
             f"nearest: {name} must be a list of ints or a tensor", repr(batch), "or leave it out"
         )
     if len(batch) != count:
@@ -142,9 +145,40 @@ def _batch(batch: Batch, name: str, count: int) -> torch.Tensor | None:
     return torch.tensor(batch)
 
 
-def _wrong(title: str, got: str, fix: str) -> None:
-    raise Error(title, got=got, fix=fix)
-
-
 def _invalid(title: str, got: str) -> None:
     raise InvalidValue(title, got=got, fix="pass points of the same kind, batch by batch")
+
+
+def _picks(ptr: Sequence[int], ratio: float) -> list[int]:
+    """How many points each segment gives."""
+    return [math.ceil((end - start) * ratio) for start, end in itertools.pairwise(ptr)]
+
+
+def _sample(
+    src: torch.Tensor, starts: torch.Tensor, ptr: Sequence[int], ratio: float
+) -> torch.Tensor:
+    points = src.float()
+    chosen: list[int] = []
+    for segment, count in enumerate(_picks(ptr, ratio)):
+        own = points[ptr[segment] : ptr[segment + 1]]
+        nearest = torch.full((len(own),), math.inf, device=src.device)
+        pick = int(starts[segment]) - ptr[segment]
+        for _ in range(count):
+            chosen.append(ptr[segment] + pick)
+            nearest = torch.minimum(nearest, (own - own[pick]).square().sum(1))
+            pick = int(nearest.argmax())  # the lowest index among equals
+    return torch.tensor(chosen, dtype=torch.int32, device=src.device)
+
+
+def _chosen_shape(
+    src: torch.Tensor, starts: torch.Tensor, ptr: Sequence[int], ratio: float
+) -> torch.Tensor:
+    return src.new_empty((sum(_picks(ptr, ratio)),), dtype=torch.int32)
+
+
+_farthest_points = define(
+    "farthest_points",
+    "(Tensor src, Tensor starts, int[] ptr, float ratio) -> Tensor",
+    _sample,
+    _chosen_shape,
+)

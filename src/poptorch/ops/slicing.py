@@ -1,8 +1,4 @@
-"""Windows whose place is known only when the program runs.
-
-A window that reaches beyond the end of the dimension goes on at its beginning, so that shapes stay
-fixed.
-"""
+"""Windows whose place is known only when the program runs; they go round, so shapes are fixed."""
 
 from __future__ import annotations
 
@@ -10,7 +6,6 @@ from typing import Any
 
 import torch
 
-from .._base.errors import Error
 from . import check
 
 
@@ -41,7 +36,7 @@ def dynamic_slice(
     _check_window(tensor, dim, start, size, "dynamic_slice")
     _check_int(step, "step", "dynamic_slice")
     if step < 1:
-        _wrong("Slicing step must be at least 1", f"step={step}", "pass a step of 1 or more")
+        check.refuse("Slicing step must be at least 1", f"step={step}", "pass a step of 1 or more")
     return tensor.index_select(dim, _window(tensor, dim, start, size, step))
 
 
@@ -66,13 +61,13 @@ def dynamic_update(
     check.tensor(src, "dynamic_update must take a torch.tensor src")
     check.tensor(start, "Slice start argument to dynamic_update must be a torch.tensor")
     if input.dim() != src.dim():
-        _wrong(
+        check.refuse(
             "input and src tensors must have same dimensionality",
             f"{input.dim()} and {src.dim()} dimensions",
             "src.unsqueeze(dim), for instance",
         )
     if input.dtype != src.dtype:
-        _wrong(
+        check.refuse(
             "input and src tensors must have same dtype",
             f"{input.dtype} and {src.dtype}",
             "src.to(input.dtype)",
@@ -81,7 +76,7 @@ def dynamic_update(
     wanted = list(input.shape)
     wanted[dim] = size
     if list(src.shape) != wanted:
-        _wrong(
+        check.refuse(
             "src does not fit the window of dynamic_update",
             f"shape {tuple(src.shape)}",
             f"pass shape {tuple(wanted)}",
@@ -102,27 +97,27 @@ def _check_window(
     _check_int(dim, "dim", function)
     _check_int(size, "size", function)
     if start.numel() != 1 or start.is_floating_point() or start.dtype == torch.bool:
-        _wrong(
+        check.refuse(
             f"The start of {function} must be one integer",
             f"{start.dtype} of shape {tuple(start.shape)}",
             "pass an integer tensor of shape [] or [1]",
         )
     if size == 0:
-        _wrong(
+        check.refuse(
             "The start and end of a slice must be different", "size=0", "pass a size of 1 or more"
         )
     if size < 0:
-        _wrong(
+        check.refuse(
             "A slice cannot have an end less than the start", f"size={size}", "pass a positive size"
         )
     if not -tensor.dim() <= dim < tensor.dim():
-        _wrong(
+        check.refuse(
             f"The dimension of {function} is out of range",
             f"dim={dim} for {tensor.dim()} dimensions",
             "pass a dimension of the tensor",
         )
     if size > tensor.shape[dim]:
-        _wrong(
+        check.refuse(
             "A slice cannot be longer than its dimension",
             f"size={size} for an extent of {tensor.shape[dim]}",
             "pass a smaller size",
@@ -131,10 +126,6 @@ def _check_window(
 
 def _check_int(value: Any, name: str, function: str) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
-        _wrong(
+        check.refuse(
             f"{function}: {name} must be an integer", repr(value), "it is compiled in: pass an int"
         )
-
-
-def _wrong(title: str, got: str, fix: str) -> None:
-    raise Error(title, got=got, fix=fix)

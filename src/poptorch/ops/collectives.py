@@ -1,4 +1,9 @@
-"""What replicas exchange."""
+"""What replicas exchange: whole tensors of every replica, side by side.
+
+In forward a replica sees its own tensor; the formulas here see those of all, with leading
+dimensions (steps, replicas), and what each replica gets has them too.
+Source: W. Gropp et al., "Using MPI", chapter on collective operations.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +15,8 @@ import torch
 
 from .. import _job
 from .._base.errors import Error
-from .identities import with_surrogate_gradient
-from .library import define
+from .._ops.identities import with_surrogate_gradient
+from .._ops.library import define
 
 
 def _of_all(x: torch.Tensor, processes: int) -> torch.Tensor:
@@ -37,7 +42,6 @@ OF_ALL = define("of_all_processes", "(Tensor x, int processes) -> Tensor", _of_a
 """(steps, replicas of this process, ...) to (steps, replicas of all, ...)."""
 OWN = define("of_own_process", "(Tensor x, int processes) -> Tensor", _own, _narrower)
 """(steps, replicas of all, ...) to (steps, replicas of this process, ...)."""
-
 Formula = Callable[[torch.Tensor], torch.Tensor]
 
 
