@@ -9,7 +9,7 @@ from torch import nn
 
 import poptorch
 from helpers.wrapping import options
-from poptorch._compile import bundle
+from poptorch._compile import weights
 from poptorch.backends import adam_steps
 
 pytestmark = pytest.mark.slow
@@ -60,11 +60,11 @@ def run(name, dtype=torch.float32, backend="reference", stop=4, **counts):
 
 @pytest.fixture(autouse=True)
 def _few_are_enough(monkeypatch):
-    monkeypatch.setattr(bundle, "FEWEST", 8)
+    monkeypatch.setattr(weights, "FEWEST", 8)
 
 
 def singly(monkeypatch):
-    monkeypatch.setattr(bundle, "FEWEST", 10**9)
+    monkeypatch.setattr(weights, "FEWEST", 10**9)
 
 
 LOOPS = ({}, {"accumulation": 4}, {"accumulation": 2, "replicas": 2})
@@ -98,7 +98,7 @@ def test_everything_is_as_without_bundles(name, counts, dtype, monkeypatch):
 
 def test_no_weight_of_a_bundle_is_large_for_the_kernel_of_adam():
     """Alone and in a bundle it would have other bits."""
-    assert bundle.LARGEST < adam_steps.LARGE
+    assert weights.LARGEST < adam_steps.LARGE
 
 
 @pytest.mark.parametrize("saved_single", [True, False])

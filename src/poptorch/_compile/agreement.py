@@ -58,10 +58,6 @@ def check_alike(
 ) -> None:
     """Compare this process's program and options with those of the others.
 
-    Args:
-        plan, backend, arguments: what is compiled.
-        beside: further facts by name.
-
     Raises:
         Error: they are not those of process 0; it is raised in every process.
     """
@@ -93,9 +89,6 @@ def check_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
 def check_written(there: Mapping[str, str]) -> None:
     """Compare weights that were written to the device since the start with the other processes'.
 
-    Args:
-        there: digests of the weights.
-
     Raises:
         Error: they are not those of process 0, or another process has written none.
     """
@@ -119,11 +112,6 @@ def _digest(tensor: torch.Tensor) -> str:
 
 def check_numbers(values: Mapping[str, float], state: Mapping[str, str], other: bool) -> None:
     """Compare the numbers of an optimizer that was changed with those of the other processes.
-
-    Args:
-        values: by key.
-        state: digests of the state that was loaded; nothing if none was.
-        other: what is compiled in changed, too.
 
     Raises:
         Error: they are not the same, or another process has changed nothing.

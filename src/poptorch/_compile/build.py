@@ -1,33 +1,23 @@
-"""Micro graph and the update -> Program: which loops, and what is fused with what."""
+"""Micro graph and the update -> Program: which loops, what is fused with what, what comes back."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from .. import _place, _update
+from .._base.errors import Error
 from .._ir import slots
 from .._ir.bundle import BUCKET, Bundle, Member, in_chunks, laid_out
-from .._ir.graph import Graph, SlotFunction, compose
+from .._ir.graph import Graph, SlotFunction, compose, graph_module
 from .._ir.loops import Lanes, Loops
-from .._ir.program import (
-    Axis,
-    Emit,
-    Gather,
-    Node,
-    Program,
-    Reduce,
-    Repeat,
-    Run,
-    Scatter,
-    Shard,
-)
+from .._ir.program import Axis, Emit, Gather, Node, Program, Reduce, Repeat, Run, Scatter, Shard
 from .._ir.slots import Kind, Slot
 from .._ir.spec import OptimSpec, Spec
-from ..enums import ReductionType
-from .anchors import emitted_anchors, with_updated_weights
+from ..enums import OutputMode, ReductionType
 from .lower import lower
 
 
@@ -41,21 +31,13 @@ def inference_program(micro: Graph, spec: Spec, lanes: Lanes | None) -> Program:
 
 @dataclass(frozen=True)
 class _Trained:
-    """What is trained, and how its gradients meet.
+    """What is trained, and how its gradients meet."""
 
-    Attributes:
-        gradients: what a micro step makes.
-        own: those that the update sees: of parts, where processes update parts.
-        updated: the weights that it changes, or parts of them.
-        parts: those of them that are parts.
-        batches: the micro-batches of an update.
-    """
-
-    gradients: list[Slot]
-    own: list[Slot]
-    updated: list[Slot]
-    parts: frozenset[str]
-    batches: _update.MicroBatches
+    gradients: list[Slot]  # what a micro step makes
+    own: list[Slot]  # those that the update sees: of parts, where processes update parts
+    updated: list[Slot]  # the weights that it changes, or parts of them
+    parts: frozenset[str]  # those of them that are parts
+    batches: _update.MicroBatches  # the micro-batches of an update
 
 
 def training_program(
@@ -73,12 +55,6 @@ def training_program(
     adds its gradients to accumulators that the update empties. Where processes train together they
     add them up before the update; between machines, where a reduction takes long, those that are
     there early while the others are computed.
-
-    Args:
-        micro, spec, optim, lanes: what is built of.
-        bundles: the weights that share a storage in it.
-        shards: those of which each process updates a part.
-        early: whether gradients may be added up before all are there.
     """
     loops = spec.loops
     side_by_side = lanes.count if lanes is not None else 1
@@ -193,12 +169,7 @@ def _ending(
     trained: _Trained,
     descaling: Callable[[Sequence[Slot]], list[SlotFunction]],
 ) -> tuple[dict[str, Graph], Mapping[str, float]]:
-    """Return what follows when all gradients are added up, and the first values of its state.
-
-    Args:
-        spec, optim, trained: what is trained.
-        descaling: returns the functions from accumulators to the gradients of an update.
-    """
+    """Return what follows when all gradients are added up, and the first values of its state."""
     functions = descaling(trained.own)
     before = [lower(each) for each in functions]
     update, initial = update_graph(optim, trained.updated, before[-1], spec, trained.parts)
@@ -227,12 +198,7 @@ def _measuring(graphs: Mapping[str, Graph], spec: Spec) -> tuple[Node, ...]:
 def reduction(
     graph: Graph, spec: Spec, shards: Sequence[Shard] = (), first: int = 0
 ) -> tuple[Node, ...]:
-    """Return what adds the accumulators that a graph writes up over the processes, if several.
-
-    Args:
-        graph, spec, shards: of the program.
-        first: the number of its first bucket.
-    """
+    """Return what adds the accumulators that a graph writes up over the processes, if several."""
     processes = spec.loops.processes
     written = [slot for slot in graph.outputs if slot.kind is Kind.ACCUM]
     if processes == 1 or not written:
@@ -312,3 +278,60 @@ def _emit(micro: Graph, graphs: Mapping[str, Graph], spec: Spec) -> Emit:
     results = tuple(slot for slot in micro.outputs if slot.kind in (Kind.LOSS, Kind.OUTPUT))
     anchors, exceptions = emitted_anchors(graphs, spec)
     return Emit((*results, *anchors), spec.output.mode, spec.output.period, exceptions)
+
+
+UPDATED = "UpdatedVar___"
+Exceptions = tuple[tuple[str, OutputMode, int], ...]
+
+
+def with_updated_weights(graph: Graph, spec: Spec) -> Graph:
+    """Return the graph with ``UpdatedVar___<weight>`` among its results where it is anchored."""
+    written = {
+        f"{UPDATED}{slot.path}": at
+        for at, slot in enumerate(graph.outputs)
+        if slot.kind is Kind.PARAM
+    }
+    wanted = [(short, written[long]) for short, long, *_ in spec.anchors if long in written]
+    if not wanted:
+        return graph
+    copied = graph.copy()
+    (output,) = (node for node in copied.module.graph.nodes if node.op == "output")
+    returned = copied.returned
+    output.args = ((*returned, *(returned[at] for _, at in wanted)),)
+    weights = ((short, graph.outputs[at]) for short, at in wanted)
+    anchored = [slots.anchor(short, weight.shape, weight.dtype) for short, weight in weights]
+    module = graph_module(copied.module, copied.module.graph)
+    return Graph(graph.name, module, graph.inputs, (*graph.outputs, *anchored))
+
+
+def emitted_anchors(graphs: Mapping[str, Graph], spec: Spec) -> tuple[tuple[Slot, ...], Exceptions]:
+    """Return the slots of all anchors, in the user's order, and how each comes back.
+
+    Raises:
+        Error: an anchored name is no tensor of the model.
+    """
+    anchored = {
+        slot.path: slot
+        for graph in graphs.values()
+        for slot in graph.outputs
+        if slot.kind is Kind.ANCHOR
+    }
+    for short, long, *_ in spec.anchors:
+        if short not in anchored:
+            close = difflib.get_close_matches(long, _known(graphs), n=3)
+            raise Error(
+                f"No tensor with name {long} to anchor",
+                got=f"anchorTensor({short!r}, {long!r})",
+                fix=f"did you mean {' or '.join(close)}?"
+                if close
+                else "getTensorNames() of a compiled model lists the names",
+            )
+    slots = tuple(anchored[short] for short, *_ in spec.anchors)
+    return slots, tuple(
+        (anchored[short].key, mode, period) for short, _, mode, period in spec.anchors
+    )
+
+
+def _known(graphs: Mapping[str, Graph]) -> list[str]:
+    params = {s.path for graph in graphs.values() for s in graph.inputs if s.kind is Kind.PARAM}
+    return [f"{prefix}{path}" for path in sorted(params) for prefix in ("", "Gradient___", UPDATED)]

@@ -76,11 +76,7 @@ def _digest_of(content: Any) -> str:
 
 
 class Store:
-    """A folder of compiled graphs that several processes may share.
-
-    Args:
-        folder: made when something is added.
-    """
+    """A folder of compiled graphs that several processes may share."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -237,13 +233,7 @@ def log_hit_or_miss(folder: Path, facts: Facts) -> None:
 
 
 def facts_of(plan: Plan, backend: str, arguments: Mapping[str, trees.Structure]) -> Facts:
-    """Return what a program depends on, in words: settings, shapes, constants, operators by line.
-
-    Args:
-        plan: what is compiled.
-        backend: name of what compiles it.
-        arguments: their structures by parameter, to say which constant differs.
-    """
+    """Return what a program depends on, in words; ``arguments`` say which constant differs."""
     facts = {
         "backend": backend,
         "machine": platform.machine(),
@@ -376,16 +366,7 @@ def _miss(folder: Path, facts: Facts) -> str:
 def trim(
     folder: Path, keep_bytes: int | None = None, newer_than: float | None = None
 ) -> list[Path]:
-    """Remove entries and code: what is damaged, was used before a moment, the oldest beyond a size.
-
-    Args:
-        folder: the cache.
-        keep_bytes: how much to keep, or None for all.
-        newer_than: seconds since the epoch, or None.
-
-    Returns:
-        The removed files.
-    """
+    """Remove what is damaged, was used before a moment, or is oldest beyond a size; return it."""
     whole, total, removed = {entry.path for entry in entries(folder)}, 0, []
     paths = [path for suffix in (SUFFIX, CODE_SUFFIX) for path in folder.glob(f"*{suffix}")]
     files = [(path.lstat(), path) for path in sorted(paths) if not path.is_dir()]

@@ -59,9 +59,6 @@ Outcome = tuple[str, str]  # how it went, one of these, and why
 class CompilerProcess:
     """One compiler process.
 
-    Args:
-        backend: name of the builder.
-
     Raises:
         OSError: no process can be started.
     """
@@ -236,15 +233,6 @@ def end_kept() -> None:
 class CompileJob:
     """Graphs that compiler processes are compiling.
 
-    Args:
-        graphs: by key; the first ones are ready first.
-        backend: name of the builder.
-        store: where the code will be.
-        processes: how many at most.
-
-    Attributes:
-        outcomes: by key.
-
     Raises:
         OSError: no process can be started.
     """
@@ -294,10 +282,6 @@ def main(backend: str, handle: int) -> None:
     It is not nice. On two cores, one of them kept by threads that wait at work for the next
     parallel operator, a nice process (5) had compiled the tutorial's CNN after 45 s or more, this
     one after 30: calls are slower meanwhile, by a third, and then two to four times as fast.
-
-    Args:
-        backend: name of the builder.
-        handle: of the socket.
     """
     channel, requests = socket.socket(fileno=handle), queue.SimpleQueue[int]()
     threading.Thread(target=_receive, args=(channel, requests), daemon=True).start()

@@ -25,11 +25,7 @@ Captured = tuple[_capture.Micro, Lanes | None]
 
 
 def capture(request: _capture.Request, spec: Spec) -> Captured:
-    """Capture with as many lanes as are fast and the memory budget allows, or one micro-batch.
-
-    Returns:
-        What was captured, and what its lanes are.
-    """
+    """Capture with as many lanes as are fast and the memory budget allows, or one micro-batch."""
     if any(not slot.shape for slot in request.batch):
         return _one(request, "an input without dimensions is never cut"), None
     if spec.precision.floating_point_exceptions:

@@ -22,43 +22,30 @@ from .._ir.loops import Lanes
 from .._ir.plan import Layout, Plan, Staged
 from .._ir.program import Program, Shard
 from .._ir.slots import Kind
-from .._ir.spec import OptimSpec, Spec
-from . import build, bundle, lanes, overlap, sharding, staged
+from .._ir.spec import OptimSpec, Spec, Strategy
+from ..enums import OutputMode
+from . import build, lanes, staged, weights
 
 
 @dataclass(eq=False)
 class Draft:
-    """A plan in the making.
+    """A plan in the making."""
 
-    Attributes:
-        request: what is captured.
-        spec: every setting.
-        optim: the optimizer's structure; None in inference.
-        by_stages: whether the backend runs stage by stage, one micro-batch at a time.
-        micro: what was captured.
-        lanes: what runs side by side in it, or None.
-        layout: the stages and chips; its graph is that of ``micro`` with the stages in its labels.
-        graph: what the update is joined to: the layout's, over bundles of small weights if those
-            pay.
-        bundled: the optimizer over these bundles; None in inference.
-        bundles: the weights that share a storage.
-        shards: those of them of which each process updates a part.
-        program: the static step.
-        staged: the program cut into the passes of its stages, for backends that work so.
-    """
-
-    request: _capture.Request
-    spec: Spec
-    optim: OptimSpec | None
-    by_stages: bool
-    micro: _capture.Micro = field(init=False)
-    lanes: Lanes | None = None
+    request: _capture.Request  # what is captured
+    spec: Spec  # every setting
+    optim: OptimSpec | None  # the optimizer's structure; None in inference
+    by_stages: bool  # whether the backend runs stage by stage, one micro-batch at a time
+    micro: _capture.Micro = field(init=False)  # what was captured
+    lanes: Lanes | None = None  # what runs side by side in it, or None
+    # the stages and chips; its graph is that of ``micro`` with the stages in its labels
     layout: Layout = field(init=False)
+    # what the update is joined to: the layout's, over bundles of small weights if those pay
     graph: Graph = field(init=False)
-    bundled: OptimSpec | None = None
-    bundles: tuple[Bundle, ...] = ()
-    shards: tuple[Shard, ...] = ()
-    program: Program = field(init=False)
+    bundled: OptimSpec | None = None  # the optimizer over these bundles; None in inference
+    bundles: tuple[Bundle, ...] = ()  # the weights that share a storage
+    shards: tuple[Shard, ...] = ()  # those of them of which each process updates a part
+    program: Program = field(init=False)  # the static step
+    # the program cut into the passes of its stages, for backends that work so
     staged: Staged | None = None
 
     def plan(self) -> Plan:
@@ -68,21 +55,14 @@ class Draft:
 
 @dataclass(frozen=True)
 class Pass:
-    """One line of the list.
+    """One line of the list."""
 
-    Attributes:
-        name: what the log calls it.
-        room: where the work is done.
-        changes: attributes of the draft that it fills in or replaces; none for a check.
-        does: one sentence, for people.
-        run: does it.
-    """
-
-    name: str
-    room: str
+    name: str  # what the log calls it
+    room: str  # where the work is done
+    # attributes of the draft that it fills in or replaces; none for a check
     changes: tuple[str, ...]
-    does: str
-    run: Callable[[Draft], None]
+    does: str  # one sentence, for people
+    run: Callable[[Draft], None]  # does it
 
 
 def capture(draft: Draft) -> None:
@@ -98,9 +78,32 @@ def capture(draft: Draft) -> None:
 
 
 def check_overlap(draft: Draft) -> None:
-    """Overlapped inputs and outputs need settings that allow them."""
-    if draft.micro.overlaps:
-        overlap.check_overlap(draft.spec)
+    """Check the settings of a model that calls ``set_overlap_for_input`` or ``_output``.
+
+    Raises:
+        Error: the strategy, the I/O tiles or the output mode do not allow it.
+    """
+    spec = draft.spec
+    if not draft.micro.overlaps:
+        return
+    if spec.placement.strategy is Strategy.PIPELINED:
+        raise Error(
+            "Overlapped IO is not supported with poptorch.PipelinedExecution",
+            got="the default execution strategy, also with one device",
+            fix="options.setExecutionStrategy(poptorch.ShardedExecution())",
+        )
+    if not spec.locations.io_tiles:
+        raise Error(
+            "No IO tiles allocated",
+            got="overlapped inputs and outputs travel through tiles of their own",
+            fix="options.TensorLocations.numIOTiles(32)",
+        )
+    if spec.output.mode not in (OutputMode.All, OutputMode.Sum):
+        raise Error(
+            "Unsupported output mode for overlapped IO",
+            got=f"OutputMode.{spec.output.mode.name}",
+            fix="options.outputMode(poptorch.OutputMode.All), or Sum",
+        )
 
 
 def place(draft: Draft) -> None:
@@ -113,7 +116,7 @@ def shard(draft: Draft) -> None:
     """Let each process keep a part of the optimizer's state of large weights."""
     draft.graph, draft.bundled = draft.layout.graph, draft.optim
     if draft.optim is not None:
-        draft.bundled, draft.shards = sharding.sharded(
+        draft.bundled, draft.shards = weights.sharded(
             draft.graph, draft.spec, draft.optim, draft.by_stages
         )
         draft.bundles = tuple(each.whole for each in draft.shards)
@@ -122,7 +125,7 @@ def shard(draft: Draft) -> None:
 def bundle_weights(draft: Draft) -> None:
     """Put small weights together for the update."""
     if draft.bundled is not None and not draft.by_stages:  # on their chips they rest one by one
-        draft.graph, draft.bundled, small = bundle.bundled(draft.graph, draft.spec, draft.bundled)
+        draft.graph, draft.bundled, small = weights.bundled(draft.graph, draft.spec, draft.bundled)
         draft.bundles += small
 
 

@@ -3,46 +3,38 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 
 import torch
 
 from .. import _capture, backends
-from .._base import log, trees
+from .._base import env, log, trees
 from .._base.errors import Error
 from .._base.threads import one_at_a_time
-from .._ir import indices, verify
+from .._ir import graph_json, indices, verify
 from .._ir.plan import Plan
 from .._ir.slots import Kind
 from .._ir.spec import OptimSpec, Spec
 from . import agreement, cache, passes
-from .export import export
 from .tiers import compile_plan, prepare
 
 
 @dataclass(frozen=True, eq=False)
 class Compiled:
-    """What the session keeps of a compilation.
+    """What the session keeps of a compilation."""
 
-    Attributes:
-        plan: the program and its placement.
-        executable: the backend's result.
-        constants: first values of ``constant.*`` state.
-        outputs: the structure that forward returned.
-        names: of the tensors that can be anchored.
-        host_outputs: returned tensors that forward did not compute, by their place among all.
-        decided: state whose values decided a Python branch.
-    """
-
-    plan: Plan
-    executable: backends.Executable
-    constants: Mapping[str, torch.Tensor]
-    outputs: trees.Structure
+    plan: Plan  # the program and its placement
+    executable: backends.Executable  # the backend's result
+    constants: Mapping[str, torch.Tensor]  # first values of ``constant.*`` state
+    outputs: trees.Structure  # the structure that forward returned
+    # returned tensors that forward did not compute, by their place among all
     host_outputs: Mapping[int, torch.Tensor]
-    names: tuple[str, ...]
-    decided: tuple[_capture.Decision, ...]
+    names: tuple[str, ...]  # of the tensors that can be anchored
+    decided: tuple[_capture.Decision, ...]  # state whose values decided a Python branch
 
     def changed_inputs(self) -> list[int]:
         """Return the positions of the inputs that forward changes in place."""
@@ -61,12 +53,7 @@ class Compiled:
 
 
 def wrapped(backend: str, cache_dir: str | None) -> None:
-    """Let an idle core import the compiler from now on: a script goes on to fetch its data.
-
-    Args:
-        backend: what the options name; nothing is done for one that is not left to the library.
-        cache_dir: where they have compiled programs kept.
-    """
+    """Let an idle core import the compiler from now on: a script goes on to fetch its data."""
     if backend in (backends.AUTO, backends.OPTIMISE):
         best = backends.available()[backends.BEST]
         if best.unavailable() is None:  # else compiling says so
@@ -85,15 +72,6 @@ def compile(
     beside: Mapping[str, str] = MappingProxyType({}),
 ) -> Compiled:
     """Capture, build, place and compile one wrapped model.
-
-    Args:
-        request: what is captured.
-        spec: every setting.
-        optim: the optimizer's structure; None in inference.
-        progress: told the share of the work done, from 0 to 1.
-        placed: told how many chips all replicas reserve before the backend starts.
-        background: return before optimised code is there, if the backend is left to the library.
-        beside: what the processes of a job must agree on besides the program, by name.
 
     Raises:
         Error: what cannot be compiled; processes of a job whose programs differ.
@@ -114,7 +92,7 @@ def compile(
     plan, micro = draft.plan(), draft.micro
     placed(plan.layout.reserved)
     log.engine.debug("Program:\n%s", plan.program)
-    export(plan)
+    _export(plan)
     if spec.loops.processes > 1 and micro.exchanging:
         _refuse_parts(spec)
         # The order of exchanges has to be that of the graph in every process, at all times.
@@ -178,3 +156,20 @@ def with_stages(plan: Plan, request: _capture.Request, optim: OptimSpec | None) 
         draft.layout = plan.layout
     passes.stage(draft)
     return dataclasses.replace(plan, layout=draft.layout, staged=draft.staged)
+
+
+def _export(plan: Plan) -> None:
+    """Write a plan where POPTORCH_EXPORT_PROTO_FILE says, if it does.
+
+    As text for people, or with POPTORCH_EXPORT_PROTO_AS_BINARY as JSON for programs.
+    """
+    name = env.get("POPTORCH_EXPORT_PROTO_FILE")
+    if not name:
+        return
+    path = Path(name)
+    if path.is_dir():
+        path = path / "model.proto"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    as_json = env.get("POPTORCH_EXPORT_PROTO_AS_BINARY")
+    path.write_text(json.dumps(graph_json.encode(plan)) if as_json else plan.describe() + "\n")
+    log.engine.info("From POPTORCH_EXPORT_PROTO_FILE environment variable: wrote %s", path)

@@ -22,13 +22,6 @@ def shares(
 ) -> list[_place.Share]:
     """Capture a module and divide it over chips; annotations that it has are not looked at.
 
-    Args:
-        request: what is captured.
-        spec: every setting.
-        optim: the optimizer's structure, whose state counts; None in inference.
-        chips: how many.
-        limit: bytes that fit a chip; None for the memory of the system's chips.
-
     Raises:
         Error: the capture fails, or nothing fits.
     """
@@ -43,12 +36,6 @@ def recut(captured: Capture, spec: Spec, kind: ChipKind, chips: int) -> Capture:
     """Return a captured model divided over chips as ``shares`` says, whatever blocks it had.
 
     Where nothing fits the memory it is divided as if there were enough.
-
-    Args:
-        captured: the model, in which nothing is computed again.
-        spec: every setting.
-        kind: of the chips.
-        chips: how many.
 
     Raises:
         Error: there are fewer places to cut.
@@ -70,12 +57,6 @@ def fitting(captured: Capture, spec: Spec, system: System, chips: int) -> list[_
     """Divide a captured model such that it fits, as ``poptorch.estimate`` sees it.
 
     Where the fastest division does not, the fullest chip gets less, as often as it takes.
-
-    Args:
-        captured: the model, in which nothing is computed again.
-        spec: every setting.
-        system: the chips.
-        chips: how many of them one replica has.
 
     Raises:
         Error: the system has fewer, there are fewer places to cut, or nothing fits.

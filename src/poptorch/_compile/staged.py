@@ -15,7 +15,7 @@ from .._ir.schedule import Workload
 from .._ir.slots import Kind, Slot
 from .._ir.spec import OptimSpec, Reduction, Spec, Strategy
 from .build import gradient_dtype
-from .examples import Examples
+from .lower import Examples
 
 Graphs = Mapping[StagePass, Graph]
 Homes = Mapping[str, tuple[int, ...]]
@@ -35,13 +35,7 @@ def step_graphs(
     optim: OptimSpec | None,
     program: Program | None = None,
 ) -> Step:
-    """Return the graphs of a program in which every replica has accumulators of its own.
-
-    Args:
-        micro: one micro-batch.
-        spec, optim: the settings.
-        program: the fused program, whose graphs are taken where they are the same.
-    """
+    """Return the graphs of a program in which every replica has accumulators of its own."""
     if optim is None:
         return Step(micro, None)
     loops = spec.loops
@@ -69,13 +63,7 @@ def joined(micro: Graph, updating: Updating | None) -> Step:
 
 
 def updating(micro: Graph, spec: Spec, optim: OptimSpec, by_example: bool = False) -> Updating:
-    """Return what the optimizer adds to a micro-batch, which follows from its gradients.
-
-    Args:
-        micro: one micro-batch.
-        spec, optim: the settings.
-        by_example: trace one weight of each kind and copy it: sooner, for graphs that are not run.
-    """
+    """Return what the optimizer adds to a micro-batch, which follows from its gradients."""
     loops = spec.loops
     batches = _update.MicroBatches(
         chunks=loops.accumulation, summed=loops.all_replicas, replicas=loops.all_replicas
@@ -118,11 +106,6 @@ def stage(step: Step, layout: Layout, spec: Spec) -> Staged:
     """Cut a step into passes that run one by one, each on its chip, and schedule them.
 
     Accumulators and gradients are added up over the replicas before the update.
-
-    Args:
-        step: made of the layout's graph, or of a copy of it.
-        layout: which stages there are.
-        spec: the settings.
     """
     return schedule(cut(step, layout, spec), layout, spec)
 

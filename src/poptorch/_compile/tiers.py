@@ -81,9 +81,6 @@ class PlanCode:
 
         While none has imported the compiler, which takes it longer than this one, this one compiles
         the first graph.
-
-        Args:
-            idle: cores beside that of this process.
         """
         missing = self.missing()
         own = next(iter(missing), None)
@@ -149,13 +146,6 @@ def prepare(backend: Backend, store: Store) -> int:
     """While the model is captured, let an idle core import the compiler, if it will be needed.
 
     A process that was started when the model was wrapped has the core by now.
-
-    Args:
-        backend: what runs the plan in the end.
-        store: of compiled graphs: if it has any, those of the model may be among them.
-
-    Returns:
-        How many cores are idle, or busy with it; 0 if no process imports the compiler.
     """
     idle = _cores.idle()
     if not isinstance(backend, Builder) or not store.is_empty():
@@ -178,20 +168,7 @@ def compile_plan(
     progress: Progress,
     idle: int = 0,
 ) -> Executable:
-    """Compile a plan, or let its compilation begin once it pays.
-
-    Args:
-        backend: what runs the plan in the end.
-        plan: what is compiled.
-        store: of compiled graphs.
-        background: results are wanted before the compilation is done.
-        progress: told the share done.
-        idle: cores that have had nothing to do so far.
-
-    Returns:
-        An executable of the backend; one of the reference backend, with a warning, where compiling
-        fails.
-    """
+    """Compile a plan, or let its compilation begin once it pays."""
     if not isinstance(backend, Builder):
         return backend.compile(plan, progress)
     code = PlanCode(plan, backend, store)
@@ -215,16 +192,7 @@ def compile_plan(
 
 
 class Tiered:
-    """Runs a plan on the slow tier until the fast one is ready.
-
-    Args:
-        slow: what runs it now.
-        code: what will.
-        idle: cores that are known to have nothing to do.
-
-    Attributes:
-        waiting: whether the fast tier may still come.
-    """
+    """Runs a plan on the slow tier until the fast one is ready."""
 
     def __init__(self, slow: Executable, code: PlanCode, idle: int = 0) -> None:
         keep_freed_memory()  # as the fast tier will: the first calls gain as much
