@@ -21,9 +21,8 @@ import torch
 
 import poptorch
 from ipu_models import Answers, Mnist, Pretraining, ResNet50, TutorialCnn, on_chips
-from poptorch import _compile, _session
+from poptorch import Estimate, _compile, _session
 from poptorch._ipu_model.constants import DEFAULT, Constants
-from poptorch._ipu_model.estimate import Estimate
 from poptorch._ipu_model.pricing import device_seconds, price
 from poptorch._systems import parse
 

@@ -22,11 +22,8 @@ HEAVY = ("torch._inductor", "torch._dynamo", "torch.distributed", "matplotlib", 
 PRIVATE_TORCH = "_base/private.py"
 # Files that import one another, if only for types; to become none.
 CIRCLES: tuple[set[str], ...] = (
-    {"_ipu_model.estimate", "_ipu_model.page", "_ipu_model.page_parts", "_ipu_model.profile",
-     "_ipu_model.trace"},
     {"_session.model", "_session.optimizer"},
     {"_session.pricing", "_session.reporting", "_session.session"},
-    {"_estimates", "_estimates.estimating", "_estimates.variants", "_inspection", "executor"},
 )  # fmt: skip
 Rule = Callable[[ast.Module, str, bool], Iterable[str]]
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -11,9 +12,8 @@ from torch import nn
 
 import poptorch
 import pva
-from poptorch import _systems
+from poptorch import Estimate, _systems
 from poptorch._ipu_model import profile
-from poptorch._ipu_model.estimate import Estimate
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,9 @@ def priced() -> Estimate:
 @pytest.fixture(scope="module")
 def report(priced: Estimate, tmp_path_factory: pytest.TempPathFactory) -> pva.Report:
     measured = profile.Measured("here", 1.0, 3, (), 1)
-    content = profile.profile("net", priced, _systems.KINDS["bow"], measured, {})
+    content = profile.profile(
+        "net", dataclasses.asdict(priced), _systems.KINDS["bow"], measured, {}
+    )
     path = tmp_path_factory.mktemp("reports") / "profile.json"
     path.write_text(json.dumps(content))
     return pva.openReport(str(path))

@@ -12,9 +12,9 @@ import torch
 
 from . import _session
 from ._base.errors import AssertionFailure, Error
-from ._estimates import of_session
-from ._ipu_model.estimate import Estimate
+from ._ipu_model import Estimate
 from ._ir.plan import Plan
+from ._repricing import estimated
 from ._session import CompiledInputs, Latency, Stamps, counters
 from .options import Options
 
@@ -39,7 +39,7 @@ class Inspection:
 
     def estimate(self, *args: Any, system: str = "bow:16", **kwargs: Any) -> Estimate:
         """Return what the program would cost on IPUs; see ``poptorch.estimate``."""
-        return of_session(self._session, self._options, args, kwargs, system)
+        return estimated(self._session, self._options, args, kwargs, system)
 
     # What a call cost.
 

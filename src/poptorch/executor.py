@@ -16,9 +16,9 @@ from . import _session
 from ._base import log
 from ._base.tracebacks import UserFrames
 from ._capture import Explanation
-from ._estimates import advised
 from ._inspection import Inspection
 from ._ir.spec import Spec
+from ._repricing import advised
 from ._session import ParameterProxy
 from .ops.blocks import module_repr
 from .options import Options

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import poptorch
-from poptorch._ipu_model.estimate import Estimate
+from poptorch import Estimate
 
 
 class Wide(nn.Module):

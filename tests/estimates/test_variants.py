@@ -13,8 +13,7 @@ from torch import nn
 
 import poptorch
 from poptorch import _session
-from poptorch._estimates.variants import LOCATIONS
-from poptorch._ipu_model.comparison import Variant
+from poptorch._ipu_model import LOCATIONS, Variant
 
 WIDE, ROWS = 128, 64
 

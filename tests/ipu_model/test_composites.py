@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import poptorch
-from poptorch._ipu_model.estimate import Estimate
+from poptorch import Estimate
 
 
 class Calls(nn.Module):

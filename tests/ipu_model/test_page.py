@@ -18,7 +18,7 @@ from torch import nn
 import poptorch
 from helpers import patience
 from poptorch import _systems
-from poptorch._ipu_model import budget, figures, page, page_parts, profile
+from poptorch._ipu_model import page, profile
 
 VIEWS = ("summary", "memory", "liveness", "schedule", "operators", "program", "measured",
          "settings", "comparison")  # fmt: skip
@@ -40,13 +40,16 @@ def content() -> dict[str, Any]:
         (profile.OperatorTime("F", "aten.addmm", "0", "net.py:3", 2, 0.0625),),
     )
     measured = profile.Measured("</script><b>", 1.0, 2, calls, 1 << 20, *times)
-    made = profile.profile("net", priced, _systems.KINDS["bow"], measured, {"loops.replicas": "1"})
-    made["estimated"] = priced.to_dict()
+    made = profile.profile(
+        "net", priced.to_dict(), _systems.KINDS["bow"], measured, {"loops.replicas": "1"}
+    )
     return made
 
 
 def test_every_view_has_what_it_shows(content: dict[str, Any]) -> None:
-    views = page_parts.views(content, content)
+    page_text = page.html(content, "", content)
+    parts = re.findall(r'<section id="(\w+)">(.*?)</section>', page_text, re.DOTALL)
+    views = {name: re.sub(r"\s*\n\s*", "", text) for name, text in parts}
     assert set(views) == set(VIEWS)
     assert "It fits." in views["summary"]
     assert "param.0.weight" in views["liveness"]
@@ -63,7 +66,7 @@ def test_every_view_has_what_it_shows(content: dict[str, Any]) -> None:
     assert "&lt;/script&gt;" in views["measured"]
     assert "loops.replicas" in views["settings"]
     assert "+0.0%" in views["comparison"]
-    drawn = figures.figures(content)
+    drawn = page.figures(content)
     memory = drawn["figure-memory"]["data"]
     peak = sum(content["estimated"]["chips"][1]["peak"].values()) / 2**20
     assert sum(bar["y"][1] for bar in memory if bar["type"] == "bar") == pytest.approx(peak)
@@ -149,7 +152,7 @@ def test_a_browser_draws_every_view(content: dict[str, Any], tmp_path: Path) -> 
     assert 'data-ready="yes"' in dump.stdout
     for view in VIEWS:
         assert f'<section id="{view}">' in dump.stdout
-    assert dump.stdout.count('class="main-svg"') >= 2 * len(figures.figures(content))
+    assert dump.stdout.count('class="main-svg"') >= 2 * len(page.figures(content))
     assert dump.stdout.count('class="point"') >= 4  # bars
     picture = tmp_path / "page.png"
     subprocess.run(
@@ -162,10 +165,10 @@ def test_a_browser_draws_every_view(content: dict[str, Any], tmp_path: Path) -> 
 def test_budgets_name_what_grew(content: dict[str, Any]) -> None:
     more = {**content, "estimated": {**content["estimated"]}}
     more["estimated"]["cycles"] = 1.02 * content["estimated"]["cycles"]
-    changes = budget.compare(content, more)
-    assert not budget.exceeded(changes, budget.parse("memory=0%, cycles=3%"))
-    (over,) = budget.exceeded(changes, budget.parse("memory=0%,cycles=1%"))
+    changes = profile.compare(content, more)
+    assert not profile.exceeded(changes, profile.parse_budget("memory=0%, cycles=3%"))
+    (over,) = profile.exceeded(changes, profile.parse_budget("memory=0%,cycles=1%"))
     assert (over.name, round(over.change, 6)) == ("cycles", 0.02)
     for wrong in ("cycles", "speed=1%", "memory=1"):
         with pytest.raises(poptorch.Error, match="That is no budget"):
-            budget.parse(wrong)
+            profile.parse_budget(wrong)

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 import poptorch
-from poptorch._estimates.repricing import Repricer
+from poptorch import Estimate
 from poptorch._ipu_model.constants import DEFAULT
-from poptorch._ipu_model.estimate import Estimate
-from poptorch._ipu_model.products import plan
+from poptorch._ipu_model.products import spread
 from poptorch._ipu_model.work import Product
+from poptorch._repricing import Repricer
 from poptorch._systems import KINDS, parse
 
 sizes = st.integers(1, 4096)
@@ -37,9 +37,9 @@ products = st.builds(
 @given(products, st.sampled_from(sorted(KINDS)))
 def test_products_of_halves_take_no_longer(product: Product, kind: str) -> None:
     def cycles(one: Product) -> float:
-        spread = plan(one, KINDS[kind], KINDS[kind].tiles, DEFAULT, 0.6)
-        assert spread.bytes <= 0.6 * KINDS[kind].tile_bytes + 1e-6
-        return spread.cycles + spread.steps * DEFAULT.step
+        best = spread(one, KINDS[kind], KINDS[kind].tiles, DEFAULT, 0.6)
+        assert best.bytes <= 0.6 * KINDS[kind].tile_bytes + 1e-6
+        return best.cycles + best.steps * DEFAULT.step
 
     half = dataclasses.replace(product, itemsize=2, half_partials=True)
     assert cycles(half) <= cycles(product)
@@ -50,7 +50,7 @@ def test_halves_and_half_partials_each_halve_the_work_of_the_matrix_unit() -> No
 
     def compute(kind: str, itemsize: int, half_partials: bool) -> float:
         one = Product(1, 4096, 4096, 4096, 1, 4096 * 4096, False, itemsize, half_partials)
-        return plan(one, KINDS[kind], KINDS[kind].tiles, DEFAULT, 0.6).compute
+        return spread(one, KINDS[kind], KINDS[kind].tiles, DEFAULT, 0.6).compute
 
     assert compute("bow", 2, False) < 0.6 * compute("bow", 4, False)
     assert compute("bow", 2, True) < 0.6 * compute("bow", 2, False)

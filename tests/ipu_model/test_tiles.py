@@ -7,25 +7,25 @@ import torch
 from torch import nn
 
 import poptorch
-from poptorch._ipu_model.estimate import Estimate
-from poptorch._ipu_model.tiles import Tiles
+from poptorch import Estimate
+from poptorch._ipu_model.memory import Tiles
 
 
 def test_blocks_lie_from_the_first_tile_on_and_none_gets_lost() -> None:
     tiles = Tiles(8)
     tiles.lay(100.0, 0.3)  # three blocks, and a tenth of it
-    assert tiles.bytes() == pytest.approx([30, 30, 30, 10, 0, 0, 0, 0])
+    assert tiles.bytes == pytest.approx([30, 30, 30, 10, 0, 0, 0, 0])
     tiles.lay(80.0, 0.01)
-    assert tiles.bytes()[4:] == pytest.approx([10] * 4)
+    assert tiles.bytes[4:] == pytest.approx([10] * 4)
 
 
 def test_small_tensors_are_dealt_out_in_turn() -> None:
     tiles = Tiles(4)
     for size in (300.0, 20.0, 130.0):
         tiles.deal(size)
-    assert tiles.bytes() == pytest.approx([128 + 2, 128, 44, 20 + 0], abs=128)
-    assert sum(tiles.bytes()) == pytest.approx(450)
-    assert max(tiles.bytes()) < 300
+    assert tiles.bytes == pytest.approx([128 + 2, 128, 44, 20 + 0], abs=128)
+    assert sum(tiles.bytes) == pytest.approx(450)
+    assert max(tiles.bytes) < 300
 
 
 def priced(wide: int, layers: int) -> Estimate:

@@ -14,9 +14,7 @@ import torch
 from torch import nn
 
 import poptorch
-from poptorch._estimates import estimating
-from poptorch._ipu_model import page, profile
-from poptorch._ipu_model.estimate import Advice
+from poptorch._ipu_model import Advice, Adviser, page, profile
 
 
 class Net(nn.Module):
@@ -149,11 +147,11 @@ def test_the_report_has_the_advice_of_the_estimate(
     """Programs as small as these are given none, so that any will do."""
     given = []
 
-    def everything(repricer: Any, before: Any) -> tuple[Advice, ...]:
-        given.append(repricer.price({"recomputation": False}).cycles - before.cycles)
+    def everything(adviser: Adviser, before: Any) -> tuple[Advice, ...]:
+        given.append(adviser.price({"recomputation": False}).cycles - before.cycles)
         return (Advice("recompute nothing", 1.0, given[-1], True),)
 
-    monkeypatch.setattr(estimating, "advice", everything)
+    monkeypatch.setattr(Adviser, "advice", everything)
     executor = training(ask(python=tmp_path))
     executor.compile(X, Y)
     executor.destroy()

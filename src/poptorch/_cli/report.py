@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .._base.errors import Error, visible
-from .._ipu_model import budget, page, profile
-from .._ipu_model.page_parts import text
+from .._ipu_model import page, profile
 from .commands import add
 
 
@@ -39,7 +38,7 @@ def run(chosen: argparse.Namespace) -> int:
         print("poptorch report: give one report, or --compare OLD NEW", file=sys.stderr)
         return 2
     try:
-        return _show(chosen, budget.parse(chosen.budget) if chosen.budget else {})
+        return _show(chosen, profile.parse_budget(chosen.budget) if chosen.budget else {})
     except Error as error:
         print(f"poptorch report: {error}", file=sys.stderr)
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
@@ -51,14 +50,14 @@ def run(chosen: argparse.Namespace) -> int:
 def _show(chosen: argparse.Namespace, allowed: dict[str, float]) -> int:
     if chosen.compare is None:
         shown, before, changes = profile.read(chosen.file), None, []
-        print(visible(text(shown)))
+        print(visible(profile.text(shown)))
     else:
         before, shown = map(profile.read, chosen.compare)
-        changes = budget.compare(before, shown)
-        print(visible(budget.text(changes)))
+        changes = profile.compare(before, shown)
+        print(visible(profile.changes_text(changes)))
     if chosen.html and not page.write(shown, chosen.html, before):
         return 2
-    over = budget.exceeded(changes, allowed)
+    over = profile.exceeded(changes, allowed)
     for each in over:
         print(f"over budget: {each.name} {each.change:+.1%}, allowed {allowed[each.name]:+.1%}")
     return 1 if over else 0

@@ -2,7 +2,7 @@
 
 from .._place import Share
 from .cache import differences, flat_fields, store_of
-from .estimate import (
+from .estimating import (
     Capture,
     capture_for_estimate,
     checkpoints,

@@ -12,7 +12,7 @@ from .._ir.graph import Graph
 from .._ir.slots import Kind
 from .._ir.spec import OptimSpec, Spec, Strategy
 from .._systems import ChipKind, System
-from .estimate import Capture, estimate, recomputed, updating_of
+from .estimating import Capture, estimate, recomputed, updating_of
 from .staged import step_graphs
 
 

@@ -4,44 +4,44 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import torch
 from torch import fx
 
+from .._ir.slots import Slot, narrowed
 from .._systems import ChipKind
 from . import products
-from .composites import work_of
 from .constants import DEFAULT, Constants
-from .work import NOTHING, Work, tensors
+from .work import NOTHING, Product, Work, tensors, work_of
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Cycles of one chip, by what they are spent on.
-
-    Attributes:
-        compute: tiles compute.
-        exchange: tiles of the chip exchange data.
-        sync: tiles wait for one another and for the next step.
-    """
+class Cost(NamedTuple):
+    """Cycles of one chip, by what it does; ``host`` and the later ones are waiting."""
 
     compute: float = 0.0
-    exchange: float = 0.0
+    exchange: float = 0.0  # between tiles, or with other chips
     sync: float = 0.0
+    host: float = 0.0  # for data from the host, or for the host to take some
+    streaming: float = 0.0  # for streaming memory
+    bubble: float = 0.0  # for other chips
+    call: float = 0.0  # for the host to make the next call
 
     @property
     def total(self) -> float:
         """All of it."""
-        return self.compute + self.exchange + self.sync
+        return functools.reduce(operator.add, self)
 
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(
-            self.compute + other.compute, self.exchange + other.exchange, self.sync + other.sync
-        )
+    def plus(self, other: Cost) -> Cost:
+        """Return the sum."""
+        return Cost(*map(operator.add, self, other))
 
     def times(self, often: float) -> Cost:
         """Return so many of it."""
-        return Cost(self.compute * often, self.exchange * often, self.sync * often)
+        return Cost(*(cycles * often for cycles in self))
 
 
 FREE = Cost()
@@ -49,27 +49,23 @@ FREE = Cost()
 
 @dataclass(frozen=True)
 class Chip:
-    """What prices depend on besides the work.
-
-    Attributes:
-        kind: of the chip.
-        tiles: that compute: those that are not kept for I/O.
-        constants: of the model.
-        proportion: of a tile's memory that one product may use.
-        half_partials: whether matrix products, and convolutions, add up in 16 bits.
-    """
+    """What prices inside a chip depend on besides the work."""
 
     kind: ChipKind
-    tiles: int
+    tiles: int  # that compute: those that are not kept for I/O
     constants: Constants = DEFAULT
-    proportion: float = DEFAULT.memory_proportion
-    half_partials: tuple[bool, bool] = (False, False)
+    proportion: float = DEFAULT.memory_proportion  # of a tile that one product may use
+    half_partials: tuple[bool, bool] = (False, False)  # of matrix products, of convolutions
 
     @property
     def inside(self) -> tuple[object, ...]:
         """All that prices inside the chip depend on."""
         known = self.kind.name, self.tiles, self.proportion, self.half_partials
         return (*known, *self.constants.inside)
+
+    def spread(self, product: Product) -> products.Spread:
+        """Return how a product is spread over the tiles."""
+        return products.spread(product, self.kind, self.tiles, self.constants, self.proportion)
 
 
 @functools.lru_cache(maxsize=16384)
@@ -86,13 +82,12 @@ def cost(work: Work, chip: Chip) -> Cost:
         compute += work.moved / chip.tiles / c.copy_bytes
     if work.entries:
         compute += _indexed(work, chip)
-    for product in work.products:
-        spread = products.plan(product, chip.kind, chip.tiles, c, chip.proportion)
+    for spread in map(chip.spread, work.products):
         compute, exchange = compute + spread.compute, exchange + spread.exchange
         steps += spread.steps
     total = Cost(compute, exchange, steps * c.step)
     for part, often in work.parts:
-        total += cost(part, chip).times(often)
+        total = total.plus(cost(part, chip).times(often))
     return total
 
 
@@ -109,9 +104,7 @@ def _indexed(work: Work, chip: Chip) -> float:
 
 def temporary_bytes(work: Work, chip: Chip) -> float:
     """Return the bytes that the products of a work need while they run, on all tiles."""
-    c, kind, own = chip.constants, chip.kind, chip.proportion
-    spread = (products.plan(p, kind, chip.tiles, c, own) for p in work.all_products)
-    return max((each.bytes * chip.tiles for each in spread), default=0.0)
+    return max((chip.spread(p).bytes * chip.tiles for p in work.all_products), default=0.0)
 
 
 def node_cycles(node: fx.Node, kind: ChipKind) -> float:
@@ -119,6 +112,23 @@ def node_cycles(node: fx.Node, kind: ChipKind) -> float:
     return cost(work_of(node), Chip(kind, kind.tiles)).total
 
 
+# Bytes on a chip, whose integers have 32 bits at most.
+
+
+def _tensor_bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
+    return math.prod(shape) * narrowed(dtype).itemsize
+
+
+def slot_bytes(slot: Slot) -> int:
+    """Return the bytes of one replica's value of a slot."""
+    return _tensor_bytes(slot.replica_shape, slot.dtype)
+
+
+def node_bytes(node: fx.Node) -> int:
+    """Return the bytes of a node's value."""
+    return sum(_tensor_bytes(each.shape, each.dtype) for each in tensors(node))
+
+
 def value_bytes(node: fx.Node) -> int:
-    """Return the bytes of a node's value, all of its tensors together."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors(node))
+    """Return the bytes of a node's value on the host."""
+    return sum(tensor.nbytes for tensor in tensors(node))

@@ -138,21 +138,15 @@ _MADE: dict[str, dict[str, float]] = {
 }
 
 
-def loops_of(name: str, itemsize: int, integers: bool = False) -> float:
-    """Return the cycles per element of an operator.
-
-    Args:
-        name: as in ``torch.ops.aten``.
-        itemsize: bytes of an element.
-        integers: whether its operands are integers.
-    """
-    column = 1 if itemsize <= 2 else 0
+def cycles_per_element(name: str, itemsize: int, integers: bool = False) -> float:
+    """Return the cycles per element of an operator, by its name in ``torch.ops.aten``."""
     if integers:
         return _READ["int_div" if name in ("div", "remainder", "floor_divide") else "int_add"][0]
-    name = _family(name)
-    if name in _MADE:
-        return sum(often * loops_of(part, itemsize) for part, often in _MADE[name].items())
-    return _READ[_SAME.get(name, name)][column]
+    row = _row(name) or "add"
+    if row in _MADE:
+        parts = _MADE[row].items()
+        return sum(often * cycles_per_element(part, itemsize) for part, often in parts)
+    return _READ[_SAME.get(row, row)][1 if itemsize <= 2 else 0]
 
 
 def is_known(name: str) -> bool:
@@ -160,12 +154,8 @@ def is_known(name: str) -> bool:
     return _row(name) is not None
 
 
-def _family(name: str) -> str:
-    """Names of one kind of operator to that of its row."""
-    return _row(name) or "add"
-
-
 def _row(name: str) -> str | None:
+    """The row of an operator's family."""
     if name in _READ or name in _MADE or name in _SAME:
         return name
     if "norm" in name:

@@ -2,134 +2,260 @@
 
 State is always there. What waits for another pass comes and goes with the actions, by the rules by
 which the ``staged`` backend keeps and forgets tensors; on top comes what the running pass needs.
+Of a chip's tiles the fullest decides whether a program fits.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
 
 from .._ir.blocks import StagePass
-from .._ir.schedule import Action
+from .._ir.plan import PER_MICRO_BATCH, Staged
+from .._ir.schedule import Action, Traffic
 from .._ir.slots import Kind, Slot
-from .lifetimes import Bundle, Effect, effects
-from .priced import PassPrice, Subject, off_chip, shares, waiting_values
-from .sizes import slot_bytes
-from .tiles import Tiles
+from .cycles import slot_bytes
+from .simulate import PassPrice
+from .subject import Subject
+from .work import Work
 
 WEIGHTS, OPTIMIZER, ACCUMULATORS = "weights", "optimizer state", "accumulators"
 ACTIVATIONS, TEMPORARY, CODE = "activations", "temporary", "code"
 STREAMS, GAPS = "host buffers", "gaps and imbalance"
 CATEGORIES = (WEIGHTS, OPTIMIZER, ACCUMULATORS, ACTIVATIONS, TEMPORARY, CODE, STREAMS, GAPS)
 
-_OF_KIND = {Kind.OPTSTATE: OPTIMIZER, Kind.ACCUM: ACCUMULATORS}
-
-Name = tuple[int, int]
-"""Number of a bundle, and the micro-batch."""
+_STATE = {Kind.OPTSTATE: OPTIMIZER, Kind.ACCUM: ACCUMULATORS}
+_LEAST = 128
+"""Bytes of a tensor that a tile holds, if it holds any."""
 
 
 @dataclass(frozen=True, eq=False)
 class ChipMemory:
-    """The memory of one chip.
+    """The memory of one chip; bytes."""
 
-    Attributes:
-        always: bytes by category that are there all the time.
-        peak: bytes by category at the fullest moment.
-        at: the action of that moment.
-        waiting: what waits for another pass at that moment: bytes by slot key.
-        state: bytes by slot key of what is always there.
-        live: bytes at every column of the schedule.
-        tiles: bytes of every tile at the fullest moment.
+    always: Mapping[str, float]  # by category, all the time
+    peak: Mapping[str, float]  # by category, at the fullest moment
+    at: Action | None  # of that moment
+    waiting: Mapping[str, float]  # for another pass at that moment, by slot key
+    state: Mapping[str, float]  # what is always there, by slot key
+    live: tuple[float, ...]  # at every column of the schedule
+    tiles: tuple[float, ...]  # of every tile at the fullest moment, those for I/O last
+
+    @property
+    def bytes(self) -> float:
+        """At the fullest moment: as many as if every tile had those of the fullest."""
+        return sum(self.peak.values())
+
+
+def memory_of(subject: Subject, prices: Mapping[StagePass, PassPrice]) -> dict[int, ChipMemory]:
+    """Return the memory of every chip."""
+    return _Accountant(subject, prices).run()
+
+
+# What comes to a chip and leaves it with each action.
+
+_Event = tuple[StagePass, Traffic | None]
+_Place = tuple[int, str]  # chip and slot key
+_Name = tuple[int, int]  # number of a bundle, and the micro-batch
+
+
+class _Bundle(NamedTuple):
+    """Tensors of a chip that come and go together.
+
+    A layer leaves dozens of activations for its backward pass, and thousands of actions go by.
     """
 
-    always: Mapping[str, float]
-    peak: Mapping[str, float]
-    at: Action | None
-    waiting: Mapping[str, float]
-    state: Mapping[str, float]
-    live: tuple[float, ...]
-    tiles: tuple[float, ...]
+    number: int
+    chip: int
+    per_micro_batch: bool  # every micro-batch has its own
+    sizes: Mapping[str, float]  # bytes by slot key
+    total: float
+
+    def name(self, action: Action) -> _Name:
+        return self.number, action.micro_batch if self.per_micro_batch else 0
 
 
-def memory_of(subject: Subject, passes: Mapping[StagePass, PassPrice]) -> dict[int, ChipMemory]:
-    """Return the memory of every chip."""
-    return _Accountant(subject, passes).run()
+class _Effect(NamedTuple):
+    """What one action does to the memory of the chips."""
+
+    brought: list[_Bundle]  # comes to its chip from outside, and is there while it runs
+    made: list[_Bundle]  # stays on its chip when it is done
+    sent: list[_Bundle]  # arrives on other chips after the column
+    gone: list[_Bundle]  # leaves its chip
+
+
+def _effects(
+    staged: Staged, slots: Mapping[str, Slot], size: Callable[[Slot], float], parked: set[str]
+) -> dict[_Event, _Effect]:
+    """What every action of a schedule does, by its pass and traffic.
+
+    Args:
+        staged: the program.
+        slots: its slots by key.
+        size: bytes that a slot takes.
+        parked: keys of values that wait elsewhere than on a chip.
+    """
+    rows = staged.schedule.rows.values()
+    events = dict.fromkeys((a.stage_pass, a.traffic) for row in rows for a in row if a is not None)
+    kept, forgotten, targets = set(staged.last_readers()), staged.forgotten(), staged.targets()
+    streaming = staged.workload.streaming
+
+    def places(stage_pass: StagePass, traffic: Traffic | None) -> Iterable[Iterable[_Place]]:
+        """The tensors of each field of an Effect."""
+        chip = staged.workload.chip_of(stage_pass)
+        if traffic is Traffic.LOAD:
+            return [(chip, key) for key in streaming.loads.get(stage_pass, ())], (), (), ()
+        if traffic is Traffic.STORE:
+            return (), (), (), [(chip, key) for key in streaming.stores.get(stage_pass, ())]
+        graph = staged.graphs[stage_pass]
+        read_back = [slot.key for slot in graph.inputs if slot.key in parked]
+        inputs = [s.key for s in graph.inputs if s.kind is Kind.BATCH or s.key in parked]
+        values = [slot.key for slot in graph.outputs if slot.kind is Kind.VALUE]
+        made = [key for key in values if (chip, key) in kept and key not in parked]
+        gone = (*forgotten[stage_pass], *streaming.drops.get(stage_pass, ()), *read_back)
+        sent = [(to, key) for key in values for to in targets[key]]
+        return (
+            [(chip, key) for key in inputs], [(chip, key) for key in made], sent,
+            [(chip, key) for key in gone],
+        )  # fmt: skip
+
+    lists = {event: [dict.fromkeys(each) for each in places(*event)] for event in events}
+    touched: dict[_Place, list[object]] = defaultdict(list)
+    for event, each in lists.items():
+        for field, own in enumerate(each):
+            for place in own:
+                touched[place].append((event, field))
+    numbers: dict[object, int] = {}
+    number_of = {
+        place: numbers.setdefault(
+            (place[0], tuple(history), slots[place[1]].kind in PER_MICRO_BATCH), len(numbers)
+        )
+        for place, history in touched.items()
+    }
+
+    def bundled(own: Iterable[_Place], traffic: Traffic | None) -> list[_Bundle]:
+        parts: dict[int, dict[str, float]] = defaultdict(dict)
+        chips = {number_of[place]: place[0] for place in own}
+        for place in own:
+            slot = slots[place[1]]
+            loaded = float(slot_bytes(slot)) if traffic is Traffic.LOAD else size(slot)
+            parts[number_of[place]][slot.key] = loaded
+        return [
+            _Bundle(
+                number, chips[number], slots[next(iter(sizes))].kind in PER_MICRO_BATCH, sizes,
+                sum(sizes.values()),
+            )
+            for number, sizes in parts.items()
+        ]  # fmt: skip
+
+    return {
+        event: _Effect(*(bundled(own, event[1]) for own in each)) for event, each in lists.items()
+    }
 
 
 class _Held:
-    """What waits on a chip, and how much it is."""
+    """What waits on a chip, how much it is, and its fullest moment."""
 
     def __init__(self) -> None:
-        self.bundles: dict[Name, Bundle] = {}
+        self.bundles: dict[_Name, _Bundle] = {}
         self.total = 0.0
+        self.live: list[float] = []
+        self.most = 0.0
+        self.fullest: tuple[Action | None, dict[_Name, _Bundle]] = None, {}
 
-    def put(self, name: Name, bundle: Bundle) -> None:
+    def put(self, name: _Name, bundle: _Bundle) -> None:
         """Add something, or replace it."""
         self.drop(name)
         self.bundles[name] = bundle
         self.total += bundle.total
 
-    def drop(self, name: Name) -> None:
+    def drop(self, name: _Name) -> None:
         """Take something away, if it is there."""
         before = self.bundles.pop(name, None)
         if before is not None:
             self.total -= before.total
 
+    def do(self, action: Action, effect: _Effect, extra: float) -> None:
+        """Do an action, which needs so many bytes while it runs."""
+        new = (bundle for bundle in effect.brought if bundle.name(action) not in self.bundles)
+        most = self.total + extra + sum(bundle.total for bundle in new)
+        if most > self.most:
+            self.most, self.fullest = most, (action, dict(self.bundles))
+        for bundle in (*effect.brought, *effect.made):
+            self.put(bundle.name(action), bundle)
+        for bundle in effect.gone:
+            self.drop(bundle.name(action))
+
+
+class Tiles:
+    """Bytes on every tile of a chip that computes.
+
+    A weight lies in blocks, as the product that reads it in the forward pass is spread over the
+    tiles; its accumulator and its optimizer's state lie like it. Source: PopLibs (MIT), poplin
+    ConvOptions (startTileMultiplier), poputil TileMapping.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.bytes = np.zeros(count)
+        self._next = 0
+
+    def lay(self, size: float, share: float) -> None:
+        """Add a tensor in blocks of a share of it, from the first tile on."""
+        whole = int(1 / share)
+        if whole >= len(self.bytes):
+            self.bytes += size / len(self.bytes)
+            return
+        self.bytes[:whole] += size * share
+        self.bytes[whole] += size * (1 - whole * share)
+
+    def deal(self, size: float) -> None:
+        """Add a tensor of which tile after tile gets a part, 128 bytes at least."""
+        count = len(self.bytes)
+        if size >= count * _LEAST:
+            self.bytes += size / count
+            return
+        whole = int(size // _LEAST)
+        self.bytes[(self._next + np.arange(whole)) % count] += _LEAST
+        last = (self._next + whole) % count
+        self.bytes[last] += size - whole * _LEAST
+        self._next = (last + 1) % count
+
 
 class _Accountant:
     """Keeps the books of all chips while the actions go by."""
 
-    def __init__(self, subject: Subject, passes: Mapping[StagePass, PassPrice]) -> None:
-        self._subject, self._passes = subject, passes
-        self._staged = subject.staged
-        workload = self._staged.workload
-        self._slots = {
-            slot.key: slot
-            for graph in self._staged.graphs.values()
-            for slot in (*graph.inputs, *graph.outputs)
-        }
-        seeds = {key for each in self._staged.graphs for key in subject.known.seeded(each)}
-        seeds |= self._summed_gradients()
-        self._effects = effects(
+    def __init__(self, subject: Subject, prices: Mapping[StagePass, PassPrice]) -> None:
+        self._subject, self._prices = subject, prices
+        self._staged, self._slots = subject.staged, subject.slots()
+        seeds = self._summed_gradients().union(*(each.seeded for each in subject.passes.values()))
+        self._effects = _effects(
             self._staged, self._slots,
             lambda slot: 0.0 if slot.key in seeds else float(slot_bytes(slot)),
             self._off_chip_values(),
         )  # fmt: skip
-        self._state = {chip: self._state_of(chip) for chip in workload.chips}
-        self._fixed = {chip: self._always(chip) for chip in workload.chips}
-        self._laid = {chip: self._lay(chip) for chip in workload.chips}
 
     def run(self) -> dict[int, ChipMemory]:
         """Go through the schedule."""
         schedule = self._staged.schedule
         held = {chip: _Held() for chip in schedule.rows}
-        best: dict[int, tuple[float, Action | None, dict[Name, Bundle]]] = {
-            chip: (0.0, None, {}) for chip in schedule.rows
-        }
-        live: dict[int, list[float]] = {chip: [] for chip in schedule.rows}
         for column in range(schedule.columns):
-            sent: list[tuple[int, Name, Bundle]] = []
+            sent: list[tuple[_Name, _Bundle]] = []
             for chip, row in schedule.rows.items():
                 action, mine, extra = row[column], held[chip], 0.0
                 if action is not None:
+                    if action.traffic is None:  # else nothing runs
+                        extra = self._prices[action.stage_pass].inside.bytes
                     effect = self._effects[action.stage_pass, action.traffic]
-                    extra = self._during(action)
-                    new = [e for e in effect.brought if _name(e, action) not in mine.bundles]
-                    most = mine.total + extra + sum(each.total for each in new)
-                    if most > best[chip][0]:
-                        best[chip] = (most, action, dict(mine.bundles))
-                    _do(action, effect, mine, sent)
-                live[chip].append(mine.total + extra)
-            for chip, name, bundle in sent:
-                held[chip].put(name, bundle)
-        return {chip: self._summary(chip, *best[chip], live[chip]) for chip in schedule.rows}
-
-    def _during(self, action: Action) -> float:
-        """Bytes that an action needs while it runs."""
-        if action.traffic is not None:
-            return 0.0
-        return self._passes[action.stage_pass].inside.transient.bytes
+                    mine.do(action, effect, extra)
+                    sent += [(bundle.name(action), bundle) for bundle in effect.sent]
+                mine.live.append(mine.total + extra)
+            for name, bundle in sent:
+                held[bundle.chip].put(name, bundle)
+        return {chip: self._summary(chip, own) for chip, own in held.items()}
 
     def _summed_gradients(self) -> set[str]:
         """Parts of the gradient of a weight that several stages of its chip use.
@@ -153,106 +279,74 @@ class _Accountant:
         if spec.placement.phased or spec.locations.activation.on_chip:
             return set()
         passes = [p for p in self._staged.graphs if not p.backward and not p.is_update]
-        return {s.key for p in passes for s in waiting_values(p, self._subject)}
+        return {slot.key for p in passes for slot in self._subject.waiting_values(p)}
 
-    def _state_of(self, chip: int) -> dict[str, float]:
+    def _state(self, chip: int) -> dict[str, float]:
         """Bytes of the state that rests on a chip, by key."""
-        locations = self._subject.spec.locations
+        homes = self._staged.homes
+        here = [self._slots[key] for key in homes if chip in homes[key] and key in self._slots]
         return {
-            key: slot_bytes(self._slots[key]) / shares(self._slots[key], self._subject)
-            for key, homes in self._staged.homes.items()
-            if chip in homes and key in self._slots and not off_chip(self._slots[key], locations)
+            slot.key: slot_bytes(slot) / self._subject.shares(slot)
+            for slot in here
+            if not self._subject.is_off_chip(slot)
         }
 
-    def _always(self, chip: int) -> dict[str, float]:
-        c, tiles = self._subject.chip.constants, self._subject.chip.tiles
-        totals = dict.fromkeys(CATEGORIES, 0.0)
-        for key, size in self._state[chip].items():
-            totals[_OF_KIND.get(self._slots[key].kind, WEIGHTS)] += size
-        own = [p for each, p in self._passes.items() if self._staged.workload.chip_of(each) == chip]
-        steps = sum(work.all_steps for work in frozenset().union(*(p.inside.works for p in own)))
-        totals[CODE] = tiles * (c.code_base + c.code_step * steps)
-        totals[STREAMS] = max((p.from_host + p.to_host for p in own), default=0.0)
-        io_tiles = self._subject.chip.kind.tiles - tiles
-        totals[STREAMS] += io_tiles * self._subject.chip.kind.tile_bytes
-        return totals
-
-    def _summary(
-        self,
-        chip: int,
-        most: float,
-        action: Action | None,
-        held: Mapping[Name, Bundle],
-        live: list[float],
-    ) -> ChipMemory:
-        always = self._fixed[chip]
-        peak = dict(always)
-        there = dict(held)
+    def _summary(self, chip: int, held: _Held) -> ChipMemory:
+        subject, state = self._subject, self._state(chip)
+        prices = self._prices.items()
+        own = [price for each, price in prices if self._staged.workload.chip_of(each) == chip]
+        always = dict.fromkeys(CATEGORIES, 0.0)
+        for key, size in state.items():
+            always[_STATE.get(self._slots[key].kind, WEIGHTS)] += size
+        c, tiles = subject.constants, subject.chip.tiles
+        steps = sum(w.all_steps for w in frozenset[Work]().union(*(p.inside.works for p in own)))
+        always[CODE] = tiles * (c.code_base + c.code_step * steps)
+        io_tiles = subject.chip.kind.tiles - tiles
+        always[STREAMS] = max((price.from_host + price.to_host for price in own), default=0.0)
+        always[STREAMS] += io_tiles * subject.chip.kind.tile_bytes
+        peak, (action, there) = dict(always), held.fullest
         if action is not None:
             brought = self._effects[action.stage_pass, action.traffic].brought
-            there = {_name(each, action): each for each in brought} | there
-        waiting = Counter[str]()
+            there = {bundle.name(action): bundle for bundle in brought} | there
+        waiting: dict[str, float] = defaultdict(float)
         for bundle in there.values():
             for key, size in bundle.sizes.items():
-                waiting[key] += size  # type: ignore[assignment]
-                peak[_OF_KIND.get(self._slots[key].kind, _dynamic(self._slots[key]))] += size
+                waiting[key] += size
+                kind = self._slots[key].kind
+                usual = WEIGHTS if kind is Kind.PARAM else ACTIVATIONS
+                peak[_STATE.get(kind, usual)] += size
         if action is not None and action.traffic is None:
-            transient = self._passes[action.stage_pass].inside.transient
-            peak[ACTIVATIONS] += transient.values
-            peak[TEMPORARY] += transient.temporary
-        fixed = dict(always)
-        self._tiles(chip, fixed)
-        tiles = self._tiles(chip, peak)
-        base, factor = sum(fixed.values()), 1 + self._subject.chip.constants.gaps
-        curve = tuple(base + factor * size for size in live)
-        return ChipMemory(fixed, peak, action, waiting, self._state[chip], curve, tiles)
+            inside = self._prices[action.stage_pass].inside
+            peak[ACTIVATIONS] += inside.values
+            peak[TEMPORARY] += inside.temporary
+        laid = self._laid(state, own)
+        self._tiles(laid, always)
+        by_tile = self._tiles(laid, peak)
+        base, factor = sum(always.values()), 1 + c.gaps
+        live = tuple(base + factor * size for size in held.live)
+        return ChipMemory(always, peak, action, waiting, state, live, by_tile)
 
-    def _lay(self, chip: int) -> list[float]:
+    def _laid(self, state: Mapping[str, float], prices: Iterable[PassPrice]) -> np.ndarray:
         """Bytes of the state on every tile that computes."""
-        own = [p for each, p in self._passes.items() if self._staged.workload.chip_of(each) == chip]
-        blocks = {path: share for each in own for path, share in each.inside.blocks.items()}
+        blocks = {path: share for own in prices for path, share in own.inside.blocks.items()}
         tiles = Tiles(self._subject.chip.tiles)
-        for key, size in self._state[chip].items():
+        for key, size in state.items():
             share = blocks.get(self._slots[key].weight)
             if share is not None and size == slot_bytes(self._slots[key]):
                 tiles.lay(size, share)
             else:  # of what replicas share each has a flat part
                 tiles.deal(size)
-        return tiles.bytes()
+        return tiles.bytes
 
-    def _tiles(self, chip: int, totals: dict[str, float]) -> tuple[float, ...]:
-        """Spread bytes over the tiles; what the fullest has more than others counts for all.
+    def _tiles(self, state: np.ndarray, totals: dict[str, float]) -> tuple[float, ...]:
+        """Spread bytes over the tiles: code is on every one, and so is what comes and goes.
 
-        Args:
-            chip: whose they are.
-            totals: by category; gets that of gaps and imbalance.
-
-        Returns:
-            Bytes of every tile, those for I/O last.
+        What the fullest has more than others counts for all, and becomes a category of ``totals``.
         """
-        subject, state = self._subject, self._laid[chip]
-        io_tiles = subject.chip.kind.tiles - len(state)
-        reserved = io_tiles * subject.chip.kind.tile_bytes
-        rest = (sum(totals.values()) - reserved - sum(state)) / len(state)
-        factor = 1 + subject.chip.constants.gaps
-        computing = [factor * (size + rest) for size in state]
+        kind = self._subject.chip.kind
+        io_tiles = kind.tiles - len(state)
+        reserved = io_tiles * kind.tile_bytes
+        rest = (sum(totals.values()) - reserved - sum(state.tolist())) / len(state)
+        computing = ((1 + self._subject.constants.gaps) * (state + rest)).tolist()
         totals[GAPS] = max(computing) * len(state) + reserved - sum(totals.values())
-        return *computing, *(io_tiles * [float(subject.chip.kind.tile_bytes)])
-
-
-def _dynamic(slot: Slot) -> str:
-    return WEIGHTS if slot.kind is Kind.PARAM else ACTIVATIONS
-
-
-def _name(bundle: Bundle, action: Action) -> Name:
-    return bundle.name, action.micro_batch if bundle.per_micro_batch else 0
-
-
-def _do(action: Action, effect: Effect, held: _Held, sent: list[tuple[int, Name, Bundle]]) -> None:
-    for bundle in effect.brought:
-        held.put(_name(bundle, action), bundle)
-    for bundle in effect.made:
-        held.put(_name(bundle, action), bundle)
-    sent += [(chip, _name(bundle, action), bundle) for chip, bundle in effect.sent]
-    for name, per_micro_batch in effect.gone:
-        held.drop((name, action.micro_batch if per_micro_batch else 0))
+        return *computing, *(io_tiles * [float(kind.tile_bytes)])

@@ -1,72 +1,36 @@
-"""``report.html``: one file that a browser opens without a server or a network.
+"""``report.html``: ``profile.json`` as one file that a browser opens without server or network.
 
-It shows what ``profile.json`` has. Plotly draws, and travels inside the file; the page is light or
-dark as the reader's system is, and patterns tell apart what colours do.
+Plotly draws, and travels inside the file; patterns tell apart what colours do.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .._base import log
-from . import figures, page_parts
-
-Profile = Mapping[str, Any]
+from .._base.tables import size_text
+from .parts import Advice
+from .profile import Profile, compare, cycles_of, pass_of_action
 
 GET_PLOTLY = "pip install 'poptorch[report]'"
 
-_STYLE = """
-:root { color-scheme: light dark; }
-body { font: 15px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 1200px; padding: 1em; }
-h1 { font-size: 1.4em; } h2 { font-size: 1.15em; margin-top: 2em; border-bottom: 1px solid; }
-table { border-collapse: collapse; display: block; overflow-x: auto; }
-th, td { padding: .15em .7em; text-align: left; border-bottom: 1px solid #8884; }
-th[data-sort] { cursor: pointer; } td.n { text-align: right; font-variant-numeric: tabular-nums; }
-details { margin-left: 1.2em; } nav a { margin-right: 1em; }
-.verdict { font-weight: bold; } .note { opacity: .75; }
-"""
-
-_SCRIPT = """
-const dark = matchMedia("(prefers-color-scheme: dark)");
-function draw() {
-  const ink = dark.matches ? "#e4e4e4" : "#222", line = dark.matches ? "#444" : "#ddd";
-  for (const [id, figure] of Object.entries(FIGURES)) {
-    const layout = structuredClone(figure.layout);
-    layout.paper_bgcolor = layout.plot_bgcolor = "rgba(0,0,0,0)";
-    layout.font = {color: ink};
-    for (const axis of ["xaxis", "yaxis"]) layout[axis] = {...layout[axis], gridcolor: line};
-    Plotly.react(id, figure.data, layout, {responsive: true, displaylogo: false});
-  }
-}
-dark.addEventListener("change", draw);
-draw();
-for (const head of document.querySelectorAll("th[data-sort]")) head.onclick = () => {
-  const at = head.cellIndex, body = head.closest("table").tBodies[0];
-  const value = row => row.cells[at].dataset.value ?? row.cells[at].textContent;
-  const down = head.dataset.sort = head.dataset.sort === "down" ? "up" : "down";
-  const rows = [...body.rows].sort((a, b) => {
-    const x = value(a), y = value(b), order = isNaN(x) || isNaN(y) ? x.localeCompare(y) : x - y;
-    return down === "down" ? -order : order;
-  });
-  body.append(...rows);
-};
-document.body.dataset.ready = "yes";
-"""
+_MOST_ROWS = 500
+_MOST_ACTIONS = 4000
+"""More bars than that make browsers slow."""
+_PATTERNS = ("", "/", "x", "-", "|", "+", ".", "\\")
+_DASHES = ("solid", "dash", "dot", "dashdot")
+_MEBI = 1 << 20
+_said: list[Path] = []
 
 
 def write(profile: Profile, path: Path, before: Profile | None = None) -> bool:
-    """Write a report; without plotly say how to get it, once.
+    """Write a report, compared with another one if there is one; say whether it was.
 
-    Args:
-        profile: the content of ``profile.json``.
-        path: of the file.
-        before: another one, to compare with.
-
-    Returns:
-        Whether it was written.
+    Without plotly it is not, and how to get that is said once.
     """
     try:
         from plotly.offline import get_plotlyjs
@@ -79,30 +43,154 @@ def write(profile: Profile, path: Path, before: Profile | None = None) -> bool:
     return True
 
 
-_said: list[Path] = []
-
-
 def html(profile: Profile, plotly: str, before: Profile | None = None) -> str:
-    """Return the page.
+    """Return the page; ``plotly`` is the library's JavaScript.
 
-    Args:
-        profile: the content of ``profile.json``.
-        plotly: the library's JavaScript.
-        before: another profile, to compare with.
+    Raises:
+        LookupError, TypeError, ValueError, AttributeError: the profile is none.
     """
-    drawn = figures.figures(profile)
-    views = page_parts.views(profile, before)
-    links = "".join(f'<a href="#{name}">{name}</a>' for name in views)
-    body = "".join(
-        f'<section id="{name}"><h2>{name.capitalize()}</h2>'
-        + (f'<div id="figure-{name}"></div>' if f"figure-{name}" in drawn else "")
-        + f"{text}</section>"
-        for name, text in views.items()
-    )
-    data = json.dumps(drawn).replace("<", "\\u003c")  # no text ends the script, or begins a comment
-    title = page_parts.escape(f"{profile['name']} on {profile['estimated']['system']}")
-    return (
-        f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f"<style>{_STYLE}</style></head><body><h1>{title}</h1><nav>{links}</nav>{body}"
-        f"<script>{plotly}</script><script>const FIGURES = {data};{_SCRIPT}</script></body></html>"
-    )
+    import jinja2  # which torch's compiler brings
+
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"size": size_text, "shown": _number_text, "cycles": cycles_of}
+    template = environment.from_string(Path(__file__).with_name("report.html").read_text())
+    drawn = figures(profile)
+    sections = ["summary", "memory", "liveness", "schedule", "operators", "program"]
+    optional = {"measured": profile["measured"], "settings": profile["settings"]}
+    changes = [] if before is None else compare(before, profile)
+    optional["comparison"] = changes
+    try:
+        return template.render(
+            profile=profile, changes=changes, figures=drawn, plotly=plotly, most_rows=_MOST_ROWS,
+            sections=[*sections, *(name for name, content in optional.items() if content)],
+            advice=[str(Advice(**each)) for each in profile["estimated"]["advice"]],
+            operators_here=_operators_here(profile), passes=list(_passes(profile["estimated"])),
+            # No text ends the script, or begins a comment.
+            data=json.dumps(drawn).replace("<", "\\u003c"),
+        )  # fmt: skip
+    except jinja2.UndefinedError as error:
+        raise LookupError(str(error)) from None
+
+
+def _number_text(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.4g}"
+
+
+def _operators_here(profile: Profile) -> list[tuple[Mapping[str, Any], float | str]]:
+    """What operators took on this machine, and the ms that they are estimated to take on IPUs."""
+    clock = profile["estimated"]["clock"]
+    modelled: dict[tuple[str, str, str], float] = defaultdict(float)
+    for each in profile["estimated"]["operators"]:
+        key = each["stage_pass"].lstrip("0123456789")[:1], each["name"], each["module"]
+        modelled[key] += cycles_of(each) / clock * 1e3
+    return [
+        (each, modelled.get((each["direction"], each["name"], each["module"]), ""))
+        for each in (profile["measured"] or {}).get("operators", ())[:_MOST_ROWS]
+    ]
+
+
+def _passes(priced: Mapping[str, Any]) -> Iterator[tuple[str, int, int, list[Mapping[str, Any]]]]:
+    """Yield the passes of the schedule: name, chip, how often it is done, operators."""
+    passes: dict[tuple[int, str], list[Mapping[str, Any]]] = defaultdict(list)
+    for each in priced["operators"]:
+        passes[each["chip"], each["stage_pass"]].append(each)
+    runs = Counter(pass_of_action(action["name"].lstrip("LS")) for action in priced["schedule"])
+    for (chip, name), own in sorted(passes.items()):
+        yield name, chip, runs[name], own
+
+
+# The drawings, as plain data for Plotly.
+
+
+def figures(profile: Profile) -> dict[str, dict[str, Any]]:
+    """Return the drawings by the id of their place."""
+    priced, measured = profile["estimated"], profile["measured"]
+    chips = priced["chips"]
+    drawn = {
+        "figure-memory": _memory(chips),
+        "figure-tiles": _tiles(chips, profile["target"]["tile_bytes"]),
+        "figure-liveness": _liveness(chips),
+        "figure-schedule": _schedule(priced),
+    }
+    if measured and measured["first"]:
+        drawn["figure-measured"] = _calls(measured["first"])
+    return drawn
+
+
+def _layout(x: str, y: str, **more: Any) -> dict[str, Any]:
+    return {
+        "xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}},
+        "margin": {"t": 30, "r": 20}, **more,
+    }  # fmt: skip
+
+
+def _line(name: str, y: Sequence[float], **more: Any) -> dict[str, Any]:
+    return {"type": "scatter", "mode": "lines", "name": name, "y": y, **more}
+
+
+def _steps(chip: Mapping[str, Any], y: Sequence[float], **more: Any) -> dict[str, Any]:
+    style = {"shape": "hv", "dash": _DASHES[chip["chip"] % 4]}
+    return _line(f"IPU {chip['chip']}", y, line=style, **more)
+
+
+def _bar(name: str, at: int, **more: Any) -> dict[str, Any]:
+    pattern = {"shape": _PATTERNS[at % len(_PATTERNS)]}
+    return {"type": "bar", "name": name, "marker": {"pattern": pattern}, **more}
+
+
+def _memory(chips: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Bytes at the fullest moment of each chip, by category, under the limit."""
+    names = [f"IPU {chip['chip']}" for chip in chips]
+    bars = [
+        _bar(category, at, x=names, y=[chip["peak"].get(category, 0) / _MEBI for chip in chips])
+        for at, category in enumerate(chips[0]["peak"])
+    ]
+    limits = [chip["limit"] / _MEBI for chip in chips]
+    limit = _line("limit", limits, x=names, line={"dash": "dash"})
+    return {"data": [*bars, limit], "layout": _layout("", "MiB", barmode="stack")}
+
+
+def _tiles(chips: Sequence[Mapping[str, Any]], tile_bytes: int) -> dict[str, Any]:
+    """Bytes of every tile at the fullest moment of its chip, under the limit."""
+    lines = [_steps(chip, [round(size / 1024, 3) for size in chip["tiles"]]) for chip in chips]
+    last = max(len(chip["tiles"]) for chip in chips) - 1
+    limit = _line("limit", 2 * [tile_bytes / 1024], x=[0, last], line={"dash": "longdash"})
+    return {"data": [*lines, limit], "layout": _layout("tile", "KiB")}
+
+
+def _liveness(chips: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Bytes of every chip along the schedule."""
+    lines = [
+        _steps(chip, [size / _MEBI for size in chip["live"]], x=list(range(len(chip["live"]))))
+        for chip in chips
+    ]
+    return {"data": lines, "layout": _layout("column of the schedule", "MiB")}
+
+
+def _schedule(priced: Mapping[str, Any]) -> dict[str, Any]:
+    """A lane per chip; the forward, backward and update passes."""
+    scale = 1e3 / priced["clock"]
+    bars = []
+    for at, (letter, name) in enumerate((("F", "forward"), ("B", "backward"), ("U", "update"))):
+        own = [a for a in priced["schedule"][:_MOST_ACTIONS] if letter in a["name"]]
+        bars.append(
+            _bar(
+                name, at, orientation="h", y=[f"IPU {a['chip']}" for a in own],
+                base=[a["start"] * scale for a in own],
+                x=[(sum(a["parts"].values()) + a["sent"]) * scale for a in own],
+                text=[a["name"] for a in own], textposition="inside",
+                hovertemplate="%{text}: %{x:.4g} ms from %{base:.4g} ms<extra></extra>",
+            )
+        )  # fmt: skip
+    layout = _layout("ms (estimated)", "", barmode="overlay")
+    layout["yaxis"]["autorange"] = "reversed"
+    return {"data": [bar for bar in bars if bar["x"]], "layout": layout}
+
+
+def _calls(calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the first calls took on this machine."""
+    bars = [
+        _bar(part, at, x=list(range(len(calls))), y=[call[part] * 1e3 for call in calls])
+        for at, part in enumerate(("outside", "prepare", "device", "collect"))
+    ]
+    return {"data": bars, "layout": _layout("call", "ms (measured here)", barmode="stack")}

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields
+from dataclasses import fields, replace
 from typing import Any
 
-from .._base import source
-from .constants import Constants, Mark
-from .cycles import cost
-from .estimate import (
-    ERROR_BAND,
-    Action,
-    ChipEstimate,
-    Estimate,
-    Guess,
-    OperatorEstimate,
-)
-from .memory import ChipMemory, memory_of
-from .naming import Names
-from .priced import Subject
-from .products import peak_macs
-from .simulate import Parts, Timeline, simulate
+from torch import fx
 
-NAMES = {"host": "host link", "streaming": "streaming memory", "call": "host call"}
+from .._base import source
+from .._ir.blocks import StagePass, label_of, line_of
+from .._ir.slots import Kind
+from . import memory
+from .constants import Constants, Mark
+from .cycles import Cost, cost
+from .estimate import ERROR_BAND, Estimate
+from .memory import ChipMemory, memory_of
+from .parts import ChipEstimate, Culprit, Guess, LiveTensor, OperatorEstimate
+from .products import peak_macs
+from .simulate import PassPrice, Timeline, named, simulate
+from .subject import Subject
+
 _TRIED = 1.1
 _MATTERS = 0.005
+_SHOWN = 12
+"""So many tensors of a chip are listed."""
 
 
 def price(subject: Subject, system: str, guesses: bool = True) -> Estimate:
@@ -38,20 +37,20 @@ def price(subject: Subject, system: str, guesses: bool = True) -> Estimate:
         guesses: find out how much each guess decides.
     """
     timeline = simulate(subject)
-    memories = memory_of(subject, timeline.passes)
+    memories = memory_of(subject, timeline.prices)
     seconds, cycles = _duration(subject, timeline)
-    kind = subject.chip.kind
-    clock = kind.clock_mhz * 1e6
-    call = seconds * clock - cycles
-    limit = kind.tiles * kind.tile_bytes
-    names = Names(subject, timeline.passes)
+    names = _Names(subject, timeline.prices)
+    call = seconds * subject.clock - cycles
     chips = tuple(
-        _chip(names, chip, timeline.by_chip[chip], subject.flushes, call, memories[chip], limit)
-        for chip in sorted(timeline.by_chip)
+        _chip(subject, chip, spent, call, memories[chip], names)
+        for chip, spent in sorted(timeline.by_chip.items())
     )
-    used = len(chips) * subject.fabric.replicas
-    flops = subject.flops * subject.spec.loops.steps * subject.fabric.replicas
-    peak = 2 * peak_macs(kind, *_best_type(subject)) * kind.tiles * clock * used
+    kind, used = subject.chip.kind, len(chips) * subject.replicas
+    flops = subject.flops * subject.spec.loops.steps * subject.replicas
+    peak = 2 * peak_macs(kind, *_best_type(subject)) * kind.tiles * subject.clock * used
+    weighed: tuple[Guess, ...] = ()
+    if guesses:
+        weighed = (*_guesses(subject, seconds, chips), *_unknown(subject, timeline))
     return Estimate(
         system=system,
         fits=all(chip.bytes <= chip.limit for chip in chips),
@@ -62,48 +61,36 @@ def price(subject: Subject, system: str, guesses: bool = True) -> Estimate:
         share_of_peak=flops / seconds / peak,
         bound=_bound(chips),
         chips=chips,
-        replicas=subject.fabric.replicas,
+        replicas=subject.replicas,
         operators=_operators(subject, timeline),
-        schedule=tuple(
-            Action(cell.chip, str(cell.action), cell.start, _plain(cell.parts), cell.sent)
-            for cell in timeline.cells
-        ),
+        schedule=timeline.actions,
         runs=subject.flushes,
-        guesses=(*_guesses(subject, seconds, chips), *_unknown(subject, timeline))
-        if guesses
-        else (),
+        guesses=weighed,
         advice=(),
         error_band=ERROR_BAND,
-        clock=clock,
+        clock=subject.clock,
     )
 
 
 def device_seconds(subject: Subject) -> float:
     """Return the seconds of a call on the chips, without everything else that ``price`` finds."""
-    return simulate(subject).cycles * subject.flushes / (subject.chip.kind.clock_mhz * 1e6)
+    return simulate(subject).cycles * subject.flushes / subject.clock
 
 
 def _duration(subject: Subject, timeline: Timeline) -> tuple[float, float]:
     """Seconds of a call with the host's part, and cycles of the chips."""
-    cycles = timeline.cycles * subject.flushes
-    c = subject.chip.constants
-    seconds = cycles / (subject.chip.kind.clock_mhz * 1e6)
-    return seconds + c.call_seconds + c.python_seconds, cycles
-
-
-def _plain(parts: Parts) -> dict[str, float]:
-    return {NAMES.get(name, name): value for name, value in asdict(parts).items() if value}
+    cycles, c = timeline.cycles * subject.flushes, subject.constants
+    return cycles / subject.clock + c.call_seconds + c.python_seconds, cycles
 
 
 def _chip(
-    names: Names, chip: int, parts: Parts, runs: int, call: float, held: ChipMemory, limit: int
+    subject: Subject, chip: int, spent: Cost, call: float, held: ChipMemory, names: _Names
 ) -> ChipEstimate:
-    whole = Parts(call=call).plus(parts, runs)
-    named = {NAMES.get(each.name, each.name): getattr(whole, each.name) for each in fields(whole)}
+    whole, kind = spent.times(subject.flushes).plus(Cost(call=call)), subject.chip.kind
     return ChipEstimate(
-        chip, whole.total - whole.bubble - whole.call, named, dict(held.always), dict(held.peak),
-        "" if held.at is None else str(held.at), limit, held.live,
-        tuple(map(round, held.tiles)), names.live(held),
+        chip, whole.total - whole.bubble - whole.call, named(whole), dict(held.always),
+        dict(held.peak), "" if held.at is None else str(held.at), kind.tiles * kind.tile_bytes,
+        held.live, tuple(map(round, held.tiles)), names.live(held),
     )  # fmt: skip
 
 
@@ -119,8 +106,8 @@ def _best_type(subject: Subject) -> tuple[int, bool]:
     """The narrowest operands of products, and whether sums are kept in 16 bits."""
     made = [
         product
-        for each in subject.staged.graphs
-        for work in subject.known.works(each, subject.chip.half_partials).values()
+        for each in subject.passes.values()
+        for work in each.works(subject.chip.half_partials).values()
         for product in work.all_products
     ]
     size = min((product.itemsize for product in made), default=4)
@@ -128,17 +115,15 @@ def _best_type(subject: Subject) -> tuple[int, bool]:
 
 
 def _operators(subject: Subject, timeline: Timeline) -> tuple[OperatorEstimate, ...]:
-    workload = subject.staged.workload
     rows = [
-        OperatorEstimate(
-            str(stage_pass), workload.chip_of(stage_pass), each.name, each.module,
-            source.describe(*each.line) if each.line else "", each.count,
-            each.cost.compute, each.cost.exchange, each.cost.sync, each.flops,
-        )
-        for stage_pass, price in timeline.passes.items()
+        replace(each, chip=subject.staged.workload.chip_of(stage_pass))
+        for stage_pass, price in timeline.prices.items()
         for each in price.inside.operators
-    ]  # fmt: skip
+    ]
     return tuple(sorted(rows, key=lambda row: -row.cycles))
+
+
+# What is not known, and how much it decides.
 
 
 def _guesses(
@@ -148,15 +133,14 @@ def _guesses(
     known = {each.name: each.metadata for each in fields(Constants)}
     size = max(chip.bytes for chip in chips)
     guesses = []
-    for name in subject.chip.constants.marked(Mark.GUESS):
-        value = getattr(subject.chip.constants, name)
+    for name in subject.constants.marked(Mark.GUESS):
+        value = getattr(subject.constants, name)
         changed = subject.with_constants(**{name: value * _TRIED})
         timeline = simulate(changed)
         slower = _duration(changed, timeline)[0] / seconds - 1
-        bytes_then = max(
-            sum(each.peak.values()) for each in memory_of(changed, timeline.passes).values()
-        )
-        share = max(abs(slower), abs(bytes_then / size - 1)) / (_TRIED - 1)
+        memories = memory_of(changed, timeline.prices)
+        larger = max(each.bytes for each in memories.values()) / size - 1
+        share = max(abs(slower), abs(larger)) / (_TRIED - 1)
         if share > _MATTERS:
             meta: Mapping[str, Any] = known[name]
             guesses.append(Guess(name, value, meta["unit"], meta["source"], min(1.0, share)))
@@ -165,14 +149,94 @@ def _guesses(
 
 def _unknown(subject: Subject, timeline: Timeline) -> Iterator[Guess]:
     """Yield the operators that nothing is known of, with what they take of the chips' work."""
-    runs = Counter(c.action.stage_pass for c in timeline.cells if c.action.traffic is None)
-    spent = Counter[str]()
+    cells = subject.staged.schedule.cells()
+    runs = Counter(action.stage_pass for _, _, action in cells if action.traffic is None)
+    spent: dict[str, float] = {}
     for each, often in runs.items():
-        works = subject.known.works(each, subject.chip.half_partials).values()
-        for work in works:
+        for work in subject.passes[each].works(subject.chip.half_partials).values():
             if work.unknown:
-                spent[work.unknown] += cost(work, subject.chip_of(each)).total * often  # type: ignore[assignment]
+                cycles = cost(work, subject.chip_of(each)).total * often
+                spent[work.unknown] = spent.get(work.unknown, 0.0) + cycles
     busy = sum(parts.total - parts.bubble for parts in timeline.by_chip.values())
     for name, cycles in spent.items():
         why = "nothing is known of it; taken for an addition"
         yield Guess(f"operator {name}", 1.0, "addition/element", why, min(1.0, cycles / busy))
+
+
+# What takes memory, by the names that users know: tensor, module and their line.
+
+_CATEGORY = {
+    Kind.OPTSTATE: memory.OPTIMIZER, Kind.ACCUM: memory.ACCUMULATORS,
+    Kind.VALUE: memory.ACTIVATIONS, Kind.BATCH: memory.ACTIVATIONS,
+}  # fmt: skip
+
+
+class _Names:
+    """Knows the tensors of a program."""
+
+    def __init__(self, subject: Subject, prices: Mapping[StagePass, PassPrice]) -> None:
+        self._prices, self._slots = prices, subject.slots()
+        self._makers: dict[str, fx.Node] = {}
+        self._readers: dict[str, fx.Node] = {}
+        for graph in subject.staged.graphs.values():
+            for slot, node in zip(graph.outputs, graph.returned, strict=True):
+                if slot.kind is Kind.VALUE and node.op == "call_function":
+                    self._makers.setdefault(slot.key, node)
+            for slot, node in zip(graph.inputs, graph.placeholders, strict=True):
+                if node.users:
+                    self._readers.setdefault(slot.key, next(iter(node.users)))
+                    if slot.kind is Kind.PARAM:
+                        self._readers.setdefault(slot.weight, next(iter(node.users)))
+
+    def culprit(self, chips: tuple[ChipEstimate, ...], held: Mapping[int, ChipMemory]) -> Culprit:
+        """Return what takes most on the fullest chip."""
+        fullest = max(chips, key=lambda chip: chip.bytes)
+        real = {k: v for k, v in fullest.peak.items() if k != memory.GAPS}
+        category = max(real, key=lambda name: real[name])
+        tensor, node = self._largest(category, held[fullest.chip])
+        return Culprit(
+            fullest.chip, fullest.peak_at, category, tensor, *_place(node), real[category],
+            100 * (fullest.bytes / fullest.limit - 1),
+        )  # fmt: skip
+
+    def live(self, held: ChipMemory) -> tuple[LiveTensor, ...]:
+        """Return the largest tensors of a chip at its fullest moment."""
+        sizes = {**held.state, **held.waiting}
+        return tuple(
+            LiveTensor(key, self._category(key), sizes[key], *_place(self._node_of(key)))
+            for key in sorted(sizes, key=lambda name: -sizes[name])[:_SHOWN]
+        )
+
+    def _category(self, key: str) -> str:
+        return _CATEGORY.get(self._slots[key].kind, memory.WEIGHTS)
+
+    def _largest(self, category: str, held: ChipMemory) -> tuple[str, fx.Node | None]:
+        """The largest tensor of a category, and an operator that makes or reads it."""
+        sizes = {
+            key: size
+            for key, size in {**held.state, **held.waiting}.items()
+            if self._category(key) == category
+        }
+        own = None if held.at is None else self._prices[held.at.stage_pass].inside
+        if own is not None and own.fullest is not None:
+            inside = {memory.TEMPORARY: own.temporary, memory.ACTIVATIONS: own.values}
+            if inside.get(category, 0.0) > max(sizes.values(), default=0.0):
+                return own.fullest.name, own.fullest
+        if not sizes:
+            return "", None
+        key = max(sizes, key=lambda name: sizes[name])
+        return key, self._node_of(key)
+
+    def _node_of(self, key: str) -> fx.Node | None:
+        """An operator that makes a value, or else the first that reads it or its weight."""
+        if key in self._makers:
+            return self._makers[key]
+        return self._readers.get(self._slots[key].weight) or self._readers.get(key)
+
+
+def _place(node: fx.Node | None) -> tuple[str, str]:
+    """The module and the user's line of an operator."""
+    if node is None:
+        return "", ""
+    line = line_of(node)
+    return label_of(node).path, source.describe(*line) if line else ""

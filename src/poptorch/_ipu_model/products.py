@@ -11,64 +11,48 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .._systems import ChipKind
 from .constants import Constants
 from .work import Product
 
 
-@dataclass(frozen=True)
-class Plan:
-    """One way to spread a product.
-
-    Attributes:
-        compute: cycles of a tile.
-        exchange: cycles of a tile.
-        steps: supersteps.
-        bytes: that it needs on a tile besides operands where they rest and the result: operands
-            brought together, partial sums.
-        block: bytes of the operand with the columns that rest on a tile, where it is spread out.
-    """
+class Spread(NamedTuple):
+    """One way to spread a product; cycles and bytes are a tile's."""
 
     compute: float
     exchange: float
-    steps: int
-    bytes: float
-    block: float
+    steps: int  # supersteps
+    bytes: float  # besides operands where they rest and the result
+    block: float  # bytes of the operand with the columns that rest on a tile
 
     @property
     def cycles(self) -> float:
-        """Both together, without the supersteps' own cost."""
+        """Without the supersteps' own cost."""
         return self.compute + self.exchange
 
 
-@dataclass(frozen=True)
-class Unit:
-    """A tile's matrix unit for one data type.
-
-    Attributes:
-        inner, columns: sizes of the block of weights that it holds.
-        row_cycles: cycles for one row of such a block.
-    """
+class _Unit(NamedTuple):
+    """A tile's matrix unit for one data type: the block of weights that it holds."""
 
     inner: int
     columns: int
-    row_cycles: float
+    row_cycles: float  # for one row of such a block
 
 
-def unit_of(kind: ChipKind, itemsize: int, half_partials: bool) -> Unit:
+def _unit(kind: ChipKind, itemsize: int, half_partials: bool) -> _Unit:
     """Return the matrix unit for a data type."""
     if itemsize == 1 and kind.generation == 21:
-        return Unit(32, 16, 4)
+        return _Unit(32, 16, 4)
     if itemsize <= 2:
-        return Unit(16, 16 if half_partials and kind.generation > 1 else 8, 4)
-    return Unit(8, 16 if kind.generation > 1 else 8, 8)
+        return _Unit(16, 16 if half_partials and kind.generation > 1 else 8, 4)
+    return _Unit(8, 16 if kind.generation > 1 else 8, 8)
 
 
 def peak_macs(kind: ChipKind, itemsize: int, half_partials: bool) -> float:
     """Return the multiplications per cycle of a tile at best."""
-    unit = unit_of(kind, itemsize, half_partials)
+    unit = _unit(kind, itemsize, half_partials)
     return unit.inner * unit.columns / unit.row_cycles
 
 
@@ -78,19 +62,14 @@ _AS_FAST = 1.02
 
 
 @functools.lru_cache(maxsize=4096)
-def plan(product: Product, kind: ChipKind, tiles: int, c: Constants, proportion: float) -> Plan:
+def spread(product: Product, kind: ChipKind, tiles: int, c: Constants, proportion: float) -> Spread:
     """Return the best way to spread a product over so many tiles.
 
-    Args:
-        product: what is computed.
-        kind: of the chip.
-        tiles: that compute.
-        c: the constants.
-        proportion: of a tile's memory that it may use, if it says nothing else.
+    It may use the ``proportion`` of a tile's memory, if it says nothing else.
     """
-    unit = unit_of(kind, product.itemsize, product.half_partials)
+    unit = _unit(kind, product.itemsize, product.half_partials)
     proportion = max(product.share or proportion, _LEAST_SHARE)
-    tried: list[Plan] = []
+    tried: list[Spread] = []
     for groups in _groups(product.groups, tiles):
         rest = tiles // math.ceil(product.groups / groups)
         for rows, inner in itertools.product(
@@ -101,8 +80,8 @@ def plan(product: Product, kind: ChipKind, tiles: int, c: Constants, proportion:
             most = rest // (rows * inner)
             columns = min(math.ceil(product.columns / unit.columns), most)
             for parts in {columns, max(1, columns // 2)}:
-                spread = rows, inner, parts
-                tried.append(_priced(product, unit, groups, spread, c, kind, proportion))
+                cut = rows, inner, parts
+                tried.append(_priced(product, unit, groups, cut, c, kind, proportion))
     taken = [one.cycles + one.steps * c.step for one in tried]
     enough = _AS_FAST * min(taken)
     fast = (one for one, cycles in zip(tried, taken, strict=True) if cycles <= enough)
@@ -128,13 +107,13 @@ def _parts(size: int, tiles: int) -> list[int]:
 
 def _priced(
     product: Product,
-    unit: Unit,
+    unit: _Unit,
     groups: int,
     parts: tuple[int, int, int],
     c: Constants,
     kind: ChipKind,
     proportion: float,
-) -> Plan:
+) -> Spread:
     rows, inner = math.ceil(product.rows / parts[0]), math.ceil(product.inner / parts[1])
     columns, size = math.ceil(product.columns / parts[2]), product.itemsize
     partial = 2 if product.half_partials else 4
@@ -163,22 +142,17 @@ def _priced(
     extra = needed - result - (right / parts[0] if product.resident else 0)
     exchange = received / (c.exchange_bytes * c.exchange_efficiency)
     block = right / parts[0]
-    return Plan(compute + c.product_call, exchange, steps * serial + 1, extra / serial, block)
+    return Spread(compute + c.product_call, exchange, steps * serial + 1, extra / serial, block)
 
 
 def _received(left: tuple[float, int], right: tuple[float, int], kind: ChipKind) -> float:
     """Bytes that count for the exchange: what two neighbouring tiles both read comes at twice the
-    width, from the second generation on.
-
-    Args:
-        left, right: bytes of an operand, and how many tiles read the same of it.
-        kind: of the chip.
-    """
+    width, from the second generation on. Of an operand: bytes, and tiles that read the same."""
     shared = max((size for size, readers in (left, right) if readers > 1), default=0.0)
     return left[0] + right[0] - (shared / 2 if kind.generation > 1 else 0.0)
 
 
-def _on_unit(unit: Unit, rows: int, inner: int, columns: int, size: int, c: Constants) -> float:
+def _on_unit(unit: _Unit, rows: int, inner: int, columns: int, size: int, c: Constants) -> float:
     blocks = math.ceil(inner / unit.inner) * math.ceil(columns / unit.columns)
     load = unit.inner * unit.columns * size / c.weight_load_bytes
     return blocks * (load + c.product_block + unit.row_cycles * max(rows, c.workers))

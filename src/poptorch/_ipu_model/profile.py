@@ -1,4 +1,4 @@
-"""``profile.json``: what a program would cost on IPUs, and what it cost here.
+"""``profile.json``: what a program would cost on IPUs and what it cost here, as text and trace.
 
 Version 2 of the form is an object with
 
@@ -8,130 +8,84 @@ Version 2 of the form is an object with
 - ``measured``: the attributes of ``Measured``, of this machine and not of IPUs, or null
 - ``settings``: every setting by its path, as text
 
-Readers accept keys that they do not know; a change that breaks them raises ``format``. Version 2
-has ``estimated.chips[*].tiles``, ``measured.actions`` and ``measured.operators``.
+Readers accept keys that they do not know; a change that breaks them raises ``format``.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from .._base import VERSION, archive
 from .._base.errors import Error
-from .._systems import ChipKind, parse
-from .estimate import Estimate
+from .._base.tables import size_text, table
+from .._systems import ChipKind
 
+Profile = Mapping[str, Any]
 FORMAT = 2
 NAME = "profile.json"
 
 
 @dataclass(frozen=True)
 class Call:
-    """Seconds of one call on this machine.
+    """Seconds of one call on this machine."""
 
-    Attributes:
-        start: after the first call began.
-        outside: since the call before: the program's own work, waiting for data.
-        prepare: checking and taking the batch.
-        device: running the program.
-        collect: putting the results together.
-    """
-
-    start: float
-    outside: float
-    prepare: float
-    device: float
-    collect: float
-
-    @property
-    def seconds(self) -> float:
-        """From handing the batch over to having the results."""
-        return self.prepare + self.device + self.collect
+    start: float  # after the first call began
+    outside: float  # since the call before: the program's own work, waiting for data
+    prepare: float  # checking and taking the batch
+    device: float  # running the program
+    collect: float  # putting the results together
 
 
 @dataclass(frozen=True)
 class ActionTime:
-    """Seconds of one action in the last call that was timed by parts.
+    """Seconds of one action in the last call that was timed by parts."""
 
-    Attributes:
-        name: of the program's graph (``forward``, ``micro``, ``update``, ``step``), or of an action
-            of the schedule, where the staged backend runs it.
-        count: how often it was done.
-        seconds: in all.
-    """
-
-    name: str
+    name: str  # a graph of the program (forward, micro, update, step) or an action of the schedule
     count: int
-    seconds: float
+    seconds: float  # in all
 
 
 @dataclass(frozen=True)
 class OperatorTime:
-    """Seconds of one kind of operator of one module, in the same call.
+    """Seconds of one kind of operator of one module, in the same call."""
 
-    Attributes:
-        direction: ``F``, ``B`` or ``U``: forward, backward, update.
-        name: of the operator.
-        module: path of the module.
-        line: the user's line, described, or "".
-        count: how often it was done.
-        seconds: in all.
-    """
-
-    direction: str
+    direction: str  # F, B or U: forward, backward, update
     name: str
     module: str
-    line: str
+    line: str  # the user's, described, or ""
     count: int
-    seconds: float
+    seconds: float  # in all
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured on this machine.
+    """What was measured on this machine."""
 
-    Attributes:
-        tier: what ran the program, as a line.
-        compile_seconds: that the backend took to compile it.
-        calls: how many were made.
-        first: the first of them.
-        process_bytes: the most memory that the process has had.
-        actions: of the last call that was timed by parts; those are the first two.
-        operators: of the same call, the dearest first; compiled code has none of its own.
-    """
-
-    tier: str
+    tier: str  # what ran the program, as a line
     compile_seconds: float
     calls: int
     first: tuple[Call, ...]
-    process_bytes: int
+    process_bytes: int  # the most that the process has had
     actions: tuple[ActionTime, ...] = ()
-    operators: tuple[OperatorTime, ...] = ()
+    operators: tuple[OperatorTime, ...] = ()  # the dearest first; compiled code has none
 
 
 def profile(
     name: str,
-    estimate: Estimate,
+    estimated: Mapping[str, Any],
     kind: ChipKind,
     measured: Measured | None,
     settings: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Return the content of ``profile.json``.
-
-    Args:
-        name: of the model or its use.
-        estimate: of the compiled program.
-        kind: of the chips that it was made for.
-        measured: on this machine; None if nothing was.
-        settings: by their paths.
-    """
+    """Return the content of ``profile.json``; ``estimated`` is an Estimate as plain values."""
     return {
         "format": FORMAT,
         "poptorch": VERSION,
@@ -141,30 +95,17 @@ def profile(
             "kind": kind.name, "generation": kind.generation, "tiles": kind.tiles,
             "tile_bytes": kind.tile_bytes, "clock": kind.clock_mhz * 1e6,
         },
-        "estimated": asdict(estimate),
+        "estimated": estimated,
         "measured": None if measured is None else asdict(measured),
         "settings": dict(settings),
     }  # fmt: skip
 
 
-def estimate_page(estimate: Estimate, path: Path) -> None:
-    """Write a page of an estimate alone.
-
-    Raises:
-        Error: plotly is not installed.
-    """
-    from . import page
-
-    kind = parse(estimate.system).kind
-    if not page.write(profile("estimate", estimate, kind, None, {}), path):
-        raise Error("The page needs plotly", got="no module plotly", fix=page.GET_PLOTLY)
+_FIX = f"a {NAME} of version {FORMAT}, as options.enableProfiling(DIR) has one written"
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the content of a profile.
-
-    Args:
-        path: of the file, or of the directory that it lies in.
+    """Return the content of a profile: of a file, or of the one in a directory.
 
     Raises:
         Error: there is none, or it is of another form or version.
@@ -183,4 +124,186 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     return content
 
 
-_FIX = f"a {NAME} of version {FORMAT}, as options.enableProfiling(DIR) has one written"
+def cycles_of(operator: Mapping[str, Any]) -> float:
+    """Return all cycles of an operator's row."""
+    return float(operator["compute"] + operator["exchange"] + operator["sync"])
+
+
+def pass_of_action(name: str) -> str:
+    """Return the pass that an action does: ``1F3`` does ``1F``; ``0U1`` is a pass itself."""
+    match = re.fullmatch(r"(\d+[FB])\d+", name)
+    return match[1] if match else name
+
+
+def text(profile: Profile) -> str:
+    """Return the summary for a terminal: verdict, rates, chips, the dearest operators."""
+    priced, culprit, here = profile["estimated"], profile["estimated"]["culprit"], []
+    largest = f"; largest: {culprit['tensor']} {culprit['line']}" if culprit["tensor"] else ""
+    lines = [
+        f"{profile['name']} on {priced['system']} (estimated)",
+        f"{'fits' if priced['fits'] else 'DOES NOT FIT'}: {culprit['category']}, "
+        f"{size_text(culprit['bytes'])} on IPU {culprit['chip']}, {culprit['over']:+.1f} % against "
+        f"the limit{largest}",
+        f"{priced['items_per_second']:,.0f} items/s, {priced['seconds']:.4g} s per call, "
+        f"{priced['cycles']:,.0f} cycles, {priced['share_of_peak']:.1%} of peak",
+    ]
+    chips = [
+        [str(c["chip"]), size_text(sum(c["peak"].values())), c["peak_at"]] for c in priced["chips"]
+    ]
+    dear = [
+        [o["name"], o["module"], o["stage_pass"], f"{cycles_of(o):,.0f}"]
+        for o in priced["operators"][:10]
+    ]
+    lines += table([["ipu", "peak", "at"], *chips])
+    lines += table([["operator", "module", "pass", "cycles"], *dear])
+    if measured := profile["measured"]:
+        lines.append(f"measured here: {measured['calls']} calls, {measured['tier']}")
+        here = [
+            [o["name"], o["module"], o["direction"], str(o["count"]), f"{o['seconds'] * 1e3:.3g}"]
+            for o in measured.get("operators", ())[:10]
+        ]
+    if here:
+        lines += table([["operator (here)", "module", "direction", "count", "ms in a call"], *here])
+    return "\n".join(lines)
+
+
+# Two profiles side by side, and whether the later one needs more than a budget allows.
+
+BUDGETS = ("memory", "cycles")
+
+
+class Change(NamedTuple):
+    """One figure before and after; less is better, but for the items per second."""
+
+    name: str
+    before: float
+    after: float
+
+    @property
+    def change(self) -> float:
+        """How much more it is, as a share of what it was."""
+        if self.before == self.after:
+            return 0.0
+        return self.after / self.before - 1 if self.before else float("inf")
+
+
+def compare(before: Profile, after: Profile) -> list[Change]:
+    """Return the figures of two profiles: memory of the fullest chip, cycles, their parts."""
+    old, new = _figures(before), _figures(after)
+    return [Change(name, old.get(name, 0.0), new.get(name, 0.0)) for name in {**old, **new}]
+
+
+def _figures(profile: Profile) -> dict[str, float]:
+    priced = profile["estimated"]
+    fullest = max(priced["chips"], key=lambda chip: sum(chip["peak"].values()))
+    return {
+        "memory": sum(fullest["peak"].values()),
+        "cycles": priced["cycles"],
+        "items per second": priced["items_per_second"],
+        **{f"memory: {name}": size for name, size in fullest["peak"].items()},
+    }
+
+
+def parse_budget(text: str) -> dict[str, float]:
+    """Return the shares that a text like ``memory=3%,cycles=1%`` allows.
+
+    Raises:
+        Error: it says something else.
+    """
+    allowed = {}
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\w+)\s*=\s*(\d+(?:\.\d+)?)\s*%\s*", part)
+        if match is None or match[1] not in BUDGETS:
+            raise Error("That is no budget", got=repr(part), fix="memory=3%,cycles=1%")
+        allowed[match[1]] = float(match[2]) / 100
+    return allowed
+
+
+def exceeded(changes: list[Change], allowed: Mapping[str, float]) -> list[Change]:
+    """Return the figures that grew by more than is allowed."""
+    return [each for each in changes if each.change > allowed.get(each.name, float("inf"))]
+
+
+def changes_text(changes: list[Change]) -> str:
+    """Return a table of the figures."""
+    head = ["figure", "before", "now", "change"]
+    rows = [[c.name, f"{c.before:,.0f}", f"{c.after:,.0f}", f"{c.change:+.1%}"] for c in changes]
+    return "\n".join(table([head, *rows]))
+
+
+# Trace events that Perfetto and browsers open: Trace Event Format, JSON; times in microseconds.
+
+_PARTS = ("streaming memory", "host link", "compute", "exchange", "sync")
+_LANES = ("action", "compute", "exchange", "sync", "host", "streaming")
+_HERE = 1000
+"""The process that stands for this machine, apart from the chips, whose times are estimated."""
+_MEASURED = ("calls", "actions", "operators")
+"""Lanes of this machine."""
+
+
+class Span(NamedTuple):
+    """An action or operator that was timed on this machine; seconds after the first call began."""
+
+    name: str
+    start: float
+    seconds: float
+    is_action: bool
+
+
+def trace(profile: Profile, spans: Iterable[Span] = ()) -> dict[str, Any]:
+    """Return the trace of one run of the schedule, and of calls that were measured here.
+
+    Args:
+        profile: has the schedule and the calls.
+        spans: parts of one of the calls.
+    """
+    priced, calls = profile["estimated"], (profile["measured"] or {}).get("first", ())
+    events: list[dict[str, Any]] = []
+    for chip in priced["chips"]:
+        events += _process(chip["chip"], f"IPU {chip['chip']} (estimated)", _LANES)
+    for action in priced["schedule"]:
+        events += _action_bars(action, 1e6 / priced["clock"])
+    if calls:
+        events += _process(_HERE, "this machine (measured)", _MEASURED)
+    for number, call in enumerate(calls):
+        at = call["start"]
+        for part in ("prepare", "device", "collect"):
+            name = f"call {number}: {part}"
+            events.append(_bar(_HERE, 0, name, at * 1e6, call[part] * 1e6, part))
+            at += call[part]
+    for name, start, seconds, is_action in spans:
+        lane = 1 if is_action else 2
+        events.append(_bar(_HERE, lane, name, start * 1e6, seconds * 1e6, _MEASURED[lane]))
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _process(number: int, name: str, lanes: Iterable[str]) -> Iterator[dict[str, Any]]:
+    named = [("process_name", 0, name), *(("thread_name", at, own) for at, own in enumerate(lanes))]
+    for what, thread, own in named:
+        yield {"ph": "M", "name": what, "pid": number, "tid": thread, "args": {"name": own}}
+
+
+def _action_bars(action: Mapping[str, Any], scale: float) -> Iterator[dict[str, Any]]:
+    """One bar for the action, and its parts below; on a chip they really alternate."""
+
+    def bar(lane: str, name: str, start: float, length: float) -> dict[str, Any]:
+        at = _LANES.index(lane)
+        return _bar(action["chip"], at, name, start * scale, length * scale, lane)
+
+    name, at, parts = action["name"], action["start"], action["parts"]
+    yield bar("action", name, at, sum(parts.values()))
+    for part in _PARTS:
+        if length := parts.get(part, 0.0):
+            yield bar(part.split()[0], f"{name} {part}", at, length)
+            at += length
+    if action["sent"]:
+        yield bar("exchange", f"{name} sends", at, action["sent"])
+
+
+def _bar(
+    process: int, thread: int, name: str, start: float, length: float, kind: str
+) -> dict[str, Any]:
+    return {
+        "ph": "X", "name": name, "pid": process, "tid": thread,
+        "ts": round(start, 3), "dur": round(length, 3), "cat": kind,
+    }  # fmt: skip

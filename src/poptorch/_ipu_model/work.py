@@ -1,6 +1,7 @@
 """What an operator asks of a chip, read off shapes alone: a Work.
 
-Equal operators give equal Works, so that a model of 24 layers is priced as one layer.
+Equal operators give equal Works, so that a model of 24 layers is priced as one layer. Attention is
+captured as the products that it is made of, which PopTorch runs.
 """
 
 from __future__ import annotations
@@ -8,43 +9,31 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import fx
 
 from .._ir.blocks import label_of, memory_share_of
 from .._ir.operators import aten, draws, may_view
-from .element_cycles import is_known, loops_of
-
-_HALF = (torch.float16, torch.bfloat16)
+from .element_cycles import cycles_per_element, is_known
 
 
 @dataclass(frozen=True)
 class Product:
-    """A matrix product or convolution: ``groups`` times [rows, inner] x [inner, columns].
-
-    Attributes:
-        groups, rows, inner, columns: sizes.
-        taps: kernel positions among ``inner`` that read the same input; 1 for a matrix product.
-        left: elements of the operand with the rows, before it is spread out over taps.
-        resident: whether the other operand lies where the product wants it: a weight, forward.
-        itemsize: bytes of an operand's element.
-        half_partials: whether sums are kept in 16 bits.
-        share: of a tile that it may use; None for the chip's.
-    """
+    """A matrix product or convolution: ``groups`` times [rows, inner] x [inner, columns]."""
 
     groups: int
     rows: int
     inner: int
     columns: int
-    taps: int
-    left: int
-    resident: bool
+    taps: int  # kernel positions among ``inner`` that read the same input; 1 in a matrix product
+    left: int  # elements of the operand with the rows, before it is spread out over taps
+    resident: bool  # the other operand lies where the product wants it: a weight, forward
     itemsize: int
-    half_partials: bool
-    share: float | None = None
+    half_partials: bool  # sums are kept in 16 bits
+    share: float | None = None  # of a tile that it may use; None for the chip's
 
     @property
     def macs(self) -> int:
@@ -54,29 +43,17 @@ class Product:
 
 @dataclass(frozen=True)
 class Work:
-    """What one operator asks of a chip.
+    """What one operator asks of a chip."""
 
-    Attributes:
-        products: at most one, forward; two of a convolution's backward pass.
-        cycles: of vector loops, all worker slots of all tiles together.
-        moved: bytes that change tiles before the loops run.
-        steps: supersteps of loops; products have their own.
-        entries: rows that are looked up or added by index.
-        row_bytes: of each.
-        scattered: whether they are added rather than read.
-        parts: works that it is made of, one after another, and how often each.
-        unknown: name of the operator, if nothing is known of it.
-    """
-
-    products: tuple[Product, ...] = ()
-    cycles: float = 0.0
-    moved: int = 0
-    steps: int = 0
-    entries: int = 0
+    products: tuple[Product, ...] = ()  # two in a convolution's backward pass
+    cycles: float = 0.0  # of vector loops, all worker slots of all tiles together
+    moved: int = 0  # bytes that change tiles before the loops run
+    steps: int = 0  # supersteps of loops; products have their own
+    entries: int = 0  # rows that are looked up or added by index
     row_bytes: int = 0
-    scattered: bool = False
-    parts: tuple[tuple[Work, int], ...] = ()
-    unknown: str = ""
+    scattered: bool = False  # rows are added rather than read
+    parts: tuple[tuple[Work, int], ...] = ()  # done one after another, and how often each
+    unknown: str = ""  # name of the operator, if nothing is known of it
 
     @functools.cached_property
     def flops(self) -> int:
@@ -123,41 +100,82 @@ _SCATTER = {
     aten.scatter.src, aten._index_put_impl_.default, aten._embedding_bag_dense_backward.default,
     aten._embedding_bag_backward.default,
 }  # fmt: skip
+_ADDING_PRODUCTS = {aten.addmm.default, aten.baddbmm.default}
 _PRODUCTS = {
-    aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default,
-    aten.convolution.default, aten.convolution_backward.default, aten.mv.default, aten.dot.default,
+    *_ADDING_PRODUCTS, aten.mm.default, aten.bmm.default, aten.convolution.default,
+    aten.convolution_backward.default, aten.mv.default, aten.dot.default,
+}  # fmt: skip
+_MOVES = {
+    aten.clone.default, aten.cat.default, aten.stack.default, aten.copy.default,
+    aten.constant_pad_nd.default, aten.flip.default, aten.roll.default, aten.repeat.default,
+    aten.slice_backward.default, aten.select_backward.default, aten.slice_scatter.default,
+    aten.select_scatter.default, aten._reshape_copy.default,
 }  # fmt: skip
 
 
-def simple(node: fx.Node, half_partials: Halves) -> Work:
-    """Return what a node that is one operator asks for.
-
-    Args:
-        node: of a captured graph.
-        half_partials: what keeps its sums in 16 bits.
-    """
-    if node.op != "call_function" or node.target in _FREE or is_conversion_of_product(node):
+def work_of(node: fx.Node, halves: Halves = (False, False)) -> Work:
+    """Return what a node of a captured graph asks for; ``halves`` keep their sums in 16 bits."""
+    if node.op != "call_function":
+        return NOTHING
+    packet = str(getattr(node.target, "overloadpacket", node.target))
+    if packet in _SEVERAL:
+        return _SEVERAL[packet](node, halves)
+    if "fft" in packet:
+        return _fourier(node, halves)
+    if getattr(node.target, "namespace", "") == "higher_order":
+        return _control(node, halves)
+    if node.target in _FREE or is_conversion_of_product(node):
         return NOTHING
     if node.target in _PRODUCTS:
-        return _sharing(_product(node, half_partials), memory_share_of(node))
+        return _products(node, halves)
     if node.target in _GATHER or node.target in _SCATTER:
         return _indexed(node)
     if may_view(node) or is_identity(node) or _scales_mask(node):
         return NOTHING
+    if node.target in _MOVES:
+        return Work(moved=tensors(node)[0].nbytes, steps=1)
     return _vector(node)
 
 
-def _sharing(work: Work, share: float | None) -> Work:
-    """The same work, whose products may use so much of a tile."""
-    if share is None:
-        return work
-    return replace(work, products=tuple(replace(each, share=share) for each in work.products))
+# What nodes are.
+
+
+def tensors(node: object) -> list[torch.Tensor]:
+    """Return the tensors of a node's value."""
+    assert isinstance(node, fx.Node)
+    value = node.meta.get("val")
+    parts = value if isinstance(value, list | tuple) else (value,)
+    return [part for part in parts if isinstance(part, torch.Tensor)]
 
 
 def is_identity(node: fx.Node) -> bool:
     """Whether a node stands for its first operand: it says when or where, and computes nothing."""
     packet = str(getattr(node.target, "overloadpacket", ""))
     return packet in ("poptorch.after_gradient", "poptorch.nop", "poptorch.hint")
+
+
+def is_product(node: fx.Node) -> bool:
+    """Whether a node is computed by the matrix unit."""
+    return node.target in _PRODUCTS
+
+
+def is_conversion_of_product(node: fx.Node) -> bool:
+    """Tell whether a node only says in which format a product on the matrix unit reads or writes.
+
+    Captured graphs write a product of halves as one of floats between two conversions.
+    """
+    if node.target is not aten._to_copy.default:
+        return False
+    source = node.args[0]
+    if isinstance(source, fx.Node) and _of_product(source):
+        return True
+    return bool(node.users) and all(_of_product(user) for user in node.users)
+
+
+def _of_product(node: fx.Node) -> bool:
+    if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return is_product(node)
 
 
 def _scales_mask(node: fx.Node) -> bool:
@@ -170,39 +188,30 @@ def _scales_mask(node: fx.Node) -> bool:
     return scaling and len(inputs) == 1 and draws(inputs[0])
 
 
-def is_conversion_of_product(node: fx.Node) -> bool:
-    """Tell whether a node only says in which format a product on the matrix unit reads or writes.
-
-    Captured graphs write a product of halves as one of floats between two conversions.
-    """
-    if node.target is not aten._to_copy.default:
-        return False
-    source = node.args[0]
-    if isinstance(source, fx.Node) and _is_product(source):
-        return True
-    return bool(node.users) and all(_is_product(user) for user in node.users)
-
-
-def _is_product(node: fx.Node) -> bool:
-    if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+def weight_of(node: object) -> fx.Node | None:
+    """Return the input of a graph that an operand is, looked at in whatever way."""
+    while isinstance(node, fx.Node) and node.op == "call_function":
+        if node.target is not aten._to_copy.default and not may_view(node):
+            return None
         node = node.args[0]
-    return node.target in _PRODUCTS
+    return node if isinstance(node, fx.Node) else None
 
 
-def tensors(node: fx.Node) -> list[torch.Tensor]:
-    """Return the tensors of a node's value."""
-    value = node.meta.get("val")
-    parts = value if isinstance(value, list | tuple) else (value,)
-    return [part for part in parts if isinstance(part, torch.Tensor)]
+def right_operand(node: fx.Node) -> object:
+    """Return the operand of a product that has the columns."""
+    return node.args[2 if node.target in _ADDING_PRODUCTS else 1]
 
 
-def shape_of(node: object) -> tuple[int, ...]:
-    """Return the shape of a node's (first) value."""
-    assert isinstance(node, fx.Node)
+def _shape(node: object) -> tuple[int, ...]:
     return tuple(tensors(node)[0].shape)
 
 
-def _itemsize(node: fx.Node) -> int:
+def _size(node: fx.Node) -> int:
+    """Bytes of an element of the first operand."""
+    return tensors(node.args[0])[0].element_size()
+
+
+def _multiplied_size(node: fx.Node) -> int:
     """Bytes per element of what a product really multiplies: before conversions for it."""
     sizes = []
     for each in node.all_input_nodes:
@@ -214,82 +223,76 @@ def _itemsize(node: fx.Node) -> int:
     return max(sizes, default=4)
 
 
-def _is_weight(node: object) -> bool:
-    """Whether a value is an input of the graph, looked at in another way perhaps: it has a home."""
-    while isinstance(node, fx.Node) and node.op == "call_function":
-        if node.target is not aten._to_copy.default and not may_view(node):
-            return False
-        node = node.args[0]
-    return isinstance(node, fx.Node)
+def _number(argument: object) -> int:
+    assert isinstance(argument, int)
+    return argument
 
 
-def _product(node: fx.Node, half_partials: Halves) -> Work:
-    size = _itemsize(node)
+# Products.
+
+
+def _product(
+    rows: int, inner: int, columns: int, size: int, half: bool, *, groups: int = 1,
+    resident: bool = False, taps: int = 1, left: int | None = None, share: float | None = None,
+) -> Product:  # fmt: skip
+    read = groups * rows * inner if left is None else left
+    half = half and size == 2
+    return Product(groups, rows, inner, columns, taps, read, resident, size, half, share)
+
+
+def _products(node: fx.Node, halves: Halves) -> Work:
+    size, share = _multiplied_size(node), memory_share_of(node)
     if node.target is aten.convolution.default:
-        return Work(products=(_convolution(node, size, half_partials[1]),))
+        return Work(products=(_convolution(node, size, halves[1], share),))
     if node.target is aten.convolution_backward.default:
-        return Work(products=tuple(_convolution_backward(node, size, half_partials[1])))
-    args = node.args[1:] if node.target in (aten.addmm.default, aten.baddbmm.default) else node.args
-    left, right = shape_of(args[0]), shape_of(args[1])
-    if len(right) == 1:
-        right = (*right, 1)
-    if len(left) == 1:
-        left = (1, *left)
-    backward = label_of(node).backward
-    *groups, rows, inner = left
-    product = Product(
-        math.prod(groups), rows, inner, right[-1], 1, math.prod(left),
-        _is_weight(args[1]) and not backward, size, half_partials[0] and size == 2,
+        return Work(products=_convolution_backward(node, size, halves[1], share))
+    second = right_operand(node)
+    adding = node.target in _ADDING_PRODUCTS
+    left, right = _shape(node.args[1 if adding else 0]), _shape(second)
+    *groups, rows, inner = left if len(left) > 1 else (1, *left)
+    resident = weight_of(second) is not None and not label_of(node).backward
+    product = _product(
+        rows, inner, right[-1] if len(right) > 1 else 1, size, halves[0],
+        groups=math.prod(groups), resident=resident, share=share,
     )  # fmt: skip
-    added = node.target in (aten.addmm.default, aten.baddbmm.default)
-    bias = loops_of("add", size) * product.rows * product.columns * product.groups if added else 0.0
-    return Work(products=(product,), cycles=bias, steps=int(added))
+    if not adding:
+        return Work(products=(product,))
+    bias = cycles_per_element("add", size) * product.rows * product.columns * product.groups
+    return Work(products=(product,), cycles=bias, steps=1)
 
 
-def _convolution(node: fx.Node, size: int, half: bool) -> Product:
-    data, weight, out = shape_of(node.args[0]), shape_of(node.args[1]), shape_of(node)
-    groups, transposed = int(node.args[8]), bool(node.args[6])  # type: ignore[arg-type]
+def _convolution(node: fx.Node, size: int, half: bool, share: float | None) -> Product:
+    data, weight, out = _shape(node.args[0]), _shape(node.args[1]), _shape(node)
+    groups, transposed = _number(node.args[8]), bool(node.args[6])
     taps = math.prod(weight[2:])
     columns, inner = weight[0], weight[1] * taps
     if transposed:  # [in, out / groups, ...]: every input position gives taps outputs
         columns, inner = weight[1] * groups, data[1] // groups * taps
         inner = max(1, inner * math.prod(data[2:]) // math.prod(out[2:]))
-    return Product(
-        groups, out[0] * math.prod(out[2:]), inner, columns // groups, taps,
-        math.prod(data), True, size, half and size == 2,
+    return _product(
+        out[0] * math.prod(out[2:]), inner, columns // groups, size, half,
+        groups=groups, resident=True, taps=taps, left=math.prod(data), share=share,
     )  # fmt: skip
 
 
-def _convolution_backward(node: fx.Node, size: int, half: bool) -> list[Product]:
-    grad, data, weight = (shape_of(each) for each in node.args[:3])
-    groups, wanted = int(node.args[9]), node.args[10]  # type: ignore[arg-type]
-    taps = math.prod(weight[2:])
-    places = grad[0] * math.prod(grad[2:])
+def _convolution_backward(
+    node: fx.Node, size: int, half: bool, share: float | None
+) -> tuple[Product, ...]:
+    grad, data, weight = (_shape(each) for each in node.args[:3])
+    groups, wanted = _number(node.args[9]), node.args[10]
+    assert isinstance(wanted, list | tuple)
+    taps, places = math.prod(weight[2:]), grad[0] * math.prod(grad[2:])
     of_data, of_weight = data[1] // groups, grad[1] // groups
-    products = []
-    if wanted[0]:  # type: ignore[index]
-        rows = data[0] * math.prod(data[2:])
-        inner = max(1, of_weight * taps * places // max(places, rows))
-        products.append(
-            Product(
-                groups, rows, inner, of_data, taps, math.prod(grad), False, size, half and size == 2
-            )
-        )
-    if wanted[1]:  # type: ignore[index]
-        products.append(
-            Product(
-                groups,
-                of_data * taps,
-                places,
-                of_weight,
-                1,
-                math.prod(data),
-                False,
-                size,
-                half and size == 2,
-            )
-        )
-    return products
+    rows = data[0] * math.prod(data[2:])
+    inner = max(1, of_weight * taps * places // max(places, rows))
+    made = functools.partial(_product, size=size, half=half, groups=groups, share=share)
+    data_gradient = made(rows, inner, of_data, taps=taps, left=math.prod(grad))
+    weight_gradient = made(of_data * taps, places, of_weight, left=math.prod(data))
+    both = zip(wanted, (data_gradient, weight_gradient), strict=False)
+    return tuple(product for needed, product in both if needed)
+
+
+# Rows by index, and loops over elements.
 
 
 def _stated(node: fx.Node) -> torch.Tensor:
@@ -301,47 +304,34 @@ def _stated(node: fx.Node) -> torch.Tensor:
 
 def _indexed(node: fx.Node) -> Work:
     scattered = node.target in _SCATTER
-    value = tensors(node)[0]
     inputs = [each for each in node.all_input_nodes if tensors(each)]
+    floats = [tensors(i)[0] for i in inputs if tensors(i)[0].is_floating_point()]
     integers = [_stated(i) for i in inputs if not tensors(i)[0].is_floating_point()]
     entries = max((each.numel() for each in integers), default=1)
-    moved = value if not scattered else tensors(inputs[-1])[0]
-    floats = [tensors(i)[0] for i in inputs if tensors(i)[0].is_floating_point()]
-    if scattered and floats:
-        moved = min(floats, key=lambda each: each.numel()) if len(floats) > 1 else floats[0]
+    if not scattered:
+        moved = tensors(node)[0]
+    elif floats:
+        moved = min(floats, key=lambda each: each.numel())
+    else:
+        moved = tensors(inputs[-1])[0]
     row = max(1, moved.numel() // max(entries, 1)) * moved.element_size()
-    return Work(
-        moved=moved.numel() * moved.element_size(), steps=2, entries=entries, row_bytes=row,
-        scattered=scattered,
-    )  # fmt: skip
-
-
-_MOVES = {
-    aten.clone.default, aten.cat.default, aten.stack.default, aten.copy.default,
-    aten.constant_pad_nd.default, aten.flip.default, aten.roll.default, aten.repeat.default,
-    aten.slice_backward.default, aten.select_backward.default, aten.slice_scatter.default,
-    aten.select_scatter.default, aten._reshape_copy.default,
-}  # fmt: skip
+    return Work(moved=moved.nbytes, steps=2, entries=entries, row_bytes=row, scattered=scattered)
 
 
 def _vector(node: fx.Node) -> Work:
     """Loops over elements, with what has to come from other tiles first."""
-    assert not isinstance(node.target, str)
     results = tensors(node)
     inputs = [tensors(each)[0] for each in node.all_input_nodes if tensors(each)]
     largest = max([*results, *inputs], key=lambda each: each.numel(), default=None)
     if largest is None:
         return NOTHING
-    if node.target in _MOVES:
-        return Work(moved=results[0].numel() * results[0].element_size(), steps=1)
     name = str(getattr(node.target, "overloadpacket", node.target)).rpartition(".")[2]
     floats = [each for each in (largest, *inputs, *results) if each.is_floating_point()]
-    size = floats[0].element_size() if floats else 4
-    integers = not floats
-    cycles = loops_of(name, size, integers) * _elements(name, node, largest, results)
+    size, integers = floats[0].element_size() if floats else 4, not floats
+    each = cycles_per_element(name, size, integers)
     return Work(
-        cycles=cycles, moved=_moved(name, node, largest, inputs), steps=_steps(name),
-        unknown="" if integers or is_known(name) else name,
+        cycles=each * _elements(name, node, largest, results), moved=_moved(name, largest, inputs),
+        steps=_steps(name), unknown="" if integers or is_known(name) else name,
     )  # fmt: skip
 
 
@@ -359,17 +349,11 @@ def _elements(
 _NORMS = ("norm", "softmax", "sum", "mean", "var", "amax", "amin", "max", "min", "argmax", "cumsum")
 
 
-def _moved(name: str, node: fx.Node, largest: torch.Tensor, inputs: Sequence[torch.Tensor]) -> int:
+def _moved(name: str, largest: torch.Tensor, inputs: Sequence[torch.Tensor]) -> int:
     """Bytes that come from other tiles: of operands that were laid out for something else."""
-    full = [each for each in inputs if each.numel() == largest.numel()]
-    size = largest.numel() * largest.element_size()
-    if any(part in name for part in _NORMS):  # rows come together before they are reduced
-        return size
-    if len(full) > 1 and len({id(each) for each in full}) > 1:
-        return size
-    if name == "dropout" or not full or "pool" in name or "upsample" in name:
-        return size if "pool" in name or "upsample" in name else 0
-    return 0
+    full = {id(each) for each in inputs if each.numel() == largest.numel()}
+    together = any(part in name for part in (*_NORMS, "pool", "upsample"))
+    return largest.nbytes if together or len(full) > 1 else 0
 
 
 def _steps(name: str) -> int:
@@ -380,3 +364,171 @@ def _steps(name: str) -> int:
     if name in ("sum", "mean", "amax", "amin", "max", "min", "argmax", "topk", "sort", "cumsum"):
         return 2
     return 1
+
+
+# Operators that are several: works that run one after another, each so many times.
+
+_FORWARD_CELL = {"sigmoid": 3, "tanh": 2, "add": 8}
+_BACKWARD_CELL = {"neg": 10, "add": 16}
+"""Loops of an LSTM's cell, for each element of its state."""
+
+
+def _matrix(rows: int, inner: int, columns: int, size: int, halves: Halves) -> Work:
+    return Work(products=(_product(rows, inner, columns, size, halves[0], resident=True),))
+
+
+def _cell(elements: int, size: int, loops: dict[str, int]) -> Work:
+    cycles = sum(often * cycles_per_element(name, size) for name, often in loops.items())
+    return Work(cycles=cycles * elements, steps=2)
+
+
+def _lstm(node: fx.Node, halves: Halves) -> Work:
+    """All steps' inputs in one product, then step by step the state's product and the cell."""
+    (steps, batch, wide), (_, hidden) = _shape(node.args[0]), _shape(node.args[2])
+    size = _size(node)
+    gates = 4 * hidden
+    inputs = _matrix(steps * batch, wide, gates, size, halves)
+    state = _matrix(batch, hidden, gates, size, halves)
+    cell = _cell(batch * hidden, size, _FORWARD_CELL)
+    return Work(parts=((inputs, 1), (state, steps), (cell, steps)))
+
+
+def _lstm_backward(node: fx.Node, halves: Halves) -> Work:
+    """Step by step the cell and the state's gradient, then those of inputs and weights at once."""
+    (steps, batch, wide), (_, hidden) = _shape(node.args[3]), _shape(node.args[5])
+    size = _size(node)
+    gates, rows = 4 * hidden, steps * batch
+    cell = _cell(batch * hidden, size, _BACKWARD_CELL)
+    state = _matrix(batch, gates, hidden, size, halves)
+    at_once = [(rows, gates, wide), (wide, rows, gates), (hidden, rows, gates)]
+    whole = tuple((_matrix(*sizes, size, halves), 1) for sizes in at_once)
+    return Work(parts=((cell, steps), (state, steps), *whole))
+
+
+def _serialized(node: fx.Node, halves: Halves) -> Work:
+    """A product in pieces: of its rows, of what it sums over, or of its columns."""
+    left, right = _shape(node.args[0]), _shape(node.args[1])
+    cut, factor, size = str(node.args[2]), _number(node.args[3]), _size(node)
+    shared = len(right) == 2
+    groups = 1 if shared else math.prod(_shape(node)[:-2])
+    rows = math.prod(left[:-1]) if shared else left[-2]
+    sizes = {"input_channels": rows, "reducing_dim": left[-1], "output_channels": right[-1]}
+    sizes[cut] = math.ceil(sizes[cut] / factor)
+    rows, inner, columns = sizes.values()
+    piece = _product(rows, inner, columns, size, halves[0], groups=groups, resident=shared)
+    adding = (
+        cycles_per_element("add", size) * groups * rows * columns if cut == "reducing_dim" else 0.0
+    )
+    return Work(parts=((Work(products=(piece,), cycles=adding, steps=int(bool(adding))), factor),))
+
+
+def _grouped(node: fx.Node, halves: Halves) -> Work:
+    """A product for each group, of which each has the same share of what is divided."""
+    left, right = _shape(node.args[0]), _shape(node.args[1])
+    (groups,), size = _shape(node.args[2]), _size(node)
+    rows, inner, columns = left[-2], left[-1], right[-1]
+    if len(left) == len(right):
+        inner = math.ceil(inner / groups)
+    elif len(left) == 2:
+        rows = math.ceil(rows / groups)
+    else:
+        columns = math.ceil(columns / groups)
+    return Work(products=(_product(rows, inner, columns, size, halves[0], groups=groups),))
+
+
+def _control(node: fx.Node, halves: Halves) -> Work:
+    """What a loop's body asks for, as often as it runs; of branches the dearest."""
+    owner = node.graph.owning_module
+    names = [str(a.target) for a in node.args if isinstance(a, fx.Node) and a.op == "get_attr"]
+    parts = [getattr(owner, name) for name in names]
+    graphs = [part.graph for part in parts if isinstance(part, fx.GraphModule)]
+    works = [Work(parts=tuple((work_of(n, halves), 1) for n in graph.nodes)) for graph in graphs]
+    if "while_loop" in str(node.target):
+        return Work(parts=((works[1], _trips(graphs[0])),))
+    return max(works, key=lambda work: (work.flops, work.all_cycles), default=Work())
+
+
+def _trips(condition: fx.Graph) -> int:
+    """How often a loop runs, if its condition compares a counter with a number; else 1."""
+    limits = [a for node in condition.nodes for a in node.args if isinstance(a, int)]
+    return max(limits, default=1)
+
+
+def _sort(node: fx.Node, halves: Halves) -> Work:
+    """A bitonic network: every pass compares, exchanges and keeps values and places."""
+    value = tensors(node.args[0])[0]
+    length = value.shape[-1] if value.dim() else 1
+    kept = _number(node.args[1]) if "topk" in str(node.target) else length
+    passes = math.ceil(math.log2(max(2, length))) * (math.ceil(math.log2(max(2, kept))) + 1) // 2
+    size = value.element_size()
+    each = cycles_per_element("lt", size) + 2 * cycles_per_element("add", size)
+    one = Work(cycles=each * value.numel(), moved=value.numel() * (size + 4), steps=1)
+    return Work(parts=((one, max(1, passes)),))
+
+
+def _fourier(node: fx.Node, halves: Halves) -> Work:
+    """Butterflies: a pass over all elements for each doubling of the length."""
+    values = [*tensors(node.args[0]), *tensors(node)]
+    value = max(values, key=lambda each: each.numel())
+    dims: Sequence[int] = node.args[1]  # type: ignore[assignment]
+    length = math.prod(value.shape[dim] for dim in dims)
+    each = 8 * cycles_per_element("add", 4) * value.numel()  # of complex numbers
+    one = Work(cycles=each, moved=8 * value.numel(), steps=1)
+    return Work(parts=((one, math.ceil(math.log2(max(2, length)))),))
+
+
+def _ctc(node: fx.Node, halves: Halves) -> Work:
+    """Both recursions over the labels and the blanks between them, and the gradient."""
+    (steps, batch, classes), labels = _shape(node.args[0]), _shape(node.args[1])[-1]
+    size = _size(node)
+    added = 3 * (
+        cycles_per_element("exp", size) + cycles_per_element("add", size)
+    ) + cycles_per_element("log", size)
+    states = batch * (2 * labels + 1)
+    one = Work(cycles=added * states, steps=1)
+    gradient = Work(cycles=added * steps * batch * classes, steps=2)
+    return Work(parts=((one, 2 * steps), (gradient, 1)))
+
+
+def _distances(node: fx.Node, halves: Halves) -> Work:
+    """The difference of every pair of rows, its power and the sum."""
+    first = 1 if "backward" in str(node.target) else 0
+    left, right = _shape(node.args[first]), _shape(node.args[first + 1])
+    size = _size(node)
+    pairs = math.prod(left[:-1]) * right[-2] * left[-1]
+    cycles = pairs * (2 * cycles_per_element("add", size) + cycles_per_element("neg", size))
+    return Work(cycles=cycles, moved=math.prod(left) * size * 2, steps=3)
+
+
+def _trilinear(node: fx.Node, halves: Halves) -> Work:
+    """Products of three operands, each stretched along the dimensions that it lacks."""
+    stretched = [list(_shape(each)) for each in node.args[:3]]
+    for sizes, dims in zip(stretched, node.args[3:6], strict=True):
+        for dim in dims:  # type: ignore[union-attr]
+            sizes.insert(_number(dim), 1)
+    elements = math.prod(map(max, *stretched))
+    cycles = 2 * cycles_per_element("add", _size(node)) * elements
+    return Work(cycles=cycles, moved=_size(node) * elements, steps=2)
+
+
+def _farthest(node: fx.Node, halves: Halves) -> Work:
+    """For every pick the distances of all points, their minimum and the farthest."""
+    points, picks = math.prod(_shape(node.args[0])), math.prod(_shape(node))
+    cycles = points * (2 * cycles_per_element("add", 4) + 2 * cycles_per_element("maximum", 4))
+    return Work(parts=((Work(cycles=cycles, steps=3), picks),))
+
+
+_SEVERAL: dict[str, Callable[[fx.Node, Halves], Work]] = {
+    "poptorch.lstm_layer": _lstm,
+    "poptorch.lstm_layer_backward": _lstm_backward,
+    "poptorch.serialized_matmul": _serialized,
+    "poptorch.grouped_product": _grouped,
+    "poptorch.ctc_losses": _ctc,
+    "poptorch.farthest_points": _farthest,
+    "aten.sort": _sort,
+    "aten.topk": _sort,
+    "aten._cdist_forward": _distances,
+    "aten._cdist_backward": _distances,
+    "aten._euclidean_dist": _distances,
+    "aten._trilinear": _trilinear,
+}

@@ -13,7 +13,7 @@ from collections.abc import Collection
 import torch
 from torch import fx
 
-from .._ipu_model.composites import work_of
+from .._ipu_model import work_of
 from .._ir.blocks import StagePass
 from .._ir.graph import Graph
 from .._ir.operators import aten, draws, may_view, storage_root

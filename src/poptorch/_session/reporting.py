@@ -18,9 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from .. import _compile
 from .._base import log, processes, source
 from .._base.errors import Error
-from .._ipu_model import page, profile
-from .._ipu_model.estimate import Estimate
-from .._ipu_model.trace import Span, trace
+from .._ipu_model import Estimate, page, profile
 from .._ir.spec import Spec
 from .._systems import KINDS, ChipKind, System, current
 from ..backends import Stopwatch, timing
@@ -139,7 +137,7 @@ class Reports:
             captures = Captures(session, bound=session.now.inputs.bound)
             captured = captures.capture(spec)
             kind = modelled(spec)
-            needed = _compile.subject(captured, spec, System(kind, 1)).fabric
+            needed = _compile.subject(captured, spec, System(kind, 1))
             chips = needed.per_replica * needed.replicas
             system = System(kind, 1 << (chips - 1).bit_length())
             self._estimate = _compile.estimate(captured, spec, system)
@@ -162,12 +160,14 @@ class Reports:
             ran.tier, ran.compile_seconds, self._count, tuple(self._calls), _process_bytes(),
             *_timed(self._watch),
         )  # fmt: skip
-        content = profile.profile(name, estimate, modelled(spec), measured, dict(_flat(spec)))
+        content = profile.profile(
+            name, dataclasses.asdict(estimate), modelled(spec), measured, dict(_flat(spec))
+        )
         spans = [
-            Span(name, start - self._began, seconds, is_action)
+            profile.Span(name, start - self._began, seconds, is_action)
             for name, start, seconds, is_action in self._watch.spans
         ]
-        text, of_trace = json.dumps(content), json.dumps(trace(estimate, measured.first, spans))
+        text, of_trace = json.dumps(content), json.dumps(profile.trace(content, spans))
         try:
             directory.mkdir(parents=True, exist_ok=True)
             for file in (profile.NAME, OLD_NAME):

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from .. import _capture, _place
+from .. import _capture, _ipu_model, _place
 from .._base.threads import one_at_a_time
-from .._ipu_model.composites import work_of
-from .._ipu_model.constants import DEFAULT, Constants
-from .._ipu_model.cycles import Chip
-from .._ipu_model.estimate import Estimate
-from .._ipu_model.inside import Known
-from .._ipu_model.links import Fabric
-from .._ipu_model.priced import Subject
-from .._ipu_model.pricing import price
-from .._ir.graph import Graph
+from .._ipu_model import Chip, Constants, Estimate, Pass, Subject
+from .._ir.blocks import StagePass
 from .._ir.plan import Layout, Staged
 from .._ir.spec import Locations, OptimSpec, Runtime, Spec
 from .._systems import System
@@ -23,54 +16,32 @@ from . import build, staged
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
-    """The passes of a captured model, which variants with other loop counts or locations share.
-
-    Attributes:
-        layout: what placement decided.
-        cut: the passes.
-        known: what has been found out about them.
-        flops: of one micro-batch.
-        scheduled: by what decides about their order.
-    """
+    """The passes of a captured model, which variants with other loop counts or locations share."""
 
     layout: Layout
     cut: staged.Cut
-    known: Known
-    flops: int
-    scheduled: dict[object, Staged] = field(default_factory=dict)
+    passes: dict[StagePass, Pass]
+    flops: int  # of one micro-batch
+    scheduled: dict[object, Staged] = field(default_factory=dict)  # by what decides about the order
 
 
 @dataclass(frozen=True, eq=False)
 class Capture:
-    """A captured model, of which many variants can be priced.
-
-    Attributes:
-        request: what was captured.
-        micro: one micro-batch.
-        optim: the optimizer's structure; None in inference.
-        rows: of the combined batch of one process.
-        pieces: by the settings that decide about them.
-        updating: what the optimizer adds; by what decides about that, which recomputation does not.
-    """
+    """A captured model, of which many variants can be priced."""
 
     request: _capture.Request
-    micro: _capture.Micro
-    optim: OptimSpec | None
-    rows: int
-    pieces: dict[object, Pieces] = field(default_factory=dict)
+    micro: _capture.Micro  # one micro-batch
+    optim: OptimSpec | None  # None in inference
+    rows: int  # of the combined batch of one process
+    pieces: dict[object, Pieces] = field(default_factory=dict)  # by what decides about them
+    # What the optimizer adds, by what decides about that, which recomputation does not.
     updating: dict[object, staged.Updating] = field(default_factory=dict)
 
 
 @one_at_a_time()
 @_capture.forgetting_sources()
 def capture_for_estimate(request: _capture.Request, optim: OptimSpec | None, rows: int) -> Capture:
-    """Capture one micro-batch, on tensors without data, in which nothing is computed again.
-
-    Args:
-        request: what is captured.
-        optim: the optimizer's structure; None in inference.
-        rows: of the combined batch of one process.
-    """
+    """Capture one micro-batch, on tensors without data, in which nothing is computed again."""
     why = "estimates look at one micro-batch at a time"
     micro = _capture.capture(replace(request, apart=why, priced=True, recompute=False))
     return Capture(request, micro, optim, rows)
@@ -95,45 +66,32 @@ def with_fewer_checkpoints(captured: Capture, every: int) -> Capture:
     return replace(captured, micro=replace(captured.micro, graph=graph), pieces={})
 
 
-def estimate(
-    captured: Capture,
-    spec: Spec,
-    system: System,
-    constants: Constants = DEFAULT,
-    guesses: bool = True,
-) -> Estimate:
+def estimate(captured: Capture, spec: Spec, system: System, guesses: bool = True) -> Estimate:
     """Place, cut, schedule and price a captured model.
 
     Args:
         captured: the model.
         spec: every setting; what the capture itself depends on is as it was captured.
         system: the chips.
-        constants: of the cost model.
         guesses: find out how much each guess decides.
 
     Raises:
         Error: the annotations break a rule of placement.
     """
-    return price(subject(captured, spec, system, constants), system.text, guesses)
+    return _ipu_model.price(subject(captured, spec, system), system.text, guesses)
 
 
-def subject(
-    captured: Capture, spec: Spec, system: System, constants: Constants = DEFAULT
-) -> Subject:
+def subject(captured: Capture, spec: Spec, system: System) -> Subject:
     """Return what is priced: the program of one replica, and what joins the chips."""
     own = _one_replica(spec)
     pieces = _pieces(captured, own)
-    io_tiles = spec.locations.io_tiles or 0
-    chip = Chip(
-        system.kind, system.kind.tiles - io_tiles, constants,
-        constants.memory_proportion, spec.runtime.half_partials,
-    )  # fmt: skip
-    fabric = Fabric(system.kind, max(1, pieces.layout.chips), spec.loops.all_replicas, constants)
-    emit = build.emit(captured.micro.graph, own)
-    rows = captured.rows * spec.loops.processes
+    c, tiles = Constants(), system.kind.tiles - (spec.locations.io_tiles or 0)
     return Subject(
-        _scheduled(pieces, own), pieces.known, own, emit, chip, fabric, rows, pieces.flops,
-        bool(captured.micro.overlaps), dict(spec.runtime.memory_proportions),
+        _scheduled(pieces, own), pieces.passes, own, build.emit(captured.micro.graph, own),
+        Chip(system.kind, tiles, c, c.memory_proportion, spec.runtime.half_partials),
+        max(1, pieces.layout.chips), spec.loops.all_replicas,
+        captured.rows * spec.loops.processes, pieces.flops, bool(captured.micro.overlaps),
+        dict(spec.runtime.memory_proportions),
     )  # fmt: skip
 
 
@@ -144,9 +102,11 @@ def _pieces(captured: Capture, own: Spec) -> Pieces:
     key = captured.optim, replace(own, loops=loops, locations=Locations(), runtime=Runtime())
     if key not in captured.pieces:
         layout = _place.place(captured.micro.graph, captured.micro.visits, own)
-        step = staged.joined(layout.graph, updating_of(captured, own))
-        cut = staged.cut(step, layout, own)
-        captured.pieces[key] = Pieces(layout, cut, Known(cut.graphs), _flops(layout.graph))
+        cut = staged.cut(staged.joined(layout.graph, updating_of(captured, own)), layout, own)
+        passes = {each: Pass(each, graph) for each, graph in cut.graphs.items()}
+        nodes = layout.graph.module.graph.nodes
+        flops = sum(_ipu_model.work_of(node).flops for node in nodes)
+        captured.pieces[key] = Pieces(layout, cut, passes, flops)
     pieces = captured.pieces[key]
     _place.check_batches(pieces.layout.depth, len(pieces.layout.stages), own)
     return pieces
@@ -179,7 +139,3 @@ def _one_replica(spec: Spec) -> Spec:
     loops = replace(spec.loops, replicas=1, input_group_size=1, processes=1)
     target = replace(spec.target, device="model", auto_round=True)
     return replace(spec, loops=loops, target=target)
-
-
-def _flops(graph: Graph) -> int:
-    return sum(work_of(node).flops for node in graph.module.graph.nodes)

@@ -1,0 +1,222 @@
+"""Advice: what to change so that a model fits, each change priced like the model itself.
+
+A change that is enough alone comes before one that is not, the cheaper one first. Where none is
+enough, those that save most are joined. A model that fits is given what makes it faster.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from .._base import log
+from .._ir.spec import Spec
+from .._systems import parse
+from .constants import DEFAULT
+from .estimate import Estimate
+from .parts import Advice
+
+MOST = 5
+"""So many changes are named."""
+MOST_JOINED = 3
+_USUAL, _LEAST, _MOST_SHARE = DEFAULT.memory_proportion, 0.05, 0.9
+
+_SETTINGS = "poptorch.TensorLocationSettings()"
+_OFF, _SHARDED = ".useOnChipStorage(False)", ".useReplicatedTensorSharding(True)"
+
+
+class Change(NamedTuple):
+    """What to write, and what it sets."""
+
+    text: str
+    settings: Mapping[str, Any]
+
+
+class Tried(NamedTuple):
+    """A change and what it comes to."""
+
+    change: Change
+    priced: Estimate
+
+    @property
+    def bytes(self) -> float:
+        """On the fullest chip."""
+        return self.priced.fullest_bytes
+
+
+class Adviser(NamedTuple):
+    """Looks for changes of a wrapped model."""
+
+    spec: Spec
+    rows: int  # of the combined batch
+    price: Callable[[Mapping[str, Any]], Estimate]  # for changed settings, as ``what_if`` has them
+    checkpoints: Callable[[], int]  # how many the model has for recomputation
+
+    def advice(self, before: Estimate) -> tuple[Advice, ...]:
+        """Return the changes of an estimated model that help, the best first."""
+        if before.fits:
+            tried = list(self._priced(self._faster(before)))
+            enough = 0.995 * before.seconds
+            faster = [t for t in tried if t.priced.fits and t.priced.seconds < enough]
+            best = sorted(faster, key=lambda t: t.priced.seconds)
+        else:
+            tried = list(self._priced(self._smaller(before)))
+            saving = [t for t in tried if t.bytes < before.fullest_bytes]
+            if not any(t.priced.fits for t in saving):
+                saving += self._joined(sorted(saving, key=lambda t: t.bytes))
+            if not any(t.priced.fits for t in saving):
+                saving += self._divided(before)
+            best = sorted(saving, key=_rank)
+        return tuple(
+            Advice(
+                one.change.text, before.fullest_bytes - one.bytes,
+                one.priced.seconds - before.seconds, one.priced.fits,
+            )
+            for one in best[:MOST]
+        )  # fmt: skip
+
+    def _priced(self, changes: Iterable[Change]) -> Iterator[Tried]:
+        """Price changes, those that the model and the system can take."""
+        for change in changes:
+            try:
+                yield Tried(change, self.price(change.settings))
+            except Exception as error:  # forward may need the size of its batch, and raise anything
+                log.python.info("Advice: %s is not priced: %s", change.text, error)
+
+    def _steps(self) -> tuple[int, int]:
+        """Micro-batches of one replica between updates, or in inference of a call, and their
+        samples."""
+        loops = self.spec.loops
+        steps = loops.accumulation if self.spec.training else loops.iterations
+        return steps, self.rows // loops.slices
+
+    def _stepping(self, count: int) -> str:
+        name = "Training.gradientAccumulation" if self.spec.training else "deviceIterations"
+        return f"options.{name}({count})"
+
+    def _faster(self, before: Estimate) -> list[Change]:
+        """What may be faster, and takes memory or chips that idle for it."""
+        spec, where, share = self.spec, self.spec.locations, _share(self.spec)
+        made = _partials(spec)
+        larger = min(_MOST_SHARE, 2 * share)
+        if larger > share:
+            made.append(_proportion(larger, len(before.chips)))
+        resting = {"weight": where.weight}
+        if spec.training:
+            resting |= {"activation": where.activation, "optimizer": where.optimizer}
+            resting |= {"accumulator": where.accumulator}
+            if spec.recompute is not False:  # pipelines do it unless they are told not to
+                made.append(_recomputation(False))
+        for kind, location in resting.items():
+            if not location.on_chip:
+                made += [_resting(kind, True, location.sharded)]
+        steps, micro = self._steps()
+        if steps % 2 == 0:
+            text = f"{self._stepping(steps // 2)}  # {2 * micro} samples per micro-batch"
+            made.append(Change(text, {"micro_batch": 2 * micro}))
+        more = parse(before.system).chips // (len(before.chips) * before.replicas)
+        more = math.gcd(1 << more.bit_length() - 1, steps)
+        if more > 1 and spec.loops.processes == 1:
+            count = more * spec.loops.replicas
+            text = f"options.replicationFactor({count}); {self._stepping(steps // more)}"
+            made.append(Change(text, {"replicas": count}))
+        return made
+
+    def _smaller(self, before: Estimate) -> list[Change]:
+        """What may need less memory, without capturing the model for another micro-batch."""
+        spec, where = self.spec, self.spec.locations
+        made = _partials(spec)
+        if _share(spec) / 2 >= _LEAST:
+            made.append(_proportion(_share(spec) / 2, len(before.chips)))
+        if not spec.training:
+            return made + _moved("weight", where.weight.on_chip, False)
+        if not spec.recompute:
+            made.append(_recomputation(True))
+        again = spec.recompute or (spec.recompute is None and len(before.chips) > 1)
+        if again and self.checkpoints() > 1:
+            text = "# poptorch.recomputationCheckpoint at every {}. place only, in the model"
+            made += [Change(text.format(every), {"checkpoints": every}) for every in (2, 4)]
+        shared = spec.loops.all_replicas > 1 and not where.optimizer.sharded
+        made += _moved("optimizer", where.optimizer.on_chip, shared)
+        made += _moved("activation", where.activation.on_chip, False)
+        made += _moved("accumulator", where.accumulator.on_chip, False)
+        return made
+
+    def _joined(self, singles: list[Tried]) -> list[Tried]:
+        """Changes that save most, joined until they are enough."""
+        made: list[Tried] = []
+        joined = singles[0].change if singles else None
+        for single in singles[1:]:
+            assert joined is not None
+            if single.change.settings.keys() & joined.settings.keys():
+                continue
+            text = f"{joined.text}; {single.change.text}"
+            joined = Change(text, {**joined.settings, **single.change.settings})
+            made.append(Tried(joined, self.price(joined.settings)))
+            if made[-1].priced.fits or len(made) + 1 == MOST_JOINED:
+                break
+        return made
+
+    def _divided(self, before: Estimate) -> list[Tried]:
+        """Fewer samples in a micro-batch, and more of them: half, a quarter, an eighth."""
+        steps, micro = self._steps()
+        changes = [
+            Change(
+                f"{self._stepping(steps * parts)}  # {micro // parts} samples per micro-batch",
+                {"micro_batch": micro // parts},
+            )
+            for parts in (2, 4, 8)
+            if micro % parts == 0
+        ]
+        made: list[Tried] = []
+        for tried in self._priced(changes):
+            made.append(tried)
+            if tried.priced.fits:
+                break
+        return [each for each in made if each.bytes < before.fullest_bytes]
+
+
+def _rank(tried: Tried) -> tuple[bool, float]:
+    """Enough first, the quickest of it first; then by what is still needed."""
+    fits = tried.priced.fits
+    return not fits, tried.priced.seconds if fits else tried.bytes
+
+
+def _partials(spec: Spec) -> list[Change]:
+    if all(spec.runtime.half_partials):
+        return []
+    return [Change("options.Precision.setPartialsType(torch.half)", {"half_partials": True})]
+
+
+def _share(spec: Spec) -> float:
+    """The least that a chip's products may use."""
+    return min((share for _, share in spec.runtime.memory_proportions), default=_USUAL)
+
+
+def _proportion(share: float, chips: int) -> Change:
+    own = ", ".join(f'"IPU{chip}": {share:g}' for chip in range(chips))
+    if chips > 4:
+        own = f'f"IPU{{chip}}": {share:g} for chip in range({chips})'
+    text = f"options.setAvailableMemoryProportion({{{own}}})"
+    return Change(text, {"memory_proportion": share})
+
+
+def _recomputation(recompute: bool) -> Change:
+    text = f'options._Popart.set("autoRecomputation", {recompute:d})'
+    return Change(text, {"recomputation": recompute})
+
+
+def _moved(kind: str, on_chip: bool, shared: bool) -> list[Change]:
+    """Other places for a kind of tensor, which replicas may share."""
+    made = [_resting(kind, False, False)] if on_chip else []
+    if shared:
+        made += [_resting(kind, place, True) for place in ((True, False) if on_chip else (False,))]
+    return made
+
+
+def _resting(kind: str, on_chip: bool, sharded: bool) -> Change:
+    calls = ("" if on_chip else _OFF) + (_SHARDED if sharded else "")
+    place = ("on chip" if on_chip else "off chip") + (", sharded" if sharded else "")
+    setter = f"options.TensorLocations.set{kind.capitalize()}Location"
+    return Change(f"{setter}({_SETTINGS}{calls})", {f"{kind}_location": place})

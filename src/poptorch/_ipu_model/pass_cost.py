@@ -1,0 +1,366 @@
+"""What one run of a pass takes inside its chip: cycles, operator by operator, and memory.
+
+None of it depends on where tensors rest, on loop counts or on what joins the chips, so it is found
+out once for all variants of a program that differ in those.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import fx
+
+from .._base import source
+from .._ir.blocks import Direction, StagePass, label_of, line_of, pass_of
+from .._ir.graph import Graph
+from .._ir.operators import aten, draws, may_view, storage_root
+from .._ir.slots import Kind, Slot
+from .cycles import FREE, Chip, Cost, cost, node_bytes, temporary_bytes
+from .element_cycles import cycles_per_element
+from .parts import OperatorEstimate
+from .work import (
+    NOTHING,
+    Halves,
+    Work,
+    is_conversion_of_product,
+    is_identity,
+    is_product,
+    right_operand,
+    tensors,
+    weight_of,
+    work_of,
+)
+
+Works = Mapping[fx.Node, Work]
+
+
+@dataclass(frozen=True, eq=False)
+class PassCost:
+    """What one run of a pass takes inside its chip."""
+
+    cost: Cost
+    values: float  # bytes of its own values at its fullest moment
+    temporary: float  # bytes that the operator of that moment needs besides
+    fullest: fx.Node | None  # that operator; None in an empty pass
+    operators: tuple[OperatorEstimate, ...]
+    works: frozenset[Work]  # different operators: what there is code for
+    blocks: Mapping[str, float]  # share of each weight that lies on a tile, by its path
+
+    @property
+    def bytes(self) -> float:
+        """At its fullest moment."""
+        return self.values + self.temporary
+
+
+class Pass:
+    """A pass of a program, with what has been found out about it."""
+
+    def __init__(self, stage_pass: StagePass, graph: Graph) -> None:
+        self._stage_pass, self._graph = stage_pass, graph
+        self._held: dict[fx.Node, int] | None = None  # bytes while its operators run, in order
+        self._works: dict[Halves, Works] = {}
+        self._costs: dict[object, PassCost] = {}
+
+    def works(self, halves: Halves) -> Works:
+        """Return what its operators ask for."""
+        if halves not in self._works:
+            self._works[halves] = _works(self._graph, halves)
+        return self._works[halves]
+
+    def cost(self, chip: Chip, shares: int = 1) -> PassCost:
+        """Return what it takes on a chip, if so many replicas each do a part of it."""
+        key = chip.inside, shares
+        if key not in self._costs:
+            works = self.works(chip.half_partials)
+            own = _divided(works, shares)
+            total = FREE
+            for work, count in Counter(own.values()).items():
+                total = total.plus(cost(work, chip).times(count))
+            blocks = {} if self._stage_pass.backward else _blocks(self._graph, works, chip)
+            fullest = self._fullest(works, chip, shares)
+            operators = tuple(self._operators(own, chip))
+            self._costs[key] = PassCost(total, *fullest, operators, frozenset(own.values()), blocks)
+        return self._costs[key]
+
+    @cached_property
+    def seeded(self) -> set[str]:
+        """Keys of values that it hands on, of which the seed they are drawn from is enough."""
+        made = _returned(self._graph)
+        return {slot.key for slot, node in made if slot.kind is Kind.VALUE and _is_mask(node)}
+
+    def _fullest(
+        self, works: Works, chip: Chip, shares: int
+    ) -> tuple[float, float, fx.Node | None]:
+        if self._held is None:
+            self._held = _held_values(self._graph, works)
+        most: tuple[float, float, fx.Node | None] = 0.0, 0.0, None
+        for node, held in self._held.items():
+            work, temporary = works.get(node, NOTHING), 0.0
+            if work.products or work.parts:
+                temporary = temporary_bytes(work, chip)
+            if held / shares + temporary > most[0] + most[1]:
+                most = held / shares, temporary, node
+        return most
+
+    def _operators(self, works: Works, chip: Chip) -> Iterator[OperatorEstimate]:
+        """One row for each kind of operator of each module."""
+        rows: dict[tuple[str, str], dict[Work, int]] = defaultdict(Counter)
+        lines: dict[tuple[str, str], tuple[str, int] | None] = {}
+        for node, work in works.items():
+            packet = getattr(node.target, "overloadpacket", None)
+            name = str(packet or getattr(node.target, "__name__", node.target))
+            key = name, label_of(node).path
+            rows[key][work] += 1
+            lines[key] = line_of(node)
+        for (name, module), counts in rows.items():
+            spent = FREE
+            for work, count in counts.items():
+                spent = spent.plus(cost(work, chip).times(count))
+            line = lines[name, module]
+            yield OperatorEstimate(
+                str(self._stage_pass), 0, name, module,
+                source.describe(*line) if line else "", sum(counts.values()),
+                spent.compute, spent.exchange, spent.sync,
+                sum(work.flops * count for work, count in counts.items()),
+            )  # fmt: skip
+
+
+# What operators ask for.
+
+
+def _works(graph: Graph, halves: Halves) -> Works:
+    """What the nodes of a pass ask for; updates of state are one loop over each tensor."""
+    state = {node for slot, node in _returned(graph) if slot.is_state}
+    fused = _accumulating(graph)
+    works = {}
+    for node in graph.module.graph.nodes:
+        work = work_of(node, halves)
+        if node in fused and work.cycles:
+            work = _fused(node, work, node in state)
+        if work != NOTHING:
+            works[node] = work
+    return works
+
+
+def _fused(node: fx.Node, work: Work, is_state: bool) -> Work:
+    """One loop updates a tensor, conversions included; an accumulator takes one addition."""
+    cycles = work.cycles
+    direction = pass_of(node)
+    if direction is not None and not direction.is_update:
+        value = tensors(node)[0]
+        each = cycles_per_element("add", value.element_size()) if is_state else 0.0
+        cycles = each * value.numel()
+    elif node.target is aten._to_copy.default:
+        cycles = 0.0
+    return replace(work, cycles=cycles, steps=int(is_state), moved=0)
+
+
+def _divided(works: Works, shares: int) -> Works:
+    """The works of a pass whose loops are spread over replicas."""
+    if shares == 1:
+        return works
+    made = {
+        work: replace(work, cycles=work.cycles / shares, moved=work.moved // shares)
+        for work in set(works.values())
+    }
+    return {node: made[work] for node, work in works.items()}
+
+
+def _accumulating(graph: Graph) -> set[fx.Node]:
+    """The elementwise operators that nothing but state is computed from."""
+    results = {node for slot, node in _returned(graph) if slot.is_state}
+    other = {node for slot, node in _returned(graph) if not slot.is_state}
+    early: set[fx.Node] = set()
+    for node in reversed(list(graph.module.graph.nodes)):
+        if node.op != "call_function" or node in other or is_product(node):
+            continue
+        users = [user for user in node.users if user.op != "output"]
+        if (node in results or users) and all(user in early for user in users):
+            early.add(node)
+    return early
+
+
+def _blocks(graph: Graph, works: Works, chip: Chip) -> dict[str, float]:
+    """Which share of each weight a tile holds that holds a block of it, by its path."""
+    inputs = zip(graph.placeholders, graph.inputs, strict=True)
+    weights = {node: slot.weight for node, slot in inputs if slot.kind is Kind.PARAM}
+    made: dict[str, float] = {}
+    for node, work in works.items():
+        for product in work.products:
+            source_node = weight_of(right_operand(node))
+            if product.resident and source_node in weights:
+                whole = product.groups * product.inner * product.columns * product.itemsize
+                made.setdefault(weights[source_node], chip.spread(product).block / whole)
+    return made
+
+
+# Memory while a pass runs.
+
+
+def peak_bytes(graph: Graph) -> int:
+    """Return the most bytes of intermediate values that are alive at once, from shapes alone.
+
+    Inputs are not counted, and a view costs nothing but keeps what it views alive.
+    """
+    order = list(graph.module.graph.nodes)
+    owners = {node: storage_root(node) for node in order}
+    sizes = {node: _all_bytes(node.meta.get("val")) for node in order if node.op != "placeholder"}
+    return int(max(_held(order, owners, sizes), default=0))
+
+
+def _held(
+    order: Sequence[fx.Node],
+    owners: Mapping[fx.Node, fx.Node],
+    sizes: Mapping[fx.Node, int],
+    kept: Iterable[fx.Node] = (),
+    in_place: Callable[[fx.Node], bool] = lambda node: False,
+) -> Iterator[int]:
+    """Yield the bytes that are alive while each node runs: from its maker to its last reader.
+
+    Args:
+        order: in which they run.
+        owners: whose memory holds their values.
+        sizes: bytes of what owners hold.
+        kept: what lives on at the end.
+        in_place: whether a node writes over operands that die with it.
+    """
+    last: dict[fx.Node, int] = {}
+    for at, node in enumerate(order):
+        last |= {owners.get(each, each): at for each in (node, *node.all_input_nodes)}
+    last |= {owners.get(node, node): len(order) for node in kept}
+    dying: dict[int, int] = Counter()
+    for node, at in last.items():
+        dying[at] += sizes.get(node, 0)
+    alive = 0
+    for at, node in enumerate(order):
+        new = sizes.get(node, 0) if owners[node] is node else 0
+        alive += new
+        yield alive - (min(new, dying[at]) if in_place(node) else 0)
+        alive -= dying[at]
+
+
+def _all_bytes(value: object) -> int:
+    if isinstance(value, torch.Tensor):
+        return value.nbytes
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return sum(map(_all_bytes, value))
+    return 0
+
+
+def _held_values(graph: Graph, works: Works) -> dict[fx.Node, int]:
+    """What a pass holds besides what it reads, operator by operator.
+
+    Activations that a backward pass computes again are computed as late as they can be, so that
+    checkpoints help. Elementwise operators write over operands that die with them. A mask that was
+    drawn at random is drawn again from its seed, as PopTorch does it, and takes no memory.
+    """
+    order = list(_in_demand(graph))
+    streamed = _never_whole(graph)
+    sizes = {node: 0 if node in streamed else _own_bytes(node) for node in order}
+    sizes |= {node: 0 for slot, node in _returned(graph) if slot.is_state}  # over the old value
+
+    def in_place(node: fx.Node) -> bool:
+        work = works.get(node, NOTHING)
+        return bool(work.cycles) and not work.products and work.steps == 1
+
+    owners = {node: _owner(node) for node in order}
+    held = _held(order, owners, sizes, graph.returned, in_place)
+    return dict(zip(order, held, strict=True))
+
+
+def _in_demand(graph: Graph) -> Iterator[fx.Node]:
+    """Yield the operators of a pass in the order in which they need least memory.
+
+    Those of another direction come when they are first needed; what adds a gradient to its
+    accumulator as soon as the gradient is there.
+    """
+    nodes = [node for node in graph.module.graph.nodes if node.op == "call_function"]
+    direction = graph.name.lstrip("0123456789")[:1]
+    # Weight after weight, where a pass updates them.
+    own = [node for node in nodes if direction != "U" and _direction(node) == direction]
+    early = _accumulating(graph)
+    done: set[fx.Node] = set()
+
+    def is_there(node: fx.Node) -> bool:
+        return node in done or node.op != "call_function"
+
+    for target in (*own, *graph.returned, *nodes):
+        stack = [target]
+        while stack:
+            node = stack[-1]
+            missing = [each for each in node.all_input_nodes if not is_there(each)]
+            if missing and not is_there(node):
+                stack += missing
+                continue
+            stack.pop()
+            if is_there(node):
+                continue
+            done.add(node)
+            yield node
+            ready = (user for user in node.users if user in early and user not in done)
+            stack += [user for user in ready if all(map(is_there, user.all_input_nodes))]
+
+
+def _direction(node: fx.Node) -> Direction:
+    where = pass_of(node)
+    return Direction.UPDATE if where is None else where.direction
+
+
+def _never_whole(graph: Graph) -> set[fx.Node]:
+    """Values inside the loop that updates a tensor: of each only the element at hand exists.
+
+    What is reduced has to be there as a whole, as the update whose norm LAMB takes.
+    """
+    inside = set()
+    for node in _accumulating(graph):
+        size = _elements(node)
+        users = [user for user in node.users if user.op == "call_function"]
+        if size > 1 and users and all(_elements(user) == size for user in users):
+            inside.add(node)
+    return inside
+
+
+def _elements(node: fx.Node) -> int:
+    return max((each.numel() for each in tensors(node)), default=0)
+
+
+def _owner(node: fx.Node) -> fx.Node:
+    """The node whose memory holds a node's value."""
+    while node.op == "call_function" and node.all_input_nodes:
+        source_node = node.args[0] if node.args else None
+        # A conversion for a product is part of it, unless it turns a result into what is kept.
+        product = is_conversion_of_product(node) and all(map(is_product, node.users))
+        shared = may_view(node) or is_identity(node) or product
+        if not isinstance(source_node, fx.Node) or not shared:
+            break
+        if node.target is operator.getitem:
+            break  # one of several results; each has memory of its own
+        node = source_node
+    return node
+
+
+_EMPTY = (aten.empty_like.default, aten.empty.memory_format, aten.zeros_like.default)
+
+
+def _own_bytes(node: fx.Node) -> int:
+    several = isinstance(node.meta.get("val"), list | tuple)  # results with nodes of their own
+    if several or node.target in _EMPTY or _is_mask(node):
+        return 0
+    if is_product(node) and node.users and all(map(is_conversion_of_product, node.users)):
+        return 0  # the conversion holds it
+    return node_bytes(node)
+
+
+def _is_mask(node: fx.Node) -> bool:
+    """Whether a value can be drawn again from a seed: drawn at random, perhaps scaled."""
+    inputs = node.all_input_nodes
+    return draws(node) or (len(inputs) == 1 and draws(inputs[0]) and node.op == "call_function")
+
+
+def _returned(graph: Graph) -> Iterator[tuple[Slot, fx.Node]]:
+    return zip(graph.outputs, graph.returned, strict=True)

@@ -1,0 +1,158 @@
+"""What is priced: a staged program with its settings, the chips that it is for and what joins them.
+
+Chips of a pod are joined by IPU-Links; pods by the gateways of their machines. Replicas add up
+gradients in a ring inside a pod, and then between pods, each chip with its part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from .._ir.blocks import StagePass
+from .._ir.plan import Staged
+from .._ir.program import Emit
+from .._ir.slots import Kind, Slot
+from .._ir.spec import Location, Spec
+from .constants import Constants
+from .cycles import Chip
+from .pass_cost import Pass, PassCost
+
+POD = 64
+"""Chips that IPU-Links join at most."""
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """What is priced."""
+
+    staged: Staged
+    passes: Mapping[StagePass, Pass]  # shared by variants with the same passes
+    spec: Spec
+    emit: Emit  # what goes back to the host
+    chip: Chip
+    per_replica: int  # chips
+    replicas: int  # in all processes
+    rows: int  # of the combined batches of all processes
+    flops: int  # of one micro-batch, forward and backward, nothing computed twice
+    overlapped: bool = False  # inputs and outputs travel while the chips compute
+    # of a tile that one product may use, on chips that have their own
+    proportions: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def constants(self) -> Constants:
+        """Of the cost model."""
+        return self.chip.constants
+
+    def with_constants(self, **changes: float) -> Subject:
+        """Return the same with other constants."""
+        return replace(self, chip=replace(self.chip, constants=replace(self.constants, **changes)))
+
+    @property
+    def clock(self) -> float:
+        """Cycles per second."""
+        return self.chip.kind.clock_mhz * 1e6
+
+    @property
+    def flushes(self) -> int:
+        """How often a call goes through the schedule."""
+        return self.spec.loops.iterations if self.spec.training else 1
+
+    def slots(self) -> dict[str, Slot]:
+        """Return the slots of all passes by key."""
+        graphs = self.staged.graphs.values()
+        return {slot.key: slot for graph in graphs for slot in (*graph.inputs, *graph.outputs)}
+
+    def chip_of(self, stage_pass: StagePass) -> Chip:
+        """Return the chip that a pass runs on."""
+        own = self.proportions.get(self.staged.workload.chip_of(stage_pass))
+        return self.chip if own is None else replace(self.chip, proportion=own)
+
+    def inside(self, stage_pass: StagePass) -> PassCost:
+        """Return what one run of a pass takes inside its chip.
+
+        A sharded update is divided: each replica updates the weights whose state it holds.
+        """
+        divided = stage_pass.is_update and self.spec.locations.optimizer.sharded
+        shares = self.replicas if divided else 1
+        return self.passes[stage_pass].cost(self.chip_of(stage_pass), shares)
+
+    # Where state rests, and what waits for the backward pass.
+
+    def _location(self, slot: Slot) -> Location:
+        where = self.spec.locations
+        kinds = {
+            Kind.PARAM: where.weight, Kind.OPTSTATE: where.optimizer,
+            Kind.ACCUM: where.accumulator,
+        }  # fmt: skip
+        return kinds.get(slot.kind, Location())
+
+    def is_off_chip(self, slot: Slot) -> bool:
+        """Tell whether a state tensor rests in streaming memory."""
+        where = self._location(slot)
+        return not where.on_chip and slot.numel >= max(where.min_off_chip or 0, 2)
+
+    def shares(self, slot: Slot) -> int:
+        """Return over how many replicas a state tensor is spread."""
+        return self.replicas if self._location(slot).sharded and slot.numel > 1 else 1
+
+    def waiting_values(self, stage_pass: StagePass) -> list[Slot]:
+        """Return what waits for the backward pass, of what a pass makes or reads back."""
+        graphs = self.staged.graphs
+        forward = [p for p in graphs if not p.backward and not p.is_update]
+        made = {s.key for p in forward for s in graphs[p].outputs if s.kind is Kind.VALUE}
+        made -= {key for p in forward for key in self.passes[p].seeded}
+        read = {
+            s.key for p in graphs if p.backward for s in graphs[p].inputs if s.kind is Kind.VALUE
+        }
+        own = graphs[stage_pass].inputs if stage_pass.backward else graphs[stage_pass].outputs
+        return [slot for slot in own if slot.key in made & read]
+
+    # Seconds of what travels outside a chip; sizes in bytes.
+
+    @property
+    def _link(self) -> float:
+        return self.constants.link_bytes * self.constants.link_efficiency
+
+    def sent(self, size: float) -> float:
+        """Seconds from one chip of a replica to another."""
+        return size / self._link
+
+    def all_reduce(self, size: float) -> float:
+        """Seconds to add up what every replica has a value of."""
+        return 2 * self.all_gather(size)
+
+    def all_gather(self, size: float) -> float:
+        """Seconds to bring together what every replica has a part of, or to spread it."""
+        inside = max(1, min(self.replicas, POD // self.per_replica))
+        pods = math.ceil(self.replicas / inside)
+        gateway = self.constants.gateway_bytes * self.constants.link_efficiency
+        return self._ring(size, inside, self._link) + self._ring(size / inside, pods, gateway)
+
+    def _ring(self, size: float, members: int, bandwidth: float) -> float:
+        if members == 1 or not size:
+            return 0.0
+        return (members - 1) * (size / members / bandwidth + self.constants.collective_step)
+
+    @property
+    def _network(self) -> float:
+        """Bytes per second of one chip, where its machine has one of every replica."""
+        per_machine = max(1, self.chip.kind.per_board // self.per_replica)
+        return self.constants.network_bytes / min(per_machine, self.replicas)
+
+    def to_host(self, size: float) -> float:
+        """Seconds from one chip of every replica to the host."""
+        return size / min(self.constants.host_bytes, self._network)
+
+    def from_host(self, size: float, meanwhile: float) -> float:
+        """Seconds that a chip waits for bytes from the host.
+
+        They are fetched into the machine's memory before they are needed, ``meanwhile``, and read
+        from there.
+        """
+        return max(self.streamed(size), size / self._network - meanwhile)
+
+    def streamed(self, size: float) -> float:
+        """Seconds between a chip and its streaming memory."""
+        return size / self.constants.streaming_bytes

@@ -1,0 +1,174 @@
+"""Estimates of variants of one program, side by side; which settings can be varied."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .._base import html
+from .._base.errors import Error
+from .._base.tables import size_text, table
+from .estimate import Estimate
+from .parts import Culprit
+
+LOCATIONS = {
+    "on chip": (True, False),
+    "off chip": (False, False),
+    "on chip, sharded": (True, True),
+    "off chip, sharded": (False, True),
+}
+"""On chip rather than in streaming memory, shared by replicas."""
+PRECISIONS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_COUNTS = ("micro_batch", "accumulation", "replicas", "checkpoints", "ipus_per_replica")
+_FLAGS = ("recomputation", "half_partials")
+_KINDS = ("activation", "weight", "optimizer", "accumulator")
+SETTINGS = (
+    "micro_batch", "accumulation", "replicas", *_FLAGS, "memory_proportion",
+    *(f"{kind}_location" for kind in _KINDS), "checkpoints", "precision", "ipus_per_replica",
+    "chip",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One line of the table: what ``poptorch.estimate`` says of the changed settings.
+
+    Attributes:
+        settings: what was varied, by name.
+        items_per_second: samples per second, of all replicas of all processes.
+        peak_bytes: on the fullest chip at its fullest moment.
+        fits: whether every chip has enough memory.
+        culprit: what takes most on the fullest chip.
+        bubble: share of the chips' time in which they wait for one another, 0 to 1.
+        share_of_peak: of the peak of all chips that are used, 0 to 1.
+    """
+
+    settings: Mapping[str, object]
+    items_per_second: float
+    peak_bytes: float
+    fits: bool
+    culprit: Culprit
+    bubble: float
+    share_of_peak: float
+
+    @staticmethod
+    def of(settings: Mapping[str, object], priced: Estimate) -> Variant:
+        """Return the line of an estimate."""
+        return Variant(
+            settings, priced.items_per_second, priced.fullest_bytes, priced.fits, priced.culprit,
+            priced.bound["bubble"], priced.share_of_peak,
+        )  # fmt: skip
+
+
+_FIGURES = tuple(Variant.__dataclass_fields__)[1:]
+
+
+class WhatIf(tuple[Variant, ...]):
+    """What ``what_if`` returns: variants, those that fit first, the fastest of them first.
+
+    Printing it shows a table.
+    """
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "\n".join(table(self._rows()))
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Show it where a notebook shows text."""
+        printer.text(str(self))
+
+    def _repr_html_(self) -> str:
+        """Show it in a notebook."""
+        return html.table(self._rows())
+
+    def _rows(self) -> list[list[str]]:
+        head = [*self[0].settings, "items/s", "peak", "bubble", "of peak", "verdict"]
+        return [
+            head,
+            *(
+                [
+                    *map(str, each.settings.values()), f"{each.items_per_second:,.0f}",
+                    size_text(each.peak_bytes), f"{each.bubble:.0%}", f"{each.share_of_peak:.1%}",
+                    "fits" if each.fits else f"{each.culprit.over:+.0f} %: {each.culprit.category}",
+                ]
+                for each in self
+            ),
+        ]  # fmt: skip
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write the table as one page for browsers, light or dark as the reader's system is."""
+        Path(path).write_text(html.page("Other settings, side by side", html.table(self._rows())))
+
+    def to_csv(self, path: str | os.PathLike[str]) -> None:
+        """Write a line per variant: what was varied, then the attributes of ``Variant``."""
+        with Path(path).open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow([*self[0].settings, *_FIGURES])
+            for each in self:
+                figures = [getattr(each, name) for name in _FIGURES]
+                writer.writerow([*each.settings.values(), *figures])
+
+
+def ranked(variants: list[Variant]) -> WhatIf:
+    """Return the table."""
+    return WhatIf(sorted(variants, key=lambda each: (not each.fits, -each.items_per_second)))
+
+
+def check(vary: Mapping[str, Sequence[Any]], training: bool) -> None:
+    """Check the values that settings are to have.
+
+    Raises:
+        Error: a setting is unknown, or a value of it cannot be.
+    """
+    if not isinstance(vary, Mapping):
+        raise Error(
+            "what_if needs values by the names of settings", got=f"vary={vary!r}",
+            fix='vary={"micro_batch": [4, 8], "replicas": [1, 2]}',
+        )  # fmt: skip
+    for name, values in vary.items():
+        if name not in SETTINGS:
+            raise Error(
+                "what_if cannot vary that", got=f"vary={{{name!r}: ...}}",
+                fix=f"one of {', '.join(SETTINGS)}",
+            )  # fmt: skip
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            raise Error(
+                f"vary needs a list of values for {name}", got=repr(values),
+                fix=f'vary={{"{name}": [...]}}',
+            )  # fmt: skip
+        for value in values:
+            _check_value(name, value)
+    if "accumulation" in vary and not training:
+        raise Error(
+            "There is no gradient accumulation in inference",
+            got="vary={'accumulation': ...}", fix='"micro_batch": device iterations follow',
+        )  # fmt: skip
+    if {"accumulation", "micro_batch"} <= vary.keys():
+        raise Error(
+            "One of accumulation and micro_batch follows from the other",
+            got="both in vary", fix="one of them: the samples per update stay the same",
+        )  # fmt: skip
+
+
+def _check_value(name: str, value: Any) -> None:
+    if name in _COUNTS:
+        possible, fix = type(value) is int and value > 0, "an int of 1 or more"
+    elif name in _FLAGS:
+        possible, fix = isinstance(value, bool), "True or False"
+    elif name == "memory_proportion":
+        possible, fix = isinstance(value, float) and 0 < value <= 1, "a share above 0, up to 1"
+    elif name == "precision":
+        possible, fix = value in PRECISIONS, " or ".join(map(repr, PRECISIONS))
+    elif name.endswith("_location"):
+        possible, fix = value in LOCATIONS, " or ".join(map(repr, LOCATIONS))
+    else:
+        possible, fix = isinstance(value, str), "mk1, mk2, bow or c600"
+    if not possible:
+        raise Error(f"{name} cannot be that", got=repr(value), fix=fix)

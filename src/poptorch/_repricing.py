@@ -1,0 +1,159 @@
+"""A wrapped model priced with other settings; what does not depend on them is found out once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from . import _compile, _session
+from ._base.errors import Error
+from ._ipu_model import LOCATIONS, POD, PRECISIONS, Adviser, Estimate
+from ._systems import System, parse
+from .options import Options, TensorLocationSettings
+from .options.freeze import freeze
+
+
+def estimated(
+    session: _session.Session,
+    options: Options,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    system: str,
+) -> Estimate:
+    """Return the estimate of a wrapped model, with advice; ``poptorch.estimate`` documents it."""
+    repricer = Repricer(session, options, args, kwargs, parse(system))
+    return repricer.advised(repricer.price({}, guesses=True))
+
+
+def advised(
+    session: _session.Session, options: Options, captures: _session.Captures, priced: Estimate
+) -> Estimate:
+    """Return the estimate of a compiled program, with advice."""
+    return Repricer(session, options, (), {}, parse(priced.system), captures).advised(priced)
+
+
+class Repricer:
+    """Prices of one wrapped model for one combined batch.
+
+    Args:
+        session: of the wrapped model.
+        options: its own, which stay as they are.
+        args, kwargs: as for a call of it.
+        system: the chips.
+        captures: of the model for a batch; in the place of the arguments.
+    """
+
+    def __init__(
+        self,
+        session: _session.Session,
+        options: Options,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        system: System,
+        captures: _session.Captures | None = None,
+    ) -> None:
+        self._options, self._system = options, system
+        self._captures = captures or _session.Captures(session, args, kwargs)
+        self._rows = self._captures.rows
+        self._training = session.optimizer is not None
+
+    def advised(self, priced: Estimate) -> Estimate:
+        """Return an estimate of the model as it is, with advice."""
+        spec = freeze(self._options, self._training)
+        adviser = Adviser(spec, self._rows, self.price, self._checkpoints)
+        return replace(priced, advice=adviser.advice(priced))
+
+    def _checkpoints(self) -> int:
+        """How many checkpoints the model has for recomputation."""
+        spec = freeze(self._options, self._training)
+        return _compile.checkpoints(self._captures.capture(replace(spec, recompute=False)))
+
+    def price(self, settings: Mapping[str, Any], guesses: bool = False) -> Estimate:
+        """Return the estimate for changed settings.
+
+        Args:
+            settings: values by name, as ``poptorch.what_if`` has them; what is not named stays.
+            guesses: find out how much each guess decides.
+
+        Raises:
+            Error: the samples do not divide, or the system has too few chips.
+        """
+        options, chips = self._options.clone(), self._system
+        micro = self._rows / freeze(options, self._training).loops.slices
+        for name, value in settings.items():
+            if name in _CHANGES:
+                _CHANGES[name](options, value)
+        if settings.keys() & {"micro_batch", "accumulation", "replicas"}:
+            share = settings.get("accumulation", settings.get("micro_batch", micro))
+            self._divide(options, share, "accumulation" in settings)
+        if "chip" in settings:
+            chips = parse(f"{settings['chip']}:{chips.chips}")
+        spec = freeze(options, self._training)
+        dtype = PRECISIONS.get(settings.get("precision", ""))
+        captured = self._captures.capture(
+            spec, dtype, chips.kind, settings.get("ipus_per_replica"),
+            settings.get("checkpoints", 1),
+        )  # fmt: skip
+        priced = _compile.estimate(captured, spec, chips, guesses)
+        needed = len(priced.chips) * priced.replicas
+        if needed > chips.chips:
+            raise Error(
+                "The model needs more IPUs than the system has",
+                got=f"{priced.replicas} replicas of {len(priced.chips)} IPUs on {chips.text}",
+                fix=f'system="{chips.kind.name}:{1 << (needed - 1).bit_length()}", or fewer '
+                "replicas",
+            )
+        return priced
+
+    def _divide(self, options: Options, share: float, steps_given: bool) -> None:
+        """Share the rows of a call out over micro-batches: into so many steps, or so many samples
+        each. In training steps accumulate gradients; in inference they are device iterations."""
+        rows, loops = self._rows, freeze(options, self._training).loops
+        at_once = loops.input_groups * (loops.iterations if self._training else 1)
+        if share % 1 or rows % (at_once * share):
+            unit = "accumulation steps" if steps_given else "samples per micro-batch"
+            per = rows // loops.iterations if self._training else rows
+            raise Error(
+                "The samples do not divide",
+                got=f"{share:g} {unit} on {loops.replicas} replicas, {per} samples",
+                fix=f"values in vary whose product with the replicas divides {per}",
+            )
+        steps = int(share if steps_given else rows // (at_once * share))
+        if self._training:
+            options.Training.gradientAccumulation(steps)
+        else:
+            options.deviceIterations(steps)
+
+
+def _partials(options: Options, half: bool) -> object:
+    return options.Precision.setPartialsType(torch.float16 if half else torch.float32)
+
+
+def _proportion(options: Options, share: float) -> object:
+    return options.setAvailableMemoryProportion({f"IPU{chip}": share for chip in range(POD)})
+
+
+def _located(setter: str) -> Callable[[Options, Any], object]:
+    def change(options: Options, where: str) -> object:
+        on_chip, sharded = LOCATIONS[where]
+        settings = TensorLocationSettings().useOnChipStorage(on_chip)
+        settings.useReplicatedTensorSharding(sharded)
+        return getattr(options.TensorLocations, setter)(settings)
+
+    return change
+
+
+_CHANGES: Mapping[str, Callable[[Options, Any], object]] = {
+    "replicas": Options.replicationFactor,
+    "recomputation": lambda options, do: options._Popart.set("autoRecomputation", int(do)),
+    "half_partials": _partials,
+    "memory_proportion": _proportion,
+    "activation_location": _located("setActivationLocation"),
+    "weight_location": _located("setWeightLocation"),
+    "optimizer_location": _located("setOptimizerLocation"),
+    "accumulator_location": _located("setAccumulatorLocation"),
+}
+"""How settings change options; those that are none are not among them."""
