@@ -131,15 +131,14 @@ def _help(run: Callable[..., object], command: str, *words: str) -> str:
 
 def commands_page() -> str:
     """Return the page of commands: the help of each."""
-    from poptorch._cli import info, main, monitor, poprun
+    from poptorch._cli import gc_tools, main, poprun
 
-    subcommands = [part.__name__.rpartition(".")[2] for part in main.COMMANDS]
     calls = [
         (main.main, "poptorch"),
-        *((main.main, "poptorch", name) for name in subcommands),
+        *((main.main, "poptorch", name) for name in main.COMMANDS),
         (poprun.main, "poprun"),
-        (monitor.main, "gc-monitor"),
-        (info.main, "gc-info"),
+        (gc_tools.monitor, "gc-monitor"),
+        (gc_tools.info, "gc-info"),
     ]
     parts = [
         f"## {' '.join(words)}\n\n```text\n{_help(run, *words).rstrip()}\n```\n"

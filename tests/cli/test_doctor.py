@@ -218,8 +218,9 @@ def test_each_command_has_a_help_page_with_an_example(capsys) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [
-    ["poptorch._cli.main", "doctor", "--help"], ["poptorch._cli.main", "doctor", "SCRIPT"],
-    ["poptorch._cli.info", "--list-devices"],
+    ["-m", "poptorch._cli.main", "doctor", "--help"],
+    ["-m", "poptorch._cli.main", "doctor", "SCRIPT"],
+    ["-c", "from poptorch._cli import gc_tools; exit(gc_tools.info())", "--list-devices"],
 ], ids=" ".join)  # fmt: skip
 def test_nobody_who_reads_on_is_no_error(command: list[str], script) -> None:
     file = script("for number in range(100000): print(number)")
@@ -227,7 +228,7 @@ def test_nobody_who_reads_on_is_no_error(command: list[str], script) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     try:
-        done = programs.run("-m", *arguments, stdout=writing)
+        done = programs.run(*arguments, stdout=writing)
     finally:
         os.close(writing)
     assert done.stderr == ""

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from poptorch import _pod
-from poptorch._cli import info, monitor
-from poptorch._cli.boxes import box
+from poptorch._cli import gc_tools
+from poptorch._cli.gc_tools import box, info, monitor
 
 CARDS = """\
 +---------------+---------------------------------------------------------------------------------+
@@ -29,14 +29,16 @@ def _own_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def output(tool, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert tool.main(arguments) == 0
+    assert tool(arguments) == 0
     return capsys.readouterr().out
 
 
 def test_the_table_is_drawn_as_the_real_one() -> None:
     title = "Partition: pt-trainee01-4-ipus [active] has 4 reconfigurable IPUs"
     row = ("10.1.5.7", "0069.0002.8210521", "", "1.9.0", "2.4.4", "M2000", "0", "3", "DNC")
-    drawn = box([("gc-monitor", 15), (title, 81)], monitor._CARD_WIDTHS, [monitor._CARD_HEAD, row])
+    drawn = box(
+        [("gc-monitor", 15), (title, 81)], gc_tools._CARD_WIDTHS, [gc_tools._CARD_HEAD, row]
+    )
     assert drawn == CARDS
 
 
@@ -82,7 +84,7 @@ def test_info_tells_about_one_device(capsys) -> None:
     assert "tiles per ipu: 1472" in text
     (facts,) = json.loads(output(info, capsys, "-d", "6", "-j"))
     assert (facts["type"], facts["ipu_version"], facts["held_by"]) == ("group", "ipu2", [])
-    assert info.main(["-d", "7"]) == 1
+    assert info(["-d", "7"]) == 1
     assert "no device 7" in capsys.readouterr().err
 
 
@@ -92,11 +94,11 @@ def test_a_machine_without_devices(capsys, monkeypatch) -> None:
     assert output(info, capsys, "-l") == "No IPU detected in virtual-mk2-0\n"
     monkeypatch.setenv("POPTORCH_POD", "nonsense")
     for tool, arguments in ((monitor, []), (info, ["-l"])):
-        assert tool.main(arguments) == 1
+        assert tool(arguments) == 1
         assert "POPTORCH_POD describes no system" in capsys.readouterr().err
 
 
 def test_info_needs_to_know_what(capsys) -> None:
     with pytest.raises(SystemExit):
-        info.main([])
+        info([])
     assert "--list-devices" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -9,14 +10,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed.elastic.rendezvous import RendezvousParameters
-from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
+from torch.distributed import HashStore
+from torch.distributed.elastic.rendezvous import RendezvousParameters, RendezvousStateError
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import (
+    C10dRendezvousBackend,
+    create_backend,
+)
 
 import popdist
 from helpers import jobs
 from helpers.job_killed import digests
-from poptorch._cli import launching, places, poprun
-from poptorch._cli.launching import KILLED
+from helpers.patience import HANGS
+from poptorch._cli import poprun
+from poptorch._cli.agents import SignedBackend
+from poptorch._cli.poprun import KILLED
 
 WHO = """
 import os, popdist
@@ -72,7 +79,7 @@ def test_the_first_replica_of_processes_on_two_hosts_that_share_stages() -> None
     offsets = {}
     for index in range(6):
         torchruns = {"RANK": index, "LOCAL_RANK": index % 3, "WORLD_SIZE": 6, "LOCAL_WORLD_SIZE": 3}
-        told = places.variables({n: str(v) for n, v in torchruns.items()}, 2, 2)
+        told = poprun.variables({n: str(v) for n, v in torchruns.items()}, 2, 2)
         offsets[told["OMPI_COMM_WORLD_RANK"]] = told["POPDIST_REPLICA_INDEX_OFFSET"]
         assert told["POPDIST_LOCAL_INSTANCE_INDEX"] == told["OMPI_COMM_WORLD_LOCAL_RANK"]
         assert told["OMPI_COMM_WORLD_LOCAL_RANK"] == str(index % 3)
@@ -189,26 +196,47 @@ def test_an_imported_configuration_is_read_like_options(stored, said, tmp_path, 
     assert said in capsys.readouterr().err
 
 
-def test_output_of_one_instance_is_shown_by_its_host_only(tmp_path: Path) -> None:
+def test_output_of_one_instance_is_shown_by_its_host_only(tmp_path: Path, monkeypatch) -> None:
     reader = poprun.parser()
     arguments = ["--num-instances=4", "--host=b,a", "--only-output-from-instance=1", "true"]
     values = vars(reader.parse_args(arguments))
-    shown = []
-    for place in ("", "/a/1"):
-        values["rendezvous"] = f"localhost:1/2/key{place}" if place else None
-        config = launching._config(
-            poprun._job(reader, values), f"localhost:1/2/key{place}", str(tmp_path)
-        )
-        shown.append(config.logs_specs._local_ranks_filter & {0, 1})
-    assert shown == [{1}, set()]
-    assert config.logs_specs._local_ranks_filter  # torch shows all for an empty one
+    first = poprun._job(reader, values)
+    values["rendezvous"] = first.meeting.option("a", 1)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{first.meeting.key}\n"))
+    second = poprun._job(reader, values)
+    configs = [poprun._config(made, str(tmp_path)) for made in (first, second)]
+    shown = [config.logs_specs._local_ranks_filter for config in configs]
+    assert [ranks & {0, 1} for ranks in shown] == [{1}, set()]
+    assert all(shown)  # torch shows all for an empty one
+
+
+def test_the_key_of_a_job_is_told_to_nobody_but_its_hosts(tmp_path: Path, monkeypatch) -> None:
+    """Command lines can be read by everybody on a machine, and so can the names in a store."""
+    shell, said = tmp_path / "shell", tmp_path / "said"
+    shell.write_text(f'#!/bin/sh\necho "$@" > {said}\ncat >> {said}\n')
+    shell.chmod(0o755)
+    monkeypatch.setenv("POPTORCH_REMOTE_SHELL", str(shell))
+    reader = poprun.parser()
+    values = vars(reader.parse_args(["--host=a,b", "--num-instances=2", "true"]))
+    made = poprun._job(reader, values)
+    assert poprun._start_at("b", made, 1).wait(HANGS) == 0
+    command, key = said.read_text().splitlines()
+    assert "--rendezvous=a:29400/2/b/1" in command
+    assert key == made.meeting.key
+    config = poprun._config(made, "")
+    assert config.rdzv_configs["key"] == key
+    assert key not in command + config.run_id
+    other = poprun._job(
+        reader, vars(reader.parse_args(["--host=a,b", "--num-instances=2", "true"]))
+    )
+    assert other.meeting.key != key
 
 
 def test_on_one_host_nobody_else_can_write_to_where_the_agents_meet(tmp_path: Path) -> None:
     """They unpickle what they read there."""
     reader = poprun.parser()
     made = poprun._job(reader, vars(reader.parse_args(["--num-instances=2", "true"])))
-    config = launching._config(made, None, str(tmp_path))
+    config = poprun._config(made, str(tmp_path))
     place = RendezvousParameters(
         config.rdzv_backend, config.rdzv_endpoint, config.run_id, 1, 1, **config.rdzv_configs
     )
@@ -226,7 +254,7 @@ def test_processes_that_share_stages_have_the_same_replicas(monkeypatch) -> None
     assert [line[-6:] for line in poprun.topology(made).splitlines()[1:]] == [
         "0 to 2", "0 to 2", "3 to 5", "3 to 5",
     ]  # fmt: skip
-    launching._set_environment(made)
+    poprun._set_environment(made)
     assert (popdist.getNumTotalReplicas(), popdist.getNumLocalReplicas()) == (6, 3)
 
 
@@ -238,3 +266,41 @@ def test_a_host_file_names_a_host_in_each_line(tmp_path: Path) -> None:
     made = poprun._job(reader, values)
     assert (made.hosts, made.here, made.replicas) == (("a", "b"), 2, 4)
     assert poprun.topology(made).splitlines()[3] == "       2  b  2 to 2"
+
+
+def test_cores_of_numa_nodes(tmp_path: Path) -> None:
+    for node, cores in {0: "0-1,8", 1: "2-3", 2: "", 10: "6,4-5"}.items():
+        folder = tmp_path / f"node{node}"
+        folder.mkdir()
+        (folder / "cpulist").write_text(f"{cores}\n")
+    (tmp_path / "node_states").mkdir()
+    usable = {0, 1, 3, 4, 5, 6, 8}  # node 2 has memory only, core 2 is not ours
+    first, second, third = [0, 1, 8], [3], [4, 5, 6]
+    six = [first, first, second, second, third, third]
+    assert poprun.numa_cores(tmp_path, usable, 6) == six
+    assert poprun.numa_cores(tmp_path, usable, 2) == [first, second]
+    assert poprun.numa_cores(tmp_path / "node2", usable, 2) == []
+
+
+def test_states_are_exchanged_by_those_who_have_the_key() -> None:
+    store = HashStore()
+    one, two = (SignedBackend(C10dRendezvousBackend(store, "job"), b"key") for _ in range(2))
+    assert one.get_state() is None
+    state, token, was_set = one.set_state(b"first")
+    assert (state, was_set) == (b"first", True)
+    assert two.get_state() == (b"first", token)
+    assert two.set_state(b"second", token)[::2] == (b"second", True)
+    assert one.set_state(b"third", token)[::2] == (b"second", False)  # it was another one's turn
+
+
+def test_what_others_write_is_not_read() -> None:
+    store = HashStore()
+    other = C10dRendezvousBackend(store, "job")
+    mine = SignedBackend(C10dRendezvousBackend(store, "job"), b"key")
+    _, token, _ = mine.set_state(b"mine")
+    for forged in (b"", b"x" * 100, other.get_state()[0] + b"x"):
+        _, token, _ = other.set_state(forged, token)
+        with pytest.raises(RendezvousStateError):
+            mine.get_state()
+        with pytest.raises(RendezvousStateError):
+            mine.set_state(b"mine", b"another token")

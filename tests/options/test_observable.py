@@ -17,7 +17,7 @@ import poptorch
 from poptorch import _job, _pod, profiling
 from poptorch._base import env, keyed, log
 from poptorch._base.errors import Error
-from poptorch._cli import launching
+from poptorch._cli import poprun
 from poptorch._compile.cache import default_store
 from poptorch._job.rendezvous import store_owner
 from poptorch.autocasting import Policy
@@ -335,7 +335,7 @@ VARIABLES: dict[str, tuple[dict[str, str], dict[str, str], Callable[[], Any]]] =
     ),
     "PMIX_NAMESPACE": ({"": "a"}, OPENMPI, _job.endpoint),
     "OMPI_MCA_ess_base_jobid": ({"": "a"}, OPENMPI, _job.endpoint),
-    "POPTORCH_REMOTE_SHELL": ({"": "rsh -4"}, {}, launching.remote_shell),
+    "POPTORCH_REMOTE_SHELL": ({"": "rsh -4"}, {}, poprun.remote_shell),
 }
 
 

@@ -6,16 +6,45 @@ Source: PopDist and PopRun user guide; PyTorch documentation, "torchrun".
 from __future__ import annotations
 
 import argparse
+import contextlib
+import hashlib
 import json
+import logging
+import os
+import secrets
+import shlex
 import shutil
+import signal
+import socket
+import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .._base import env
+from . import agents
 from .commands import quiet_when_closed, shown
-from .launching import Job, launch
 
+KILLED = 128
+"""What a shell adds to the number of the signal that ended a program."""
+NODES = Path("/sys/devices/system/node")
+_PATIENCE = 20  # seconds from asking processes to end to ending them
+_OPENMPIS = {
+    "OMPI_COMM_WORLD_SIZE": "WORLD_SIZE",
+    "OMPI_COMM_WORLD_RANK": "RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "LOCAL_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "LOCAL_RANK",
+}
+"""OpenMPI's words for torchrun's, which scripts read themselves."""
+# Binds a process to the cores of its rank and becomes the program. Torch's own binding is for
+# processes with a GPU each.
+_BIND = """import json, os, sys
+cores, rank, *program = sys.argv[1:]
+os.sched_setaffinity(0, json.loads(cores)[int(rank)])
+os.execvp(program[0], program)"""
 IDLE = {
     "--num-ilds": "N",
     "--vipu-server-host": "HOST",
@@ -111,6 +140,50 @@ def parser() -> argparse.ArgumentParser:
     return result
 
 
+@dataclass(frozen=True)
+class Meeting:
+    """Where several hosts meet, and which of them this is."""
+
+    endpoint: str
+    hosts: int
+    name: str  # of this host
+    place: int  # as they were named: the first has the first processes
+    key: str  # guards it; other hosts read it from their standard input, which nobody else sees
+
+    def option(self, name: str, place: int) -> str:
+        """Return what another host is told on its command line."""
+        return f"{self.endpoint}/{self.hosts}/{name}/{place}"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is started."""
+
+    program: tuple[str, ...]
+    instances: int  # processes on all hosts
+    replicas: int  # of all processes
+    ipus_per_replica: int
+    stage_processes: int  # that share the stages of each model
+    hosts: tuple[str, ...]  # the first one is this one, unless another host has started this
+    meeting: Meeting | None  # None on one host
+    restarts: int  # how often all are started again after a failure
+    cache: str | None  # folder of executables that all share
+    only: int | None  # the process whose output is shown, None for all
+    offline: bool  # compile without devices
+    numa: bool  # bind each process to a NUMA node
+    verbosity: int  # 0 to 2
+
+    @property
+    def local_replicas(self) -> int:
+        """How many replicas a process has, or has stages of."""
+        return self.replicas * self.stage_processes // self.instances
+
+    @property
+    def here(self) -> int:
+        """How many processes run on this host."""
+        return self.instances // (self.meeting.hosts if self.meeting else 1)
+
+
 @quiet_when_closed
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a job; return 0, or the status of the process that failed first."""
@@ -180,6 +253,14 @@ def _job(reader: argparse.ArgumentParser, values: dict[str, Any]) -> Job:
     only = values["only_output_from_instance"]
     if only is not None and only >= instances:
         reader.error(f"--only-output-from-instance {only}: there are {instances} instances")
+    if values["rendezvous"]:
+        endpoint, count, name, place = values["rendezvous"].split("/")
+        meeting = Meeting(endpoint, int(count), name, int(place), sys.stdin.readline().strip())
+    elif len(hosts) > 1:
+        endpoint = f"{hosts[0]}:{values['port'] or 29400}"
+        meeting = Meeting(endpoint, len(hosts), hosts[0], 0, secrets.token_hex())
+    else:
+        meeting = None
     return Job(
         program=tuple(values["program"]),
         instances=instances,
@@ -187,8 +268,7 @@ def _job(reader: argparse.ArgumentParser, values: dict[str, Any]) -> Job:
         ipus_per_replica=values["ipus_per_replica"] or 1,
         stage_processes=shared,
         hosts=hosts,
-        port=values["port"] or 29400,
-        rendezvous=values["rendezvous"],
+        meeting=meeting,
         restarts=values["max_restarts"] or 0,
         cache=values["executable_cache_path"],
         only=only,
@@ -219,6 +299,211 @@ def topology(job: Job) -> str:
         first = index // job.stage_processes * job.local_replicas
         lines.append(f"{index:>8}  {host}  {first} to {first + job.local_replicas - 1}")
     return "\n".join(lines)
+
+
+def launch(job: Job) -> int:
+    """Run a job to its end; return 0, or the status of the process that failed first."""
+    _set_environment(job)
+    others = [
+        _start_at(host, job, place)
+        for place, host in enumerate(job.hosts)
+        if place and job.meeting is not None
+    ]
+    try:
+        status = _run(job)
+    except BaseException:
+        for other in others:
+            other.terminate()
+        raise
+    return next((code for code in (status, *(o.wait() for o in others)) if code), 0)
+
+
+def _set_environment(job: Job) -> None:
+    cores = len(os.sched_getaffinity(0))
+    env.set_if_absent("OMP_NUM_THREADS", str(max(1, cores // job.here)))
+    env.set_if_absent("PYTHONUNBUFFERED", "1")  # what processes print is shown at once
+    env.put("POPDIST_NUM_TOTAL_REPLICAS", str(job.replicas))
+    env.put("POPDIST_NUM_LOCAL_REPLICAS", str(job.local_replicas))
+    env.put("POPDIST_NUM_IPUS_PER_REPLICA", str(job.ipus_per_replica))
+    env.put("POPDIST_STAGE_PROCESSES", str(job.stage_processes))
+    env.put("POPDIST_UNIFORM_REPLICAS_PER_INSTANCE", "1")
+    if job.cache:
+        env.put("POPTORCH_CACHE_DIR", job.cache)
+    if job.offline:
+        env.set_if_absent("POPTORCH_DEFAULT_OPTIONS", '{"useOfflineIpuTarget": []}')
+    if job.verbosity:
+        env.set_if_absent("POPTORCH_LOG_LEVEL", "INFO" if job.verbosity == 1 else "DEBUG")
+
+
+def _start_at(host: str, job: Job, place: int) -> subprocess.Popen[str]:
+    """Let another host start its part; it needs the same folders and programs."""
+    assert job.meeting is not None
+    own = {
+        "--num-instances": job.instances,
+        "--num-replicas": job.replicas,
+        "--ipus-per-replica": job.ipus_per_replica,
+        "--stage-processes": job.stage_processes,
+        "--max-restarts": job.restarts,
+        "--executable-cache-path": job.cache,
+        "--only-output-from-instance": job.only,
+        "--numa-aware": "yes" if job.numa else None,
+        "--rendezvous": job.meeting.option(host, place),
+    }
+    options = [f"{name}={value}" for name, value in own.items() if value is not None]
+    command = [sys.executable, "-m", "poptorch._cli.poprun", *options, *job.program]
+    variables = [f"{name}={value}" for name, value in env.shared().items()]
+    text = f"cd {shlex.quote(os.getcwd())} && exec env {shlex.join([*variables, *command])}"
+    other = subprocess.Popen([*remote_shell(), host, text], stdin=subprocess.PIPE, text=True)
+    assert other.stdin is not None
+    with contextlib.suppress(BrokenPipeError), other.stdin:  # it ended: its status says so
+        other.stdin.write(f"{job.meeting.key}\n")
+    return other
+
+
+def remote_shell() -> list[str]:
+    """Return the command that runs its second argument on the host that the first one names."""
+    return shlex.split(env.get("POPTORCH_REMOTE_SHELL"))
+
+
+def _run(job: Job) -> int:
+    """Run the processes of this host."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import elastic_launch
+
+    level = {0: logging.CRITICAL, 1: logging.WARNING}.get(job.verbosity, logging.INFO)
+    logging.getLogger("torch.distributed.elastic").setLevel(level)
+    folder = tempfile.mkdtemp(prefix="poprun-")
+    # The agent substitutes its variables.
+    command = [text.replace("$", "$$") for text in job.program]
+    cores = numa_cores(NODES, os.sched_getaffinity(0), job.here) if job.numa else []
+    if cores:
+        command = [sys.executable, "-ISc", _BIND, json.dumps(cores), "${local_rank}", *command]
+    elif job.numa:
+        print(f"poprun: --numa-aware: there are no nodes at {NODES}", file=sys.stderr)
+    try:
+        elastic_launch(_config(job, folder), command[0])(*command[1:])
+    except ChildFailedError as error:
+        return _say_failed(job, error)
+    except SignalException as error:
+        print(f"poprun: ended by {signal.Signals(error.sigval).name}", file=sys.stderr)
+        return KILLED + int(error.sigval)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+def numa_cores(folder: Path, usable: set[int], processes: int) -> list[list[int]]:
+    """Return the usable cores of each process: neighbours have the same node, or the next one.
+
+    Nothing where there are no nodes. Source: Linux kernel documentation, "NUMA Memory Performance".
+    """
+    paths = sorted(folder.glob("node[0-9]*/cpulist"), key=lambda path: int(path.parent.name[4:]))
+    nodes = [sorted(own) for path in paths if (own := _cores(path.read_text()) & usable)]
+    return [nodes[index * len(nodes) // processes] for index in range(processes if nodes else 0)]
+
+
+def _cores(text: str) -> set[int]:
+    """Return the cores of a list as Linux writes it, ``0-3,8``."""
+    ranges = [part.split("-") for part in text.strip().split(",") if part]
+    return {core for ends in ranges for core in range(int(ends[0]), int(ends[-1]) + 1)}
+
+
+def _config(job: Job, folder: str) -> Any:
+    from torch.distributed.elastic.multiprocessing import Std
+    from torch.distributed.launcher.api import LaunchConfig
+
+    more: dict[str, Any] = {}
+    if job.meeting is None:
+        # A file: the agent unpickles what it reads there, and torch's store listens on every
+        # network of this machine, to whoever connects.
+        backend, endpoint = "c10d", os.path.join(folder, "meeting")
+        place, key = 0, secrets.token_hex()
+        more["rdzv_configs"] = {"store_type": "file"}
+        more["local_addr"] = "localhost"
+    else:
+        agents.register()
+        backend, endpoint = agents.BACKEND, job.meeting.endpoint
+        place, key = job.meeting.place, job.meeting.key
+        # Told, because a host's idea of its own name need not be that of the others.
+        more["rdzv_configs"] = {"is_host": place == 0, "key": key, "place": place}
+        more["local_addr"] = _resolvable(job.meeting.name)
+    shown = None if job.only is None else {job.only - place * job.here}
+    hosts = job.meeting.hosts if job.meeting else 1
+    return LaunchConfig(
+        min_nodes=hosts,
+        max_nodes=hosts,
+        nproc_per_node=job.here,
+        run_id=hashlib.sha256(key.encode()).hexdigest(),  # everybody may know it
+        role="",
+        rdzv_backend=backend,
+        rdzv_endpoint=endpoint,
+        max_restarts=job.restarts,
+        monitor_interval=0.1,
+        log_line_prefix_template="[${rank}] ",
+        logs_specs=_logs(
+            job.local_replicas,
+            job.stage_processes,
+            log_dir=folder,
+            redirects=Std.ALL,
+            tee=Std.ALL,
+            local_ranks_filter=shown,
+        ),
+        shutdown_timeout=_PATIENCE,
+        **more,
+    )
+
+
+def _logs(local_replicas: int, stage_processes: int, **settings: Any) -> Any:
+    """Return where the agent sends the output of processes.
+
+    It shows each start's variables here, to be completed: torch's own adds one, too.
+    """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+
+    class Logs(DefaultLogsSpecs):
+        def reify(self, envs: dict[int, dict[str, str]]) -> Any:
+            for own in envs.values():
+                own |= variables(own, local_replicas, stage_processes)
+            return super().reify(envs)
+
+    return Logs(**settings)
+
+
+def variables(
+    torchruns: Mapping[str, str], local_replicas: int, stage_processes: int
+) -> dict[str, str]:
+    """Return PopDist's and OpenMPI's variables of one process, beside those of torchrun's agent."""
+    first = int(torchruns["RANK"]) // stage_processes * local_replicas
+    return {
+        "POPDIST_REPLICA_INDEX_OFFSET": str(first),
+        "POPDIST_LOCAL_INSTANCE_INDEX": torchruns["LOCAL_RANK"],
+        **{name: torchruns[theirs] for name, theirs in _OPENMPIS.items()},
+    }
+
+
+def _resolvable(host: str) -> str | None:
+    """Return a host's name if it has an address; None for one that only the remote shell knows."""
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError:
+        return None
+    return host
+
+
+def _say_failed(job: Job, error: Any) -> int:
+    """Say which processes ended how, the first to end first; return its status."""
+    failures = sorted(error.failures.items(), key=lambda item: item[1].timestamp)
+    first, failure = error.get_first_failure()
+    for rank, each in failures:
+        code = each.exitcode
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+        mark = ", the first to end" if rank == first and len(failures) > 1 else ""
+        print(f"poprun: instance {rank} of {job.instances} {how}{mark}", file=sys.stderr)
+    again = f" after {job.restarts} restarts" if job.restarts else ""
+    print(f"poprun: the job has failed{again}; all instances have ended", file=sys.stderr)
+    code = int(failure.exitcode)
+    return KILLED - code if code < 0 else code
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """Where torchrun's agents on several hosts meet: what they write there is signed.
 
 An agent unpickles what it reads, and torch's store takes values from whoever connects to it, and
-tells everybody the names that are in it. The key is part of what ``poprun`` tells the other hosts.
-Source: PyTorch documentation, "torchrun", "Rendezvous".
+tells everybody the names that are in it. Source: PyTorch documentation, "torchrun", "Rendezvous".
 """
 
 from __future__ import annotations
@@ -22,34 +21,22 @@ _BYTES = hashlib.sha256().digest_size
 class SignedBackend:
     """Keeps states in another backend, each behind a digest that only holders of a key can make.
 
-    Args:
-        inner: keeps them, as this does: the protocol is that of torchrun's ``RendezvousBackend``.
-        key: the secret.
+    The protocol is that of torchrun's ``RendezvousBackend``. What somebody without the key has
+    written is a RendezvousStateError.
     """
+
+    name = BACKEND
 
     def __init__(self, inner: Any, key: bytes) -> None:
         self._inner, self._key = inner, key
 
-    @property
-    def name(self) -> str:
-        """What messages call it."""
-        return BACKEND
-
     def get_state(self) -> tuple[bytes, Any] | None:
-        """Return the state and its token, or None before there is one.
-
-        Raises:
-            RendezvousStateError: somebody without the key has written it.
-        """
+        """Return the state and its token, or None before there is one."""
         kept = self._inner.get_state()
         return None if kept is None else (self._opened(kept[0]), kept[1])
 
     def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, Any, bool] | None:
-        """Replace the state if its token is still this one; return what there is then.
-
-        Raises:
-            RendezvousStateError: somebody without the key has written it.
-        """
+        """Replace the state if its token is still this one; return what there is then."""
         kept = self._inner.set_state(self._digest(state) + state, token)
         return None if kept is None else (self._opened(kept[0]), kept[1], kept[2])
 
@@ -73,29 +60,20 @@ def register() -> None:
 
 
 def _handler(parameters: Any) -> Any:
+    from torch.distributed.elastic.rendezvous import RendezvousInfo
     from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
     inner, store = create_backend(parameters)
     signed = SignedBackend(inner, str(parameters.get("key")).encode())
     handler = create_handler(store, signed, parameters)  # type: ignore[arg-type]
-    return in_order(handler, int(parameters.get("place")))
-
-
-def in_order(handler: Any, place: int) -> Any:
-    """Let a host have the place in which it was named; torch orders them by their names.
-
-    Args:
-        handler: of torch's, with which hosts meet.
-        place: which of them this one is; the others have other places.
-    """
-    from torch.distributed.elastic.rendezvous import RendezvousInfo
-
-    meet = handler.next_rendezvous
+    meet: Any = handler.next_rendezvous
+    place = int(parameters.get("place"))
 
     def next_rendezvous() -> Any:
+        """Give a host the place in which it was named: torch orders them by their names."""
         met = meet()
         return RendezvousInfo(met.store, place, met.world_size, met.bootstrap_store_info)
 
-    handler.next_rendezvous = next_rendezvous
+    handler.next_rendezvous = next_rendezvous  # type: ignore[method-assign]
     return handler
