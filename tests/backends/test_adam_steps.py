@@ -14,7 +14,7 @@ import poptorch
 from helpers.wrapped import normal, options
 from poptorch._base import private
 from poptorch._update.formulas import ALGORITHMS, Algorithm
-from poptorch.backends import adam_steps
+from poptorch.backends import reference
 
 WIDTH = 260  # squared, more than LARGE
 X, Y = normal(4, WIDTH), normal(4, WIDTH, seed=1)
@@ -36,13 +36,13 @@ class Net(nn.Module):
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The shapes of the weights that the kernel has advanced."""
     shapes: list[Any] = []
-    usual = adam_steps.adam_step
+    usual = reference.adam_step
 
     def step(weight: torch.Tensor, *rest: Any) -> None:
         shapes.append(weight.shape)
         usual(weight, *rest)
 
-    monkeypatch.setattr(adam_steps, "adam_step", step)
+    monkeypatch.setattr(reference, "adam_step", step)
     return shapes
 
 
@@ -103,7 +103,7 @@ def run(module: fx.GraphModule, arguments: list[torch.Tensor]) -> list[torch.Ten
 
 
 def is_taken(module: fx.GraphModule) -> bool:
-    return any(node.target is adam_steps.adam_step for node in module.graph.nodes)
+    return any(node.target is reference.adam_step for node in module.graph.nodes)
 
 
 @pytest.mark.parametrize("algorithm", [ALGORITHMS["adam"], ALGORITHMS["adamw"]])
@@ -122,7 +122,7 @@ def test_the_numbers_are_those_of_the_operators(algorithm, variable: bool, chang
     """Also where the kernel's own formula has a division by zero."""
     module, arguments = graph(algorithm, variable, {**VALUES, **change}, nothing)
     wanted = run(module, arguments)
-    got = run(adam_steps.in_one_pass(module), arguments)
+    got = run(reference.fuse_adam(module), arguments)
     assert is_taken(module)
     assert len([n for n in module.graph.nodes if n.op == "call_function"]) <= 4  # with a decay
     for one, other in zip(got, wanted, strict=True):
@@ -139,7 +139,7 @@ def test_the_numbers_are_those_of_the_operators(algorithm, variable: bool, chang
 )
 def test_what_somebody_else_reads_is_left_alone(extra) -> None:
     module, arguments = graph(ALGORITHMS["adam"], True, VALUES, extra)
-    adam_steps.in_one_pass(module)
+    reference.fuse_adam(module)
     assert not is_taken(module)
     assert all(torch.isfinite(tensor).all() for tensor in run(module, arguments))
 
@@ -147,24 +147,24 @@ def test_what_somebody_else_reads_is_left_alone(extra) -> None:
 def test_a_gradient_may_be_read_by_others() -> None:
     module, arguments = graph(ALGORITHMS["adam"], True, VALUES, lambda new, moments, g: (g.norm(),))
     wanted = module(*[tensor.clone() for tensor in arguments])
-    assert is_taken(adam_steps.in_one_pass(module))
+    assert is_taken(reference.fuse_adam(module))
     assert module(*[tensor.clone() for tensor in arguments]) == wanted
 
 
 def test_small_ones_and_other_types_are_left_alone(monkeypatch) -> None:
     module, _ = graph(ALGORITHMS["adam"], True, VALUES, nothing)
-    monkeypatch.setattr(adam_steps, "LARGE", WIDTH * WIDTH + 1)
-    assert not is_taken(adam_steps.in_one_pass(module))
-    monkeypatch.setattr(adam_steps, "LARGE", 1)
+    monkeypatch.setattr(reference, "LARGE", WIDTH * WIDTH + 1)
+    assert not is_taken(reference.fuse_adam(module))
+    monkeypatch.setattr(reference, "LARGE", 1)
     for node in module.graph.find_nodes(op="placeholder")[:4]:
         node.meta["val"] = node.meta["val"].double()
-    assert not is_taken(adam_steps.in_one_pass(module))
+    assert not is_taken(reference.fuse_adam(module))
 
 
 def test_a_torch_without_the_kernel(monkeypatch, caplog) -> None:
     path, lost = private.ROWS["fused_adamw_"]
     monkeypatch.setitem(private.ROWS, "fused_adamw_", (f"{path}_renamed", lost))
-    private._warn.cache_clear()
+    private._said.clear()
     module, _ = graph(ALGORITHMS["adam"], True, VALUES, nothing)
-    assert not is_taken(adam_steps.in_one_pass(module))
+    assert not is_taken(reference.fuse_adam(module))
     assert "Adam and AdamW" in caplog.text

@@ -9,13 +9,13 @@ import sys
 
 import pytest
 
-from poptorch.backends import allocator
+from poptorch.backends import process
 
 # Each case in a process of its own, whose memory nothing has touched but imports.
 FREE_AFTER_USE = """
 import ctypes, json, os, sys, torch
 import poptorch
-from poptorch.backends.allocator import keep_freed_memory
+from poptorch.backends.process import keep_freed_memory
 
 class Info(ctypes.Structure):  # of malloc.h
     _fields_ = [(name, ctypes.c_size_t) for name in (
@@ -69,5 +69,5 @@ def test_freed_memory_stays() -> None:
 
 
 def test_other_allocators_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda name: object())
-    assert allocator._set_thresholds.__wrapped__() is False
+    monkeypatch.setattr(process.ctypes, "CDLL", lambda name: object())
+    assert process._set_thresholds.__wrapped__() is False

@@ -11,7 +11,7 @@ from helpers.wrapped import options
 from poptorch._ir.blocks import Direction
 from poptorch.backends import chips as chips_module
 from poptorch.backends import staged as staged_module
-from poptorch.backends.devices import Device, at_home, devices, synchronise
+from poptorch.backends.chips import Device, at_home, devices, synchronise
 
 
 class Net(nn.Module):

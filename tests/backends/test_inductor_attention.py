@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from poptorch.backends.inductor.attention import LONGEST, attention_backward
 from poptorch.backends.inductor.compiler import rules
 from poptorch.backends.inductor.lowering import fakes, lower
+from poptorch.backends.inductor.products import LONGEST, attention_backward
 
 aten = torch.ops.aten
 THEIRS = aten._scaled_dot_product_flash_attention_for_cpu_backward.default

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from helpers.inductor_graphs import Tensors, check, graph
-from poptorch.backends.inductor import processor, products
+from poptorch.backends.inductor import products, toolchain
 from poptorch.backends.inductor.compiler import compile_graph
 
 pytestmark = pytest.mark.slow
@@ -109,7 +109,7 @@ def test_code_for_one_processor_is_not_used_on_another(monkeypatch: pytest.Monke
     names = set()
     for vendor, flags in [("A", "fma avx2"), ("B", "fma avx2"), ("A", "fma"), ("", "")]:
         monkeypatch.setattr(
-            processor, "_facts", lambda v=vendor, f=flags: {"vendor_id": v, "flags": f}
+            toolchain, "_facts", lambda v=vendor, f=flags: {"vendor_id": v, "flags": f}
         )
-        names.add(processor.instructions())
+        names.add(toolchain.instructions())
     assert len(names) == 4

@@ -10,7 +10,7 @@ import torch._inductor.config
 import torch.nn.functional as F
 
 from helpers.inductor_graphs import Tensors, check, graph
-from poptorch.backends.inductor import compiler, reads
+from poptorch.backends.inductor import compiler, writes
 
 pytestmark = pytest.mark.slow
 
@@ -75,6 +75,6 @@ def test_torchs_class_is_left_alone() -> None:
         def recompute_size_and_body(self) -> None:
             raise NotImplementedError
 
-    (node,) = reads.keep_dependencies([Node()])
-    assert node.recompute_size_and_body.func is reads._recompute
+    (node,) = writes.keep_dependencies([Node()])
+    assert node.recompute_size_and_body.func is writes._recompute
     assert vars(SchedulerNode) == before

@@ -8,10 +8,13 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from poptorch.backends.inductor.convolution import Convolutions
-from poptorch.backends.inductor.order import OrderedReplay, memory_order
-from poptorch.backends.inductor.pooling import max_pool, max_pool_backward
-from poptorch.backends.inductor.windows import batch_first
+from poptorch.backends.inductor.lowering import OrderedReplay, memory_order
+from poptorch.backends.inductor.windows import (
+    Convolutions,
+    batch_first,
+    max_pool,
+    max_pool_backward,
+)
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ import sympy
 from torch._inductor.sizevars import stride_at_vec_range
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
-from poptorch.backends.inductor.strides import stride
+from poptorch.backends.inductor.shortcuts import stride
 
 pytestmark = pytest.mark.slow  # to import the compiler takes seconds
 D0, D1, S0 = (sympy.Symbol(name, integer=True, nonnegative=True) for name in ("d0", "d1", "s0"))

@@ -44,7 +44,9 @@ def test_a_torch_in_a_folder_with_spaces(monkeypatch) -> None:
 def test_no_obstacle(monkeypatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(toolchain.shutil, "which", lambda name: "/usr/bin/" + name)
-    monkeypatch.setattr(toolchain, "_folders", lambda: ("/tmp", "/usr/lib"))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setattr(torch, "__file__", "/usr/lib/torch/__init__.py")
+    monkeypatch.setattr(toolchain, "temporary", lambda: "/tmp")
     assert toolchain.obstacle() is None
 
 

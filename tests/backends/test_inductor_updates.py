@@ -16,7 +16,7 @@ from torch.profiler import profile
 import poptorch
 from helpers.inductor_graphs import Tensors, check, graph
 from poptorch.backends.inductor.lowering import fakes, lower
-from poptorch.backends.inductor.updates import place_writes
+from poptorch.backends.inductor.writes import place_writes
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from poptorch.backends.threads import REST, Threads
+from poptorch.backends.process import REST, Threads
 
 
 class Machine:
@@ -91,7 +91,7 @@ def test_one_thread_holds_for_regions_that_ask_for_more(tmp_path) -> None:
     subprocess.run(["cc", "-shared", "-fPIC", "-fopenmp", source, "-o", library], check=True)
     check = f"""
 import ctypes, torch
-from poptorch.backends.threads import Threads
+from poptorch.backends.process import Threads
 torch.set_num_threads(2)
 region = ctypes.CDLL({str(library)!r}).threads
 times = iter([0, 1, 1, 3, 3, 4])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,27 +15,37 @@ from helpers import programs
 from helpers.wrapped import normal, options
 from poptorch._base import private
 from poptorch._capture import substitutes, value_reads
-from poptorch._compile import cache, helper
+from poptorch._compile import cache as code
+from poptorch._compile import helper, tiers
 from poptorch.backends.inductor import library
 from poptorch.backends.inductor.backend import Inductor
 
 VERSION = f"torch {torch.__version__} has no torch."
-NAMES_OF = {
-    lost: [name for name, (_, row) in private.ROWS.items() if row == lost]
-    for lost in private._NAMES
-}
+
+
+def name_of(path: str) -> str:
+    return next(name for name, (of_row, _) in private.ROWS.items() if of_row == path)
+
+
+REQUIRED, OPTIONAL = (
+    {lost: [name_of(path) for path in paths] for lost, paths in table.items()}
+    for table in (private.REQUIRED, private.OPTIONAL)
+)
+IN_COMPILER = (
+    private.KEPT_CODE, private.KEPT_GRAPHS, private.COMPLAINTS, private.PRODUCTS, private.PATTERNS,
+    private.QUICK,
+)  # fmt: skip
 
 
 def remove(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a name be gone, as after torch has renamed it and all its own uses."""
     path, lost = private.ROWS[name]
     monkeypatch.setitem(private.ROWS, name, (f"{path}_renamed", lost))
-    monkeypatch.setattr(private, "_EARLIER", {})
 
 
 @pytest.fixture(autouse=True)
 def _warnings_are_said_again(monkeypatch: pytest.MonkeyPatch):
-    private._warn.cache_clear()
+    private._said.clear()
     substitutes._substitutes.cache_clear()
     yield
     substitutes._substitutes.cache_clear()
@@ -53,18 +64,23 @@ class Net(nn.Module):
         return out, nn.functional.mse_loss(out, y)
 
 
-def losses() -> torch.Tensor:
-    """Train a little with lanes, on the first tier."""
+def losses(net: type[nn.Module] = Net, backend: str = "reference") -> torch.Tensor:
+    """Train a little with lanes."""
     torch.manual_seed(0)
-    net = Net()
+    model = net()
     training = poptorch.trainingModel(
-        net, options(accumulation=2), torch.optim.SGD(net.parameters(), lr=0.1)
+        model,
+        options(accumulation=2).backend(backend).randomSeed(1),
+        torch.optim.Adam(model.parameters(), lr=0.1),
     )
-    return torch.stack([training(normal(8, 2, 3), normal(8, 4))[1] for _ in range(2)])
+    taken = torch.stack([training(normal(8, 2, 3), normal(8, 4))[1] for _ in range(2)])
+    assert training._executable.report().backend == backend.replace("optimise", "inductor")
+    return taken
 
 
 def test_all_names_are_there() -> None:
-    assert all(getattr(private, name) is not None for name in private.ROWS)
+    for name in private.ROWS:
+        getattr(private, name)
 
 
 IMPORT = """
@@ -92,7 +108,7 @@ def test_importing_needs_none() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES_OF[private.CAPTURE])
+@pytest.mark.parametrize("name", REQUIRED[private.CAPTURE])
 def test_capturing_without(name: str, monkeypatch) -> None:
     """An error with four parts that names the version, or the usual numbers."""
     wanted = usual()
@@ -118,16 +134,65 @@ def usual() -> torch.Tensor:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "lost", [private.RECURRENT, private.BACKWARD, private.MEMORY, private.UNREAD, private.LINES]
+    ("lost", "name"),
+    [
+        (lost, name)
+        for lost, names in OPTIONAL.items()
+        if lost not in (*IN_COMPILER, private.CONTROL_FLOW)
+        for name in names
+    ],
 )
-def test_training_goes_on_without(lost: str, monkeypatch, caplog) -> None:
+def test_training_goes_on_without(lost: str, name: str, monkeypatch, caplog) -> None:
+    """Each is a switch of its own: what is said is what is lost, the numbers stay."""
     wanted = usual()
-    for name in NAMES_OF[lost]:
-        if "data" not in name:  # those are for packed sequences
-            remove(name, monkeypatch)
+    remove(name, monkeypatch)
     torch.testing.assert_close(losses(), wanted)
-    assert VERSION in caplog.text
-    assert lost in caplog.text
+    said = [r.message for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(said) <= 1
+    assert all(VERSION in text and lost in text for text in said)
+    if lost in (private.BACKWARD, private.MEMORY, private.UNREAD, private.LINES):
+        assert said
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """C++ that is the same is compiled once."""
+    return tmp_path_factory.mktemp("torch")
+
+
+class Small(nn.Module):
+    """Compiles soon, has a product that oneDNN may compute and draws numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 4)
+
+    def forward(self, x, y):
+        out = nn.functional.dropout(self.layer(x), 0.1).relu()[:, -1]
+        return out, nn.functional.mse_loss(out, y)
+
+
+@functools.cache
+def compiled() -> torch.Tensor:
+    """Return the losses of compiled code with all names."""
+    return losses(Small, "optimise")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("lost", "name"), [(lost, name) for lost in IN_COMPILER for name in OPTIONAL[lost]]
+)
+def test_compiled_code_trains_without(lost: str, name: str, cache, monkeypatch, caplog) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
+    monkeypatch.setattr(tiers._cores, "idle", lambda: 0.0)  # in this process
+    wanted = compiled()
+    remove(name, monkeypatch)
+    monkeypatch.setattr(code, "_loaded", {})
+    monkeypatch.setattr(code.Store, "read", lambda self, key: None)
+    torch.testing.assert_close(losses(Small, "optimise"), wanted)
+    said = [r.message for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(said) <= 1
+    assert all(VERSION in text and lost in text for text in said)
 
 
 def test_loops_and_branches_without(monkeypatch) -> None:
@@ -147,7 +212,7 @@ def test_loops_and_branches_without(monkeypatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES_OF[private.COMPILER])
+@pytest.mark.parametrize("name", REQUIRED[private.COMPILER])
 def test_compiling_without(name: str, monkeypatch) -> None:
     remove(name, monkeypatch)
     with pytest.raises(private.Gone, match="has no torch"):
@@ -160,8 +225,8 @@ def test_compiling_without(name: str, monkeypatch) -> None:
 def test_the_reference_backend_takes_the_place_of_compiled_code(
     backend: str, monkeypatch, caplog, tmp_path
 ) -> None:
-    remove(NAMES_OF[private.COMPILER][0], monkeypatch)
-    monkeypatch.setattr(cache, "_loaded", {})
+    remove(REQUIRED[private.COMPILER][0], monkeypatch)
+    monkeypatch.setattr(code, "_loaded", {})
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     model = poptorch.inferenceModel(nn.Linear(4, 2), options().backend(backend))
     x = normal(3, 4)
@@ -176,14 +241,14 @@ def test_a_compiler_process_says_it_too(monkeypatch, tmp_path) -> None:
     model = poptorch.inferenceModel(nn.Linear(4, 2), options())
     model(normal(3, 4))
     (graph,) = model.plan().program.graphs.values()
-    remove(NAMES_OF[private.COMPILER][0], monkeypatch)
+    remove(REQUIRED[private.COMPILER][0], monkeypatch)
     encoded = helper.graph_json.encode(graph)
-    outcome, why = helper.compiled("key", encoded, Inductor(), cache.Store(tmp_path))
+    outcome, why = helper.compiled("key", encoded, Inductor(), code.Store(tmp_path))
     assert outcome == helper.FAILED
     assert VERSION in why
 
 
-@pytest.mark.parametrize("name", NAMES_OF[private.KEPT_CODE])
+@pytest.mark.parametrize("name", OPTIONAL[private.KEPT_CODE])
 def test_loading_code_without(name: str, monkeypatch) -> None:
     remove(name, monkeypatch)
     with pytest.raises(private.Gone, match="has no torch"):
@@ -202,10 +267,21 @@ def test_calling_operators_of_others_without(monkeypatch) -> None:
         poptorch.inferenceModel(Calling(), options())(torch.ones(2))
 
 
-def test_the_earlier_name_of_a_name_is_taken(monkeypatch) -> None:
-    path, lost = private.ROWS["CustomSchedulerPass"]
-    monkeypatch.setitem(private.ROWS, "CustomSchedulerPass", (f"{path}_renamed", lost))
-    assert private.CustomSchedulerPass is private.CustomGraphPass
+def test_settings_that_are_gone_are_left_out_unless_they_are_needed(monkeypatch, caplog) -> None:
+    import torch._inductor.config as config
+
+    for name in ("reorder_for_locality", "vec_isa_ok", "fallback_random"):
+        remove(name, monkeypatch)
+    with private.settings({"reorder_for_locality": "other", "cpp_wrapper": "another"}):
+        assert config.cpp_wrapper == "another"
+        assert config.reorder_for_locality != "other"
+    assert config.cpp_wrapper != "another"
+    assert private.PATTERNS in caplog.text
+    with (
+        pytest.raises(private.Gone, match="fallback_random"),
+        private.settings({"fallback_random": True}),
+    ):
+        pass
 
 
 PLACE = "check_build"  # in the place of this one

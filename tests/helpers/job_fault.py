@@ -15,7 +15,7 @@ from torch import nn
 
 import poptorch
 from helpers.patience import HANGS
-from poptorch.backends.crew import Crew
+from poptorch.backends.staged import Peers
 
 FORWARDS = ("killed while compiling", "other program")
 STAGES = ("killed between stages", "interrupted between stages")
@@ -93,9 +93,9 @@ def change_state(what: str, index: int, training: poptorch.PoplarExecutor) -> No
 
 def deliver_once(what: str) -> None:
     """Do something else than to exchange values the second time."""
-    deliver, calls = Crew.deliver, []
+    deliver, calls = Peers.deliver, []
 
-    def second(self: Crew, *values: Any) -> None:
+    def second(self: Peers, *values: Any) -> None:
         calls.append(1)
         if len(calls) == 2 and what == "killed between stages":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -103,7 +103,7 @@ def deliver_once(what: str) -> None:
             raise KeyboardInterrupt
         deliver(self, *values)
 
-    Crew.deliver = second  # type: ignore[method-assign]
+    Peers.deliver = second  # type: ignore[method-assign]
 
 
 def main(what: str) -> None:

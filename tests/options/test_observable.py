@@ -21,7 +21,7 @@ from poptorch._cli import poprun
 from poptorch._compile.cache import default_store
 from poptorch._job.rendezvous import store_owner
 from poptorch.autocasting import Policy
-from poptorch.backends import allocator
+from poptorch.backends import process
 from poptorch.backends.inductor import toolchain
 from poptorch.enums import (
     CommGroupType,
@@ -255,11 +255,11 @@ def frames_of_an_error() -> int:
 
 
 def keeps_freed_memory() -> bool:
-    real, allocator._set_thresholds = allocator._set_thresholds, lambda: True
+    real, process._set_thresholds = process._set_thresholds, lambda: True
     try:
-        return allocator.keep_freed_memory()
+        return process.keep_freed_memory()
     finally:
-        allocator._set_thresholds = real
+        process._set_thresholds = real
 
 
 def written_programs() -> dict[str, str]:

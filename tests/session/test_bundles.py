@@ -10,7 +10,7 @@ from torch import nn
 import poptorch
 from helpers.wrapping import options
 from poptorch._compile import weights
-from poptorch.backends import adam_steps
+from poptorch.backends import reference
 
 pytestmark = pytest.mark.slow
 
@@ -98,7 +98,7 @@ def test_everything_is_as_without_bundles(name, counts, dtype, monkeypatch):
 
 def test_no_weight_of_a_bundle_is_large_for_the_kernel_of_adam():
     """Alone and in a bundle it would have other bits."""
-    assert weights.LARGEST < adam_steps.LARGE
+    assert weights.LARGEST < reference.LARGE
 
 
 @pytest.mark.parametrize("saved_single", [True, False])

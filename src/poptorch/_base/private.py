@@ -1,9 +1,8 @@
 """Torch's private names: the only file that names them, one row each, looked up when used.
 
-``private.make_fx`` is torch's ``make_fx``, wherever this release of torch keeps it. A name that is
-gone never fails an import: whoever asks for it gets ``Gone``, which names torch's version, and
-either goes on without, with a warning, or raises it. What then does not work stands beside the
-names.
+``private.make_fx`` is torch's ``make_fx``, wherever this release of torch keeps it. Without a
+required name nothing is captured, or nothing compiled; an optional one costs only what stands
+beside it. A name that is gone never fails an import.
 """
 
 from __future__ import annotations
@@ -21,28 +20,12 @@ from . import log
 from .errors import Error
 
 CAPTURE = "no model can be captured"
-CONTROL_FLOW = "poptorch.for_loop and poptorch.cond cannot be captured"
-RECURRENT = "recurrent layers run one micro-batch after another, and not over packed sequences"
-BACKWARD = "operators of the backward pass are placed where their neighbours are"
-OPERATORS = "operators of other libraries that give no shapes cannot be called by name"
-MEMORY = "every model that is wrapped leaves 0.1 MB of text behind"
 COMPILER = "programs run on the reference backend, without compiled code"
-KEPT_CODE = "compiled code is not kept for later processes"
-QUICK = "compiling takes longer"
-UNREAD = "capturing takes longer"
-LINES = "errors and stages do not name the lines of forward that operators come from"
-GROUPED = "products of groups (mixtures of experts) are captured in bfloat16 only"
-INTERPRETED = "calls before optimised code is there take longer with Adam and AdamW"
-NESTED = "models with parts that torch.compile has compiled cannot be captured"
-CHECKPOINTS = "torch.utils.checkpoint in a model computes wrong gradients"
-JOBS = "processes that met before the model was wrapped cannot train it together"
 
 # By what does not work without them; ``module:attribute``.
-_NAMES = {
+REQUIRED = {
     CAPTURE: (
         "torch._subclasses.fake_tensor:FakeTensorMode",
-        "torch._subclasses.fake_tensor:DataDependentOutputException",
-        "torch._subclasses.fake_tensor:DynamicOutputShapeException",
         "torch.fx.experimental.proxy_tensor:make_fx",
         "torch.fx.experimental.proxy_tensor:disable_proxy_modes_tracing",
         "torch.fx.experimental.proxy_tensor:get_proxy_mode",
@@ -50,15 +33,56 @@ _NAMES = {
         "torch.fx.experimental.proxy_tensor:has_proxy_slot",
         "torch.fx.experimental.symbolic_shapes:ShapeEnv",
         "torch.utils._python_dispatch:TorchDispatchMode",
-        "torch.utils._python_dispatch:_disable_current_modes",
         "torch._C:_functorch.is_batchedtensor",
         "torch._C:_functorch.get_unwrapped",
         "torch._C:_functorch.is_functorch_wrapped_tensor",
         "torch._decomp.decompositions:native_batch_norm_decomposition",
     ),
+    COMPILER: (
+        "torch._guards:TracingContext",
+        "torch._guards:tracing",
+        "torch._inductor.compile_fx:compile_fx_inner",
+        "torch._inductor.config:_pre_fusion_custom_pass",
+        "torch._inductor.config:fallback_random",
+        "torch._inductor.config:post_grad_custom_post_pass",
+        "torch._inductor.decomposition:select_decomp_table",
+        "torch._inductor.dependencies:MemoryDep",
+        "torch._inductor.dependencies:ReadWrites.with_read",
+        "torch._inductor.scheduler:SchedulerNode.recompute_size_and_body",
+        "torch._inductor.scheduler:SchedulerNode.set_read_writes",
+        "torch._inductor.virtualized:V",
+    ),
+}
+
+CONTROL_FLOW = "poptorch.for_loop and poptorch.cond cannot be captured"
+VALUES = "errors about values that are read while capturing are torch's own"
+RECURRENT = "recurrent layers run one micro-batch after another, and not over packed sequences"
+BACKWARD = "operators of the backward pass are placed where their neighbours are"
+OPERATORS = "operators of other libraries that give no shapes cannot be called by name"
+BESIDE = "weights cannot be read while a model is captured"
+MEMORY = "every model that is wrapped leaves 0.1 MB of text behind"
+UNREAD = "capturing takes longer"
+LINES = "errors and stages do not name the lines of forward that operators come from"
+GROUPED = "products of groups (mixtures of experts) are captured in bfloat16 only"
+INTERPRETED = "calls before optimised code is there take longer with Adam and AdamW"
+NESTED = "models with parts that torch.compile has compiled cannot be captured"
+CHECKPOINTS = "torch.utils.checkpoint in a model computes wrong gradients"
+JOBS = "processes that met before the model was wrapped cannot train it together"
+KEPT_CODE = "compiled code is not kept for later processes"
+KEPT_GRAPHS = "programs that call Python are compiled again in each process"
+COMPLAINTS = "a C++ compiler's complaint is not cut short"
+PRODUCTS = "products call the library that torch asks, on AMD's processors too"
+PATTERNS = "compiled code takes longer"
+QUICK = "compiling takes longer"
+
+OPTIONAL = {
     CONTROL_FLOW: (
         "torch._higher_order_ops.while_loop:while_loop_op",
         "torch._higher_order_ops.cond:cond_op",
+    ),
+    VALUES: (
+        "torch._subclasses.fake_tensor:DataDependentOutputException",
+        "torch._subclasses.fake_tensor:DynamicOutputShapeException",
     ),
     RECURRENT: (
         "torch._decomp.decompositions:lstm_impl",
@@ -74,6 +98,7 @@ _NAMES = {
     ),
     BACKWARD: ("torch._functorch._aot_autograd.logging_utils:setup_stacktrace_preservation_hooks",),
     OPERATORS: ("torch._subclasses.fake_tensor:UnsupportedOperatorException",),
+    BESIDE: ("torch.utils._python_dispatch:_disable_current_modes",),
     MEMORY: ("torch.fx.graph_module:_loader",),
     UNREAD: (
         "torch.fx._lazy_graph_module:_get_graph_module_cls",
@@ -82,22 +107,21 @@ _NAMES = {
     LINES: ("torch.fx.proxy:TracerBase.create_node",),
     GROUPED: ("torch:_grouped_mm",),
     INTERPRETED: ("torch:_fused_adamw_",),
-    NESTED: ("torch._dynamo.config:patch",),
+    NESTED: ("torch._dynamo.config:error_on_nested_fx_trace",),
     CHECKPOINTS: ("torch.utils.checkpoint:_checkpoint_without_reentrant_generator",),
     JOBS: ("torch.distributed.distributed_c10d:_get_default_store",),
-    COMPILER: (
-        "torch._functorch.compile_utils:fx_graph_cse",
-        "torch._guards:TracingContext",
-        "torch._guards:tracing",
-        "torch._inductor:config",
-        "torch._inductor.compile_fx:compile_fx_inner",
+    KEPT_CODE: (
+        "torch._C:_aoti.alloc_tensors_by_stealing_from_void_ptrs",
+        "torch._C:_aoti.unsafe_alloc_void_ptrs_from_tensors",
+        "torch._C:_dynamo.guards._torchinductor_pyobject_tensor_data_ptr",
+    ),
+    KEPT_GRAPHS: (
+        "torch._inductor.config:fx_graph_cache",
         "torch._inductor.custom_graph_pass:CustomGraphPass",
         "torch._inductor.custom_graph_pass:CustomSchedulerPass",
-        "torch._inductor.decomposition:select_decomp_table",
-        "torch._inductor.dependencies:StarDep",
-        "torch._inductor.dependencies:WeakDep",
-        "torch._inductor.exc:CppCompileError",
-        "torch._inductor.fx_passes.joint_graph:joint_graph_passes",
+    ),
+    COMPLAINTS: ("torch._inductor.exc:CppCompileError",),
+    PRODUCTS: (
         "torch._inductor.ir:ExternKernel",
         "torch._inductor.ir:FixedLayout",
         "torch._inductor.ir:PermuteView",
@@ -106,30 +130,30 @@ _NAMES = {
         "torch._inductor.lowering:register_lowering",
         "torch._inductor.mkldnn_ir:LinearUnary",
         "torch._inductor.mkldnn_ir:_create_output_node",
-        "torch._inductor.virtualized:V",
-        "torch.utils._ordered_set:OrderedSet",
     ),
-    KEPT_CODE: (
-        "torch._C:_aoti.alloc_tensors_by_stealing_from_void_ptrs",
-        "torch._C:_aoti.unsafe_alloc_void_ptrs_from_tensors",
-        "torch._C:_dynamo.guards._torchinductor_pyobject_tensor_data_ptr",
+    PATTERNS: (
+        "torch._functorch.compile_utils:fx_graph_cse",
+        "torch._inductor.config:layout_optimization",
+        "torch._inductor.config:reorder_for_locality",
+        "torch._inductor.config:reorder_for_peak_memory",
+        "torch._inductor.fx_passes.joint_graph:joint_graph_passes",
     ),
     QUICK: (
-        "torch._inductor.codegen.common:DtypePropagationOpsHandler",
-        "torch._inductor.codegen.cpp:stride_at_vec_range",
+        "torch._inductor.config:cpp.vec_isa_ok",
+        "torch._inductor.config:cpp_cache_precompile_headers",
+        "torch._inductor.config:cpp_wrapper",
+        "torch._inductor.config:cpp_wrapper_build_separate",
         "torch._inductor.codecache:_worker_compile_cpp",
-        "torch._inductor.codecache:write",
-        "torch._inductor.cpp_builder:run_compile_cmd",
+        "torch._inductor.codegen.cpp:stride_at_vec_range",
+        "torch._inductor.codegen.cpp_wrapper_cpu:CppWrapperCpu._write_entry_point_signature",
         "torch._inductor.cpu_vec_isa:VecISA.check_build",
     ),
 }
 ROWS = {path.replace(":", ".").rpartition(".")[2].lstrip("_"): (path, lost)
-        for lost, paths in _NAMES.items() for path in paths}  # fmt: skip
+        for lost, paths in (REQUIRED | OPTIONAL).items() for path in paths}  # fmt: skip
 
-# What a name was called in the oldest releases that are supported.
-_EARLIER = {"CustomSchedulerPass": "torch._inductor.custom_graph_pass:CustomGraphPass"}
-
-# Private attributes of torch's values, which have no name to look up.
+# Attributes of torch's values, which have no name to look up: private ones, and what else is
+# nobody's contract.
 ATTRIBUTES = {
     "_schema": "of an operator: whether it writes, and whether results share memory",
     "_backward_hooks": "of a tensor: what changes its gradient",
@@ -145,6 +169,17 @@ ATTRIBUTES = {
     "_post_accumulate_grad_hooks": "of a tensor: what reads its whole gradient",
     "_validate_args": "of distributions: whether values are looked at",
 }
+UNDOCUMENTED = {
+    "current_callable": "of a compiled graph: the function around its library",
+    "eval_cache": "of torch.fx's loader: the text of all graphs",
+    "mutation_renames": "of a scheduler's node: names of what was written into",
+    "original_output_strides": "of an output node: the strides that its values keep",
+    "read_writes": "of a scheduler's node: what it depends on",
+    "user_visible_output_idxs": "of an output node: which values keep their strides",
+}
+
+
+_said = set[str]()  # first lines of warnings
 
 
 class Gone(Error):  # noqa: N818 (as for every Error here)
@@ -160,8 +195,6 @@ def __getattr__(name: str) -> Any:
     try:
         return _resolve(path)
     except (ImportError, AttributeError) as error:
-        with contextlib.suppress(ImportError, AttributeError, KeyError):
-            return _resolve(_EARLIER[name])
         raise Gone(
             f"torch {torch.__version__} has no {path.replace(':', '.')}",
             got=f"{error}; without it {lost}",
@@ -175,17 +208,82 @@ def _resolve(path: str) -> Any:
 
 
 def demand(lost: str) -> None:
-    """Look up all names of a subject.
-
-    Args:
-        lost: what does not work without them.
+    """Look up all names without which something does not work, a key of either table.
 
     Raises:
         Gone: one of them is missing.
     """
-    for name, (_, row_lost) in ROWS.items():
-        if row_lost == lost:
-            __getattr__(name)
+    for path in (REQUIRED | OPTIONAL)[lost]:
+        __getattr__(path.replace(":", ".").rpartition(".")[2].lstrip("_"))
+
+
+def has(lost: str) -> bool:
+    """Tell whether all names are there without which something does not work; warn if not."""
+    try:
+        demand(lost)
+    except Gone as gone:
+        go_on_without(gone)
+        return False
+    return True
+
+
+def optional(name: str) -> Any:
+    """Return what has a name; None, with a warning, where it is gone."""
+    try:
+        return __getattr__(name)
+    except Gone as gone:
+        go_on_without(gone)
+        return None
+
+
+def go_on_without(gone: Gone) -> None:
+    """Say what does not work from now on; once for each name."""
+    _warn(gone.message)
+
+
+def _warn(message: str) -> None:
+    first = message.partition("\n")[0]
+    if first not in _said:
+        _said.add(first)
+        log.python.warning("%s", message)
+
+
+def traced(
+    function: Callable[..., Any],
+    inputs: Any,
+    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    **options: Any,
+) -> Any:
+    """Return the graph of a function's operators, traced on tensors that may be real or fake."""
+    make_fx = __getattr__("make_fx")
+    return make_fx(
+        function, dict(decompositions or {}), "real", _allow_non_fake_inputs=True, **options
+    )(*inputs)
+
+
+@contextlib.contextmanager
+def settings(wanted: Mapping[str, Any]) -> Iterator[None]:
+    """Within the block torch's compilers have other settings.
+
+    Args:
+        wanted: values by the names of rows; an optional one that is gone is left out.
+
+    Raises:
+        Gone: a required one is missing.
+    """
+    with contextlib.ExitStack() as stack:
+        for name, value in wanted.items():
+            path, lost = ROWS[name]
+            module, _, key = path.partition(":")
+            try:
+                __getattr__(name)
+            except Gone as gone:
+                if lost in REQUIRED:
+                    raise
+                go_on_without(gone)
+                continue
+            stack.enter_context(importlib.import_module(module).patch({key: value}))
+        yield
 
 
 @contextlib.contextmanager
@@ -202,12 +300,11 @@ def standing_in(stand_ins: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name, stand_in in stand_ins.items():
             path, lost = ROWS[name]
-            try:
-                usual = __getattr__(name)
-            except Gone as gone:
-                go_on_without(gone)
+            usual = optional(name)
+            if usual is None:
                 continue
-            if not _take_the_same(stand_in, usual):
+            _, *arguments = inspect.signature(stand_in).parameters
+            if arguments != list(inspect.signature(usual).parameters):
                 _warn(f"torch {torch.__version__} calls {path} in another way; {lost}")
                 continue
             stack.enter_context(_replaced(path, usual, stand_in))
@@ -229,42 +326,3 @@ def _replaced(path: str, usual: Any, stand_in: Callable[..., Any]) -> Iterator[N
         yield
     finally:
         setattr(owner, name, usual)
-
-
-def _take_the_same(stand_in: Callable[..., Any], usual: Callable[..., Any]) -> bool:
-    _, *names = inspect.signature(stand_in).parameters
-    return names == list(inspect.signature(usual).parameters)
-
-
-def go_on_without(gone: Gone) -> None:
-    """Say what does not work from now on; once for each name."""
-    _warn(gone.message)
-
-
-@functools.cache
-def _warn(message: str) -> None:
-    log.python.warning("%s", message)
-
-
-def calling(f: Callable[..., Any]) -> Callable[[list[Any]], Any]:
-    """Return what calls a compiled library, on a list of tensors that it empties.
-
-    This is, to the instruction, the function that torch generates around the library of a graph
-    without constants or other particularities; see ``backends/inductor/library.py``.
-
-    Args:
-        f: the library's entry, from handles of tensors to handles of results.
-    """
-
-    # fmt: off
-    def g(args):  # type: ignore[no-untyped-def]
-        input_tensors = [arg if isinstance(arg, torch.Tensor) else torch.tensor(arg, device="cpu") for arg in args]  # noqa: E501
-        input_handles = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(input_tensors)
-        args.clear()
-        del input_tensors
-        output_handles = f(input_handles)
-        output_tensors = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(output_handles)
-        return output_tensors
-    # fmt: on
-
-    return g

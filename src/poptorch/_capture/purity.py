@@ -110,12 +110,8 @@ def _functionalize(
         return fx.Interpreter(recorded).run(*(a.clone() for a in args))
 
     with lazily(), fx_traceback.preserve_node_meta(), mode, without_autocast():
-        pure: fx.GraphModule = private.make_fx(
-            torch.func.functionalize(replay, remove="mutations"),
-            decomposition_table=dict(rules),
-            tracing_mode="real",
-            _allow_non_fake_inputs=True,
-        )(*inputs)
+        function = torch.func.functionalize(replay, remove="mutations")
+        pure: fx.GraphModule = private.traced(function, inputs, rules)
     return pure
 
 

@@ -240,7 +240,7 @@ def _without_dynamo() -> Iterator[None]:
     if "torch._dynamo" not in sys.modules:  # nobody has compiled anything
         yield
         return
-    with private.patch(error_on_nested_fx_trace=False), warnings.catch_warnings():
+    with private.settings({"error_on_nested_fx_trace": False}), warnings.catch_warnings():
         # Hooks that listen to all modules are called for the wrapper, too: once more is no harm.
         warnings.filterwarnings("ignore", r"Using `torch.compile\(module\)` when there are global")
         yield

@@ -117,12 +117,7 @@ def trace(
         without_values,
         _active(mode),
     ):
-        recorded = private.make_fx(
-            function,
-            decomposition_table=_honest(),
-            tracing_mode="real",
-            _allow_non_fake_inputs=True,
-        )(list(inputs))
+        recorded = private.traced(function, [list(inputs)], _honest())
     if edit is not None:
         edit(recorded.graph)
     annotate.copy_to_backward(recorded.graph)
@@ -180,12 +175,8 @@ def is_traced(tensor: torch.Tensor) -> bool:
 
 def untraced() -> contextlib.AbstractContextManager[None]:
     """Within the block real work is done even while a capture is in progress."""
-    try:
-        active: contextlib.AbstractContextManager[None] = private.disable_current_modes()
-    except private.Gone as gone:
-        private.go_on_without(gone)
-        return contextlib.nullcontext()
-    return active
+    outside = private.optional("disable_current_modes") or contextlib.nullcontext
+    return outside()
 
 
 @one_at_a_time()
@@ -194,7 +185,7 @@ def run_recorded(
 ) -> None:
     """Run a function on real tensors as the first pass of ``trace`` would, and drop the record."""
     with _without_fused_lstm(), _quiet():
-        private.make_fx(function, tracing_mode="real", _allow_non_fake_inputs=True)(list(inputs))
+        private.traced(function, [list(inputs)])
 
 
 @contextlib.contextmanager
@@ -242,12 +233,12 @@ def _honest() -> dict[Any, Callable[..., Any]]:
 
 def needs_value(error: Exception) -> bool:
     """Tell whether an exception means that a traced tensor's value was asked for."""
-    return isinstance(error, private.DataDependentOutputException)
+    return isinstance(error, private.optional("DataDependentOutputException") or ())
 
 
 def has_dynamic_shape(error: Exception) -> bool:
     """Tell whether an exception means that the shape of a result depends on values."""
-    return isinstance(error, private.DynamicOutputShapeException)
+    return isinstance(error, private.optional("DynamicOutputShapeException") or ())
 
 
 def _mode_of(inputs: Tensors) -> Any:

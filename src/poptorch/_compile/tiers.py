@@ -28,7 +28,6 @@ from .._ir.graph import Graph
 from .._ir.plan import Plan, Report
 from .._ir.program import Node, Program, Repeat, Run, State
 from ..backends import Backend, Builder, Compiled, Executable, Progress
-from ..backends.allocator import keep_freed_memory
 from . import helper
 from .cache import Store, key_of, store_of
 from .helper import CompileJob
@@ -195,7 +194,7 @@ class Tiered:
     """Runs a plan on the slow tier until the fast one is ready."""
 
     def __init__(self, slow: Executable, code: PlanCode, idle: int = 0) -> None:
-        keep_freed_memory()  # as the fast tier will: the first calls gain as much
+        backends.keep_freed_memory()  # as the fast tier will: the first calls gain as much
         self._current = self._slow_tier = slow
         self._code = code
         self._job: CompileJob | None = None

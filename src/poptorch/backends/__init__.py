@@ -1,5 +1,7 @@
 """Backends: ways to run a Plan. ``protocol`` is the public seam for others."""
 
+from .process import keep_freed_memory
+from .process import use_one as use_one_thread
 from .protocol import Backend, Builder, Code, Compiled, Executable, Progress
 from .registry import (
     AUTO,
@@ -12,7 +14,6 @@ from .registry import (
     works_by_stages,
 )
 from .stopwatch import Stopwatch, timing
-from .threads import use_one as use_one_thread
 
 __all__ = [
     "AUTO",
@@ -29,6 +30,7 @@ __all__ = [
     "checking",
     "choose",
     "interpreted",
+    "keep_freed_memory",
     "timing",
     "use_one_thread",
     "works_by_stages",

@@ -21,11 +21,10 @@ from .._base import source
 from .._base.errors import Error
 from .._ir.blocks import label_of, line_of
 from .._ir.program import Axis, Node, Run
-from .driver import Index, LoopExecutable, step_of
+from .driver import Collector, Index, LoopExecutable, step_of
 from .prepare import accept_strides
 from .protocol import Compiled
 from .reference import Reference
-from .results import Collector
 
 _COMPARISONS = frozenset({"lt", "le", "gt", "ge"})
 _POLES = frozenset({"div", "reciprocal", "log", "log2", "log10", "log1p", "rsqrt", "pow"})
@@ -94,8 +93,6 @@ class _Interpreter(fx.Interpreter):
 
 
 class Checked(Reference):
-    """A backend that runs the reference's operators and checks each of them."""
-
     executable = _CheckedExecutable
 
     @staticmethod
@@ -105,7 +102,6 @@ class Checked(Reference):
 
 
 def _leaves(value: Any) -> list[Any]:
-    """Return what containers hold, tensors and everything else."""
     leaves: list[Any] = []
     map_aggregate(value, leaves.append)
     return leaves
@@ -118,13 +114,7 @@ def _name(node: fx.Node) -> str:
 
 
 def fault(name: str, operands: Iterable[Any], results: Iterable[Any]) -> str | None:
-    """Return what is wrong with the results of an operator, or None.
-
-    Args:
-        name: of the operator.
-        operands: tensors, numbers and anything else that it got.
-        results: what it returned.
-    """
+    """Return what is wrong with the results of an operator, or None; values of any type."""
     if name in _UNINITIALISED:
         return None
     operands = list(operands)

@@ -1,28 +1,88 @@
-"""Chips that hold tensors of their own, for running a schedule literally."""
+"""Chips that hold tensors of their own, for running a schedule literally, and what they stand for.
+
+With CUDA devices every chip has one, in turn, and a stream of its own, so that chips work side by
+side while the host only hands out actions. Without, all chips are the host's memory.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import fx
 
 from .._ir import slots
 from .._ir.blocks import StagePass
+from .._ir.graph import graph_module
 from .._ir.plan import PER_MICRO_BATCH, RESULTS, Staged
 from .._ir.program import State
 from .._ir.schedule import Action, Traffic
 from .._ir.slots import Kind, Slot
 from .._ops import streams
 from . import stopwatch
-from .devices import Device, synchronise
 from .driver import Keys
 
 _GRADIENTS = (Kind.ACCUM, Kind.GRADIENT)
 
 Name = tuple[str, int]
 """A tensor on a chip: slot key and step; the step is 0 for state."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where a chip's tensors are and its operators run.
+
+    Attributes:
+        torch_device: of the tensors.
+        stream: the order in which operators run; None where they run at once.
+    """
+
+    torch_device: torch.device
+    stream: Any = None
+
+    def working(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+
+    def take(self, value: torch.Tensor) -> torch.Tensor:
+        return value.to(self.torch_device, non_blocking=True, copy=True)
+
+
+def devices(chips: int) -> list[Device]:
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        return [Device(torch.device("cpu"))] * chips
+    physical = [torch.device("cuda", chip % count) for chip in range(chips)]
+    stream: Any = torch.cuda.Stream  # it has no types
+    return [Device(each, stream(each)) for each in physical]
+
+
+def synchronise(devices: Sequence[Device]) -> None:
+    """Let what comes next on any device wait for what was begun on all of them."""
+    streams = [device.stream for device in devices if device.stream is not None]
+    events = [stream.record_event() for stream in streams]
+    for stream in streams:
+        for event in events:
+            stream.wait_event(event)
+
+
+def at_home(module: fx.GraphModule, device: torch.device) -> fx.GraphModule:
+    """Return a graph, which was traced for the host, for another device."""
+    if device.type == "cpu":
+        return module
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(module.graph, val_map={}))
+    for node in graph.nodes:
+        node.args, node.kwargs = fx.node.map_aggregate(
+            (node.args, node.kwargs), lambda a: device if isinstance(a, torch.device) else a
+        )
+    moved = graph_module(module, graph)
+    for name, part in list(moved.named_children()):
+        if isinstance(part, fx.GraphModule):  # the body of a loop or branch
+            setattr(moved, name, at_home(part, device))
+    return moved
 
 
 class NotOnChip(AssertionError):  # noqa: N818 (it says what is the case)
@@ -39,17 +99,12 @@ class Chip:
     streaming: dict[Name, torch.Tensor] = field(default_factory=dict)
 
     def read(self, name: Name, action: Action) -> torch.Tensor:
-        """Return a tensor.
-
-        Raises:
-            NotOnChip: it is not in the chip's memory.
-        """
+        """Return a tensor, which has to be in the chip's memory."""
         if name not in self.memory:
             raise NotOnChip(f"{action} reads {name[0]} (step {name[1]}), not on chip {self.number}")
         return self.memory[name]
 
     def load(self, name: Name, action: Action) -> None:
-        """Copy a tensor from streaming memory."""
         if name not in self.streaming:
             raise NotOnChip(
                 f"{action} loads {name[0]}, not in chip {self.number}'s streaming memory"
@@ -57,12 +112,10 @@ class Chip:
         self.memory[name] = self.streaming[name]
 
     def store(self, name: Name, action: Action) -> None:
-        """Move a tensor to streaming memory."""
         self.streaming[name] = self.read(name, action)
         del self.memory[name]
 
     def forget(self, name: Name) -> None:
-        """Free a tensor wherever it is."""
         self.memory.pop(name, None)
         self.streaming.pop(name, None)
 
@@ -113,7 +166,6 @@ class Replica:
         }
 
     def fill(self, state: State) -> None:
-        """Copy the device's state to the chips that hold it."""
         for slot in _state_slots(self._staged):
             for chip in self._homes(slot.key):
                 if slot.kind is Kind.ACCUM:  # empty between calls; the fused program may have none
@@ -138,11 +190,9 @@ class Replica:
         return self._rests(chip, key)[key, 0]
 
     def _homes(self, key: str) -> list[int]:
-        """The chips that hold a state tensor, of those that are here."""
         return [chip for chip in self._staged.homes[key] if chip in self._chips]
 
     def write(self, key: str, value: torch.Tensor) -> None:
-        """Set a state tensor on all its chips."""
         for chip in self._homes(key):
             self._set(chip, key, value)
 
@@ -163,11 +213,7 @@ class Replica:
         return chip.streaming if key in self._off_chip else chip.memory
 
     def do(self, action: Action, step: int, batch: Sequence[torch.Tensor]) -> None:
-        """Do one action, if its chip is here.
-
-        Raises:
-            NotOnChip: it needs a tensor that its chip does not have.
-        """
+        """Do one action, if its chip is here; its tensors have to be on it."""
         stage_pass, workload = action.stage_pass, self._staged.workload
         chip = self._chips.get(workload.chip_of(stage_pass))
         if chip is None:
@@ -245,7 +291,6 @@ class Replica:
         return key, step if key in self._per_micro_batch else 0
 
     def waiting(self) -> dict[int, int]:
-        """Return by chip how many tensors of micro-batches wait in its memory."""
         return {
             number: sum(key in self._per_micro_batch for key, _ in chip.memory)
             for number, chip in self._chips.items()

@@ -16,21 +16,22 @@ import torch
 from .. import _job
 from .._base import interrupts
 from .._ir import slots
-from .._ir.loops import Loops
+from .._ir.loops import Lanes, Loops
 from .._ir.plan import Plan, Report
 from .._ir.program import Axis, Gather, Node, Program, Reduce, Repeat, Run, Scatter, State
 from .._ir.slots import Kind, Slot
 from .._ops import streams
+from ..enums import OutputMode
 from . import stopwatch
 from .prepare import GraphSignature
+from .process import Threads
 from .protocol import Compiled
-from .results import Collector, Wanted
-from .threads import Threads
 from .whole import Whole
 
 Index = dict[Axis, int]
 _GRADIENTS, _SQUARES = "the gradients of an update", "the squares of an update"
 _FIRST: Index = dict.fromkeys(Axis, 0)
+Mode = tuple[OutputMode, int]  # with the period of EveryN
 
 
 class LoopExecutable:
@@ -64,17 +65,15 @@ class LoopExecutable:
         self._wanted = Wanted(plan.program, modes)
         self._bound: tuple[State, dict[str, _BoundRun]] | None = None
         self._handed: dict[str, torch.Tensor] = {}  # from one graph to the next
-        self._begun: list[Any] = []
+        self._in_flight: list[Any] = []
         self._threads = Threads()
         checked = plan.spec.precision.check_indices
         self._whole = Whole(plan.program, checked, self.by_call, in_place)
 
     def report(self) -> Report:
-        """Return what the program costs."""
         return self._report
 
     def run(self, state: State, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Do one call; see ``Executable.run``."""
         runs = self._bind(state)
         collector = Collector(self._program, self._wanted)
         slices = [self._program.loops.cut(value, self._program.lanes) for value in batch]
@@ -99,10 +98,10 @@ class LoopExecutable:
 
     def _give_up(self) -> None:
         """Forget what is between two graphs of a call that fails."""
-        begun, self._begun = self._begun, []
+        in_flight, self._in_flight = self._in_flight, []
         self._handed.clear()
-        if begun:  # all processes began it: it writes to the state until it has ended
-            _job.current().finish(begun, _GRADIENTS)
+        if in_flight:  # in all processes: it writes to the state until it has ended
+            _job.current().finish(in_flight, _GRADIENTS)
 
     def _bind(self, state: State) -> dict[str, _BoundRun]:
         # State tensors keep their identity, so the argument lists are made once per State.
@@ -140,7 +139,7 @@ class LoopExecutable:
                     self._walk(child, runs, slices, index, collector)
         elif isinstance(node, Reduce | Scatter | Gather):
             assert self._bound is not None
-            self._begun = exchange(node, self._bound[0], self._begun)
+            self._in_flight = exchange(node, self._bound[0], self._in_flight)
         else:
             raise NotImplementedError(f"no backend knows what this means: {node}")
 
@@ -217,16 +216,13 @@ def _state_argument(state: State, slot: Slot, replica: int) -> torch.Tensor | No
     return state.tensors[slot.key] if slot.lanes else state.read(slot, replica)
 
 
-def exchange(node: Reduce | Scatter | Gather, state: State, begun: Sequence[Any] = ()) -> list[Any]:
-    """Let the processes of the job exchange what a node names.
-
-    Args:
-        node: of the program.
-        state: the tensors.
-        begun: what was begun before; all of it has ended then.
+def exchange(
+    node: Reduce | Scatter | Gather, state: State, in_flight: Sequence[Any] = ()
+) -> list[Any]:
+    """Let the processes of the job exchange what a node of the program names.
 
     Returns:
-        What a reduction that does not wait has begun.
+        The reductions that are in flight afterwards; a node that waits ends all of them.
     """
     group, tensors = _job.current(), state.tensors
     if isinstance(node, Gather):
@@ -241,8 +237,8 @@ def exchange(node: Reduce | Scatter | Gather, state: State, begun: Sequence[Any]
     squares = isinstance(node, Reduce) and node.kind != Kind.ACCUM
     what, own = _SQUARES if squares else _GRADIENTS, [tensors[key] for key in keys]
     if isinstance(node, Reduce) and not node.waits:
-        return [*begun, *group.begin(own, what)]
-    group.add_up(own, what, begun=begun)
+        return [*in_flight, *group.begin(own, what)]
+    group.add_up(own, what, begun=in_flight)
     if isinstance(node, Scatter):
         for whole, part in node.pairs:
             _empty_others(tensors[whole.key], tensors[part.key])
@@ -257,7 +253,6 @@ def _empty_others(whole: torch.Tensor, part: torch.Tensor) -> None:
 
 
 def step_of(program: Program, index: Index) -> int:
-    """Return the (first) step of a run."""
     side_by_side = program.lanes.steps if program.lanes is not None else 1
     step = program.loops.step(index[Axis.ITERATIONS], index[Axis.ACCUMULATION])
     return step + index[Axis.CHUNKS] * side_by_side
@@ -295,24 +290,14 @@ class device_generator:  # noqa: N801 (used as a function)
 
 
 class Keys:
-    """The keys of a call: one for each iteration, so that iterations draw what calls would.
-
-    Args:
-        state: whose random sequence goes on with each key.
-        loops: of the call.
-    """
+    """The keys of a call: one for each iteration, so that iterations draw what calls would."""
 
     def __init__(self, state: State, loops: Loops) -> None:
         self._state, self._loops = state, loops
         self._keys: list[int] = []
 
     def seed(self, step: int, replica: int, part: str = "") -> int:
-        """Return the seed of a stream.
-
-        Args:
-            step: in the call.
-            replica, part: as of ``streams.seed``.
-        """
+        """Return the seed of a stream at a step of the call; see ``streams.seed``."""
         iteration = self._loops.iteration(step)
         while len(self._keys) <= iteration:
             assert self._state.rng is not None, "the device's generator was never seeded"
@@ -322,8 +307,101 @@ class Keys:
         return streams.seed(self._keys[iteration], within, replica, part)
 
 
+class Wanted:
+    """Which results of each step the output modes keep: found out once, for all calls."""
+
+    def __init__(self, program: Program, modes: Mapping[str, Mode]) -> None:
+        self.modes = modes
+        self._loops = program.loops
+        self._lanes = program.lanes
+        self._distinct = set(modes.values())
+        self._of: dict[int, dict[Mode, list[int]]] = {}
+
+    def of(self, step: int) -> Mapping[Mode, list[int]]:
+        """Return, by mode, which of the steps beside this one are kept, counted from it."""
+        if step not in self._of:
+            side_by_side = range(self._lanes.steps if self._lanes is not None else 1)
+            self._of[step] = {
+                mode: [at for at in side_by_side if self._is(mode, step + at)]
+                for mode in self._distinct
+            }
+        return self._of[step]
+
+    def _is(self, mode: Mode, step: int) -> bool:
+        if mode[0] is OutputMode.Final:
+            return step == self._loops.steps - 1
+        if mode[0] is OutputMode.EveryN:
+            return (self._loops.iteration(step) + 1) % mode[1] == 0
+        return True
+
+
+class Collector:
+    """Keeps the results of the runs of a call that are wanted and puts them together."""
+
+    def __init__(self, program: Program, wanted: Wanted) -> None:
+        self._lanes = program.lanes
+        self._wanted = wanted
+        self._kept: dict[str, list[torch.Tensor]] = {key: [] for key in wanted.modes}
+        self._sums: dict[str, dict[int, torch.Tensor]] = {}
+
+    def take(
+        self, keys: Sequence[str], values: Sequence[torch.Tensor], step: int, replica: int
+    ) -> None:
+        """Look at what one run returned.
+
+        Args:
+            step: where several run side by side the first of them.
+            replica: 0 where all run side by side.
+        """
+        steps, modes = self._wanted.of(step), self._wanted.modes
+        for key, value in zip(keys, values, strict=True):
+            mode = modes.get(key)
+            if mode is None or not steps[mode]:
+                continue
+            lanes = self._lanes
+            part = value
+            if lanes is not None:  # what has no lanes is of a whole update
+                part = _steps(value, steps[mode], lanes) if value.dim() else value[None]
+            if mode[0] is OutputMode.Sum:
+                self._add(key, part, replica)
+            else:
+                self._kept[key].append(part)
+
+    def _add(self, key: str, part: torch.Tensor, replica: int) -> None:
+        if self._lanes is not None and len(part) > 1:
+            part = part.view(-1, self._lanes.replicas, *part.shape[1:]).sum(0, dtype=part.dtype)
+        sums = self._sums.setdefault(key, {})
+        sums[replica] = sums[replica] + part if replica in sums else part
+        self._kept[key] = list(sums.values())
+
+    def results(self) -> list[torch.Tensor]:
+        """One tensor per emitted slot: scalars stacked, others joined along dimension 0."""
+        joined = _joined if self._lanes is None else _joined_lanes
+        return [joined(parts) for parts in self._kept.values()]
+
+
+def _steps(value: torch.Tensor, steps: list[int], lanes: Lanes) -> torch.Tensor:
+    """The lanes of some steps, all replicas of each."""
+    if len(steps) == lanes.steps:
+        return value
+    rows = value.reshape(lanes.steps, lanes.replicas, *value.shape[1:])
+    return rows[steps].flatten(0, 1)
+
+
+def _joined(values: list[torch.Tensor]) -> torch.Tensor:
+    if len(values) == 1:
+        return values[0]
+    return torch.stack(values) if values[0].dim() == 0 else torch.cat(values)
+
+
+def _joined_lanes(parts: list[torch.Tensor]) -> torch.Tensor:
+    rows = parts[0] if len(parts) == 1 else torch.cat(parts)
+    if rows.shape[0] == 1:
+        return rows.squeeze(0)
+    return rows.flatten(0, 1) if rows.dim() > 1 else rows
+
+
 def program_report(backend: str, program: Program, seconds: float) -> Report:
-    """Return the plain figures of a compiled program."""
     size = sum(slot.bytes for slot in program.stored.values())
     nodes = tuple((name, len(g.module.graph.nodes)) for name, g in program.graphs.items())
     return Report(backend, size, nodes, seconds)

@@ -22,12 +22,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, eq=False)
 class GraphSignature:
-    """What a prepared graph takes and returns.
-
-    Attributes:
-        inputs: the slots of the arguments.
-        outputs: the slots of what is returned; what else the graph computes it writes in place.
-    """
+    """What a prepared graph takes, and what it returns rather than writes in place."""
 
     inputs: tuple[Slot, ...]
     outputs: tuple[Slot, ...]
@@ -35,11 +30,7 @@ class GraphSignature:
 
 @dataclass(frozen=True, eq=False)
 class Prepared(GraphSignature):
-    """A graph ready for code.
-
-    Attributes:
-        module: takes the inputs of the graph, writes state in place, returns the other outputs.
-    """
+    """A graph ready for code, which writes state in place and returns the other outputs."""
 
     module: fx.GraphModule
 

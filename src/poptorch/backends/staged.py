@@ -8,24 +8,31 @@ later stage than the first differ from the fused run by their draws.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 
+from .. import _job
 from .._base import interrupts
 from .._base.errors import Error
+from .._ir.blocks import StagePass
 from .._ir.plan import Plan, Report, Staged
 from .._ir.program import State
-from .._ir.slots import Kind
-from .chips import Replica
-from .crew import Crew
-from .devices import at_home, devices
-from .driver import Keys, device_generator, program_report
+from .._ir.schedule import Action
+from .._ir.slots import Kind, Slot
+from .._ir.spec import Spec
+from .chips import Name, Replica, at_home, devices
+from .driver import Collector, Keys, Wanted, device_generator, program_report
 from .prepare import accept_strides
 from .protocol import Executable, Progress
-from .results import Collector, Wanted
 from .whole import note
+
+_VALUES = "what stages hand to one another"
+_RESULTS = "the results of a call"
 
 
 class ByStages:
@@ -35,11 +42,9 @@ class ByStages:
     by_stages = True
 
     def unavailable(self) -> str | None:
-        """It always works."""
         return None
 
     def compile(self, plan: Plan, progress: Progress) -> Executable:
-        """There is nothing to compile."""
         start = time.perf_counter()
         assert plan.staged is not None, "the staged backend needs a program that was cut"
         _check_results(plan, plan.staged)
@@ -73,8 +78,8 @@ class StagedExecutable:
         self._plan = plan
         self._staged = staged
         self._report = report
-        self._crew = Crew(staged, plan.spec)
-        chips = self._crew.chips
+        self._peers = Peers(staged, plan.spec)
+        chips = self._peers.chips
         self._devices = dict(zip(chips, devices(len(chips)), strict=True))
         self._modules = {
             each: at_home(accept_strides(graph.copy().module), self._devices[chip].torch_device)
@@ -91,12 +96,10 @@ class StagedExecutable:
         self.most_values: dict[int, int] = {}
 
     def report(self) -> Report:
-        """Return what the program costs."""
         return self._report
 
     def run(self, state: State, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Do one call; see ``Executable.run``."""
-        self._crew.check_alike(batch)
+        self._peers.check_alike(batch)
         loops = self._plan.program.loops
         slices = [loops.cut(value) for value in batch]
         first, before = self._plan.spec.first_replica, state.rng
@@ -110,7 +113,7 @@ class StagedExecutable:
             try:
                 for replica in replicas:
                     replica.fill(state)
-                with self._crew.together():
+                with self._peers.together():
                     for flush in range(flushes):
                         self._flush(flush, replicas, slices)
                     interrupts.check()
@@ -145,7 +148,7 @@ class StagedExecutable:
                 for action, step in zip(doing, steps, strict=True):
                     replica.do(action, step, self._rows(slices, step, replica.number))
                 replica.exchange()
-            self._crew.deliver(replicas, list(zip(doing, steps, strict=True)))
+            self._peers.deliver(replicas, list(zip(doing, steps, strict=True)))
             for replica in replicas:
                 for chip, count in replica.waiting().items():
                     self.most_values[chip] = max(count, self.most_values.get(chip, 0))
@@ -153,7 +156,6 @@ class StagedExecutable:
     def _rows(
         self, slices: Sequence[Sequence[torch.Tensor]], step: int, replica: int
     ) -> list[torch.Tensor]:
-        """The micro-batch that a replica reads at a step."""
         at = self._plan.program.loops.slice_of(step, replica)
         return [of_input[at] for of_input in slices]
 
@@ -165,7 +167,7 @@ class StagedExecutable:
         totals = [torch.stack([each.read(key) for each in replicas]).sum(0) for key in keys]
         if self._plan.spec.loops.processes > 1:
             totals = [total.cpu() for total in totals]
-            self._crew.add_up(totals)
+            self._peers.add_up(totals)
         for key, total in zip(keys, totals, strict=True):
             for replica in replicas:
                 replica.write(key, total)
@@ -182,7 +184,7 @@ class StagedExecutable:
                     at = self._plan.program.loops.slice_of(step, replica.number)
                     slices[self._changed_inputs[key]][at].copy_(value)
         for key, index in self._changed_inputs.items():
-            self._crew.share(key, batch[index])
+            self._peers.share(key, batch[index])
 
     def _collected(self, replicas: Sequence[Replica]) -> list[torch.Tensor]:
         program = self._plan.program
@@ -190,19 +192,139 @@ class StagedExecutable:
         modes = {slot.key: emit.mode_of(slot.key) for slot in emit.slots}
         collector = Collector(program, Wanted(program, modes))
         keys = [slot.key for slot in emit.slots]
-        elsewhere = {
+        remote = {
             slot.key: torch.empty(slot.shape, dtype=slot.dtype)
             for slot in emit.slots
-            if not self._crew.is_maker(slot.key)
+            if not self._peers.is_maker(slot.key)
         }
         for step in range(program.loops.steps):
             for replica in replicas:
                 results = [
-                    elsewhere[key] if key in elsewhere else replica.results[key, step].cpu()
+                    remote[key] if key in remote else replica.results[key, step].cpu()
                     for key in keys
                 ]
                 collector.take(keys, results, step, replica.number)
         collected = collector.results()
         for key, result in zip(keys, collected, strict=True):
-            self._crew.share(key, result)
+            self._peers.share(key, result)
         return collected
+
+
+@dataclass(frozen=True)
+class _Message:
+    """A value on its way: from a part, to the chips of another that read it."""
+
+    value: Slot
+    source: int
+    target: int
+    chips: tuple[int, ...]
+
+
+def _messages(staged: Staged, after: StagePass) -> list[_Message]:
+    """What leaves its process after a pass, once for each process that reads it."""
+    source = staged.part_of(after)
+    readers: dict[tuple[Slot, int], list[int]] = {}
+    for transfer in staged.transfers:
+        target = staged.parts.get(transfer.target, 0)
+        if transfer.source == after and target != source:
+            readers.setdefault((transfer.value, target), []).append(transfer.target)
+    return [_Message(slot, source, to, tuple(chips)) for (slot, to), chips in readers.items()]
+
+
+class Peers:
+    """This process among those that share the stages of its replicas.
+
+    Each does the actions of its own chips. After every column of the schedule all of them meet in
+    one exchange, in which whoever made a value sends it to the processes whose chips read it.
+    Schedules and shapes are the same everywhere, so that nobody has to be told what comes.
+    """
+
+    def __init__(self, staged: Staged, spec: Spec) -> None:
+        self._staged = staged
+        self._part, self._parts = spec.target.part, spec.target.parts
+        first = spec.process - self._part
+        self._members = range(first, first + self._parts)
+        # Those that run the same chips of other replicas, which add up the same gradients.
+        self._twins = range(self._part, spec.processes, self._parts)
+        self._makers = staged.makers()
+        self._messages = {each: _messages(staged, each) for each in staged.graphs}
+
+    @property
+    def chips(self) -> list[int]:
+        own, parts = self._part, self._staged.parts
+        return [chip for chip in self._staged.workload.chips if parts.get(chip, 0) == own]
+
+    def check_alike(self, batch: Sequence[torch.Tensor]) -> None:
+        """Compare what the processes are given; the stages of one read the same.
+
+        Raises:
+            Error: it is not the same; it is raised in every process.
+        """
+        if self._parts == 1:
+            return
+        own = 0
+        for value in batch:
+            own = zlib.crc32(value.contiguous().view(-1).view(torch.uint8).numpy().data, own)
+        sums = _job.current().numbers(own, "checksums of their batches")
+        others = [i for i, other in enumerate(sums) if other != sums[i - i % self._parts]]
+        if others:
+            first = others[0] - others[0] % self._parts
+            raise Error(
+                "Processes that share the stages of a model were given different batches",
+                got=f"process {others[0]} not that of process {first}",
+                fix=(
+                    "let poptorch.DataLoader shuffle, with the same options.randomSeed everywhere",
+                    "seed what the data set draws alike in all processes",
+                ),
+            )
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """A call: when one process leaves it in the middle, no other can go on."""
+        if self._parts == 1:
+            yield
+            return
+        with _job.current().unbroken(_VALUES):
+            yield
+
+    def deliver(self, replicas: Sequence[Replica], doing: Sequence[tuple[Action, int]]) -> None:
+        """Send and receive what the actions of a column made, of all chips, with their steps."""
+        if self._parts == 1:
+            return
+        sent: list[_job.Message] = []
+        received: list[_job.Message] = []
+        arrived: list[tuple[Replica, tuple[int, ...], Name, torch.Tensor]] = []
+        messages = [
+            (message, (message.value.key, step), replica)
+            for action, step in doing
+            if action.traffic is None
+            for message in self._messages[action.stage_pass]
+            for replica in replicas
+        ]
+        for number, (message, name, replica) in enumerate(messages):  # alike in all processes
+            if message.source == self._part:
+                value = replica.leaving[name].cpu().contiguous()
+                sent.append((value, self._members[message.target], number))
+            elif message.target == self._part:
+                value = torch.empty(message.value.shape, dtype=message.value.dtype)
+                received.append((value, self._members[message.source], number))
+                arrived.append((replica, message.chips, name, value))
+        _job.current().pass_on(sent, received, _VALUES)
+        for replica, chips, name, value in arrived:
+            replica.take_in(chips, name, value)
+        for replica in replicas:
+            replica.leaving.clear()
+
+    def add_up(self, totals: Sequence[torch.Tensor]) -> None:
+        """Replace sums of gradients by those of all processes with the same chips."""
+        if len(self._twins) > 1:
+            _job.current().add_up(totals, "the gradients of an update", self._twins)
+
+    def is_maker(self, key: str) -> bool:
+        return self._makers[key] == self._part
+
+    def share(self, key: str, results: torch.Tensor) -> None:
+        """Give all that share the stages what one of them has made, in place."""
+        if self._parts > 1:
+            source = self._members[self._makers[key]]
+            _job.current().hand_round([results], _RESULTS, source, self._members)

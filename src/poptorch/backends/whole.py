@@ -70,7 +70,6 @@ class Whole:
         return sorted(key for key in changed if slots[key].kind is not Kind.ACCUM)
 
     def begin(self, state: State, batch: Sequence[torch.Tensor]) -> None:
-        """A call begins."""
         self._done = self._kept = 0
         if self._differ:
             self._keys = self._usual if self._hold(state, batch) else self._careful
@@ -90,7 +89,6 @@ class Whole:
         return not any(each.outside(batch[each.slot.index]) for each in self._of_batch)
 
     def ran(self, graph: str, state: State) -> None:
-        """A graph has run."""
         if graph not in _LAST:
             return
         self._done += 1
@@ -123,12 +121,7 @@ class Whole:
 
 
 def note(done: int, updates: int) -> str:
-    """Return what is said of a call that failed.
-
-    Args:
-        done: its whole updates.
-        updates: all of them; 0 in inference.
-    """
+    """Return what is said of a call that failed after whole updates; 0 of 0 in inference."""
     if not done:
         return "poptorch: the model, its optimizer and its random state are as before this call"
     return (

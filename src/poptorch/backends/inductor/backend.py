@@ -12,14 +12,13 @@ from ..._base import env, private
 from ..._base.folders import of_the_user
 from ..._ir.graph import Graph
 from ..._ir.plan import Plan
-from ..allocator import keep_freed_memory
 from ..driver import LoopExecutable, program_report
 from ..prepare import prepare, signature
+from ..process import keep_freed_memory
 from ..protocol import Compiled, Executable, Progress
 from .compiler import Code, compile_graph
 from .library import generator, load
-from .processor import instructions
-from .toolchain import obstacle
+from .toolchain import instructions, obstacle
 
 
 class Inductor:
@@ -28,11 +27,9 @@ class Inductor:
     name = "inductor"
 
     def unavailable(self) -> str | None:
-        """It needs a C++ compiler, and paths that torch can give to it."""
         return obstacle()
 
     def compile(self, plan: Plan, progress: Progress) -> Executable:
-        """Compile every graph."""
         start, functions = time.perf_counter(), {}
         for done, (name, graph) in enumerate(plan.program.graphs.items(), 1):
             functions[name] = self.build(graph).run
@@ -69,11 +66,9 @@ class Inductor:
             return compile_graph(prepare(graph).module, graph.zero_inputs())
 
     def load(self, code: bytes) -> Compiled:
-        """Return the function of a graph that was built before."""
         return load(code)
 
     def assemble(self, plan: Plan, functions: Mapping[str, Compiled], seconds: float) -> Executable:
-        """Return the executable of a plan whose graphs are there."""
         keep_freed_memory()
         parts = {
             name: (signature(graph), functions[name]) for name, graph in plan.program.graphs.items()

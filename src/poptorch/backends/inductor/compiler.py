@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,57 +13,40 @@ from torch import fx
 
 from ..._base import log, private
 from ..._ir.operators import Operator
-from .addition import add
-from .attention import attention_backward
-from .convolution import Convolutions
+from ..protocol import Compiled
+from . import shortcuts
 from .library import code_of, generator
 from .lowering import Decompositions, fakes, lower
-from .pooling import max_pool, max_pool_backward
-from .processor import has_vectors
-from .products import choose_library
-from .reads import keep_dependencies
-from .sources import Sources, run, write
-from .strides import stride
+from .products import attention_backward, choose_library
 from .toolchain import explained
-from .updates import place_writes
+from .windows import Convolutions, max_pool, max_pool_backward
+from .writes import keep_dependencies, place_writes
 
 aten = torch.ops.aten
 
-Compiled = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
-
 # Random numbers equal the reference backend's. Layouts stay as traced: the generator's switch to
 # channels-last leaves few channels as the innermost axis, which cannot be vectorised (the tutorial
-# CNN: 0.97 times eager with it, 1.29 without). So does the order, as traced but for ``updates``:
+# CNN: 0.97 times eager with it, 1.29 without). So does the order, as traced but for ``writes``:
 # moved to where they are first used, gradients of weights would follow the whole backward pass, and
 # keep its activations till then (without and with: a BERT of 4 layers 40 and 50 MiB, in bfloat16 20
 # and 26 and 1.1 times as long; the CNN, 8 micro-batches of 16, 7 and 10 and 1.2 times as long).
-# Headers are not compiled in advance: it takes about 6 s, once per machine, and saves 1.1 s in each
-# file. Processor time of the first program on a fresh machine, the tutorial's CNN: 25 s as torch is
-# set, 20.5 s without trying out vector instructions (``processor``), 15.4 s without headers too.
 SETTINGS: Mapping[str, Any] = {
     "fallback_random": True,
     "layout_optimization": False,
     "reorder_for_peak_memory": False,
     "reorder_for_locality": False,
-    "cpp_cache_precompile_headers": False,
 }
 
 
 @dataclass(frozen=True)
 class Code:
-    """A compiled graph.
-
-    Attributes:
-        run: from the list of tensors to the list of outputs.
-        kept: what ``library.load`` makes the same function from; None where that is not possible.
-    """
+    """A compiled graph; see ``backends.Code``."""
 
     run: Compiled
     kept: bytes | None
 
 
 def rules(graph: fx.Graph) -> Decompositions:
-    """Return the faster ways to compute operators of a graph."""
     return {
         **Convolutions(graph).rules,
         aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention_backward,
@@ -80,23 +63,21 @@ def compile_graph(module: fx.GraphModule, examples: list[torch.Tensor]) -> Code:
         examples: tensors of the sizes and strides to compile for.
 
     Returns:
-        A function from the list of tensors to the list of outputs, whose strides are those of the
-        traced outputs, and what it can be loaded from again. It leaves the list as it is.
+        A function from the list of tensors, which it leaves as it is, to the list of outputs, whose
+        strides are those of the traced outputs; and what it can be loaded from again.
 
     Raises:
         Error: the C++ compiler failed.
     """
-    compiled, kept = None, None
-    if _callable_from_cpp(module):
-        try:
-            compiled = _compile(module, examples, cpp_wrapper=True)
-            kept = code_of(compiled)
-        except Exception as error:  # whatever it is, the other wrapper tells whether it is ours
-            log.engine.debug("No C++ wrapper: %s", str(error).partition("\n")[0])
-            _let_go(error)
+    compiled = None
+    try:
+        compiled = _compile(module, examples, cpp_wrapper=_callable_from_cpp(module), plain=False)
+    except Exception as error:  # whatever it is, the plain way tells whether it is ours
+        log.engine.debug("Compiling as torch does: %s", str(error).partition("\n")[0])
+        _let_go(error)
     if compiled is None:
         try:
-            compiled = _compile(module, examples, cpp_wrapper=False)
+            compiled = _compile(module, examples, cpp_wrapper=False, plain=True)
         except Exception as error:
             complaint = explained(error)
             if complaint is None:
@@ -104,7 +85,7 @@ def compile_graph(module: fx.GraphModule, examples: list[torch.Tensor]) -> Code:
             _let_go(error)
             raise complaint from None
     # the generated code empties its list
-    return Code(lambda arguments: compiled(list(arguments)), kept)
+    return Code(lambda arguments: compiled(list(arguments)), code_of(compiled))
 
 
 def _let_go(error: BaseException | None) -> None:
@@ -138,30 +119,41 @@ def _is_plain(node: fx.Node) -> bool:
     )
 
 
-def _compile(module: fx.GraphModule, examples: list[torch.Tensor], cpp_wrapper: bool) -> Any:
-    """Compile; the wrapper is the code that allocates and calls kernels, in C++ or in Python.
+def _compile(
+    module: fx.GraphModule, examples: list[torch.Tensor], cpp_wrapper: bool, plain: bool
+) -> Any:
+    """Compile once.
 
-    In C++ all kernels are one source file, compiled once instead of once per group of kernels
-    (processor time of the C++ compiler: 4.2 s instead of 9.5 s for the tutorial's CNN, 17 s instead
-    of 42 s for a ResNet-18), and a call costs 0.04 ms less. Not every operator can be called so.
+    Args:
+        module, examples: see ``compile_graph``.
+        cpp_wrapper: the code that allocates and calls kernels is C++, not Python. All kernels are
+            one source file then, compiled once instead of once per group of kernels (processor time
+            of the C++ compiler: 4.2 s instead of 9.5 s for the tutorial's CNN, 17 s instead of 42 s
+            for a ResNet-18), and a call costs 0.04 ms less. Not every operator can be called so.
+        plain: nothing that only saves time takes the place of what torch does.
     """
     mode, inputs = fakes(examples)
-    passes = {
-        "post_grad_custom_post_pass": _of_ours(private.CustomGraphPass, _rewrite),
-        "_pre_fusion_custom_pass": _of_ours(private.CustomSchedulerPass, keep_dependencies),
+    rewrite = place_writes if plain else _rewrite
+    settings = {
+        **SETTINGS,
+        **({} if plain else shortcuts.settings()),
+        "cpp_wrapper": cpp_wrapper,
+        # What is one library is kept elsewhere (``library``): torch's own cache is not asked.
+        "fx_graph_cache": not cpp_wrapper,
+        "post_grad_custom_post_pass": _of_ours("CustomGraphPass", rewrite),
+        "pre_fusion_custom_pass": _of_ours("CustomSchedulerPass", keep_dependencies),
     }
-    settings = {**SETTINGS, **_shortcuts(), **passes, "cpp_wrapper": cpp_wrapper}
-    # What is one library is kept elsewhere (``library``): torch's own cache need not look it up.
-    settings["fx_graph_cache"] = not cpp_wrapper
-    sources = Sources()
-    with private.config.patch(settings), private.standing_in(_stand_ins(sources)):
+    stand_ins = {} if plain else shortcuts.stand_ins()
+    with private.settings(settings), private.standing_in(stand_ins):
         lowered = lower(module, inputs, rules(module.graph), _decompositions())
         tracing = private.tracing(private.TracingContext(mode))
         with tracing, torch.no_grad(), _quiet():
-            with private.V.set_fake_mode(mode):
-                private.joint_graph_passes(lowered)
-            _keep_output_strides(lowered, _output_strides(module))
-            with private.config.patch(cpp_wrapper_build_separate=sources.are_two(lowered.graph)):
+            joint_graph_passes = private.optional("joint_graph_passes")
+            if joint_graph_passes is not None:
+                with private.V.set_fake_mode(mode):
+                    joint_graph_passes(lowered)
+            _keep_output_strides(lowered, module)
+            with private.settings({"cpp_wrapper_build_separate": shortcuts.are_two(lowered.graph)}):
                 return private.compile_fx_inner(
                     lowered,
                     inputs,
@@ -169,48 +161,6 @@ def _compile(module: fx.GraphModule, examples: list[torch.Tensor], cpp_wrapper: 
                     static_input_idxs=range(len(inputs)),
                     cpp_wrapper=cpp_wrapper,
                 )
-
-
-def _shortcuts() -> Mapping[str, Any]:
-    """Settings for what is known without trying it out.
-
-    Where the C++ compiler does not know the instructions it fails, and the reference backend runs
-    the program.
-    """
-    return {"cpp.vec_isa_ok": True} if has_vectors() else {}
-
-
-def _stand_ins(sources: Sources) -> Mapping[str, Callable[..., Any]]:
-    """What takes the place of functions of torch's while it compiles, by their names."""
-    known = {"check_build": _is_known} if has_vectors() else {}
-    return {
-        "stride_at_vec_range": stride,
-        "write": write,
-        "run_compile_cmd": run,
-        "worker_compile_cpp": sources.compile,
-        "DtypePropagationOpsHandler": _made_once(),
-        **known,
-    }
-
-
-def _made_once() -> Callable[..., Any]:
-    """Torch makes its table of result types, always the same, for every operator of a kernel.
-
-    It is 5% of the generator's processor time for the tutorial's CNN.
-    """
-    tables: list[Any] = []
-
-    def table(usual: Callable[..., Any]) -> Any:
-        if not tables:
-            tables.append(usual())
-        return tables[0]
-
-    return table
-
-
-def _is_known(usual: Callable[..., Any], self: Any, code: str) -> bool:
-    """Torch asks the processor whether it has an instruction, then tries it out in a library."""
-    return True
 
 
 @contextlib.contextmanager
@@ -226,16 +176,19 @@ def _rewrite(graph: fx.Graph) -> None:
     place_writes(graph)
 
 
-def _of_ours(base: Any, work: Callable[[Any], Any]) -> Any:
+def _of_ours(name: str, work: Callable[[Any], Any]) -> Any:
     """Return a pass for one of torch's settings.
 
     It has a version, which torch's cache of graphs asks for: nothing is used again that another
-    version of this package has compiled.
+    version of this package has compiled. A function without one is not cached.
 
     Args:
-        base: torch's class of such passes.
+        name: of torch's class of such passes.
         work: what is done.
     """
+    base: Any = private.optional(name)
+    if base is None:
+        return work
 
     class Pass(base):  # type: ignore[misc]
         def __call__(self, subject: Any) -> Any:
@@ -247,16 +200,21 @@ def _of_ours(base: Any, work: Callable[[Any], Any]) -> Any:
     return Pass()
 
 
+def _add(first: torch.Tensor, second: torch.Tensor, *, alpha: complex = 1) -> Any:
+    """Return ``first + alpha * second``, written out.
+
+    Of ``add(x, mm(a, b), alpha=f)`` torch 2.13 makes ``addmm`` and forgets the factor.
+    """
+    return NotImplemented if alpha == 1 else first + second * alpha
+
+
 def _decompositions() -> Decompositions:
-    return {**private.select_decomp_table(), aten.add.Tensor: add}
+    return {**private.select_decomp_table(), aten.add.Tensor: _add}
 
 
-def _output_strides(module: fx.GraphModule) -> list[tuple[int, ...]]:
-    (output,) = module.graph.find_nodes(op="output")
-    return [node.meta["val"].stride() for node in output.args[0]]
-
-
-def _keep_output_strides(lowered: fx.GraphModule, strides: Sequence[tuple[int, ...]]) -> None:
+def _keep_output_strides(lowered: fx.GraphModule, module: fx.GraphModule) -> None:
+    (traced,) = module.graph.find_nodes(op="output")
+    strides = [node.meta["val"].stride() for node in traced.args[0]]
     (output,) = lowered.graph.find_nodes(op="output")
     output.meta["user_visible_output_idxs"] = list(range(len(strides)))
-    output.meta["original_output_strides"] = list(strides)
+    output.meta["original_output_strides"] = strides

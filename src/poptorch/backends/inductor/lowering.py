@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import map_aggregate
 
 from ..._base import private
 from ..._ir.graph import graph_module
-from .order import OrderedReplay
+from ..._ir.operators import Operator
 
 aten = torch.ops.aten
 Decompositions = Mapping[Any, Callable[..., Any]]
@@ -52,14 +53,12 @@ def lower(
     pure, returned, targets = _without_writes(module)
     replay = OrderedReplay(pure, rules)
     with torch.no_grad():
-        lowered = private.make_fx(
-            torch.func.functionalize(lambda *a: replay.run(*a), remove="mutations"),
-            decomposition_table=dict(decompositions),
-            tracing_mode="real",
-            _allow_non_fake_inputs=True,
-        )(*inputs)
+        function = torch.func.functionalize(lambda *a: replay.run(*a), remove="mutations")
+        lowered: fx.GraphModule = private.traced(function, inputs, decompositions)
     lowered.graph.eliminate_dead_code()
-    lowered = graph_module(lowered, private.fx_graph_cse(lowered.graph))
+    without_repeats = private.optional("fx_graph_cse")
+    if without_repeats is not None:
+        lowered = graph_module(lowered, without_repeats(lowered.graph))
     _append_writes(lowered.graph, returned, targets)
     lowered.recompile()
     return lowered
@@ -92,3 +91,122 @@ def _append_writes(graph: fx.Graph, returned: int, targets: Sequence[int]) -> No
             write = graph.call_function(aten.copy_.default, (placeholders[place], value))
             write.meta["val"] = placeholders[place].meta["val"]
     output.args = (tuple(values[:returned]),)
+
+
+# Operators that work element by element run in the order in which their operands lie in memory. The
+# rules lay activations out with the batch innermost, and the code generator stores what it
+# materialises in the order of its logical dimensions: an activation written as (batch, channel,
+# row, column) would be transposed in memory before its next use and back again afterwards. Without
+# this a step of the tutorial's CNN, 8 micro-batches of 16, takes 1.09 times as long, of a single
+# micro-batch of 16 1.01 times (torch 2.13). What is not known to work on any layout gets its
+# operands as they lay when the graph was traced.
+
+# Correct for every layout of their operands, by their decompositions or because they are views.
+_ANY_LAYOUT = {
+    aten.permute.default,
+    aten.transpose.int,
+    aten.t.default,
+    aten.reshape.default,
+    aten.unsqueeze.default,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.expand.default,
+    aten.select.int,
+    aten.slice.Tensor,
+    aten.unbind.int,
+    aten.split.Tensor,
+    aten.sum.default,
+    aten.sum.dim_IntList,
+    aten.mean.default,
+    aten.mean.dim,
+    aten.amax.default,
+    aten.amin.default,
+    aten.var_mean.correction,
+    aten.mm.default,
+    aten.addmm.default,
+    aten.bmm.default,
+    aten.native_group_norm.default,
+    aten.native_group_norm_backward.default,
+    aten._native_batch_norm_legit_functional.default,
+    aten.native_batch_norm_backward.default,
+}
+_CASTS = {aten._to_copy.default, aten.clone.default}
+_VIEWS = {aten.view.default, aten._unsafe_view.default}
+
+
+def memory_order(value: torch.Tensor) -> tuple[int, ...] | None:
+    """Return the dimensions from outermost to innermost; None where they overlap or have gaps."""
+    strides = value.stride()
+    order = tuple(sorted(range(value.dim()), key=lambda d: (-strides[d], d)))
+    return order if value.permute(order).is_contiguous() else None
+
+
+class OrderedReplay(fx.Interpreter):
+    """Runs a graph by faster rules, whose results may lie in memory otherwise than traced.
+
+    Args:
+        module: the graph; its nodes carry the traced values.
+        rules: by operator, a function of its arguments that may return ``NotImplemented``.
+    """
+
+    def __init__(self, module: fx.GraphModule, rules: Mapping[Any, Callable[..., Any]]) -> None:
+        super().__init__(module)
+        self._rules = rules
+
+    def run_node(self, n: fx.Node) -> Any:
+        if n.op != "call_function" or not isinstance(n.target, Operator):
+            return super().run_node(n)
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        if n.target in self._rules:
+            result = self._rules[n.target](*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        if n.target in _VIEWS:
+            return aten.reshape.default(*args)
+        if _is_pointwise(n.target, kwargs):
+            return _pointwise(n.target, args, kwargs)
+        if n.target not in _ANY_LAYOUT:
+            args, kwargs = fx.map_arg((n.args, n.kwargs), self._as_traced)
+        return n.target(*args, **kwargs)
+
+    def _as_traced(self, node: fx.Node) -> Any:
+        """Return an operand, copied if its strides are no longer the traced ones."""
+        value, traced = self.env[node], node.meta.get("val")
+        if not isinstance(traced, torch.Tensor) or traced.stride() == value.stride():
+            return value
+        as_it_was = torch.empty_strided(
+            traced.shape, traced.stride(), dtype=value.dtype, device=value.device
+        )
+        return as_it_was.copy_(value)
+
+
+def _is_pointwise(target: Any, kwargs: Mapping[str, Any]) -> bool:
+    if torch.Tag.nondeterministic_seeded in target.tags:  # draws go to elements in traced order
+        return False
+    if target in _CASTS:
+        return kwargs.get("memory_format") in (None, torch.preserve_format)
+    return torch.Tag.pointwise in target.tags
+
+
+def _pointwise(target: Any, args: Any, kwargs: Any) -> Any:
+    leaves: list[Any] = []
+    map_aggregate((args, kwargs), leaves.append)
+    tensors = [leaf for leaf in leaves if _is_tensor(leaf)]
+    rank = max((t.dim() for t in tensors), default=0)
+    largest = max((t for t in tensors if t.dim() == rank), key=torch.Tensor.numel, default=None)
+    order = None if largest is None else memory_order(largest)
+    if order is None or order == tuple(range(rank)):
+        return target(*args, **kwargs)
+
+    def turn(value: Any) -> Any:
+        if not _is_tensor(value) or value.dim() == 0:
+            return value
+        return value.reshape((1,) * (rank - value.dim()) + value.shape).permute(order)
+
+    args, kwargs = map_aggregate((args, kwargs), turn)
+    return target(*args, **kwargs).permute(tuple(order.index(d) for d in range(rank)))
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)

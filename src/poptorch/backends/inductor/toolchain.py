@@ -1,7 +1,10 @@
-"""What torch's code generator needs of the machine, and what it says when that fails."""
+"""The C++ compiler and the processor that code is generated for."""
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import platform
 import shutil
 import sysconfig
 from pathlib import Path
@@ -20,22 +23,19 @@ def obstacle() -> str | None:
     compiler = env.get("CXX") or "g++"
     if shutil.which(compiler) is None:
         return f"there is no C++ compiler {compiler!r}: install it, or name another in CXX"
-    folder = next((path for path in _folders() if any(sign.isspace() for sign in path)), None)
+    cache = env.get("TORCHINDUCTOR_CACHE_DIR") or temporary() or ""
+    used = cache, str(Path(torch.__file__).parent), sysconfig.get_config_var("LIBDIR") or ""
+    folder = next((path for path in used if any(sign.isspace() for sign in path)), None)
     if folder is not None:
         return f"torch gives its C++ compiler no paths with spaces, as in {folder!r}"
     return None
 
 
-def _folders() -> tuple[str, ...]:
-    cache = env.get("TORCHINDUCTOR_CACHE_DIR") or temporary() or ""
-    torch_itself = Path(torch.__file__).parent
-    return cache, str(torch_itself), sysconfig.get_config_var("LIBDIR") or ""
-
-
 def explained(error: Exception) -> Error | None:
     """Return what to raise in the place of a C++ compiler's complaint; None for other errors."""
     cause = getattr(error, "inner_exception", error)
-    if not isinstance(cause, private.CppCompileError):
+    kind = private.optional("CppCompileError")
+    if kind is None or not isinstance(cause, kind):
         return None
     log.engine.debug("%s", cause)
     lines = cause.output.strip().splitlines()
@@ -49,3 +49,31 @@ def explained(error: Exception) -> Error | None:
             'options.backend("reference") runs the model without compiled code',
         ),
     )
+
+
+@functools.cache
+def _facts() -> dict[str, str]:
+    try:
+        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+    except OSError:
+        return {}
+    fields = (line.partition(":") for line in first.splitlines())
+    return {name.strip(): value.strip() for name, _, value in fields}
+
+
+def maker() -> str:
+    """Return ``GenuineIntel``, ``AuthenticAMD`` or another; empty where it is not known."""
+    return _facts().get("vendor_id", "")
+
+
+def has_vectors() -> bool:
+    """Tell whether ATen's own kernels run vector instructions: it has asked the processor."""
+    return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+
+
+def instructions() -> str:
+    """Name the processor by its maker and the instructions that it has: code uses all of them."""
+    flags = _facts().get("flags") or _facts().get("Features", "")
+    capability = torch.backends.cpu.get_cpu_capability()
+    digest = hashlib.sha256(flags.encode()).hexdigest()[:16]
+    return " ".join((platform.machine(), maker(), capability, digest))
