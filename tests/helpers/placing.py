@@ -10,6 +10,7 @@ from helpers.captures import capture
 from poptorch import _place
 from poptorch._ir.blocks import StagePass, pass_of
 from poptorch._ir.plan import Layout
+from poptorch._place.place import find_homes
 from poptorch.options.freeze import freeze
 
 X = torch.randn(2, 4)
@@ -64,6 +65,11 @@ def passes(layout: Layout) -> dict[fx.Node, StagePass]:
     """Return where every operator of a placed graph runs."""
     nodes = layout.graph.module.graph.nodes
     return {node: pass_of(node) for node in nodes if node.op == "call_function"}
+
+
+def homes(layout: Layout) -> dict[str, tuple[int, ...]]:
+    """Return the chips of all state of a placed graph, by slot key."""
+    return find_homes(layout.graph, layout.stages)
 
 
 def stages(layout: Layout) -> list[tuple[int, tuple[str, ...]]]:

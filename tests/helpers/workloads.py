@@ -1,11 +1,12 @@
-"""Workloads for schedules: a chain of stages, without any graphs."""
+"""Workloads for schedules: a chain of stages, without any graphs; and schedules from their text."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from poptorch._ir.blocks import Direction, Stage, StagePass
-from poptorch._ir.schedule import Streaming, Workload
+from poptorch._ir.schedule import Action, Schedule, Streaming, Traffic, Workload, padded
 
 
 def forward(stage: int) -> StagePass:
@@ -54,3 +55,22 @@ def chain(
         updates=tuple(updates),
         streaming=streaming,
     )
+
+
+def action(text: str) -> Action:
+    """Return the action that a text such as ``L1F3`` stands for."""
+    match = re.fullmatch(r"([LS]?)(\d+)([FBU])(\d+)", text)
+    assert match is not None, text
+    direction, number = Direction(match[3]), int(match[4])
+    rounds, micro_batch = (number, 0) if direction is Direction.UPDATE else (0, number)
+    traffic = Traffic(match[1]) if match[1] else None
+    return Action(StagePass(int(match[2]), direction, rounds), micro_batch, traffic)
+
+
+def parsed(text: str) -> Schedule:
+    """Return the schedule that lines such as ``chip 0: 0F0 . 0B0`` stand for."""
+    rows = {}
+    for line in filter(None, map(str.strip, text.splitlines())):
+        chip, _, cells = line.removeprefix("chip").partition(":")
+        rows[int(chip)] = [None if cell == "." else action(cell) for cell in cells.split()]
+    return Schedule(padded(rows))

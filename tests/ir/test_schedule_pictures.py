@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from xml.etree import ElementTree
 
-from helpers.workloads import chain
-from poptorch._ir.schedule import Schedule
+from helpers.workloads import chain, parsed
 from poptorch._ir.spec import Placement
 from poptorch._schedule import make
 
@@ -46,7 +45,7 @@ def test_the_trace_has_a_thread_for_each_chip() -> None:
 
 
 def test_moves_are_drawn_as_such() -> None:
-    schedule = Schedule.parse("chip 3: L0F0 0F0 S0F0")
+    schedule = parsed("chip 3: L0F0 0F0 S0F0")
     events = json.loads(schedule.to_trace())["traceEvents"]
     assert [e["cat"] for e in events if e["ph"] == "X"] == ["load", "forward", "store"]
     assert "load for forward of stage 0, micro-batch 0" in schedule.to_svg()

@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers.placing import X, chain, options, place
+from helpers.placing import X, chain, homes, options, place
 from poptorch import AutoStage, PipelinedExecution
 
 
 def test_weights_live_where_they_are_used() -> None:
-    homes = chain(None, ("A", 1), ("B", 2)).homes
-    assert {key: chips for key, chips in homes.items() if "weight" in key} == {
+    found = homes(chain(None, ("A", 1), ("B", 2)))
+    assert {key: chips for key, chips in found.items() if "weight" in key} == {
         "param.layers.0.weight": (0,),
         "param.layers.1.weight": (1,),
         "param.layers.2.weight": (2,),
@@ -38,7 +38,7 @@ def test_shared_weights_must_be_on_one_device() -> None:
     opts = options(PipelinedExecution(AutoStage.AutoIncrement))
     with pytest.raises(poptorch.Error, match=r"'layer\.(weight|bias)' is shared by several IPUs"):
         place(Shared(2), X, opts=opts)
-    assert place(Shared(0), X, opts=opts).homes["param.layer.weight"] == (0,)
+    assert homes(place(Shared(0), X, opts=opts))["param.layer.weight"] == (0,)
 
 
 class Counting(nn.Module):
@@ -71,5 +71,5 @@ def test_buffers_may_be_read_everywhere_but_changed_on_one_device_only() -> None
     opts = options(training=False)
     with pytest.raises(poptorch.Error, match="'count' is changed on one IPU and used on another"):
         place(ChangesElsewhere(), X, opts=opts, training=False)
-    homes = place(OnlyReads(), X, opts=opts, training=False).homes
-    assert homes == {"buffer.count": (0,), "buffer.scale": (0, 1)}
+    found = homes(place(OnlyReads(), X, opts=opts, training=False))
+    assert found == {"buffer.count": (0,), "buffer.scale": (0, 1)}

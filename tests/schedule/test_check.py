@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from helpers.workloads import chain
+from helpers.workloads import chain, parsed
 from poptorch._ir.blocks import Stage
 from poptorch._ir.schedule import Schedule, Workload
 from poptorch._ir.spec import Placement, Strategy
@@ -41,7 +41,7 @@ def edited(schedule: Schedule, *edits: tuple[Cell, str]) -> Schedule:
         row = cells[chip]
         row += ["."] * (column + 1 - len(row))
         row[column] = text
-    return Schedule.parse("\n".join(f"chip {c}: {' '.join(row)}" for c, row in cells.items()))
+    return parsed("\n".join(f"chip {c}: {' '.join(row)}" for c, row in cells.items()))
 
 
 def replaced(schedule: Schedule, action: str, by: str) -> Schedule:
@@ -160,6 +160,6 @@ def test_there_are_twenty_kinds_of_damage() -> None:
 
 def test_a_workload_of_one_stage_is_checked_too() -> None:
     work = Workload((Stage(0),), micro_batches=1, training=False)
-    check(Schedule.parse("chip 0: 0F0"), work)
+    check(parsed("chip 0: 0F0"), work)
     with pytest.raises(ScheduleError, match="0F0 is missing"):
-        check(Schedule.parse("chip 0: ."), work)
+        check(parsed("chip 0: ."), work)

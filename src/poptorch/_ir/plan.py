@@ -30,12 +30,6 @@ class Layout:
     """A placed micro graph; which pass a node belongs to stands in its label."""
 
     stages: tuple[Stage, ...]  # in forward order; never empty
-    homes: Mapping[str, tuple[int, ...]]
-    """Chips that hold each state tensor, by slot key.
-
-    Weights have one home; what is only read may be copied to several; hyper-parameters and the like
-    are on every chip.
-    """
     depth: int  # forward pipeline stages as the strategy's rules count them: device switches + 1
     chips: int  # devices that one replica needs: highest index + 1
     reserved: int  # by all replicas of this process, rounded if that was allowed

@@ -1,4 +1,4 @@
-"""Schedule: which chip does what and when; a grid of actions with a text form that parses back.
+"""Schedule: which chip does what and when; a grid of actions with a text form.
 
 An action is a stage's pass for one micro-batch: ``1F3`` is the forward pass of stage 1 for
 micro-batch 3, ``1B3`` its backward pass, ``0U1`` round 1 of the optimizer's update on chip 0.
@@ -11,7 +11,6 @@ from __future__ import annotations
 import enum
 import functools
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from xml.sax.saxutils import escape
@@ -57,21 +56,6 @@ class Action:
             what = f"{direction} of stage {number}, micro-batch {self.micro_batch}"
         return f"{self.traffic.name.lower()} for {what}" if self.traffic else what
 
-    @staticmethod
-    def parse(text: str) -> Action:
-        """Return the action that a text stands for.
-
-        Raises:
-            ValueError: the text stands for none.
-        """
-        match = re.fullmatch(r"([LS]?)(\d+)([FBU])(\d+)", text)
-        if match is None:
-            raise ValueError(f"{text!r} is no action: write for instance 1F3, 0U0 or L2B0")
-        direction, number = Direction(match[3]), int(match[4])
-        rounds, micro_batch = (number, 0) if direction is Direction.UPDATE else (0, number)
-        traffic = Traffic(match[1]) if match[1] else None
-        return Action(StagePass(int(match[2]), direction, rounds), micro_batch, traffic)
-
 
 Row = tuple[Action | None, ...]
 
@@ -80,7 +64,7 @@ Row = tuple[Action | None, ...]
 class Schedule:
     """A grid of actions: a row for each chip, all of the same length.
 
-    ``str`` writes one line per chip, for instance ``chip 0: 0F0 0F1 . 0B0``; ``parse`` reads it.
+    ``str`` writes one line per chip, for instance ``chip 0: 0F0 0F1 . 0B0``.
     """
 
     rows: Mapping[int, Row]
@@ -175,22 +159,6 @@ class Schedule:
             for column, chip, action in self.cells()
         ]  # fmt: skip
         return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, indent=1)
-
-    @staticmethod
-    def parse(text: str) -> Schedule:
-        """Return the schedule that a text stands for.
-
-        Raises:
-            ValueError: a line or a cell is malformed, or a chip occurs twice.
-        """
-        rows: dict[int, Row] = {}
-        for line in filter(None, map(str.strip, text.splitlines())):
-            match = re.fullmatch(r"chip\s+(\d+):(.*)", line)
-            if match is None or int(match[1]) in rows:
-                raise ValueError(f"{line!r}: write one line 'chip N: ...' for each chip")
-            cells = match[2].split()
-            rows[int(match[1])] = tuple(None if c == "." else Action.parse(c) for c in cells)
-        return Schedule(padded(rows))
 
 
 def padded(rows: Mapping[int, Sequence[Action | None]]) -> dict[int, Row]:

@@ -48,8 +48,8 @@ def place(graph: Graph, visits: Sequence[Visit], spec: Spec) -> Layout:
     on = [0, *(item.chip for item in placed)]
     depth = 1 + sum(before != after for before, after in itertools.pairwise(on))
     check_batches(depth, len(stages), spec)
-    homes = find_homes(graph, stages)
-    return Layout(stages, homes, depth, chips, reserve(chips, spec), graph)
+    find_homes(graph, stages)  # raises where one would be shared
+    return Layout(stages, depth, chips, reserve(chips, spec), graph)
 
 
 def check_batches(depth: int, stages: int, spec: Spec) -> None:
@@ -127,6 +127,9 @@ def reserve(per_replica: int, spec: Spec) -> int:
 
 def find_homes(graph: Graph, stages: Sequence[Stage]) -> dict[str, tuple[int, ...]]:
     """Return the chips of every state input of a placed graph, by slot key.
+
+    Weights have one home; what is only read may be copied to several; hyper-parameters and the like
+    are on every chip.
 
     Raises:
         Error: a weight that several chips read, or a buffer that one chip changes and another
