@@ -12,13 +12,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from .._ir import slots
 from .._ir.spec import Setting
 
-Scalar = float | torch.Tensor
+Scalar = float | Tensor
 Scalars = Mapping[str, Scalar]
-Tensors = dict[str, torch.Tensor]
+Prepared = dict[str, Scalar]
+Tensors = dict[str, Tensor]
+Stepped = tuple[Tensor, Tensors]
 Settings = Mapping[str, Setting]
 """What is compiled in, of the optimizer and of one of its groups: no name of a variable."""
 SQUARES = 2
@@ -51,11 +54,9 @@ class Algorithm:
 
     moments: Callable[[Settings], tuple[Moment, ...]]
     counts: Callable[[Settings], bool]
-    prepare: Callable[[Settings, Scalars, torch.Tensor | None], dict[str, Scalar]]
-    step: Callable[[torch.Tensor, torch.Tensor, Tensors, Scalars], tuple[torch.Tensor, Tensors]]
-    squares: Callable[[torch.Tensor, torch.Tensor, Tensors, Scalars], list[torch.Tensor]] | None = (
-        None
-    )
+    prepare: Callable[[Settings, Scalars, Tensor | None], Prepared]
+    step: Callable[[Tensor, Tensor, Tensors, Scalars], Stepped]
+    squares: Callable[[Tensor, Tensor, Tensors, Scalars], list[Tensor]] | None = None
 
 
 def storage_dtype(settings: Settings, name: str) -> torch.dtype:
@@ -67,24 +68,24 @@ def storage_dtype(settings: Settings, name: str) -> torch.dtype:
 
 def is_constant(value: Scalar, number: float) -> bool:
     """Tell whether a hyper-parameter is compiled in with this value, so that terms can go."""
-    return not isinstance(value, torch.Tensor) and value == number
+    return not isinstance(value, Tensor) and value == number
 
 
-def plus_scaled(base: torch.Tensor, other: torch.Tensor, factor: Scalar) -> torch.Tensor:
+def plus_scaled(base: Tensor, other: Tensor, factor: Scalar) -> Tensor:
     """Return ``base + factor * other`` as one op, for a constant and for a variable factor."""
-    if isinstance(factor, torch.Tensor):
+    if isinstance(factor, Tensor):
         return torch.addcmul(base, other, factor)
     return torch.add(base, other, alpha=factor)
 
 
-def materialised(values: dict[str, Scalar]) -> dict[str, Scalar]:
+def materialised(values: dict[str, Scalar]) -> Prepared:
     """Have compilers compute scalars once rather than inside the loops over the weights.
 
     Inductor inlines 0-d arithmetic (a ``pow``, a division) into every loop that reads it, which
     makes Adam 2.5 times slower; it must give a tensor that ``as_strided`` is applied to a buffer.
     """
     return {
-        name: value.as_strided((), ()) if isinstance(value, torch.Tensor) else value
+        name: value.as_strided((), ()) if isinstance(value, Tensor) else value
         for name, value in values.items()
     }
 
@@ -95,25 +96,25 @@ def _complement(hyper: Scalars, name: str) -> Scalar:
     return hyper[variable] if variable in hyper else 1 - hyper[name]
 
 
-def _correction(hyper: Scalars, name: str, count: torch.Tensor) -> torch.Tensor:
+def _correction(hyper: Scalars, name: str, count: Tensor) -> Tensor:
     """Return ``1 - decay ** count`` without the cancellation that it has in float32."""
     rest = _complement(hyper, name)
-    if isinstance(rest, torch.Tensor):
+    if isinstance(rest, Tensor):
         log: Scalar = torch.log1p(-rest)
     else:
         log = math.log1p(-rest) if rest < 1 else -math.inf
     return -torch.expm1(count * log)
 
 
-def _with_decay(gradient: torch.Tensor, weight: torch.Tensor, values: Scalars) -> torch.Tensor:
+def _with_decay(gradient: Tensor, weight: Tensor, values: Scalars) -> Tensor:
     """Return the gradient of the loss plus that of the weights' squares, as L2 decay has it."""
     decay = values["weight_decay"]
     return gradient if is_constant(decay, 0) else plus_scaled(gradient, weight, decay)
 
 
-def _blend(old: torch.Tensor, new: torch.Tensor, share: Scalar) -> torch.Tensor:
+def _blend(old: Tensor, new: Tensor, share: Scalar) -> Tensor:
     """Return ``old + share * (new - old)``."""
-    if isinstance(share, torch.Tensor):
+    if isinstance(share, Tensor):
         return torch.addcmul(old, new - old, share)
     return torch.lerp(old, new, share)
 
@@ -131,15 +132,13 @@ def _sgd_counts(settings: Settings) -> bool:
     return settings.get("momentum") != 0 and settings.get("dampening") != 0
 
 
-def _undamped(hyper: Scalars, count: torch.Tensor | None) -> Scalar:
+def _undamped(hyper: Scalars, count: Tensor | None) -> Scalar:
     """Return the share of a gradient that enters the velocity: all of the first one."""
     rest = 1 - hyper["dampening"]
     return rest if count is None else torch.where(count == 1, 1.0, rest)
 
 
-def _sgd_prepare(
-    settings: Settings, hyper: Scalars, count: torch.Tensor | None
-) -> dict[str, Scalar]:
+def _sgd_prepare(settings: Settings, hyper: Scalars, count: Tensor | None) -> Prepared:
     prepared = {name: hyper[name] for name in ("weight_decay", "momentum", "nesterov")}
     share = _undamped(hyper, count)
     if settings.get("momentum") == 0:
@@ -153,9 +152,7 @@ def _sgd_prepare(
     return prepared
 
 
-def _sgd_step(
-    weight: torch.Tensor, gradient: torch.Tensor, moments: Tensors, values: Scalars
-) -> tuple[torch.Tensor, Tensors]:
+def _sgd_step(weight: Tensor, gradient: Tensor, moments: Tensors, values: Scalars) -> Stepped:
     gradient = _with_decay(gradient, weight, values)
     if "velocity" not in moments:
         return plus_scaled(weight, gradient, values["descent"]), {}
@@ -167,15 +164,13 @@ def _sgd_step(
     return plus_scaled(weight, direction, values["descent"]), {"velocity": velocity}
 
 
-def _looked_ahead(gradient: torch.Tensor, velocity: torch.Tensor, values: Scalars) -> torch.Tensor:
+def _looked_ahead(gradient: Tensor, velocity: Tensor, values: Scalars) -> Tensor:
     """Return the velocity, or with Nesterov momentum where it points after this gradient."""
     nesterov = values["nesterov"]
     if is_constant(nesterov, 0):
         return velocity
     ahead = plus_scaled(gradient, velocity, values["momentum"])
-    return (
-        torch.where(nesterov > 0, ahead, velocity) if isinstance(nesterov, torch.Tensor) else ahead
-    )
+    return torch.where(nesterov > 0, ahead, velocity) if isinstance(nesterov, Tensor) else ahead
 
 
 # SGD whose velocity also sums the gradients, one tensor per weight. Between updates it already
@@ -183,9 +178,7 @@ def _looked_ahead(gradient: torch.Tensor, velocity: torch.Tensor, values: Scalar
 # last one: this is why a change acts one step late on that part.
 
 
-def _combined_prepare(
-    settings: Settings, hyper: Scalars, count: torch.Tensor | None
-) -> dict[str, Scalar]:
+def _combined_prepare(settings: Settings, hyper: Scalars, count: Tensor | None) -> Prepared:
     scaling, decay = hyper["velocity_scaling"], hyper["weight_decay"]
     prepared = {name: hyper[name] for name in ("momentum", "nesterov", "weight_decay")}
     prepared["scaling"] = scaling
@@ -198,9 +191,7 @@ def _combined_prepare(
     return prepared
 
 
-def _combined_step(
-    weight: torch.Tensor, gradient: torch.Tensor, moments: Tensors, values: Scalars
-) -> tuple[torch.Tensor, Tensors]:
+def _combined_step(weight: Tensor, gradient: Tensor, moments: Tensors, values: Scalars) -> Stepped:
     velocity = plus_scaled(moments["combined"], gradient, values["share"])
     if "first_decay" in values:
         velocity = plus_scaled(velocity, weight, values["first_decay"])
@@ -228,7 +219,7 @@ def _corrects(settings: Settings) -> bool:
     return bool(settings["bias_correction"])
 
 
-def _adam_shares(hyper: Scalars, count: torch.Tensor | None) -> dict[str, Scalar]:
+def _adam_shares(hyper: Scalars, count: Tensor | None) -> Prepared:
     """Return the moments' shares and corrections, as factors of the moments."""
     prepared: dict[str, Scalar] = {name: hyper[name] for name in ("eps", "weight_decay")}
     prepared["first_share"] = _complement(hyper, "beta1")
@@ -240,18 +231,14 @@ def _adam_shares(hyper: Scalars, count: torch.Tensor | None) -> dict[str, Scalar
     return prepared
 
 
-def _adam_prepare(
-    settings: Settings, hyper: Scalars, count: torch.Tensor | None
-) -> dict[str, Scalar]:
+def _adam_prepare(settings: Settings, hyper: Scalars, count: Tensor | None) -> Prepared:
     prepared = _adam_shares(hyper, count)
     prepared["descent"] = -(hyper["lr"] * prepared["first_factor"])
     prepared["shrink"] = 1 - hyper["lr"] * hyper["weight_decay"]
     return prepared
 
 
-def _advanced(
-    gradient: torch.Tensor, moments: Tensors, values: Scalars
-) -> tuple[Tensors, torch.Tensor]:
+def _advanced(gradient: Tensor, moments: Tensors, values: Scalars) -> tuple[Tensors, Tensor]:
     """Return the new moments and the corrected root of the second, plus eps."""
     first = _blend(moments["first"], gradient, values["first_share"])
     second = _blend(moments["second"], gradient * gradient, values["second_share"])
@@ -261,17 +248,13 @@ def _advanced(
     return {"first": first, "second": second}, root + values["eps"]
 
 
-def _adam_step(
-    weight: torch.Tensor, gradient: torch.Tensor, moments: Tensors, values: Scalars
-) -> tuple[torch.Tensor, Tensors]:
+def _adam_step(weight: Tensor, gradient: Tensor, moments: Tensors, values: Scalars) -> Stepped:
     gradient = _with_decay(gradient, weight, values)
     moments, root = _advanced(gradient, moments, values)
     return plus_scaled(weight, moments["first"] / root, values["descent"]), moments
 
 
-def _adamw_step(
-    weight: torch.Tensor, gradient: torch.Tensor, moments: Tensors, values: Scalars
-) -> tuple[torch.Tensor, Tensors]:
+def _adamw_step(weight: Tensor, gradient: Tensor, moments: Tensors, values: Scalars) -> Stepped:
     moments, root = _advanced(gradient, moments, values)
     if not is_constant(values["weight_decay"], 0):
         weight = weight * values["shrink"]
@@ -281,31 +264,27 @@ def _adamw_step(
 # LAMB: AdamW's direction, as long per tensor as the weight allows.
 
 
-def _lamb_prepare(
-    settings: Settings, hyper: Scalars, count: torch.Tensor | None
-) -> dict[str, Scalar]:
+def _lamb_prepare(settings: Settings, hyper: Scalars, count: Tensor | None) -> Prepared:
     prepared = _adam_shares(hyper, count)
     return prepared | {"descent": -hyper["lr"], "max_weight_norm": hyper["max_weight_norm"]}
 
 
-def _lamb_step(
-    weight: torch.Tensor, gradient: torch.Tensor, moments: Tensors, values: Scalars
-) -> tuple[torch.Tensor, Tensors]:
+def _lamb_step(weight: Tensor, gradient: Tensor, moments: Tensors, values: Scalars) -> Stepped:
     moments, direction = _lamb_direction(weight, gradient, moments, values)
     if "square_0" in values:  # of the whole weight, of which this is a part
         norms = [torch.sqrt(torch.as_tensor(values[f"square_{i}"])) for i in range(SQUARES)]
     else:
         norms = [torch.linalg.vector_norm(each) for each in (weight, direction)]
     (long, short), limit = norms, values["max_weight_norm"]
-    long = torch.minimum(long, limit) if isinstance(limit, torch.Tensor) else long.clamp(max=limit)
+    long = torch.minimum(long, limit) if isinstance(limit, Tensor) else long.clamp(max=limit)
     trust = torch.where((long > 0) & (short > 0), long / short, 1.0)
     factor = (values["descent"] * trust).as_strided((), ())  # as in ``materialised``
     return torch.addcmul(weight, direction, factor), moments
 
 
 def _lamb_squares(
-    weight: torch.Tensor, gradient: torch.Tensor, moments: Tensors, values: Scalars
-) -> list[torch.Tensor]:
+    weight: Tensor, gradient: Tensor, moments: Tensors, values: Scalars
+) -> list[Tensor]:
     moments, direction = _lamb_direction(weight, gradient, moments, values)
     # Behind the last element of a weight there is padding: with an eps of 0, it is 0 / 0.
     nothing = (moments["first"] == 0) & (moments["second"] == 0) & (weight == 0)
@@ -314,8 +293,8 @@ def _lamb_squares(
 
 
 def _lamb_direction(
-    weight: torch.Tensor, gradient: torch.Tensor, moments: Tensors, values: Scalars
-) -> tuple[Tensors, torch.Tensor]:
+    weight: Tensor, gradient: Tensor, moments: Tensors, values: Scalars
+) -> tuple[Tensors, Tensor]:
     """Return the new moments, and where they and the decay lead."""
     moments, root = _advanced(gradient, moments, values)
     direction = moments["first"] / root
@@ -340,9 +319,7 @@ def _rmsprop_moments(settings: Settings) -> tuple[Moment, ...]:
     return tuple(moments)
 
 
-def _rmsprop_prepare(
-    settings: Settings, hyper: Scalars, count: torch.Tensor | None
-) -> dict[str, Scalar]:
+def _rmsprop_prepare(settings: Settings, hyper: Scalars, count: Tensor | None) -> Prepared:
     prepared = {name: hyper[name] for name in ("eps", "weight_decay", "momentum")}
     prepared["share"] = _complement(hyper, "alpha")
     prepared["tf"] = float(bool(settings["use_tf_variant"]))
@@ -353,9 +330,7 @@ def _rmsprop_prepare(
     return prepared
 
 
-def _rmsprop_step(
-    weight: torch.Tensor, gradient: torch.Tensor, moments: Tensors, values: Scalars
-) -> tuple[torch.Tensor, Tensors]:
+def _rmsprop_step(weight: Tensor, gradient: Tensor, moments: Tensors, values: Scalars) -> Stepped:
     gradient = _with_decay(gradient, weight, values)
     moments = dict(moments)
     moments["square"] = _blend(moments["square"], gradient * gradient, values["share"])

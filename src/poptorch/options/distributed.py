@@ -57,9 +57,7 @@ class _DistributedOptions(Container):
         """
         return self.set(distributed_process_id=process_id, num_distributed_processes=num_processes)
 
-    @option(
-        LOGS, Value("process_timeout", TIMEOUT, least=1, field="runtime.process_timeout", here=True)
-    )
+    @option(LOGS, "process_timeout", TIMEOUT, least=1, field="runtime.process_timeout", here=True)
     def processTimeout(self, seconds: int) -> Self:
         """Set after how many seconds without a sign of life a process counts as lost.
 
@@ -68,7 +66,7 @@ class _DistributedOptions(Container):
         option is not PopTorch's.
         """
 
-    @option(LOGS, Value("broadcast_weights", True, field="runtime.broadcast_weights"))
+    @option(LOGS, "broadcast_weights", True, field="runtime.broadcast_weights")
     def broadcastWeights(self, broadcast: bool) -> Self:
         """Say whether all begin with process 0's weights; if not, they are compared and must agree.
 
@@ -76,7 +74,7 @@ class _DistributedOptions(Container):
         This option is not PopTorch's.
         """
 
-    @option(RULES, Value("stage_processes", 1, least=1, field="target.parts", here=True))
+    @option(RULES, "stage_processes", 1, least=1, field="target.parts", here=True)
     def stageProcesses(self, processes: int) -> Self:
         """Spread the stages of each replica over so many processes: each runs some of the chips.
 

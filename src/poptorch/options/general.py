@@ -123,7 +123,7 @@ class GeneralOptions(Container):
     _module_namescope_enabled: bool
     _source_location_excludes: list[str]
 
-    @option(RESULTS, Value("replication_factor", 1, field="loops.replicas", least=1))
+    @option(RESULTS, "replication_factor", 1, field="loops.replicas", least=1)
     def replicationFactor(self, replication_factor: int) -> Self:
         """Set the number of data-parallel copies in this process."""
 
@@ -158,32 +158,30 @@ class GeneralOptions(Container):
             )
         return self.set(input_group_size=input_group_size, input_cgt=input_group_type)
 
-    @option(RESULTS, Value("broadcast_buffers", True, field="broadcast_buffers"))
+    @option(RESULTS, "broadcast_buffers", True, field="broadcast_buffers")
     def broadcastBuffers(self, broadcast_buffers: bool = True) -> Self:
         """Say whether all replicas share one value of each buffer."""
 
-    @option(RESULTS, Value("device_iterations", 1, field="loops.iterations", least=1))
+    @option(RESULTS, "device_iterations", 1, field="loops.iterations", least=1)
     def deviceIterations(self, device_iterations: int) -> Self:
         """Set the micro-steps (inference) or optimiser steps (training) per call."""
 
-    @option(MISSING, Value("log_dir", ".", here=True))
+    @option(MISSING, "log_dir", ".", here=True)
     def logDir(self, log_dir: str) -> Self:
         """Say where log files go: the one log goes where POPTORCH_LOG_DEST says."""
 
     @option(
         LOGS,
-        Value(
-            "max_repeat_logs",
-            4,
-            check=lambda lines: _UNLIMITED if lines is None else lines,
-            least=0,
-            field="runtime.max_repeat_logs",
-        ),
+        "max_repeat_logs",
+        4,
+        check=lambda lines: _UNLIMITED if lines is None else lines,
+        least=0,
+        field="runtime.max_repeat_logs",
     )
     def maxRepeatLogs(self, max_lines: int | None) -> Self:
         """Limit how often an identical log line is repeated; None for no limit."""
 
-    @option(RULES, Value("auto_round_num_ipus", False, field="target.auto_round"))
+    @option(RULES, "auto_round_num_ipus", False, field="target.auto_round")
     def autoRoundNumIPUs(self, auto_round_num_ipus: bool = True) -> Self:
         """Permit a device count that is no power of two, by reserving more."""
 
@@ -256,30 +254,26 @@ class GeneralOptions(Container):
 
     @option(
         RULES,
-        Value(
-            "connection_type",
-            int(ConnectionType.Always),
-            kind=ConnectionType,
-            field="runtime.connection",
-            frozen=ConnectionType,
-        ),
+        "connection_type",
+        int(ConnectionType.Always),
+        kind=ConnectionType,
+        field="runtime.connection",
+        frozen=ConnectionType,
     )
     def connectionType(self, connection_type: ConnectionType) -> Self:
         """Choose when to acquire the device."""
 
-    @option(HINT, Value("sync_pattern", int(SyncPattern.Full), kind=SyncPattern))
+    @option(HINT, "sync_pattern", int(SyncPattern.Full), kind=SyncPattern)
     def syncPattern(self, sync_pattern: SyncPattern) -> Self:
         """Choose how chips and host synchronise."""
 
     @option(
         ESTIMATES,
-        Value(
-            "available_memory_proportion",
-            {},
-            kind=dict,
-            check=lambda parts: {_device_index(key): part for key, part in parts.items()},
-            decides="runtime.memory_proportions",
-        ),
+        "available_memory_proportion",
+        {},
+        kind=dict,
+        check=lambda parts: {_device_index(key): part for key, part in parts.items()},
+        decides="runtime.memory_proportions",
     )
     def setAvailableMemoryProportion(self, available_memory_proportion: dict[str, float]) -> Self:
         """Set the budget of temporary memory per device, replacing earlier ones.
@@ -307,11 +301,11 @@ class GeneralOptions(Container):
         torch.manual_seed(random_seed)
         return self.createOrSet(random_seed=random_seed)
 
-    @option(RULES, Value("use_model", kind=int, check=bool, decides="target.device"))
+    @option(RULES, "use_model", kind=int, check=bool, decides="target.device")
     def useIpuModel(self, use_model: bool) -> Self:
         """Take no chips of the system; estimates are of the model's. Beats POPTORCH_IPU_MODEL."""
 
-    @option(RULES, Value("ipu_id", kind=int, field="runtime.ipu_id"))
+    @option(RULES, "ipu_id", field="runtime.ipu_id")
     def useIpuId(self, ipu_id: int) -> Self:
         """Attach to one device id, which must hold model devices x replicas exactly."""
 
@@ -326,56 +320,55 @@ class GeneralOptions(Container):
         self.createOrSet(ipu_version=ipu_version)
         return self.connectionType(ConnectionType.Never)
 
-    @option(LOGS, Value("model_name", kind=str, field="runtime.model_name"))
+    @option(LOGS, "model_name", field="runtime.model_name")
     def modelName(self, name: str) -> Self:
         """Name the model in printed plans, and the folder of its reports."""
 
     @option(
         RULES,
-        Private(
-            "_execution_strategy",
-            PipelinedExecution(),
-            kind=_IExecutionStrategy,
-            field="placement",
-            frozen=lambda strategy: strategy._frozen(),
-        ),
+        "_execution_strategy",
+        PipelinedExecution(),
+        store=Private,
+        kind=_IExecutionStrategy,
+        field="placement",
+        frozen=lambda strategy: strategy._frozen(),
     )
     def setExecutionStrategy(self, strategy: _IExecutionStrategy) -> Self:
         """Choose how annotated blocks become stages."""
 
-    @option(HINT, Backend("enableStableNorm", kind=bool))
+    @option(HINT, "enableStableNorm", store=Backend)
     def enableStableNorm(self, enabled: bool) -> Self:
         """Compute the variance of normalisation layers in two passes, as is always done."""
 
     @option(
         RESULTS,
-        Backend(
-            "syntheticDataMode",
-            check=lambda enabled: _SYNTHETIC_NORMAL if is_on(enabled) else _SYNTHETIC_OFF,
-            field="target.synthetic_data",
-            frozen=bool,
-        ),
+        "syntheticDataMode",
+        store=Backend,
+        check=lambda enabled: _SYNTHETIC_NORMAL if is_on(enabled) else _SYNTHETIC_OFF,
+        field="target.synthetic_data",
+        frozen=bool,
     )
     def enableSyntheticData(self, enabled: bool | int) -> Self:
         """Skip host input and output, to time the device alone; the outputs are meaningless."""
 
     @option(
         RESULTS,
-        Backend(
-            "updatableNamedBuffers",
-            check=lambda buffers: _texts(buffers, "buffers"),
-            field="updatable_buffers",
-            frozen=tuple,
-        ),
+        "updatableNamedBuffers",
+        store=Backend,
+        check=lambda buffers: _texts(buffers, "buffers"),
+        field="updatable_buffers",
+        frozen=tuple,
     )
     def updatableNamedBuffers(self, buffers: Sequence[str]) -> Self:
         """Name the buffers that ``executor.copyNamedBuffersToDevice()`` may update."""
 
     @option(
         LOGS,
-        Backend(
-            "instrumentWithHardwareCycleCounter", False, check=is_on, field="runtime.cycle_count"
-        ),
+        "instrumentWithHardwareCycleCounter",
+        False,
+        store=Backend,
+        check=is_on,
+        field="runtime.cycle_count",
     )
     def logCycleCount(self, log_cycle_count: bool) -> Self:
         """Estimate the cycles of a call on IPUs, for ``executor.cycleCount()``."""
@@ -410,7 +403,7 @@ class GeneralOptions(Container):
                 )
         return self
 
-    @option(LOGS, Private("_show_compilation_progress_bar", True, kind=bool, reader="executor"))
+    @option(LOGS, "_show_compilation_progress_bar", True, store=Private, reader="executor")
     def showCompilationProgressBar(self, show: bool = True) -> Self:
         """Show a progress bar while compiling; ``compilationTime()`` needs it."""
 
@@ -422,14 +415,13 @@ class GeneralOptions(Container):
 
     @option(
         LOGS,
-        Private(
-            "_source_location_excludes",
-            [OURS, "site-packages/torch", "site-packages/poptorch"],
-            check=lambda excludes: _texts(excludes, "excludes"),
-            field="runtime.source_excludes",
-            frozen=tuple,
-            here=True,
-        ),
+        "_source_location_excludes",
+        [OURS, "site-packages/torch", "site-packages/poptorch"],
+        store=Private,
+        check=lambda excludes: _texts(excludes, "excludes"),
+        field="runtime.source_excludes",
+        frozen=tuple,
+        here=True,
     )
     def sourceLocationExcludes(self, excludes: Sequence[str]) -> Self:
         """Replace the path fragments that are skipped when the user's own line is sought.
@@ -441,7 +433,7 @@ class GeneralOptions(Container):
         """Add path fragments to ``sourceLocationExcludes``."""
         return self.sourceLocationExcludes([*self._source_location_excludes, *excludes])
 
-    @option(LOGS, Private("_relax_optimizer_checks", False, kind=bool, reader="executor"))
+    @option(LOGS, "_relax_optimizer_checks", False, store=Private, reader="executor")
     def relaxOptimizerAttributesChecks(self, relax: bool = True) -> Self:
         """Log unknown optimiser attributes at DEBUG instead of WARNING."""
 
@@ -462,7 +454,7 @@ class GeneralOptions(Container):
         self._popart.set("cachePath", os.fspath(path)).set("enableEngineCaching", True)
         return self
 
-    @option(RESULTS, Value("backend", "auto", decides="target.backend"))
+    @option(RESULTS, "backend", "auto", decides="target.backend")
     def backend(self, name: str) -> Self:
         """Choose the backend that runs the programs; beats POPTORCH_BACKEND.
 
@@ -474,7 +466,7 @@ class GeneralOptions(Container):
                 registered backend. Unknown names fail at compile.
         """
 
-    @option(RESULTS, Value("lanes", 0, least=0, field="lanes"))
+    @option(RESULTS, "lanes", 0, least=0, field="lanes")
     def lanes(self, count: int) -> Self:
         """Fix how many micro-batches of a call run side by side; 0 lets the library choose.
 
@@ -485,7 +477,7 @@ class GeneralOptions(Container):
                 accumulation steps (in inference, the iterations) times the replicas.
         """
 
-    @option(RESULTS, Value("lane_memory", 0, least=0, field="lane_memory"))
+    @option(RESULTS, "lane_memory", 0, least=0, field="lane_memory")
     def laneMemory(self, lane_memory: int) -> Self:
         """Limit the bytes of intermediate values of lanes; 0 lets the library choose.
 
@@ -493,7 +485,7 @@ class GeneralOptions(Container):
         memory holds it.
         """
 
-    @option(RULES, Value("programs", 1, least=1, field="runtime.programs"))
+    @option(RULES, "programs", 1, least=1, field="runtime.programs")
     def programs(self, count: int) -> Self:
         """Keep the model compiled for so many kinds of inputs; the least recently used goes first.
 

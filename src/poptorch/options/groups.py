@@ -41,18 +41,16 @@ class _TrainingOptions(Container):
         self._popart = popart_options
         super().__init__()
 
-    @option(RESULTS, Value("gradient_accumulation", 1, decides="loops.accumulation", least=1))
+    @option(RESULTS, "gradient_accumulation", 1, decides="loops.accumulation", least=1)
     def gradientAccumulation(self, gradient_accumulation: int) -> Self:
         """Set the number of micro-batches per optimiser step."""
 
     @option(
         RESULTS,
-        Value(
-            "accumulation_and_replication_reduction_type",
-            ReductionType.Mean,
-            check=mean_or_sum,
-            field="reduction.type",
-        ),
+        "accumulation_and_replication_reduction_type",
+        ReductionType.Mean,
+        check=mean_or_sum,
+        field="reduction.type",
     )
     def accumulationAndReplicationReductionType(self, reduction_type: ReductionType) -> Self:
         """Combine gradients over accumulation steps and replicas by their mean or sum.
@@ -65,11 +63,9 @@ class _TrainingOptions(Container):
 
     @option(
         RESULTS,
-        Value(
-            "meanAccumulationAndReplicationReductionStrategy",
-            MeanReductionStrategy.Post,
-            field="reduction.strategy",
-        ),
+        "meanAccumulationAndReplicationReductionStrategy",
+        MeanReductionStrategy.Post,
+        field="reduction.strategy",
     )
     def setMeanAccumulationAndReplicationReductionStrategy(
         self, mean_reduction_strategy: MeanReductionStrategy
@@ -84,11 +80,9 @@ class _TrainingOptions(Container):
 
     @option(
         RESULTS,
-        Backend(
-            "automaticLossScalingSettings.enabled",
-            kind=bool,
-            field="reduction.automatic_loss_scaling",
-        ),
+        "automaticLossScalingSettings.enabled",
+        store=Backend,
+        field="reduction.automatic_loss_scaling",
     )
     def setAutomaticLossScaling(self, enabled: bool) -> Self:
         """Adapt the loss-scale factor during training; it becomes optimiser state.
@@ -99,12 +93,11 @@ class _TrainingOptions(Container):
 
     @option(
         HINT,
-        Backend(
-            "convolutionOptions",
-            part="enableConvDithering",
-            kind=bool,
-            check=lambda enabled: {"enableConvDithering": enabled},
-        ),
+        "convolutionOptions",
+        store=Backend,
+        part="enableConvDithering",
+        kind=bool,
+        check=lambda enabled: {"enableConvDithering": enabled},
     )
     def setConvolutionDithering(self, enabled: bool) -> Self:
         """Spread convolutions over the tiles from varying start tiles.
@@ -158,7 +151,7 @@ class _PrecisionOptions(Container):
         self._popart = popart_options
         super().__init__()
 
-    @option(RESULTS, Value("narrow_64bit", True, field="precision.narrow_64bit"))
+    @option(RESULTS, "narrow_64bit", True, field="precision.narrow_64bit")
     def narrow64Bit(self, enabled: bool = True) -> Self:
         """Return 64-bit results as 32-bit, as PopTorch did, or keep torch's dtypes.
 
@@ -184,7 +177,9 @@ class _PrecisionOptions(Container):
 
     @option(
         RESULTS,
-        Value("autocast_enabled", True, field="precision.autocast"),
+        "autocast_enabled",
+        True,
+        field="precision.autocast",
         instead="torch.autocast(..., enabled=)",
     )
     def autocastEnabled(self, enabled: bool) -> Self:
@@ -192,13 +187,11 @@ class _PrecisionOptions(Container):
 
     @option(
         RESULTS,
-        Value(
-            "autocast_policy",
-            {},
-            check=_names_by_rule,
-            field="precision.autocast_policy",
-            frozen=_in_order,
-        ),
+        "autocast_policy",
+        {},
+        check=_names_by_rule,
+        field="precision.autocast_policy",
+        frozen=_in_order,
         instead="casts in forward: tensor.half(), tensor.float()",
     )
     def autocastPolicy(self, policy: Any) -> Self:
@@ -210,14 +203,14 @@ class _PrecisionOptions(Container):
 
     @option(
         RESULTS,
-        Backend(
-            "enableFloatingPointChecks", kind=bool, field="precision.floating_point_exceptions"
-        ),
+        "enableFloatingPointChecks",
+        store=Backend,
+        field="precision.floating_point_exceptions",
     )
     def enableFloatingPointExceptions(self, enabled: bool) -> Self:
         """Fail a run that divides by 0, compares NaN, overflows or leaves a function's domain."""
 
-    @option(RULES, Value("check_indices", True, field="precision.check_indices"))
+    @option(RULES, "check_indices", True, field="precision.check_indices")
     def checkIndices(self, enabled: bool = True) -> Self:
         """Look at labels and indices among the inputs before a call runs: those out of range raise.
 
@@ -225,8 +218,7 @@ class _PrecisionOptions(Container):
         """
 
     @option(
-        RESULTS,
-        Backend("enableStochasticRounding", kind=bool, field="precision.stochastic_rounding"),
+        RESULTS, "enableStochasticRounding", store=Backend, field="precision.stochastic_rounding"
     )
     def enableStochasticRounding(self, enabled: bool) -> Self:
         """Round float16 results up or down at random, so that their mean is unbiased."""

@@ -6,14 +6,14 @@ processes of a job.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from .._base.errors import AssertionFailure
 from .._ir.spec import Location, Locations
 from .container import Container
 from .distributed import data_share
-from .table import ESTIMATES, RULES, Value, expect, option
+from .table import ESTIMATES, RULES, Method, expect, option
 
 _IO_TILES = range(32, 193, 2)
 
@@ -70,9 +70,10 @@ def _io_tiles(count: Any) -> int:
     return count
 
 
-def _location(kind: str) -> Value:
-    """Where one kind of tensor rests: a snapshot, later changes to the settings are not seen."""
-    return Value(
+def _location(kind: str) -> Callable[[Method], Method]:
+    """Write the setter of one kind's location: a snapshot, later changes are not seen."""
+    return option(
+        ESTIMATES,
         f"location_{kind}",
         kind=TensorLocationSettings,
         check=TensorLocationSettings.toDict,
@@ -83,7 +84,7 @@ def _location(kind: str) -> Value:
 class _TensorLocationOptions(Container):
     """Where activations, weights, optimiser state and accumulators rest."""
 
-    @option(RULES, Value("numIOTiles", check=_io_tiles, decides="locations.io_tiles"))
+    @option(RULES, "numIOTiles", check=_io_tiles, decides="locations.io_tiles")
     def numIOTiles(self, num_tiles: int) -> Self:
         """Reserve tiles of each chip for I/O, which overlapped I/O asks for.
 
@@ -91,15 +92,15 @@ class _TensorLocationOptions(Container):
             AssertionFailure: not an even int from 32 to 192 (an ``AssertionError``).
         """
 
-    @option(ESTIMATES, _location("activation"))
+    @_location("activation")
     def setActivationLocation(self, location: TensorLocationSettings) -> Self:
         """Say where activations rest between forward and backward."""
 
-    @option(ESTIMATES, _location("weight"))
+    @_location("weight")
     def setWeightLocation(self, location: TensorLocationSettings) -> Self:
         """Say where weights rest."""
 
-    @option(ESTIMATES, _location("optimizer"))
+    @_location("optimizer")
     def setOptimizerLocation(self, location: TensorLocationSettings) -> Self:
         """Say where optimiser state rests.
 
@@ -107,7 +108,7 @@ class _TensorLocationOptions(Container):
         that part of the weights.
         """
 
-    @option(ESTIMATES, _location("accumulator"))
+    @_location("accumulator")
     def setAccumulatorLocation(self, location: TensorLocationSettings) -> Self:
         """Say where gradient accumulators rest."""
 

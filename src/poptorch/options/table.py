@@ -20,6 +20,7 @@ from .._base import log
 from .._base.errors import AssertionFailure
 
 Method = TypeVar("Method", bound=Callable[..., Any])
+_KINDS = {"bool": bool, "int": int, "str": str}
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
@@ -221,18 +222,31 @@ def row(effect: Effect, *values: Value) -> Callable[[Method], Method]:
     return record
 
 
-def option(effect: Effect, value: Value, *, instead: str = "") -> Callable[[Method], Method]:
+def option(
+    effect: Effect,
+    name: str,
+    default: Any = UNSET,
+    *,
+    store: type[Value] = Value,
+    instead: str = "",
+    **more: Any,
+) -> Callable[[Method], Method]:
     """Record the row of an option and write its setter: check the one argument, keep it, chain.
 
     Args:
         effect: what the option changes.
-        value: what it keeps.
+        name, default, more: of the ``Value`` that it keeps; without a default its type is that of
+            the setter's argument.
+        store: where it keeps it.
         instead: what replaced the option; the setter then warns that it is deprecated.
     """
 
     def write(method: Method) -> Method:
         signature = inspect.signature(method)
         _, parameter = signature.parameters
+        if "check" not in more and (default is UNSET or store is Private):
+            more.setdefault("kind", _KINDS.get(signature.parameters[parameter].annotation))
+        value = store(name, default, **more)
 
         @functools.wraps(method)
         def setter(self: Any, *args: Any, **kwargs: Any) -> Any:
