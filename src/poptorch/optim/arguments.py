@@ -29,10 +29,6 @@ def number(name: str, value: Any) -> float:
     Args:
         name: its attribute, for messages.
         value: a number, or a tensor of one.
-
-    Raises:
-        AssertionError: it is no number.
-        ValueError: it is finite and float32 cannot hold it, or it is no scaling.
     """
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         value = value.item()
@@ -47,11 +43,7 @@ def number(name: str, value: Any) -> float:
 
 
 def pair_of_betas(betas: Any) -> tuple[float, float]:
-    """Return betas as a tuple; lists, as read from configuration files, are converted.
-
-    Raises:
-        AssertionError: not a pair of numbers.
-    """
+    """Return betas as a tuple; lists, as read from configuration files, are converted."""
     is_pair = isinstance(betas, tuple | list) and len(betas) == 2
     if not is_pair or not all(isinstance(beta, int | float) for beta in betas):
         raise AssertionFailure(

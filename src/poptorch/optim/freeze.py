@@ -49,10 +49,6 @@ def freeze(
 
     Returns:
         The frozen structure, and the values of the inputs by slot key (``slots.hyper``).
-
-    Raises:
-        AssertionError: unsupported type, or a value of the wrong type.
-        ValueError: a setting that the update cannot honour.
     """
     kind = _kind_of(optimizer)
     _warn_of_subclass(optimizer)

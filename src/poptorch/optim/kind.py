@@ -65,11 +65,7 @@ class Kind:
 
 
 def agreed(optimizer: torch.optim.Optimizer, name: str) -> bool:
-    """Return the value that a flag has in all parameter groups.
-
-    Raises:
-        AssertionFailure: they differ (an ``AssertionError``).
-    """
+    """Return the value that a flag has in all parameter groups."""
     values = {bool(group.get(name, False)) for group in optimizer.param_groups}
     if len(values) > 1:
         raise AssertionFailure(f"All parameter groups must have the same value of {name}")

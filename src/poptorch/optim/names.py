@@ -54,9 +54,6 @@ def from_ipu_state(
 
     Names that mean nothing to this optimizer are ignored. For state that is missing a warning is
     logged, and the device's value stays.
-
-    Raises:
-        RuntimeError: a tensor has another shape than the state it is for.
     """
     loaded: dict[str, torch.Tensor] = {}
     missing = []
@@ -137,10 +134,6 @@ def from_ipu_param(
     Constants stay, being compiled in, and so does what reads the same as what was loaded: a value
     that goes through a checkpoint unchanged is not rounded. The first weight of a group speaks for
     the group.
-
-    Raises:
-        AssertionError: one is no number.
-        ValueError: float32 cannot hold one.
     """
     result = dict(values)
     name = "lossScaling_FLOAT"

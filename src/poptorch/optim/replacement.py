@@ -48,10 +48,6 @@ def check_replacement(
         new: the one to use from now on.
         strategy: the mean reduction strategy that is compiled in, where there is a mean.
         again: may be compiled again, for other constants.
-
-    Raises:
-        ValueError: ``accum_type=float16`` needs another strategy than the compiled one.
-        poptorch.Error: type, groups, a constant or an attribute's constness differ.
     """
     if needs_running_mean(new) and strategy not in (None, MeanReductionStrategy.Running):
         raise InvalidValue(

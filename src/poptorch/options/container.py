@@ -23,7 +23,7 @@ class Container:
     private names that exist can be assigned.
     """
 
-    _declared: dict[str, Any]
+    _declared: tuple[str, ...]
     _is_frozen: bool
     _values: dict[str, Any]
 
@@ -31,7 +31,7 @@ class Container:
         values = table.defaults(type(self)) | defaults
         vars(self).update(table.defaults(type(self), table.Private))
         # The plain dictionary survives pickling and goes through no rules of attributes.
-        vars(self).update(_declared=copy.deepcopy(values), _is_frozen=False, _values=values)
+        vars(self).update(_declared=tuple(values), _is_frozen=False, _values=values)
 
     def _freeze(self) -> None:
         """Forbid writes to this object and to every group nested in it."""

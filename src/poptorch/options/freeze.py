@@ -32,11 +32,8 @@ STAGED = "staged"
 GENERATIONS = (1, 2, 21)
 MODEL_VERSIONS = {"ipu1": 1, "ipu2": 2, "ipu21": 21}
 SMALL_MODEL_TILES = 4
-_ANCHOR_MODES = {
-    OutputMode.Final: "FINAL/1",
-    OutputMode.All: "ALL/1",
-    OutputMode.Sum: "Sum/1",
-}
+_ANCHOR_MODES = {OutputMode.Final: "FINAL/1", OutputMode.All: "ALL/1", OutputMode.Sum: "Sum/1"}
+_EACH_RUNS_ALL = "options.Distributed.stageProcesses(1): each process runs all stages"
 
 
 def prepare(options: Options, training: bool) -> Options:
@@ -44,9 +41,6 @@ def prepare(options: Options, training: bool) -> Options:
 
     In the copy the default output mode is resolved (``Final`` for training, ``All`` for
     inference), and anchors without a mode take that mode and its period.
-
-    Raises:
-        Error: gradient accumulation other than 1 for inference, or no valid output mode.
     """
     if not training:
         check_inference(options)
@@ -63,21 +57,14 @@ def prepare(options: Options, training: bool) -> Options:
 
 
 def use_running_mean(own: Options) -> None:
-    """Make the executor's own options keep a running mean of gradients.
-
-    Done for optimisers that accumulate in float16 (PopTorch user guide, "Options").
-    """
+    """Have the executor's own options keep a running mean: optimizers accumulate in float16."""
     own._unfreeze()
     own.Training.setMeanAccumulationAndReplicationReductionStrategy(MeanReductionStrategy.Running)
     own._freeze()
 
 
 def resolved_output(options: Options, training: bool) -> tuple[OutputMode, int]:
-    """Return the output mode, never ``Default``, and its period.
-
-    Raises:
-        Error: an integer that is no mode was assigned.
-    """
+    """Return the output mode, never ``Default``, and its period."""
     if options.output_mode not in list(OutputMode):
         raise Error("output_mode holds no OutputMode", got=str(options.output_mode))
     mode = OutputMode(options.output_mode)
@@ -90,9 +77,6 @@ def freeze(options: Options, training: bool) -> Spec:
     """Check the compile-time conditions and translate options, without changing them.
 
     Accepts both the user's options and those that ``prepare`` returned.
-
-    Raises:
-        Error: a condition is broken, or a key or value of ``_Popart`` is not accepted.
     """
     validate_popart(options._Popart.options)
     check(options)
@@ -119,13 +103,9 @@ def assemble(fields: Mapping[str, Any]) -> Spec:
     for path, value in fields.items():
         part, _, name = path.rpartition(".")
         parts.setdefault(part, {})[name] = value
-    own = parts.pop("")
-    spec = Spec(**own)
-    for part, values in parts.items():
-        spec = dataclasses.replace(
-            spec, **{part: dataclasses.replace(getattr(spec, part), **values)}
-        )
-    return spec
+    spec = Spec(**parts.pop(""))
+    made = {name: dataclasses.replace(getattr(spec, name), **v) for name, v in parts.items()}
+    return dataclasses.replace(spec, **made)
 
 
 def _decided(options: Options, training: bool, phased: bool) -> dict[str, Any]:
@@ -135,7 +115,11 @@ def _decided(options: Options, training: bool, phased: bool) -> dict[str, Any]:
     backend = backend_name(options)
     parts = options.Distributed.stage_processes
     if parts > 1 and backend != STAGED:
-        raise _not_by_stages(backend)
+        raise Error(
+            "Only the staged backend runs the stages of a model on several processes",
+            got=f"Distributed.stageProcesses with the backend {backend!r}",
+            fix=(f"options.backend({STAGED!r}), or none", _EACH_RUNS_ALL),
+        )
     anchors = tuple(
         (short, long, mode if inherits else OutputMode(own), period if inherits else own_period)
         for short, (long, inherits, own, own_period) in options.anchored_tensors.items()
@@ -174,25 +158,12 @@ def backend_name(options: Options) -> str:
     return STAGED if name == "auto" and options.Distributed.stage_processes > 1 else name
 
 
-def _not_by_stages(backend: str) -> Error:
-    return Error(
-        "Only the staged backend runs the stages of a model on several processes",
-        got=f"Distributed.stageProcesses with the backend {backend!r}",
-        fix=(
-            f"options.backend({STAGED!r}), or none",
-            "options.Distributed.stageProcesses(1): each process runs all stages",
-        ),
-    )
-
-
 def cache_directory(options: Options) -> str | None:
     """Return where executables are kept: the options' directory, else POPART_CACHE_DIR, or None."""
     popart = options._Popart.options
-    variable = env.get("POPART_CACHE_DIR") or None
-    if not popart.get("enableEngineCaching", variable is not None):
-        return None
-    path: str | None = popart.get("cachePath", variable)
-    return path
+    path: str | None = env.get("POPART_CACHE_DIR") or None
+    enabled = popart.get("enableEngineCaching", path is not None)
+    return popart.get("cachePath", path) if enabled else None
 
 
 def report_directory(options: Options) -> str | None:
@@ -204,11 +175,7 @@ def report_directory(options: Options) -> str | None:
 
 
 def engine_options(options: Options) -> dict[str, str]:
-    """Return the engine options of the environment merged over those set in Python.
-
-    Raises:
-        Error: POPLAR_ENGINE_OPTIONS is no JSON object of strings, or other values were set.
-    """
+    """Return the engine options of the environment merged over those set in Python."""
     chosen = options._Popart.options.get("engineOptions", {})
     text = env.get("POPLAR_ENGINE_OPTIONS") or "{}"
     try:
@@ -226,11 +193,7 @@ def engine_options(options: Options) -> dict[str, str]:
 
 
 def check(options: Options) -> None:
-    """Check the counts, the periods, the input groups and the process id.
-
-    Raises:
-        Error: a condition of PopTorch user guide, "Options" is broken.
-    """
+    """Check the counts, the periods, the input groups and the process id."""
     for setting in settings(options):
         for value in setting.row.values:
             _check_stored(setting, value)
@@ -247,7 +210,7 @@ def check(options: Options) -> None:
             f"{options.Distributed.numProcesses}",
             fix=(
                 "start a multiple of them: poprun --num-instances, torchrun --nproc-per-node",
-                "options.Distributed.stageProcesses(1): each process runs all stages",
+                _EACH_RUNS_ALL,
             ),
         )
     popart = options._Popart.options
@@ -282,18 +245,12 @@ def _check_stored(setting: Setting, value: Value) -> None:
     if value.least is not None and stored < value.least:
         raise Error(f"{setting.option} must be at least {value.least}", got=str(stored))
     kind = value.kind
-    if kind is None or stored is UNSET or not issubclass(kind, enum.Enum):
-        return
-    if stored not in list(kind):
+    if kind is not None and issubclass(kind, enum.Enum) and stored not in (UNSET, *kind):
         raise Error(f"{value.name} holds no {kind.__name__}", got=str(stored))
 
 
 def check_return_period(setter: str, mode: Any, period: int, options: Options) -> None:
-    """Check that a period of ``EveryN`` fits the device iterations.
-
-    Raises:
-        Error: it is larger than the device iterations or does not divide them.
-    """
+    """Check that a period of ``EveryN`` fits the device iterations."""
     iterations = options.device_iterations
     if mode == OutputMode.EveryN and (period < 1 or period > iterations or iterations % period):
         raise Error(
@@ -304,11 +261,7 @@ def check_return_period(setter: str, mode: Any, period: int, options: Options) -
 
 
 def check_inference(options: Options) -> None:
-    """Check what a wrapper for inference requires when it is created.
-
-    Raises:
-        Error: gradient accumulation other than 1.
-    """
+    """Check what a wrapper for inference requires when it is created."""
     accumulation = options.Training.gradient_accumulation
     if accumulation == 1:
         return
@@ -327,28 +280,16 @@ def check_inference(options: Options) -> None:
 
 
 class DeviceChoice(NamedTuple):
-    """The kind of device and, if something other than the default decided it, what did.
+    """The kind of device and, if something other than the default decided it, what did."""
 
-    Attributes:
-        device: ``"ipu"``, ``"model"`` or ``"offline"``.
-        generation: 1, 2 or 21; None for whatever the system has.
-        tiles: per chip, when not the generation's own count.
-        reason: for the log: ``From ...: Ipu model: Enabled``; None for the default.
-    """
-
-    device: str
-    generation: int | None = None
-    tiles: int | None = None
-    reason: str | None = None
+    device: str  # ``"ipu"``, ``"model"`` or ``"offline"``
+    generation: int | None = None  # 1, 2 or 21; None for whatever the system has
+    tiles: int | None = None  # per chip, when not the generation's own count
+    reason: str | None = None  # for the log: ``From ...: Ipu model: Enabled``
 
 
 def choose_device(options: Options) -> DeviceChoice:
-    """Return the device for some options and the present environment.
-
-    Raises:
-        Error: an offline target together with the simulated device or a device id, an unknown
-            generation, or an invalid POPTORCH_IPU_MODEL_VERSION.
-    """
+    """Return the device for some options and the present environment."""
     model = _choose_model(options)
     if options.connection_type != ConnectionType.Never:
         return model
@@ -375,19 +316,17 @@ def choose_device(options: Options) -> DeviceChoice:
 
 
 def _choose_model(options: Options) -> DeviceChoice:
-    small = False
+    variable: str | None = None
     if options.exists("use_model"):
-        enabled = options.use_model
-        reason = f"the user configuration: Ipu model: {'Enabled' if enabled else 'Disabled'}"
+        enabled, decided = options.use_model, "the user configuration"
     else:
         variable, enabled = model_from_environment()
-        small = enabled and variable == "POPTORCH_SMALL_IPU_MODEL"
-        state = "Enabled" if enabled else "Disabled"
-        reason = f"{variable} environment variable: Ipu model: {state}" if variable else ""
-    text = f"From {reason}" if reason else None
+        decided = f"{variable} environment variable" if variable else ""
+    reason = f"From {decided}: Ipu model: {'Enabled' if enabled else 'Disabled'}"
     if not enabled:
-        return DeviceChoice("ipu", reason=text)
-    return DeviceChoice("model", _model_generation(), SMALL_MODEL_TILES if small else None, text)
+        return DeviceChoice("ipu", reason=reason if decided else None)
+    tiles = SMALL_MODEL_TILES if variable == "POPTORCH_SMALL_IPU_MODEL" else None
+    return DeviceChoice("model", _model_generation(), tiles, reason)
 
 
 def model_from_environment() -> tuple[str | None, bool]:
@@ -415,11 +354,7 @@ def _model_generation() -> int:
 
 
 def log_options(options: Options) -> None:
-    """Log every setting at DEBUG, and at INFO what the environment decided; once per compile.
-
-    Args:
-        options: the executor's own, whose output mode is resolved.
-    """
+    """Log every setting of the executor's own options, and what the environment decided."""
     choice = choose_device(options)
     if choice.reason:
         log.python.info(choice.reason)

@@ -53,12 +53,6 @@ def read_call(
         optimizer: the third positional argument, or the keyword of that name.
         extra: positional arguments after these.
         keywords: other keyword arguments.
-
-    Raises:
-        Error: ``options`` is neither Options nor an int ("Invalid type: 'options'"), or 1.0
-            keywords stand beside an Options object.
-        InvalidType: unknown, repeated or superfluous arguments (a ``TypeError``).
-        InvalidValue: an unknown ``anchor_mode`` (a ``ValueError``).
     """
     keywords = dict(keywords or {})
     names = _TRAINING if training else _INFERENCE

@@ -32,22 +32,8 @@ def settings(options: Any) -> list[Setting]:
 
 def idle(options: Any) -> list[Setting]:
     """Return the options that were changed and have no effect, by name."""
-    changed = [
-        setting
-        for setting in settings(options)
-        if setting.row.effect in IDLE and setting.changed and not _divides(setting, options)
-    ]
-    return sorted(changed, key=lambda setting: setting.option)
-
-
-def _divides(setting: Setting, options: Any) -> bool:
-    """Tell whether an option divides the optimizer's state over the processes of a job."""
-    (value, *_) = setting.row.values
-    return (
-        value.decides == "locations.optimizer"
-        and options.Distributed.numProcesses > 1
-        and bool(value.read(setting.group).get("useReplicatedTensorSharding"))
-    )
+    every = (each for each in settings(options) if each.row.effect in IDLE and each.changed)
+    return sorted(every, key=lambda setting: setting.option)
 
 
 def report_idle(options: Any) -> None:
@@ -85,12 +71,7 @@ def changes(options: Any) -> str:
 
 
 def describe(options: Any, every: bool = False) -> str:
-    """Return a text table of options: effect, setter, value, what it does; ``*`` marks changes.
-
-    Args:
-        options: whose values to show.
-        every: show the keys of ``_Popart`` that were not set, too.
-    """
+    """Return a text table of options; ``*`` marks changes, ``every`` shows all keys of _Popart."""
     lines = ["  ".join(f"{effect.value}: {meaning}" for effect, meaning in MEANING.items())]
     for setting in settings(options):
         if every or setting.changed or not setting.option.startswith("_Popart"):

@@ -84,57 +84,60 @@ LAST_MEMBER = {
     f"{_LOSS_SCALING}.gradientTensorTrackingMethod": 2,
     "autoRecomputation": 4,
     "meanAccumulationAndReplicationReductionStrategy": 2,
+    "hardwareInstrumentations": 1,
     "mergeVarUpdate": 3,
     "patterns_level": 3,
     "subgraphCopyingStrategy": 1,
     "syntheticDataMode": 3,
     "virtualGraphMode": 3,
 }
-LAST_INSTRUMENTATION = 1
 WANTS_REPORT = (
     "autoReport.all", "autoReport.outputGraphProfile", "autoReport.outputExecutionProfile",
 )  # fmt: skip
 REPORT_KEYS = frozenset({*WANTS_REPORT, "autoReport.directory", "debug.allowOutOfMemory"})
 """The engine options that are read here."""
 _HINT = "Kept for the backend compiler that is not here."
-# Which keys without a setter of their own do something: effect, what it is, the Spec's field.
-_READ: dict[str, tuple[Effect, str, dict[str, Any]]] = {
-    "accumulationAndReplicationReductionType": (
+
+
+def _key_row(key: str, effect: Effect = HINT, sentence: str = _HINT, **more: Any) -> Row:
+    value = Backend(key, INITIAL.get(key, UNSET), **more)
+    return Row(f'_Popart.set("{key}")', effect, (value,), sentence)
+
+
+# Keys without a setter of their own that do something, or are read in part.
+_READ = (
+    _key_row(
+        "accumulationAndReplicationReductionType",
         RESULTS,
         "Force how gradients combine: 0 for the sum, 1 for the mean.",
-        {"field": "reduction.type", "frozen": lambda kind: mean_or_sum(ReductionType(kind))},
+        field="reduction.type",
+        frozen=lambda kind: mean_or_sum(ReductionType(kind)),
     ),
-    "autoRecomputation": (
+    _key_row(
+        "autoRecomputation",
         RULES,
         "Compute activations again in the backward pass: 0 never, 1 to 4 where it saves memory.",
-        {"field": "recompute", "frozen": bool},
+        field="recompute",
+        frozen=bool,
     ),
-    "groupNormStridedChannelGrouping": (
+    _key_row(
+        "groupNormStridedChannelGrouping",
         RESULTS,
         "Let GroupNorm's groups take every n-th channel rather than neighbours.",
-        {"field": "precision.strided_group_norm"},
+        field="precision.strided_group_norm",
     ),
-    "meanAccumulationAndReplicationReductionStrategy": (
+    _key_row(
+        "meanAccumulationAndReplicationReductionStrategy",
         RESULTS,
         "Force where the division of a mean takes place.",
-        {"field": "reduction.strategy", "frozen": MeanReductionStrategy},
+        field="reduction.strategy",
+        frozen=MeanReductionStrategy,
     ),
-    "engineOptions": (
-        HINT,
-        _HINT,
-        {
-            "others": REPORT_KEYS,
-            "here": True,
-        },
-    ),
-    "convolutionOptions": (
-        HINT,
-        _HINT,
-        {"others": frozenset({"enableConvDithering", "partialsType"})},
-    ),
-    "saveInitializersToFile": (MISSING, "Write weights beside an exported model: none is.", {}),
-    "logDir": (MISSING, "Ignored, as ever: Options.logDir.", {}),
-}
+    _key_row("engineOptions", others=REPORT_KEYS, here=True),
+    _key_row("convolutionOptions", others=frozenset({"enableConvDithering", "partialsType"})),
+    _key_row("saveInitializersToFile", MISSING, "Write weights beside an exported model: none is."),
+    _key_row("logDir", MISSING, "Ignored, as ever: Options.logDir."),
+)
 
 
 class _PopartOptions(Container):
@@ -199,15 +202,10 @@ def mean_or_sum(kind: Any) -> ReductionType:
 
 
 def key_rows(covered: set[str]) -> Iterator[Row]:
-    """Yield the rows of the keys that no setter stands for.
-
-    Args:
-        covered: keys that are whole values of options with setters.
-    """
+    """Yield the rows of the keys that are not covered by setters."""
+    read = {row.values[0].name: row for row in _READ}
     for key in sorted(set().union(*KEYS.values()) - covered):
-        effect, sentence, more = _READ.get(key, (HINT, _HINT, {}))
-        value = Backend(key, INITIAL.get(key, UNSET), **more)
-        yield Row(f'_Popart.set("{key}")', effect, (value,), sentence)
+        yield read.get(key) or _key_row(key)
 
 
 def validate_popart(options: dict[Any, Any]) -> None:
@@ -215,10 +213,6 @@ def validate_popart(options: dict[Any, Any]) -> None:
 
     The Python type of the value picks the table in which the key must be; a bool is no int and an
     int is no float.
-
-    Raises:
-        Error: a key is not in the table of its value's type, a value is of no known type, or the
-            integer of an enum is beyond its last member.
     """
     for key, value in options.items():
         kind = _kind(value)
@@ -247,12 +241,9 @@ def _kind(value: Any) -> str | None:
 
 
 def _check_range(key: str, value: Any) -> None:
-    items = value if key == "hardwareInstrumentations" else [value]
-    last = LAST_INSTRUMENTATION if key == "hardwareInstrumentations" else LAST_MEMBER.get(key)
-    if last is None:
-        return
-    for item in items:
-        if isinstance(item, int) and not 0 <= item <= last:
+    last = LAST_MEMBER.get(key)
+    for item in value if isinstance(value, (list, tuple, set, frozenset)) else [value]:
+        if last is not None and isinstance(item, int) and not 0 <= item <= last:
             raise Error(f"Value of {key} is out of range", got=str(item), fix=f"use 0 to {last}")
 
 

@@ -14,13 +14,9 @@ class CompilationProgressBar:
     Copies and pickles start afresh: a live bar and its clock belong to one compilation.
     """
 
-    def __init__(self) -> None:
-        self._start()
-
-    def _start(self) -> None:
-        self._bar: Any = None
-        self._first: float | None = None
-        self._last: float | None = None
+    _bar: Any = None
+    _first: float | None = None
+    _last: float | None = None
 
     def __call__(self, progress: int, total: int = 100) -> None:
         """Show the progress; the first call opens the bar and reaching the total closes it."""
@@ -37,7 +33,7 @@ class CompilationProgressBar:
     def reset(self) -> None:
         """Begin another compilation: the next call starts the clock and a new bar."""
         self.close()
-        self._start()
+        self._first = self._last = None
 
     def close(self) -> None:
         """Leave the bar as it is and start a new one at the next call."""
@@ -54,9 +50,6 @@ class CompilationProgressBar:
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._start()
 
     def __repr__(self) -> str:
         return "CompilationProgressBar()"

@@ -144,23 +144,19 @@ class PipelinedExecution(_IExecutionStrategy):
         AssertionFailure: any other argument, or a block in two stages (an ``AssertionError``).
     """
 
-    _execution_mode = 0
     _kind = Strategy.PIPELINED
     _first_release = False  # set where a wrapper is called with the 1.0 interface
 
     def __init__(self, *args: AutoStage | Stage | str | Sequence[str]) -> None:
-        auto = [item for item in args if isinstance(item, AutoStage)]
+        auto = [item for item in args or (AutoStage.SameAsIpu,) if isinstance(item, AutoStage)]
         if auto and len(args) > 1:
             raise AssertionFailure(
                 "An AutoStage must be the only argument of a strategy",
                 got=", ".join(map(repr, args)),
             )
-        self._auto_stage: AutoStage | None = (
-            auto[0] if auto else None if args else AutoStage.SameAsIpu
-        )
+        self._auto_stage = auto[0] if auto else None
         self._interleaved = False
-        explicit = [item for item in args if not isinstance(item, AutoStage)]
-        super().__init__(_stage_of(item) for item in explicit)
+        super().__init__(_stage_of(item) for item in args if not isinstance(item, AutoStage))
 
     def useInterleavedSchedule(self, use: bool = True) -> Self:
         """Let backward parts run as early as they can, so that fewer activations wait.
@@ -173,7 +169,7 @@ class PipelinedExecution(_IExecutionStrategy):
         return self
 
     def _backend_options(self) -> dict[str, Any]:
-        return {"execution_mode": self._execution_mode}
+        return {"execution_mode": int(self._kind is Strategy.SHARDED)}
 
     def _frozen(self) -> Placement:
         return Placement(
@@ -198,7 +194,6 @@ class PipelinedExecution(_IExecutionStrategy):
 class ShardedExecution(PipelinedExecution):
     """Stages run one after another for each micro-batch; same arguments as PipelinedExecution."""
 
-    _execution_mode = 1
     _kind = Strategy.SHARDED
 
 
@@ -277,10 +272,11 @@ class _IPhasedExecution(_IExecutionStrategy):
         text = f"{type(self).__name__}({', '.join(map(repr, self._phases))})"
         if self._separate_backward_phase:
             text += ".useSeparateBackwardPhase()"
-        return text + self._liveness_text()
-
-    def _liveness_text(self) -> str:
-        raise NotImplementedError
+        if self._tensors_liveness == Liveness.AlwaysLive:
+            return text
+        if self._kind is Strategy.PARALLEL_PHASED:
+            return f"{text}.sendTensorsOffChipAfterFwd()"
+        return f"{text}.setTensorsLiveness(Liveness.{self._tensors_liveness.name})"
 
 
 class SerialPhasedExecution(_IPhasedExecution):
@@ -293,11 +289,6 @@ class SerialPhasedExecution(_IPhasedExecution):
         expect("liveness", liveness, Liveness)
         self._tensors_liveness = liveness
         return self
-
-    def _liveness_text(self) -> str:
-        if self._tensors_liveness == Liveness.AlwaysLive:
-            return ""
-        return f".setTensorsLiveness(Liveness.{self._tensors_liveness.name})"
 
 
 class ParallelPhasedExecution(_IPhasedExecution):
@@ -320,10 +311,6 @@ class ParallelPhasedExecution(_IPhasedExecution):
                     got=f"phase {stage.phase} with blocks {', '.join(stage.blocks)} "
                     f"on IPU {stage.ipu}",
                 )
-
-    def _liveness_text(self) -> str:
-        live = self._tensors_liveness == Liveness.AlwaysLive
-        return "" if live else ".sendTensorsOffChipAfterFwd()"
 
 
 def _unwrapped(phases: Sequence[Any]) -> Sequence[Any]:

@@ -25,11 +25,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def expect(name: str, value: Any, types: type | tuple[type, ...]) -> None:
-    """Check the type of an argument.
-
-    Raises:
-        AssertionFailure: the value is not an instance of the type (an ``AssertionError``).
-    """
+    """Check the type of an argument."""
     if not isinstance(value, types):
         wanted = types if isinstance(types, tuple) else (types,)
         raise AssertionFailure(
