@@ -171,8 +171,9 @@ class Priced:
     def __init__(self, row: Row) -> None:
         self.row = row
         executor, batch = row.make()
-        self._captured, self._spec = _session.capture_for_estimate(executor._session, batch, {})
-        self._subject = _compile.subject(self._captured, self._spec, parse(row.system))
+        spec = executor._session._settings()
+        captured = _session.Captures(executor._session, batch).capture(spec)
+        self._subject = _compile.subject(captured, spec, parse(row.system))
         self._seconds: dict[tuple[float, ...], float] = {}
         executor.destroy()
 

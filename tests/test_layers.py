@@ -23,7 +23,7 @@ PRIVATE_TORCH = "_base/private.py"
 # Files that import one another, if only for types; to become none.
 CIRCLES: tuple[set[str], ...] = (
     {"_session.model", "_session.optimizer"},
-    {"_session.pricing", "_session.reporting", "_session.session"},
+    {"_session.reporting", "_session.session"},
 )  # fmt: skip
 Rule = Callable[[ast.Module, str, bool], Iterable[str]]
 FILES = sorted(PACKAGE.rglob("*.py"))

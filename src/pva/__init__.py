@@ -8,8 +8,7 @@ Source: libpva's public documentation; PopVision tutorials.
 
 from __future__ import annotations
 
-from ._programs import Program, ProgramVisitor
-from ._report import IPU, OperationAnalysis, Report, openReport
+from ._report import IPU, OperationAnalysis, Program, ProgramVisitor, Report, openReport
 from ._trace import Event, Process, Thread, Trace, openTrace
 
 __all__ = [

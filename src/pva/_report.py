@@ -6,13 +6,11 @@ import enum
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from poptorch._ipu_model import profile
-from poptorch._ipu_model.constants import DEFAULT
-
-from ._programs import Program, of_pass
+from poptorch._ipu_model import Constants, profile
 
 
 class IPU:
@@ -24,6 +22,97 @@ class IPU:
         Ipu1 = "Ipu1"
         Ipu2 = "Ipu2"
         Ipu21 = "Ipu21"
+
+
+# The program, as a tree that visitors walk.
+
+
+@dataclass(frozen=True)
+class ComputeSet:
+    """What tiles compute in one step.
+
+    Attributes:
+        name: of the operator.
+        vertices: one for each time that the operator stands in the pass.
+    """
+
+    name: str
+    vertices: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A part of the program.
+
+    Attributes:
+        type: what it is.
+        name: of the operator, pass or loop.
+        children: its parts, in order.
+        computeset: what is computed, of ``OnTileExecute``.
+        vars: tensors by name; the cost model does not list them by program.
+        count: how often a ``Repeat`` runs its parts.
+        cycles: estimated, of one run.
+    """
+
+    class Type(enum.StrEnum):
+        """Kinds of programs; a subset of Poplar's."""
+
+        Sequence = "Sequence"
+        Repeat = "Repeat"
+        OnTileExecute = "OnTileExecute"
+        DoExchange = "DoExchange"
+        Sync = "Sync"
+
+    type: Program.Type
+    name: str
+    children: tuple[Program, ...] = field(default=(), repr=False)
+    computeset: ComputeSet | None = None
+    vars: tuple[str, ...] = ()
+    count: int = 1
+    cycles: float = 0.0
+
+    def accept(self, visitor: ProgramVisitor) -> None:
+        """Have a visitor visit this program."""
+        getattr(visitor, f"visit{self.type}")(self)
+
+
+class ProgramVisitor:
+    """Walks a program: override what is of interest. What has parts visits them."""
+
+    def visitSequence(self, program: Program) -> None:
+        """Visit the parts of a sequence, or of a loop, once."""
+        for each in program.children:
+            each.accept(self)
+
+    visitRepeat = visitSequence
+
+    def visitOnTileExecute(self, program: Program) -> None:
+        """Visit what tiles compute."""
+
+    def visitDoExchange(self, program: Program) -> None:
+        """Visit an exchange between tiles."""
+
+    def visitSync(self, program: Program) -> None:
+        """Visit a synchronisation."""
+
+
+def _passes(priced: Mapping[str, Any]) -> dict[str, Program]:
+    """The programs of the passes: for every operator exchange, computing, waiting."""
+    steps: dict[str, list[Program]] = {}
+    kinds = Program.Type
+    for each in priced["operators"]:
+        own = steps.setdefault(each["stage_pass"], [])
+        name = f"{each['module']}/{each['name']}".lstrip("/")
+        if each["exchange"]:
+            own.append(Program(kinds.DoExchange, name, cycles=each["exchange"]))
+        computed = ComputeSet(name, (name,) * each["count"])
+        own.append(Program(kinds.OnTileExecute, name, (), computed, cycles=each["compute"]))
+        if each["sync"]:
+            own.append(Program(kinds.Sync, name, cycles=each["sync"]))
+    return {name: Program(kinds.Sequence, name, tuple(own)) for name, own in steps.items()}
+
+
+# What a report has.
 
 
 class Version(NamedTuple):
@@ -126,41 +215,19 @@ class Settings(NamedTuple):
     externalExchangeInstrumentationLevel: str = "Off"
 
 
-class Tiles(Sequence[Tile]):
-    """The tiles of a replica's IPUs, one IPU after another."""
-
-    def __init__(self, chips: Sequence[Mapping[str, Any]]) -> None:
-        self._bytes = [size for chip in chips for size in chip["tiles"]]
-
-    def __len__(self) -> int:
-        return len(self._bytes)
-
-    def __getitem__(self, at: Any) -> Any:
-        if isinstance(at, slice):
-            return [_tile(size) for size in self._bytes[at]]
-        return _tile(self._bytes[at])
-
-
-def _tile(size: float) -> Tile:
-    return Tile(Memory(Total(size, size / (1 + DEFAULT.gaps))))
-
-
 class Compilation:
     """What compiling found out."""
 
     def __init__(self, content: Mapping[str, Any]) -> None:
-        self._content = content
-        self._priced = content["estimated"]
+        self._content, self._priced = content, content["estimated"]
 
     @property
     def target(self) -> Target:
         """What was compiled for."""
         chip, chips = self._content["target"], len(self._priced["chips"])
-        tiles = chips * chip["tiles"]
-        kind = IPU.Architecture(f"Ipu{chip['generation']}")
-        return Target(
-            tiles, chips, self._priced["replicas"], tiles * chip["tile_bytes"], chip["clock"], kind
-        )
+        tiles, kind = chips * chip["tiles"], IPU.Architecture(f"Ipu{chip['generation']}")
+        memory, replicas = tiles * chip["tile_bytes"], self._priced["replicas"]
+        return Target(tiles, chips, replicas, memory, chip["clock"], kind)
 
     @property
     def graph(self) -> Graph:
@@ -170,16 +237,16 @@ class Compilation:
     @cached_property
     def programs(self) -> list[Program]:
         """The program: what a call does."""
-        passes = _passes(self._priced)
-        parts = tuple(passes[name] for name in sorted(passes))
-        runs = self._priced["runs"]
-        loop = Program(Program.Type.Repeat, "schedule", parts, count=runs)
+        parts = tuple(own for _, own in sorted(_passes(self._priced).items()))
+        loop = Program(Program.Type.Repeat, "schedule", parts, count=self._priced["runs"])
         return [Program(Program.Type.Sequence, "call", (loop,))]
 
-    @property
-    def tiles(self) -> Tiles:
-        """The tiles."""
-        return Tiles(self._priced["chips"])
+    @cached_property
+    def tiles(self) -> Sequence[Tile]:
+        """The tiles of a replica's IPUs, one IPU after another."""
+        padding = 1 + Constants().gaps
+        sizes = (size for chip in self._priced["chips"] for size in chip["tiles"])
+        return [Tile(Memory(Total(size, size / padding))) for size in sizes]
 
     @property
     def alwaysLiveVariables(self) -> list[Variable]:
@@ -204,22 +271,19 @@ class Execution:
     """What a call does, as it was estimated."""
 
     def __init__(self, content: Mapping[str, Any]) -> None:
-        self._priced = content["estimated"]
-        self._calls = (content["measured"] or {}).get("calls", 0)
-        self._tiles = content["target"]["tiles"]
+        self._content, self._priced = content, content["estimated"]
 
     @cached_property
     def steps(self) -> list[Step]:
         """The actions of one run of the schedule."""
         passes, chips = _passes(self._priced), range(len(self._priced["chips"]))
-        return [
-            Step(
-                action["name"],
-                tuple(IpuStep(_cycles(action) if at == action["chip"] else 0.0) for at in chips),
-                passes.get(_pass_of(action["name"]), of_pass(action["name"], ())),
-            )
-            for action in self._priced["schedule"]
-        ]
+        made = []
+        for action in self._priced["schedule"]:
+            name = profile.pass_of_action(action["name"])
+            program = passes.get(name, Program(Program.Type.Sequence, action["name"]))
+            spent = (_cycles(action) if at == action["chip"] else 0.0 for at in chips)
+            made.append(Step(action["name"], tuple(map(IpuStep, spent)), program))
+        return made
 
     @property
     def totalCycles(self) -> float:
@@ -229,7 +293,8 @@ class Execution:
     @property
     def runs(self) -> list[Run]:
         """The calls that were made while the report was written."""
-        return [Run(f"call {number}") for number in range(self._calls)]
+        calls = (self._content["measured"] or {}).get("calls", 0)
+        return [Run(f"call {number}") for number in range(calls)]
 
     def blocks(self, tile: int) -> Iterator[Block]:
         """Yield what a tile does, step by step.
@@ -238,9 +303,13 @@ class Execution:
             tile: its number; all tiles of an IPU do the same.
         """
         for action in self._priced["schedule"]:
-            if action["chip"] == tile // self._tiles:
+            if action["chip"] == tile // self._content["target"]["tiles"]:
                 start = action["start"]
                 yield Block(action["name"], start, start + _cycles(action))
+
+
+def _cycles(action: Mapping[str, Any]) -> float:
+    return float(sum(action["parts"].values()) + action["sent"])
 
 
 class Report:
@@ -258,16 +327,13 @@ class Report:
         self._shown = 10
 
     @property
-    def poplarVersion(self) -> Version:
-        """The version of poptorch, which takes Poplar's place."""
-        return self.version
-
-    @property
     def version(self) -> Version:
-        """The version of poptorch."""
+        """The version of poptorch, which takes Poplar's place."""
         text = self._content["poptorch"]
         major, minor, point = ([int(part) for part in re.findall(r"\d+", text)] + [0, 0, 0])[:3]
         return Version(major, minor, point, "", text)
+
+    poplarVersion = version
 
     def listPrintLength(self, length: int) -> None:
         """Set how many operators printing shows."""
@@ -307,7 +373,15 @@ class OperationAnalysis:
     """The operators of a report, the dearest first."""
 
     def __init__(self, report: Report) -> None:
-        self.operations = [_operation(o) for o in report._content["estimated"]["operators"]]
+        rows = report._content["estimated"]["operators"]
+        self.operations = list(map(_operation, rows))
+
+
+def _operation(row: Mapping[str, Any]) -> Operation:
+    match = re.match(r"(.+?):(\d+)", row["line"])
+    place = Location(match[1], int(match[2])) if match else Location("", 0)
+    context = DebugContext(f"{row['module']}/{row['name']}".lstrip("/"), place)
+    return Operation(row["name"], context, None, profile.cycles_of(row), row["flops"])
 
 
 def openReport(
@@ -323,28 +397,3 @@ def openReport(
         poptorch.Error: there is none, or it has another form.
     """
     return Report(profile.read(profile_path))
-
-
-def _operation(row: Mapping[str, Any]) -> Operation:
-    match = re.match(r"(.+?):(\d+)", row["line"])
-    place = Location(match[1], int(match[2])) if match else Location("", 0)
-    context = DebugContext(f"{row['module']}/{row['name']}".lstrip("/"), place)
-    cycles = row["compute"] + row["exchange"] + row["sync"]
-    return Operation(row["name"], context, None, cycles, row["flops"])
-
-
-def _passes(priced: Mapping[str, Any]) -> dict[str, Program]:
-    operators: dict[str, list[Mapping[str, Any]]] = {}
-    for each in priced["operators"]:
-        operators.setdefault(each["stage_pass"], []).append(each)
-    return {name: of_pass(name, own) for name, own in operators.items()}
-
-
-def _pass_of(action: str) -> str:
-    """``1F3`` is of the pass ``1F``; ``0U1`` is a pass itself."""
-    match = re.fullmatch(r"(\d+[FB])\d+", action)
-    return match[1] if match else action
-
-
-def _cycles(action: Mapping[str, Any]) -> float:
-    return float(sum(action["parts"].values()) + action["sent"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass
 from typing import Any
 
 from poptorch import Error
@@ -33,29 +34,31 @@ class Event:
         return f"<{self.channel}.{self.label}: {self.duration:.6f} s>"
 
 
+@dataclass(frozen=True)
 class Thread:
     """A thread; ``events`` are those that lie in no other."""
 
-    def __init__(self, tid: int, events: list[Event]) -> None:
-        self.tid, self.events = tid, events
+    tid: int
+    events: list[Event]
 
 
+@dataclass(frozen=True)
 class Process:
-    """A process and its threads."""
+    """A process and its threads, by their numbers."""
 
-    def __init__(self, pid: int, threads: dict[int, Thread]) -> None:
-        self.pid, self.threads = pid, threads
+    pid: int
+    threads: dict[int, Thread]
 
     def thread(self, tid: int) -> Thread:
         """Return a thread by its number."""
         return self.threads[tid]
 
 
+@dataclass(frozen=True)
 class Trace:
     """A trace; ``processes`` by their numbers."""
 
-    def __init__(self, processes: dict[int, Process]) -> None:
-        self.processes = processes
+    processes: dict[int, Process]
 
     def process(self, pid: int) -> Process:
         """Return a process by its number."""

@@ -7,7 +7,7 @@ from .files import Objects, Saved, packed, random_state, read, save
 from .hooks import register_post_compile, register_pre_compile
 from .inputs import CompiledInputs
 from .loading import fill, restore, resume
-from .pricing import Captures, capture_for_estimate
+from .pricing import Captures
 from .proxy import ParameterProxy
 from .session import Session
 from .with_loss import with_loss
@@ -23,7 +23,6 @@ __all__ = [
     "Saved",
     "Session",
     "Stamps",
-    "capture_for_estimate",
     "decode",
     "encode",
     "fill",

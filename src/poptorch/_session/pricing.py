@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
@@ -13,27 +13,18 @@ from .._base import source
 from .._ir.slots import Kind, Slot
 from .._ir.spec import Spec
 from .._systems import ChipKind, System
-from .model import Task
+from .model import Model, Task
 from .signature import Bound
 
-if TYPE_CHECKING:
-    from .session import Session
 
+class Wrapped(Protocol):
+    """What captures need of a Session, which has reports made of them."""
 
-def capture_for_estimate(
-    session: Session, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[_compile.Capture, Spec]:
-    """Capture a wrapped model for arguments of this kind, without compiling it.
+    model: Model
 
-    Args:
-        session: of the wrapped model, whose weights may be on the meta device.
-        args, kwargs: as for ``forward``; they may be, too.
+    def task(self, bound: Bound, spec: Spec, placeholders: bool = False) -> Task: ...
 
-    Returns:
-        What was captured, and the settings.
-    """
-    spec = session._settings()
-    return Captures(session, args, kwargs).capture(spec), spec
+    def fetch(self) -> None: ...
 
 
 class Captures:
@@ -50,7 +41,7 @@ class Captures:
 
     def __init__(
         self,
-        session: Session,
+        session: Wrapped,
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
         bound: Bound | None = None,
@@ -59,9 +50,7 @@ class Captures:
         self._bound = bound or session.model.signature.bind(args, kwargs or {})
         self.rows = max((t.shape[0] for t in self._bound.tensors if t.dim()), default=1)
         self._made: list[_compile.Capture] = []
-        self._again: dict[_compile.Capture, _compile.Capture] = {}
-        self._recut: dict[object, _compile.Capture] = {}
-        self._thinned: dict[object, _compile.Capture] = {}
+        self._changed: dict[object, _compile.Capture] = {}
         session.fetch()
 
     def capture(
@@ -82,47 +71,44 @@ class Captures:
             kind, chips: what to divide it over; None for its own blocks.
             every: of so many checkpoints the last is one.
         """
-        task = self._session.task(self._bound, spec, placeholders=True)
-        if dtype is not None:
-            task = replace(task, request=_of_type(task.request, dtype))
-        captured = self._like(task, spec)
+        captured = self._captured(spec, dtype)
         if kind is not None and chips is not None:
-            key = captured, task.optim, spec.training, kind, chips
-            if key not in self._recut:
-                whole = replace(captured, optim=task.optim)
-                self._recut[key] = _compile.recut(whole, spec, kind, chips)
-            captured = self._recut[key]
+            key = captured.optim, spec.training, kind, chips
+            captured = self._change(_compile.recut, captured, key, spec, kind, chips)
         if every > 1:
-            if (captured, every) not in self._thinned:
-                made = _compile.with_fewer_checkpoints(captured, every)
-                self._thinned[captured, every] = made
-            captured = self._thinned[captured, every]
+            captured = self._change(_compile.with_fewer_checkpoints, captured, every, every)
         if spec.training and spec.recompute:
-            if captured not in self._again:
-                self._again[captured] = _compile.recomputed(captured)
-            captured = self._again[captured]
-        return replace(captured, optim=task.optim)
+            captured = self._change(_compile.recomputed, captured, None)
+        return captured
 
     def fitting(self, spec: Spec, system: System, chips: int) -> list[_compile.Share]:
-        """Return how to divide the model over chips such that it fits.
+        """Return how to divide the model over so many chips of a system such that it fits."""
+        return _compile.fitting(self._captured(spec), spec, system, chips)
 
-        Args:
-            spec: every setting.
-            system: the chips.
-            chips: how many of them one replica has.
-        """
+    def _captured(self, spec: Spec, dtype: torch.dtype | None = None) -> _compile.Capture:
+        """The model as it is, for an optimizer as it is now."""
         task = self._session.task(self._bound, spec, placeholders=True)
-        captured = replace(self._like(task, spec), optim=task.optim)
-        return _compile.fitting(captured, spec, system, chips)
-
-    def _like(self, task: Task, spec: Spec) -> _compile.Capture:
+        request = task.request if dtype is None else _of_type(task.request, dtype)
         for before in self._made:
-            if _same(before.request, task.request, before.micro):
-                return before
+            if _same(before.request, request, before.micro):
+                return replace(before, optim=task.optim)
         with source.excluding(spec.runtime.source_excludes):
-            made = _compile.capture_for_estimate(task.request, task.optim, self.rows)
+            made = _compile.capture_for_estimate(request, task.optim, self.rows)
         self._made.append(made)
         return made
+
+    def _change(
+        self,
+        change: Callable[..., _compile.Capture],
+        captured: _compile.Capture,
+        key: object,
+        *args: object,
+    ) -> _compile.Capture:
+        """A changed capture, made once: its graph says which it is a change of."""
+        whole = change, captured.micro.graph, key
+        if whole not in self._changed:
+            self._changed[whole] = change(captured, *args)
+        return replace(self._changed[whole], optim=captured.optim)
 
 
 def _of_type(request: _capture.Request, dtype: torch.dtype) -> _capture.Request:
