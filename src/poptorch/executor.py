@@ -14,8 +14,8 @@ from torch import nn
 
 from . import _session
 from ._base import log
-from ._base.tracebacks import UserFrames
 from ._capture import Explanation
+from ._capture.failures import UserFrames
 from ._inspection import Inspection
 from ._ir.spec import Spec
 from ._repricing import advised

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import poptorch
-from poptorch._base.tracebacks import FORWARD
+from poptorch._capture.failures import FORWARD
 from poptorch.backends import whole
 
 from .models import KINDS, Subject, close, same

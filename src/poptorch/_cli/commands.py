@@ -1,27 +1,22 @@
-"""What every command shares: a help page with an example, and silence when nobody reads on."""
+"""What commands share: help pages with an example, silence when nobody reads on, scripts."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import os
+import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 PIPE_CLOSED = 128 + 13  # what a shell reports of a program that SIGPIPE ended
 
 
 def add(commands: Any, name: str, does: str, example: str, details: str = "") -> Any:
-    """Add a command and return its parser.
-
-    Args:
-        commands: what ``add_subparsers`` returned.
-        name: of the command.
-        does: one line, for the list of commands.
-        example: command lines that a reader can copy.
-        details: the rest of its help page.
-    """
+    """Add a command, told by a line for the list, command lines to copy and further details."""
     return commands.add_parser(
         name,
         help=does,
@@ -58,3 +53,37 @@ def quiet_when_closed(main: Main) -> Main:
             return PIPE_CLOSED
 
     return run
+
+
+class Enough(BaseException):
+    """The script has shown what there is to see. No ``except Exception`` may swallow it."""
+
+
+def run_script(path: str, arguments: Sequence[str]) -> None:
+    """Run a script as Python would, until it ends or raises; Enough ends it, too."""
+    before = sys.argv, sys.path[:]
+    sys.argv, sys.path[0:0] = [path, *arguments], [str(Path(path).resolve().parent)]
+    try:
+        with contextlib.suppress(Enough):
+            runpy.run_path(path, run_name="__main__")
+    finally:
+        sys.argv, sys.path[:] = before
+
+
+@contextlib.contextmanager
+def intercepted(methods: Sequence[tuple[type, str, Callable[..., Any]]]) -> Iterator[None]:
+    """Within the block functions stand in for methods of classes; they get these first."""
+    with contextlib.ExitStack() as stack:
+        for cls, name, stand_in in methods:
+            usual = vars(cls)[name]
+            stack.callback(setattr, cls, name, usual)
+            setattr(cls, name, _around(usual, stand_in))
+        yield
+
+
+def _around(usual: Any, stand_in: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(usual)
+    def called(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return stand_in(usual, self, *args, **kwargs)
+
+    return called

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import importlib.util
 import os
-import runpy
 import sys
 import time
 import traceback
@@ -23,7 +22,7 @@ from .._base import source
 from .._data.waiting import verdict
 from ..executor import PoplarExecutor
 from ..options import Options
-from .commands import add
+from .commands import Enough, add, intercepted, run_script
 
 CALLS = 20
 _DESCRIPTION = """
@@ -73,16 +72,12 @@ def run(chosen: argparse.Namespace) -> int:
 
 def _script(path: str, arguments: list[str], most: int | None) -> int:
     watch = Watch(_tell, most)
-    before = sys.argv[:], sys.path[:]
-    sys.argv, sys.path[0:0] = [path, *arguments], [str(Path(path).parent)]
     broken = False
     limit = f", until {most} calls of wrapped models" if most else ""
     print(f"Running {' '.join([path, *arguments])}{limit}", flush=True)
     try:
         with watch.watching():
-            runpy.run_path(path, run_name="__main__")
-    except Enough:
-        pass
+            run_script(path, arguments)
     except SystemExit as end:
         broken = end.code not in (None, 0)
     except BrokenPipeError:
@@ -90,8 +85,6 @@ def _script(path: str, arguments: list[str], most: int | None) -> int:
     except Exception as error:
         broken = True
         print(f"The script failed:\n{_told(error, path)}")
-    finally:
-        sys.argv, sys.path[:] = before
     if not watch.fatal and not (broken and not watch.calls):
         print(watch.summary())
     return 1 if broken or watch.fatal else 0
@@ -176,10 +169,6 @@ def _input(text: str) -> torch.Tensor:
     )
 
 
-class Enough(BaseException):
-    """The script has shown what there is to see. No ``except Exception`` may swallow it."""
-
-
 class Watch:
     """Explains every wrapped model before it is compiled, and measures what calls wait for.
 
@@ -201,20 +190,14 @@ class Watch:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Within the block the front door's classes are watched."""
-        replaced: list[tuple[type, str, Any]] = [
+        methods: list[tuple[type, str, Any]] = [
             (PoplarExecutor, "__call__", self._call),
             (PoplarExecutor, "compile", self._compile),
             (dataloader.DataLoader, "__iter__", self._iterate),
             (dataloader.AsynchronousDataAccessor, "__next__", self._next),
         ]
-        before = [(cls, name, vars(cls)[name]) for cls, name, _ in replaced]
-        for cls, name, method in replaced:
-            setattr(cls, name, _around(vars(cls)[name], method))
-        try:
+        with intercepted(methods):
             yield
-        finally:
-            for cls, name, method in before:
-                setattr(cls, name, method)
 
     def summary(self) -> str:
         """Where the time of all calls but the first went."""
@@ -289,10 +272,3 @@ class _Timed:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._batches, name)
-
-
-def _around(original: Any, method: Callable[..., Any]) -> Callable[..., Any]:
-    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return method(original, self, *args, **kwargs)
-
-    return watched

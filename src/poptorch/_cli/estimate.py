@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import runpy
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,13 +11,9 @@ from typing import Any
 
 from .._base.errors import Error
 from .._systems import parse
-from .commands import add
+from .commands import Enough, add, intercepted, run_script
 
 _OURS = ("--system", "--all", "--json", "--html")
-
-
-class _Enough(BaseException):
-    """Ends a script whose first model is priced; no handler of the script catches it."""
 
 
 def add_parser(commands: Any) -> None:
@@ -59,14 +54,8 @@ def run(chosen: argparse.Namespace) -> int:
     if ours:
         print(f"{ours[0]} after {chosen.script} is the script's argument", file=sys.stderr)
     priced: list[Any] = []
-    before = sys.argv, sys.path[:]
-    sys.argv = [str(chosen.script), *chosen.arguments]
-    sys.path.insert(0, str(chosen.script.resolve().parent))
-    try:
-        with _pricing(chosen, priced), contextlib.suppress(_Enough):
-            runpy.run_path(str(chosen.script), run_name="__main__")
-    finally:
-        sys.argv, sys.path[:] = before
+    with _pricing(chosen, priced):
+        run_script(str(chosen.script), chosen.arguments)
     if not priced:
         print(f"{chosen.script} used no wrapped model", file=sys.stderr)
         return 1
@@ -82,32 +71,17 @@ def _pricing(chosen: argparse.Namespace, priced: list[Any]) -> Iterator[None]:
     """Within this, what first uses an executor has it priced."""
     from ..executor import PoplarExecutor
 
-    seen: set[int] = set()
-    kept = []  # so that no other object gets the number of one that is gone
+    seen: dict[int, PoplarExecutor] = {}  # kept, so that no other object gets the number of one
 
-    def first(executor: PoplarExecutor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if id(executor) in seen:
-            return
-        seen.add(id(executor))
-        kept.append(executor)
-        priced.append(executor.estimate(*args, system=chosen.system, **kwargs))
-        kind = "inference" if executor._optimizer is None else "training"
-        print(f"{type(executor.model).__name__}, {kind}, {priced[-1]}")
-        if not chosen.all:
-            raise _Enough
+    def first(usual: Any, executor: PoplarExecutor, /, *args: Any, **kwargs: Any) -> Any:
+        if id(executor) not in seen:
+            seen[id(executor)] = executor
+            priced.append(executor.estimate(*args, system=chosen.system, **kwargs))
+            kind = "inference" if executor._optimizer is None else "training"
+            print(f"{type(executor.model).__name__}, {kind}, {priced[-1]}")
+            if not chosen.all:
+                raise Enough
+        return usual(executor, *args, **kwargs)
 
-    call, compile_only = PoplarExecutor.__call__, PoplarExecutor.compile
-
-    def called(self: PoplarExecutor, /, *args: Any, **kwargs: Any) -> Any:
-        first(self, args, kwargs)
-        return call(self, *args, **kwargs)
-
-    def compiled(self: PoplarExecutor, /, *args: Any, **kwargs: Any) -> None:
-        first(self, args, kwargs)
-        compile_only(self, *args, **kwargs)
-
-    PoplarExecutor.__call__, PoplarExecutor.compile = called, compiled  # type: ignore[method-assign]
-    try:
+    with intercepted([(PoplarExecutor, name, first) for name in ("__call__", "compile")]):
         yield
-    finally:
-        PoplarExecutor.__call__, PoplarExecutor.compile = call, compile_only  # type: ignore[method-assign]

@@ -9,9 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .._base import html
 from .._base.errors import Error
-from .._base.tables import size_text, table
+from .._base.tables import html_paragraphs, html_table, size_text, table
 from .._systems import parse
 from . import page, profile
 from .parts import (
@@ -89,8 +88,8 @@ class Estimate:
 
     def _repr_html_(self) -> str:
         """Show it in a notebook."""
-        parts = html.paragraphs(_summary(self)), html.table(_chips(self))
-        return "".join([*parts, html.paragraphs(_remarks(self))])
+        parts = html_paragraphs(_summary(self)), html_table(_chips(self))
+        return "".join([*parts, html_paragraphs(_remarks(self))])
 
     def to_dict(self) -> dict[str, object]:
         """Return it as plain values, as ``to_json`` writes them."""

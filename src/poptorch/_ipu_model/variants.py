@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from .._base import html
 from .._base.errors import Error
-from .._base.tables import size_text, table
+from .._base.tables import html_page, html_table, size_text, table
 from .estimate import Estimate
 from .parts import Culprit
 
@@ -86,7 +85,7 @@ class WhatIf(tuple[Variant, ...]):
 
     def _repr_html_(self) -> str:
         """Show it in a notebook."""
-        return html.table(self._rows())
+        return html_table(self._rows())
 
     def _rows(self) -> list[list[str]]:
         head = [*self[0].settings, "items/s", "peak", "bubble", "of peak", "verdict"]
@@ -104,7 +103,7 @@ class WhatIf(tuple[Variant, ...]):
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write the table as one page for browsers, light or dark as the reader's system is."""
-        Path(path).write_text(html.page("Other settings, side by side", html.table(self._rows())))
+        Path(path).write_text(html_page("Other settings, side by side", html_table(self._rows())))
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
         """Write a line per variant: what was varied, then the attributes of ``Variant``."""

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .._base import html
-from .._base.tables import size_text, table
+from .._base.tables import html_text, size_text, table
 from .blocks import Direction, Stage, StagePass, pass_of, reader_passes, stage_passes
 from .graph import Graph
 from .program import Program
@@ -155,7 +154,7 @@ class Plan:
     def _repr_html_(self) -> str:
         """Show it in a notebook, the schedule as a picture."""
         pictures = [] if self.staged is None else [self.staged.schedule.to_svg()]
-        return "".join([html.text_block(str(self)), *pictures])
+        return "".join([html_text(str(self)), *pictures])
 
 
 @dataclass(frozen=True)

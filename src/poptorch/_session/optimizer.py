@@ -16,11 +16,10 @@ import torch
 from .. import optim
 from .._base import log
 from .._base.errors import Error
-from .._base.storage import address
 from .._compile import agreement
 from .._ir.spec import OptimSpec, Spec
 from ..enums import MeanReductionStrategy, ReductionType
-from ..optim.freeze import freeze
+from ..optim.freeze import address, freeze
 from ..optim.names import from_ipu_param, from_ipu_state, state_keys, to_ipu_param, to_ipu_state
 from ..optim.replacement import AttributeWatch, check_replacement, needs_running_mean
 from . import guards

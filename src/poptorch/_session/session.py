@@ -18,7 +18,6 @@ import torch
 from torch import nn
 
 from .. import _capture, _compile, _pod, _systems, backends
-from .._base import compiled as compiled_models
 from .._base import env, interrupts, log, processes, source
 from .._base.errors import AssertionFailure, Error, StateError
 from .._compile import agreement
@@ -26,6 +25,7 @@ from .._ir.plan import Plan
 from .._ir.slots import Kind
 from .._ir.spec import Spec
 from ..enums import ConnectionType
+from ..ops.blocks import remember_compiled
 from . import faults, guards, hooks, reporting
 from .counters import Stamped, Stamps
 from .inputs import dividing, return_inputs
@@ -257,7 +257,7 @@ class Session(Sharing):
             random.set(self.restored.random, None)
         if self.optimizer is not None:
             self.optimizer.compiled(variant.task)
-        compiled_models.remember(variant, self.model.module)
+        remember_compiled(variant, self.model.module)
         self.variants, self.random, self.kept, self.restored = [variant], random, kept, None
         self._agreed, self.device_is_newer, self._spec = False, False, variant.spec
         self.last = self._written = self._left = None
@@ -488,7 +488,7 @@ class Session(Sharing):
         self._fetch()
         self._bring_host_up_to_date()
         variant = self._compiled(self.task(bound, spec), background=True)
-        compiled_models.remember(variant, self.model.module)
+        remember_compiled(variant, self.model.module)
         return variant
 
     # Weights: host and device.

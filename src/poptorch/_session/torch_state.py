@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from .._base import log
-from .._base.storage import address
+from ..optim.freeze import address
 from ..optim.optimizer import DeviceLink
 
 _NAMES = {

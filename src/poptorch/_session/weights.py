@@ -11,8 +11,8 @@ from torch import nn
 
 from .. import _capture
 from .._base.errors import Error, InvalidValue
-from .._base.storage import address
 from ..enums import CommGroupType, VariableRetrievalMode
+from ..optim.freeze import address
 
 ShapeAndType = tuple[Sequence[int] | None, torch.dtype | None]
 

@@ -9,16 +9,29 @@ import builtins
 import contextlib
 import functools
 import itertools
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 from torch import nn
 
-from .._base import compiled, log
+from .._base import log
 from .._base.errors import AssertionFailure, Error
 from .._ops import annotate
 
 _automatic = itertools.count()
+_compiled: weakref.WeakKeyDictionary[object, nn.Module] = weakref.WeakKeyDictionary()
+
+
+def remember_compiled(owner: object, model: nn.Module) -> None:
+    """Count a model as compiled for as long as its owner lives: annotating it comes too late."""
+    _compiled[owner] = model
+
+
+def _is_compiled(layer: nn.Module) -> bool:
+    """Tell whether a module, or a shallow copy of it, is part of a compiled model."""
+    own = layer._modules
+    return any(part._modules is own for model in _compiled.values() for part in model.modules())
 
 
 def _start(user_id: object, ipu_id: int | str | None) -> None:
@@ -137,7 +150,7 @@ def BeginBlock(layer_to_call: Any, user_id: object | None = None, ipu_id: int | 
             got=f"{type(layer_to_call).__name__} with {present}",
             fix="call poptorch.removeBlocks(module) first, or annotate each layer once",
         )
-    if compiled.holds(layer_to_call):
+    if _is_compiled(layer_to_call):
         log.python.warning(
             "BeginBlock on a %s of a model that is compiled: the compiled program goes on without "
             "the block. Call destroy() on the executor, so that the next call compiles with it",

@@ -14,7 +14,6 @@ import torch
 
 from .._base import log
 from .._base.errors import AssertionFailure, InvalidValue
-from .._base.storage import address
 from .._ir import slots
 from .._ir.spec import OptimGroup, OptimSpec, Setting
 from . import KINDS
@@ -27,6 +26,11 @@ _TERMS = ("momentum", "dampening", "weight_decay")
 """At zero they leave a term out, and with it the state and the work that it needs."""
 
 _warned: weakref.WeakSet[type] = weakref.WeakSet()
+
+
+def address(tensor: torch.Tensor) -> int:
+    """Return the address of a tensor's values; for one on the meta device a number of its own."""
+    return id(tensor) if tensor.is_meta else tensor.data_ptr()
 
 
 def freeze(
