@@ -10,7 +10,7 @@ import torch
 from .._ir import slots
 from .._ir.graph import SlotFunction
 from .._ir.slots import Slot
-from .._ir.spec import OptimGroup, OptimSpec
+from .._ir.spec import OptimSpec
 from .._ops.rounding import DROPPED_BITS, rounded
 from .formulas import (
     ALGORITHMS,
@@ -156,30 +156,25 @@ class _Group:
 def _groups_of(
     spec: OptimSpec, params: Sequence[Slot], gradient_dtype: torch.dtype | None
 ) -> list[_Group]:
-    by_path = {param.path: param for param in params}
-    return [_group(spec, i, g, by_path, gradient_dtype) for i, g in enumerate(spec.groups)]
-
-
-def _group(
-    spec: OptimSpec,
-    index: int,
-    group: OptimGroup,
-    params: Mapping[str, Slot],
-    gradient_dtype: torch.dtype | None,
-) -> _Group:
     algorithm = ALGORITHMS[spec.algorithm]
-    settings = dict((*spec.settings, *group.settings))
-    weights = []
-    for param in (params[path] for path in group.params if path in params):
-        moments = tuple(
-            (moment, slots.moment(moment.name, param, moment.dtype or param.dtype))
-            for moment in algorithm.moments(settings)
+    by_path = {param.path: param for param in params}
+    groups = []
+    for index, group in enumerate(spec.groups):
+        settings = dict((*spec.settings, *group.settings))
+        moments = algorithm.moments(settings)
+        weights = tuple(
+            _Weight(
+                param,
+                slots.gradient(param, gradient_dtype),
+                tuple((m, slots.moment(m.name, param, m.dtype or param.dtype)) for m in moments),
+            )
+            for param in (by_path[path] for path in group.params if path in by_path)
         )
-        weights.append(_Weight(param, slots.gradient(param, gradient_dtype), moments))
-    variables = [slots.hyper(name) for name in spec.variables]
-    variables += [slots.hyper(name, index) for name in group.variables]
-    counts = bool(weights) and algorithm.counts(settings)
-    return _Group(algorithm, settings, tuple(variables), tuple(weights), counts)
+        variables = [slots.hyper(name) for name in spec.variables]
+        variables += [slots.hyper(name, index) for name in group.variables]
+        counts = bool(weights) and algorithm.counts(settings)
+        groups.append(_Group(algorithm, settings, tuple(variables), weights, counts))
+    return groups
 
 
 def _hypers_of(groups: Sequence[_Group]) -> list[Slot]:

@@ -88,31 +88,29 @@ def _kind_of(optimizer: torch.optim.Optimizer) -> Kind:
 def _structure(optimizer: torch.optim.Optimizer, kind: Kind) -> dict[str, Setting]:
     """Read and check what shapes the update and belongs to the whole optimizer."""
     given = {name: getattr(optimizer, name, value) for name, value in kind.structure.items()}
-    settings = {name: _setting(value) for name, value in given.items()}
+    settings: dict[str, Setting] = {
+        name: str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
+        for name, value in given.items()
+    }
     if getattr(optimizer, "use_tf_variant", False) and "use_tf_variant" not in settings:
         raise InvalidValue("use_tf_variant is only available with RMSprop")
     if any(group.get("amsgrad", False) for group in optimizer.param_groups):
         raise InvalidValue("Only non-amsgrad Adam and AdamW optimizers are supported")
     settings |= {name: agreed(optimizer, name) for name in kind.agreed}
     if "max_grad_norm" in settings:
-        settings["max_grad_norm"] = _clipping(given["max_grad_norm"])
+        limit = math.inf if given["max_grad_norm"] is None else given["max_grad_norm"]
+        norm = settings["max_grad_norm"] = number("max_grad_norm", limit)
+        if math.isnan(norm):
+            raise InvalidValue("max_grad_norm cannot be NaN", fix="use infinity for no clipping")
+        if norm < 0:
+            raise InvalidValue("max_grad_norm cannot be negative", got=str(norm))
     return settings
-
-
-def _clipping(value: Any) -> float:
-    norm = math.inf if value is None else number("max_grad_norm", value)
-    if math.isnan(norm):
-        raise InvalidValue("max_grad_norm cannot be NaN", fix="use infinity for no clipping")
-    if norm < 0:
-        raise InvalidValue("max_grad_norm cannot be negative", got=str(norm))
-    return norm
 
 
 def _warn_of_subclass(optimizer: torch.optim.Optimizer) -> None:
     cls = type(optimizer)
-    if cls in _warned or {torch.optim.Optimizer, Optimizer} & set(cls.__bases__):
-        return
-    if any(cls in kind.classes for kind in KINDS):
+    direct = {torch.optim.Optimizer, Optimizer} & {*cls.__bases__}
+    if cls in _warned or direct or any(cls in kind.classes for kind in KINDS):
         return
     _warned.add(cls)
     log.python.warning(
@@ -170,7 +168,3 @@ def _numbers(name: str, value: Any) -> list[tuple[str, float]]:
     if name == "betas":
         return list(zip(("beta1", "beta2"), pair_of_betas(value), strict=True))
     return [(name, number(name, value))]
-
-
-def _setting(value: Any) -> Setting:
-    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value

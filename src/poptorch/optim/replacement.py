@@ -10,12 +10,11 @@ import torch
 
 from .._base import log
 from .._base.errors import Error, InvalidValue
-from .._ir.spec import OptimGroup, OptimSpec, Setting
+from .._ir.spec import OptimGroup, OptimSpec
 from ..enums import MeanReductionStrategy
 from . import KINDS
 from .optimizer import Optimizer
 
-_ABSENT = object()
 _CLASSES = [cls for kind in KINDS for cls in kind.classes]
 # ``step`` is there once a scheduler has wrapped it.
 _OF_OBJECTS = {"defaults", "state", "param_groups", "variable_attrs", "step"} | {
@@ -58,65 +57,55 @@ def check_replacement(
     if compiled == new:
         return False
     if compiled.algorithm != new.algorithm:
-        raise Error(
-            "The type of the optimizer cannot change after compilation",
-            got=f"{new.algorithm}; compiled: {compiled.algorithm}",
-            fix="destroy() the model first, or wrap it again",
-        )
+        got = f"{new.algorithm}; compiled: {compiled.algorithm}"
+        raise _refused("The type of the optimizer", got)
     if len(compiled.groups) != len(new.groups):
-        raise Error(
-            "The number of parameter groups cannot change after compilation",
-            got=f"{len(new.groups)}; compiled: {len(compiled.groups)}",
-            fix="destroy() the model first, or wrap it again",
-        )
+        got = f"{len(new.groups)}; compiled: {len(compiled.groups)}"
+        raise _refused("The number of parameter groups", got)
     if not again:
         _check_level("", compiled, new)
     for index, (old_group, new_group) in enumerate(zip(compiled.groups, new.groups, strict=True)):
-        if set(old_group.params) != set(new_group.params):
-            raise Error(
-                "The parameters of a group cannot change after compilation",
-                got=f"group {index} differs in "
-                + ", ".join(sorted({*old_group.params} ^ {*new_group.params})),
-                fix="destroy() the model first, or wrap it again",
-            )
+        differing = sorted({*old_group.params} ^ {*new_group.params})
+        if differing:
+            got = f"group {index} differs in {', '.join(differing)}"
+            raise _refused("The parameters of a group", got)
         if not again:
             _check_level(f" of parameter group {index}", old_group, new_group)
     return again
 
 
+def _refused(what: str, got: str) -> Error:
+    fix = "destroy() the model first, or wrap it again"
+    return Error(f"{what} cannot change after compilation", got=got, fix=fix)
+
+
 def _check_level(place: str, compiled: OptimSpec | OptimGroup, new: OptimSpec | OptimGroup) -> None:
-    old_constants, new_constants = dict(compiled.settings), dict(new.settings)
-    for name in sorted({*old_constants, *new_constants}):
-        old: Setting | object = old_constants.get(name, _ABSENT)
-        now: Setting | object = new_constants.get(name, _ABSENT)
-        if old is _ABSENT or now is _ABSENT:
-            was, wants = ("variable", "constant") if old is _ABSENT else ("constant", "variable")
+    constants, new_constants = dict(compiled.settings), dict(new.settings)
+    for name in sorted(constants.keys() | new_constants.keys()):
+        user_name = repr("betas" if name in ("beta1", "beta2") else name)
+        become_variable = (
+            f"before compilation: pass {user_name} to the optimizer, or call "
+            f"variable_attrs.markAsVariable({user_name})",
+            "or destroy() the model first, so that it is compiled again",
+        )
+        if name not in constants:
             raise Error(
-                f"The attribute {_user_name(name)!r}{place} is compiled as {was} and "
-                f"cannot become {wants}",
-                fix=_constness_fixes(name, was),
+                f"The attribute {user_name}{place} is compiled as variable and cannot become "
+                "constant",
+                fix=become_variable,
             )
-        if old != now:
+        if name not in new_constants:
+            raise Error(
+                f"The attribute {user_name}{place} is compiled as constant and cannot become "
+                "variable",
+                fix=f"before it is set: variable_attrs.markAsConstant({user_name})",
+            )
+        if constants[name] != new_constants[name]:
             raise Error(
                 "Values are constant but do not match",
-                got=f"{_user_name(name)!r}{place} is {now}; compiled: {old}",
-                fix=_constness_fixes(name, "variable"),
+                got=f"{user_name}{place} is {new_constants[name]}; compiled: {constants[name]}",
+                fix=become_variable,
             )
-
-
-def _user_name(name: str) -> str:
-    return "betas" if name in ("beta1", "beta2") else name
-
-
-def _constness_fixes(name: str, wanted: str) -> tuple[str, ...]:
-    user_name = _user_name(name)
-    if wanted == "constant":
-        return (f"before it is set: variable_attrs.markAsConstant({user_name!r})",)
-    return (
-        f"before compilation: pass {user_name!r} to the optimizer, or call "
-        f"variable_attrs.markAsVariable({user_name!r})",
-        "or destroy() the model first, so that it is compiled again",
-    )
 
 
 class AttributeWatch:
@@ -133,30 +122,22 @@ class AttributeWatch:
             relaxed: log at debug level (``relaxOptimizerAttributesChecks``).
         """
         new = [pair for pair in dict.fromkeys(_attributes(optimizer)) if pair not in self._seen]
-        if not new:
-            return
         self._seen.update(new)
-        labels = dict.fromkeys(label for label, _ in new)
-        log.python.log(
-            logging.DEBUG if relaxed else logging.WARNING,
-            "Ignoring unexpected attributes of the %s optimizer: %s",
-            type(optimizer).__name__,
-            "; ".join(
-                f"{', '.join(name for each, name in new if each == label)} ({label})"
-                for label in labels
-            ),
-        )
+        names = {place: [name for each, name in new if each == place] for place, _ in new}
+        if names:
+            log.python.log(
+                logging.DEBUG if relaxed else logging.WARNING,
+                "Ignoring unexpected attributes of the %s optimizer: %s",
+                type(optimizer).__name__,
+                "; ".join(f"{', '.join(found)} ({place})" for place, found in names.items()),
+            )
 
 
 def _attributes(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, str]]:
-    """Yield (where, name) of attributes that are not known anyway."""
+    """Yield (place, name) of attributes that are not known anyway."""
     for name in optimizer.__dict__:
         if name not in _OF_OBJECTS and not name.startswith("_"):
             yield "object", name
-    for where, names in (
-        ("defaults", optimizer.defaults),
-        *(("parameter groups", group) for group in optimizer.param_groups),
-    ):
-        for name in names:
-            if name not in _OF_GROUPS:
-                yield where, name
+    yield from (("defaults", name) for name in optimizer.defaults if name not in _OF_GROUPS)
+    for group in optimizer.param_groups:
+        yield from (("parameter groups", name) for name in group if name not in _OF_GROUPS)

@@ -49,25 +49,12 @@ class ConfigFileError(Exception):
     """A configuration file holds something that is no option call."""
 
 
-class _Unsupported(Exception):  # noqa: N818 (never leaves this module)
-    """Valid Python that a configuration file may not contain."""
-
-
 def load_from_file(options: Any, filepath: str | os.PathLike[str]) -> None:
-    """Apply the option calls of a file, one per line, to an Options object.
+    """Apply the option calls of a file: see ``Options.loadFromFile``.
 
-    A line is a call as in Python without the leading ``options.``, with literal arguments,
-    ``poptorch.`` enums, ``torch`` dtypes, and constructors such as
-    ``poptorch.TensorLocationSettings().useOnChipStorage(False)``. Blank lines, lines that start
-    with ``#`` and trailing comments are skipped. Nothing is executed as code.
-
-    Raises:
-        ConfigFileError: a line is something else; then no line is applied. Its line number counts
-            effective lines only, as PopTorch's did; the line of the file stands beside it.
-        AttributeError, AssertionError, ValueError: what a call itself raised, unchanged but for a
-            note with its line, after the lines before it took effect.
-        FileNotFoundError: there is no such file.
-        InvalidFile: it is no text, or no regular file.
+    Arguments are literals, ``poptorch.`` enums, ``torch`` dtypes, and constructors such as
+    ``poptorch.TensorLocationSettings().useOnChipStorage(False)``. The line number of an error
+    counts effective lines only, as PopTorch's did; the line of the file stands beside it.
     """
     apply_calls(options, archive.read_text(filepath), Path(filepath).name)
 
@@ -83,7 +70,7 @@ def apply_calls(options: Any, text: str, name: str = "the options") -> None:
         count += 1
         try:
             calls.append((f"line {number} of {name}: {statement}", _parse(statement)))
-        except (SyntaxError, ValueError, RecursionError, _Unsupported) as error:
+        except (SyntaxError, ValueError, RecursionError) as error:
             detail = error.msg if isinstance(error, SyntaxError) else str(error)
             raise ConfigFileError(
                 f"SyntaxError at line {count} of {name}: {detail} (line {number} of the file)"
@@ -100,11 +87,7 @@ def apply_calls(options: Any, text: str, name: str = "the options") -> None:
 def apply_data(options: Any, text: str) -> None:
     """Apply what ``as_calls`` returned, which may have come through strangers' hands.
 
-    Nothing is called but the setters of the table: no method that reads a file, for one.
-
-    Raises:
-        ConfigFileError, or what a setter raises: a line is something else, or has a value that the
-            setter refuses.
+    Nothing is called but the setters of the table: no method that reads a file.
     """
     rows = ((setting, value) for setting in settings(options) for value in setting.row.values)
     known = {_setter(setting, value) for setting, value in rows if not value.here}
@@ -165,7 +148,7 @@ def _parse(statement: str) -> ast.Call:
     """Return the tree of one option call; nothing is called before every line was understood."""
     tree = ast.parse(f"options.{statement}", mode="eval").body
     if not isinstance(tree, ast.Call):
-        raise _Unsupported("expected one option call, such as deviceIterations(4)")
+        raise ValueError("expected one option call, such as deviceIterations(4)")
     beginning: ast.expr = tree
     while isinstance(beginning, (ast.Call, ast.Attribute)):
         beginning = beginning.func if isinstance(beginning, ast.Call) else beginning.value
@@ -177,23 +160,23 @@ def _parse(statement: str) -> ast.Call:
 def _check_node(node: ast.AST, options: ast.AST) -> None:
     """Accept literals, names under the two modules, and calls of public methods on them."""
     if not isinstance(node, _UNDERSTOOD):
-        raise _Unsupported(f"not a literal: {ast.unparse(node)}")
+        raise ValueError(f"not a literal: {ast.unparse(node)}")
     if isinstance(node, ast.UnaryOp):
         ast.literal_eval(node)
     if isinstance(node, ast.Name) and node is not options and node.id not in _MODULES:
-        raise _Unsupported(f"unknown name {node.id}")
+        raise ValueError(f"unknown name {node.id}")
     if isinstance(node, ast.Attribute):
         group = node.value is options and node.attr in _PRIVATE_GROUPS
         if node.attr.startswith("_") and not group:
-            raise _Unsupported(f"private name {node.attr}")
+            raise ValueError(f"private name {node.attr}")
         if not isinstance(node.value, (ast.Name, ast.Attribute, ast.Call)):
-            raise _Unsupported(f"an attribute of {ast.unparse(node.value)}")
+            raise ValueError(f"an attribute of {ast.unparse(node.value)}")
     if isinstance(node, ast.Call) and not isinstance(node.func, ast.Attribute):
-        raise _Unsupported("only calls of named setters are understood")
+        raise ValueError("only calls of named setters are understood")
     if (isinstance(node, ast.keyword) and node.arg is None) or (
         isinstance(node, ast.Dict) and None in node.keys
     ):
-        raise _Unsupported("a dictionary spread with **")
+        raise ValueError("a dictionary spread with **")
 
 
 def _value(node: ast.expr | None, options: Any) -> Any:
@@ -246,16 +229,7 @@ def _module_member(module: str, name: str) -> Any:
 
 
 def apply_json(options: Any, text: str) -> None:
-    """Apply a JSON object of ``{"dotted.setter": argument or [arguments]}`` to Options.
-
-    A string ``"Enum.Member"`` that is the only argument becomes that member of
-    ``poptorch.enums``. Setters are all looked up before the first is called.
-
-    Raises:
-        json.JSONDecodeError: the text is no JSON (a ``ValueError``).
-        InvalidValue: it is no JSON object (a ``ValueError``).
-        AttributeError: an unknown setter.
-    """
+    """Apply a JSON object: see ``Options.from_json``; setters are all looked up before any call."""
     calls = json.loads(text)
     if not isinstance(calls, dict):
         raise InvalidValue("Options are a JSON object of setters and arguments", got=text)

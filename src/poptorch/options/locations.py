@@ -24,41 +24,36 @@ class TensorLocationSettings(Container):
     Every method returns the object itself and raises ``AssertionError`` for a wrong type.
     """
 
+    @option(ESTIMATES, "minElementsForOffChip")
     def minElementsForOffChip(self, min_elements: int) -> Self:
         """Keep tensors with fewer elements on chip even where off-chip is asked for."""
-        expect("min_elements", min_elements, int)
-        return self.createOrSet(minElementsForOffChip=min_elements)
 
+    @option(ESTIMATES, "minElementsForReplicatedTensorSharding")
     def minElementsForReplicatedTensorSharding(self, min_elements: int) -> Self:
         """Keep tensors with fewer elements whole on every replica; by default fewer than 8192."""
-        expect("min_elements", min_elements, int)
-        return self.createOrSet(minElementsForReplicatedTensorSharding=min_elements)
 
     def useOnChipStorage(self, use: bool | None = True) -> Self:
         """Keep the tensors on chip, or in streaming memory; None forgets the choice."""
         if use is None:
             self.deleteIfExists("onChip")
             return self
-        return self._switch("onChip", use)
+        expect("use", use, bool)
+        return self.createOrSet(onChip=int(use))
 
+    @option(ESTIMATES, "useReplicatedTensorSharding", kind=bool, check=int)
     def useReplicatedTensorSharding(self, use: bool = True) -> Self:
         """Give each replica a part of the tensors rather than all of them.
 
         Between processes it divides the optimizer's state only, and a warning says where it cannot.
         """
-        return self._switch("useReplicatedTensorSharding", use)
 
+    @option(ESTIMATES, "useIOTilesToLoad", kind=bool, check=int)
     def useIOTilesToLoad(self, use: bool = True) -> Self:
         """Load through the I/O tiles."""
-        return self._switch("useIOTilesToLoad", use)
 
+    @option(ESTIMATES, "useIOTilesToStore", kind=bool, check=int)
     def useIOTilesToStore(self, use: bool = True) -> Self:
         """Store through the I/O tiles."""
-        return self._switch("useIOTilesToStore", use)
-
-    def _switch(self, key: str, use: bool) -> Self:
-        expect("use", use, bool)
-        return self.createOrSet(**{key: int(use)})
 
 
 def _io_tiles(count: Any) -> int:
