@@ -65,7 +65,7 @@ def compiled_update(
         tensor.fill_(hypers[key]) if key in hypers else None
     arguments = [tensors[slot.key] for slot in graph.inputs]
     start = time.perf_counter()
-    function = compile_graph(prepare(graph).module, graph.zero_inputs()).run
+    function = compile_graph(prepare(graph), graph.zero_inputs()).run
     function(arguments)
     return lambda: function(arguments), time.perf_counter() - start
 

@@ -19,7 +19,7 @@ from poptorch._compile import cache
 from poptorch._compile.tiers import PlanCode
 from poptorch.backends import Compiled, Executable
 from poptorch.backends.driver import LoopExecutable, program_report
-from poptorch.backends.prepare import prepare, signature
+from poptorch.backends.prepare import prepare
 
 from .models import Gray
 from .saved_files import damage
@@ -34,7 +34,7 @@ class Toy:
     def build(self, graph: Any) -> Any:
         """Keep a graph under a number."""
         kept = f"toy code {len(graph.module.graph.nodes)}".encode()
-        self.graphs[kept] = prepare(graph).module.forward
+        self.graphs[kept] = prepare(graph).forward
         self.run, self.kept = self.load(kept), kept
         return self
 
@@ -45,8 +45,7 @@ class Toy:
 
     def assemble(self, plan: Any, functions: Mapping[str, Compiled], seconds: float) -> Executable:
         """Put the graphs of a plan together."""
-        parts = {n: (signature(g), functions[n]) for n, g in plan.program.graphs.items()}
-        return LoopExecutable(plan, parts, program_report(self.name, plan.program, seconds))
+        return LoopExecutable(plan, functions, program_report(self.name, plan.program, seconds))
 
     def conditions(self) -> dict[str, str]:
         """It depends on nothing."""

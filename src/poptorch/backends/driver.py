@@ -23,7 +23,7 @@ from .._ir.slots import Kind, Slot
 from .._ops import streams
 from ..enums import OutputMode
 from . import stopwatch
-from .prepare import GraphSignature
+from .prepare import returned
 from .process import Threads
 from .protocol import Compiled
 from .whole import Whole
@@ -39,7 +39,7 @@ class LoopExecutable:
 
     Args:
         plan: what is run.
-        functions: by graph name, what the prepared graph takes and returns, and its compiled form.
+        functions: the prepared graphs in their compiled form, by name.
         report: what the program costs.
         in_place: the functions write results while they run, rather than at their end.
     """
@@ -50,7 +50,7 @@ class LoopExecutable:
     def __init__(
         self,
         plan: Plan,
-        functions: Mapping[str, tuple[GraphSignature, Compiled]],
+        functions: Mapping[str, Compiled],
         report: Report,
         in_place: bool = False,
     ) -> None:
@@ -60,9 +60,7 @@ class LoopExecutable:
         self._random = {name for name, graph in plan.program.graphs.items() if graph.random}
         self._keys: Keys | None = None
         self._first_replica = plan.spec.first_replica
-        emit = plan.program.emit
-        modes = {slot.key: emit.mode_of(slot.key) for slot in emit.slots}
-        self._wanted = Wanted(plan.program, modes)
+        self._wanted = Wanted(plan.program)
         self._bound: tuple[State, dict[str, _BoundRun]] | None = None
         self._handed: dict[str, torch.Tensor] = {}  # from one graph to the next
         self._in_flight: list[Any] = []
@@ -108,9 +106,9 @@ class LoopExecutable:
         if self._bound is None or self._bound[0] is not state:
             runs = {
                 name: _BoundRun(
-                    signature, function, state, self._program, self._first_replica, self._handed
+                    name, function, state, self._program, self._first_replica, self._handed
                 )
-                for name, (signature, function) in self._functions.items()
+                for name, function in self._functions.items()
             }
             self._bound = state, runs
         return self._bound[1]
@@ -158,7 +156,7 @@ class _BoundRun:
 
     def __init__(
         self,
-        signature: GraphSignature,
+        name: str,
         function: Compiled,
         state: State,
         program: Program,
@@ -170,19 +168,18 @@ class _BoundRun:
         self._first_replica = first_replica
         self._program = program
         self._loops = program.loops
-        inputs = list(enumerate(signature.inputs))
+        graph = program.graphs[name]
+        outputs, inputs = returned(graph), list(enumerate(graph.inputs))
         self._batch = [(at, s.index) for at, s in inputs if s.kind is Kind.BATCH]
         self._counters = [(at, s) for at, s in inputs if s.kind is Kind.COUNTER]
         self._taken = [(at, s.key) for at, s in inputs if s.kind is Kind.VALUE]
-        self._given = [
-            (at, s.key) for at, s in enumerate(signature.outputs) if s.kind is Kind.VALUE
-        ]
+        self._given = [(at, s.key) for at, s in enumerate(outputs) if s.kind is Kind.VALUE]
         stacked = program.lanes is not None  # such a program reads all replicas at once
         self._arguments: list[list[torch.Tensor | None]] = [
             [_state_argument(state, slot, replica) for _, slot in inputs]
             for replica in range(1 if stacked else program.loops.replicas)
         ]
-        self.emitted = [slot.key for slot in signature.outputs]
+        self.emitted = [slot.key for slot in outputs]
 
     def __call__(
         self, slices: Sequence[Sequence[torch.Tensor]], step: int, index: Index
@@ -310,11 +307,12 @@ class Keys:
 class Wanted:
     """Which results of each step the output modes keep: found out once, for all calls."""
 
-    def __init__(self, program: Program, modes: Mapping[str, Mode]) -> None:
-        self.modes = modes
+    def __init__(self, program: Program) -> None:
+        emit = program.emit
+        self.modes: Mapping[str, Mode] = {slot.key: emit.mode_of(slot.key) for slot in emit.slots}
         self._loops = program.loops
         self._lanes = program.lanes
-        self._distinct = set(modes.values())
+        self._distinct = set(self.modes.values())
         self._of: dict[int, dict[Mode, list[int]]] = {}
 
     def of(self, step: int) -> Mapping[Mode, list[int]]:

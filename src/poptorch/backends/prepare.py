@@ -1,14 +1,11 @@
-"""The last step before code: state updates become writes into the device's tensors.
+"""The last step before code: new values of state are copied into the device's tensors.
 
-Rooms above hand over pure graphs. Here every new value of a state tensor is copied into that
-tensor at the end of the graph, so that state keeps its identity and no call allocates it anew;
-compilers turn the copy into a write in place.
+State keeps its identity so, and no call allocates it anew; compilers write in place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import fx
@@ -18,21 +15,6 @@ from .._ir.operators import storage_root
 from .._ir.slots import Kind, Slot
 
 aten = torch.ops.aten
-
-
-@dataclass(frozen=True, eq=False)
-class GraphSignature:
-    """What a prepared graph takes, and what it returns rather than writes in place."""
-
-    inputs: tuple[Slot, ...]
-    outputs: tuple[Slot, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Prepared(GraphSignature):
-    """A graph ready for code, which writes state in place and returns the other outputs."""
-
-    module: fx.GraphModule
 
 
 def written(graph: Graph) -> list[int | None]:
@@ -45,19 +27,19 @@ def written(graph: Graph) -> list[int | None]:
     ]
 
 
-def signature(graph: Graph) -> GraphSignature:
-    """Return what a graph takes and returns once it is prepared."""
+def returned(graph: Graph) -> list[Slot]:
+    """What a graph returns once it is prepared; what else it computes it writes in place."""
     targets = zip(graph.outputs, written(graph), strict=True)
-    return GraphSignature(graph.inputs, tuple(slot for slot, target in targets if target is None))
+    return [slot for slot, target in targets if target is None]
 
 
-def prepare(graph: Graph) -> Prepared:
+def prepare(graph: Graph) -> fx.GraphModule:
     """Return the graph with state updated in place; outputs have storage of their own."""
     graph = graph.copy()
     fxgraph = graph.module.graph
     inputs = graph.placeholders
     output = next(node for node in fxgraph.nodes if node.op == "output")
-    writes, returned = [], []
+    writes, results = [], []
     roots: set[fx.Node] = set()  # what is returned already
     for target, node in zip(written(graph), graph.returned, strict=True):
         if target is not None:
@@ -66,23 +48,22 @@ def prepare(graph: Graph) -> Prepared:
         root = storage_root(node)
         shared = root.op == "placeholder" or root in roots
         roots.add(root)
-        returned.append(_own(fxgraph, node, output) if shared else node)
+        results.append(_own(fxgraph, node, output) if shared else node)
     with fxgraph.inserting_before(output):
         # A new value that is itself an input (or a view of one) must be read before any write.
         values = [_own(fxgraph, n, output) if _views_input(n) else n for _, n in writes]
         for (place, _), value in zip(writes, values, strict=True):
             fxgraph.call_function(aten.copy_.default, (place, value))
-    output.args = (tuple(returned),)
+    output.args = (tuple(results),)
     fxgraph.lint()
     graph.module.recompile()
-    return Prepared(graph.inputs, signature(graph).outputs, graph.module)
+    return graph.module
 
 
 def accept_strides(module: fx.GraphModule) -> fx.GraphModule:
     """Let views of a graph take tensors of any strides; change it in place and return it.
 
-    Graphs are traced on tensors without data. In what layout a convolution's backward pass returns
-    its results depends on the processor, so that real strides may be others.
+    In what layout a convolution's backward pass returns its results depends on the processor.
     """
     for node in module.graph.find_nodes(op="call_function", target=aten.view.default):
         node.target = view

@@ -9,25 +9,35 @@ ones, and bundles, which are flat, stay with the operators: a weight has the sam
 from __future__ import annotations
 
 import functools
+import math
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import map_aggregate
 
-from .._base import private
+from .._base import private, source
+from .._base.errors import Error
+from .._ir.blocks import label_of, line_of
 from .._ir.graph import Graph
 from .._ir.plan import Plan
+from .._ir.program import Axis, Node, Run
 from . import stopwatch
-from .driver import LoopExecutable, program_report
-from .prepare import accept_strides, prepare, signature
+from .driver import Collector, Index, LoopExecutable, program_report, step_of
+from .prepare import accept_strides, prepare
 from .protocol import Compiled, Executable, Progress
 
 aten = torch.ops.aten
 
 LARGE = 1 << 16  # more than any weight of a bundle has
 _LATE = 1e30  # the number of a step whose moments need no correction
+
+_COMPARISONS = frozenset({"lt", "le", "gt", "ge"})
+_POLES = frozenset({"div", "reciprocal", "log", "log2", "log10", "log1p", "rsqrt", "pow"})
+_UNINITIALISED = frozenset({"empty", "empty_like", "empty_strided", "new_empty"})
 
 
 class Reference:
@@ -41,16 +51,13 @@ class Reference:
 
     def compile(self, plan: Plan, progress: Progress) -> Executable:
         start = time.perf_counter()
-        functions = {
-            name: (signature(graph), self.interpreted(graph))
-            for name, graph in plan.program.graphs.items()
-        }
+        functions = {name: self.interpreted(graph) for name, graph in plan.program.graphs.items()}
         progress(1.0)
         report = program_report(self.name, plan.program, time.perf_counter() - start)
         return self.executable(plan, functions, report)
 
     def interpreted(self, graph: Graph) -> Compiled:
-        return self.function(prepare(graph).module)
+        return self.function(prepare(graph))
 
     @staticmethod
     def function(module: fx.GraphModule) -> Compiled:
@@ -205,3 +212,129 @@ def adam_step(
 @functools.cache
 def _late() -> torch.Tensor:
     return torch.tensor(_LATE, dtype=torch.float32)
+
+
+@dataclass
+class _FloatException(Exception):  # noqa: N818 (it is on its way to becoming an Error)
+    """A fault, and the node that made it."""
+
+    node: fx.Node
+    cause: str
+
+
+class _CheckedExecutable(LoopExecutable):
+    by_call = True
+
+    def _walk(self, node: Node, runs: Any, slices: Any, index: Index, collector: Collector) -> None:
+        try:
+            super()._walk(node, runs, slices, index, collector)
+        except _FloatException as exception:
+            if not isinstance(node, Run):
+                raise
+            raise self._error(exception, index) from None
+
+    def _error(self, exception: _FloatException, index: Index) -> Error:
+        node, label = exception.node, label_of(exception.node)
+        line = line_of(node)
+        module = f"module {label.path}" if label.path else "the model itself"
+        where = f"operator {_name(node)}"
+        if label.backward:
+            where += f" in the backward pass of {module}"
+        elif label.visit is None:
+            where += " in the update of the weights"
+        else:
+            where += f" of {module}"
+        number = self._program.loops.micro_batch(
+            step_of(self._program, index), index[Axis.REPLICAS]
+        )
+        return Error(
+            f"Floating-point exception: {exception.cause}",
+            got=f"{where}\n"
+            f"micro-batch {number} of the call: iteration "
+            f"{index[Axis.ITERATIONS]}, accumulation step {index[Axis.ACCUMULATION]}, "
+            f"replica {index[Axis.REPLICAS]}",
+            where=source.describe(*line) if line is not None else None,
+            fix=(
+                "look at the operands there: poptorch.ipu_print_tensor; clamp them, add an epsilon",
+                "options.Precision.enableFloatingPointExceptions(False) lets the values flow",
+            ),
+        )
+
+
+class _Interpreter(fx.Interpreter):
+    def call(self, arguments: Sequence[torch.Tensor]) -> Any:
+        return self.run(*arguments, enable_io_processing=False)
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        if n.op == "call_function":
+            args, kwargs = self.fetch_args_kwargs_from_env(n)
+            cause = fault(_name(n), _leaves((args, kwargs)), _leaves(result))
+            if cause is not None:
+                raise _FloatException(n, cause)
+        return result
+
+
+class Checked(Reference):
+    """Names the first operator whose result is no number, or infinite, while its operands are.
+
+    It runs operator by operator, whatever backend was asked for: this is for finding faults. A call
+    that fails leaves the device's tensors as they were. Source: PopTorch user guide, "Half / float
+    16 support".
+    """
+
+    executable = _CheckedExecutable
+
+    @staticmethod
+    def function(module: fx.GraphModule) -> Compiled:
+        """Return what runs and checks one prepared graph, which is changed."""
+        return _Interpreter(accept_strides(module)).call
+
+
+def _leaves(value: Any) -> list[Any]:
+    leaves: list[Any] = []
+    map_aggregate(value, leaves.append)
+    return leaves
+
+
+def _name(node: fx.Node) -> str:
+    """``aten.div.Tensor`` is ``div``."""
+    packet = getattr(node.target, "overloadpacket", node.target)
+    return str(getattr(packet, "__name__", packet))
+
+
+def fault(name: str, operands: Iterable[Any], results: Iterable[Any]) -> str | None:
+    """Return what is wrong with the results of an operator, or None; values of any type."""
+    if name in _UNINITIALISED:
+        return None
+    operands = list(operands)
+    if name in _COMPARISONS and any(map(_has_nan, operands)):
+        return "comparison with NaN"
+    bad = [result for result in results if not _is_finite(result)]
+    if not bad or any(map(_has_nan, operands)):
+        return None
+    if any(map(_has_nan, bad)):
+        return "invalid operation, NaN is the result of numbers"
+    if not all(map(_is_finite, operands)):
+        return None
+    return "division by zero" if name in _POLES and _has_zero(operands) else "overflow"
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return not _is_floating(value) or bool(torch.isfinite(value).all())
+
+
+def _has_nan(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isnan(value)
+    return _is_floating(value) and bool(torch.isnan(value).any())
+
+
+def _has_zero(values: Sequence[Any]) -> bool:
+    return any(bool((v == 0).any()) if isinstance(v, torch.Tensor) else v == 0 for v in values)
+
+
+def _is_floating(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())

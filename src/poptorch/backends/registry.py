@@ -66,7 +66,7 @@ def interpreted(graph: Graph) -> Compiled:
 
 def checking(backend: Backend) -> Backend:
     """Return the backend that raises floating-point exceptions in the place of another."""
-    from .checked import Checked
+    from .reference import Checked
 
     if not works_by_stages(backend):
         return Checked()

@@ -189,8 +189,7 @@ class StagedExecutable:
     def _collected(self, replicas: Sequence[Replica]) -> list[torch.Tensor]:
         program = self._plan.program
         emit = program.emit
-        modes = {slot.key: emit.mode_of(slot.key) for slot in emit.slots}
-        collector = Collector(program, Wanted(program, modes))
+        collector = Collector(program, Wanted(program))
         keys = [slot.key for slot in emit.slots]
         remote = {
             slot.key: torch.empty(slot.shape, dtype=slot.dtype)

@@ -13,7 +13,7 @@ from ..._base.folders import of_the_user
 from ..._ir.graph import Graph
 from ..._ir.plan import Plan
 from ..driver import LoopExecutable, program_report
-from ..prepare import prepare, signature
+from ..prepare import prepare
 from ..process import keep_freed_memory
 from ..protocol import Compiled, Executable, Progress
 from .compiler import Code, compile_graph
@@ -63,18 +63,15 @@ class Inductor:
             # Torch's own deprecations, met while its compiler is imported and runs.
             warnings.simplefilter("ignore", DeprecationWarning)
             private.demand(private.COMPILER)
-            return compile_graph(prepare(graph).module, graph.zero_inputs())
+            return compile_graph(prepare(graph), graph.zero_inputs())
 
     def load(self, code: bytes) -> Compiled:
         return load(code)
 
     def assemble(self, plan: Plan, functions: Mapping[str, Compiled], seconds: float) -> Executable:
         keep_freed_memory()
-        parts = {
-            name: (signature(graph), functions[name]) for name, graph in plan.program.graphs.items()
-        }
         report = program_report(self.name, plan.program, seconds)
-        return LoopExecutable(plan, parts, report, in_place=True)
+        return LoopExecutable(plan, functions, report, in_place=True)
 
     def conditions(self) -> Mapping[str, str]:
         """Return what code depends on besides its graph."""
