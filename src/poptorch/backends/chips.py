@@ -33,12 +33,7 @@ Name = tuple[str, int]
 
 @dataclass(frozen=True)
 class Device:
-    """Where a chip's tensors are and its operators run.
-
-    Attributes:
-        torch_device: of the tensors.
-        stream: the order in which operators run; None where they run at once.
-    """
+    """Where a chip's tensors are and its operators run, in order; without a stream at once."""
 
     torch_device: torch.device
     stream: Any = None
@@ -124,16 +119,11 @@ class Replica:
     """One copy of the chips of a model, of those that are here.
 
     Args:
-        staged: what is run.
         modules: the graph of each pass, for the device of its chip.
-        devices: of the chips that this process runs.
-        number: which replica it is.
         first: what the first replica of this process is called among those of all.
-        keys: of the call's random streams; None if nothing draws.
 
     Attributes:
-        number: which replica it is.
-        results: what goes back to the host, by slot key and step.
+        results: what goes back to the host.
         leaving: values that chips of other processes read, too, until they are sent.
     """
 

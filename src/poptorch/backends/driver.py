@@ -38,10 +38,8 @@ class LoopExecutable:
     """Runs a Plan whose graphs are compiled one by one.
 
     Args:
-        plan: what is run.
         functions: the prepared graphs in their compiled form, by name.
-        report: what the program costs.
-        in_place: the functions write results while they run, rather than at their end.
+        in_place: they write results while they run, rather than at their end.
     """
 
     by_call = False

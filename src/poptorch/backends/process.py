@@ -24,14 +24,12 @@ _LARGEST = 32 << 20  # bytes of one block: the most that glibc takes
 
 
 class Threads:
-    """A context for each call of one executable, which keeps the faster of two numbers of threads.
+    """A context for each call of one executable: the process's number of threads, or one.
 
-    Small graphs run best on one thread, whose barriers cost nothing; with a busy neighbour on the
-    cores so do large ones, because every barrier then waits for the thread that the neighbour has
-    displaced. The process's number and one thread are tried in turn, and again when steps become
-    slow. Outside of calls the process's setting is as it was. It does nothing where the process has
-    one thread, or where deterministic results are asked for: sums are split over the threads, so
-    their number shows in the last bits.
+    Small graphs run best on one thread; with a busy neighbour on the cores so do large ones,
+    because every barrier waits for the thread that the neighbour has displaced. Both are tried in
+    turn, and again when steps become slow. Nothing is tried where deterministic results are asked
+    for: the number of threads shows in the last bits of sums.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -107,8 +105,7 @@ def use_one() -> None:
 def _limit(number: int, levels: int | None = None) -> int | None:
     """Set how many threads run operators; return the nesting that compiled code was allowed.
 
-    Compiled code has the number of threads written into it. A parallel region that may not nest at
-    all runs on its caller alone, whatever number it asks for.
+    Compiled code asks for its own number; a parallel region that may not nest runs on its caller.
     """
     torch.set_num_threads(number)
     openmp = _openmp()

@@ -179,11 +179,8 @@ def adam_step(
     """Advance moments by a gradient, and a weight by them, in place.
 
     Args:
-        weight, gradient, first, second: of one shape; the moments are the gradient's and its
-            square's.
-        scalars: the share of the gradient in ``first``, and of its square in ``second``; what the
-            root of ``second`` is multiplied by, and what is added; the factor of the quotient in
-            what is added to the weight; and that of the weight before.
+        scalars: the shares of the gradient in ``first`` and of its square in ``second``; factor and
+            addend of the root of ``second``; factors of the quotient and of the old weight.
     """
     first_share, second_share, factor, eps, descent, shrink = map(float, scalars)
     if not (0 < first_share <= 1 and 0 < second_share <= 1):  # it takes no decay of 1

@@ -30,11 +30,9 @@ def available() -> dict[str, Backend]:
 
 
 def choose(name: str) -> Backend:
-    """Return the backend of a name.
+    """Return the backend of a name; the reference one, with a warning, where it cannot work here.
 
-    ``"auto"`` and ``"optimise"`` mean inductor where it works; they differ in when it compiles.
-
-    A backend that cannot work here gives way to the reference backend, with a warning.
+    ``"auto"`` and ``"optimise"`` mean inductor; they differ in when it compiles.
 
     Raises:
         Error: no backend has that name.

@@ -1,9 +1,8 @@
 """The staged backend: does a schedule's actions one by one, each on a chip with its own tensors.
 
-It proves plans rather than saving time; with CUDA devices, chips work side by side. A pass that
-reads a tensor which is not on its chip fails, whether it was never sent, not loaded, already stored
-or already forgotten. Each stage draws from streams of its own, so that models with dropout in a
-later stage than the first differ from the fused run by their draws.
+It proves plans rather than saving time: a pass that reads a tensor which is not on its chip fails.
+Each stage draws from streams of its own, so that dropout in a later stage than the first draws
+other numbers than in the fused run.
 """
 
 from __future__ import annotations
@@ -67,12 +66,7 @@ def _check_results(plan: Plan, staged: Staged) -> None:
 
 
 class StagedExecutable:
-    """Runs a schedule on as many replicas of a set of chips as the plan has.
-
-    Attributes:
-        most_values: by chip, the most values and inputs of micro-batches that waited on it at the
-            end of any column.
-    """
+    """Runs a schedule on as many replicas of a set of chips as the plan has."""
 
     def __init__(self, plan: Plan, staged: Staged, report: Report) -> None:
         self._plan = plan
@@ -254,11 +248,7 @@ class Peers:
         return [chip for chip in self._staged.workload.chips if parts.get(chip, 0) == own]
 
     def check_alike(self, batch: Sequence[torch.Tensor]) -> None:
-        """Compare what the processes are given; the stages of one read the same.
-
-        Raises:
-            Error: it is not the same; it is raised in every process.
-        """
+        """Raise an error in all processes if those that share stages have different batches."""
         if self._parts == 1:
             return
         own = 0

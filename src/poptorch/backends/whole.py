@@ -1,12 +1,10 @@
 """Calls that happen wholly or not at all: what is kept of the state, and put back when one fails.
 
-In training the unit is the update: a call that fails leaves the state as after its last whole
-update, and its error says how many these were. In inference it is the call. Most of it costs
-nothing: a graph writes its results when all of them are there, indices are checked before, and
-signals wait. So only what the micro-batches of an update change is copied, batch norm's statistics
-for one; and of a graph that writes in place while it may yet fail, because of a value or because
-the system refuses memory, everything that it changes. Whether the inputs are such that it cannot is
-looked at before: a batch in each call, a buffer when it is new.
+In training the unit is the update, in inference the call. Most of it costs nothing: a graph writes
+its results when all are there, indices are checked before, and signals wait. So only what the
+micro-batches of an update change is copied, as batch norm's statistics; and of a graph that writes
+in place while it may yet fail, for a value or for memory, everything that it changes. Whether the
+inputs are such that it cannot is looked at before: a batch in each call, a buffer when it is new.
 """
 
 from __future__ import annotations
@@ -28,7 +26,6 @@ class Whole:
     """Keeps what one executable's calls may have to put back.
 
     Args:
-        program: what is run.
         checked: whether indices among the inputs are looked at before a call.
         by_call: the unit is the call in training, too.
         in_place: all graphs write while they run, so that one that fails has written a part.

@@ -39,20 +39,14 @@ class Inductor:
     # For those who keep compiled graphs: see ``backends.Builder``.
 
     def warm(self) -> None:
-        """Import torch's compiler.
-
-        Raises:
-            Gone: this torch's compiler lacks a name.
-        """
+        """Import torch's compiler, or raise ``Gone`` where it lacks a name."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # as below
             private.demand(private.COMPILER)
 
     def build(self, graph: Graph) -> Code:
-        """Compile one graph.
-
-        Torch's compiler runs what it finds in its cache, too, so that it is given a folder to which
-        nobody else can write.
+        """Compile one graph, in a folder of torch's cache, whose code is run, that is this user's
+        alone.
 
         Raises:
             Gone: this torch's compiler lacks a name.

@@ -63,8 +63,7 @@ def compile_graph(module: fx.GraphModule, examples: list[torch.Tensor]) -> Code:
         examples: tensors of the sizes and strides to compile for.
 
     Returns:
-        A function from the list of tensors, which it leaves as it is, to the list of outputs, whose
-        strides are those of the traced outputs; and what it can be loaded from again.
+        A function that leaves its list as it is; its results have the strides of the traced ones.
 
     Raises:
         Error: the C++ compiler failed.
@@ -179,12 +178,8 @@ def _rewrite(graph: fx.Graph) -> None:
 def _of_ours(name: str, work: Callable[[Any], Any]) -> Any:
     """Return a pass for one of torch's settings.
 
-    It has a version, which torch's cache of graphs asks for: nothing is used again that another
-    version of this package has compiled. A function without one is not cached.
-
-    Args:
-        name: of torch's class of such passes.
-        work: what is done.
+    Torch's cache of graphs asks for its version: nothing is used again that another version of this
+    package has compiled. A function without one is not cached.
     """
     base: Any = private.optional(name)
     if base is None:

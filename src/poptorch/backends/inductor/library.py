@@ -48,12 +48,7 @@ def code_of(compiled: Any) -> bytes | None:
 
 
 def load(code: bytes) -> Compiled:
-    """Return the function of a library.
-
-    Raises:
-        ImportError: it does not fit this machine or this torch.
-        Gone: this torch calls libraries in another way.
-    """
+    """Return the function of a library; raise an error if it does not fit this machine or torch."""
     private.demand(private.KEPT_CODE)
     # The library finds torch's accessor of tensors by this variable, as torch's own loader sets it.
     address = str(private.torchinductor_pyobject_tensor_data_ptr)

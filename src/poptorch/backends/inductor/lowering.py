@@ -40,9 +40,7 @@ def lower(
 
     Args:
         module: pure ATen with ``aten.copy_(placeholder, value)`` for state updated in place.
-        inputs: fake tensors, one per placeholder.
-        rules: by operator of the graph, a faster way to compute it; takes the operator's arguments
-            and may lay its result out in memory as it likes.
+        rules: by operator of the graph, a faster way to compute it, with any strides.
         decompositions: by operator, wherever it turns up, how it is computed with others.
             Functions of both tables may return ``NotImplemented`` to leave an operator as it is.
 
@@ -143,12 +141,7 @@ def memory_order(value: torch.Tensor) -> tuple[int, ...] | None:
 
 
 class OrderedReplay(fx.Interpreter):
-    """Runs a graph by faster rules, whose results may lie in memory otherwise than traced.
-
-    Args:
-        module: the graph; its nodes carry the traced values.
-        rules: by operator, a function of its arguments that may return ``NotImplemented``.
-    """
+    """Runs a graph by faster rules, whose results may lie in memory otherwise than traced."""
 
     def __init__(self, module: fx.GraphModule, rules: Mapping[Any, Callable[..., Any]]) -> None:
         super().__init__(module)

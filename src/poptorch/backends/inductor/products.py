@@ -71,10 +71,7 @@ def _operators() -> tuple[Any, Any]:
 
 
 def _by_onednn(a: Any, b: Any, bias: Any) -> Any:
-    """Return the generator's node for a call of oneDNN, None where the usual library is to do it.
-
-    The generator's own way to this call first copies operands that are not contiguous.
-    """
+    """Return a call of oneDNN without copies of operands; None where the usual library is as good."""
     if a.get_dtype() != torch.float32 or a.get_device().type != "cpu":
         return None
     kernel, layout = private.ExternKernel, private.FixedLayout

@@ -26,9 +26,7 @@ _COPIES = (aten.copy_.default, aten.clone.default)
 def place_writes(graph: fx.Graph) -> None:
     """Let every write into a placeholder run as early as it may, with the value it was meant to.
 
-    Args:
-        graph: functional, but for writes at its end that are meant to happen all at once: the code
-            generator drops copies, so that one may read what another has overwritten.
+    The code generator drops copies, so that a write may read what another has overwritten.
     """
     _keep_old_values(graph)
     _hoist(graph)
@@ -101,13 +99,10 @@ def _readers(write: fx.Node) -> Iterator[fx.Node]:
 def keep_dependencies(nodes: list[Any]) -> list[Any]:
     """Let each of a scheduler's nodes read with new loops what it read with the old ones.
 
-    A tensor that an operator writes into, as dropout draws its mask, has another name afterwards in
-    torch's scheduler. Where that makes a kernel's loops anew, to fuse them with others, it takes
-    the names from before any write, and in torch 2.11 the additional dependencies are gone as well:
-    kernels may then run before the values that they read are written.
-
-    Args:
-        nodes: before they are fused; these objects are changed, no class is.
+    A tensor that an operator writes into, as dropout draws its mask, has another name afterwards.
+    Where torch makes a kernel's loops anew, to fuse them, it takes the names from before any write,
+    and torch 2.11 forgets additional dependencies, too: kernels may run before what they read is
+    written. The objects are changed, no class is.
     """
     for node in nodes:
         for part in node.get_nodes():
