@@ -215,14 +215,13 @@ _SUBSTITUTES: dict[Any, Callable[..., Any]] = {
 @functools.cache
 def _substitutes() -> dict[Any, Callable[..., Any]]:
     functions = dict(_SUBSTITUTES)
-    of_private: dict[Callable[[], Any], Callable[..., Any]] = {
-        lambda: private.pack_padded_sequence: _pack,
-        lambda: private.pad_packed_sequence: _pad,
-        lambda: private.grouped_mm: _grouped_mm,  # of which ``torch.nn.functional`` has a face
+    of_private: dict[str, Callable[..., Any]] = {
+        "pack_padded_sequence": _pack,
+        "pad_packed_sequence": _pad,
+        "grouped_mm": _grouped_mm,  # of which ``torch.nn.functional`` has a face
     }
     for name, function in of_private.items():
-        try:
-            functions[name()] = function
-        except private.Gone as gone:
-            private.go_on_without(gone)
+        torchs = private.optional(name)
+        if torchs is not None:
+            functions[torchs] = function
     return functions

@@ -341,11 +341,8 @@ class _Stacks:
 @contextlib.contextmanager
 def forgetting_sources() -> Iterator[None]:
     """Forget at the end what was kept within: 0.1 MB for each model that is wrapped."""
-    try:
-        kept = private.loader.eval_cache
-    except private.Gone as gone:
-        private.go_on_without(gone)
-        kept = {}
+    loader = private.optional("loader")
+    kept: dict[str, str] = {} if loader is None else loader.eval_cache
     before = set(kept)
     try:
         yield

@@ -161,12 +161,8 @@ def placeholder(graph: fx.Graph, key: str) -> fx.Node:
 
 def lazily() -> contextlib.AbstractContextManager[None]:
     """Within the block torch writes the Python code of graph modules when they first run."""
-    try:
-        lazy: contextlib.AbstractContextManager[None] = private.use_lazy_graph_module(True)
-    except private.Gone as gone:
-        private.go_on_without(gone)
-        return contextlib.nullcontext()
-    return lazy
+    lazy = private.optional("use_lazy_graph_module")
+    return contextlib.nullcontext() if lazy is None else lazy(True)
 
 
 def graph_module(attributes: nn.Module | Mapping[str, Any], graph: fx.Graph) -> fx.GraphModule:
@@ -176,11 +172,8 @@ def graph_module(attributes: nn.Module | Mapping[str, Any], graph: fx.Graph) -> 
         attributes: by name, or of a module, what the graph reads.
         graph: is the module's own from now on.
     """
-    try:
-        with lazily():
-            kind = private.get_graph_module_cls()
-    except private.Gone as gone:
-        private.go_on_without(gone)
-        kind = fx.GraphModule
+    chosen = private.optional("get_graph_module_cls")
+    with lazily():
+        kind: Any = fx.GraphModule if chosen is None else chosen()
     module: fx.GraphModule = kind(attributes, graph)
     return module

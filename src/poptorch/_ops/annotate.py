@@ -174,11 +174,10 @@ def follow_backward(loss: torch.Tensor) -> None:
     """Let the nodes of the backward pass say which forward node they differentiate."""
     if loss.grad_fn is None:
         return
-    try:
-        private.setup_stacktrace_preservation_hooks([loss.grad_fn])
-    except private.Gone as gone:
-        private.go_on_without(gone)
+    hook = private.optional("setup_stacktrace_preservation_hooks")
+    if hook is None:
         return
+    hook([loss.grad_fn])
     waiting, seen = [loss.grad_fn], {loss.grad_fn}
     while waiting:
         function = waiting.pop()

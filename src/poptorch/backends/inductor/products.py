@@ -71,7 +71,7 @@ def _operators() -> tuple[Any, Any]:
 
 
 def _by_onednn(a: Any, b: Any, bias: Any) -> Any:
-    """Return a call of oneDNN without copies of operands; None where the usual library is as good."""
+    """Return a call of oneDNN without copies of operands; None where ATen is as good."""
     if a.get_dtype() != torch.float32 or a.get_device().type != "cpu":
         return None
     kernel, layout = private.ExternKernel, private.FixedLayout
