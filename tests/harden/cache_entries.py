@@ -66,7 +66,7 @@ def compiled(folder: Path) -> Executable:
     """Compile with the cache of a folder."""
     plan, *_ = subject()
     cache._loaded.clear()
-    store, facts = cache.opened(str(folder)), cache.facts_of(plan, "toy", {})
+    store, facts = cache.store_of(str(folder)), cache.facts_of(plan, "toy", {})
     cache.log_hit_or_miss(store.folder, facts)
     executable = PlanCode(plan, Toy(), store).compile(lambda share: None)
     store.note(facts)

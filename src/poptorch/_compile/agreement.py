@@ -6,10 +6,11 @@ digests differ.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from hashlib import sha256
+from typing import Any
 
 import torch
 
@@ -25,11 +26,7 @@ _SHOWN = 3
 
 
 def meet(spec: Spec) -> None:
-    """Meet the other processes of the job, unless that has been done.
-
-    Raises:
-        Error: they do not meet.
-    """
+    """Meet the other processes of the job, unless that has been done."""
     given, replicas = _job.membership().local_replicas, spec.loops.replicas
     if _job.from_poprun() and given != replicas:
         log.python.warning(
@@ -56,45 +53,32 @@ def with_common(spec: Spec) -> Spec:
 def check_alike(
     plan: Plan, backend: str, arguments: Mapping[str, trees.Structure], beside: Mapping[str, str]
 ) -> None:
-    """Compare this process's program and options with those of the others.
-
-    Raises:
-        Error: they are not those of process 0; it is raised in every process.
-    """
+    """Compare program and options with the other processes'; raise an error if they differ."""
     _check_data()
-    facts = {**facts_of(plan, backend, arguments), **beside}
-    _check(
-        facts,
-        "digests of their programs and options",
+    _refuse(
+        _job.compare(
+            {**facts_of(plan, backend, arguments), **beside},
+            "digests of their programs and options",
+        ),
         "The processes of this job do not train the same program",
         "give all of them the same model, options, optimizer and sizes of batches",
     )
 
 
 def check_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Compare this process's first weights and state with those of the others.
-
-    Raises:
-        Error: they are not those of process 0; it is raised in every process.
-    """
-    _check(
-        digests(tensors),
-        "digests of their first weights",
+    """Compare first weights and state with the other processes'; raise an error if they differ."""
+    _refuse(
+        _job.compare(digests(tensors), "digests of their first weights"),
         "The processes of this job begin with other weights, or other state",
         "give all of them the same seed or the same file, or let process 0 hand its own to all: "
         "options.Distributed.broadcastWeights(True)",
     )
 
 
-def check_written(there: Mapping[str, str]) -> None:
-    """Compare weights that were written to the device since the start with the other processes'.
-
-    Raises:
-        Error: they are not those of process 0, or another process has written none.
-    """
-    _check(
-        there,
-        "digests of the weights that were written to their devices",
+def check_written(digests: Mapping[str, str]) -> None:
+    """Compare weights that were written to the device since the start, as ``check_tensors``."""
+    _refuse(
+        _job.compare(digests, "digests of the weights that were written to their devices"),
         "The processes of this job have written other weights to their devices",
         "load the same weights in every process; nobody hands them round after the first call",
     )
@@ -102,24 +86,21 @@ def check_written(there: Mapping[str, str]) -> None:
 
 def digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
     """Return a short digest of each tensor's values."""
-    return {key: _digest(tensor) for key, tensor in tensors.items()}
-
-
-def _digest(tensor: torch.Tensor) -> str:
-    flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-    return hashlib.sha256(flat.numpy().tobytes()).hexdigest()[:12]
+    flat = {key: t.detach().contiguous().view(-1).view(torch.uint8) for key, t in tensors.items()}
+    return {key: sha256(t.numpy().tobytes()).hexdigest()[:12] for key, t in flat.items()}
 
 
 def check_numbers(values: Mapping[str, float], state: Mapping[str, str], other: bool) -> None:
     """Compare the numbers of an optimizer that was changed with those of the other processes.
 
-    Raises:
-        Error: they are not the same, or another process has changed nothing.
+    Args:
+        values: by key.
+        state: digests of the state that was loaded; nothing if none was.
+        other: what is compiled in changed, too.
     """
     facts = {"compiled in": "changed" if other else "as before"}
     facts |= {key: repr(value) for key, value in values.items()} | dict(state)
-    texts = _job.current().texts(json.dumps(facts), "the numbers of the optimizer, which changed")
-    all_facts = [json.loads(text) for text in texts]
+    all_facts = _exchanged(facts, "the numbers of the optimizer, which changed")
     _refuse(
         {index: each for index, each in enumerate(all_facts) if each != all_facts[0] or not index},
         "The optimizers of the processes of this job changed in different ways",
@@ -127,16 +108,13 @@ def check_numbers(values: Mapping[str, float], state: Mapping[str, str], other: 
     )
 
 
-def _check(facts: Mapping[str, str], what: str, title: str, fix: str) -> None:
-    _refuse(_job.compare(facts, what), title, fix)
+def _exchanged(value: Any, what: str) -> list[Any]:
+    """Return the values of all processes."""
+    return [json.loads(text) for text in _job.current().texts(json.dumps(value), what)]
 
 
 def _refuse(there: Mapping[int, dict[str, str]], title: str, fix: str) -> None:
-    """Say what differs from process 0, if anything does.
-
-    Raises:
-        Error: something does.
-    """
+    """Raise an error that lists what differs from process 0, if anything does."""
     lines = []
     for index, own in there.items():
         apart = differences(own, there[0])
@@ -150,14 +128,9 @@ def _refuse(there: Mapping[int, dict[str, str]], title: str, fix: str) -> None:
 
 
 def _check_data() -> None:
-    """Compare for how many calls the processes have data, and in which order they divide it.
-
-    Raises:
-        Error: one would wait for another that has no more, or would read what another reads.
-    """
-    texts = _job.current().texts(json.dumps(_job.data_length()), "the lengths of their data")
-    said = [json.loads(text) for text in texts]
-    seeds = {index: seed for index, (_, seed) in enumerate(said) if seed is not None}
+    """Compare for how many calls the processes have data, and in which order they divide it."""
+    lengths = _exchanged(_job.data_length(), "the lengths of their data")
+    seeds = {index: seed for index, (_, seed) in enumerate(lengths) if seed is not None}
     if len({*seeds.values()}) > 1:
         raise Error(
             "The processes of this job shuffle one data set by different seeds",
@@ -165,7 +138,7 @@ def _check_data() -> None:
             + "; the parts that they read would overlap",
             fix="call options.randomSeed with the same number in every process",
         )
-    known = {index: length for index, (length, _) in enumerate(said) if length >= 0}
+    known = {index: length for index, (length, _) in enumerate(lengths) if length >= 0}
     if len({*known.values()}) > 1:
         raise Error(
             "The processes of this job have data for different numbers of calls",

@@ -305,11 +305,7 @@ def with_updated_weights(graph: Graph, spec: Spec) -> Graph:
 
 
 def emitted_anchors(graphs: Mapping[str, Graph], spec: Spec) -> tuple[tuple[Slot, ...], Exceptions]:
-    """Return the slots of all anchors, in the user's order, and how each comes back.
-
-    Raises:
-        Error: an anchored name is no tensor of the model.
-    """
+    """Return the slots of all anchors, in the user's order, and how each comes back."""
     anchored = {
         slot.path: slot
         for graph in graphs.values()

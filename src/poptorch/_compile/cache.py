@@ -195,24 +195,17 @@ def default_store() -> Store:
 
 
 def store_of(directory: str | None) -> Store:
-    """Return where the compiled graphs of a cache are, or those of no cache."""
-    return default_store() if directory is None else Store(Path(directory))
-
-
-# Programs.
-
-
-def opened(directory: str | None) -> Store:
-    """Return a store that can be used; a warning where the folder of the options is none."""
+    """Return the store in a folder of the options, the user's own for None."""
     if directory is None:
         return default_store()
     folder = Path(directory)
     if not folder.exists():
         log.engine.warning("Specified directory not found. Creating %s", folder)
     why = trouble(folder)
-    if why is not None:
-        return Store(of_the_process(f"executable cache {folder}: {why}"))
-    return Store(folder)
+    return Store(folder if why is None else of_the_process(f"executable cache {folder}: {why}"))
+
+
+# Programs.
 
 
 def log_hit_or_miss(folder: Path, facts: Facts) -> None:
@@ -323,11 +316,7 @@ def entries(folder: Path) -> list[Entry]:
 
 
 def _facts(data: bytes) -> Facts:
-    """Return the facts of an entry, which anybody may have written.
-
-    Raises:
-        ValueError: they are no texts by name.
-    """
+    """Return the facts of an entry, which anybody may have written."""
     facts = archive.from_json(data)
     if not isinstance(facts, dict) or not all(isinstance(text, str) for text in facts.values()):
         raise ValueError("no texts by name")

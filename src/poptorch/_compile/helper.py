@@ -57,11 +57,7 @@ Outcome = tuple[str, str]  # how it went, one of these, and why
 
 
 class CompilerProcess:
-    """One compiler process.
-
-    Raises:
-        OSError: no process can be started.
-    """
+    """One compiler process."""
 
     def __init__(self, backend: str) -> None:
         self.command = command(backend)
@@ -90,11 +86,7 @@ class CompilerProcess:
             theirs.close()
 
     def ask(self, graphs: Mapping[str, Graph], store: Store) -> None:
-        """Let it compile graphs, by key, into a store.
-
-        Raises:
-            OSError: the request cannot be written.
-        """
+        """Let it compile graphs, by key, into a store."""
         request = {
             "store": str(store.folder),
             "threads": torch.get_num_threads(),
@@ -175,11 +167,7 @@ _kept: list[CompilerProcess] = []  # one at most
 
 
 def take(backend: str) -> CompilerProcess:
-    """Return a process that has nothing to do: the one that was kept, or a new one.
-
-    Raises:
-        OSError: no process can be started.
-    """
+    """Return a process that has nothing to do: the one that was kept, or a new one."""
     for process in _kept[:]:
         if process.owner != os.getpid():
             continue
@@ -202,11 +190,7 @@ def is_there(backend: str, imported: bool = False) -> bool:
 
 
 def warm(backend: str) -> None:
-    """Have a process that imports the compiler meanwhile.
-
-    Raises:
-        OSError: no process can be started.
-    """
+    """Have a process that imports the compiler meanwhile."""
     give_back([take(backend)])
 
 
@@ -231,11 +215,7 @@ def end_kept() -> None:
 
 
 class CompileJob:
-    """Graphs that compiler processes are compiling.
-
-    Raises:
-        OSError: no process can be started.
-    """
+    """Graphs that compiler processes are compiling."""
 
     def __init__(
         self, graphs: Mapping[str, Graph], backend: str, store: Store, processes: int = 1

@@ -46,11 +46,7 @@ def capture(request: _capture.Request, spec: Spec) -> Captured:
 def _within(
     budget: int, steps: int, length: int, request: _capture.Request, spec: Spec
 ) -> Captured:
-    """Capture with so many steps side by side, or as many fewer as need no more than the budget.
-
-    Raises:
-        NotVectorisable: the micro-batches depend on each other.
-    """
+    """Capture with so many steps side by side, or as many fewer as need no more than the budget."""
     while steps * spec.loops.replicas > 1:
         lanes = Lanes(steps, spec.loops.replicas)
         micro = _capture.capture(_with_lanes(request, lanes))

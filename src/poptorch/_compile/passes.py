@@ -31,22 +31,19 @@ from . import build, lanes, staged, weights
 class Draft:
     """A plan in the making."""
 
-    request: _capture.Request  # what is captured
-    spec: Spec  # every setting
-    optim: OptimSpec | None  # the optimizer's structure; None in inference
+    request: _capture.Request
+    spec: Spec
+    optim: OptimSpec | None  # None in inference
     by_stages: bool  # whether the backend runs stage by stage, one micro-batch at a time
-    micro: _capture.Micro = field(init=False)  # what was captured
-    lanes: Lanes | None = None  # what runs side by side in it, or None
-    # the stages and chips; its graph is that of ``micro`` with the stages in its labels
-    layout: Layout = field(init=False)
-    # what the update is joined to: the layout's, over bundles of small weights if those pay
-    graph: Graph = field(init=False)
-    bundled: OptimSpec | None = None  # the optimizer over these bundles; None in inference
+    micro: _capture.Micro = field(init=False)
+    lanes: Lanes | None = None  # what runs side by side in it
+    layout: Layout = field(init=False)  # its graph is that of ``micro``, stages in its labels
+    graph: Graph = field(init=False)  # the layout's, over bundles of small weights if those pay
+    bundled: OptimSpec | None = None  # the optimizer over these bundles
     bundles: tuple[Bundle, ...] = ()  # the weights that share a storage
     shards: tuple[Shard, ...] = ()  # those of them of which each process updates a part
-    program: Program = field(init=False)  # the static step
-    # the program cut into the passes of its stages, for backends that work so
-    staged: Staged | None = None
+    program: Program = field(init=False)
+    staged: Staged | None = None  # the program cut into stages, for backends that work so
 
     def plan(self) -> Plan:
         """Return what the passes made."""
@@ -57,16 +54,20 @@ class Draft:
 class Pass:
     """One line of the list."""
 
-    name: str  # what the log calls it
+    name: str
     room: str  # where the work is done
-    # attributes of the draft that it fills in or replaces; none for a check
-    changes: tuple[str, ...]
-    does: str  # one sentence, for people
-    run: Callable[[Draft], None]  # does it
+    changes: tuple[str, ...]  # attributes of the draft; none for a check
+    run: Callable[[Draft], None]
+
+    @property
+    def does(self) -> str:
+        """What it does in a sentence, for people."""
+        sentence = " ".join((self.run.__doc__ or "").split()).rstrip(".")
+        return sentence[:1].lower() + sentence[1:]
 
 
 def capture(draft: Draft) -> None:
-    """Trace one micro-batch, or as many side by side as are fast and fit."""
+    """Trace forward, loss and backward of one micro-batch or of several side by side."""
     request, spec = draft.request, draft.spec
     if spec.training and spec.recompute:
         request = replace(request, recompute=True)
@@ -78,11 +79,7 @@ def capture(draft: Draft) -> None:
 
 
 def check_overlap(draft: Draft) -> None:
-    """Check the settings of a model that calls ``set_overlap_for_input`` or ``_output``.
-
-    Raises:
-        Error: the strategy, the I/O tiles or the output mode do not allow it.
-    """
+    """Check that the settings allow overlapped inputs and outputs."""
     spec = draft.spec
     if not draft.micro.overlaps:
         return
@@ -107,13 +104,13 @@ def check_overlap(draft: Draft) -> None:
 
 
 def place(draft: Draft) -> None:
-    """Decide on the chip and the stage of everything."""
+    """Put blocks on stages and chips; labels of operators say in which pass they run."""
     draft.layout = _place.place(draft.micro.graph, draft.micro.visits, draft.spec)
     _place.log_layout(draft.layout, draft.spec)
 
 
 def shard(draft: Draft) -> None:
-    """Let each process keep a part of the optimizer's state of large weights."""
+    """Let each of several processes keep a part of the optimizer's state, if asked for."""
     draft.graph, draft.bundled = draft.layout.graph, draft.optim
     if draft.optim is not None:
         draft.bundled, draft.shards = weights.sharded(
@@ -123,7 +120,7 @@ def shard(draft: Draft) -> None:
 
 
 def bundle_weights(draft: Draft) -> None:
-    """Put small weights together for the update."""
+    """Put small weights that are updated together into one storage."""
     if draft.bundled is not None and not draft.by_stages:  # on their chips they rest one by one
         draft.graph, draft.bundled, small = weights.bundled(draft.graph, draft.spec, draft.bundled)
         draft.bundles += small
@@ -141,11 +138,7 @@ def build_program(draft: Draft) -> None:
 
 
 def check_broadcast(draft: Draft) -> None:
-    """Replicas that read different inputs cannot agree on a buffer that forward changes.
-
-    Raises:
-        Error: one is changed while buffers are broadcast; batch norm's statistics are exempt.
-    """
+    """Check that replicas agree on the buffers that forward changes."""
     spec = draft.spec
     alone = spec.loops.input_groups == 1 and not spec.trains_together
     if alone or not spec.broadcast_buffers:
@@ -166,7 +159,7 @@ def check_broadcast(draft: Draft) -> None:
 
 
 def stage(draft: Draft) -> None:
-    """Cut the program into the passes of its stages and schedule them."""
+    """Cut a graph for each pass and schedule them, for backends that run stage by stage."""
     if draft.by_stages:
         step = staged.step_graphs(draft.layout.graph, draft.spec, draft.optim, draft.program)
         draft.staged = staged.stage(step, draft.layout, draft.spec)
@@ -178,24 +171,16 @@ def check_plan(draft: Draft) -> None:
 
 
 PASSES = (
-    Pass("capture", "_capture", ("micro", "lanes"),
-         "trace forward, loss and backward of one micro-batch or of several side by side", capture),
-    Pass("check overlap", "_compile", (),
-         "overlapped inputs and outputs need settings that allow them", check_overlap),
-    Pass("place", "_place", ("layout",),
-         "blocks to stages and chips; every operator's label says in which pass it runs", place),
-    Pass("shard", "_compile", ("graph", "bundled", "bundles", "shards"),
-         "several processes, if asked for: each keeps a part of the optimizer's state", shard),
-    Pass("bundle", "_update", ("graph", "bundled", "bundles"),
-         "training: small weights that are updated together share a storage", bundle_weights),
-    Pass("build", "_update", ("program",),
-         "join forward, backward, accumulation and update; loops, results", build_program),
-    Pass("check broadcast", "_compile", (),
-         "replicas must agree on the buffers that forward changes", check_broadcast),
-    Pass("stage", "_place, _schedule", ("staged",),
-         "backends that run stage by stage: a graph for each pass, and their schedule", stage),
-    Pass("check plan", "_ir", (), "the rules of programs and graphs", check_plan),
-)  # fmt: skip
+    Pass("capture", "_capture", ("micro", "lanes"), capture),
+    Pass("check overlap", "_compile", (), check_overlap),
+    Pass("place", "_place", ("layout",), place),
+    Pass("shard", "_compile", ("graph", "bundled", "bundles", "shards"), shard),
+    Pass("bundle", "_update", ("graph", "bundled", "bundles"), bundle_weights),
+    Pass("build", "_update", ("program",), build_program),
+    Pass("check broadcast", "_compile", (), check_broadcast),
+    Pass("stage", "_place, _schedule", ("staged",), stage),
+    Pass("check plan", "_ir", (), check_plan),
+)
 """All passes, in their order."""
 
 

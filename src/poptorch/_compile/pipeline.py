@@ -100,7 +100,7 @@ def compile(
         backend = backends.choose("reference")
     if spec.runs_together:
         agreement.check_alike(plan, backend.name, request.arguments, beside)
-    store, facts = cache.opened(spec.runtime.cache_dir), None
+    store, facts = cache.store_of(spec.runtime.cache_dir), None
     if spec.runtime.cache_dir is not None:
         facts = cache.facts_of(plan, backend.name, request.arguments)
         cache.log_hit_or_miss(store.folder, facts)
@@ -126,11 +126,7 @@ def compile(
 
 
 def _refuse_parts(spec: Spec) -> None:
-    """Collectives in forward are for processes that have all of it.
-
-    Raises:
-        Error: several processes share the stages.
-    """
+    """Collectives in forward are for processes that have all of it."""
     if spec.target.parts > 1:
         raise Error(
             "Replicas whose stages are on several processes cannot exchange tensors in forward",

@@ -15,6 +15,8 @@ from .._systems import ChipKind, System
 from .estimating import Capture, estimate, recomputed, updating_of
 from .staged import step_graphs
 
+ENOUGH = 1 << 62  # bytes that hold everything
+
 
 @_capture.forgetting_sources()
 def shares(
@@ -40,16 +42,10 @@ def recut(captured: Capture, spec: Spec, kind: ChipKind, chips: int) -> Capture:
     Raises:
         Error: there are fewer places to cut.
     """
-    micro = captured.micro
-    added = updating_of(captured, spec)
-    update = None if added is None else added.update
-    args = captured.request, micro.graph, update, spec, kind, chips
     try:
-        made = _balanced(*args, None)
+        return _divided(captured, spec, kind, chips, None)[1]
     except Error:  # raised again if it is not for want of memory
-        made = _balanced(*args, 1 << 62)
-    graph, visits = _place.cut_at(micro.graph, [share.begins or "" for share in made[1:]])
-    return replace(captured, micro=replace(micro, graph=graph, visits=visits), pieces={})
+        return _divided(captured, spec, kind, chips, ENOUGH)[1]
 
 
 @one_at_a_time()
@@ -68,13 +64,10 @@ def fitting(captured: Capture, spec: Spec, system: System, chips: int) -> list[_
             got=f"{spec.loops.all_replicas} replicas of {chips} IPUs on {system.text}",
             fix=f'system="{system.kind.name}:{1 << (needed - 1).bit_length()}", or fewer replicas',
         )
-    added, micro = updating_of(captured, spec), captured.micro
-    update = None if added is None else added.update
-    limit, culprit = 1 << 62, None
+    limit, culprit = ENOUGH, None
     while True:
-        args = captured.request, micro.graph, update, spec, system.kind, chips, limit
         try:
-            made = _balanced(*args)
+            made, cut = _divided(captured, spec, system.kind, chips, limit)
         except Error as error:
             if culprit is None:
                 raise
@@ -82,14 +75,23 @@ def fitting(captured: Capture, spec: Spec, system: System, chips: int) -> list[_
                 f"The model does not fit {chips} IPUs", got=str(culprit),
                 fix="more IPUs, smaller micro-batches; poptorch.estimate has advice",
             ) from error  # fmt: skip
-        graph, visits = _place.cut_at(micro.graph, [share.begins or "" for share in made[1:]])
-        cut = replace(captured, micro=replace(micro, graph=graph, visits=visits), pieces={})
         again = recomputed(cut) if spec.training and spec.recompute else cut
         priced = estimate(again, spec, system, guesses=False)
         if priced.fits:
             return made
         culprit = priced.culprit
         limit = made[culprit.chip].bytes - 1
+
+
+def _divided(
+    captured: Capture, spec: Spec, kind: ChipKind, chips: int, limit: int | None
+) -> tuple[list[_place.Share], Capture]:
+    """Return the shares of the chips, and the captured model cut into them."""
+    micro, added = captured.micro, updating_of(captured, spec)
+    update = None if added is None else added.update
+    made = _balanced(captured.request, micro.graph, update, spec, kind, chips, limit)
+    graph, visits = _place.cut_at(micro.graph, [share.begins or "" for share in made[1:]])
+    return made, replace(captured, micro=replace(micro, graph=graph, visits=visits), pieces={})
 
 
 def _balanced(

@@ -139,11 +139,7 @@ def schedule(made: Cut, layout: Layout, spec: Spec) -> Staged:
 
 
 def _parts(chips: Sequence[int], processes: int) -> dict[int, int]:
-    """Give each process chips that follow one another, as equally many as can be.
-
-    Raises:
-        Error: there are fewer chips than processes.
-    """
+    """Give each process chips that follow one another, as equally many as can be."""
     if len(chips) < processes:
         raise Error(
             "There are more processes than chips to share",

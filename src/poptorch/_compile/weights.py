@@ -15,18 +15,19 @@ from .._ir.bundle import ALIGNMENT, BUCKET, Bundle
 from .._ir.graph import Graph, compose
 from .._ir.program import Shard
 from .._ir.slots import Kind, Slot
-from .._ir.spec import Location, OptimSpec, Spec
+from .._ir.spec import OptimSpec, Spec
 from .build import UPDATED
 from .lower import lower
 
-FEWEST = 16
-LARGEST = 1 << 15
-"""Elements. Gathering a gradient is one more pass over it, which large weights do not repay."""
+FEWEST = 16  # small weights that a bundle pays for
+LARGEST = 1 << 15  # elements: gathering a gradient is a pass over it, which large ones do not repay
+FEWEST_ELEMENTS = 8192  # of a weight in parts, but for minElementsForReplicatedTensorSharding
+_WHOLE, _PART = "~whole.", "~part."
 
-Bundled = tuple[Graph, OptimSpec, tuple[Bundle, ...]]
 
-
-def bundled(micro: Graph, spec: Spec, optim: OptimSpec) -> Bundled:
+def bundled(
+    micro: Graph, spec: Spec, optim: OptimSpec
+) -> tuple[Graph, OptimSpec, tuple[Bundle, ...]]:
     """Return the micro step and the optimizer over bundles of small weights, and the bundles.
 
     All are returned as they are where bundles would not pay, or where something looks at single
@@ -63,14 +64,9 @@ def trained_alone(micro: Graph, optim: OptimSpec) -> list[Slot]:
     ]
 
 
-FEWEST_ELEMENTS = 8192
-"""Of a weight whose state is divided, unless ``minElementsForReplicatedTensorSharding`` says so."""
-_WHOLE, _PART = "~whole.", "~part."
-
-Sharded = tuple[OptimSpec, tuple[Shard, ...]]
-
-
-def sharded(micro: Graph, spec: Spec, optim: OptimSpec, by_stages: bool) -> Sharded:
+def sharded(
+    micro: Graph, spec: Spec, optim: OptimSpec, by_stages: bool
+) -> tuple[OptimSpec, tuple[Shard, ...]]:
     """Return the optimizer over parts of large weights, and what these are parts of.
 
     It is returned as it is where nothing is to be divided; where the user asked for what is not
@@ -78,7 +74,7 @@ def sharded(micro: Graph, spec: Spec, optim: OptimSpec, by_stages: bool) -> Shar
     """
     if not spec.trains_together:
         return optim, ()
-    _say_whole(spec)
+    _warn_of_whole(spec)
     if not spec.locations.optimizer.sharded:
         return optim, ()
     why = _hindrance(spec, by_stages)
@@ -89,7 +85,8 @@ def sharded(micro: Graph, spec: Spec, optim: OptimSpec, by_stages: bool) -> Shar
             why,
         )
         return optim, ()
-    least = _fewest(spec.locations.optimizer)
+    asked = spec.locations.optimizer.min_sharded
+    least = FEWEST_ELEMENTS if asked is None else asked
     members = [slot for slot in trained_alone(micro, optim) if slot.numel >= max(1, least)]
     if not members:
         log.python.warning(
@@ -108,10 +105,6 @@ def sharded(micro: Graph, spec: Spec, optim: OptimSpec, by_stages: bool) -> Shar
     parts = {shard.whole.slot.path: shard.part.path for shard in shards}
     groups = [replace(g, params=tuple(parts.get(p, p) for p in g.params)) for g in flat.groups]
     return replace(flat, groups=tuple(groups)), shards
-
-
-def _fewest(location: Location) -> int:
-    return FEWEST_ELEMENTS if location.min_sharded is None else location.min_sharded
 
 
 def _part(number: int, bundle: Bundle, processes: int) -> Slot:
@@ -133,8 +126,8 @@ def _hindrance(spec: Spec, by_stages: bool) -> str:
     return "; ".join(why for why, true in hindrances.items() if true)
 
 
-def _say_whole(spec: Spec) -> None:
-    """Say that nothing else than the optimizer's state is divided over processes."""
+def _warn_of_whole(spec: Spec) -> None:
+    """Warn that nothing else than the optimizer's state is divided over processes."""
     locations = spec.locations
     kinds = {
         "weights": locations.weight,
