@@ -17,8 +17,6 @@ from .value_reads import ValueReads
 
 @dataclass(eq=False)
 class CaptureContext(Capture):
-    """The capture in progress."""
-
     stochastic: bool = False  # the program rounds to float16 at random
     reads: ValueReads = field(default_factory=ValueReads)
 

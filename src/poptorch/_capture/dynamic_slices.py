@@ -29,13 +29,11 @@ class _Window:
     step: int
 
     def places(self, extent: int) -> torch.Tensor:
-        """Indices along a dimension."""
         offsets = torch.arange(0, self.size, self.step, device=self.start.device)
         return (self.start.reshape(()).long() + offsets) % extent
 
 
 def getitem(tensor: torch.Tensor, index: Any) -> torch.Tensor:
-    """``tensor[index]``."""
     fixed, windows = _split(index)
     if not windows:
         return tensor[fixed] if isinstance(index, tuple) else tensor[index]
@@ -46,7 +44,6 @@ def getitem(tensor: torch.Tensor, index: Any) -> torch.Tensor:
 
 
 def setitem(tensor: torch.Tensor, index: Any, value: Any) -> None:
-    """``tensor[index] = value``."""
     if _is_mask(index) and isinstance(value, torch.Tensor) and value.numel() == 1:
         # The gradient of the value would otherwise select with the mask.
         mask = index.view(*index.shape, *[1] * (tensor.dim() - index.dim()))

@@ -30,9 +30,9 @@ class Finding:
     """One construct that a capture refuses, or that means something else in a program."""
 
     what: str
-    line: str | None
-    fatal: bool
-    certain: bool
+    line: str | None  # the user's, described
+    fatal: bool  # whether the model cannot be compiled because of it
+    certain: bool  # whether it ran; else it stands on a path that the first inputs do not take
     fix: str
 
     def __str__(self) -> str:
@@ -46,7 +46,6 @@ class Explanation(list[Finding]):
 
     @property
     def fatal(self) -> list[Finding]:
-        """Those that prevent compiling."""
         return [finding for finding in self if finding.fatal and finding.certain]
 
     def __str__(self) -> str:

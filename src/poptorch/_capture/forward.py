@@ -63,7 +63,6 @@ class Request:
 
     @property
     def inputs(self) -> tuple[Slot, ...]:
-        """Every input slot of the traced function."""
         scaling = tuple(factor for factor in self.loss_scaling if isinstance(factor, Slot))
         replica = (slots.REPLICA,) if self.grouped else ()
         return (*self.state, *self.batch, *scaling, *replica)
@@ -71,8 +70,6 @@ class Request:
 
 @dataclass(eq=False)
 class Forward:
-    """One run of forward."""
-
     tensors: list[torch.Tensor]  # that it returned
     structure: trees.Structure  # what they were cut out of
     loss: torch.Tensor | None
@@ -91,7 +88,6 @@ class Names:
 
     @property
     def all(self) -> tuple[str, ...]:
-        """Every name, in the order of creation."""
         return tuple(self._tensors)
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
@@ -114,7 +110,6 @@ class Names:
         return None
 
     def heard(self, module: nn.Module, output: Any, scope: str) -> None:
-        """Name what a module returns."""
         name = _name(self._paths.get(module, ""), module)
         scoped = f"{scope}/{name}" if scope else name
         self._scoped.setdefault(name, scoped)

@@ -42,7 +42,6 @@ def run_lanes(
     batch: Sequence[torch.Tensor],
     leaves: Mapping[str, torch.Tensor],
 ) -> Forward:
-    """Run forward on all lanes at once."""
     lanes = request.lanes
     assert lanes is not None
     if request.grouped or request.anchors:
@@ -169,7 +168,6 @@ def lane_by_lane(graph: Graph, lanes: int) -> Graph:
 
 
 def _replace_draw(graph: fx.Graph, node: fx.Node, lanes: int, number: int) -> None:
-    """Put ``draw`` in the place of one of torch's operators."""
     drawn = streams.lane_by_lane(node.target, node.args)
     value = node.meta["val"]
     if drawn is None or value.shape[:1] != (lanes,):

@@ -57,7 +57,6 @@ def lower(
 
 
 def _unmarked(node: fx.Node) -> fx.Node:
-    """The tensor that a chain of hints is about."""
     while node.target is hint:
         node = node.args[0]  # type: ignore[assignment]
     return node

@@ -82,7 +82,6 @@ class _Recording:
         self.visits: tuple[Visit, ...] = ()
 
     def lower_hints(self, graph: fx.Graph) -> None:
-        """Check the hints in the recorded graph and take them away."""
         groups = self.context.groups
         try:
             self.overlaps = marks.lower(graph, self.request.inputs, self.slots, groups)
@@ -376,7 +375,6 @@ _OPERANDS = {
 
 
 def _refuse_mixed(graph: fx.Graph) -> None:
-    """Refuse products of tensors of different types."""
     for node in graph.nodes:
         count = _OPERANDS.get(node.target, 0)
         values = [arg.meta["val"] for arg in node.args[:count] if isinstance(arg, fx.Node)]
@@ -392,7 +390,6 @@ def _refuse_mixed(graph: fx.Graph) -> None:
 
 
 def _refuse_views(constants: Sequence[torch.Tensor], trained: Mapping[str, torch.Tensor]) -> None:
-    """Refuse constants that are parts of trained weights."""
     paths = {_storage(tensor): path for path, tensor in trained.items() if tensor.numel()}
     for constant in constants:
         path = paths.get(_storage(constant)) if constant.numel() else None

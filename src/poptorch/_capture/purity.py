@@ -96,7 +96,6 @@ def _stays(node: fx.Node, runs: bool) -> bool:
 
 
 def _copy(module: fx.GraphModule) -> fx.GraphModule:
-    """Return a module of the same nodes, whose arguments and results are flat."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, val_map={}))
     return graph_module(module, graph)

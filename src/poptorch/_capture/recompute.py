@@ -49,7 +49,6 @@ def with_fewer_checkpoints(graph: Graph, every: int) -> Graph:
 
 
 def _forward(graph: fx.Graph) -> list[fx.Node]:
-    """The nodes in front of the first of the backward pass."""
     nodes = list(graph.nodes)
     first = next((at for at, node in enumerate(nodes) if label_of(node).backward), len(nodes))
     return nodes[:first]
@@ -90,7 +89,6 @@ class _Copies:
         self._first_gradient: fx.Node | None = None
 
     def seen(self, node: fx.Node) -> None:
-        """Go on to the next node of the backward pass."""
         if isinstance(node.meta.get("val"), torch.Tensor):
             self._first_gradient = self._first_gradient or node
             self._gradients[label_of(node).visit] = node

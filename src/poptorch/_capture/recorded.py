@@ -54,7 +54,6 @@ def recorded(tensor: torch.Tensor) -> tuple[fx.Node, torch.nn.Module] | None:
 
 
 def leads_to(source: torch.Tensor, result: torch.Tensor) -> bool:
-    """Tell whether one traced tensor was computed from another, gradient or not."""
     first, last = (recorded(tensor) for tensor in (source, result))
     if first is None or last is None:
         return False
@@ -86,7 +85,6 @@ def _size(node: fx.Node) -> int:
 
 
 def constant_value(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the value of a tensor that depends on constants only, or None."""
     place = recorded(tensor)
     if place is None:
         return None if without_data(tensor) else tensor

@@ -41,7 +41,6 @@ class Tied:
 
     @property
     def is_statistic(self) -> bool:
-        """Whether it is a batch norm's running statistic."""
         return any(isinstance(owner, BATCH_NORMS) for owner, _, _ in self.places)
 
 

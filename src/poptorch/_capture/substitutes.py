@@ -20,7 +20,6 @@ from .trace import untraced
 
 
 def substitute(function: Any) -> Callable[..., Any] | None:
-    """Return what is called in the place of a function of torch, or None."""
     return _substitutes().get(function)
 
 

@@ -42,13 +42,11 @@ def fake_mode() -> Any:
 
 
 def fake_tensor(mode: Any, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Return a fake CPU tensor of the given shape and dtype."""
     with mode:
         return torch.empty(tuple(shape), dtype=dtype)
 
 
 def gradient_origin(tensor: torch.Tensor) -> Any:
-    """Return the node of the autograd graph that a tensor came from, lanes or not."""
     return outermost(tensor).grad_fn
 
 
@@ -232,12 +230,10 @@ def _honest() -> dict[Any, Callable[..., Any]]:
 
 
 def needs_value(error: Exception) -> bool:
-    """Tell whether an exception means that a traced tensor's value was asked for."""
     return isinstance(error, private.optional("DataDependentOutputException") or ())
 
 
 def has_dynamic_shape(error: Exception) -> bool:
-    """Tell whether an exception means that the shape of a result depends on values."""
     return isinstance(error, private.optional("DynamicOutputShapeException") or ())
 
 

@@ -54,8 +54,6 @@ class BranchOnData(BaseException):
 
 @dataclass(frozen=True)
 class Read:
-    """One place where forward asks for a value."""
-
     what: str
     line: str | None
 
@@ -79,8 +77,6 @@ class ValueReads:
     shapes: list[Read] = field(default_factory=list)
 
     def answer(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Answer a function of ``QUESTIONS``."""
-
         def read(value: torch.Tensor) -> Any:
             return func(value, *args[1:], **kwargs)
 
@@ -91,7 +87,6 @@ class ValueReads:
         return self.number(args[0], read, what) if what else self.text(args[0], read)
 
     def branch(self, tensor: torch.Tensor, decide: Callable[[_T], Any], what: str) -> Any:
-        """Answer a question that a branch depends on."""
         known = constant_value(tensor)
         if known is None and self.state:
             answer = value_of_inputs(tensor, self.state)
@@ -106,7 +101,6 @@ class ValueReads:
         return decided
 
     def number(self, tensor: torch.Tensor, read: Callable[[_T], Any], what: str) -> Any:
-        """Answer a question for a number, a list or an array."""
         known = constant_value(tensor)
         if known is not None:
             return _really(read, known)
@@ -124,7 +118,6 @@ class ValueReads:
         )
 
     def shape(self, operator: str) -> None:
-        """Hear of an operator whose result has a shape that depends on values."""
         if not self.collect:
             raise dynamic_shape(operator, source.calling_line())
         self.shapes.append(Read(operator, source.calling_line()))

@@ -49,7 +49,6 @@ class Recorder:
             self._heard = None
 
     def start(self, block: str, ipu: int | None) -> None:
-        """Make a block the active one."""
         self.visits.append(Visit(block, ipu, source.calling_line()))
         self.set(replace(self.label, visit=len(self.visits) - 1))
 
@@ -59,7 +58,6 @@ class Recorder:
 
     @contextlib.contextmanager
     def scope(self, name: str) -> Iterator[None]:
-        """Within the block labels carry one more name scope."""
         outer = self.label.scope
         self.set(replace(self.label, scope=f"{outer}/{name}".lstrip("/")))
         try:
@@ -68,7 +66,6 @@ class Recorder:
             self.set(replace(self.label, scope=outer))
 
     def returned(self, module: nn.Module, output: Any) -> None:
-        """A module of ``forward`` returned."""
         if self._heard is not None:
             self._heard(module, output, self.label.scope)
 
@@ -77,7 +74,6 @@ class Recorder:
         self.set(Label(backward=True))
 
     def set(self, label: Label) -> None:
-        """Label the nodes that follow."""
         self.label = label
         note(**{META: label})
 
@@ -220,11 +216,9 @@ def _differentiates(node: fx.Node) -> bool:
 
 
 def note_on(node: fx.Node, **values: Any) -> None:
-    """Add notes to one node; they survive to the finished graph."""
     node.meta["custom"] = {**notes_on(node), **values}
 
 
 def notes_on(node: fx.Node) -> Mapping[str, Any]:
-    """Return the notes on a node."""
     custom: Mapping[str, Any] = node.meta.get("custom") or {}
     return custom

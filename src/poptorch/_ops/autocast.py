@@ -16,7 +16,16 @@ from .context import Rules, autocast_settings
 
 
 class autocast(contextlib.ContextDecorator):  # noqa: N801 (PopTorch's name)
-    """Compute matrix products and convolutions in half, within a block or a decorated function."""
+    """Compute matrix products and convolutions in half, within a block or a decorated function.
+
+    A context manager and a decorator of releases 2.1 to 3.0; today a thin layer over
+    ``torch.autocast``, which can be used instead. ``options.Precision.autocastEnabled(False)``
+    takes its effect away, ``options.Precision.autocastPolicy`` chooses the functions.
+
+    Args:
+        enabled: False switches an outer one off within the block.
+        dtype: the half type, ``torch.float16`` or ``torch.bfloat16``.
+    """
 
     def __init__(self, enabled: bool = True, dtype: torch.dtype = torch.float16) -> None:
         _warn()

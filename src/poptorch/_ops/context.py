@@ -22,8 +22,6 @@ GROUP = "poptorch_multi_conv"  # the note of which group a convolution belongs t
 
 @dataclass(frozen=True, eq=False)
 class Replicas:
-    """The data-parallel copies of a model."""
-
     count: int = 1
     lane: torch.Tensor | None = None  # where they are lanes, any tensor of one; the faster part
     apart: str = ""  # where they are not, why
@@ -31,7 +29,6 @@ class Replicas:
 
     @property
     def total(self) -> int:
-        """How many there are in all processes."""
         return self.count * self.processes
 
 
@@ -80,7 +77,6 @@ class Capture(abc.ABC):
 
     @contextlib.contextmanager
     def group(self, options: Mapping[str, tuple[Any, ...]], where: str | None) -> Iterator[None]:
-        """Within the block convolutions belong to one group."""
         if self._group_is_open:
             raise Error(
                 "Nested poptorch.MultiConv is not supported",

@@ -24,8 +24,6 @@ Function = Callable[..., list[torch.Tensor]]
 def repeat(
     count: int, body: fx.GraphModule, inputs: Tensors, captured: Tensors
 ) -> list[torch.Tensor]:
-    """Record a loop that runs a traced body ``count`` times."""
-
     def more(done: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
         return done < count
 
@@ -40,8 +38,6 @@ def repeat(
 def branch(
     condition: torch.Tensor, taken: Function, otherwise: Function, operands: Tensors
 ) -> list[torch.Tensor]:
-    """Record a choice between two traced functions of the same operands."""
-
     def first(*values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(_fresh(taken(*values)))
 
@@ -52,12 +48,10 @@ def branch(
 
 
 def is_control_flow(node: fx.Node) -> bool:
-    """Tell whether a node runs graphs of its own."""
     return getattr(node.target, "namespace", None) == "higher_order"
 
 
 def _parts(graph: fx.Graph, node: fx.Node) -> list[fx.Graph]:
-    """Return the graphs that a node of control flow runs."""
     owner = graph.owning_module
     assert owner is not None
     named = [a.target for a in node.args if isinstance(a, fx.Node) and a.op == "get_attr"]
@@ -66,7 +60,6 @@ def _parts(graph: fx.Graph, node: fx.Node) -> list[fx.Graph]:
 
 
 def _first_operand(node: fx.Node) -> fx.Node:
-    """Return the first tensor that a node of control flow reads."""
     (operand, *_) = (a for a in node.all_input_nodes if a.op != "get_attr")
     return operand
 

@@ -12,49 +12,34 @@ from .library import define
 
 
 class Hint(enum.StrEnum):
-    """What a hint says about a tensor."""
-
     AVAILABLE_MEMORY = "available_memory"
     OVERLAP_INPUT = "overlap_input"
     OVERLAP_OUTPUT = "overlap_output"
     KEEP = "keep"
 
 
-def _copy(x: torch.Tensor, *_: str) -> torch.Tensor:
-    return x.clone()
+def _identity(name: str, arguments: str = "") -> Any:
+    """Define an operator that returns its first argument and passes gradients on."""
+
+    def copy(x: torch.Tensor, *_: str) -> torch.Tensor:
+        return x.clone()
+
+    def like(x: torch.Tensor, *_: str) -> torch.Tensor:
+        return torch.empty_like(x)
+
+    def pass_on(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return gradient, *[None] * arguments.count(",")
+
+    def batched(info: Any, in_dims: Any, x: torch.Tensor, *rest: str) -> tuple[Any, Any]:
+        return operator(x, *rest), in_dims[0]
+
+    schema = f"(Tensor x{arguments}) -> Tensor"
+    operator = define(name, schema, copy, like, backward=pass_on, vmap=batched)
+    return operator
 
 
-def _like(x: torch.Tensor, *_: str) -> torch.Tensor:
-    return torch.empty_like(x)
-
-
-def _pass_on(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-    return gradient
-
-
-def _pass_on_hint(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-    return gradient, None, None, None
-
-
-def _batched_nop(info: Any, in_dims: tuple[Any, ...], x: torch.Tensor) -> tuple[Any, Any]:
-    return nop(x), in_dims[0]
-
-
-def _batched_hint(
-    info: Any, in_dims: tuple[Any, ...], x: torch.Tensor, *rest: str
-) -> tuple[Any, Any]:
-    return hint(x, *rest), in_dims[0]
-
-
-nop = define("nop", "(Tensor x) -> Tensor", _copy, _like, backward=_pass_on, vmap=_batched_nop)
-hint = define(
-    "hint",
-    "(Tensor x, str kind, str value, str where) -> Tensor",
-    _copy,
-    _like,
-    backward=_pass_on_hint,
-    vmap=_batched_hint,
-)
+nop = _identity("nop")
+hint = _identity("hint", ", str kind, str value, str where")
 
 
 def _copy_after(x: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
@@ -88,6 +73,5 @@ class _SurrogateGradient(torch.autograd.Function):
 
 
 def with_surrogate_gradient(value: torch.Tensor, carrier: torch.Tensor, rule: Rule) -> torch.Tensor:
-    """Return a value that hands its gradient to another tensor."""
     result: torch.Tensor = _SurrogateGradient.apply(value.detach(), carrier, rule)  # type: ignore[no-untyped-call]
     return result

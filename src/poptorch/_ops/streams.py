@@ -16,14 +16,12 @@ _lanes: list[torch.Generator] = []  # in use by one program at a time, as torch'
 
 
 def next_key(state: torch.Tensor) -> tuple[int, torch.Tensor]:
-    """Return the key of the next iteration, and the state of the sequence after it."""
     generator = torch.Generator().set_state(state)
     key = torch.randint(1 << 62, (), generator=generator)
     return int(key), generator.get_state()
 
 
 def seed(key: int, step: int, replica: int, part: str = "") -> int:
-    """Return the seed of a stream."""
     text = f"{key} {step} {replica} {part}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "little")
 

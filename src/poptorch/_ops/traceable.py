@@ -117,17 +117,6 @@ Returns:
     (rows, columns), zero in rows and columns of no group; (groups, rows, columns) of two matrices.
 """
 
-"""Rows of ``a``, columns of ``b`` or what is summed over, in groups that end at ``ends``.
-
-Args:
-    a: (rows, inner), or (groups, rows, inner).
-    b: (groups, inner, columns), or (inner, columns).
-    ends: (groups), the place after the last of each group, ascending.
-
-Returns:
-    (rows, columns), zero in rows and columns of no group; (groups, rows, columns) of two matrices.
-"""
-
 # Taken apart into its steps an LSTM of two layers and 32 steps is a graph of thousands of nodes,
 # which takes minutes to compile and runs no faster. oneDNN's layer is opaque to tracing: it keeps a
 # workspace for its backward pass, of a size that only it knows. Here that is one more result.
@@ -170,19 +159,11 @@ def lstm(
     return x.transpose(0, 1) if batch_first else x, torch.cat(last_h), torch.cat(last_c)
 
 
-def _layer(
-    x: torch.Tensor,
-    w_x: torch.Tensor,
-    w_h: torch.Tensor,
-    b_x: torch.Tensor,
-    b_h: torch.Tensor,
-    h: torch.Tensor,
-    c: torch.Tensor,
-    reverse: bool,
-    keep: bool,
-) -> Tensors:
-    operands = [tensor.detach().contiguous() for tensor in (x, w_x, w_h, b_x, b_h, h, c)]
-    geometry: tuple[Any, ...] = (reverse, [], _LSTM, w_h.shape[1], 1, True, False, False, keep)
+def _layer(*args: Any) -> Tensors:
+    *given, reverse, keep = args
+    operands = [tensor.detach().contiguous() for tensor in given]
+    hidden = operands[2].shape[1]
+    geometry: tuple[Any, ...] = (reverse, [], _LSTM, hidden, 1, True, False, False, keep)
     with torch.set_grad_enabled(keep):  # the library keeps its workspace only while this is on
         y, h, c, workspace = aten.mkldnn_rnn_layer.default(*operands, *geometry)
     return y.contiguous(), h.clone(), c.clone(), workspace
@@ -200,41 +181,23 @@ def _workspace_bytes(steps: int, batch: int, width: int, hidden: int, reverse: b
     """Ask the library, on real tensors."""
 
     def ask() -> int:
-        shapes: list[tuple[int, ...]] = [
-            (steps, batch, width),
-            (4 * hidden, width),
-            (4 * hidden, hidden),
-        ]
-        shapes += [(4 * hidden,)] * 2 + [(1, batch, hidden)] * 2
-        x, w_x, w_h, b_x, b_h, h, c = (torch.zeros(shape) for shape in shapes)
-        return _layer(x, w_x, w_h, b_x, b_h, h, c, reverse, True)[-1].numel()
+        four, one = 4 * hidden, (1, batch, hidden)
+        shapes = (steps, batch, width), (four, width), (four, hidden), (four,), (four,), one, one
+        return _layer(*map(torch.zeros, shapes), reverse, True)[-1].numel()
 
-    with ThreadPoolExecutor(1) as elsewhere:  # where nothing is being traced
-        return elsewhere.submit(ask).result()
+    with ThreadPoolExecutor(1) as thread:  # where nothing is being traced
+        return thread.submit(ask).result()
 
 
-def _layer_backward(
-    y_grad: torch.Tensor,
-    h_grad: torch.Tensor,
-    c_grad: torch.Tensor,
-    x: torch.Tensor,
-    w_x: torch.Tensor,
-    w_h: torch.Tensor,
-    b_x: torch.Tensor,
-    b_h: torch.Tensor,
-    h: torch.Tensor,
-    c: torch.Tensor,
-    y: torch.Tensor,
-    h_last: torch.Tensor,
-    c_last: torch.Tensor,
-    workspace: torch.Tensor,
-    reverse: bool,
-) -> Tensors:
-    grads = [grad.contiguous() for grad in (y_grad, h_grad, c_grad)]
-    inputs = [tensor.contiguous() for tensor in (x, w_x, w_h, b_x, b_h, h, c)]
-    geometry: tuple[Any, ...] = (reverse, _LSTM, w_h.shape[1], 1, True, True, False, [], False)
+def _layer_backward(*args: Any) -> Tensors:
+    *tensors, workspace, reverse = args
+    grads = [grad.contiguous() for grad in tensors[:3]]
+    inputs = [tensor.contiguous() for tensor in tensors[3:10]]
+    h, c = tensors[8:10]
+    hidden = inputs[2].shape[1]
+    geometry: tuple[Any, ...] = (reverse, _LSTM, hidden, 1, True, True, False, [], False)
     gradients = aten.mkldnn_rnn_layer_backward.default(
-        *inputs, y, h_last, c_last, *grads, *geometry, workspace
+        *inputs, *tensors[10:], *grads, *geometry, workspace
     )
     x_grad, w_x_grad, w_h_grad, b_grad, _, h_before, c_before = gradients  # both biases have one
     states = (h_before.reshape(h.shape).clone(), c_before.reshape(c.shape).clone())

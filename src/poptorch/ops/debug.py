@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, unquote
@@ -132,19 +132,17 @@ class Layout:
     close_bracket: str = ")"
 
     def to_text(self) -> str:
-        """Return a form that ``from_text`` reads, for operators' string arguments."""
         return quote(json.dumps(dataclasses.astuple(self)))
 
     @classmethod
     def from_text(cls, text: str) -> Layout:
-        """Read the result of ``to_text``."""
         return cls(*json.loads(unquote(text)))
 
 
 def tensor_text(title: str, tensor: torch.Tensor, layout: Layout) -> str:
     """Return ``title: (values)``, one line per row, without a newline at the end."""
     shown, cuts = _edges(tensor.detach().cpu(), layout)
-    texts = _Elements(shown, layout)
+    texts = _writer(shown, layout)
     return "\n".join(_block(texts, shown, cuts, layout, f"{title}: ", depth=0))
 
 
@@ -161,7 +159,7 @@ def _edges(tensor: torch.Tensor, layout: Layout) -> tuple[torch.Tensor, list[boo
 
 
 def _block(
-    texts: _Elements,
+    texts: Callable[[torch.Tensor], str],
     tensor: torch.Tensor,
     cuts: list[bool],
     layout: Layout,
@@ -192,48 +190,37 @@ def _row(values: list[str], layout: Layout, lead: str) -> list[str]:
     line, empty = start, True
     for at, value in enumerate(values):
         text = value + (layout.separator if at < len(values) - 1 else layout.close_bracket)
-        if (
-            layout.max_line_width
-            and not empty
-            and len((line + text).rstrip()) > layout.max_line_width
-        ):
+        width = len((line + text).rstrip())
+        if layout.max_line_width and not empty and width > layout.max_line_width:
             lines.append(line.rstrip())
             line = " " * len(start)
         line, empty = line + text, False
     return [*lines, line if values else line + layout.close_bracket]
 
 
-class _Elements:
-    """Turns single elements into text; aligned to the widest one that is shown."""
-
-    def __init__(self, shown: torch.Tensor, layout: Layout) -> None:
-        self._write = _writer(shown, layout)
-        aligned = layout.digits > 0 and layout.float_format != "none"
-        self._width = max((len(t) for t in self._all(shown)), default=0) if aligned else 0
-
-    def _all(self, shown: torch.Tensor) -> Iterable[str]:
-        return (self._write(value) for value in shown.flatten().tolist())
-
-    def __call__(self, element: torch.Tensor) -> str:
-        return self._write(element.item()).rjust(self._width)
-
-
 # Decimal digits that tell every value of a type from its neighbours; more would be invented.
 _SIGNIFICANT = {torch.float16: 5, torch.bfloat16: 4, torch.float32: 8, torch.float64: 17}
 
 
-def _writer(shown: torch.Tensor, layout: Layout) -> Callable[[Any], str]:
+def _writer(shown: torch.Tensor, layout: Layout) -> Callable[[torch.Tensor], str]:
+    """Return what turns elements into text, aligned to the widest that is shown."""
+    write = _number_writer(shown, layout)
+    width = 0
+    if layout.digits > 0 and layout.float_format != "none":
+        width = max((len(write(value)) for value in shown.flatten().tolist()), default=0)
+    return lambda element: write(element.item()).rjust(width)
+
+
+def _number_writer(shown: torch.Tensor, layout: Layout) -> Callable[[Any], str]:
     digits = layout.digits
     if not shown.is_floating_point():
         return str
     most = _SIGNIFICANT.get(shown.dtype, 3)
     if layout.float_format == "none" or digits == 0:
         return lambda value: f"{value:.{min(digits or 6, most)}g}"
-    if layout.float_format == "auto":
-        fixed = _readable(shown)
-    else:
-        fixed = layout.float_format == "fixed"
-    if not fixed:
+    if layout.float_format == "scientific" or (
+        layout.float_format == "auto" and not _readable(shown)
+    ):
         return lambda value: f"{value:.{min(digits, most - 1)}e}"
     return lambda value: f"{value:.{max(0, min(digits, most - 1 - _magnitude(value)))}f}"
 
@@ -257,9 +244,7 @@ def _print(
     return x.clone()
 
 
-def _same_shape(
-    x: torch.Tensor, title: str, gradient_title: str, layout: str, after: list[torch.Tensor]
-) -> torch.Tensor:
+def _same_shape(x: torch.Tensor, *_: Any) -> torch.Tensor:
     return torch.empty_like(x)
 
 

@@ -15,19 +15,80 @@ import torch
 from .._base.errors import Error
 from .._ops.context import Replicas, listener
 from .._ops.identities import with_surrogate_gradient
-from . import collectives
-from .check import describe, kinds_of
+from . import check, collectives
 from .collectives import Collective
 
 DOMAIN, VERSION = "ai.graphcore", 1
-Tensors = Sequence[torch.Tensor]
-Attributes = Mapping[str, Any]
-Operator = Callable[[str, Tensors, Attributes, Tensors], torch.Tensor]
+_MANTISSA, _BIAS = 23, 127  # of float32
 
 
-def find(name: str, domain: str, version: int) -> Operator | None:
-    """Return the operator, a function of name, inputs, attributes and examples; None if unknown."""
-    return _OPERATORS.get(name) if (domain, version) == (DOMAIN, VERSION) else None
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """What an operator is called with; its methods refuse what does not fit."""
+
+    name: str
+    inputs: Sequence[torch.Tensor]
+    attributes: Mapping[str, Any]
+    examples: Sequence[torch.Tensor]
+
+    def floats(self, count: int) -> Sequence[torch.Tensor]:
+        if len(self.inputs) != count or not all(x.is_floating_point() for x in self.inputs):
+            self.refuse_inputs(f"pass {count} floating-point tensor{'s' * (count > 1)}")
+        return self.inputs
+
+    def exchanged(self) -> torch.Tensor:
+        if len(self.inputs) != 1 or self.inputs[0].dtype == torch.bool:
+            self.refuse_inputs("pass one tensor of numbers")
+        return self.inputs[0]
+
+    def integer(self, key: str, low: int, high: float = math.inf, default: Any = None) -> int:
+        value = self.attributes.get(key, default)
+        if not isinstance(value, int) or not low <= value <= high:
+            span = f"from {low} to {high}" if high < math.inf else f"of at least {low}"
+            self.refuse(key, value, f"an integer {span}")
+        return value
+
+    def choice(self, key: str, *among: str, default: Any = None) -> str:
+        value = self.attributes.get(key, default)
+        if value not in among:
+            self.refuse(key, value, " or ".join(map(repr, among)))
+        return str(value)
+
+    def list(self, key: str, *kinds: type, default: Any = None) -> Any:
+        value = self.attributes.get(key, default)
+        if not isinstance(value, list) or not all(isinstance(item, kinds) for item in value):
+            self.refuse(key, value, f"a list of {' or '.join(kind.__name__ for kind in kinds)}")
+        return value
+
+    def places(self, key: str, block: int, size: int) -> Sequence[int]:
+        """Where blocks begin, counted in blocks."""
+        places = self.list(key, int)
+        for place in places:
+            if place % block or not 0 <= place < size:
+                self.refuse(key, place, f"multiples of {block} from 0 to {size - block}")
+        return [place // block for place in places]
+
+    def refuse(self, key: str, value: Any, wanted: str) -> NoReturn:
+        given = repr(value)
+        check.refuse(
+            f"Custom operator {self.name} cannot take its attribute '{key}'",
+            given if len(given) < 80 else f"{given[:80]}...",
+            f"pass {wanted}",
+        )
+
+    def refuse_inputs(self, fix: str) -> NoReturn:
+        got = check.describe(check.kinds_of(self.inputs))
+        check.refuse(f"Custom operator {self.name} cannot take its inputs", got, fix)
+
+
+def call(
+    name: str,
+    inputs: Sequence[torch.Tensor],
+    attributes: Mapping[str, Any],
+    examples: Sequence[torch.Tensor],
+) -> torch.Tensor:
+    """Call a known operator."""
+    return _OPERATORS[name](_Call(name, inputs, attributes, examples))
 
 
 def versions(name: str, domain: str) -> list[int]:
@@ -35,99 +96,139 @@ def versions(name: str, domain: str) -> list[int]:
     return [VERSION] if domain == DOMAIN and name in _OPERATORS else []
 
 
-def _proxy(name: str, inputs: Tensors, attributes: Attributes, examples: Tensors) -> torch.Tensor:
-    value, proxy = _inputs(name, inputs, 2)
+def _proxy(call: _Call) -> torch.Tensor:
+    """The value; its gradient goes to the proxy only."""
+    value, proxy = call.floats(2)
     if value.shape != proxy.shape:
-        _refuse_shapes(name, inputs, "pass a value and a proxy of one shape")
-    return autograd_proxy(value, proxy)
+        call.refuse_inputs("pass a value and a proxy of one shape")
+    return with_surrogate_gradient(value, proxy, lambda gradient: gradient.to(proxy.dtype))
 
 
-def _distance(norm: float) -> Operator:
-    def operator(
-        name: str, inputs: Tensors, attributes: Attributes, examples: Tensors
-    ) -> torch.Tensor:
-        a, b = _inputs(name, inputs, 2)
+def _distance(norm: float) -> Callable[[_Call], torch.Tensor]:
+    """The norm of each ``a[i] - b[j]``, computed in float32: (M, K), (N, K) to (M, N)."""
+
+    def operator(call: _Call) -> torch.Tensor:
+        a, b = call.floats(2)
         if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[1] or a.dtype != b.dtype:
-            _refuse_shapes(name, inputs, "pass matrices M x K and N x K of one type")
-        return distances(a, b, norm)
+            call.refuse_inputs("pass matrices M x K and N x K of one type")
+        # Products of matrices would be quicker, and lose the digits of small distances.
+        exact = "donot_use_mm_for_euclid_dist"
+        return torch.cdist(a.float(), b.float(), norm, compute_mode=exact).to(a.dtype)
 
     return operator
 
 
-def _quant(name: str, inputs: Tensors, attributes: Attributes, examples: Tensors) -> torch.Tensor:
-    (x,) = _inputs(name, inputs, 1)
-    exponent = _integer(name, attributes, "exponent_bits", 2, 5)
-    mantissa = _integer(name, attributes, "mantissa_bits", 0, 10)
-    rounding = _choice(name, attributes, "rounding", ("nearest", "stochastic"))
-    in_forward = bool(_integer(name, attributes, "fwd", 0, 1))
-    backward = _choice(name, attributes, "bwd", ("quantise", "ste", "stop"))
-    form = Format(exponent, mantissa, rounding == "stochastic")
-    return simulated_quantisation(x, form, in_forward, backward)
+def _quant(call: _Call) -> torch.Tensor:
+    (x,) = call.floats(1)
+    exponent = call.integer("exponent_bits", 2, 5)
+    mantissa = call.integer("mantissa_bits", 0, 10)
+    stochastic = call.choice("rounding", "nearest", "stochastic") == "stochastic"
+    in_forward = call.integer("fwd", 0, 1)
+    backward = call.choice("bwd", "quantise", "ste", "stop")
+
+    def quantised(value: torch.Tensor) -> torch.Tensor:
+        return _quantised(value, exponent, mantissa, stochastic)
+
+    value = quantised(x.detach()) if in_forward else x
+    if backward == "stop":
+        return value.detach()
+    return with_surrogate_gradient(value, x, quantised if backward == "quantise" else lambda g: g)
 
 
-def _sparse(name: str, inputs: Tensors, attributes: Attributes, examples: Tensors) -> torch.Tensor:
-    (dense,) = _inputs(name, inputs, 1)
-    mode = _choice(name, attributes, "mode", ("sparse_dense", "dense_sparse"))
-    sizes = [_integer(name, attributes, key, 1) for key in ("n_rows", "n_cols", "block_size")]
-    n_rows, n_cols, block = sizes
+def _quantised(x: torch.Tensor, exponent: int, mantissa: int, stochastic: bool) -> torch.Tensor:
+    """Return numbers of a format as IEEE 754 has them, in the type of ``x``; beyond it the largest.
+
+    Args:
+        exponent: bits; the largest exponent is not for numbers.
+        mantissa: bits that are stored.
+        stochastic: round at random, so that the expectation is exact; else to the nearest.
+    """
+    bias = 2 ** (exponent - 1) - 1
+    largest = 2.0**bias * (2 - 2.0**-mantissa)
+    wide = x.float().clamp(-largest, largest)
+    own = (wide.view(torch.int32) >> _MANTISSA & 255) - _BIAS
+    step = own.clamp(min=1 - bias) - mantissa
+    # A power of two by its bits: exact, as the division and the product then are.
+    unit = (step + _BIAS << _MANTISSA).view(torch.float32)
+    count = wide / unit
+    whole = torch.floor(count + torch.rand_like(count)) if stochastic else count.round()
+    return (whole * unit).to(x.dtype)
+
+
+def _sparse(call: _Call) -> torch.Tensor:
+    """The product with a constant matrix of which some square blocks are not zero."""
+    (dense,) = call.floats(1)
+    left = call.choice("mode", "sparse_dense", "dense_sparse") == "sparse_dense"
+    n_rows, n_cols, block = (call.integer(key, 1) for key in ("n_rows", "n_cols", "block_size"))
     if n_rows % block or n_cols % block:
-        _refuse(name, "block_size", block, f"a divisor of n_rows={n_rows} and n_cols={n_cols}")
-    rows = _places(name, attributes, "rows", block, n_rows)
-    cols = _places(name, attributes, "cols", block, n_cols)
-    values = _list(name, attributes, "values", (int, float))
+        call.refuse("block_size", block, f"a divisor of n_rows={n_rows} and n_cols={n_cols}")
+    rows, cols = call.places("rows", block, n_rows), call.places("cols", block, n_cols)
+    values = call.list("values", int, float)
     if len(rows) != len(cols):
-        _refuse(name, "cols", f"{len(cols)} blocks", f"as many as rows has, {len(rows)}")
+        call.refuse("cols", f"{len(cols)} blocks", f"as many as rows has, {len(rows)}")
     if len(values) != len(rows) * block**2:
-        _refuse(name, "values", f"{len(values)} numbers", f"{len(rows)} blocks of {block**2}")
-    matrix = BlockSparse((n_rows, n_cols), block, rows, cols, values)
-    at, size = (-2, n_cols) if mode == "sparse_dense" else (-1, n_rows)
+        call.refuse("values", f"{len(values)} numbers", f"{len(rows)} blocks of {block**2}")
+    at, size = (-2, n_cols) if left else (-1, n_rows)
     if dense.dim() < 2 or dense.shape[at] != size:
-        _refuse_shapes(name, inputs, f"pass a matrix whose dimension {at} is {size}")
-    return matrix.times(dense) if mode == "sparse_dense" else matrix.behind(dense)
+        call.refuse_inputs(f"pass a matrix whose dimension {at} is {size}")
+    blocks = torch.tensor(values, dtype=dense.dtype).view(-1, block, block)
+    if left:
+        return _block_product(blocks, rows, cols, n_rows, dense)
+    return _block_product(blocks.mT, cols, rows, n_cols, dense.mT).mT
 
 
-def _gather(name: str, inputs: Tensors, attributes: Attributes, examples: Tensors) -> torch.Tensor:
-    (x,) = _exchanged(name, inputs)
-    count = _replicas()
+def _block_product(
+    blocks: torch.Tensor, to: Sequence[int], source: Sequence[int], size: int, dense: torch.Tensor
+) -> torch.Tensor:
+    """Every block times its part of the dense matrix, added up where it belongs."""
+    read, written = torch.tensor(source, dtype=torch.int64), torch.tensor(to, dtype=torch.int64)
+    edge = blocks.shape[-1]
+    *batch, length, width = dense.shape
+    stacked = dense.reshape(*batch, length // edge, edge, width)
+    parts = blocks @ stacked.index_select(-3, read)
+    shape = (*batch, size // edge, edge, width)
+    return torch.zeros(shape, dtype=dense.dtype).index_add(-3, written, parts).flatten(-3, -2)
+
+
+def _gather(call: _Call) -> torch.Tensor:
+    x, count = call.exchanged(), _replicas()
     shapes: list[tuple[int, ...]] = [(count, *x.shape), (count * x.numel(),)]
     if x.dim():
         shapes.append((count * x.shape[0], *x.shape[1:]))
-    wanted = tuple(examples[0].shape) if examples else None
-    if len(examples) != 1 or wanted not in shapes:
-        raise Error(
-            f"Custom operator {name} cannot return its example outputs",
-            got=f"{[list(e.shape) for e in examples]}, input {list(x.shape)}, {count} replicas",
-            fix=f"let example_outputs be one tensor {list(shapes[0])} or {list(shapes[1])}",
+    wanted = tuple(call.examples[0].shape) if call.examples else None
+    if len(call.examples) != 1 or wanted not in shapes:
+        check.refuse(
+            f"Custom operator {call.name} cannot return its example outputs",
+            f"{[list(e.shape) for e in call.examples]}, input {list(x.shape)}, {count} replicas",
+            f"let example_outputs be one tensor {list(shapes[0])} or {list(shapes[1])}",
         )
-    return _exchange(name, x, collectives.all_gather()).reshape(wanted)
+    return _exchange(call, collectives.all_gather()).reshape(wanted)
 
 
-def _reduce(name: str, inputs: Tensors, attributes: Attributes, examples: Tensors) -> torch.Tensor:
-    (x,) = _exchanged(name, inputs)
-    _choice(name, {"op": "sum", **attributes}, "op", ("sum",))
-    in_backward = bool(_integer(name, {"backwards": 0, **attributes}, "backwards", 0, 1))
+def _reduce(call: _Call) -> torch.Tensor:
+    call.exchanged()
+    call.choice("op", "sum", default="sum")
+    in_backward = bool(call.integer("backwards", 0, 1, default=0))
     count, key = _replicas(), "__collectiveReplicaGrouping"
-    grouping = _list(name, {key: [count, 1, count], **attributes}, key, (int,))
+    grouping = call.list(key, int, default=[count, 1, count])
     if len(grouping) != 3 or grouping[2] != count or min(grouping) < 1:
-        _refuse(name, key, grouping, f"[replicas in a group, stride, {count} replicas in all]")
+        call.refuse(key, grouping, f"[replicas in a group, stride, {count} replicas in all]")
     size, stride, _ = grouping
     if count % (size * stride):
-        _refuse(name, key, grouping, f"groups that divide {count} replicas")
-    return _exchange(name, x, collectives.all_reduce(size, stride, in_backward))
+        call.refuse(key, grouping, f"groups that divide {count} replicas")
+    return _exchange(call, collectives.all_reduce(size, stride, in_backward))
 
 
-def _all_to_all(
-    name: str, inputs: Tensors, attributes: Attributes, examples: Tensors
-) -> torch.Tensor:
-    (x,) = _exchanged(name, inputs)
-    count = _replicas()
+def _all_to_all(call: _Call) -> torch.Tensor:
+    x, count = call.exchanged(), _replicas()
     if not x.dim() or x.shape[0] % count:
-        fix = f"pass a tensor whose leading dimension can be divided by {count}, the replicas"
-        _refuse_shapes(name, inputs, fix)
-    return _exchange(name, x, collectives.all_to_all())
+        call.refuse_inputs(
+            f"pass a tensor whose leading dimension can be divided by {count}, the replicas"
+        )
+    return _exchange(call, collectives.all_to_all())
 
 
-_OPERATORS: dict[str, Operator] = {
+_OPERATORS: dict[str, Callable[[_Call], torch.Tensor]] = {
     "AutogradProxy": _proxy,
     "L1Distance": _distance(1.0),
     "L2Distance": _distance(2.0),
@@ -145,174 +246,17 @@ def _replicas() -> int:
     return 1 if capture is None else capture.together().total
 
 
-def _exchange(name: str, x: torch.Tensor, collective: Collective) -> torch.Tensor:
+def _exchange(call: _Call, collective: Collective) -> torch.Tensor:
     capture = listener()
     replicas = Replicas() if capture is None else capture.together()
     collective = collective.over(replicas.processes)
     if replicas.count == 1:
-        return collectives.alone(x, collective)
+        return collectives.alone(call.inputs[0], collective)
     if replicas.lane is None:
         raise Error(
-            f"Custom operator {name} needs all replicas side by side",
+            f"Custom operator {call.name} needs all replicas side by side",
             got=f"{replicas.count} replicas one after another; {replicas.apart}",
             fix="change what keeps them apart (with options.lanes, at least as many as replicas), "
             "or use options.replicationFactor(1)",
         )
-    return collectives.exchange(x, collective, replicas.count, replicas.lane)
-
-
-def _exchanged(name: str, inputs: Tensors) -> Tensors:
-    if len(inputs) != 1 or inputs[0].dtype == torch.bool:
-        _refuse_shapes(name, inputs, "pass one tensor of numbers")
-    return inputs
-
-
-def _inputs(name: str, inputs: Tensors, count: int) -> Tensors:
-    if len(inputs) != count or not all(tensor.is_floating_point() for tensor in inputs):
-        _refuse_shapes(name, inputs, f"pass {count} floating-point tensor{'s' * (count > 1)}")
-    return inputs
-
-
-def _integer(name: str, attributes: Attributes, key: str, low: int, high: float = math.inf) -> int:
-    value = attributes.get(key)
-    if not isinstance(value, int) or not low <= value <= high:
-        span = f"from {low} to {high}" if high < math.inf else f"of at least {low}"
-        _refuse(name, key, value, f"an integer {span}")
-    return value
-
-
-def _choice(name: str, attributes: Attributes, key: str, among: tuple[str, ...]) -> str:
-    value = attributes.get(key)
-    if value not in among:
-        _refuse(name, key, value, " or ".join(map(repr, among)))
-    return str(value)
-
-
-def _list(name: str, attributes: Attributes, key: str, kinds: tuple[type, ...]) -> list[Any]:
-    value = attributes.get(key)
-    if not isinstance(value, list) or not all(isinstance(item, kinds) for item in value):
-        _refuse(name, key, value, f"a list of {' or '.join(kind.__name__ for kind in kinds)}")
-    return value
-
-
-def _places(name: str, attributes: Attributes, key: str, block: int, size: int) -> list[int]:
-    """Where blocks begin, counted in blocks."""
-    places = _list(name, attributes, key, (int,))
-    for place in places:
-        if place % block or not 0 <= place < size:
-            _refuse(name, key, place, f"multiples of {block} from 0 to {size - block}")
-    return [place // block for place in places]
-
-
-def _refuse(name: str, key: str, value: Any, wanted: str) -> NoReturn:
-    given = repr(value)
-    raise Error(
-        f"Custom operator {name} cannot take its attribute '{key}'",
-        got=given if len(given) < 80 else f"{given[:80]}...",
-        fix=f"pass {wanted}",
-    )
-
-
-def _refuse_shapes(name: str, inputs: Tensors, fix: str) -> NoReturn:
-    raise Error(
-        f"Custom operator {name} cannot take its inputs",
-        got=describe(kinds_of(inputs)),
-        fix=fix,
-    )
-
-
-_MANTISSA, _BIAS = 23, 127  # of float32
-
-
-def autograd_proxy(value: torch.Tensor, proxy: torch.Tensor) -> torch.Tensor:
-    """Return the value; its gradient goes to the proxy only."""
-    return with_surrogate_gradient(value, proxy, lambda gradient: gradient.to(proxy.dtype))
-
-
-def distances(a: torch.Tensor, b: torch.Tensor, norm: float) -> torch.Tensor:
-    """Return the norm of each ``a[i] - b[j]``, computed in float32: (M, K), (N, K) to (M, N)."""
-    # Products of matrices would be quicker, and lose the digits of small distances.
-    exact = "donot_use_mm_for_euclid_dist"
-    return torch.cdist(a.float(), b.float(), norm, compute_mode=exact).to(a.dtype)
-
-
-@dataclass(frozen=True)
-class Format:
-    """A floating-point format, as IEEE 754 has them: the largest exponent is not for numbers."""
-
-    exponent_bits: int
-    mantissa_bits: int
-    stochastic: bool
-
-    @property
-    def bias(self) -> int:
-        """What is added to exponents; the largest one itself."""
-        return int(2 ** (self.exponent_bits - 1)) - 1
-
-    @property
-    def largest(self) -> float:
-        """The largest number."""
-        return float(2**self.bias * (2 - 2**-self.mantissa_bits))
-
-    def quantised(self, x: torch.Tensor) -> torch.Tensor:
-        """Return numbers of this format in the type that they came in; beyond it the largest."""
-        wide = x.float().clamp(-self.largest, self.largest)
-        exponent = (wide.view(torch.int32) >> _MANTISSA & 255) - _BIAS
-        step = exponent.clamp(min=1 - self.bias) - self.mantissa_bits
-        # A power of two by its bits: exact, as the division and the product then are.
-        unit = (step + _BIAS << _MANTISSA).view(torch.float32)
-        count = wide / unit
-        whole = torch.floor(count + torch.rand_like(count)) if self.stochastic else count.round()
-        return (whole * unit).to(x.dtype)
-
-
-def simulated_quantisation(
-    x: torch.Tensor, form: Format, in_forward: bool, backward: str
-) -> torch.Tensor:
-    """Quantise values, gradients, both or neither."""
-    value = form.quantised(x.detach()) if in_forward else x
-    if backward == "stop":
-        return value.detach()
-    return with_surrogate_gradient(
-        value, x, form.quantised if backward == "quantise" else lambda gradient: gradient
-    )
-
-
-@dataclass(frozen=True)
-class BlockSparse:
-    """A constant matrix of which some square blocks are not zero."""
-
-    shape: tuple[int, int]
-    block: int
-    rows: Sequence[int]
-    cols: Sequence[int]
-    values: Sequence[float]
-
-    def times(self, dense: torch.Tensor) -> torch.Tensor:
-        """Return ``matrix @ dense``: (..., columns, N) to (..., rows, N)."""
-        blocks = torch.tensor(self.values, dtype=dense.dtype).view(-1, self.block, self.block)
-        return self._product(blocks, self.rows, self.cols, self.shape[0], dense)
-
-    def behind(self, dense: torch.Tensor) -> torch.Tensor:
-        """Return ``dense @ matrix``: (..., N, rows) to (..., N, columns)."""
-        blocks = torch.tensor(self.values, dtype=dense.dtype).view(-1, self.block, self.block)
-        turned = dense.transpose(-1, -2)
-        result = self._product(blocks.mT, self.cols, self.rows, self.shape[1], turned)
-        return result.transpose(-1, -2)
-
-    def _product(
-        self,
-        blocks: torch.Tensor,
-        to: Sequence[int],
-        source: Sequence[int],
-        size: int,
-        dense: torch.Tensor,
-    ) -> torch.Tensor:
-        """Every block times its part of the dense matrix, added up where it belongs."""
-        read = torch.tensor(source, dtype=torch.int64)
-        written = torch.tensor(to, dtype=torch.int64)
-        *batch, length, width = dense.shape
-        stacked = dense.reshape(*batch, length // self.block, self.block, width)
-        parts = blocks @ stacked.index_select(-3, read)
-        shape = (*batch, size // self.block, self.block, width)
-        return torch.zeros(shape, dtype=dense.dtype).index_add(-3, written, parts).flatten(-3, -2)
+    return collectives.exchange(call.inputs[0], collective, replicas.count, replicas.lane)

@@ -6,7 +6,6 @@ operands that are broadcast over a batch, and those in float32 where half precis
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -78,6 +77,8 @@ def _check_type(value: Any, name: str, kind: type) -> None:
 # right operand, and of the transposed left operand with the gradient.
 _FOR_LEFT = {_ROWS: _ROWS, _REDUCED: _COLUMNS, _COLUMNS: _REDUCED}
 _FOR_RIGHT = {_ROWS: _REDUCED, _REDUCED: _ROWS, _COLUMNS: _COLUMNS}
+# Where result, left and right operand are cut.
+_CUTS = {_ROWS: (-2, -2, None), _REDUCED: (None, -1, -2), _COLUMNS: (-1, None, -1)}
 _HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -86,43 +87,17 @@ def _product(
 ) -> torch.Tensor:
     if rhs.dim() == 2 and lhs.dim() > 2:
         return _product(lhs.flatten(0, -2), rhs, cut, factor, exact).view(_shape(lhs, rhs))
-    out = _fake(lhs, rhs)
-    widened = exact and lhs.dtype in _HALVES
-    if cut == _REDUCED and widened:
-        return _sum(out.float(), lhs, rhs, factor, torch.Tensor.float).to(lhs.dtype)
-    if cut == _REDUCED:
-        return _sum(out, lhs, rhs, factor, lambda part: part)
-    for place, left, right in _pieces(out, lhs, rhs, cut, factor):
-        place.copy_(left.float() @ right.float() if widened else left @ right)
-    return out
-
-
-def _sum(
-    total: torch.Tensor,
-    lhs: torch.Tensor,
-    rhs: torch.Tensor,
-    factor: int,
-    widened: Callable[[torch.Tensor], torch.Tensor],
-) -> torch.Tensor:
-    total.zero_()
-    for left, right in zip(_cut(lhs, factor, -1), _cut(rhs, factor, -2), strict=True):
-        total += widened(left) @ widened(right)
-    return total
-
-
-def _pieces(
-    out: torch.Tensor, lhs: torch.Tensor, rhs: torch.Tensor, cut: str, factor: int
-) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    if cut == _ROWS:
-        for place, left in zip(_cut(out, factor, -2), _cut(lhs, factor, -2), strict=True):
-            yield place, left, rhs
-    else:
-        for place, right in zip(_cut(out, factor, -1), _cut(rhs, factor, -1), strict=True):
-            yield place, lhs, right
-
-
-def _cut(tensor: torch.Tensor, factor: int, dim: int) -> tuple[torch.Tensor, ...]:
-    return tensor.tensor_split(factor, dim)
+    widened, summed = exact and lhs.dtype in _HALVES, cut == _REDUCED
+    dtype = torch.float32 if widened and summed else lhs.dtype
+    out = (lhs.new_zeros if summed else lhs.new_empty)(_shape(lhs, rhs), dtype=dtype)
+    store = torch.Tensor.add_ if summed else torch.Tensor.copy_
+    pieces = (
+        [operand] * factor if dim is None else operand.tensor_split(factor, dim)
+        for operand, dim in zip((out, lhs, rhs), _CUTS[cut], strict=True)
+    )
+    for place, left, right in zip(*pieces, strict=True):
+        store(place, left.float() @ right.float() if widened else left @ right)
+    return out.to(lhs.dtype)
 
 
 def _shape(lhs: torch.Tensor, rhs: torch.Tensor) -> tuple[int, ...]:
@@ -169,24 +144,21 @@ def _summed(
     return result.reshape(shape)
 
 
-def _with_rank(operand: torch.Tensor, rank: int) -> torch.Tensor:
-    return operand.reshape(*[1] * (rank - operand.dim()), *operand.shape)
+def _with_rank(operand: torch.Tensor, rank: int, at: int = 0) -> torch.Tensor:
+    """Insert dimensions of length 1 at a place."""
+    shape = operand.shape
+    return operand.reshape(*shape[:at], *[1] * (rank - len(shape)), *shape[at:])
 
 
 def _lanes(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[torch.Tensor, int]:
     """Lanes are one more dimension of the batch."""
-    (lhs, rhs, *settings), (at_left, at_right) = args, in_dims[:2]
-    ranks = [t.dim() - (dim is not None) for t, dim in ((lhs, at_left), (rhs, at_right))]
+    operands, settings, dims = args[:2], args[2:], in_dims[:2]
+    rank = max(t.dim() - (dim is not None) for t, dim in zip(operands, dims, strict=True))
     lhs, rhs = (
-        operand if dim is None else _lane_first(operand.movedim(dim, 0), max(ranks))
-        for operand, dim in ((lhs, at_left), (rhs, at_right))
+        operand if dim is None else _with_rank(operand.movedim(dim, 0), rank + 1, 1)
+        for operand, dim in zip(operands, dims, strict=True)
     )
     return _serialized_matmul(lhs, rhs, *settings), 0
-
-
-def _lane_first(operand: torch.Tensor, rank: int) -> torch.Tensor:
-    lanes, *shape = operand.shape
-    return operand.reshape(lanes, *[1] * (rank - len(shape)), *shape)
 
 
 _serialized_matmul = define(
