@@ -228,4 +228,4 @@ def test_a_graph_without_a_text_form_is_compiled_and_not_kept(store) -> None:
     odd = tiers.PlanCode.__new__(tiers.PlanCode)
     odd.keys, odd.graphs, odd.store = {"odd": None}, {"odd": part}, store
     assert odd.missing() == {}
-    assert odd.ready() == []
+    assert odd.found() == {}

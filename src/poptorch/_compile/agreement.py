@@ -1,8 +1,4 @@
-"""What the processes of a job must have in common before they train: the program and its options.
-
-Each compiles its own; a digest of what the program depends on is compared, and the texts only where
-digests differ.
-"""
+"""What the processes of a job must have in common before they train: the program, its options."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""Compiled graphs, kept by what they were compiled from, and notes of the programs they are of.
-
-A plan is a loop around a few graphs. Counts of iterations, output modes and learning rates are not
-in the graphs, so plans that differ in those only share them: one ``.code`` file per graph, whole or
-absent, marked with the user's key. In a folder that the user named there is a ``.popef`` file per
-program, too: it says what the program depends on, so that a miss can be explained.
-"""
+"""Compiled graphs by what they were compiled from, and notes of the programs that they are of."""
 
 from __future__ import annotations
 
@@ -76,7 +70,11 @@ def _digest_of(content: Any) -> str:
 
 
 class Store:
-    """A folder of compiled graphs that several processes may share."""
+    """A folder that several processes may share: a ``.code`` file per graph, marked as the user's.
+
+    Plans that differ in counts of iterations, output modes or learning rates have the same graphs.
+    In a folder of the options there is a ``.popef`` file per program, too: what it depends on.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -86,7 +84,6 @@ class Store:
         return next(self.folder.glob(f"*{CODE_SUFFIX}"), None) is None
 
     def path(self, key: str) -> Path:
-        """Return the file of a graph."""
         return self.folder / f"{key}{CODE_SUFFIX}"
 
     def read(self, key: str) -> bytes | None:
@@ -292,7 +289,6 @@ class Entry:
 
     @property
     def key(self) -> str:
-        """The digest that it is found by."""
         return self.path.stem
 
     @property

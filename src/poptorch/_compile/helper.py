@@ -1,15 +1,4 @@
-"""Compiler processes: graphs go to them over a socket, code comes back through the store.
-
-A process imports the compiler before anybody asks for anything. Both sides speak over a socket of
-their own, so that whatever is printed there goes to the process's log. A request is the handle of
-an unnamed file with graphs; the answers are lines of JSON, the first of which says that the
-compiler is imported, then one per graph. The socket is the life line, too: when the process that
-started it closes it, or ends in any way, this one and its C++ compilers end.
-
-Nothing in the process that trains waits unless it is asked to, and there is no thread: between two
-calls of the model the processes are asked for news. One that has nothing to do is kept, so that
-the next program need not wait until another has imported torch's compiler.
-"""
+"""Compiler processes: graphs go to them over a socket, code comes back through the store."""
 
 from __future__ import annotations
 
@@ -57,7 +46,13 @@ Outcome = tuple[str, str]  # how it went, one of these, and why
 
 
 class CompilerProcess:
-    """One compiler process."""
+    """A process that imports the compiler before anybody asks for anything.
+
+    Both sides speak over a socket of their own: whatever is printed there goes to the log. A
+    request is the handle of an unnamed file with graphs; answers are lines of JSON, a first one
+    when the compiler is imported, then one per graph. The socket is the life line, too: when the
+    process that trains ends in any way, this one and its C++ compilers do.
+    """
 
     def __init__(self, backend: str) -> None:
         self.command = command(backend)
@@ -106,7 +101,6 @@ class CompilerProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
         return self.process.poll() is None
 
     @property
@@ -207,7 +201,6 @@ def give_back(processes: Iterable[CompilerProcess]) -> None:
 
 @atexit.register
 def end_kept() -> None:
-    """End the process that is kept."""
     for process in _kept:
         if process.owner == os.getpid():
             process.end()
@@ -243,11 +236,9 @@ class CompileJob:
 
     @property
     def finished(self) -> bool:
-        """Whether all graphs have an outcome."""
         return not any(process.busy for process in self.processes)
 
     def wait(self) -> None:
-        """Wait until all graphs have an outcome."""
         while not self.finished:
             select.select([process.socket for process in self.processes if process.busy], [], [])
             self.look()

@@ -1,9 +1,4 @@
-"""The passes of a compilation as a flat list, in the order in which they run.
-
-A pass reads the draft and fills in what its line names. Graphs are copied, never edited, so a
-pass can be taken out, put elsewhere or compared with the one before it. To add one: write it in the
-room that it belongs to, and add its line here. ``poptorch passes`` prints the list.
-"""
+"""The passes of a compilation as a flat list, in the order in which they run."""
 
 from __future__ import annotations
 
@@ -46,7 +41,6 @@ class Draft:
     staged: Staged | None = None  # the program cut into stages, for backends that work so
 
     def plan(self) -> Plan:
-        """Return what the passes made."""
         return Plan(self.program, self.spec, self.layout, self.staged)
 
 
@@ -194,7 +188,6 @@ def run(draft: Draft) -> Iterator[float]:
 
 
 def passes_text() -> str:
-    """Return the list for people."""
     head = ["", "pass", "room", "changes", "what it does"]
     rows = [
         [str(number), each.name, each.room, ", ".join(each.changes) or "-", each.does]

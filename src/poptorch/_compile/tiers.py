@@ -1,12 +1,4 @@
-"""Two tiers: the reference backend answers at once, compiled code takes over when it is there.
-
-Where a core has nothing to do, compiling starts with the first calls. Elsewhere it takes time from
-the run, and when to compile is the classic question of renting or buying: nobody knows how many
-calls will come, so it starts when the slow tier has cost about what compiling will. What takes over
-works on the same State, between two calls, so that nothing is lost: a graph that is compiled runs
-while others are still interpreted, those first that a call runs most often. Whoever has stored a
-graph's code, another wrapper, thread or process, it is used.
-"""
+"""Two tiers: the reference backend answers at once, compiled code takes over when it is there."""
 
 from __future__ import annotations
 
@@ -15,7 +7,7 @@ import gc
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -52,28 +44,25 @@ class PlanCode:
         self.keys = {name: key_of(graph, builder) for name, graph in self.graphs.items()}
 
     def expected_seconds(self) -> float:
-        """Estimate how long compiling everything takes, in processes that are started for it."""
         nodes = sum(len(graph.module.graph.nodes) for graph in self.graphs.values())
         return STARTING + PER_NODE * nodes
 
+    def found(self) -> dict[str, Compiled]:
+        """Return the functions of the graphs that are compiled, whoever did it."""
+        keys = ((name, key) for name, key in self.keys.items() if key is not None)
+        found = ((name, self.store.find(key, self.builder)) for name, key in keys)
+        return {name: function for name, function in found if function is not None}
+
     def missing(self) -> dict[str, Graph]:
         """Return the graphs that would have to be compiled, by key."""
-        keys = ((name, key) for name, key in self.keys.items() if key is not None)
-        return {k: self.graphs[n] for n, k in keys if self.store.find(k, self.builder) is None}
+        found = self.found()
+        keys = ((name, key) for name, key in self.keys.items() if name not in found)
+        return {key: self.graphs[name] for name, key in keys if key is not None}
 
-    def ready(self) -> list[str]:
-        """Return the names of the graphs that are compiled, by whomever."""
-        keys = ((name, key) for name, key in self.keys.items() if key is not None)
-        return [name for name, key in keys if self.store.find(key, self.builder) is not None]
-
-    def mixed(self) -> Executable:
+    def mixed(self, found: Mapping[str, Compiled]) -> Executable:
         """Return what runs the compiled graphs, and the others as they are."""
-        functions = {
-            name: (None if key is None else self.store.find(key, self.builder))
-            or backends.interpreted(self.graphs[name])
-            for name, key in self.keys.items()
-        }
-        return self.builder.assemble(self.plan, functions, 0.0)
+        others = {n: backends.interpreted(g) for n, g in self.graphs.items() if n not in found}
+        return self.builder.assemble(self.plan, {**others, **found}, 0.0)
 
     def compile_concurrently(self, idle: int) -> None:
         """Let other processes compile; what they cannot do remains to be done in this one.
@@ -191,7 +180,11 @@ def compile_plan(
 
 
 class Tiered:
-    """Runs a plan on the slow tier until the fast one is ready."""
+    """Runs a plan on the slow tier until the fast one is ready, graph by graph.
+
+    When to compile, if no core is idle, is the question of renting or buying: nobody knows how many
+    calls will come, so it starts when the slow tier has cost about what compiling will.
+    """
 
     def __init__(self, slow: Executable, code: PlanCode, idle: int = 0) -> None:
         backends.keep_freed_memory()  # as the fast tier will: the first calls gain as much
@@ -248,7 +241,6 @@ class Tiered:
             self._give_up(described(error))
 
     def _begin(self) -> None:
-        """Start compiling where a core is idle, or when the slow tier has cost as much."""
         idle = self._idle or int(self._cores.idle() + 1 - IDLE)
         if not idle and self._spent < SHARE * self._expected:
             return
@@ -261,8 +253,8 @@ class Tiered:
         log.engine.info("Compiling in the background, about %.0f s: %s", seconds, graphs)
 
     def _take_over(self) -> None:
-        ready = self._code.ready()
-        complete = len(ready) == len(self._code.keys)
+        found = self._code.found()
+        complete = len(found) == len(self._code.keys)
         if not complete and self._job is not None and self._job.finished:
             outcomes = self._job.outcomes.values()
             failures = [why for outcome, why in outcomes if outcome == helper.FAILED]
@@ -276,9 +268,9 @@ class Tiered:
             self._current = self._code.compile(lambda share: None)
             self._finish()
             self._fast = []
-        elif len(ready) > len(self._ready):
-            self._current, self._ready = self._code.mixed(), ready
-            names = " and ".join(ready)
+        elif len(found) > len(self._ready):
+            self._current, self._ready = self._code.mixed(found), [*found]
+            names = " and ".join(found)
             log.engine.info("From call %d on %s runs optimised", self._calls + 1, names)
 
     def _compare(self, seconds: float) -> None:

@@ -1,8 +1,4 @@
-"""Which weights are updated together: small ones in bundles, large ones in shards of processes.
-
-Source: PopTorch user guide, "Options" (replicated tensor sharding); Rajbhandari et al., "ZeRO:
-Memory Optimizations Toward Training Trillion Parameter Models", stage 1.
-"""
+"""Which weights are updated together: small ones in bundles, large ones in parts of processes."""
 
 from __future__ import annotations
 
@@ -69,8 +65,9 @@ def sharded(
 ) -> tuple[OptimSpec, tuple[Shard, ...]]:
     """Return the optimizer over parts of large weights, and what these are parts of.
 
-    It is returned as it is where nothing is to be divided; where the user asked for what is not
-    done, a warning says so.
+    It is returned as it is where nothing is to be divided. Source: PopTorch user guide, "Options"
+    (replicated tensor sharding); Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training
+    Trillion Parameter Models", stage 1.
     """
     if not spec.trains_together:
         return optim, ()
