@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,6 @@ from torch import nn
 from ._base.errors import InvalidValue
 from ._session.faults import PLACES, injected
 from .enums import OutputMode
-from .executor import PoplarExecutor
 from .options import Options
 from .wrappers import inferenceModel, trainingModel
 
@@ -76,31 +76,27 @@ def _inputs(pieces: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x, torch.randint(0, 2, (_ROWS * pieces,), generator=generator)
 
 
-def _options(backend: str, **counts: int) -> Options:
+def _options(
+    backend: str, iterations: int = 1, replicas: int = 1, accumulation: int = 1
+) -> Options:
     options = Options().backend(backend).showCompilationProgressBar(False).randomSeed(3)
-    options.deviceIterations(counts.get("iterations", 1))
-    options.replicationFactor(counts.get("replicas", 1))
-    options.Training.gradientAccumulation(counts.get("accumulation", 1))
-    if counts.get("replicas", 1) > 1:
-        options.broadcastBuffers(False)
-    return options.outputMode(OutputMode.All)
+    options.deviceIterations(iterations).replicationFactor(replicas)
+    options.Training.gradientAccumulation(accumulation)
+    return options.broadcastBuffers(replicas == 1).outputMode(OutputMode.All)
 
 
-def _training(backend: str, **counts: int) -> tuple[PoplarExecutor, nn.Module]:
-    torch.manual_seed(0)
-    model = _Net()
-    eager = copy.deepcopy(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    return trainingModel(model, _options(backend, **counts), optimizer), eager
-
-
-def _check_training(backend: str, **counts: int) -> None:
+def _check_training(
+    backend: str, iterations: int = 1, replicas: int = 1, accumulation: int = 1
+) -> None:
     """Two calls of D x R x G micro-batches equal the eager loop over the same rows."""
-    window = counts.get("replicas", 1) * counts.get("accumulation", 1)
-    pieces = counts.get("iterations", 1) * window
-    training, eager = _training(backend, **counts)
-    optimizer = torch.optim.SGD(eager.parameters(), lr=0.05, momentum=0.9)
-    x, y = _inputs(pieces)
+    torch.manual_seed(0)
+    eager = _Net()
+    model, window = copy.deepcopy(eager), replicas * accumulation
+    ours, optimizer = (
+        torch.optim.SGD(each.parameters(), lr=0.05, momentum=0.9) for each in (model, eager)
+    )
+    training = trainingModel(model, _options(backend, iterations, replicas, accumulation), ours)
+    x, y = _inputs(iterations * window)
     for _ in range(2):
         outputs, losses = training(x, y)
         expected: list[Any] = []
@@ -116,20 +112,8 @@ def _check_training(backend: str, **counts: int) -> None:
         wanted = torch.cat([out for out, _ in expected])
         torch.testing.assert_close(outputs, wanted, rtol=1e-4, atol=1e-5)
     for name, value in eager.named_parameters():
-        ours = training.model.get_parameter(name)
-        torch.testing.assert_close(ours, value, rtol=1e-4, atol=1e-5)
-
-
-def _one_step(backend: str) -> None:
-    _check_training(backend)
-
-
-def _loops(backend: str) -> None:
-    _check_training(backend, iterations=2, accumulation=3)
-
-
-def _replicas(backend: str) -> None:
-    _check_training(backend, replicas=2, accumulation=2)
+        trained = training.model.get_parameter(name)
+        torch.testing.assert_close(trained, value, rtol=1e-4, atol=1e-5)
 
 
 def _inference(backend: str) -> None:
@@ -179,9 +163,9 @@ def _results_are_new(backend: str) -> None:
 
 
 CONFORMANCE: dict[str, Callable[[str], None]] = {
-    "one step": _one_step,
-    "loops": _loops,
-    "replicas": _replicas,
+    "one step": _check_training,
+    "loops": functools.partial(_check_training, iterations=2, accumulation=3),
+    "replicas": functools.partial(_check_training, replicas=2, accumulation=2),
     "inference": _inference,
     "random": _random,
     "results are new": _results_are_new,

@@ -9,12 +9,11 @@ what is left out may be anything, so that this is a premise and no check.
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -58,6 +57,16 @@ _PARTS: dict[Any, Callable[[Any], Sequence[Any]]] = {
     aten.where.self: lambda args: args[1:3],
     aten.constant_pad_nd.default: lambda args: (args[0], args[2] if len(args) > 2 else 0),
 }  # fmt: skip
+# Readers of indices along their second argument, of labels after scores, and of places.
+_ALONG = {
+    aten.gather.default, aten.index_select.default, aten.scatter.src, aten.scatter.value,
+    aten.scatter_add.default, aten.scatter_reduce.two,
+}  # fmt: skip
+_SCORES = {
+    aten.nll_loss_forward.default: 0, aten.nll_loss2d_forward.default: 0,
+    aten.nll_loss_backward.default: 1, aten.nll_loss2d_backward.default: 1,
+}  # fmt: skip
+_PLACES = {aten.index.Tensor, aten.index_put.default, aten._unsafe_index.Tensor}
 _GIVEN = (Kind.BATCH, Kind.BUFFER, Kind.CONSTANT)
 _LOOKED_AT = (Kind.BATCH, Kind.BUFFER)
 _FEW = 64  # numbers that Python looks through sooner than torch starts: 3 us instead of 9
@@ -171,7 +180,7 @@ def _premises(graph: Graph, checked: bool, written: Collection[str]) -> tuple[Ra
             continue
         if not _is_picky(node):
             continue
-        uses = list(_uses(node))
+        uses = _uses(node)
         if not uses:
             return None
         for use in uses:
@@ -241,16 +250,13 @@ def _parts(node: fx.Node) -> Sequence[_Source]:
     # Labels in lanes are where(labels != ignored, labels, 0).
     if target is aten.where.self and (ignored := _compared(args[0], aten.ne.Scalar, args[1])):
         return (_Source(args[1], ignored),)
-    parts = [_Source(part, frozenset(), whole=False) for part in _PARTS.get(target, _none)(args)]
+    taken = _PARTS[target](args) if target in _PARTS else ()
+    parts = [_Source(part, frozenset(), whole=False) for part in taken]
     # Labels before an index are masked_fill(labels, labels == ignored, 0).
     if target in (aten.masked_fill.Scalar, aten.masked_fill.Tensor):
         ignored = _compared(args[1], aten.eq.Scalar, args[0])
         parts[0] = _Source(args[0], ignored, whole=False)
     return parts
-
-
-def _none(_: Any) -> Sequence[Any]:
-    return ()
 
 
 def _compared(mask: Any, how: object, value: Any) -> frozenset[int]:
@@ -309,56 +315,22 @@ def _shape(node: Any) -> torch.Size:
     return node.meta["val"].shape  # type: ignore[no-any-return]
 
 
-def _of_rows(args: Any) -> Iterator[_Use]:
-    yield _Use(args[1], 0, _shape(args[0])[0] - 1)
-
-
-def _of_row_gradients(args: Any) -> Iterator[_Use]:
-    yield _Use(args[1], 0, args[2] - 1)
-
-
-def _of_dimension(args: Any) -> Iterator[_Use]:
-    shape = _shape(args[0])
-    yield _Use(args[2], 0, shape[args[1]] - 1 if len(shape) else 0)
-
-
-def _of_labels(args: Any, at: int = 0, ignored: int = 4) -> Iterator[_Use]:
-    shape = _shape(args[at])
-    classes = shape[1] if len(shape) > 1 else shape[0]
-    yield _Use(args[at + 1], 0, classes - 1, frozenset({args[ignored]}))
-
-
-def _of_places(args: Any) -> Iterator[_Use]:
-    for dim, index in enumerate(args[1]):
-        if isinstance(index, fx.Node):
-            size = _shape(args[0])[dim]
-            yield _Use(index, -size, size - 1)
-
-
-_LABELS_BACK = functools.partial(_of_labels, at=1, ignored=5)
-_READERS: dict[Any, Callable[[Any], Iterator[_Use]]] = {
-    aten.embedding.default: _of_rows,
-    aten.embedding_dense_backward.default: _of_row_gradients,
-    aten.nll_loss_forward.default: _of_labels,
-    aten.nll_loss2d_forward.default: _of_labels,
-    aten.nll_loss_backward.default: _LABELS_BACK,
-    aten.nll_loss2d_backward.default: _LABELS_BACK,
-    aten.gather.default: _of_dimension,
-    aten.index_select.default: _of_dimension,
-    aten.scatter.src: _of_dimension,
-    aten.scatter.value: _of_dimension,
-    aten.scatter_add.default: _of_dimension,
-    aten.scatter_reduce.two: _of_dimension,
-    aten.index.Tensor: _of_places,
-    aten.index_put.default: _of_places,
-    aten._unsafe_index.Tensor: _of_places,
-}
-
-
-def _uses(node: fx.Node) -> Iterator[_Use]:
-    """Yield the indices that an operator reads; masks of bools are none."""
-    reader = _READERS.get(node.target)
-    if reader is not None:
-        for use in reader(node.args):
-            if isinstance(use.index, fx.Node) and not _is_mask(use.index):
-                yield use
+def _uses(node: fx.Node) -> list[_Use]:
+    """Return the indices that an operator reads; masks of bools are none."""
+    target, args = node.target, cast("Any", node.args)
+    uses: list[_Use] = []
+    if target is aten.embedding.default:
+        uses = [_Use(args[1], 0, _shape(args[0])[0] - 1)]
+    elif target is aten.embedding_dense_backward.default:
+        uses = [_Use(args[1], 0, args[2] - 1)]
+    elif target in _ALONG:
+        shape = _shape(args[0])
+        uses = [_Use(args[2], 0, shape[args[1]] - 1 if shape else 0)]
+    elif target in _SCORES:
+        scores, labels, *_, ignored = args[_SCORES[target] :][:5]
+        classes = _shape(scores)[:2][-1]
+        uses = [_Use(labels, 0, classes - 1, frozenset({ignored}))]
+    elif target in _PLACES:
+        sizes = zip(args[1], _shape(args[0]), strict=False)
+        uses = [_Use(index, -size, size - 1) for index, size in sizes]
+    return [use for use in uses if isinstance(use.index, fx.Node) and not _is_mask(use.index)]
