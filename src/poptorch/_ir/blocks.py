@@ -84,10 +84,7 @@ class StagePass:
         return self.direction is Direction.UPDATE
 
     def delay(self, stages: int) -> int:
-        """Cycles of a pipeline of so many stages until it has its first micro-batch.
-
-        The last stage goes back in the cycle in which it went forward.
-        """
+        """Cycles until it has its first micro-batch; a pipeline's last stage goes back at once."""
         return 2 * stages - 2 - self.stage if self.backward else self.stage
 
     def __lt__(self, other: StagePass) -> bool:
@@ -139,7 +136,6 @@ def label_of(node: fx.Node) -> Label:
 
 
 def relabel(node: fx.Node, label: Label) -> None:
-    """Write a label."""
     node.meta["custom"] = {**_custom(node), META: label}
 
 
@@ -173,7 +169,6 @@ def is_kept(node: fx.Node) -> bool:
 
 
 def forget_kept(node: fx.Node) -> None:
-    """Take away the mark that the user wants a value kept."""
     node.meta["custom"] = {name: mark for name, mark in _custom(node).items() if name != KEEP}
 
 

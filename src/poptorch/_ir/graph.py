@@ -52,6 +52,10 @@ class Graph:
         return tuple(output.args[0])
 
     @property
+    def operators(self) -> list[fx.Node]:
+        return [node for node in self.module.graph.nodes if node.op == "call_function"]
+
+    @property
     def arguments(self) -> dict[fx.Node, Slot]:
         """What each placeholder is."""
         return dict(zip(self.placeholders, self.inputs, strict=True))
@@ -63,7 +67,6 @@ class Graph:
 
     @property
     def random(self) -> bool:
-        """Whether running it draws random numbers."""
         parts = (part for part in self.module.modules() if isinstance(part, fx.GraphModule))
         return any(draws(node) for part in parts for node in part.graph.nodes)
 
@@ -80,7 +83,6 @@ class Graph:
         return Graph(self.name, graph_module(self.module, graph), self.inputs, self.outputs)
 
     def zero_inputs(self) -> list[torch.Tensor]:
-        """Return zero-filled example tensors of the inputs."""
         return [torch.zeros(slot.shape, dtype=slot.dtype) for slot in self.inputs]
 
     def __call__(self, values: Tensors) -> dict[str, torch.Tensor]:
@@ -89,14 +91,12 @@ class Graph:
         return {slot.key: value for slot, value in zip(self.outputs, results, strict=True)}
 
     def __str__(self) -> str:
-        """Return its slots, then one line per operator."""
         names = {node: slot.key for node, slot in self.arguments.items()}
         lines = [f"graph {self.name}", *(f"  in  {slot}" for slot in self.inputs)]
-        for node in self.module.graph.nodes:
-            if node.op == "call_function":
-                args = (names.get(a, a) if isinstance(a, fx.Node) else a for a in node.args)
-                function = getattr(node.target, "__name__", node.target)
-                lines.append(f"  {node.name} = {function}({', '.join(map(str, args))})")
+        for node in self.operators:
+            args = (names.get(a, a) if isinstance(a, fx.Node) else a for a in node.args)
+            function = getattr(node.target, "__name__", node.target)
+            lines.append(f"  {node.name} = {function}({', '.join(map(str, args))})")
         lines += [f"  out {slot} = {names.get(node, node.name)}" for slot, node in self.results]
         return "\n".join(lines)
 
@@ -166,12 +166,7 @@ def lazily() -> contextlib.AbstractContextManager[None]:
 
 
 def graph_module(attributes: nn.Module | Mapping[str, Any], graph: fx.Graph) -> fx.GraphModule:
-    """Return a module that runs a graph, its code written when it first runs.
-
-    Args:
-        attributes: by name, or of a module, what the graph reads.
-        graph: is the module's own from now on.
-    """
+    """Return a module that owns a graph, its code written when it first runs."""
     chosen = private.optional("get_graph_module_cls")
     with lazily():
         kind: Any = fx.GraphModule if chosen is None else chosen()

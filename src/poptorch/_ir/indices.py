@@ -68,7 +68,7 @@ _SCORES = {
 }  # fmt: skip
 _PLACES = {aten.index.Tensor, aten.index_put.default, aten._unsafe_index.Tensor}
 _GIVEN = (Kind.BATCH, Kind.BUFFER, Kind.CONSTANT)
-_LOOKED_AT = (Kind.BATCH, Kind.BUFFER)
+_CHECKABLE = (Kind.BATCH, Kind.BUFFER)
 _FEW = 64  # numbers that Python looks through sooner than torch starts: 3 us instead of 9
 _CHOOSING = {aten.argmax.default, aten.argmin.default}
 _SORTING = {  # and where they say along which dimension
@@ -76,18 +76,24 @@ _SORTING = {  # and where they say along which dimension
     aten.min.dim: 1, aten.mode.default: 1, aten.median.dim: 1,
 }  # fmt: skip
 # Operators whose kernels look at values and raise. Those of other libraries may do anything.
-_PICKY = (
+_RAISING = (
     "bernoulli", "multinomial", "cholesky", "linalg", "lu_", "_assert", "ctc_loss", "embedding_bag",
     "normal", "poisson", "binomial", "take", "put", "scatter", "gather", "index", "embedding",
     "nll_loss", "multi_margin", "multilabel", "one_hot", "histc", "bincount", "searchsorted",
     "repeat_interleave", "unique", "nonzero", "masked_select", "inverse", "triangular", "geqrf",
 )  # fmt: skip
-_QUIET = {
+_NOT_RAISING = {
     aten.index_add.default, aten.linalg_vector_norm.default, aten.max_pool2d_with_indices.default,
     aten.max_pool2d_with_indices_backward.default,
 }  # fmt: skip
 # Of ours those that run the user's code, or look at values.
-_CALLING = {"host_call", "custom_op", "custom_op_backward", "ctc_losses", "ctc_beam_search"}
+_RUNNING_USER_CODE = {
+    "host_call",
+    "custom_op",
+    "custom_op_backward",
+    "ctc_losses",
+    "ctc_beam_search",
+}
 
 
 @dataclass(frozen=True)
@@ -102,7 +108,7 @@ class Range:
     line: tuple[str, int] | None  # the user's
 
     def outside(self, value: torch.Tensor) -> list[tuple[int, ...]]:
-        """Return the places of the numbers of an input that are not allowed."""
+        """Return the places of the numbers that are not allowed."""
         if value.is_meta:  # a buffer of another process, which looks at it
             return []
         count = value.numel()
@@ -150,7 +156,7 @@ def ranges(graphs: Sequence[Graph]) -> tuple[Range, ...]:
                 for source in _sources(use):
                     if source.whole and source.value in slots:
                         new = _range(slots[source.value], use, source.ignored, node)
-                        if new.slot.kind in _LOOKED_AT:
+                        if new.slot.kind in _CHECKABLE:
                             key = (new.slot.key, new.least, new.most, new.ignored)
                             result.setdefault(key, new)
     return tuple(result.values())
@@ -178,7 +184,7 @@ def _premises(graph: Graph, checked: bool, written: Collection[str]) -> tuple[Ra
         if _is_fixed(node, slots, fixed):
             fixed.add(node)
             continue
-        if not _is_picky(node):
+        if not _may_raise(node):
             continue
         uses = _uses(node)
         if not uses:
@@ -186,7 +192,7 @@ def _premises(graph: Graph, checked: bool, written: Collection[str]) -> tuple[Ra
         for use in uses:
             for source in _sources(use):
                 slot = slots.get(source.value)
-                if source.whole and checked and slot is not None and slot.kind in _LOOKED_AT:
+                if source.whole and checked and slot is not None and slot.kind in _CHECKABLE:
                     continue
                 if source.value in fixed or _is_allowed(source, use):
                     continue
@@ -212,16 +218,16 @@ def _is_fixed(node: fx.Node, slots: dict[fx.Node, Slot], fixed: set[fx.Node]) ->
     return node.op == "call_function" and not draws(node) and fixed.issuperset(node.all_input_nodes)
 
 
-def _is_picky(node: fx.Node) -> bool:
+def _may_raise(node: fx.Node) -> bool:
     target = node.target
     if node.op != "call_function" or not isinstance(target, Operator):
         return False
     name = target.overloadpacket.__name__.lstrip("_")
     if target.namespace == "poptorch":
-        return name in _CALLING
+        return name in _RUNNING_USER_CODE
     if target.namespace not in ("aten", "prims"):
         return True
-    return target not in _QUIET and name.startswith(_PICKY)
+    return target not in _NOT_RAISING and name.startswith(_RAISING)
 
 
 def _sources(use: _Use) -> Iterator[_Source]:
@@ -260,7 +266,7 @@ def _parts(node: fx.Node) -> Sequence[_Source]:
 
 
 def _compared(mask: Any, how: object, value: Any) -> frozenset[int]:
-    """Return the number that a mask compares a value with, if that is what it does."""
+    """Return the number that a mask compares a value with, if it does."""
     if isinstance(mask, fx.Node) and mask.target is how and mask.args[0] is value:
         return frozenset({mask.args[1]})  # type: ignore[arg-type]
     return frozenset()
@@ -287,7 +293,6 @@ def _is_integer(node: fx.Node) -> bool:
 
 
 def _bounds(node: fx.Node) -> tuple[float, float]:
-    """Return the range of what an operator computes."""
     args: Any = node.args
     if node.target is aten.remainder.Scalar and isinstance(args[1], int) and args[1] > 0:
         return 0, args[1] - 1

@@ -52,7 +52,6 @@ class Loops:
 
     @property
     def all_replicas(self) -> int:
-        """Data-parallel copies in all processes."""
         return self.replicas * self.processes
 
     @functools.cached_property
@@ -66,15 +65,12 @@ class Loops:
         return self.steps * self.replicas
 
     def step(self, iteration: int, accumulated: int) -> int:
-        """Return the number of a step in the call."""
         return iteration * self.accumulation + accumulated
 
     def iteration(self, step: int) -> int:
-        """Return the device iteration that a step belongs to."""
         return step // self.accumulation
 
     def input_group(self, replica: int) -> int:
-        """Return the input group that a replica reads."""
         if self.input_group_type == CommGroupType.Orthogonal:
             return replica % self.input_groups
         return replica // self.input_group_size

@@ -106,12 +106,10 @@ class Staged:
 
 
 def values_read(graph: Graph) -> frozenset[str]:
-    """Keys of the values that a pass reads."""
     return frozenset(slot.key for slot in graph.inputs if slot.kind is Kind.VALUE)
 
 
 def values_written(graph: Graph) -> frozenset[str]:
-    """Keys of the values that a pass writes."""
     return frozenset(slot.key for slot in graph.outputs if slot.kind is Kind.VALUE)
 
 
@@ -143,16 +141,14 @@ class Plan:
             moved = list(_moved(self.staged))
             if moved:
                 lines += ["streaming memory", *_indented(moved)]
-            lines += [_rhythm(self.staged), *_indented(_grid(self.staged.schedule))]
+            lines += [_schedule_line(self.staged), *_indented(_grid(self.staged.schedule))]
             lines += _indented(_legend(self.staged))
         return "\n".join(lines)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Show it where a notebook shows text."""
         printer.text(str(self))
 
     def _repr_html_(self) -> str:
-        """Show it in a notebook, the schedule as a picture."""
         pictures = [] if self.staged is None else [self.staged.schedule.to_svg()]
         return "".join([html_text(str(self)), *pictures])
 
@@ -170,7 +166,6 @@ class Report:
 
     @property
     def tier(self) -> str:
-        """What runs the program now, as a line."""
         if self.next_backend is None:
             return f"runs on the {self.backend} backend"
         part = f", {' and '.join(self.ready)} on {self.next_backend}," if self.ready else ""
@@ -218,7 +213,6 @@ def _stages(plan: Plan) -> list[str]:
 
 
 def _operators(graph: Graph, stages: int, training: bool) -> list[str]:
-    """For every stage ``forward + backward``."""
     counts = Counter(map(pass_of, graph.module.graph.nodes))
     by_stage: list[list[str]] = [[] for _ in range(stages)]
     for stage_pass in sorted(stage_passes(stages, training)):
@@ -284,7 +278,7 @@ def _sent(staged: Staged) -> list[str]:
     lines = [["after", "from", "to", "tensors", "bytes", "per"]]
     for (source, chip, to), values in rows.items():
         size = size_text(sum(slot.bytes for slot in values))
-        per = _flush(staged) if source.is_update else "micro-batch"
+        per = _period(staged) if source.is_update else "micro-batch"
         lines.append([str(source), f"ipu {chip}", f"ipu {to}", str(len(values)), size, per])
     return table(lines)
 
@@ -303,18 +297,18 @@ def _moved(staged: Staged) -> Iterator[str]:
             for key in keys
         )
         if size:
-            yield f"{verb}: {size_text(size)} per {_flush(staged)}"
+            yield f"{verb}: {size_text(size)} per {_period(staged)}"
 
 
-def _flush(staged: Staged) -> str:
+def _period(staged: Staged) -> str:
     return "update" if staged.workload.training else "call"
 
 
-def _rhythm(staged: Staged) -> str:
+def _schedule_line(staged: Staged) -> str:
     schedule = staged.schedule
     micro_batches = _count(staged.workload.micro_batches, "micro-batch")
     return (
-        f"schedule of one {_flush(staged)}: {micro_batches} in "
+        f"schedule of one {_period(staged)}: {micro_batches} in "
         f"{_count(schedule.columns, 'column')}, bubble {schedule.bubble:.0%}"
     )
 

@@ -119,7 +119,6 @@ class Emit:
     exceptions: tuple[tuple[str, OutputMode, int], ...] = ()  # (slot key, mode, period)
 
     def mode_of(self, key: str) -> tuple[OutputMode, int]:
-        """Return the mode and period of a slot."""
         for name, mode, period in self.exceptions:
             if name == key:
                 return mode, period
@@ -168,7 +167,6 @@ class Program:
 
     @property
     def random(self) -> bool:
-        """Whether a call draws random numbers."""
         return any(graph.random for graph in self.graphs.values())
 
     def state_slots(self) -> dict[str, Slot]:
@@ -196,7 +194,6 @@ class Program:
 
     @property
     def shards(self) -> list[Shard]:
-        """Weights of which each process updates a part."""
         return [shard for gather in self.nodes(Gather) for shard in gather.shards]
 
     @property
@@ -240,7 +237,6 @@ class Program:
                 yield from self.walk(node.body)
 
     def nodes(self, kind: type[Of]) -> Iterator[Of]:
-        """Yield the nodes of a class."""
         return (node for node in self.walk() if isinstance(node, kind))
 
     def __str__(self) -> str:
@@ -309,7 +305,7 @@ class State:
     updates: int = 0
 
     def write(self, key: str, value: torch.Tensor) -> None:
-        """Copy a value into the tensor of that key, in place, to every replica."""
+        """Copy a value into a tensor, in place, to every replica."""
         self.tensors[key].copy_(value.detach())
 
     def read(self, slot: Slot, replica: int = 0) -> torch.Tensor:

@@ -88,11 +88,7 @@ class Schedule:
         return 1 - sum(1 for _ in self.cells()) / size if size else 0.0
 
     def grid(self, mark: tuple[int, int] | None = None) -> str:
-        """Return the grid as aligned text.
-
-        Args:
-            mark: (chip, column) of a cell to put between angle brackets.
-        """
+        """Return aligned text; the cell ``mark``, (chip, column), is between angle brackets."""
 
         def text(chip: int, column: int) -> str:
             row = self.rows[chip]
@@ -162,7 +158,6 @@ class Schedule:
 
 
 def padded(rows: Mapping[int, Sequence[Action | None]]) -> dict[int, Row]:
-    """Return the rows filled up to the same length."""
     columns = max((len(row) for row in rows.values()), default=0)
     return {chip: (*row, *[None] * (columns - len(row))) for chip, row in rows.items()}
 
@@ -193,7 +188,6 @@ class Workload:
 
     @property
     def passes(self) -> list[StagePass]:
-        """The passes of one micro-batch, in order."""
         return stage_passes(len(self.stages), self.training)
 
     def chip_of(self, stage_pass: StagePass) -> int:
@@ -201,7 +195,6 @@ class Workload:
 
     @property
     def chips(self) -> list[int]:
-        """Every chip that has something to do."""
         return sorted({self.chip_of(each) for each in (*self.passes, *self.updates)})
 
     @functools.cached_property
@@ -231,7 +224,7 @@ class Workload:
         return actions
 
     def actions(self) -> Iterator[Action]:
-        """Yield everything that has to be done, once."""
+        """Yield everything that has to be done."""
         for micro_batch in range(self.micro_batches):
             for each in self.passes:
                 yield from self.with_traffic(each, micro_batch)

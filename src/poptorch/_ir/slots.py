@@ -138,7 +138,7 @@ def exchanged(index: int, size: int, dtype: torch.dtype) -> Slot:
 
 
 def squares(count: int, dtype: torch.dtype) -> Slot:
-    """Return the sums of squares of weights in parts, which processes add up before an update."""
+    """Return sums of squares of weights in parts, which processes add up before an update."""
     return Slot(Kind.ACCUM, (count,), dtype, "~squares")
 
 

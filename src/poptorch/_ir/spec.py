@@ -126,7 +126,6 @@ class Placement:
         return highest * self.phase_stride + 1 + extra
 
     def find(self, block: str) -> NamedStage | None:
-        """The stage that names a block, or None."""
         return next((stage for stage in self.stages if block in stage.blocks), None)
 
 
@@ -233,7 +232,6 @@ class Spec:
 
     @property
     def trains_together(self) -> bool:
-        """Whether several processes add their gradients up."""
         return self.training and self.loops.processes > 1
 
     @property
@@ -243,7 +241,7 @@ class Spec:
 
     @property
     def first_replica(self) -> int:
-        """The number of this process's first replica among those of all."""
+        """Of this process, among those of all."""
         return self.target.process_id * self.loops.replicas
 
     def for_cache(self) -> Spec:

@@ -41,11 +41,7 @@ def _broken(rule: str, what: str) -> AssertionError:
 
 
 def verify_graph(graph: Graph) -> None:
-    """Check rules G1 to G5.
-
-    Raises:
-        AssertionError: quotes the rule and names the offender.
-    """
+    """Check rules G1 to G5; the error quotes the rule and names the offender."""
     placeholders, returned = graph.placeholders, graph.returned
     if (len(placeholders), len(returned)) != (len(graph.inputs), len(graph.outputs)):
         raise _broken("G1", f"graph {graph.name}: {len(placeholders)} placeholders for "
@@ -113,7 +109,6 @@ def _verify_parts(pairs: Iterable[tuple[Slot, Slot]], processes: int) -> None:
 
 
 def verify_spec(spec: Spec) -> None:
-    """Check rules S1 and S2."""
     loops, output = spec.loops, spec.output
     counts = (loops.iterations, loops.accumulation, loops.replicas, loops.input_group_size)
     if min(counts) < 1 or output.mode is OutputMode.Default:
@@ -124,7 +119,6 @@ def verify_spec(spec: Spec) -> None:
 
 
 def verify_state(state: State, program: Program) -> None:
-    """Check rule T1."""
     for key, slot in program.state_slots().items():
         tensor = state.tensors.get(key)
         if tensor is None or slot.device_shape != tuple(tensor.shape):
@@ -134,6 +128,5 @@ def verify_state(state: State, program: Program) -> None:
 
 
 def verify_plan(plan: Plan) -> None:
-    """Check the plan's spec and program."""
     verify_spec(plan.spec)
     verify_program(plan.program)

@@ -67,7 +67,8 @@ def cut_at(graph: Graph, begins: Sequence[str]) -> tuple[Graph, tuple[Visit, ...
 def _in_blocks(graph: Graph, modules: Sequence[str]) -> tuple[Graph, list[str | None]]:
     """Return a graph whose labels count visits of the given modules, and what begins each."""
     graph = graph.copy()
-    forward = [node for node in graph.module.graph.nodes if _is_forward(node)]
+    labels = {node: label_of(node) for node in graph.operators}
+    forward = [n for n, label in labels.items() if label.visit is not None and not label.backward]
     entries = _entries(forward, modules)
     starts = sorted({0, *entries})
     for at, node in enumerate(forward):
@@ -80,11 +81,6 @@ def _in_blocks(graph: Graph, modules: Sequence[str]) -> tuple[Graph, list[str | 
         if label.backward:
             relabel(node, replace(label, visit=last_of.get(label.module), stage_pass=None))
     return graph, [entries.get(start) for start in starts]
-
-
-def _is_forward(node: fx.Node) -> bool:
-    label = label_of(node)
-    return node.op == "call_function" and label.visit is not None and not label.backward
 
 
 def _entries(forward: Sequence[fx.Node], modules: Sequence[str]) -> dict[int, str]:

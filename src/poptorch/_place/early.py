@@ -49,14 +49,14 @@ def early(graph: Graph) -> tuple[Graph, Graph] | None:
     second = {node for node in nodes if node not in first}
     if any(draws(node) or node.is_impure() for node in second):
         return None
-    lying = _contiguous(first)
+    contiguous = _make_contiguous(first)
     passes = {
         node: StagePass(int(node in second)) for node in _operators(graph) if node.op != "get_attr"
     }
 
     def inline(node: fx.Node, _: StagePass) -> bool:
         several = any(map(_several, node.all_input_nodes))
-        return may_view(node) and not several and node not in lying
+        return may_view(node) and not several and node not in contiguous
 
     cutter = Cutter(graph, passes, inline, {}, lambda slot, node: StagePass(0))
     made, left = cutter.cut([StagePass(0), StagePass(1)]).values()
@@ -111,14 +111,8 @@ def _sources(results: Collection[fx.Node], nodes: Collection[fx.Node]) -> set[fx
     return sources
 
 
-def _contiguous(nodes: Collection[fx.Node]) -> set[fx.Node]:
-    """Add contiguous views of what lies otherwise, which others then see through these.
-
-    Graphs are compiled for contiguous inputs.
-
-    Returns:
-        The views.
-    """
+def _make_contiguous(nodes: Collection[fx.Node]) -> set[fx.Node]:
+    """Add contiguous views of what lies otherwise: graphs are compiled for contiguous inputs."""
     views = set[fx.Node]()
     for node in nodes:
         value = node.meta.get("val")

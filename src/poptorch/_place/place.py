@@ -43,8 +43,7 @@ def place(graph: Graph, visits: Sequence[Visit], spec: Spec) -> Layout:
     placed = resolve(visits, spec.placement)
     stages, of_visit = group_visits(graph, placed, spec.placement)
     graph = with_passes(graph, of_visit, len(stages))
-    is_empty = all(node.op != "call_function" for node in graph.module.graph.nodes)
-    chips = 0 if is_empty else max(stage.chip for stage in stages) + 1
+    chips = max(stage.chip for stage in stages) + 1 if graph.operators else 0
     on = [0, *(item.chip for item in placed)]
     depth = 1 + sum(before != after for before, after in itertools.pairwise(on))
     check_batches(depth, len(stages), spec)
@@ -203,9 +202,7 @@ def operator_names(graph: Graph) -> dict[fx.Node, str]:
     """Return ``module/path/Operator`` for every operator; repeated names end in /1, /2, ..."""
     seen: dict[str, int] = {}
     names = {}
-    for node in graph.module.graph.nodes:
-        if node.op != "call_function":
-            continue
+    for node in graph.operators:
         operator = getattr(node.target, "__name__", str(node.target)).split(".")[0]
         words = "".join(word.capitalize() for word in operator.split("_"))
         path = label_of(node).path.replace(".", "/")

@@ -170,7 +170,7 @@ def split(
 def _free(graph: Graph, placed: Collection[fx.Node]) -> dict[fx.Node, frozenset[str]]:
     """Nodes that any pass may make for itself, with the state tensors that they are views of.
 
-    These are views of inputs that forward leaves alone, and tensors that are made of nothing.
+    These are views of inputs that forward leaves untouched, and tensors that are made of nothing.
     """
     changed = graph.updates
     free: dict[fx.Node, frozenset[str]] = {
@@ -215,12 +215,7 @@ def _before_checkpoints(nodes: Sequence[fx.Node]) -> set[fx.Node]:
 
 
 def update_homes(graph: Graph, weights: Homes) -> dict[str, tuple[int, ...]]:
-    """Return the chips of every tensor that the update reads or writes, by slot key.
-
-    Args:
-        graph: the update.
-        weights: homes of the parameters, by slot key.
-    """
+    """Return the chips of all that the update reads or writes, from those of the parameters."""
     slots = {slot.key: slot for slot in (*graph.inputs, *graph.outputs)}
     homes = {s.weight: weights[s.key][:1] for s in slots.values() if s.kind is Kind.PARAM}
     chips = tuple(sorted({chip for home in homes.values() for chip in home}))
@@ -229,21 +224,21 @@ def update_homes(graph: Graph, weights: Homes) -> dict[str, tuple[int, ...]]:
 
 def split_update(graph: Graph, homes: Homes) -> dict[StagePass, Graph]:
     """Cut the update into its passes, in the order of rounds and chips."""
-    placed, everywhere = _placed(graph, homes)
+    placed, replicated = _placed(graph, homes)
     # Updated state that no operator computes: a round on each of its chips.
     rest = (s for s, node in graph.results if node not in placed and s.is_state)
-    alone = {chip for slot in rest for chip in homes[slot.key][:1]}
+    untouched = {chip for slot in rest for chip in homes[slot.key][:1]}
     busy = {each.stage for each in placed.values()}
-    passes = {*placed.values(), *(StagePass(chip, Direction.UPDATE) for chip in alone - busy)}
+    passes = {*placed.values(), *(StagePass(chip, Direction.UPDATE) for chip in untouched - busy)}
     last = {each.stage: each for each in sorted(passes)}
     copies = {
         slot.key: [last[chip] for chip in homes[slot.key] if chip in last]
         for slot, node in graph.results
-        if node in everywhere
+        if node in replicated
     }
 
     def inline(node: fx.Node, _: StagePass) -> bool:
-        return node in everywhere
+        return node in replicated
 
     def fallback(slot: Slot, _: fx.Node) -> StagePass:
         return last[homes[slot.key][0]]
@@ -254,25 +249,23 @@ def split_update(graph: Graph, homes: Homes) -> dict[StagePass, Graph]:
 def _placed(graph: Graph, homes: Homes) -> tuple[dict[fx.Node, StagePass], set[fx.Node]]:
     """Where every node runs; and those that every chip computes for itself."""
     placed: dict[fx.Node, StagePass] = {}
-    everywhere: set[fx.Node] = set()
+    replicated: set[fx.Node] = set()
     on_one_chip = {
         node: StagePass(homes[slot.key][0], Direction.UPDATE)
         for node, slot in graph.arguments.items()
         if len(homes[slot.key]) == 1 and slot.kind is not Kind.HYPER
     }
-    for node in graph.module.graph.nodes:
-        if node.op != "call_function":
-            continue
+    for node in graph.operators:
         inputs = {i: on_one_chip[i] for i in node.all_input_nodes if i in on_one_chip}
         inputs |= {i: placed[i] for i in node.all_input_nodes if i in placed}
         if not inputs:
-            everywhere.add(node)
+            replicated.add(node)
             continue
         # Next to the largest thing that it reads: small results are sent, not weights.
         chip = min((-_size(i), where.stage) for i, where in inputs.items())[1]
         rounds = max(where.round + (where.stage != chip) for where in inputs.values())
         placed[node] = StagePass(chip, Direction.UPDATE, rounds)
-    return placed, everywhere
+    return placed, replicated
 
 
 def _size(node: fx.Node) -> int:

@@ -273,8 +273,7 @@ def with_passes(graph: Graph, of_visit: Mapping[int, int], stages: int) -> Graph
         stages: how many there are.
     """
     graph = graph.copy()
-    nodes = [node for node in graph.module.graph.nodes if node.op == "call_function"]
-    for node in nodes:
+    for node in graph.operators:
         label = label_of(node)
         stage = None if label.visit is None else of_visit.get(label.visit)
         if stage is not None:
@@ -286,7 +285,7 @@ def with_passes(graph: Graph, of_visit: Mapping[int, int], stages: int) -> Graph
         if slot.is_state and reader_passes(node)
     }
     floating = []
-    for node in nodes:
+    for node in graph.operators:
         own = pass_of(node)
         inputs = [where for i in node.all_input_nodes if (where := pass_of(i)) is not None]
         if node.target is operator.getitem:  # a result of an operator with several

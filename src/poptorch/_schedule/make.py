@@ -49,7 +49,6 @@ class _Grid:
         self._column[action] = len(row) - 1
 
     def put_all(self, stage_pass: StagePass, micro_batch: int, earliest: int) -> None:
-        """Append a pass with its traffic."""
         for action in self._workload.with_traffic(stage_pass, micro_batch):
             self.put(action, earliest)
 
