@@ -45,7 +45,7 @@ def weights():
 
 @pytest.mark.parametrize(("name", "args", "wanted"), OLD, ids=[name for name, *_ in OLD])
 def test_the_order_of_1x_is_taken_and_said_once(name, args, wanted, weights, caplog, monkeypatch):
-    monkeypatch.setattr(arguments, "_said", set())
+    monkeypatch.setattr(arguments, "_warned", set())
     for _ in range(2):
         optimizer = getattr(optim, name)(weights, *args)
     group = optimizer.param_groups[0]
@@ -58,7 +58,7 @@ def test_the_order_of_1x_is_taken_and_said_once(name, args, wanted, weights, cap
 
 
 def test_the_old_order_trains_downhill(monkeypatch):
-    monkeypatch.setattr(arguments, "_said", set())
+    monkeypatch.setattr(arguments, "_warned", set())
     torch.manual_seed(0)
     model = nn.Linear(4, 3)
     eager = copy.deepcopy(model)

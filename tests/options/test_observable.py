@@ -143,12 +143,12 @@ def change(options: Options, setting: Setting) -> None:
 
 
 @pytest.fixture
-def nothing_said(monkeypatch):
-    monkeypatch.setattr(overview, "_said", set())
+def nothing_reported(monkeypatch):
+    monkeypatch.setattr(overview, "_reported", set())
 
 
 @pytest.mark.parametrize("setting", overview.settings(Options()), ids=lambda s: s.option)
-def test_every_option_changes_something_or_says_that_it_does_not(setting, nothing_said, caplog):
+def test_every_option_changes_something_or_says_that_it_does_not(setting, nothing_reported, caplog):
     plain, options = (Options().replicationFactor(2) for _ in range(2))
     if setting.option == "Distributed.stageProcesses":  # there must be so many processes
         for each in (plain, options):
@@ -172,7 +172,7 @@ def test_every_option_changes_something_or_says_that_it_does_not(setting, nothin
         assert options.withoutEffect() == lines == []
 
 
-def test_what_is_asked_for_and_missing_is_a_warning(nothing_said, caplog):
+def test_what_is_asked_for_and_missing_is_a_warning(nothing_reported, caplog):
     prepare(Options().logDir("here"), training=True)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     caplog.clear()
@@ -180,7 +180,7 @@ def test_what_is_asked_for_and_missing_is_a_warning(nothing_said, caplog):
     assert not caplog.records  # said once; a hint is an INFO line
 
 
-def test_engine_options_that_nothing_reads_are_named(nothing_said, caplog, monkeypatch):
+def test_engine_options_that_nothing_reads_are_named(nothing_reported, caplog, monkeypatch):
     text = '{"autoReport.all": "true", "debug.instrument": "true"}'
     monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", text)
     prepare(Options(), training=True)
@@ -346,7 +346,9 @@ def log_as_it_was():
 
 
 @pytest.mark.parametrize("name", env.TABLE)
-def test_every_variable_changes_something(name, nothing_said, log_as_it_was, monkeypatch, tmp_path):
+def test_every_variable_changes_something(
+    name, nothing_reported, log_as_it_was, monkeypatch, tmp_path
+):
     monkeypatch.chdir(tmp_path)
     assert name in VARIABLES, "say here what the new variable changes"
     values, always, observe = VARIABLES[name]

@@ -1,10 +1,7 @@
 """Gradients of micro-batches -> the descaled gradient of one update, and automatic loss scaling.
 
 Between ``accumulate`` and ``finish`` the program sums ``accum.*`` over the replicas and processes
-that hold accumulators of their own; every division is written here. With automatic loss scaling
-(PopTorch user guide, "Optimizers") the backward pass is seeded with ``loss_scaling`` times a
-factor. After every update the share of half gradient elements beyond an eighth of the largest half
-number decides whether the factor is halved or doubled.
+that hold accumulators of their own; every division is written here.
 """
 
 from __future__ import annotations
@@ -226,7 +223,11 @@ def _is_running(spec: OptimSpec, reduction: Reduction) -> bool:
 
 
 def _watched(gradients: Sequence[Slot], reduction: Reduction) -> tuple[Slot, ...]:
-    """Return the gradients that decide about automatic loss scaling; none if there is none."""
+    """Return the gradients that decide about the automatic part of the loss scale.
+
+    The share of their elements beyond an eighth of the largest half number halves it after an
+    update, or doubles it (PopTorch user guide, "Optimizers").
+    """
     if not reduction.automatic_loss_scaling:
         return ()
     return tuple(slot for slot in gradients if slot.dtype == torch.float16)

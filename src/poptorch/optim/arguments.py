@@ -1,8 +1,4 @@
-"""What an optimizer's numbers and a constructor's arguments may be, and the order of 1.x releases.
-
-On the device numbers are float32, whatever the type of the weights (PopTorch user guide,
-"Optimizers", calls them float tensors in ``ipu_param``).
-"""
+"""Checks of the numbers and flags of optimizers, and the argument order of the 1.x releases."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ from .._base.errors import AssertionFailure, InvalidValue
 LARGEST = torch.finfo(torch.float32).max
 _SCALINGS = ("loss_scaling", "velocity_scaling")  # gradients are multiplied and divided by them
 _Init = TypeVar("_Init", bound=Callable[..., None])
-_said: set[str] = set()
+_warned: set[str] = set()
 
 
 def number(name: str, value: Any) -> float:
@@ -73,7 +69,7 @@ def checked(*later: str) -> Callable[[_Init], _Init]:
             at = names.index(later[0]) if later else len(args)
             order = names
             if len(args) > at and _is_number(args[at]):
-                _say(cls, args[at], names[at - 1])
+                _warn_of_old_order(cls, args[at], names[at - 1])
                 order = old
                 if len(args) > len(old) or {*old[: len(args)]} & kwargs.keys():
                     raise TypeError(f"{cls}() got an argument twice, or too many of them")
@@ -89,9 +85,9 @@ def checked(*later: str) -> Callable[[_Init], _Init]:
     return decorate
 
 
-def _say(cls: str, scale: Any, last: str) -> None:
-    if cls not in _said:
-        _said.add(cls)
+def _warn_of_old_order(cls: str, scale: Any, last: str) -> None:
+    if cls not in _warned:
+        _warned.add(cls)
         log.python.warning(
             "%s was given its arguments in the order of the 1.x releases: %s is taken as "
             "loss_scaling. Pass what follows %s by keyword",

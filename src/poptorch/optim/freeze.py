@@ -1,7 +1,4 @@
-"""An optimizer object -> frozen OptimSpec and a snapshot of its hyper-parameters.
-
-Source: PopTorch user guide, "Optimizers".
-"""
+"""An optimizer object -> frozen OptimSpec and a snapshot of its hyper-parameters."""
 
 from __future__ import annotations
 

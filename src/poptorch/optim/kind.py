@@ -1,4 +1,4 @@
-"""What a compilation has to know about an accepted kind of optimizer."""
+"""The accepted kinds of optimizers: formula, classes, numbers, documented names of state."""
 
 from __future__ import annotations
 

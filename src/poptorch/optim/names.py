@@ -1,8 +1,4 @@
-"""The names and values by which users see device state: ``ipu_state`` and ``ipu_param``.
-
-Pure translations between these dictionaries and the keys of the program's slots, in both
-directions. Source: PopTorch user guide, "Optimizers".
-"""
+"""``ipu_state`` and ``ipu_param``, which users see, to and from the keys of the program's slots."""
 
 from __future__ import annotations
 
@@ -71,7 +67,7 @@ def from_ipu_state(
             )
         # Weights that joined later were counted less; the shared counter follows the oldest.
         loaded[key] = torch.maximum(loaded[key], value) if key in loaded else value
-    _say_ages(spec, tensors, state)
+    _warn_of_ages(spec, tensors, state)
     if missing:
         log.python.warning(
             "The loaded optimizer state lacks %s: the device's values stay", ", ".join(missing)
@@ -79,7 +75,7 @@ def from_ipu_state(
     return loaded
 
 
-def _say_ages(
+def _warn_of_ages(
     spec: OptimSpec,
     tensors: Mapping[str, Slot | torch.Tensor],
     state: Mapping[str, torch.Tensor],

@@ -1,7 +1,4 @@
-"""What the optimizers of this package add to torch's: device state, constness, extra attributes.
-
-Source: PopTorch user guide, "Optimizers" and "Features".
-"""
+"""The base of this package's optimizers: device state, constness, attributes that torch lacks."""
 
 from __future__ import annotations
 

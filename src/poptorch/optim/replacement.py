@@ -1,4 +1,4 @@
-"""What may change of an optimizer after compilation (PopTorch user guide, "Optimizers")."""
+"""The changes of an optimizer that are accepted, refused or ignored after compilation."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Options of a wrapped model and their groups. Source: PopTorch user guide, "Options".
-
-``__all__`` is what PopTorch has at top level; the groups' classes can be imported from here.
-"""
+"""Options of a wrapped model and their groups; ``__all__`` is what PopTorch has at top level."""
 
 from .attribute import Attribute
 from .distributed import _DistributedOptions as _DistributedOptions

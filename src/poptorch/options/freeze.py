@@ -1,9 +1,4 @@
-"""From ``Options`` to the frozen Spec: the door behind which nobody knows ``Options``.
-
-``prepare`` runs when a model is wrapped and gives the executor its own copy; ``freeze`` runs at
-compile, checks what may only be checked then, and takes each field of the Spec from the row of the
-option that it belongs to; ``log_options`` logs every setting once per compile.
-"""
+"""From ``Options`` to the frozen Spec: the door behind which nobody knows ``Options``."""
 
 from __future__ import annotations
 

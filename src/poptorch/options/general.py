@@ -1,7 +1,4 @@
-"""The options that belong to no group (PopTorch user guide, "Options").
-
-The methods stand in the order in which ``repr`` shows what they store.
-"""
+"""The options that belong to no group, in the order in which ``repr`` shows what they store."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Reading the arguments of ``trainingModel`` and ``inferenceModel`` in every form that ever was.
-
-Source: PopTorch user guide, "Options".
-"""
+"""The arguments of ``trainingModel`` and ``inferenceModel`` in every form that ever was."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""``opts.TensorLocations``: where tensors rest, and the tiles kept for I/O.
-
-Nothing here changes a result; plans show it. The state of the optimizer can be divided over the
-processes of a job.
-"""
+"""``opts.TensorLocations``: where tensors rest, which changes no result, and the tiles for I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the rows of the table say of one Options object: text tables, and what has no effect."""
+"""Text tables of one Options object, and its options without effect, from the rows of the table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .popart import REPORT_KEYS, key_rows
 from .table import IDLE, MEANING, MISSING, Backend, Setting, rows_of
 
 _GROUPS = ("Training", "Precision", "Distributed", "TensorLocations")
-_said: set[str] = set()
+_reported: set[str] = set()
 
 
 def settings(options: Any) -> list[Setting]:
@@ -39,13 +39,13 @@ def idle(options: Any) -> list[Setting]:
 def report_idle(options: Any) -> None:
     """Say of each option without effect that it has none: once in a process."""
     for setting in idle(options):
-        if setting.option not in _said:
-            _said.add(setting.option)
+        if setting.option not in _reported:
+            _reported.add(setting.option)
             say = log.python.warning if setting.row.effect is MISSING else log.python.info
             say("%s has no effect here. %s", setting.option, setting.row.sentence)
     unread = _unread(env.get("POPLAR_ENGINE_OPTIONS"))
-    if unread and unread not in _said:
-        _said.add(unread)
+    if unread and unread not in _reported:
+        _reported.add(unread)
         log.python.warning("POPLAR_ENGINE_OPTIONS: no effect here of %s", unread)
 
 

@@ -1,7 +1,4 @@
-"""The execution strategies, as users build them from stages and phases.
-
-A setter's argument of another type than its signature says is an ``AssertionError``.
-"""
+"""The execution strategies, as users build them from stages and phases."""
 
 from __future__ import annotations
 
