@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,25 +20,15 @@ from .wrappers import inferenceModel, trainingModel
 
 @dataclass(frozen=True)
 class PlacedBlock:
-    """One line of the table: what one chip gets, by estimate.
+    """One line of the table: what one chip gets, by estimate."""
 
-    Attributes:
-        ipu: index of the chip, and id of the block.
-        begins: path of the module that begins the block; the model's own is empty.
-        cycles: of one micro-batch, forward and backward, as ``poptorch.estimate`` prices them.
-        share: of all chips' cycles, from 0 to 1.
-        weight_bytes: parameters, gradients, optimizer state and buffers.
-        saved_bytes: what is kept for the backward pass, of all micro-batches under way.
-        entering_bytes: of one micro-batch, from the chips before.
-    """
-
-    ipu: int
-    begins: str
-    cycles: float
-    share: float
-    weight_bytes: int
-    saved_bytes: int
-    entering_bytes: int
+    ipu: int  # index of the chip, and id of the block
+    begins: str  # path of the module that begins the block; the model's own is empty
+    cycles: float  # of one micro-batch, forward and backward, as poptorch.estimate prices them
+    share: float  # of all chips' cycles, from 0 to 1
+    weight_bytes: int  # parameters, gradients, optimizer state and buffers
+    saved_bytes: int  # kept for the backward pass, of all micro-batches under way
+    entering_bytes: int  # of one micro-batch, from the chips before
 
 
 class PlacementTable(tuple[PlacedBlock, ...]):
@@ -114,9 +104,8 @@ def autoplace(
             fix="one of them",
         )  # fmt: skip
     chosen = Options() if options is None else options.clone()
-    args, kwargs = _arguments(example)
     limit = memory_per_ipu if system is None else parse(system)
-    shares = _shares(model, chosen, optimizer, args, kwargs, num_ipus, limit)
+    shares = _shares(model, chosen, optimizer, example, num_ipus, limit)
     removeBlocks(model)
     for share in shares:
         if share.begins is not None:
@@ -133,21 +122,16 @@ def autoplace(
     return Placement(model, PlacementTable(rows))
 
 
-def _arguments(example: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    if isinstance(example, Mapping):
-        return (), example
-    return (example if isinstance(example, tuple | list) else (example,)), {}
-
-
 def _shares(
     model: nn.Module,
     options: Options,
     optimizer: torch.optim.Optimizer | None,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    example: Any,
     chips: int,
     limit: int | System | None,
 ) -> list[Any]:
+    args, kwargs = ((), example) if isinstance(example, Mapping) else (example, {})
+    args = tuple(args) if isinstance(args, tuple | list) else (args,)
     if not model.training:
         executor = inferenceModel(model, options)
     else:
@@ -155,8 +139,9 @@ def _shares(
     try:
         session = executor._session
         if isinstance(limit, System):
-            captures = _session.Captures(session, tuple(args), kwargs)
-            return captures.fitting(session._settings(), limit, chips)
-        return session.shares(tuple(args), kwargs, chips, limit)
+            return _session.Captures(session, args, kwargs).fitting(
+                session._settings(), limit, chips
+            )
+        return session.shares(args, kwargs, chips, limit)
     finally:
         executor.destroy()

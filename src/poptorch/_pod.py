@@ -19,7 +19,6 @@ import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import filelock
 
@@ -36,42 +35,25 @@ _LARGEST = 1 << 24  # bytes of the file: some 50,000 holders
 
 @dataclass(frozen=True)
 class Holder:
-    """A device that a process holds.
+    """A device that a process holds."""
 
-    Attributes:
-        device: the device id.
-        chips: its chips.
-        process: the holder.
-        since: when it acquired it, in seconds since the epoch.
-        token: tells this entry apart from all others.
-    """
-
-    device: int
+    device: int  # its id
     chips: tuple[int, ...]
     process: ProcessIdentity
-    since: float
-    token: str
-
-    @staticmethod
-    def read(entry: dict[str, Any]) -> Holder:
-        """Return what an entry of the file says."""
-        process = ProcessIdentity(**entry["process"])
-        return Holder(**{**entry, "chips": tuple(entry["chips"]), "process": process})
+    since: float  # seconds since the epoch
+    token: str  # tells this entry apart from all others
 
 
 class Lease:
     """A device that this process holds until ``release``, its own end, or that of the object.
 
-    Attributes:
-        device_id: the id.
-        chips: the chips of the device; none if none were asked for.
+    It has no id and no chips if none were asked for.
     """
 
     def __init__(
         self, device_id: int | None, chips: tuple[int, ...], give_back: Callable[[], None]
     ) -> None:
-        self.device_id = device_id
-        self.chips = chips
+        self.device_id, self.chips = device_id, chips
         self._finish = weakref.finalize(self, give_back)
 
     def release(self) -> None:
@@ -85,10 +67,8 @@ class Lease:
 def acquire(count: int, ipu_id: int | None = None, wait: bool = False) -> Lease:
     """Hold a device of the smallest size that has ``count`` chips, or the device of an id.
 
-    Args:
-        count: chips that are needed; 0 holds nothing.
-        ipu_id: the device, or None for any.
-        wait: whether to wait for a busy one. What the system can never give fails at once.
+    No chips hold nothing. A busy device can be waited for; what the system can never give fails at
+    once.
 
     Raises:
         Error: there is no such device, or it is busy and ``wait`` is off.
@@ -237,21 +217,18 @@ def _keep_to_itself(why: str) -> None:
     _own.append(folder)
 
 
-def _folder() -> Path:
-    """The directory of the files: the environment's, or one of the user's own."""
-    if _own:
-        return Path(_own[-1].name)
-    chosen = env.get("POPTORCH_POD_DIR")
-    user = os.getuid() if hasattr(os, "getuid") else ProcessIdentity.current().user
+def _path(system: System) -> Path:
+    """The file of a system, in the environment's directory or in one of the user's own."""
+    chosen, user = env.get("POPTORCH_POD_DIR"), ProcessIdentity.current().user
+    if hasattr(os, "getuid"):
+        user = str(os.getuid())
     folder = Path(chosen or Path(tempfile.gettempdir()) / f"poptorch-pod-{user}")
+    if _own:
+        folder = Path(_own[-1].name)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not chosen and hasattr(os, "getuid") and folder.stat().st_uid != os.getuid():
         raise _Unusable(f"{folder} belongs to another user")
-    return folder
-
-
-def _path(system: System) -> Path:
-    return _folder() / f"{system.name}.json"
+    return folder / f"{system.name}.json"
 
 
 def _lock(path: Path) -> filelock.BaseFileLock:
@@ -264,7 +241,13 @@ def _read(path: Path) -> list[Holder]:
     """Return the holders that live."""
     try:
         entries = json.loads(archive.read_text(path, _LARGEST))
-        present = [Holder.read(entry) for entry in entries]
+        present = [
+            Holder(
+                entry["device"], tuple(entry["chips"]), ProcessIdentity(**entry["process"]),
+                entry["since"], entry["token"],
+            )
+            for entry in entries
+        ]  # fmt: skip
     except FileNotFoundError:
         return []
     except archive.InvalidFile as error:  # a pipe, which would wait, for one

@@ -15,25 +15,15 @@ from ._base.errors import Error
 
 @dataclass(frozen=True)
 class ChipKind:
-    """What one chip is.
+    """What one chip is."""
 
-    Attributes:
-        name: what the environment calls it.
-        board: the machine or card that it comes in.
-        generation: 1, 2 or 21.
-        tiles: processors.
-        tile_bytes: memory of each.
-        clock_mhz: of the tiles.
-        per_board: chips in one machine or card.
-    """
-
-    name: str
-    board: str
-    generation: int
-    tiles: int
-    tile_bytes: int
+    name: str  # what the environment calls it
+    board: str  # the machine or card that it comes in
+    generation: int  # 1, 2 or 21
+    tiles: int  # processors
+    tile_bytes: int  # memory of each
     clock_mhz: int
-    per_board: int
+    per_board: int  # chips in one machine or card
 
 
 KINDS = {
@@ -49,12 +39,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class System:
-    """A pod of chips of one kind.
-
-    Attributes:
-        kind: of every chip.
-        chips: how many there are.
-    """
+    """A pod of chips of one kind."""
 
     kind: ChipKind
     chips: int
@@ -93,14 +78,10 @@ def current() -> System:
 
 
 def parse(text: object, title: str = "There is no such system") -> System:
-    """Return the system that a text like ``bow:16`` or ``4`` describes.
-
-    Args:
-        text: a number of chips, of kind mk2, or ``kind:number``.
-        title: of the error.
+    """Return the system that a text describes: ``bow:16``, or a number of chips of kind mk2.
 
     Raises:
-        Error: it is neither.
+        Error: it does neither; ``title`` is its first line.
     """
     match = re.fullmatch(r"(?:([a-z0-9]+):)?(\d+)", text) if isinstance(text, str) else None
     if match is None or (match[1] or "mk2") not in KINDS:

@@ -14,7 +14,7 @@ from .._compile import passes_text
 from .._compile.cache import Entry, differences, entries, trim
 from ..options import Options
 from ..options.overview import describe
-from . import doctor, estimate, report
+from . import costs, doctor
 from .commands import add, quiet_when_closed, shown
 
 FAULTY = 2  # argparse's own status for a command line that cannot be understood
@@ -164,8 +164,8 @@ COMMANDS = {
     "cache": _add_cache,
     "doctor": doctor.add_parser,
     "passes": _add_passes,
-    "estimate": estimate.add_parser,
-    "report": report.add_parser,
+    "estimate": costs.add_estimate,
+    "report": costs.add_report,
 }
 
 if __name__ == "__main__":

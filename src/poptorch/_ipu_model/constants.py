@@ -1,6 +1,6 @@
 """The constants of the cost model: each with its value, its unit and where it comes from.
 
-The facts about chips themselves (tiles, clock, memory) are rows of ``systems.KINDS``. A *fitted*
+The facts about chips themselves (tiles, clock, memory) are rows of ``_systems.KINDS``. A *fitted*
 constant, four at most, is what ``benchmarks/ipu_rows.py --fit`` prints, after published results. A
 *guess* has no source that could be found; estimates say how much of a result it decides.
 """
@@ -116,18 +116,4 @@ class Constants:
 
 _NAMES = [each.name for each in fields(Constants)]
 _INSIDE = tuple(_NAMES[: _NAMES.index("external_sync")])
-
 DEFAULT = Constants()
-"""What the library uses."""
-
-
-def rows() -> list[tuple[str, float, str, Mark, str]]:
-    """Return the table: name, value, unit, mark, source."""
-    return [
-        (
-            each.name,
-            getattr(DEFAULT, each.name),
-            *(each.metadata[k] for k in ("unit", "mark", "source")),
-        )
-        for each in fields(Constants)
-    ]

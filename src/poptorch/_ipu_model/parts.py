@@ -10,27 +10,16 @@ from .._base.tables import size_text
 
 @dataclass(frozen=True)
 class Culprit:
-    """What makes a program not fit, or would first.
+    """What makes a program not fit, or would first."""
 
-    Attributes:
-        chip: index of the fullest chip.
-        stage: what runs there at the fullest moment, as an action, for instance ``1B3``.
-        category: of memory that takes most there.
-        tensor: the largest tensor of that category, "" where it has none by name.
-        module: path of the module that it belongs to.
-        line: the user's line, described, or "".
-        bytes: that the category takes.
-        over: how much more the chip needs than it has, in per cent; negative if it fits.
-    """
-
-    chip: int
-    stage: str
-    category: str
-    tensor: str
-    module: str
-    line: str
-    bytes: float
-    over: float
+    chip: int  # index of the fullest
+    stage: str  # what runs there at the fullest moment, as an action, for instance 1B3
+    category: str  # of memory that takes most there
+    tensor: str  # the largest of that category, "" where it has none by name
+    module: str  # path of the module that it belongs to
+    line: str  # the user's, described, or ""
+    bytes: float  # that the category takes
+    over: float  # how much more the chip needs than it has, in per cent; negative if it fits
 
     def __str__(self) -> str:
         where = f" on chip {self.chip} at {self.stage or 'rest'}"
@@ -43,51 +32,31 @@ class Culprit:
 
 @dataclass(frozen=True)
 class LiveTensor:
-    """A tensor that is on a chip at its fullest moment.
-
-    Attributes:
-        name: of the tensor; of what waits of several micro-batches, all together.
-        category: of memory.
-        bytes: that it takes.
-        module: path of the module that makes or reads it.
-        line: the user's line, described, or "".
-    """
+    """A tensor that is on a chip at its fullest moment."""
 
     name: str
-    category: str
-    bytes: float
-    module: str
-    line: str
+    category: str  # of memory
+    bytes: float  # of several micro-batches, where it waits, all together
+    module: str  # path of the module that makes or reads it
+    line: str  # the user's, described, or ""
 
 
 @dataclass(frozen=True)
 class ChipEstimate:
-    """One chip of a replica.
+    """One chip of a replica."""
 
-    Attributes:
-        chip: its index.
-        cycles: that it is busy in one call, of any kind.
-        parts: cycles of one call by what it does; with ``bubble`` and ``call`` they are the whole.
-        always: bytes by category that are there all the time.
-        peak: bytes by category at the fullest moment.
-        peak_at: the action of that moment.
-        limit: bytes that it has.
-        live: bytes at every column of the schedule.
-        tiles: bytes of every tile at the fullest moment; what the fullest has more than others is
-            in ``peak``, as gaps and imbalance.
-        largest: tensors at the fullest moment, the largest first.
-    """
-
-    chip: int
-    cycles: float
-    parts: Mapping[str, float]
-    always: Mapping[str, float]
-    peak: Mapping[str, float]
-    peak_at: str
-    limit: int
-    live: tuple[float, ...] = field(repr=False)
+    chip: int  # its index
+    cycles: float  # that it is busy in one call, of any kind
+    parts: Mapping[str, float]  # cycles of one call by what it does; with waiting they are all
+    always: Mapping[str, float]  # bytes by category that are there all the time
+    peak: Mapping[str, float]  # bytes by category at the fullest moment
+    peak_at: str  # the action of that moment
+    limit: int  # bytes that it has
+    live: tuple[float, ...] = field(repr=False)  # bytes at every column of the schedule
+    # Bytes of every tile at the fullest moment; what the fullest has more than others is in
+    # ``peak``, as gaps and imbalance.
     tiles: tuple[int, ...] = field(repr=False)
-    largest: tuple[LiveTensor, ...] = field(repr=False)
+    largest: tuple[LiveTensor, ...] = field(repr=False)  # at the fullest moment
 
     @property
     def bytes(self) -> float:
@@ -97,21 +66,13 @@ class ChipEstimate:
 
 @dataclass(frozen=True)
 class Action:
-    """One action of the simulated schedule; times are cycles after its beginning.
-
-    Attributes:
-        chip: where.
-        name: for instance ``1F3``.
-        start: when.
-        parts: its own cycles by what they are spent on.
-        sent: cycles until what it sends has arrived at other chips, after its own.
-    """
+    """One action of the simulated schedule; times are cycles after its beginning."""
 
     chip: int
-    name: str
+    name: str  # for instance 1F3
     start: float
-    parts: Mapping[str, float]
-    sent: float
+    parts: Mapping[str, float]  # its own cycles by what they are spent on
+    sent: float  # cycles until what it sends has arrived at other chips, after its own
 
     @property
     def cycles(self) -> float:
@@ -121,29 +82,18 @@ class Action:
 
 @dataclass(frozen=True)
 class OperatorEstimate:
-    """One kind of operator of one module in one pass.
+    """One kind of operator of one module in one pass; cycles of one run of it."""
 
-    Attributes:
-        stage_pass: for instance ``1B``.
-        chip: where it runs.
-        name: of the operator.
-        module: path of the module.
-        line: the user's line, described, or "".
-        count: how often one run of the pass does it.
-        compute, exchange, sync: cycles of one run of the pass.
-        flops: of one run of the pass, of matrix products.
-    """
-
-    stage_pass: str
+    stage_pass: str  # for instance 1B
     chip: int
     name: str
-    module: str
-    line: str
-    count: int
+    module: str  # its path
+    line: str  # the user's, described, or ""
+    count: int  # how often one run of the pass does it
     compute: float
     exchange: float
     sync: float
-    flops: int
+    flops: int  # of matrix products
 
     @property
     def cycles(self) -> float:
@@ -153,37 +103,23 @@ class OperatorEstimate:
 
 @dataclass(frozen=True)
 class Guess:
-    """A constant without a source.
-
-    Attributes:
-        name: of the constant.
-        value, unit: what it is.
-        meaning: what it stands for.
-        share: how much of the seconds, or of the bytes if that is more, goes with it: 0 to 1.
-    """
+    """A constant without a source."""
 
     name: str
     value: float
     unit: str
     meaning: str
-    share: float
+    share: float  # of the seconds, or of the bytes if that is more, that goes with it: 0 to 1
 
 
 @dataclass(frozen=True)
 class Advice:
-    """One change, priced.
+    """One change, priced."""
 
-    Attributes:
-        change: what to write.
-        saves: bytes on the fullest chip.
-        costs: seconds per call more; negative if it is faster.
-        fits: whether it fits then.
-    """
-
-    change: str
-    saves: float
-    costs: float
-    fits: bool
+    change: str  # what to write
+    saves: float  # bytes on the fullest chip
+    costs: float  # seconds per call more; negative if it is faster
+    fits: bool  # then
 
     def __str__(self) -> str:
         verdict = "fits" if self.fits else "does not fit"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,28 @@ LOCATIONS = {
 }
 """On chip rather than in streaming memory, shared by replicas."""
 PRECISIONS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-_COUNTS = ("micro_batch", "accumulation", "replicas", "checkpoints", "ipus_per_replica")
-_FLAGS = ("recomputation", "half_partials")
-_KINDS = ("activation", "weight", "optimizer", "accumulator")
-SETTINGS = (
-    "micro_batch", "accumulation", "replicas", *_FLAGS, "memory_proportion",
-    *(f"{kind}_location" for kind in _KINDS), "checkpoints", "precision", "ipus_per_replica",
-    "chip",
-)  # fmt: skip
+_COUNT = (lambda value: type(value) is int and value > 0), "an int of 1 or more"
+_FLAG = (lambda value: isinstance(value, bool)), "True or False"
+_PLACE = (lambda value: value in LOCATIONS), " or ".join(map(repr, LOCATIONS))
+SETTINGS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "micro_batch": _COUNT,
+    "accumulation": _COUNT,
+    "replicas": _COUNT,
+    "recomputation": _FLAG,
+    "half_partials": _FLAG,
+    "memory_proportion": (
+        lambda value: isinstance(value, float) and 0 < value <= 1, "a share above 0, up to 1"
+    ),
+    "activation_location": _PLACE,
+    "weight_location": _PLACE,
+    "optimizer_location": _PLACE,
+    "accumulator_location": _PLACE,
+    "checkpoints": _COUNT,
+    "precision": (lambda value: value in PRECISIONS, " or ".join(map(repr, PRECISIONS))),
+    "ipus_per_replica": _COUNT,
+    "chip": (lambda value: isinstance(value, str), "mk1, mk2, bow or c600"),
+}  # fmt: skip
+"""What can be varied: which values can be, and what is said of others."""
 
 
 @dataclass(frozen=True)
@@ -142,8 +156,10 @@ def check(vary: Mapping[str, Sequence[Any]], training: bool) -> None:
                 f"vary needs a list of values for {name}", got=repr(values),
                 fix=f'vary={{"{name}": [...]}}',
             )  # fmt: skip
+        possible, fix = SETTINGS[name]
         for value in values:
-            _check_value(name, value)
+            if not possible(value):
+                raise Error(f"{name} cannot be that", got=repr(value), fix=fix)
     if "accumulation" in vary and not training:
         raise Error(
             "There is no gradient accumulation in inference",
@@ -154,20 +170,3 @@ def check(vary: Mapping[str, Sequence[Any]], training: bool) -> None:
             "One of accumulation and micro_batch follows from the other",
             got="both in vary", fix="one of them: the samples per update stay the same",
         )  # fmt: skip
-
-
-def _check_value(name: str, value: Any) -> None:
-    if name in _COUNTS:
-        possible, fix = type(value) is int and value > 0, "an int of 1 or more"
-    elif name in _FLAGS:
-        possible, fix = isinstance(value, bool), "True or False"
-    elif name == "memory_proportion":
-        possible, fix = isinstance(value, float) and 0 < value <= 1, "a share above 0, up to 1"
-    elif name == "precision":
-        possible, fix = value in PRECISIONS, " or ".join(map(repr, PRECISIONS))
-    elif name.endswith("_location"):
-        possible, fix = value in LOCATIONS, " or ".join(map(repr, LOCATIONS))
-    else:
-        possible, fix = isinstance(value, str), "mk1, mk2, bow or c600"
-    if not possible:
-        raise Error(f"{name} cannot be that", got=repr(value), fix=fix)

@@ -1,4 +1,4 @@
-"""``poptorch estimate``: what the models of a script would cost on IPUs."""
+"""``poptorch estimate`` and ``poptorch report``: what models would cost on IPUs."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .._base.errors import Error
+from .._base.errors import Error, visible
+from .._ipu_model import page, profile
 from .._systems import parse
 from .commands import Enough, add, intercepted, run_script
 
 _OURS = ("--system", "--all", "--json", "--html")
 
 
-def add_parser(commands: Any) -> None:
-    """Add this command."""
+def add_estimate(commands: Any) -> None:
+    """Add ``poptorch estimate``."""
     parser = add(
         commands,
         "estimate",
@@ -33,10 +34,10 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--html", type=Path, help="write its page into this file, too")
     parser.add_argument("script", type=Path)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="those of the script")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=_estimate)
 
 
-def run(chosen: argparse.Namespace) -> int:
+def _estimate(chosen: argparse.Namespace) -> int:
     """Run the script and print the estimates.
 
     Returns:
@@ -85,3 +86,54 @@ def _pricing(chosen: argparse.Namespace, priced: list[Any]) -> Iterator[None]:
 
     with intercepted([(PoplarExecutor, name, first) for name in ("__call__", "compile")]):
         yield
+
+
+def add_report(commands: Any) -> None:
+    """Add ``poptorch report``."""
+    parser = add(
+        commands,
+        "report",
+        "print a profile report, or compare two",
+        "poptorch report reports/training\n"
+        "poptorch report --html page.html reports/training/profile.json\n"
+        "poptorch report --compare old/training new/training --budget memory=3%,cycles=1%",
+        "With a budget the exit status is 1 if the new one needs more than it allows.",
+    )
+    parser.add_argument("file", type=Path, nargs="?", help="profile.json, or its directory")
+    parser.add_argument("--html", type=Path, help="write the page into this file")
+    parser.add_argument(
+        "--compare", type=Path, nargs=2, metavar=("OLD", "NEW"), help="two of them instead"
+    )
+    parser.add_argument("--budget", help="what the new one may need more: memory=3%%,cycles=1%%")
+    parser.set_defaults(run=_report)
+
+
+def _report(chosen: argparse.Namespace) -> int:
+    """Print; return 1 if a budget is exceeded, 2 if there is nothing to print."""
+    if (chosen.file is None) == (chosen.compare is None):
+        print("poptorch report: give one report, or --compare OLD NEW", file=sys.stderr)
+        return 2
+    try:
+        return _show(chosen, profile.parse_budget(chosen.budget) if chosen.budget else {})
+    except Error as error:
+        print(f"poptorch report: {error}", file=sys.stderr)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        why = visible(f"{type(error).__name__}: {error}")
+        print(f"poptorch report: this is no report of poptorch: {why}", file=sys.stderr)
+    return 2
+
+
+def _show(chosen: argparse.Namespace, allowed: dict[str, float]) -> int:
+    if chosen.compare is None:
+        shown, before, changes = profile.read(chosen.file), None, []
+        print(visible(profile.text(shown)))
+    else:
+        before, shown = map(profile.read, chosen.compare)
+        changes = profile.compare(before, shown)
+        print(visible(profile.changes_text(changes)))
+    if chosen.html and not page.write(shown, chosen.html, before):
+        return 2
+    over = profile.exceeded(changes, allowed)
+    for each in over:
+        print(f"over budget: {each.name} {each.change:+.1%}, allowed {allowed[each.name]:+.1%}")
+    return 1 if over else 0
