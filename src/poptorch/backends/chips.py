@@ -280,12 +280,6 @@ class Replica:
     def _name(self, key: str, step: int) -> Name:
         return key, step if key in self._per_micro_batch else 0
 
-    def waiting(self) -> dict[int, int]:
-        return {
-            number: sum(key in self._per_micro_batch for key, _ in chip.memory)
-            for number, chip in self._chips.items()
-        }
-
 
 def _state_slots(staged: Staged) -> list[Slot]:
     slots = {

@@ -38,7 +38,7 @@ class Threads:
         self._trial: dict[int, list[float]] | None = None
         self._slow, self._spent = 0, 0.0  # slow steps in a row, seconds since the last trial
         self._usual, self._rest = 0.0, 0.0  # seconds of a step, and until the next trial
-        self._chosen = 0
+        self.chosen = 0  # the number in use
 
     def __enter__(self) -> None:
         user = torch.get_num_threads()
@@ -65,13 +65,9 @@ class Threads:
         else:  # the first call of all pays for caches and says nothing; a trial follows it
             self._watch(seconds)
 
-    @property
-    def chosen(self) -> int:
-        return self._chosen
-
     def _next(self) -> int:
         if self._trial is None:
-            return self._chosen
+            return self.chosen
         tried = self._trial[self._user], self._trial[1]
         return self._user if len(tried[0]) <= len(tried[1]) else 1
 
@@ -92,7 +88,7 @@ class Threads:
             self._trial = None
 
     def _settle(self, number: int, trial: dict[int, list[float]]) -> None:
-        self._chosen, self._slow, self._spent = number, 0, 0.0
+        self.chosen, self._slow, self._spent = number, 0, 0.0
         self._usual = statistics.median(trial[number]) if trial else 0.0
         self._rest = REST * sum(map(sum, trial.values()))
 

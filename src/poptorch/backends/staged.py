@@ -87,7 +87,6 @@ class StagedExecutable:
             if slot.kind is Kind.BATCH
         }
         self._random = any(graph.random for graph in staged.graphs.values())
-        self.most_values: dict[int, int] = {}
 
     def report(self) -> Report:
         return self._report
@@ -122,13 +121,10 @@ class StagedExecutable:
         return self._collected(replicas)
 
     def _flush(
-        self,
-        flush: int,
-        replicas: Sequence[Replica],
-        slices: Sequence[Sequence[torch.Tensor]],
+        self, flush: int, replicas: Sequence[Replica], slices: Sequence[Sequence[torch.Tensor]]
     ) -> None:
         """Do the whole schedule once: an update in training, all iterations in inference."""
-        schedule = self._staged.schedule
+        schedule, loops = self._staged.schedule, self._plan.program.loops
         reduced = not self._plan.spec.training
         for column in range(schedule.columns):
             interrupts.check()
@@ -137,21 +133,13 @@ class StagedExecutable:
             if not reduced and any(action.stage_pass.is_update for action in doing):
                 self._add_up(replicas)
                 reduced = True
-            steps = [self._plan.program.loops.step(flush, each.micro_batch) for each in doing]
+            steps = [loops.step(flush, each.micro_batch) for each in doing]
             for replica in replicas:
                 for action, step in zip(doing, steps, strict=True):
-                    replica.do(action, step, self._rows(slices, step, replica.number))
+                    at = loops.slice_of(step, replica.number)
+                    replica.do(action, step, [of_input[at] for of_input in slices])
                 replica.exchange()
             self._peers.deliver(replicas, list(zip(doing, steps, strict=True)))
-            for replica in replicas:
-                for chip, count in replica.waiting().items():
-                    self.most_values[chip] = max(count, self.most_values.get(chip, 0))
-
-    def _rows(
-        self, slices: Sequence[Sequence[torch.Tensor]], step: int, replica: int
-    ) -> list[torch.Tensor]:
-        at = self._plan.program.loops.slice_of(step, replica)
-        return [of_input[at] for of_input in slices]
 
     def _add_up(self, replicas: Sequence[Replica]) -> None:
         """Give every replica the sum of all replicas' gradients, in all processes."""
@@ -182,12 +170,11 @@ class StagedExecutable:
 
     def _collected(self, replicas: Sequence[Replica]) -> list[torch.Tensor]:
         program = self._plan.program
-        emit = program.emit
         collector = Collector(program, Wanted(program))
-        keys = [slot.key for slot in emit.slots]
+        keys = [slot.key for slot in program.emit.slots]
         remote = {
             slot.key: torch.empty(slot.shape, dtype=slot.dtype)
-            for slot in emit.slots
+            for slot in program.emit.slots
             if not self._peers.is_maker(slot.key)
         }
         for step in range(program.loops.steps):
