@@ -167,6 +167,7 @@ ATTRIBUTES = {
     "_optimizer_step_post_hooks": "of an optimizer: what it would call after a step",
     "_optimizer_step_pre_hooks": "of an optimizer: what it would call before a step",
     "_post_accumulate_grad_hooks": "of a tensor: what reads its whole gradient",
+    "_version": "of a tensor: how often it was written",
     "_validate_args": "of distributions: whether values are looked at",
 }
 UNDOCUMENTED = {
