@@ -17,7 +17,7 @@ from helpers import jobs, resuming
 from helpers.patience import HANGS
 from helpers.resuming import SAVED_AT, Run, whole_and_resumed
 from poptorch._base import archive
-from poptorch._checkpoint_writing import Writing
+from poptorch._checkpoints import _Writing
 from poptorch._session import host_random
 
 
@@ -124,11 +124,11 @@ def test_a_checkpoint_that_could_not_be_written_is_an_error_later(
 
 def test_the_end_of_a_process_waits_for_its_last_checkpoint(tmp_path: Path, caplog) -> None:
     ended: list[bool] = []
-    writing = Writing({tmp_path / "own": {"a": b"1"}}, [], lambda: ended.append(True), HANGS)
+    writing = _Writing({tmp_path / "own": {"a": b"1"}}, [], lambda: ended.append(True), HANGS)
     writing._leave()
     assert ended
     writing.wait()
-    others = Writing({}, [tmp_path / "of others"], lambda: ended.append(True), 0.01)
+    others = _Writing({}, [tmp_path / "of others"], lambda: ended.append(True), 0.01)
     others._leave()  # they have been killed
     others.wait()
     assert len(ended) == 1

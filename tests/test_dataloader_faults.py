@@ -4,6 +4,7 @@ import contextlib
 import gc
 import os
 import resource
+import select
 import signal
 import time
 from pathlib import Path
@@ -103,9 +104,11 @@ def test_a_killed_process_is_noticed_after_the_loaded_data(strategy):
         made = accessor(Numbers(9), strategy, buffer_size=2, early_preload=True)
         known.update(descendants())
         pid = worker_pid(made)
-        while made._consumer.waiting.elements == 0:
+        while made._consumer.elements == 0:
             assert next(made) == 0
-        assert made._consumer._process.channel.has_message(HANGS)  # the next one is loaded
+        channel = made._consumer._process.channel
+        ready = channel._received or select.select([channel], [], [], HANGS)[0]
+        assert ready  # the next one is loaded
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(AssertionError, match="error occurred in the data fetcher") as caught:
             for expected in (1, 2, 3):
@@ -271,7 +274,7 @@ def test_a_consumer_that_stops_early(mode, workers, capfd):
 
 
 def test_an_interrupted_constructor_leaves_nothing(monkeypatch):
-    def interrupted(self):
+    def interrupted(*args):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("poptorch._data.consumer.Consumer._message", interrupted)
@@ -283,7 +286,7 @@ def test_an_interrupted_consumer_loses_nothing(monkeypatch):
     made = accessor(Numbers(4), buffer_size=2)
     assert next(made) == 0
     with monkeypatch.context() as patch:
-        patch.setattr(made._consumer, "_message", lambda: signal.raise_signal(2))
+        patch.setattr(made._consumer, "_message", lambda *_: signal.raise_signal(2))
         with pytest.raises(KeyboardInterrupt):
             next(made)
     assert values(iter(lambda: next(made, None), None)) == [[1], [2], [3]]

@@ -8,14 +8,13 @@ from ._base import log as _log
 from ._base.errors import Error, RecoverableError, UnrecoverableError
 from ._capture import OverwriteContextManager as _OverwriteContextManager
 from ._checkpoints import Checkpoints
-from ._collation import PadToSizes
 from ._estimates import Estimate, estimate, what_if
 from .argparsers import (
     ICustomArgParser,
     registerCustomArgParser,
     registerGeometricCustomArgParsers,
 )
-from .dataloader import AsynchronousDataAccessor, DataLoader
+from .dataloader import AsynchronousDataAccessor, DataLoader, PadToSizes
 from .enums import *  # noqa: F403 (its __all__ is every enum)
 from .executor import PoplarExecutor
 from .hardware import ipuHardwareIsAvailable, ipuHardwareVersion

@@ -1,31 +1,32 @@
 """``poptorch.Checkpoints``: saving a run every few steps, and going on as if nothing had happened.
 
-Not a part of PopTorch. A checkpoint is a folder of files without pickles: the model's, as
-``executor.save`` writes it, and one of each process. It gets its name when all of it is there.
-It is not torch.distributed.checkpoint's: of its formats only safetensors has no pickle of its own,
-and that one holds nothing but tensors (torch 2.13 writes others, and cannot read the file then).
-Flat parts would need a planner of ours, as naming a folder when it is whole and the loader's place
-would stay ours, and its exchanges are pickles that wait for a lost process without naming it.
+A checkpoint is a folder of files without pickles: the model's, as ``executor.save`` writes it, and
+one of each process. It gets its name when all of it is there.
 """
+
+# Not torch.distributed.checkpoint's: of its formats only safetensors has no pickle of its own, and
+# that one holds nothing but tensors. Flat parts would need a planner of ours, as naming a folder
+# when it is whole and the loader's place would stay ours, and its exchanges are pickles that wait
+# for a lost process without naming it.
 
 from __future__ import annotations
 
+import atexit
 import copy
 import functools
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from . import _job, _session
-from ._base import archive, log
+from ._base import archive, log, trees
 from ._base.errors import AssertionFailure, Error
-from ._checkpoint_states import check_states, encoded, load_states
-from ._checkpoint_writing import Writing, synchronise, write
 from .dataloader import DataLoader
 from .executor import PoplarExecutor
 from .options.distributed import data_share
@@ -35,10 +36,14 @@ __all__ = ["Checkpoints"]
 _MODEL, _FACTS, _UNFINISHED = "model.poptorch", "facts.json", "unfinished-"
 _LEAST = {"processes": 1, "samples": 1, "step": 0, "epoch": 0, "taken": 0}  # of numbers in facts
 _LARGEST = 1 << 53
+_LOOK = 0.05  # seconds between looks for files of other processes
+
+Files = Mapping[Path, Mapping[str, bytes]]
+"""By path the parts of each."""
 
 
 class Checkpoints:
-    """The checkpoints of one training run, in a folder.
+    """The checkpoints of one training run, in a folder. Not a part of PopTorch.
 
     The data comes from ``batches``, which knows how much of it has been used:
 
@@ -94,7 +99,7 @@ class Checkpoints:
         self._begun: Any = None  # the host's generators when it began
         self._resumed: Any = None  # and when the checkpoint was made
         self._tidy = False
-        self._writing: Writing | None = None
+        self._writing: _Writing | None = None
 
     # Going on.
 
@@ -143,20 +148,20 @@ class Checkpoints:
         """Put what a checkpoint holds into the objects of the run, or leave all as it was."""
         executor, optimizer = self._executor, self._executor._optimizer
         assert optimizer is not None
-        check_states(self._stateful, facts["stateful"])
+        _check_states(self._stateful, facts["stateful"])
         _session.restore(executor._session, saved, facts["device"])
         before = {name: copy.deepcopy(s.state_dict()) for name, s in self._stateful.items()}
         undo = None
         try:
             undo = _session.fill(saved, executor._user_model, optimizer, executor._loss)
             executor.setOptimizer(optimizer)  # it has other numbers now
-            load_states(self._stateful, facts["stateful"])
+            _load_states(self._stateful, facts["stateful"])
         except BaseException:
             executor._session.restored = None
             if undo is not None:
                 undo()
                 executor.setOptimizer(optimizer)
-                load_states(self._stateful, before)
+                _load_states(self._stateful, before)
             raise
 
     def batches(self, epochs: int) -> Iterator[Any]:
@@ -166,9 +171,8 @@ class Checkpoints:
         """
         if self.epoch >= epochs:
             return
-        permutations = getattr(self._loader, "_permutations", None)
-        if self._resumed is not None and permutations is not None:
-            permutations.skip(self.epoch)
+        if self._resumed is not None and getattr(self._loader, "_permuted", None) is not None:
+            self._loader._order_index += self.epoch
         while self.epoch < epochs:
             for batch in self._epoch():
                 self.step += 1
@@ -177,7 +181,6 @@ class Checkpoints:
             self.epoch, self._taken = self.epoch + 1, 0
 
     def _epoch(self) -> Iterator[Any]:
-        """What is left of this epoch."""
         resumed, self._resumed = self._resumed, None
         if resumed is None:
             self._begun = _session.host_random.state()
@@ -229,7 +232,7 @@ class Checkpoints:
         files = self._files(folder)
         if wait:
             try:
-                write(files)
+                _write(files)
             except BaseException:  # a full disk, for one, must not stay full of what is no use
                 self._tidy = False
                 if self._processes == 1:
@@ -242,7 +245,7 @@ class Checkpoints:
             awaited = [folder / _name(process) for process in everyone]
             patience = self._executor._settings().runtime.process_timeout
             finish = functools.partial(self._finish, folder, final)
-            self._writing = Writing(files, awaited, finish, patience)
+            self._writing = _Writing(files, awaited, finish, patience)
         return final
 
     def wait(self) -> None:
@@ -274,10 +277,9 @@ class Checkpoints:
         return {**files, own: {_FACTS: json.dumps(self._facts()).encode()}}
 
     def _finish(self, folder: Path, final: Path) -> None:
-        """Give a checkpoint its name, in the first process; all of it is there."""
         if self._process:
             return
-        synchronise(folder)
+        _synchronise(folder)
         folder.rename(final)
         for old in sorted(self._steps())[: -self._keep]:
             self._remove(self._path(old))
@@ -292,7 +294,7 @@ class Checkpoints:
             "begun": self._begun,
             "host": _session.host_random.state(),
             "device": self._executor.rng_state,
-            "stateful": {name: encoded(name, each) for name, each in self._stateful.items()},
+            "stateful": {name: _encoded(name, each) for name, each in self._stateful.items()},
         }
 
     # Folders.
@@ -301,7 +303,6 @@ class Checkpoints:
         return self._folder / f"{step:09d}"
 
     def _steps(self) -> list[int]:
-        """Return the steps of the checkpoints that are whole."""
         if not self._folder.is_dir():
             return []
         paths = [path for path in self._folder.iterdir() if path.name.isdecimal()]
@@ -337,9 +338,7 @@ class Checkpoints:
 def _check_loader(loader: Any) -> None:
     if not isinstance(loader, DataLoader) or loader._accessor is None:
         return
-    if loader._permutations is not None or isinstance(
-        loader.sampler, torch.utils.data.RandomSampler
-    ):
+    if loader._permuted is not None or isinstance(loader.sampler, torch.utils.data.RandomSampler):
         raise AssertionFailure(
             "Checkpoints need to know the order of the data",
             got="a loader that shuffles in another process",
@@ -379,3 +378,116 @@ def _read_facts(path: Path) -> dict[str, Any]:
     except Exception as error:  # whatever it is, it comes from what stands in the file
         archive.refuse(path, f"{type(error).__name__}: {error}")
     return {**facts, "stateful": states}
+
+
+# What it keeps of schedulers and other objects with a ``state_dict()``.
+
+
+def _check_states(stateful: Mapping[str, Any], states: Mapping[str, Any]) -> None:
+    """Let no state replace what an object does: schedulers take any name as an attribute's."""
+    for name, each in stateful.items():
+        wrong = (
+            states[name].keys() - each.state_dict().keys() if isinstance(states[name], dict) else ()
+        )
+        for key in wrong:
+            if not isinstance(key, str) or hasattr(each, key):
+                raise _misfit(name, f"it holds {key!r}, which is no part of the state here")
+
+
+def _load_states(stateful: Mapping[str, Any], states: Mapping[str, Any]) -> None:
+    for name, each in stateful.items():
+        try:
+            each.load_state_dict(states[name])
+        except Exception as error:  # the object's own, of whatever the file passes to it
+            raise _misfit(name, f"{type(error).__name__}: {error}") from error
+
+
+def _misfit(name: str, why: str) -> Error:
+    return Error(
+        f"The checkpoint's state of {name} does not fit the one given",
+        got=why,
+        fix=f"pass the {name} that was saved",
+    )
+
+
+def _encoded(name: str, stateful: Any) -> Any:
+    """Return the state of an object in its JSON form."""
+    state = {
+        key: dict(value) if isinstance(value, dict) else value
+        for key, value in stateful.state_dict().items()
+    }
+    try:
+        tensors, _ = trees.flatten(state, name)
+        if tensors:  # a form of their shapes is all that there would be
+            raise TypeError(f"{len(tensors)} tensors have no JSON form")
+        return _session.encode(state)
+    except TypeError as error:
+        raise Error(
+            f"The state of {name} cannot be kept in a checkpoint",
+            got=str(error),
+            fix="keep it in a file of its own",
+        ) from error
+
+
+# Writing.
+
+
+def _write(files: Files) -> None:
+    for path, parts in files.items():
+        archive.write(path, parts)
+
+
+def _synchronise(folder: Path) -> None:
+    """Have the disk write what is in a folder."""
+    for path in (*folder.iterdir(), folder):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+class _Writing:
+    """A checkpoint on its way to the disk, in a thread: what is written was copied before.
+
+    Args:
+        files: those of this process.
+        awaited: those of others that must be there, too.
+        finish: what is done when all are there.
+        patience: seconds for which the end of this process waits for others' files.
+    """
+
+    def __init__(
+        self, files: Files, awaited: Sequence[Path], finish: Callable[[], None], patience: float
+    ) -> None:
+        self._files, self._awaited, self._finish = files, awaited, finish
+        self._patience = patience
+        self._abandoned = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._go, name="poptorch checkpoint", daemon=True)
+        atexit.register(self._leave)
+        self._thread.start()
+
+    def _go(self) -> None:
+        try:
+            _write(self._files)
+            while not all(path.exists() for path in self._awaited):
+                if self._abandoned.wait(_LOOK):
+                    return
+            self._finish()
+        except BaseException as error:  # raised where somebody waits
+            self._error = error
+
+    def wait(self) -> None:
+        self._thread.join()
+        atexit.unregister(self._leave)
+        if self._error is not None:
+            raise self._error
+
+    def _leave(self) -> None:
+        """The process ends: others may never write what is waited for."""
+        self._thread.join(self._patience)
+        self._abandoned.set()
+        if self._thread.is_alive() or self._error is not None:
+            why = self._error or "files of other processes are not there"
+            log.python.warning("The last checkpoint is not whole: %s", why)

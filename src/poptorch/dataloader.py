@@ -1,4 +1,4 @@
-"""``poptorch.DataLoader`` and ``poptorch.AsynchronousDataAccessor``.
+"""``poptorch.DataLoader``, ``poptorch.AsynchronousDataAccessor`` and ``poptorch.PadToSizes``.
 
 Source: PopTorch user guide, "Efficient data batching"; what they need beneath is in ``_data``.
 """
@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import traceback
 import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.utils.data
+from torch.utils.data import default_collate
 
-from ._base.errors import AssertionFailure, Error
-from ._data import arrangement, begun, notices, tensor_batches
-from ._data.combining import Grouped, join
+from . import _job
+from ._base import source
+from ._base.errors import AssertionFailure, Error, InvalidValue
+from ._data import arrangement, notices
+from ._data.combining import Grouped, TensorBatches, indexable, join
 from ._data.consumer import Consumer
-from ._data.sharding import Permutations, Shard, shard_range
-from ._data.turns import ConsumersTurn, WorkersTurn
+from ._data.sharding import Shard, permutation, shard_range
 from ._data.worker import Settings
 from ._ir.loops import Loops
 from .enums import DataLoaderMode, SharingStrategy
@@ -25,7 +28,7 @@ from .options import Options
 from .options.distributed import data_share
 from .profiling import Channel
 
-__all__ = ["AsynchronousDataAccessor", "DataLoader", "join"]
+__all__ = ["AsynchronousDataAccessor", "DataLoader", "PadToSizes", "join"]
 
 
 class DataLoader(torch.utils.data.DataLoader[Any]):
@@ -89,8 +92,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         options._freeze()
         self._options = options
         self._accessor: AsynchronousDataAccessor | None = None
-        self._permutations: Permutations | None = None
-        self._turn: weakref.ref[WorkersTurn] | None = None
+        self._permuted: tuple[int, int, int] | None = None  # what makes a permutation
+        self._order_index = 0  # of the next of them
+        self._by_workers: weakref.ref[_WorkersIteration] | None = None
         process, shares = data_share(options.Distributed)
         processes = shares if auto_distributed_partitioning else 1
         has_sampler = batch_sampler is not None
@@ -169,16 +173,16 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         Returns:
             An iterator of its own. In the asynchronous modes a newer one ends the older one.
         """
-        begun.note(self, self._plan)
+        notices.remember(self, self._plan)
         if self._options is not None and self._options.Distributed.numProcesses > 1:
-            notices.announce_length(self)
+            self._announce_length()
         if self._accessor is not None:
-            return ConsumersTurn(self, iter(self._accessor)._consumer)
+            return _RemoteIteration(self, iter(self._accessor)._consumer)
         self._retire_workers()
-        if self._permutations is not None:
-            self._reorder(self._permutations.next())
-        suits = tensor_batches.suits(self)
-        batches: Any = tensor_batches.TensorBatches(self) if suits else self._iterate()
+        if self._permuted is not None:
+            self._reorder(permutation(*self._permuted, self._order_index))
+            self._order_index += 1
+        batches: Any = TensorBatches(self) if indexable(self) else self._iterate()
         plan = self._plan
         if plan.group > 1:
             return Grouped(batches, plan.group, plan.drop_last)
@@ -188,10 +192,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def _retire_workers(self) -> None:
         """Give up persistent workers that serve an iteration which somebody still holds."""
-        turn = self._turn() if self._turn is not None else None
-        if turn is not None and turn.is_over:
-            turn.end()
-        elif turn is not None:
+        latest = self._by_workers() if self._by_workers is not None else None
+        if latest is not None and latest.is_over:
+            latest.end()
+        elif latest is not None:
             self._iterator = None
 
     def _iterate(self) -> Any:
@@ -207,9 +211,17 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             batches = super().__iter__()
         if not self.persistent_workers:
             return batches
-        turn = WorkersTurn(batches)
-        self._turn = weakref.ref(turn)
-        return turn
+        iteration = _WorkersIteration(batches)
+        self._by_workers = weakref.ref(iteration)
+        return iteration
+
+    def _announce_length(self) -> None:
+        """Say for how many calls this process has data: all processes must make as many."""
+        seed = None if self._permuted is None else self.options.random_seed
+        try:
+            _job.note_data_length(len(self), seed)
+        except TypeError:  # the data set has no length
+            _job.note_data_length(-1, seed)
 
     def _shard(self, dataset: Any, shuffles: bool) -> Shard:
         """Return the view of this process's part."""
@@ -225,7 +237,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                     fix="set the same seed on all of them, so that they use the same order",
                 )
             used = part.length * processes if plan.drop_last else samples
-            self._permutations = Permutations(samples, used, options.random_seed)
+            self._permuted = samples, used, options.random_seed
         return Shard(dataset, part)
 
     def _reorder(self, order: torch.Tensor) -> None:
@@ -241,7 +253,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def _for_another_process(self, kind: type[DataLoader]) -> DataLoader:
         """Return what a loading process needs of this loader: itself, loading synchronously."""
         other = object.__new__(kind)
-        other.__dict__.update(self.__dict__, _options=None, _turn=None, _iterator=None)
+        other.__dict__.update(self.__dict__, _options=None, _by_workers=None, _iterator=None)
         other._accessor = None
         other.pin_memory = False  # its elements are copied once more anyway
         return other
@@ -253,6 +265,56 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if self.batch_size is None:
             return len(self.batch_sampler) * self._plan.micro
         return len(self.sampler)
+
+
+class _WorkersIteration:
+    """One iteration by torch's persistent workers, which can serve only one at a time."""
+
+    def __init__(self, batches: Any) -> None:
+        self._batches = batches
+        self.is_over = False  # the workers may begin another one
+
+    def end(self) -> None:
+        """Take nothing more from the workers."""
+        self._batches = iter(())
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __next__(self) -> Any:
+        try:
+            return next(self._batches)
+        except BaseException:
+            self.is_over = True
+            raise
+
+
+class _RemoteIteration:
+    """One iteration of a loading process, which can serve only one at a time.
+
+    Args:
+        owner: the loader, which must not go, and end the process, before its iterations.
+        consumer: what reads from the process; an iteration was just begun there.
+    """
+
+    def __init__(self, owner: DataLoader, consumer: Consumer) -> None:
+        self._owner, self._consumer = owner, consumer
+        self._number = consumer.iteration
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self._consumer.iteration != self._number:
+            raise Error(
+                "A newer iterator over the same asynchronous loader has replaced this one",
+                fix="finish one loop before the next one begins, or use DataLoaderMode.Sync, or"
+                " two loaders",
+            )
+        return self._consumer.next()
 
 
 class AsynchronousDataAccessor:
@@ -352,6 +414,69 @@ class AsynchronousDataAccessor:
     def __del__(self) -> None:
         if "_consumer" in vars(self):
             self.terminate()
+
+
+class PadToSizes:
+    """A ``collate_fn`` that pads sequences, so that batches have few shapes.
+
+    With ``options.programs(len(sizes))`` each length gets a compiled program of its own.
+
+    Args:
+        sizes: the lengths that batches may have. A batch gets the smallest that holds its longest
+            sequence.
+        fill: what is padded, and the number it is padded with: by key of a sample that is a dict,
+            by index of one that is a tuple. Each is a sequence, list or tensor, whose dimension 0
+            is the length; the rest of a sample is collated as torch does.
+
+    Raises:
+        poptorch.Error: no sizes, one that is not positive, or nothing to pad; when called: a
+            sequence that is longer than all sizes (each a ``ValueError``), or a sample without one
+            of the entries (a ``KeyError`` or ``IndexError`` of Python's).
+
+    Example::
+
+        collate = poptorch.PadToSizes([32, 64, 128], {"input_ids": 0, "labels": -100})
+        loader = poptorch.DataLoader(options, samples, batch_size=8, collate_fn=collate)
+    """
+
+    def __init__(self, sizes: Sequence[int], fill: Mapping[Any, float]) -> None:
+        if not sizes or min(sizes) < 1 or not fill:
+            raise InvalidValue(
+                "PadToSizes needs lengths and what to pad",
+                got=f"sizes={list(sizes)!r}, fill={dict(fill)!r}",
+                where=source.calling_line(),
+                fix="PadToSizes([32, 64], {'input_ids': 0}), or {0: 0} for samples that are tuples",
+            )
+        self._sizes = sorted(sizes)
+        self._fill = dict(fill)
+
+    def __call__(self, samples: Sequence[Any]) -> Any:
+        """Return the batch: what torch's ``default_collate`` makes of the padded samples."""
+        parts = [{key: torch.as_tensor(sample[key]) for key in self._fill} for sample in samples]
+        longest = max(len(value) for part in parts for value in part.values())
+        size = next((size for size in self._sizes if size >= longest), None)
+        if size is None:
+            raise InvalidValue(
+                "A sequence is longer than all sizes",
+                got=f"{longest}; sizes {self._sizes}",
+                fix=f"cut it, or add a size of at least {longest}",
+            )
+        padded = [{key: _pad(v, size, self._fill[key]) for key, v in p.items()} for p in parts]
+        return default_collate(
+            [_with(sample, values) for sample, values in zip(samples, padded, strict=True)]
+        )
+
+
+def _pad(value: torch.Tensor, size: int, fill: float) -> torch.Tensor:
+    rest = value.new_full((size - len(value), *value.shape[1:]), fill)
+    return torch.cat([value, rest])
+
+
+def _with(sample: Any, values: Mapping[Any, torch.Tensor]) -> Any:
+    """Return a sample with some entries replaced."""
+    if isinstance(sample, Mapping):
+        return {**sample, **values}
+    return tuple(values.get(index, value) for index, value in enumerate(sample))
 
 
 def _accessible(loader: DataLoader, rebatched_size: int | None) -> DataLoader:

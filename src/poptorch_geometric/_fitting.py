@@ -27,14 +27,7 @@ def padding_graphs(
 ) -> list[Any]:
     """Return so many graphs of padding, which have the missing nodes and edges together.
 
-    Args:
-        model: the first sample; padding has its attributes.
-        sizes: gives the values.
-        levels: what is of nodes, of edges, of graphs.
-        missing_nodes, missing_edges: by type; divided evenly, the first graphs get the remainder.
-
-    Raises:
-        RuntimeError: edges of padding have no node of padding to join.
+    They have the attributes of ``model``, and nodes and edges of each type divided evenly.
     """
     nodes = {kind: shares(total, count) for kind, total in missing_nodes.items()}
     edges: dict[Any, list[int]] = {}
@@ -76,7 +69,6 @@ def _graph(
     nodes: Mapping[Any, int],
     edges: Mapping[Any, int],
 ) -> Any:
-    """One graph of padding, with every attribute that a real one has."""
     graph = copy.copy(model)
     defaults = sizes.pad_graph_defaults or {}
     for key, store in _graphs.stores(model).items():
@@ -109,12 +101,7 @@ def _filled(like: torch.Tensor, dim: Any, length: int | None, fill: Any) -> torc
 
 
 def missing(what: str, allowed: Mapping[Any, int], samples: Sequence[Any]) -> dict[Any, int]:
-    """Return how many nodes or edges of each type are needed to fill a batch up.
-
-    Raises:
-        RuntimeError: there are too many.
-        AssertionError: a type that the sizes do not name.
-    """
+    """Return how many nodes or edges of each type are needed to fill a batch up."""
     counts = _graphs.node_counts if what == "nodes" else _graphs.edge_counts
     present = dict.fromkeys(allowed, 0)
     for sample in samples:
@@ -144,12 +131,8 @@ class Trimmer:
 
     Of each graph one node (edge) of every type that it has, drawn at random, is protected, and
     of the first graph the first nodes where asked for; among all others the surplus is drawn.
-    One node less than allowed stays where an edge of padding will need a node.
-
-    Args:
-        samples: the graphs; they are not changed.
-        nodes, edges: how many may be left, by type.
-        protected: how many of the first nodes of the first graph stay, by type.
+    One node less than allowed stays where an edge of padding will need a node. All numbers are by
+    type: how many may be left, and how many of the first graph's first nodes must be.
     """
 
     def __init__(
@@ -171,11 +154,7 @@ class Trimmer:
         self._protected = protected
 
     def trimmed(self, nodes: bool, edges: bool, levels: Levels) -> list[Any]:
-        """Return what is left of the graphs without surplus nodes, without surplus edges, or both.
-
-        Raises:
-            RuntimeError: a graph would be left without nodes, or without protected ones.
-        """
+        """Return what is left of the graphs without surplus nodes, edges, or both."""
         if nodes:
             self._trim_nodes(edges_too=edges)
         if edges:

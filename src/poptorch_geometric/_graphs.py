@@ -19,19 +19,16 @@ NODE, EDGE, GRAPH = "node", "edge", "graph"
 
 
 def is_hetero(sample: Any) -> bool:
-    """Tell whether a graph has types."""
     return isinstance(sample, HeteroData)
 
 
 def node_stores(sample: Any) -> dict[Any, Any]:
-    """Return the stores that hold nodes, by type."""
     if is_hetero(sample):
         return {kind: sample[kind] for kind in sample.node_types}
     return {None: sample.node_stores[0]}
 
 
 def edge_stores(sample: Any) -> dict[Any, Any]:
-    """Return the stores that hold edges, by type."""
     if is_hetero(sample):
         return {kind: sample[kind] for kind in sample.edge_types}
     return {None: sample.edge_stores[0]}
@@ -43,14 +40,12 @@ def ends(kind: Any) -> tuple[Any, Any]:
 
 
 def node_counts(sample: Any) -> dict[Any, int]:
-    """Return the number of nodes of each type."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a guess, where nothing has nodes' rows
         return {kind: store.num_nodes or 0 for kind, store in node_stores(sample).items()}
 
 
 def edge_counts(sample: Any) -> dict[Any, int]:
-    """Return the number of edges of each type."""
     return {kind: store.num_edges for kind, store in edge_stores(sample).items()}
 
 
@@ -74,7 +69,6 @@ def rows(sample: Any, key: Any, name: str, value: torch.Tensor) -> int | None:
 
 
 def total(sizes: int | Mapping[Any, int]) -> int:
-    """Return a number of nodes or edges, of all types."""
     return sum(sizes.values()) if isinstance(sizes, Mapping) else sizes
 
 
@@ -87,22 +81,12 @@ def ranges(starts: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, t
 
 @dataclass(frozen=True)
 class Levels:
-    """Whether attributes are of nodes, of edges or of graphs, decided over all samples.
+    """Whether attributes are of nodes, of edges or of graphs, decided over all samples."""
 
-    Attributes:
-        by_key: level of every tensor, by store and name.
-    """
-
-    by_key: Mapping[tuple[Any, str], str]
+    by_key: Mapping[tuple[Any, str], str]  # of every tensor, by store and name
 
     @staticmethod
     def of(samples: Sequence[Any], excluded: Sequence[str]) -> Levels:
-        """Decide.
-
-        Raises:
-            KeyError: a sample lacks an attribute that the first one has.
-            AssertionError: labels ``y`` that are neither of nodes nor of graphs.
-        """
         levels = {}
         counts = [(node_counts(sample), edge_counts(sample)) for sample in samples]
         each = [stores(sample) for sample in samples]

@@ -119,8 +119,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
 
     @property
     def edge_permutation(self) -> None:
-        """None: numbers of edges are those of the whole graph."""
-        return
+        return  # numbers of edges are those of the whole graph
 
     def sample_from_nodes(self, index: NodeSamplerInput, **kwargs: Any) -> Any:
         """Return the sampled neighbourhood of some seeds, these first."""
@@ -151,11 +150,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
         return output
 
     def sample_from_edges(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse: neighbourhoods of edges are not sampled here.
-
-        Raises:
-            NotImplementedError: always.
-        """
+        """Refuse."""
         raise Unsupported(
             "This sampler starts from nodes",
             got="sample_from_edges, for the neighbourhoods of edges",

@@ -91,7 +91,6 @@ def _along(values: torch.Tensor, like: torch.Tensor, dim: int) -> torch.Tensor:
 def degree(
     index: torch.Tensor, num_nodes: int | None = None, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """Count as torch_geometric does, but not what is gone."""
     if num_nodes is None:
         num_nodes = int(index.max()) + 1
     ones = torch.ones(len(index), dtype=dtype, device=index.device)
@@ -122,7 +121,6 @@ def softmax_for(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Te
 
 
 def index_select(module: Any, src: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Gather for the messages of a layer."""
     return src.index_select(module.node_dim, somewhere(index))
 
 
@@ -131,14 +129,12 @@ Optional = torch.Tensor | None
 
 
 def remove_self_loops(edge_index: Edges, edge_attr: Optional = None) -> tuple[Edges, Optional]:
-    """Leave out edges from a node to itself."""
     return leave_out(edge_index, edge_index[0] != edge_index[1]), edge_attr
 
 
 def segregate_self_loops(
     edge_index: Edges, edge_attr: Optional = None
 ) -> tuple[Edges, Optional, Edges, Optional]:
-    """Return the edges without loops, and the loops."""
     loops = edge_index[0] == edge_index[1]
     return (
         leave_out(edge_index, ~loops),
@@ -171,7 +167,6 @@ def add_remaining_self_loops(
 def get_self_loop_attr(
     edge_index: Edges, edge_attr: Optional = None, num_nodes: int | None = None
 ) -> torch.Tensor:
-    """Return the attribute of each node's loop, 0 where there is none."""
     nodes = maybe_num_nodes(edge_index, num_nodes)
     is_loop = (edge_index[0] == edge_index[1]) & (edge_index[0] >= 0)
     if edge_attr is None:
@@ -182,14 +177,12 @@ def get_self_loop_attr(
 
 
 def masked_edge_index(edge_index: Edges, edge_mask: torch.Tensor) -> Edges:
-    """Keep the edges of a mask."""
     return leave_out(edge_index, edge_mask)
 
 
 def dropout_edge(
     edge_index: Edges, p: float = 0.5, force_undirected: bool = False, training: bool = True
 ) -> tuple[Edges, torch.Tensor]:
-    """Leave out edges at random; the mask (or the numbers) of the others comes, too."""
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"Dropout probability has to be between 0 and 1 (got {p})")
     count = edge_index.shape[1]
@@ -269,7 +262,6 @@ def filter_adj(
     cluster_index: Optional = None,
     num_nodes: int | None = None,
 ) -> tuple[Edges, Optional]:
-    """Leave out edges of nodes that are gone, and number the others anew."""
     nodes = maybe_num_nodes(edge_index, num_nodes)
     if cluster_index is None:
         cluster_index = torch.arange(len(node_index), device=node_index.device)

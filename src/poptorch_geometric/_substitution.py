@@ -29,7 +29,7 @@ from .common import call_once
 
 
 def _film(module: Any, x: Any, edge_index: torch.Tensor, edge_type: Any = None) -> torch.Tensor:
-    """Convolve as ``FiLMConv`` does, with all edges for every relation."""
+    # All edges for every relation.
     x = (x, x) if isinstance(x, torch.Tensor) else x
     beta, gamma = module.film_skip(x[1]).split(module.out_channels, dim=-1)
     out = gamma * module.lin_skip(x[1]) + beta
@@ -54,7 +54,6 @@ def _chebyshev_norm(
     dtype: torch.dtype | None = None,
     batch: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the scaled Laplacian as ``ChebConv`` does."""
     edge_index, weight = get_laplacian(edge_index, edge_weight, normalization, dtype, num_nodes)
     if lambda_max is None:
         there = edge_index[0] >= 0
@@ -67,7 +66,7 @@ def _chebyshev_norm(
 
 
 def _hetero_batch_norm(module: Any, x: torch.Tensor, type_vec: torch.Tensor) -> torch.Tensor:
-    """Normalise as ``HeteroBatchNorm`` does; what is remembered of absent types stays."""
+    # What is remembered of absent types stays.
     types = module.num_types
     if not module.training and module.track_running_stats:
         mean, var = module.running_mean, module.running_var
@@ -90,7 +89,6 @@ def _hetero_batch_norm(module: Any, x: torch.Tensor, type_vec: torch.Tensor) -> 
 
 
 def _mask_label(module: Any, x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Add labels as ``MaskLabel`` does, where a mask says."""
     known = mask.view(-1, 1) * module.emb(torch.where(mask, y, 0))
     return torch.cat([x, known], dim=-1) if module.method == "concat" else x + known
 
@@ -117,16 +115,13 @@ FUNCTIONS: Mapping[str, tuple[Callable[..., Any], ...]] = {
 }  # fmt: skip
 
 
-def _no_check(module: Any, index: Any) -> None:
-    """Callers promise sorted numbers."""
-
-
 # Methods of classes, and a setting.
 METHODS: tuple[tuple[Any, str, Any], ...] = (
     (torch_geometric.backend, "use_segment_matmul", False),  # or sizes of segments decide
     (torch_geometric.nn.ChebConv, "__norm__", _chebyshev_norm),
     (torch_geometric.nn.MessagePassing, "_index_select", _static.index_select),
-    (torch_geometric.nn.aggr.Aggregation, "assert_sorted_index", _no_check),
+    (torch_geometric.nn.aggr.Aggregation, "assert_sorted_index",
+     ops.Aggregation.assert_sorted_index),
     (torch_geometric.nn.InstanceNorm, "forward", ops.InstanceNorm.forward),
     (torch_geometric.nn.HeteroBatchNorm, "forward", _hetero_batch_norm),
     (torch_geometric.nn.MaskLabel, "forward", _mask_label),
@@ -154,11 +149,7 @@ def substituted() -> Iterator[None]:
 
 @functools.lru_cache(maxsize=1)
 def _places(modules: int) -> tuple[tuple[Any, str, Any], ...]:
-    """Every name in torch_geometric that is one of the functions.
-
-    Args:
-        modules: how many are imported; where it is another number they are searched anew.
-    """
+    """Find every name in torch_geometric that is one of the functions, of so many modules."""
     wanted: dict[Any, Any] = {}
     for path, replacements in FUNCTIONS.items():
         module = importlib.import_module(f"torch_geometric.{path}")

@@ -207,11 +207,7 @@ def _check(samples: Any) -> None:
 
 
 def _check_edges(at: int, kind: Any, edge_index: torch.Tensor, counts: Mapping[Any, int]) -> None:
-    """Refuse edges of nodes that there are not.
-
-    Raises:
-        poptorch.Error: there is one; in a batch it would join nodes of other graphs.
-    """
+    """Refuse edges of nodes that there are not: in a batch they would join nodes of others."""
     for row, end in zip(edge_index, _graphs.ends(kind), strict=True):
         least, most = (int(bound) for bound in torch.aminmax(row))
         if least < 0 or most >= counts.get(end, 0):

@@ -103,7 +103,8 @@ class FixedSizeDataLoader(
         add_pad_masks: add masks that are True for what is real.
         follow_batch, exclude_keys: as for ``Batch.from_data_list``.
         options: default ``poptorch.Options()``; frozen from now on.
-        kwargs: further arguments of ``poptorch.DataLoader``.
+        kwargs: further arguments of ``poptorch.DataLoader``. A ``batch_sampler`` decides, with
+            ``PadToMax``, which samples each micro-batch has.
 
     Raises:
         AssertionError: ``collate_fn`` was given, or sizes for another number of graphs.

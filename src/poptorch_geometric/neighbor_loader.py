@@ -17,7 +17,7 @@ from .collate import FixedSizeCollater
 from .common import with_seeds
 from .dataloader import Combining, with_options
 from .fixed_size_options import FixedSizeOptions
-from .pyg_cluster_loader import Places, check_two_graphs
+from .pyg_cluster_loader import check_two_graphs
 from .pyg_dataloader import OverSizeStrategy, Plain, refuse, trimming
 
 __all__ = ["FixedSizeNeighborLoader", "PyGFixedSizeNeighborLoader"]
@@ -117,8 +117,9 @@ class PyGFixedSizeNeighborLoader(Plain):
             **trimming(over_size_strategy),
         )
         self._padder = _Neighbourhoods(self.neighbour_loader, self.fixed_size_collater)
+        places: Any = range(len(self.neighbour_loader.dataset))
         super().__init__(
-            dataset=Places(len(self.neighbour_loader.dataset)),
+            dataset=places,
             batch_size=batch_size,
             collate_fn=self._combined(self._padder, batch_size),
             **kwargs,
@@ -138,28 +139,18 @@ class FixedSizeNeighborLoader(
 ):
     """Samples neighbourhoods of seeds and pads them to one size; micro-batches are joined.
 
-    A neighbourhood is one graph, a second one is padding. The seeds are its first ``batch_size``
-    nodes (of their type), in the order of ``input_id``, and trimming leaves them. ``n_id`` and
-    ``e_id`` are padded like other attributes; ``batch_size`` and ``input_id`` are not.
-    The compiled sampler is used where torch_geometric has one, otherwise one in torch.
+    Batches, the other arguments and errors are those of ``PyGFixedSizeNeighborLoader``, but masks
+    are added unless ``add_pad_masks`` is False.
 
     Args:
         options: default ``poptorch.Options()``; frozen from now on.
         kwargs: further arguments of ``poptorch.DataLoader``.
-
-    The other arguments are those of ``PyGFixedSizeNeighborLoader``, but masks are added unless
-    ``add_pad_masks`` is False.
-
-    Raises:
-        AssertionError: sizes for other than 2 graphs, or ``collate_fn`` or ``batch_sampler``.
     """
 
     __init__ = with_options(PyGFixedSizeNeighborLoader, after="exclude_keys", add_pad_masks=True)
 
 
 class _Neighbourhoods:
-    """From the numbers of input nodes to a padded batch."""
-
     def __init__(self, loader: Any, fixed: FixedSizeCollater) -> None:
         self.sample, self._fixed = loader.collate_fn, fixed
         self._input_type = loader.input_data.input_type

@@ -26,18 +26,8 @@ class FixedSizeClusterLoader(Plain):
 
     Merged clusters are one graph: ``batch`` is 0 for real nodes and 1 for padding.
 
-    Args:
-        cluster_data: torch_geometric's ``ClusterData``, or the one of this module, which needs
-            no other package.
-        fixed_size_options: the sizes, of 2 graphs.
-        batch_size: clusters of a micro-batch.
-        over_size_strategy: what to do with clusters that do not fit.
-        add_pad_masks: add masks that are True for what is real.
-        kwargs: further arguments of torch's loader.
-
-    Raises:
-        AssertionError: sizes for other than 2 graphs, or an argument that the loader decides:
-            ``collate_fn``, ``batch_sampler``, ``shuffle``, ``exclude_keys``.
+    Arguments and errors are those of ``poptorch_geometric.cluster_loader.FixedSizeClusterLoader``,
+    but for ``options``; ``kwargs`` are further arguments of torch's loader.
     """
 
     def __init__(
@@ -60,30 +50,16 @@ class FixedSizeClusterLoader(Plain):
             **trimming(over_size_strategy),
         )
         clusters = torch_geometric.loader.ClusterLoader(cluster_data)
+        places: Any = range(len(cluster_data))
         super().__init__(
-            dataset=Places(len(cluster_data)),
+            dataset=places,
             batch_size=batch_size,
             collate_fn=self._combined(_Merging(clusters.collate_fn, fixed), batch_size),
             **kwargs,
         )
 
 
-class Places(torch.utils.data.Dataset[int]):
-    """The numbers of what is loaded, from 0."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, at: int) -> int:
-        return range(self.count)[at]
-
-
 class _Merging:
-    """From the numbers of clusters to a padded batch."""
-
     def __init__(self, merge: Any, fixed: FixedSizeCollater) -> None:
         self.merge, self.fixed = merge, fixed
 

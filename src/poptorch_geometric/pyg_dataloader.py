@@ -77,12 +77,8 @@ class Plain(torch.utils.data.DataLoader[Any]):
 class DataLoader(Plain):
     """Batches of graphs as they are, without padding.
 
-    Args:
-        dataset: of single graphs.
-        batch_size: graphs in a micro-batch.
-        shuffle: new order at every iteration.
-        follow_batch, exclude_keys: as for ``Batch.from_data_list``.
-        kwargs: further arguments of torch's loader; a ``collate_fn`` is dropped.
+    Arguments are those of ``poptorch_geometric.dataloader.DataLoader``, but for ``options``;
+    ``kwargs`` are further arguments of torch's loader.
     """
 
     def __init__(
@@ -112,23 +108,8 @@ class DataLoader(Plain):
 class FixedSizeDataLoader(Plain):
     """Batches of graphs that all have one size, the last graphs being padding.
 
-    Args:
-        dataset: of single graphs, by index.
-        batch_size: graphs in a micro-batch, the padding graph included: 4 are 3 samples.
-        shuffle: new order at every iteration.
-        fixed_size_options: the sizes; by default those that any samples fit into.
-        fixed_size_strategy: ``PadToMax`` takes ``batch_size - 1`` samples, ``StreamPack`` as many
-            as fit, at most so many.
-        over_size_strategy: what to do with samples that do not fit.
-        add_pad_masks: add masks that are True for what is real.
-        follow_batch, exclude_keys: as for ``Batch.from_data_list``.
-        kwargs: further arguments of torch's loader. A ``batch_sampler`` decides, with ``PadToMax``,
-            which samples each micro-batch has.
-
-    Raises:
-        AssertionError: ``collate_fn`` was given, or sizes for another number of graphs.
-        ValueError: a batch sampler with ``StreamPack``.
-        NotImplementedError: an unknown strategy.
+    Arguments and errors are those of ``poptorch_geometric.FixedSizeDataLoader``, but for
+    ``options``; ``kwargs`` are further arguments of torch's loader.
     """
 
     def __init__(

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from poptorch._base.errors import AssertionFailure
-from poptorch._data.filling import packed, whole
-from poptorch._data.protocol import ALL_ROWS
+from poptorch._data.channel import ALL_ROWS
+from poptorch._data.ring import fill_packed, fill_whole
 
 
 class Buffers:
@@ -31,7 +31,7 @@ def rows(*values):
 
 def test_a_buffer_is_claimed_before_its_element_is_loaded():
     buffers = Buffers((2,))
-    counts = list(whole(buffers.elements(rows(1, 2), rows(3, 4)), buffers.claim))
+    counts = list(fill_whole(buffers.elements(rows(1, 2), rows(3, 4)), buffers.claim))
     assert counts == [ALL_ROWS, ALL_ROWS]
     assert buffers.events == ["claim", "load 0", "claim", "load 1", "claim"]
     assert [b[0].tolist() for b in buffers.given[:2]] == [[1, 2], [3, 4]]
@@ -39,14 +39,14 @@ def test_a_buffer_is_claimed_before_its_element_is_loaded():
 
 def test_values_are_cast_to_the_type_of_the_buffer():
     buffers = Buffers((2,))
-    list(whole([[torch.tensor([1, 2], dtype=torch.int64)]], buffers.claim))
+    list(fill_whole([[torch.tensor([1, 2], dtype=torch.int64)]], buffers.claim))
     assert buffers.given[0][0].tolist() == [1.0, 2.0]
 
 
 def test_a_last_element_may_have_fewer_rows():
     buffers = Buffers((3,), (3, 2))
     element = [torch.ones(2), torch.ones(2, 2)]
-    assert list(whole([element], buffers.claim)) == [2]
+    assert list(fill_whole([element], buffers.claim)) == [2]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_last_element_may_have_fewer_rows():
 def test_other_shapes_are_refused(shapes, element):
     buffers = Buffers(*shapes)
     with pytest.raises(AssertionFailure, match=r"shapes of the first|same first dimension"):
-        list(whole([element], buffers.claim))
+        list(fill_whole([element], buffers.claim))
 
 
 @pytest.mark.parametrize("drop_last", [True, False])
@@ -72,7 +72,7 @@ def test_other_shapes_are_refused(shapes, element):
 def test_packing_loses_and_repeats_nothing(cuts, drop_last):
     buffers = Buffers((3,))
     elements = [[part] for part in torch.arange(7.0).split(cuts)]
-    counts = list(packed(elements, buffers.claim, 3, drop_last))
+    counts = list(fill_packed(elements, buffers.claim, 3, drop_last))
     assert counts == [ALL_ROWS, ALL_ROWS] + ([] if drop_last else [1])
     got = [
         b[0][: 3 if count == ALL_ROWS else count]
@@ -84,13 +84,13 @@ def test_packing_loses_and_repeats_nothing(cuts, drop_last):
 
 def test_packing_loads_no_more_than_fits():
     buffers = Buffers((2,))
-    source = packed(buffers.elements(rows(1), rows(2, 3), rows(4)), buffers.claim, 2, True)
+    source = fill_packed(buffers.elements(rows(1), rows(2, 3), rows(4)), buffers.claim, 2, True)
     next(source)
     assert buffers.events == ["claim", "load 0", "load 1"]
 
 
 def test_packing_needs_rows():
     with pytest.raises(AssertionFailure, match="same first dimension"):
-        list(packed([[torch.tensor(1.0)]], lambda: [torch.tensor(0.0)], 2, True))
+        list(fill_packed([[torch.tensor(1.0)]], lambda: [torch.tensor(0.0)], 2, True))
     with pytest.raises(AssertionFailure, match="same first dimension"):
-        list(packed([[torch.ones(1), torch.ones(2)]], Buffers((2,), (2,)).claim, 2, True))
+        list(fill_packed([[torch.ones(1), torch.ones(2)]], Buffers((2,), (2,)).claim, 2, True))

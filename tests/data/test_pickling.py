@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from helpers.leaks import nothing_left
-from poptorch._data.pickling import Pickled
+from poptorch._data.process import Pickled
 
 
 class Descriptor:
@@ -35,8 +35,8 @@ class Starting:
 class Direct:
     """Loads as the receiving process would, in this one."""
 
-    def __init__(self, value, through_file_system=False):
-        self.pickled = Pickled(value, through_file_system)
+    def __init__(self, value, on_disk=False):
+        self.pickled = Pickled(value, on_disk)
         context.set_spawning_popen(Starting())
         try:
             build, arguments = self.pickled.__reduce__()
@@ -45,14 +45,14 @@ class Direct:
         self.received = build(*arguments)
 
     def load(self):
-        value = self.received.load()
-        self.pickled.discard()
+        value = self.received()
+        self.pickled.close()
         return value
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("through_file_system", [False, True])
-def test_values_arrive_and_nothing_stays(through_file_system, tmp_path, monkeypatch):
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_values_arrive_and_nothing_stays(on_disk, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     many = [torch.tensor([float(i)]) for i in range(2000)]
     value = {
@@ -67,8 +67,8 @@ def test_values_arrive_and_nothing_stays(through_file_system, tmp_path, monkeypa
         "text": "abc",
     }
     with nothing_left():
-        direct = Direct(value, through_file_system)
-        assert len(os.listdir(tmp_path)) == through_file_system
+        direct = Direct(value, on_disk)
+        assert os.listdir(tmp_path) == []
         got = direct.load()
         assert os.listdir(tmp_path) == []
         assert torch.equal(torch.cat(got["many"]), torch.cat(many))

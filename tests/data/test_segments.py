@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from poptorch._data import segments
+from poptorch._data import worker
+from poptorch._data.process import members
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(segments, "_FOLDER", tmp_path)
+    monkeypatch.setattr(worker, "_SHARED_MEMORY", tmp_path)
     return tmp_path
 
 
@@ -26,14 +27,14 @@ def test_only_what_the_ended_processes_left_is_removed(folder: Path) -> None:
     gone, other, alive = f"torch_{ended.pid}_1_2", "torch_12_3", f"torch_{os.getpid()}_5_6"
     for name in (gone, other, alive, f"mine_{ended.pid}_1", "torch"):
         (folder / name).touch()
-    assert segments.remove([ended.pid, os.getpid()]) == {os.getpid()}
+    assert worker.remove_segments({ended.pid, os.getpid()}) == {os.getpid()}
     assert not (folder / gone).exists()
     assert len(list(folder.iterdir())) == 4
 
 
 def test_no_folder_no_segments(folder: Path) -> None:
     folder.rmdir()
-    assert segments.remove([2**22 + 1]) == set()
+    assert worker.remove_segments({2**22 + 1}) == set()
 
 
 def test_members_of_a_group() -> None:
@@ -43,7 +44,7 @@ def test_members_of_a_group() -> None:
     )
     try:
         leader.stdout.readline()
-        assert segments.members(leader.pid) == {leader.pid}
+        assert members(leader.pid) == {leader.pid}
     finally:
         leader.communicate(b"\n")
-    assert segments.members(leader.pid) == set()
+    assert members(leader.pid) == set()

@@ -13,8 +13,8 @@ from torch.utils.data import (
 )
 
 from helpers import programs
+from poptorch._data.combining import TensorBatches, indexable
 from poptorch._data.sharding import Range, Shard
-from poptorch._data.tensor_batches import TensorBatches, suits
 
 
 def data(n=23):
@@ -46,7 +46,7 @@ def test_same_batches_over_several_epochs(batch_size, shuffle, drop_last, has_ge
         batches = [batch for _ in range(3) for batch in iterate(loader)]
         return batches, torch.rand(2)
 
-    assert suits(DataLoader(dataset, batch_size, shuffle=shuffle))
+    assert indexable(DataLoader(dataset, batch_size, shuffle=shuffle))
     expected, after = epochs(iter)
     got, after_too = epochs(TensorBatches)
     same(got, expected)
@@ -65,7 +65,7 @@ def test_the_batches_are_the_caller_s_own():
 def test_shards(order):
     shard = Shard(data(), Range(4, 15), order)
     loader = DataLoader(shard, 4)
-    assert suits(loader)
+    assert indexable(loader)
     same(list(TensorBatches(loader)), list(loader))
     assert len(TensorBatches(loader)) == 4
 
@@ -89,19 +89,19 @@ class Augmented(TensorDataset):
     ],
 )
 def test_anything_unusual_goes_the_long_way(dataset, arguments):
-    assert not suits(DataLoader(dataset, **{"batch_size": 2, **arguments}))
+    assert not indexable(DataLoader(dataset, **{"batch_size": 2, **arguments}))
 
 
 def test_torch_s_own_samplers_go_the_short_way():
     dataset = data()
     for sampler in (SequentialSampler(dataset), RandomSampler(dataset, num_samples=9)):
-        assert suits(DataLoader(dataset, batch_sampler=BatchSampler(sampler, 4, False)))
+        assert indexable(DataLoader(dataset, batch_sampler=BatchSampler(sampler, 4, False)))
 
 
 WAKING = """
 import os, torch
 from torch.utils.data import DataLoader, TensorDataset
-from poptorch._data.tensor_batches import TensorBatches
+from poptorch._data.combining import TensorBatches
 torch.set_num_threads(2)
 loader = DataLoader(TensorDataset(torch.rand(100, 784)), 16, shuffle=True)
 before = len(os.listdir("/proc/self/task"))

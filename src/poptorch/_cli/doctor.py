@@ -19,7 +19,7 @@ from torch import nn
 
 from .. import _capture, dataloader, wrappers
 from .._base import source
-from .._data.waiting import verdict
+from .._data.consumer import verdict
 from ..executor import PoplarExecutor
 from ..options import Options
 from .commands import Enough, add, intercepted, run_script

@@ -1,4 +1,4 @@
-"""Who cuts which batches: the loader's arguments turned into one frozen decision.
+"""Who cuts which batches: the loader's arguments, checked, as one frozen decision.
 
 Source: PopTorch user guide, "Efficient data batching".
 """
@@ -17,30 +17,17 @@ from ..enums import DataLoaderMode
 
 @dataclass(frozen=True)
 class Arrangement:
-    """How a loader makes combined batches.
+    """How a loader makes combined batches."""
 
-    Attributes:
-        combined: samples of one call, or None to pass the data set's items on as they are.
-        micro: samples of one micro-batch, as far as known (1 when a batch sampler does not tell).
-        steps: micro-batches in one combined batch.
-        worker_batch: batch size of torch's loader.
-        worker_drop_last: whether torch's loader drops an incomplete batch.
-        group: how many of torch's batches are joined to one element.
-        asynchronous: whether another process loads.
-        rebatched: rows of the batches that the other process assembles; None when torch's (or the
-            joined) batches are the elements.
-        drop_last: whether the user wants incomplete combined batches dropped.
-    """
-
-    combined: int | None
-    micro: int
-    steps: int
-    worker_batch: int | None
-    worker_drop_last: bool
-    group: int
-    asynchronous: bool
-    rebatched: int | None
-    drop_last: bool
+    combined: int | None  # samples of one call; None passes the data set's items on as they are
+    micro: int  # samples of one micro-batch, as far as known (1 if a batch sampler does not tell)
+    steps: int  # micro-batches in one combined batch
+    worker_batch: int | None  # batch size of torch's loader
+    worker_drop_last: bool  # whether torch's loader drops an incomplete batch
+    group: int  # how many of torch's batches are joined to one element
+    asynchronous: bool  # whether another process loads
+    rebatched: int | None  # rows of the batches that the other process assembles from elements
+    drop_last: bool  # whether the user wants incomplete combined batches dropped
 
 
 def arrange(

@@ -8,21 +8,20 @@ from __future__ import annotations
 import contextlib
 import enum
 import os
+import time
 from multiprocessing import util
 from typing import Any
-
-import torch
 
 from .._base import env, log
 from .._base.errors import AssertionFailure, Error
 from ..enums import SharingStrategy
+from . import ring
+from .channel import ALL_ROWS, Kind, Message
 from .process import Process
-from .protocol import ALL_ROWS, Failed, Kind, Message, Ready
-from .ring import Ring, nameless_file, poison
-from .waiting import Waiting
 from .worker import Settings
 
 _CHECK_SECONDS = 0.2  # how soon a killed worker is noticed
+_NEGLIGIBLE = 0.05  # share of waiting below which loading is not what limits a run
 
 
 class _At(enum.Enum):
@@ -44,38 +43,34 @@ class Consumer:
         settings: how it loads.
 
     Attributes:
-        turn: how many iterations were begun.
-        waiting: how long the consumer waited for elements.
+        iteration: how many were begun.
+        elements: how many were taken in this one, its end included.
 
     Raises:
         Error: the worker did not get as far as the first element.
     """
 
     def __init__(self, source: Any, strategy: SharingStrategy, settings: Settings) -> None:
-        self.turn = 0
-        self.waiting = Waiting()
+        self.iteration = self.elements = 0
+        self._first_asked = self._waited = 0.0  # seconds
         self._at = _At.BEGINNING
-        self._iteration = 0  # of the worker's, whose elements are read
+        self._workers_iteration = 0  # the number, for the worker, of the one that is read
         self._is_started = settings.preload
-        self._held: list[torch.Tensor] = []
-        self._slots: list[list[torch.Tensor]] = []
+        self._current: ring.Tensors = []
         self._failure = ""
         self._poisons = env.get("POPTORCH_POISON_BUFFERS")
-        descriptor = nameless_file("poptorch_ring")
         try:
-            self._process = _start(source, descriptor, strategy, settings)
-            # Runs once: when called, when this object goes, or at the exit of this very process,
-            # before multiprocessing waits there for the worker.
-            self._stop = util.Finalize(self, self._process.stop, exitpriority=10)
-            try:
-                ready = self._announcement()
-            except BaseException:
-                self.stop()
-                raise
-            self._form = ready.form
-            self._slots = Ring(descriptor, ready.specs, settings.slots).slots
-        finally:
-            os.close(descriptor)
+            self._process = Process(source, strategy, settings)
+        except Exception as error:
+            raise _not_started(f"{type(error).__name__}: {error}") from error
+        # Runs once: when called, when this object goes, or at the exit of this very process,
+        # before multiprocessing waits there for the worker.
+        self._stop = util.Finalize(self, self._process.stop, exitpriority=10)
+        try:
+            self._form, self._slots = self._announcement()
+        except BaseException:
+            self.stop()
+            raise
 
     @property
     def is_stopped(self) -> bool:
@@ -85,7 +80,7 @@ class Consumer:
     def stop(self) -> None:
         """End the worker; elements that were handed out stay valid from now on."""
         self._stop()
-        self._held, self._slots = [], []
+        self._current, self._slots = [], []
 
     def restart(self) -> None:
         """Go to the beginning of an iteration.
@@ -94,10 +89,10 @@ class Consumer:
         the next iteration after the end of one; otherwise the worker begins anew.
         """
         self._check_usable()
-        self.turn += 1
-        self.waiting.reset()
+        self.iteration += 1
+        self.elements, self._waited = 0, 0.0
         if self._at is not _At.BEGINNING:
-            self._iteration += 1
+            self._workers_iteration += 1
         if self._at in (_At.BEGINNING, _At.END_WITH_MORE):
             self._start_loading()
         else:
@@ -117,19 +112,26 @@ class Consumer:
         if self._at is _At.ERROR:
             raise self._fail(self._failure)
         self._start_loading()
-        self._release_held()
-        self.waiting.begin()
+        self._release_current()
+        asked = time.perf_counter()
         message = self._message()
-        self.waiting.end()
+        arrived = time.perf_counter()
+        if not self.elements:
+            self._first_asked = asked
+        self.elements += 1
+        self._waited += arrived - asked
         if message.kind is Kind.END:
             self._at = _At.END_WITH_MORE if message.rows else _At.END
-            self.waiting.report()
+            text = verdict(self._waited, arrived - self._first_asked)
+            log.python.debug("%d elements: %s", self.elements - 1, text)
             raise StopIteration
         if message.kind is Kind.ERROR:
-            raise self._fail(message.load().text)
+            raise self._fail(message.text)
         self._at = _At.MIDDLE
-        self._held, rows = self._slots[message.slot], message.rows
-        return self._form.join([t.detach() if rows == ALL_ROWS else t[:rows] for t in self._held])
+        self._current, rows = self._slots[message.slot], message.rows
+        return self._form.join(
+            [t.detach() if rows == ALL_ROWS else t[:rows] for t in self._current]
+        )
 
     def _check_usable(self) -> None:
         if self.is_stopped:
@@ -143,19 +145,19 @@ class Consumer:
             self._is_started = True
             self._tell(Kind.START)
 
-    def _release_held(self) -> None:
-        if self._held:
+    def _release_current(self) -> None:
+        if self._current:
             if self._poisons:
-                poison(self._held)
-            self._held = []
+                ring.poison(self._current)
+            self._current = []
             self._tell(Kind.FREE)
 
     def _begin_anew(self) -> None:
         if self._poisons:
-            poison(self._held)
-        self._held = []
+            ring.poison(self._current)
+        self._current = []
         self._is_started = True
-        self._tell(Kind.RESTART, self._iteration)
+        self._tell(Kind.RESTART, self._workers_iteration)
         while self._message().kind is not Kind.RESTARTED:
             pass  # what was sent for the iteration that is given up
 
@@ -164,43 +166,41 @@ class Consumer:
         with contextlib.suppress(ConnectionError):
             self._process.channel.send(kind, rows=number)
 
-    def _message(self) -> Message:
+    def _message(self, files: list[int] | None = None) -> Message:
         """Wait for the worker's next message, or for its end."""
-        channel = self._process.channel
+        receive = self._process.channel.receive
         try:
-            while not channel.has_message(_CHECK_SECONDS):
+            while (message := receive(_CHECK_SECONDS, files)) is None:
                 # Processes that the worker forked may hold its end of the channel open.
-                if self._process.exit_code is not None and not channel.has_message():
-                    raise EOFError
-            return channel.receive()
+                if self._process.exit_code is not None:
+                    message = receive(0.0, files)
+                    if message is None:
+                        raise EOFError
+                    break
         except (EOFError, ConnectionError):
             raise self._fail(self._process.describe_end()) from None
+        return message
 
     def _fail(self, reason: str) -> Error:
         # The reason is kept, not the exception: its traceback would keep the loader alive.
         self._at, self._failure = _At.ERROR, reason
         return AssertionFailure("An error occurred in the data fetcher", got=reason)
 
-    def _announcement(self) -> Ready:
-        """Wait for the first element."""
+    def _announcement(self) -> tuple[ring.Form, list[ring.Tensors]]:
+        """Wait for the first element; return the form of all, and the slots they come in."""
+        files: list[int] = []
         try:
-            message = self._message()
+            message = self._message(files)
         except AssertionFailure:
             raise _not_started(self._process.describe_end()) from None
-        self._process.started()
-        if message.kind is Kind.READY:
-            ready: Ready = message.load()
-            return ready
-        failed: Failed = message.load()
-        log.python.error("The loading process could not start:\n%s", failed.text)
-        raise _not_started(failed.text, failed.has_arrived)
-
-
-def _start(source: Any, descriptor: int, strategy: SharingStrategy, settings: Settings) -> Process:
-    try:
-        return Process(source, descriptor, strategy, settings)
-    except Exception as error:
-        raise _not_started(f"{type(error).__name__}: {error}") from error
+        if message.kind is Kind.FAILED:
+            log.python.error("The loading process could not start:\n%s", message.text)
+            raise _not_started(message.text, has_arrived=bool(message.slot))
+        (file,) = files
+        try:
+            return ring.attach(file, message.rows)
+        finally:
+            os.close(file)
 
 
 def _not_started(reason: str, has_arrived: bool = False) -> Error:
@@ -217,3 +217,17 @@ def _not_started(reason: str, has_arrived: bool = False) -> Error:
             " poptorch.SharingStrategy.Fork}",
         ),
     )
+
+
+def verdict(waited: float, total: float) -> str:
+    """Say in one line what limited a run.
+
+    Args:
+        waited: seconds that the consumer waited for data.
+        total: seconds that the run took.
+    """
+    share = waited / total if total else 0.0
+    spent = f"{waited:.2f} s of {total:.2f} s ({share:.0%}) went into waiting for data"
+    if share < _NEGLIGIBLE:
+        return f"{spent}; the device limits the run, not the host"
+    return f"{spent}; the host limits the run, which could take {total - waited:.2f} s"

@@ -1,29 +1,22 @@
-"""What a new loader tells: a data set that does not divide, arguments that do nothing.
+"""What a loader tells: a data set that does not divide, arguments that do nothing, other counts
+than the model's.
 
 Source: PopTorch user guide, "Efficient data batching".
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from torch.utils.data import IterableDataset
+import torch
+from torch.utils.data import DataLoader, IterableDataset
 
-from .. import _job
 from .._base import log
+from .._ir.loops import Loops
 from .arrangement import Arrangement
 from .sharding import Shard, shard_range
-
-
-@dataclass(frozen=True)
-class Notice:
-    """Something to tell about a data set's size."""
-
-    is_warning: bool
-    text: str
 
 
 def remainder(
@@ -38,10 +31,110 @@ def remainder(
         processes: how many there are then.
         programs: for how many kinds of inputs a model may be compiled.
     """
-    notice = _notice(loader, plan, process, processes, programs)
-    if notice is not None:
-        level = logging.WARNING if notice.is_warning else logging.INFO
-        log.python.log(level, "%s", notice.text)
+    dataset, workers = loader.dataset, loader.num_workers
+    if isinstance(dataset, IterableDataset):
+        if workers > 1 and loader.worker_init_fn is None:
+            log.python.warning(
+                "An IterableDataset with %d workers and no worker_init_fn: every element will be "
+                "returned %d times, once by each worker",
+                workers,
+                workers,
+            )
+        return
+    if plan.combined is None:
+        return
+    if loader.batch_size is None:
+        _micro_batches(_length(loader.batch_sampler), plan.steps, plan.drop_last)
+        return
+    if isinstance(dataset, Shard):
+        samples: int | None = len(dataset.dataset)
+    else:
+        samples, process, processes = _length(loader.sampler), 0, 1
+    if samples is None or not samples % (plan.combined * processes):
+        return
+    if plan.drop_last:
+        _left_samples(samples, plan.combined, processes)
+    else:
+        size = shard_range(samples, plan.combined, False, process, processes).length
+        size = size % plan.combined or plan.combined
+        _last_batch(samples, processes, plan, size, programs)
+
+
+def _length(sampler: Any) -> int | None:
+    if getattr(sampler, "reads_to_count", False):  # its length is a pass over the data set
+        return None
+    try:
+        return len(sampler)
+    except TypeError:  # samplers need no length; torch's base class has none
+        return None
+
+
+def _last_batch(samples: int, processes: int, plan: Arrangement, size: int, programs: int) -> None:
+    """Tell about a last batch of another size, which needs a program of its own."""
+    begin = (
+        f"The data set's {samples} samples are not divisible by the combined batch size"
+        f" ({plan.combined}) x {processes} processes: the last batch of this process has {size}"
+        " samples"
+    )
+    if programs == 1:
+        log.python.warning(
+            "%s, and a model that was compiled for %d rejects any other size, unless "
+            "options.programs(2) lets it be compiled for that, too. Pass drop_last=True to leave "
+            "it out.",
+            begin,
+            plan.combined,
+        )
+    elif size % plan.steps:
+        log.python.warning(
+            "%s. options.programs(%d) lets a model be compiled for that, too, but in training they "
+            "must divide into %d micro-batches. Pass drop_last=True to leave it out.",
+            begin,
+            programs,
+            plan.steps,
+        )
+    else:
+        log.python.info("%s, for which options.programs(%d) allows a program.", begin, programs)
+
+
+def _left_samples(samples: int, combined: int, processes: int) -> None:
+    """Tell about samples that are never used."""
+    left = samples % (combined * processes)
+    if left == samples:
+        log.python.warning(
+            "No batch will be loaded: the data set has %d samples, and one combined batch on each "
+            "of %d processes takes %d. Lower the batch size, the device iterations or the gradient "
+            "accumulation.",
+            samples,
+            processes,
+            combined * processes,
+        )
+    else:
+        log.python.info(
+            "drop_last=True: %d of the data set's %d samples are left out of every iteration, "
+            "since one call takes %d samples on each of %d processes.",
+            left,
+            samples,
+            combined,
+            processes,
+        )
+
+
+def _micro_batches(batches: int | None, group: int, drop_last: bool) -> None:
+    """Tell about micro-batches of a sampler that do not fill a combined batch."""
+    if batches is None:
+        if not drop_last:
+            log.python.warning(
+                "The length of the batch sampler is unknown and drop_last=False: the last tensor "
+                "may be incomplete"
+            )
+    elif left := batches % group:
+        begin = (
+            f"The batch sampler yields {batches} micro-batches, one call takes {group}: the last"
+        )
+        if drop_last:
+            log.python.info("%s %d are dropped", begin, left)
+        else:
+            log.python.warning("%s %d make the last tensor incomplete", begin, left)
 
 
 def without_effect(
@@ -73,7 +166,7 @@ class EndingEarly:
     def __init__(self, batches: Iterable[Any], plan: Arrangement) -> None:
         self._batches = iter(batches)
         self._plan = plan
-        self._begun = False
+        self._has_any = False
 
     def __iter__(self) -> EndingEarly:
         return self
@@ -82,8 +175,8 @@ class EndingEarly:
         try:
             batch = next(self._batches)
         except StopIteration:
-            if not self._begun:
-                self._begun = True
+            if not self._has_any:
+                self._has_any = True
                 log.python.warning(
                     "No batch was loaded: the data set ended before the %d samples of one combined "
                     "batch. Lower the batch size, the device iterations or the gradient "
@@ -91,116 +184,40 @@ class EndingEarly:
                     self._plan.combined,
                 )
             raise
-        self._begun = True
+        self._has_any = True
         return batch
 
 
-def _notice(
-    loader: Any, plan: Arrangement, process: int, processes: int, programs: int
-) -> Notice | None:
-    dataset, workers = loader.dataset, loader.num_workers
-    if isinstance(dataset, IterableDataset):
-        if workers < 2 or loader.worker_init_fn is not None:
-            return None
-        return Notice(
-            True,
-            f"An IterableDataset with {workers} workers and no worker_init_fn: every element will"
-            f" be returned {workers} times, once by each worker",
+_iterated: list[tuple[weakref.ref[DataLoader[object]], Arrangement]] = []  # the last loader
+
+
+def remember(loader: DataLoader[object], plan: Arrangement) -> None:
+    """Take a loader for the one whose batches a model gets next."""
+    _iterated[:] = [(weakref.ref(loader), plan)]
+
+
+def other_counts(tensors: Sequence[torch.Tensor], loops: Loops) -> None:
+    """Warn if a training model takes batches of the loader apart in another way than they are made.
+
+    Where the sizes happen to divide, each call would make another number of updates than was meant,
+    of larger micro-batches.
+
+    Args:
+        tensors: the batch that the model is compiled for.
+        loops: how the model cuts it.
+    """
+    rows = next((tensor.shape[0] for tensor in tensors if tensor.dim()), 0)
+    for loader, plan in _iterated[:]:
+        if loader() is None or plan.combined != rows or plan.steps == loops.slices:
+            continue
+        _iterated.clear()
+        log.python.warning(
+            "The batch of %d samples is that of a DataLoader which makes it of %d micro-batches of "
+            "%d, and the model takes it as %d of %d: they have other device iterations, gradient "
+            "accumulation or replicas. Make both with the same poptorch.Options",
+            rows,
+            plan.steps,
+            plan.micro,
+            loops.slices,
+            rows // loops.slices,
         )
-    if plan.combined is None:
-        return None
-    if loader.batch_size is None:
-        return _on_batches(_length(loader.batch_sampler), plan.steps, plan.drop_last)
-    if isinstance(dataset, Shard):
-        samples: int | None = len(dataset.dataset)
-    else:
-        samples, process, processes = _length(loader.sampler), 0, 1
-    if samples is None or not samples % (plan.combined * processes):
-        return None
-    if not plan.drop_last:
-        size = shard_range(samples, plan.combined, False, process, processes).length
-        size = size % plan.combined or plan.combined
-        return _of_last_batch(samples, processes, plan, size, programs)
-    return _of_left_samples(samples, plan.combined, processes)
-
-
-def _length(sampler: Any) -> int | None:
-    if getattr(sampler, "reads_to_count", False):  # its length is a pass over the data set
-        return None
-    try:
-        return len(sampler)
-    except TypeError:  # samplers need no length; torch's base class has none
-        return None
-
-
-def _of_last_batch(
-    samples: int, processes: int, plan: Arrangement, size: int, programs: int
-) -> Notice:
-    """Tell about a last batch of another size, which needs a program of its own."""
-    begin = (
-        f"The data set's {samples} samples are not divisible by the combined batch size"
-        f" ({plan.combined}) x {processes} processes: the last batch of this process has {size}"
-        " samples"
-    )
-    if programs == 1:
-        return Notice(
-            True,
-            f"{begin}, and a model that was compiled for {plan.combined} rejects any other size,"
-            " unless options.programs(2) lets it be compiled for that, too. Pass drop_last=True to"
-            " leave it out.",
-        )
-    if size % plan.steps:
-        return Notice(
-            True,
-            f"{begin}. options.programs({programs}) lets a model be compiled for that, too, but in"
-            f" training they must divide into {plan.steps} micro-batches. Pass drop_last=True to"
-            " leave it out.",
-        )
-    return Notice(False, f"{begin}, for which options.programs({programs}) allows a program.")
-
-
-def _of_left_samples(samples: int, combined: int, processes: int) -> Notice:
-    """Tell about samples that are never used."""
-    left = samples % (combined * processes)
-    if left == samples:
-        return Notice(
-            True,
-            f"No batch will be loaded: the data set has {samples} samples, and one combined batch"
-            f" on each of {processes} processes takes {combined * processes}. Lower the batch"
-            " size, the device iterations or the gradient accumulation.",
-        )
-    return Notice(
-        False,
-        f"drop_last=True: {left} of the data set's {samples} samples are left out of every"
-        f" iteration, since one call takes {combined} samples on each of {processes} processes.",
-    )
-
-
-def _on_batches(batches: int | None, group: int, drop_last: bool) -> Notice | None:
-    """Tell about micro-batches of a sampler that do not fill a combined batch."""
-    if batches is None:
-        if drop_last:
-            return None
-        return Notice(
-            True,
-            "The length of the batch sampler is unknown and drop_last=False: the last tensor may"
-            " be incomplete",
-        )
-    left = batches % group
-    if not left:
-        return None
-    fate = "are dropped" if drop_last else "make the last tensor incomplete"
-    return Notice(
-        not drop_last,
-        f"The batch sampler yields {batches} micro-batches, one call takes {group}: the last"
-        f" {left} {fate}",
-    )
-
-
-def announce_length(loader: Any) -> None:
-    """Say for how many calls this process has data: all processes must make as many."""
-    seed = None if loader._permutations is None else loader.options.random_seed
-    try:
-        _job.note_data_length(len(loader), seed)
-    except TypeError:  # the data set has no length
-        _job.note_data_length(-1, seed)

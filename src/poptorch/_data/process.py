@@ -6,21 +6,30 @@ Source: PopTorch user guide, "Efficient data batching".
 from __future__ import annotations
 
 import contextlib
+import functools
+import io
+import mmap
 import multiprocessing
 import os
 import pickle
 import signal
 import socket
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import reduction
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
+
+import psutil
+import torch
+import torch.multiprocessing
 
 from .._base import log, trees
 from .._base.processes import is_running
 from ..enums import SharingStrategy
-from . import segments, worker
-from .pickling import Pickled
-from .protocol import Channel, Kind
+from . import worker
+from .channel import Channel, Kind
+from .ring import ALIGNMENT, nameless_file, reserve
 
 PATIENCE = 10.0  # seconds between the steps of ending a process: ask, interrupt, kill
 
@@ -34,59 +43,27 @@ _METHODS = {
 }
 
 
-class Handle:
-    """A file descriptor that a new process gets too, whichever way it is started."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def __reduce__(self) -> Any:
-        return _opened, (reduction.DupFd(self._descriptor),)
-
-    def detach(self) -> int:
-        """Return the descriptor."""
-        return self._descriptor
-
-
-def _opened(duplicate: Any) -> Handle:
-    return Handle(duplicate.detach())
-
-
-class _Inherited:
-    """Like ``Pickled``, for a process that has everything in its memory already."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def load(self) -> Any:
-        return self._value
-
-    def discard(self) -> None:
-        self._value = None
-
-
 class Process:
     """A running worker with the channel to it; ``stop`` leaves nothing of it behind."""
 
-    def __init__(
-        self, source: Any, descriptor: int, strategy: SharingStrategy, settings: worker.Settings
-    ) -> None:
+    def __init__(self, source: Any, strategy: SharingStrategy, settings: worker.Settings) -> None:
         context = multiprocessing.get_context(_METHODS[strategy])
         forks = strategy is SharingStrategy.Fork
         ours, theirs = socket.socketpair()
         self.channel = Channel(ours)
+        load: Callable[[], worker.Contents]
         if forks:
-            self._pickled: Any = _Inherited((source, trees.registered()))
+            contents = source, trees.registered()
+            load = lambda: contents  # noqa: E731 (is never pickled)
         else:
-            with_parsers = (source, _picklable_parsers())
-            self._pickled = Pickled(with_parsers, strategy is SharingStrategy.FileSystem)
+            on_disk = strategy is SharingStrategy.FileSystem
+            load = Pickled((source, _picklable_parsers()), on_disk)
         self._process = context.Process(  # type: ignore[attr-defined]
             target=worker.main,
             args=(
                 theirs,
                 ours if forks else None,
-                Handle(descriptor),
-                self._pickled,
+                load,
                 settings,
                 "fork" if forks else multiprocessing.get_start_method(allow_none=True),
             ),
@@ -96,13 +73,11 @@ class Process:
             with theirs, _prepared(strategy):
                 self._process.start()
         except BaseException:
-            self._pickled.discard()
             self.channel.close()
             raise
-
-    def started(self) -> None:
-        """Forget what was only there to start the process: it has reported."""
-        self._pickled.discard()
+        finally:
+            if isinstance(load, Pickled):
+                load.close()
 
     @property
     def exit_code(self) -> int | None:
@@ -126,7 +101,7 @@ class Process:
     def stop(self) -> None:
         """Ask the process to end, after 10 s interrupt it, after another 10 s kill it."""
         process, group = self._process, self._process.pid
-        members = segments.members(group)
+        workers = members(group)
         with contextlib.suppress(OSError):
             self.channel.send(Kind.STOP)
         self.channel.close()
@@ -135,7 +110,7 @@ class Process:
             log.python.warning("The loading process does not stop; interrupting it")
             _signal(os.kill, group, signal.SIGINT)
             process.join(PATIENCE)
-        members, patience = members | segments.members(group), 1.0
+        workers, patience = workers | members(group), 1.0
         if process.exitcode != 0:
             # Its own workers too: they are of its group, and nobody else would end them at once.
             _signal(os.killpg, group, signal.SIGKILL)
@@ -143,8 +118,19 @@ class Process:
             process.join()
             patience = PATIENCE  # a killed process is not gone at once
         process.close()
-        segments.remove(members, patience)
-        self._pickled.discard()
+        worker.remove_segments(workers, patience)
+
+
+def members(group: int) -> set[int]:
+    """Return the running processes of a process group."""
+    return {pid for pid in psutil.pids() if _group(pid) == group and is_running(pid)}
+
+
+def _group(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except OSError:  # it has ended, or is hidden
+        return None
 
 
 def _signal(send_signal: Any, target: int, number: int) -> None:
@@ -178,3 +164,93 @@ def _prepared(strategy: SharingStrategy) -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+# The data set on its way there.
+
+
+class Pickled:
+    """A value that is pickled when a process is started, where it loads when called.
+
+    Tensors and NumPy arrays travel through one file that the receiver maps, whatever their number
+    and size: torch's own way opens a file descriptor per tensor, of which a list of samples has too
+    many. Tensors that are in shared memory already stay shared.
+
+    Args:
+        value: what to send.
+        on_disk: use a temporary file in place of memory.
+    """
+
+    def __init__(self, value: Any, on_disk: bool = False) -> None:
+        self._value, self._on_disk = value, on_disk
+        self._descriptor: int | None = None
+
+    def __call__(self) -> Any:
+        return self._value
+
+    def __reduce__(self) -> Any:
+        buffers: list[pickle.PickleBuffer] = []
+        stream = io.BytesIO()
+        _Pickler(stream, buffers).dump(self._value)
+        content = [*(buffer.raw() for buffer in buffers), stream.getbuffer()]
+        places, end = [], 0
+        for part in content:
+            places.append(slice(end, end + part.nbytes))
+            end += -(-part.nbytes // ALIGNMENT) * ALIGNMENT
+        self._descriptor = _disk_file() if self._on_disk else nameless_file("poptorch_dataset")
+        reserve(self._descriptor, end)
+        with mmap.mmap(self._descriptor, end) as memory:
+            for part, place in zip(content, places, strict=True):
+                memory[place] = part
+        return functools.partial, (_received, reduction.DupFd(self._descriptor), places)
+
+    def close(self) -> None:
+        """Give back the file; the process that was started has it open, or there is none."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def _disk_file() -> int:
+    with tempfile.TemporaryFile(prefix="poptorch_dataset_") as file:
+        return os.dup(file.fileno())
+
+
+def _received(file: Any, places: Sequence[slice]) -> Any:
+    """Unpickle the value; its arrays are copy-on-write views of the sender's copy."""
+    descriptor = file.detach()
+    try:
+        memory = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY))
+    finally:
+        os.close(descriptor)
+    *buffers, content = (memory[place] for place in places)
+    return pickle.loads(content, buffers=buffers)
+
+
+class _Pickler(ForkingPickler):
+    def __init__(self, stream: io.BytesIO, buffers: list[pickle.PickleBuffer]) -> None:
+        # Arguments by position: protocol, fix_imports, and what takes the buffers out of band.
+        super().__init__(stream, 5, True, buffers.append)
+        self._shared = self.dispatch_table[torch.Tensor]
+        self.dispatch_table[torch.Tensor] = self._reduce
+
+    def _reduce(self, tensor: torch.Tensor) -> Any:
+        is_shared = tensor.is_shared()  # type: ignore[no-untyped-call]
+        if is_shared or not _is_plain(tensor):
+            return self._shared(tensor)
+        content: Any = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+        return _tensor, (pickle.PickleBuffer(content), tensor.dtype, tuple(tensor.shape))
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+        and 0 < tensor.nbytes <= tensor.untyped_storage().nbytes()  # nothing expanded
+        and not (tensor.requires_grad or tensor.is_quantized)
+        and not (tensor.is_conj() or tensor.is_neg())
+    )
+
+
+def _tensor(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.frombuffer(buffer, dtype=dtype).view(shape)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import Dataset
 
@@ -82,8 +83,8 @@ class Shard(Dataset[Any]):
         return positions if self.order is None else self.order[positions].tolist()
 
 
-class Permutations:
-    """One permutation per epoch; equal seeds give equal sequences in all processes.
+def permutation(samples: int, used: int, seed: int, index: int) -> torch.Tensor:
+    """Return one of a sequence of permutations, the same in all processes with equal seeds.
 
     With leftovers (samples beyond the whole combined batches), the permutations come in pairs: what
     the first one leaves over is among the used samples of the second, so that every two epochs
@@ -93,33 +94,21 @@ class Permutations:
         samples: size of the data set.
         used: how many of the first places of a permutation all processes read together.
         seed: the options' random seed.
+        index: which one, from 0.
+
+    Returns:
+        int64, of the size of the data set.
     """
-
-    def __init__(self, samples: int, used: int, seed: int) -> None:
-        self._samples = samples
-        self._used = used
-        self._state = torch.Generator().manual_seed(seed).get_state()
-        self._left_over: torch.Tensor | None = None
-
-    def skip(self, epochs: int) -> None:
-        """Go on as after so many epochs."""
-        for _ in range(epochs):
-            self.next()
-
-    def next(self) -> torch.Tensor:
-        """Return the permutation of the next epoch: int64, of the size of the data set."""
-        generator = torch.Generator()
-        generator.set_state(self._state)
-        order = torch.randperm(self._samples, generator=generator)
-        self._state = generator.get_state()
-        if self._used in (0, self._samples):
-            return order
-        if self._left_over is None:
-            self._left_over = order[self._used :].clone()
-            return order
-        order = _with_tail_apart_from(order, self._left_over)
-        self._left_over = None
+    order = _drawn(samples, seed, index)
+    if index % 2 == 0 or used in (0, samples):
         return order
+    return _with_tail_apart_from(order, _drawn(samples, seed, index - 1)[used:])
+
+
+def _drawn(samples: int, seed: int, index: int) -> torch.Tensor:
+    mixed = np.random.SeedSequence((seed % 2**64, index)).generate_state(1, np.uint64)
+    generator = torch.Generator().manual_seed(int(mixed[0]))
+    return torch.randperm(samples, generator=generator)
 
 
 def _with_tail_apart_from(order: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:

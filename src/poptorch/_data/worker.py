@@ -5,7 +5,7 @@ Source: PopTorch user guide, "Efficient data batching".
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import gc
 import multiprocessing
 import os
@@ -15,48 +15,40 @@ import socket
 import sys
 import time
 import traceback
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing import forkserver
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from .._base import trees
 from .._base.errors import Error
-from . import segments
-from .element import Form, TensorSpec
-from .filling import common_rows, packed, whole
-from .protocol import MAX_TEXT, Channel, Failed, Kind, Ready
-from .ring import Ring, reserve, size_of
+from .._base.processes import is_running
+from . import ring
+from .channel import Channel, Kind, Message
+
+Contents = tuple[Any, dict[type, trees.Parser]]
+"""A data set, and the registered parsers of its elements."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How a worker loads.
+    """How a worker loads."""
 
-    Attributes:
-        slots: buffers in the ring.
-        pause: seconds of the first sleep while the ring is full; 0 spins.
-        goes_on: begin the next iteration of the data set at the end of one, unasked.
-        preload: fill the ring before the first iteration is asked for.
-        rebatched: rows of the batches to assemble, or None to pass elements on as they are.
-        drop_last: drop the incomplete batch at the end, when assembling.
-        seed: of the random generators of the process.
-    """
-
-    slots: int
-    pause: float
-    goes_on: bool
-    preload: bool
-    rebatched: int | None
-    drop_last: bool
-    seed: int
+    slots: int  # buffers in the ring
+    pause: float  # seconds of the first sleep while the ring is full; 0 spins
+    goes_on: bool  # begin the next iteration of the data set at the end of one, unasked
+    preload: bool  # fill the ring before the first iteration is asked for
+    rebatched: int | None  # rows of the batches to assemble; None passes elements on as they are
+    drop_last: bool  # drop the incomplete batch at the end, when assembling
+    seed: int  # of the random generators of the process
 
 
 _NOTHING = object()
 _LONGEST_PAUSE = 0.004  # seconds; who waits longer is woken by the consumer's message
+_SHARED_MEMORY = Path("/dev/shm")
 
 
 # Neither is an error, and the data set's own handlers of errors must not catch them.
@@ -74,8 +66,7 @@ class _Stop(BaseException):
 def main(
     end: socket.socket,
     inherited: socket.socket | None,
-    memory: Any,
-    pickled: Any,
+    load: Callable[[], Contents],
     settings: Settings,
     start_method: str | None,
 ) -> None:
@@ -84,17 +75,19 @@ def main(
     Args:
         end: of the channel to the consumer.
         inherited: the consumer's own end, which a forked process has too and must close.
-        memory: what holds the descriptor of the ring's empty file.
-        pickled: what loads to (data set, registered parsers).
+        load: returns what to load.
         settings: how to load.
         start_method: how to start torch's workers; None is Python's default.
     """
     _set_up_process(inherited, settings.seed)
-    _start_workers_by(start_method)
+    # Forked, torch's workers have torch in their memory; started by a server of their own, which
+    # Python would otherwise do here, each of them imports it.
+    multiprocessing.set_start_method(start_method, force=True)
+    preload()
     worker: _Worker | None = None
     try:
-        worker = _Worker(Channel(end), memory.detach(), settings)
-        worker.run(pickled)
+        worker = _Worker(Channel(end), settings)
+        worker.run(load)
     except (_Stop, KeyboardInterrupt, EOFError, ConnectionError):
         # Nobody waits for us, or somebody pressed Ctrl-C: the consumer's process tells about it.
         pass
@@ -124,16 +117,6 @@ def _set_up_process(inherited: socket.socket | None, seed: int) -> None:
         sys.modules["numpy"].random.seed(seed % 2**32)
 
 
-def _start_workers_by(method: str | None) -> None:
-    """Let this process start others as the consumer's would, not in the way it was started itself.
-
-    Forked, torch's workers have torch in their memory; started by a server of their own, which
-    Python would otherwise do here, each of them imports it.
-    """
-    multiprocessing.set_start_method(method, force=True)
-    preload()
-
-
 def preload() -> None:
     """Let the fork server import torch once, unless the program has chosen what it imports."""
     server = getattr(forkserver, "_forkserver", None)
@@ -148,9 +131,8 @@ def _exit_cleanly(number: int, frame: object) -> None:
 class _Worker:
     """The state of a loading process: counts of buffers, and the iteration it is in."""
 
-    def __init__(self, channel: Channel, descriptor: int, settings: Settings) -> None:
+    def __init__(self, channel: Channel, settings: Settings) -> None:
         self._channel = channel
-        self._descriptor = descriptor
         self._settings = settings
         consumer = multiprocessing.parent_process()
         assert consumer is not None
@@ -162,29 +144,29 @@ class _Worker:
         self._iterator: Iterator[Any] = iter(())
         self._workers: set[int] = set()  # torch's own
         self._iterations = 0  # that were begun
-        # What the latest of them began with; there are no more than that ahead of the consumer.
-        self._orders: deque[Any] = deque(maxlen=settings.slots + 2)
-        self._form: Form
-        self._ring: Ring
+        self._first_order: int | None = None  # of a loader that shuffles for several processes
+        self._form: ring.Form
+        self._slots: list[ring.Tensors]
 
-    def run(self, pickled: Any) -> None:
+    def run(self, load: Callable[[], Contents]) -> None:
         """Load and announce the first element, then run one iteration after another."""
         has_arrived = False
         try:
-            self._source, parsers = pickled.load()
+            self._source, parsers = load()
             has_arrived = True
             for kind, parser in parsers.items():
                 trees.register(kind, parser)
+            self._first_order = getattr(self._source, "_order_index", None)
             first = self._begin()
         except Exception as error:
-            self._channel.send(Kind.FAILED, content=_failed(error, has_arrived))
+            self._channel.send(Kind.FAILED, slot=has_arrived, text=_traceback(error))
             return
         elements = self._first_elements(first)
         while True:
             try:
                 self._run_iteration(elements)
             except _Restart as restart:
-                self._go_back_to(restart.iteration)
+                self._iterations = restart.iteration  # some may have been begun ahead
                 self._published = self._freed = 0
                 self._started = True
                 self._channel.send(Kind.RESTARTED)
@@ -195,7 +177,7 @@ class _Worker:
         """End the iteration and its workers."""
         # Only when the old iterator is gone can a loader's persistent workers be used again.
         self._iterator = iter(())
-        self._workers = segments.remove(self._workers)
+        self._workers = remove_segments(self._workers)
 
     def _begin(self) -> list[torch.Tensor]:
         """Load one element, lay out the ring after it, and announce both."""
@@ -203,35 +185,24 @@ class _Worker:
         first = next(self._iterator, _NOTHING)
         if first is _NOTHING:
             raise Error("The Dataset is empty", fix="give it at least one element")
-        self._form = Form.of(first)
+        self._form = ring.Form.of(first)
         tensors = self._form.split(first)
-        specs = tuple(TensorSpec(tuple(tensor.shape), tensor.dtype) for tensor in tensors)
-        if self._settings.rebatched is not None:
-            common_rows(tensors)
-            specs = tuple(spec.with_rows(self._settings.rebatched) for spec in specs)
-        reserve(self._descriptor, size_of(specs, self._settings.slots))
-        self._ring = Ring(self._descriptor, specs, self._settings.slots)
-        os.close(self._descriptor)
-        self._channel.send(Kind.READY, content=Ready(self._form, specs))
+        specs = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+        size = self._settings.rebatched
+        if size is not None:
+            ring.common_rows(tensors)
+            specs = [((size, *shape[1:]), dtype) for shape, dtype in specs]
+        file, end, self._slots = ring.create(self._form, specs, self._settings.slots)
+        self._channel.send(Kind.READY, rows=end, files=[file])
+        os.close(file)
         return tensors
 
     def _start(self) -> None:
-        self._orders.append(copy.copy(getattr(self._source, "_permutations", None)))
+        if self._first_order is not None:
+            self._source._order_index = self._first_order + self._iterations
         self._iterations += 1
         self._iterator = iterate(self._source)
         self._workers |= {child.pid for child in multiprocessing.active_children() if child.pid}
-
-    def _go_back_to(self, iteration: int) -> None:
-        """Let the next iteration be of this number, in the order that it has.
-
-        Some may have been begun ahead, which another process has not, or which nobody read.
-        """
-        ahead = self._iterations - iteration
-        if ahead > 0 and self._orders[-ahead] is not None:
-            self._source._permutations = self._orders[-ahead]
-        for _ in range(ahead):
-            self._orders.pop()
-        self._iterations = iteration
 
     def _first_elements(self, first: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
         yield first
@@ -253,15 +224,16 @@ class _Worker:
         rebatched, goes_on, before = self._settings.rebatched, False, self._published
         try:
             if rebatched is None:
-                filled = whole(elements, self._claim)
+                filled = ring.fill_whole(elements, self._claim)
             else:
-                filled = packed(elements, self._claim, rebatched, self._settings.drop_last)
+                drop_last = self._settings.drop_last
+                filled = ring.fill_packed(elements, self._claim, rebatched, drop_last)
             for rows in filled:
                 slot = self._published % self._settings.slots
                 self._published += 1
                 self._channel.send(Kind.ITEM, slot, rows)
         except Exception as error:
-            self._channel.send(Kind.ERROR, content=_failed(error))
+            self._channel.send(Kind.ERROR, text=_traceback(error))
         else:
             self.end()
             # An iteration without elements is not repeated: it could go round for ever.
@@ -270,7 +242,7 @@ class _Worker:
         while not goes_on:
             self._wait_for_command()
 
-    def _claim(self) -> list[torch.Tensor]:
+    def _claim(self) -> ring.Tensors:
         """Wait for a free buffer."""
         self._obey_commands()
         pause, slots = self._settings.pause, self._settings.slots
@@ -284,25 +256,28 @@ class _Worker:
                 time.sleep(pause)
                 pause *= 2
                 self._obey_commands()
-        return self._ring.slots[self._published % self._settings.slots]
+        return self._slots[self._published % slots]
 
     def _wait_for_command(self) -> None:
-        if not self._channel.has_message(None):
+        message = self._channel.receive()
+        if message is None:
             raise _Stop  # what has returned is the watch on the consumer's process
+        self._obey(message)
         self._obey_commands()
 
     def _obey_commands(self) -> None:
-        while self._channel.has_message():
-            message = self._channel.receive()
-            kind = message.kind
-            if kind is Kind.FREE:
-                self._freed += 1
-            elif kind is Kind.START:
-                self._started = True
-            elif kind is Kind.RESTART:
-                raise _Restart(message.rows)
-            else:
-                raise _Stop
+        while (message := self._channel.receive(0.0)) is not None:
+            self._obey(message)
+
+    def _obey(self, message: Message) -> None:
+        if message.kind is Kind.FREE:
+            self._freed += 1
+        elif message.kind is Kind.START:
+            self._started = True
+        elif message.kind is Kind.RESTART:
+            raise _Restart(message.rows)
+        else:
+            raise _Stop
 
 
 def iterate(source: Any) -> Iterator[Any]:
@@ -316,8 +291,34 @@ def iterate(source: Any) -> Iterator[Any]:
     return iterator
 
 
-def _failed(error: BaseException, has_arrived: bool = True) -> Failed:
+def _traceback(error: BaseException) -> str:
     text = "".join(traceback.format_exception(error))
     # Errors of torch's workers refer to themselves, by way of frames that hold torch's iterator.
     traceback.clear_frames(error.__traceback__)
-    return Failed(text[-MAX_TEXT:], has_arrived)
+    return text
+
+
+def remove_segments(processes: set[int], seconds: float = 0.0) -> set[int]:
+    """Remove the shared memory that torch's workers leave when they end at the wrong moment.
+
+    A worker gives the memory of a tensor a name, opens it, and takes the name away again. One that
+    is ended in between, which torch does to workers that are slow to stop, leaves the name and with
+    it the memory until the machine is restarted.
+
+    Args:
+        processes: the workers.
+        seconds: for so long those that still run are waited for.
+
+    Returns:
+        Those that still run.
+    """
+    end, running = time.monotonic() + seconds, set(filter(is_running, processes))
+    while running and time.monotonic() < end:
+        time.sleep(0.001)
+        running = set(filter(is_running, running))
+    gone = {str(pid) for pid in processes - running}
+    for path in _SHARED_MEMORY.glob("torch_*_*") if gone and _SHARED_MEMORY.is_dir() else ():
+        if path.name.split("_")[1] in gone:
+            with contextlib.suppress(OSError):
+                path.unlink()
+    return running

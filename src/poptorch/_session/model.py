@@ -13,7 +13,7 @@ from torch import nn
 from .. import _capture, _compile
 from .._base import log
 from .._base.errors import Error
-from .._data import begun
+from .._data import notices
 from .._ir import slots
 from .._ir.slots import NORM, Kind, Slot, narrowed
 from .._ir.spec import OptimSpec, Spec
@@ -164,7 +164,7 @@ class Model:
         narrow = spec.precision.narrow_64bit
         inputs = Inputs(bound, spec.loops, narrow, tensors_only, placeholders)
         if freeze is not None:
-            begun.compare(bound.tensors, spec.loops)
+            notices.other_counts(bound.tensors, spec.loops)
         reading = self._read(spec)
         optim, hypers = (None, {}) if freeze is None else freeze(reading.paths, spec)
         request = self._request(reading, inputs, spec, optim)

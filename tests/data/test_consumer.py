@@ -7,9 +7,9 @@ import pytest
 
 from helpers.data_sets import Numbers
 from helpers.loaders import FORK
-from poptorch._data import waiting, worker
-from poptorch._data.protocol import Channel, Kind
-from poptorch._data.waiting import Waiting, verdict
+from poptorch._data import consumer, worker
+from poptorch._data.channel import Channel, Kind
+from poptorch._data.consumer import verdict
 from poptorch.dataloader import AsynchronousDataAccessor
 
 
@@ -40,20 +40,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    monkeypatch.setattr(waiting, "time", made)
+    monkeypatch.setattr(consumer, "time", made)
     return made
-
-
-def test_waits_are_added_up(clock):
-    waits = Waiting()
-    for seconds in (1.0, 2.0, 4.0):
-        clock.now += 8.0
-        waits.begin()
-        clock.now += seconds
-        waits.end()
-    assert (waits.elements, waits.seconds) == (3, 7.0)
-    waits.reset()
-    assert (waits.elements, waits.seconds) == (0, 0.0)
 
 
 @pytest.mark.slow
@@ -88,17 +76,17 @@ def test_pauses_get_longer_until_a_message_ends_them(monkeypatch):
     loading = object.__new__(worker._Worker)
     loading._channel, loading._published, loading._freed = theirs, 2, 0
     loading._settings = SimpleNamespace(pause=0.001, slots=2)
-    loading._ring = SimpleNamespace(slots=["first", "second"])
-    passed, asked = [], theirs.has_message
+    loading._slots = ["first", "second"]
+    passed, asked = [], theirs.receive
     monkeypatch.setattr(worker, "time", SimpleNamespace(sleep=passed.append))
 
-    def woken(seconds=0.0):
+    def woken(seconds=None):
         if seconds is None:
             passed.append("until a message comes")
             ours.send(Kind.FREE)
         return asked(seconds)
 
-    monkeypatch.setattr(theirs, "has_message", woken)
+    monkeypatch.setattr(theirs, "receive", woken)
     assert loading._claim() == "first"
     assert passed == [0.001, 0.002, 0.004, "until a message comes"]
     ours.close()
