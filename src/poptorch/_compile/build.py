@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -29,17 +29,6 @@ def inference_program(micro: Graph, spec: Spec, lanes: Lanes | None) -> Program:
     return Program((*body, _emit(micro, graphs, spec)), graphs, spec.loops, {}, lanes)
 
 
-@dataclass(frozen=True)
-class _Trained:
-    """What is trained, and how its gradients meet."""
-
-    gradients: list[Slot]  # what a micro step makes
-    own: list[Slot]  # those that the update sees: of parts, where processes update parts
-    updated: list[Slot]  # the weights that it changes, or parts of them
-    parts: frozenset[str]  # those of them that are parts
-    batches: _update.MicroBatches  # the micro-batches of an update
-
-
 def training_program(
     micro: Graph,
     spec: Spec,
@@ -62,51 +51,115 @@ def training_program(
     batches = _update.MicroBatches(
         lanes=side_by_side, chunks=runs, summed=loops.processes, replicas=loops.all_replicas
     )
-    trained = _trained(micro, shards, batches)
+    made = _TrainingGraphs(micro, spec, optim, batches, shards)
     gather = (Gather(loops.processes, shards),) if shards else ()
     body: tuple[Node, ...]
     if runs > 1:
-        graphs, initial = _separate(micro, spec, optim, trained)
+        graphs = made.separate()
         window = _window(Run("micro"), Axis.ACCUMULATION, loops.accumulation, loops, lanes)
-        reduce = reduction(graphs["micro"], spec, shards)
+        reduce = _reduction(graphs["micro"], spec, shards)
         body = (*window, *reduce, *_measuring(graphs, spec), Run("update"), *gather)
     elif loops.processes > 1:
         pays = early and not shards and spec.target.hosts > 1
         parts = (_place.early(micro) if pays else None) or (micro,)
-        graphs, initial = _apart(parts, spec, optim, trained)
-        made = _reduced([graphs[name] for name in _MADE[: len(parts)]], spec, shards)
-        body = (*made, *_measuring(graphs, spec), Run("update"), *gather)
+        graphs = made.apart(parts)
+        exchanged = _reduced([graphs[name] for name in _MADE[: len(parts)]], spec, shards)
+        body = (*exchanged, *_measuring(graphs, spec), Run("update"), *gather)
     else:
-        graphs, initial = _fused(micro, spec, optim, trained)
+        graphs = made.fused()
         body = (Run("step"),)
     body = _repeat(Axis.ITERATIONS, loops.iterations, body)
     graphs = {name: with_updated_weights(graph, spec) for name, graph in graphs.items()}
-    return Program((*body, _emit(micro, graphs, spec)), graphs, loops, initial, lanes, bundles)
-
-
-def _trained(micro: Graph, shards: Sequence[Shard], batches: _update.MicroBatches) -> _Trained:
-    parts = _parts_of(shards)
-    gradients = [slot for slot in micro.outputs if slot.kind is Kind.GRADIENT]
-    paths = {slot.path for slot in gradients}
-    weights = [s for s in micro.inputs if s.kind is Kind.PARAM and s.path in paths]
-    return _Trained(
-        gradients,
-        _in_parts(gradients, parts),
-        _in_parts(weights, parts),
-        frozenset(part.path for part in parts.values()),
-        batches,
-    )
-
-
-def _parts_of(shards: Sequence[Shard]) -> dict[str, Slot]:
-    """Return by weight the part that a process updates, of it and of others."""
-    return {member.slot.weight: each.part for each in shards for member in each.whole.members}
+    return Program((*body, _emit(micro, graphs, spec)), graphs, loops, made.initial, lanes, bundles)
 
 
 def _in_parts(tensors: Sequence[Slot], parts: Mapping[str, Slot]) -> list[Slot]:
     """Return what a process sees of tensors that belong to weights, each once."""
     seen = (slot.of(parts[slot.weight]) if slot.weight in parts else slot for slot in tensors)
     return list(dict.fromkeys(seen))
+
+
+_MADE = ("gradients", "gradients left")
+
+
+class _TrainingGraphs:
+    """The graphs around a micro graph that trains; with them, the first values of their state."""
+
+    def __init__(
+        self,
+        micro: Graph,
+        spec: Spec,
+        optim: OptimSpec,
+        batches: _update.MicroBatches,
+        shards: Sequence[Shard],
+    ) -> None:
+        self.micro, self.spec, self.optim, self.batches = micro, spec, optim, batches
+        self.initial: dict[str, float] = {}
+        part_of = {member.slot.weight: s.part for s in shards for member in s.whole.members}
+        self.parts = frozenset(part.path for part in part_of.values())
+        self.gradients = [slot for slot in micro.outputs if slot.kind is Kind.GRADIENT]
+        self.own = _in_parts(self.gradients, part_of)  # those that the update sees
+        paths = {slot.path for slot in self.gradients}
+        weights = [s for s in micro.inputs if s.kind is Kind.PARAM and s.path in paths]
+        self.updated = _in_parts(weights, part_of)  # what it changes: weights, or parts of them
+
+    def separate(self) -> dict[str, Graph]:
+        """Return runs that add their gradients to accumulators, and the update."""
+        reduction, rounding = self.spec.reduction, self.spec.precision.stochastic_rounding
+        add = _update.accumulate(self.optim, self.gradients, reduction, self.batches)
+        ending = self._ending(
+            lambda gradients: [_update.finish(self.optim, gradients, reduction, self.batches)]
+        )
+        return {"micro": compose("micro", [self.micro, lower(add, rounding)]), **ending}
+
+    def apart(self, parts: Sequence[Graph]) -> dict[str, Graph]:
+        """Return one run, in one or two parts, whose gradients others add theirs to; the update."""
+
+        def descaling(gradients: Sequence[Slot]) -> list[SlotFunction]:
+            scale = _update.scale(self.optim, gradients, self.spec.reduction, self.batches)
+            return [_update.take_back(gradients), *([scale] if scale is not None else [])]
+
+        made = {}
+        for name, part in zip(_MADE, parts, strict=False):
+            gradients = [slot for slot in part.outputs if slot.kind is Kind.GRADIENT]
+            made[name] = compose(name, [part, lower(_update.hand_over(gradients))])
+        return {**made, **self._ending(descaling)}
+
+    def fused(self) -> dict[str, Graph]:
+        """Return forward, backward and update in one."""
+        scale = _update.scale(self.optim, self.gradients, self.spec.reduction, self.batches)
+        parts = [self.micro, *([self._lowered(scale)] if scale is not None else [])]
+        return {"step": compose("step", [*parts, self._update(parts[-1])])}
+
+    def _ending(
+        self, descaling: Callable[[Sequence[Slot]], list[SlotFunction]]
+    ) -> dict[str, Graph]:
+        """Return what follows when all gradients are added up."""
+        before = [self._lowered(each) for each in descaling(self.own)]
+        graphs = {"update": compose("update", [*before, self._update(before[-1])])}
+        of_parts = [slot for slot in self.own if slot.weight in self.parts]
+        if of_parts:
+            parts = [slot for slot in self.updated if slot.path in self.parts]
+            first = [lower(each) for each in descaling(of_parts)]
+            dtype = gradient_dtype(before[-1])
+            own = _update.own_squares(self.optim, parts, dtype, self.parts)
+            if own is not None:
+                emptied = {slot.key for graph in first for slot in graph.outputs}
+                graphs["squares"] = compose("squares", [*first, lower(own)], drop=emptied)
+        return graphs
+
+    def _update(self, source: Graph) -> Graph:
+        """Return one optimizer step for the gradients that a graph writes."""
+        rounding, dtype = self.spec.precision.stochastic_rounding, gradient_dtype(source)
+        named = [short for short, long, *_ in self.spec.anchors if long == slots.NORM]
+        norms = [slots.anchor(short, (), torch.float32) for short in named]
+        return self._lowered(
+            _update.lower(self.optim, self.updated, dtype, rounding, self.parts, norms)
+        )
+
+    def _lowered(self, function: SlotFunction) -> Graph:
+        self.initial |= function.initial
+        return lower(function)
 
 
 def _window(
@@ -117,73 +170,17 @@ def _window(
     return _repeat(axis, count, _repeat(Axis.REPLICAS, loops.replicas, (run,)))
 
 
-def _separate(
-    micro: Graph, spec: Spec, optim: OptimSpec, trained: _Trained
-) -> tuple[dict[str, Graph], Mapping[str, float]]:
-    stochastic, batches = spec.precision.stochastic_rounding, trained.batches
-    add = _update.accumulate(optim, trained.gradients, spec.reduction, batches)
-
-    def descaling(gradients: Sequence[Slot]) -> list[SlotFunction]:
-        return [_update.finish(optim, gradients, spec.reduction, batches)]
-
-    ending, initial = _ending(spec, optim, trained, descaling)
-    return {"micro": compose("micro", [micro, lower(add, stochastic)]), **ending}, initial
-
-
-_MADE = ("gradients", "gradients left")
-
-
-def _apart(
-    parts: Sequence[Graph], spec: Spec, optim: OptimSpec, trained: _Trained
-) -> tuple[dict[str, Graph], Mapping[str, float]]:
-    """One run per update, whole or in two parts, whose gradients other processes add theirs to."""
-
-    def descaling(gradients: Sequence[Slot]) -> list[SlotFunction]:
-        scale = _update.scale(optim, gradients, spec.reduction, trained.batches)
-        return [_update.take_back(gradients), *([scale] if scale is not None else [])]
-
-    made = {}
-    for name, part in zip(_MADE, parts, strict=False):
-        gradients = [slot for slot in part.outputs if slot.kind is Kind.GRADIENT]
-        made[name] = compose(name, [part, lower(_update.hand_over(gradients))])
-    ending, initial = _ending(spec, optim, trained, descaling)
-    return {**made, **ending}, initial
-
-
 def _reduced(graphs: Sequence[Graph], spec: Spec, shards: Sequence[Shard]) -> Iterator[Node]:
     """Yield runs that make gradients, each with what adds them up; only the last one waits."""
-    begun = 0
+    in_flight = 0
     for graph in graphs:
         yield Run(graph.name)
-        for node in reduction(graph, spec, shards, begun):
+        for node in _reduction(graph, spec, shards, in_flight):
             if isinstance(node, Reduce):
-                begun += len(node.buckets)
+                in_flight += len(node.buckets)
                 yield replace(node, waits=graph is graphs[-1])
             else:
                 yield node
-
-
-def _ending(
-    spec: Spec,
-    optim: OptimSpec,
-    trained: _Trained,
-    descaling: Callable[[Sequence[Slot]], list[SlotFunction]],
-) -> tuple[dict[str, Graph], Mapping[str, float]]:
-    """Return what follows when all gradients are added up, and the first values of its state."""
-    functions = descaling(trained.own)
-    before = [lower(each) for each in functions]
-    update, initial = update_graph(optim, trained.updated, before[-1], spec, trained.parts)
-    graphs = {"update": compose("update", [*before, update])}
-    of_parts = [slot for slot in trained.own if slot.weight in trained.parts]
-    if of_parts:
-        parts = [slot for slot in trained.updated if slot.path in trained.parts]
-        first = [lower(each) for each in descaling(of_parts)]
-        own = _update.own_squares(optim, parts, gradient_dtype(before[-1]), trained.parts)
-        if own is not None:
-            emptied = {slot.key for graph in first for slot in graph.outputs}
-            graphs["squares"] = compose("squares", [*first, lower(own)], drop=emptied)
-    values = [function.initial for function in functions] + [initial]
-    return graphs, {key: value for each in values for key, value in each.items()}
 
 
 def _measuring(graphs: Mapping[str, Graph], spec: Spec) -> tuple[Node, ...]:
@@ -195,7 +192,7 @@ def _measuring(graphs: Mapping[str, Graph], spec: Spec) -> tuple[Node, ...]:
     return Run("squares"), Reduce("squares", "sum", spec.loops.processes, (bucket,))
 
 
-def reduction(
+def _reduction(
     graph: Graph, spec: Spec, shards: Sequence[Shard] = (), first: int = 0
 ) -> tuple[Node, ...]:
     """Return what adds the accumulators that a graph writes up over the processes, if several."""
@@ -227,34 +224,6 @@ def _buckets(accums: Sequence[Slot], most: int, first: int = 0) -> tuple[Bundle,
         members, size = laid_out(chunk)
         buckets.append(Bundle(slots.exchanged(index, size, chunk[0].dtype), members))
     return tuple(buckets)
-
-
-def _fused(
-    micro: Graph, spec: Spec, optim: OptimSpec, trained: _Trained
-) -> tuple[dict[str, Graph], Mapping[str, float]]:
-    parts = [micro]
-    scale = _update.scale(optim, trained.gradients, spec.reduction, trained.batches)
-    before: Mapping[str, float] = {}
-    if scale is not None:
-        parts.append(lower(scale))
-        before = scale.initial
-    update, initial = update_graph(optim, trained.updated, parts[-1], spec)
-    return {"step": compose("step", [*parts, update])}, {**before, **initial}
-
-
-def update_graph(
-    optim: OptimSpec,
-    updated: list[Slot],
-    source: Graph,
-    spec: Spec,
-    in_parts: frozenset[str] = frozenset(),
-) -> tuple[Graph, Mapping[str, float]]:
-    """Return one optimizer step for the gradients that a graph writes, and its first values."""
-    rounding = spec.precision.stochastic_rounding
-    named = [short for short, long, *_ in spec.anchors if long == slots.NORM]
-    norms = [slots.anchor(short, (), torch.float32) for short in named]
-    step = _update.lower(optim, updated, gradient_dtype(source), rounding, in_parts, norms)
-    return lower(step), step.initial
 
 
 def gradient_dtype(source: Graph) -> torch.dtype | None:
