@@ -39,7 +39,8 @@ class Inspection:
 
     def estimate(self, *args: Any, system: str = "bow:16", **kwargs: Any) -> Estimate:
         """Return what the program would cost on IPUs; see ``poptorch.estimate``."""
-        return estimated(self._session, self._options, args, kwargs, system)
+        with self._session.lock():
+            return estimated(self._session, self._options, args, kwargs, system)
 
     # What a call cost.
 
@@ -69,7 +70,8 @@ class Inspection:
             raise Error("Cycle count logging is disabled", fix="options.logCycleCount(True)")
         if self._session.last is None:
             raise Error("Please run the model at least once before asking for its cycle count")
-        return self._session.reports.cycles()
+        with self._session.lock():
+            return self._session.reports.cycles()
 
     def getPerfCounters(self) -> Stamps:
         """Return time stamps of the last call in seconds, by kind, per tensor.

@@ -95,14 +95,14 @@ class PoplarExecutor(Inspection):
                 the target is offline.
             poptorch.Error: anything else that is wrong with the inputs or the model.
         """
-        self._rewrap()
-        with UserFrames(), self._channel.tracepoint("modelExecution"):
+        with UserFrames(), self._channel.tracepoint("modelExecution"), self._session.lock():
+            self._rewrap()
             return self._session.run(args, kwargs)
 
     def compile(self, /, *args: Any, **kwargs: Any) -> None:
         """Compile for inputs like these without running. Ignored, with a warning, when compiled."""
-        self._rewrap()
-        with UserFrames():
+        with UserFrames(), self._session.lock():
+            self._rewrap()
             self._session.compile(args, kwargs)
 
     def explain(self, /, *args: Any, **kwargs: Any) -> Explanation:
@@ -171,8 +171,9 @@ class PoplarExecutor(Inspection):
             AssertionError: unsupported optimizer type.
             poptorch.Error: what changed was compiled in.
         """
-        self._session.take_optimizer(optimizer, self._options._relax_optimizer_checks)
-        self._adopt_strategy()
+        with self._session.lock():
+            self._session.take_optimizer(optimizer, self._options._relax_optimizer_checks)
+            self._adopt_strategy()
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:
         """Load into the module and, if attached, copy to the device.
@@ -180,10 +181,11 @@ class PoplarExecutor(Inspection):
         Returns:
             The missing and unexpected keys, as ``nn.Module.load_state_dict`` does.
         """
-        result = self._user_model.load_state_dict(state_dict, strict)
-        if self._session.attached:
-            log.python.debug("load_state_dict: implicit copyWeightsToDevice()")
-            self.copyWeightsToDevice()
+        with self._session.lock():
+            result = self._user_model.load_state_dict(state_dict, strict)
+            if self._session.attached:
+                log.python.debug("load_state_dict: implicit copyWeightsToDevice()")
+                self.copyWeightsToDevice()
         return result
 
     # Files.
@@ -213,7 +215,8 @@ class PoplarExecutor(Inspection):
         objects = None
         if export_model:
             objects = _session.Objects(self._user_model, self._optimizer, self._loss)
-        _session.save(self._session, filename, objects, as_calls(self._options), save_rng_state)
+        with self._session.lock():
+            _session.save(self._session, filename, objects, as_calls(self._options), save_rng_state)
 
     def compileAndExport(
         self,
@@ -223,9 +226,10 @@ class PoplarExecutor(Inspection):
         **kwargs: Any,
     ) -> None:
         """Compile for inputs like these unless compiled, and ``save``; needs no device."""
-        if not self.isCompiled():
-            self.compile(*args, **kwargs)
-        self.save(filename, export_model=export_model)
+        with self._session.lock():
+            if not self.isCompiled():
+                self.compile(*args, **kwargs)
+            self.save(filename, export_model=export_model)
 
     def loadExecutable(self, filename: str | os.PathLike[str], trusted: bool = False) -> None:
         """Compile for the kind of inputs that a file was saved for.
@@ -242,12 +246,13 @@ class PoplarExecutor(Inspection):
         Raises:
             poptorch.Error: no such executable ("Invalid file"), or it belongs to another model.
         """
-        if self.isCompiled():
-            log.python.warning("Call to loadExecutable() ignored: the model is already compiled.")
-            return
-        saved = _session.read(filename, trusted)
-        self._rewrap()
-        _session.resume(self._session, saved, self._settings(), whole=False)
+        with self._session.lock():
+            if self.isCompiled():
+                log.python.warning("Call to loadExecutable() ignored: the model is compiled.")
+                return
+            saved = _session.read(filename, trusted)
+            self._rewrap()
+            _session.resume(self._session, saved, self._settings(), whole=False)
 
     # The device.
 
@@ -353,8 +358,9 @@ class PoplarExecutor(Inspection):
 
 
 def _finish(session: _session.Session, model: nn.Module, local_only: bool = False) -> None:
-    session.close(local_only)
-    _session.unwrap(model)
+    with session.lock():
+        session.close(local_only)
+        _session.unwrap(model)
 
 
 def _alive(owner: weakref.ref[PoplarExecutor]) -> PoplarExecutor:

@@ -1,6 +1,7 @@
 """A program does not follow some changes on the host: each is told once, and only when it is so."""
 
 import argparse
+import contextlib
 import dataclasses
 
 import pytest
@@ -418,6 +419,27 @@ def test_all_changes_are_told_in_one_message(caplog) -> None:
     (told,) = [record.getMessage() for record in caplog.records if TOLD in record.getMessage()]
     parts = ("Annealed.second", "temperature was 1.0 and is 2.0", "lr of the optimizer's group 0")
     assert all(part in told for part in (*parts, "destroy()", "setOptimizer(optimizer)"))
+
+
+class Sized(Net):
+    """Which is false, as models that count something may be."""
+
+    def __len__(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("kind", [Net, Sized])
+@pytest.mark.parametrize("clip", ["clip_grad_norm_", "clip_grad_value_"])
+def test_clipping_on_the_host_is_said_once(clip, kind, caplog) -> None:
+    model = kind()
+    executor = training(model)
+    for _ in range(3):
+        executor(X, Y)
+        list(model.parameters())
+        executor(X, Y)
+        with contextlib.suppress(RuntimeError):  # clip_grad_value_ wants a gradient
+            getattr(nn.utils, clip)(model.parameters(), 1.0)
+    assert caplog.text.count(f"{clip} finds no gradients in a model that is wrapped") == 1
 
 
 def test_a_weight_whose_memory_is_gone_is_not_looked_at(caplog) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from ..optim.names import from_ipu_param, from_ipu_state, state_keys, to_ipu_par
 from ..optim.replacement import AttributeWatch, check_replacement, needs_running_mean
 from . import guards
 from .model import Task
+from .sharing import Lock
 from .store import StateStore
 from .torch_state import TorchState
 
@@ -36,6 +37,7 @@ class SessionOptimizer:
 
     Args:
         optimizer: the first.
+        lock: of the session.
 
     Raises:
         AssertionError: its type is not supported.
@@ -47,7 +49,8 @@ class SessionOptimizer:
         outdated: whether that is not its structure any more.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, lock: Callable[[], Lock]) -> None:
+        self.lock = lock
         self._state = _state_of(optimizer)  # what is wrong with it is said at once
         self.given = optimizer
         self.spec: OptimSpec | None = None

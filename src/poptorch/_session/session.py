@@ -132,7 +132,7 @@ class Session(Sharing):
         tensors = _capture.tensors_of(module)
         super().__init__(id(tied.tensor) for tied in tensors.values())
         self.model = Model(module, users, entry)
-        self.optimizer = SessionOptimizer(optimizer) if optimizer is not None else None
+        self.optimizer = SessionOptimizer(optimizer, self.lock) if optimizer is not None else None
         self.variants: list[Variant] = []
         self.store: StateStore | None = None
         self.random = Randomness(0)
@@ -165,9 +165,10 @@ class Session(Sharing):
         Raises:
             Error: not compiled.
         """
-        if not self.variants:
+        variants = self.variants  # which another thread may replace
+        if not variants:
             raise not_compiled()
-        return self.variants[-1]
+        return variants[-1]
 
     @property
     def attached(self) -> bool:

@@ -175,8 +175,12 @@ class TorchState:
 
     def _synchronise(self) -> None:
         link = self._link() if self._link is not None else None
-        if not self.host_state_is_dirty or link is None or self._watched is None:
-            return
+        if link is not None and self._watched is not None:
+            with link.lock():
+                if self.host_state_is_dirty:
+                    self._read_from(link, self._watched)
+
+    def _read_from(self, link: DeviceLink, watched: WatchedState) -> None:
         self.host_state_is_dirty = False
         updates, self._updates = self._updates, 0
         on_device, _ = link.read_state()
@@ -187,11 +191,11 @@ class TorchState:
                 if f"{prefix}___{path}" in on_device
             }
             if self._counted and values:
-                before = dict.get(self._watched, parameter, {}).get("step", 0.0)
+                before = dict.get(watched, parameter, {}).get("step", 0.0)
                 counted = torch.as_tensor(before, dtype=torch.float32) + updates
                 values["step"] = on_device.get(f"{_STEP}___{path}", counted)
             if values:
-                self._watched.fill(parameter, values)
+                watched.fill(parameter, values)
         self._remember()
 
     def get_state_dict(self) -> dict[str, Any]:

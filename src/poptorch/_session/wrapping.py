@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import copy
 import copyreg
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from torch import nn
+from torch.nn.utils import clip_grad
 
+from .._base import log
 from .watch import share, unwatch, watch
 
 
@@ -64,14 +67,39 @@ def wrap(module: nn.Module, owner: Owner, traced: nn.Module) -> None:
     """
     reference = weakref.ref(owner)
 
+    told = False
+
     def announce() -> None:
-        if (living := reference()) is not None:
-            living.copyWeightsToHostIfNeeded()
+        nonlocal told
+        living = reference()
+        is_read = living is not None and living.copyWeightsToHostIfNeeded()
+        if is_read and not told and (caller := _clipping()):
+            told = True
+            log.python.warning(
+                "%s finds no gradients in a model that is wrapped for training: they stay in the "
+                "program, and are not clipped. Give the limit to the optimizer: the argument "
+                "max_grad_norm of SGD, Adam and AdamW of poptorch.optim; of torch's, the "
+                "attribute, set before wrapping",
+                caller,
+            )
 
     _wrappings[module] = _Wrapping(reference, announce)
     watch(module, announce)
     share(module, traced)
     module.__class__ = _subclass(type(module))
+
+
+def _clipping() -> str | None:
+    """Return the name of the function of torch that clips gradients and looks at a weight now."""
+    frame = sys._getframe(2)
+    for _ in range(12):
+        name = frame.f_code.co_name
+        if frame.f_globals.get("__name__") == clip_grad.__name__ and name.startswith("clip_grad"):
+            return name
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return None
 
 
 def unwrap(module: nn.Module) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import weakref
@@ -61,6 +62,9 @@ class VariableAttributes:
 
 class DeviceLink(Protocol):
     """What an executor attaches to the optimizer that it trains with."""
+
+    def lock(self) -> contextlib.AbstractContextManager[object]:
+        """Return the lock of the executor: no call runs while it is held."""
 
     def read_state(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Return the device's ``ipu_state`` and ``ipu_param`` as host tensors."""
@@ -124,10 +128,13 @@ class Optimizer:
 
     def _synchronise(self) -> None:
         link = self._device() if self._device is not None else None
-        if self.host_state_is_dirty and link is not None:
-            state, param = link.read_state()
-            self._state_dict = {"ipu_state": state, "ipu_param": param}
-            self.host_state_is_dirty = False
+        if link is None:
+            return
+        with link.lock():
+            if self.host_state_is_dirty:
+                state, param = link.read_state()
+                self._state_dict = {"ipu_state": state, "ipu_param": param}
+                self.host_state_is_dirty = False
 
     # The user's side.
 
