@@ -785,7 +785,7 @@ ELSEWHERE = {
     "errors have four parts: what, the values, your own source line, a remedy": "session/test_errors.py::test_a_batch_that_does_not_divide",
     "the first call returns before optimised code is there; a background compilation takes over between two calls; `options.backend(\"optimise\")` compiles first": "compile/test_tiers.py::test_a_takeover_keeps_weights_moments_statistics_and_random_numbers_and_is_said",
     "[`transformers.Trainer`](guide/transformers.md) and [Lightning](guide/lightning.md) train through compiled steps, with integrations that are part of the package": "integrations/test_transformers.py::test_losses_are_those_of_the_plain_trainer",
-    "weights and buffers that are changed take part in the next step": "session/test_unfollowed.py::test_weights_that_wait_to_be_copied_are_said_once",
+    "weights and buffers that are changed take part in the next step": "session/test_guards.py::test_weights_that_wait_to_be_copied_are_said_once",
     "training models that have modules in common, as a GAN's two, trained a copy each, until weights were copied by hand": "session/test_common_weights.py::test_a_gan_trains_as_in_plain_torch",
     "a backend is chosen by option or `POPTORCH_BACKEND`, and others can be added": "conformance/test_backends.py::test_the_environment_chooses_a_backend_unless_an_option_does",
 }  # fmt: skip
