@@ -62,7 +62,7 @@ class PoplarExecutor(Inspection):
         self._session = _session.Session(
             shallow,
             model,
-            _session.with_loss(shallow, loss) if loss is not None else None,
+            _with_loss(shallow, loss) if loss is not None else None,
             lambda: _alive(owner)._settings(),
             optimizer,
             owner,
@@ -367,3 +367,18 @@ def _alive(owner: weakref.ref[PoplarExecutor]) -> PoplarExecutor:
     executor = owner()
     assert executor is not None
     return executor
+
+
+def _with_loss(model: nn.Module, loss: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the form of PopTorch 1.0: a loss appended to the model (user guide, "Options")."""
+
+    def forward(args: Any, loss_inputs: Any = None) -> tuple[Any, Any]:
+        if isinstance(args, dict):
+            output = model(**args)
+        elif isinstance(args, (list, tuple)):
+            output = model(*args)
+        else:
+            output = model(args)
+        return output, loss(output) if loss_inputs is None else loss(output, loss_inputs)
+
+    return forward

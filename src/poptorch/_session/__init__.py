@@ -2,15 +2,13 @@
 
 from . import host_random
 from .counters import Latency, Stamps
-from .examples import decode, encode
-from .files import Objects, Saved, packed, random_state, read, save
+from .files import Objects, Saved, decode, encode, packed, random_state, read, save
 from .hooks import register_post_compile, register_pre_compile
 from .inputs import CompiledInputs
 from .loading import fill, restore, resume
 from .pricing import Captures
 from .proxy import ParameterProxy
 from .session import Session
-from .with_loss import with_loss
 from .wrapping import is_wrapped, owner_of, suspend, unwrap, wrap
 from .wrapping import resume as undo_suspend
 
@@ -40,6 +38,5 @@ __all__ = [
     "suspend",
     "undo_suspend",
     "unwrap",
-    "with_loss",
     "wrap",
 ]

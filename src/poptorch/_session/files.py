@@ -8,7 +8,9 @@ the user's objects and compiled code; both are only used when the user trusts th
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import os
 import pickle
 from collections.abc import Mapping
@@ -21,10 +23,10 @@ import torch
 from torch import nn
 
 from .. import _capture, _compile
-from .._base import archive, log
+from .._base import archive, json_codec, log
+from .._base.archive import InvalidFile
 from .._base.errors import AssertionFailure
 from .._base.json_codec import Json
-from . import examples, pickles
 from .model import Variant
 from .session import Session
 
@@ -101,7 +103,7 @@ class Saved:
                 got=f"{self.path}, whose model could not be pickled",
                 fix="poptorch.load(path, model=Net())",
             )
-        content = pickles.load(self.parts[_OBJECTS], self.tensors)
+        content = _load(self.parts[_OBJECTS], self.tensors)
         try:
             return Objects(**content)
         except TypeError as error:
@@ -191,7 +193,7 @@ def _pickle(
 ) -> dict[str, torch.Tensor]:
     """Add a pickle to the parts of a file; return the tensors that it needs besides."""
     try:
-        parts[_OBJECTS], tensors = pickles.dump(vars(objects), known)
+        parts[_OBJECTS], tensors = _dump(vars(objects), known)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         log.python.warning(
             "The model cannot be pickled, so that poptorch.load needs model=...: %s", error
@@ -223,7 +225,7 @@ def _arguments(session: Session, now: Variant) -> Json:
         return None
     values = session.model.signature.given(now.inputs.bound)
     try:
-        return {name: examples.encode(value) for name, value in values.items()}
+        return {name: encode(value) for name, value in values.items()}
     except TypeError as error:
         log.python.info("The arguments are not saved, a loaded model compiles later: %s", error)
         return None
@@ -237,7 +239,7 @@ def attributes(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 def _plain(attributes: Mapping[str, Any]) -> dict[str, Json]:
     kinds = (bool, int, float, str, list, tuple, type(None))
-    return {k: examples.encode(v) for k, v in attributes.items() if isinstance(v, kinds)}
+    return {k: encode(v) for k, v in attributes.items() if isinstance(v, kinds)}
 
 
 def _tensor_bytes(tensors: Mapping[str, torch.Tensor]) -> bytes:
@@ -266,9 +268,9 @@ def read(filename: str | os.PathLike[str], trusted: bool = False) -> Saved:
             options=_of_type(str, facts["options"]),
             settings={str(k): str(v) for k, v in facts["settings"].items()},
             arguments=_of_type((dict, type(None)), facts["arguments"])
-            and examples.decode_all(facts["arguments"]),
+            and decode_all(facts["arguments"]),
             shapes=_of_type(dict, facts["shapes"]),
-            hypers=[examples.decode_all(entry) for entry in facts["hypers"]],
+            hypers=[decode_all(entry) for entry in facts["hypers"]],
             random=random_state(facts["random"]),
             tensors=safetensors.torch.load(parts[_TENSORS]),
             parts=parts,
@@ -295,3 +297,150 @@ def random_state(state: Any) -> list[int] | None:
         if type(number) is not int or not -(1 << 63) <= number < 1 << 63:
             raise ValueError(f"{number!r} in a random state")
     return numbers
+
+
+# Arguments of ``forward`` as JSON: structure, shapes and dtypes, and no value of a tensor.
+
+LARGEST = 1 << 48
+"""Elements of a tensor that a file may ask for."""
+DEEPEST = 64
+"""Dimensions of a tensor that a file may ask for: torch's loops take no more."""
+MOST = 50_000
+"""Values in the arguments that a file may have: each is looked at by the capture, many times."""
+
+
+def encode(value: Any) -> Json:
+    """Return a value as JSON.
+
+    Raises:
+        TypeError: it is neither a tensor, a plain value, nor a list, tuple or dict of them.
+    """
+    return json_codec.encode(value, _tensor_form)
+
+
+def _tensor_form(value: Any) -> Json:
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{type(value).__qualname__} has no JSON form")
+    return {"tensor": [json_codec.encode(value.dtype), list(value.shape)]}
+
+
+def decode(data: Json) -> Any:
+    """Return the value that ``encode`` was given, with zeros for tensors, which take no memory.
+
+    Raises:
+        ValueError, TypeError, RuntimeError, Unreadable: this is nothing that ``encode`` returns.
+    """
+    return json_codec.decode(data, readers={"tensor": _zeros})
+
+
+def decode_all(data: Json) -> dict[str, Any]:
+    """Return values by name; see ``decode``.
+
+    Raises:
+        ValueError, TypeError, RuntimeError, Unreadable: one is none, or they are too many.
+    """
+    if not isinstance(data, Mapping):
+        raise ValueError("no values by name")
+    if _count(data) > MOST:
+        raise ValueError(f"more than {MOST} values")
+    return {str(name): decode(value) for name, value in data.items()}
+
+
+def _count(data: Json) -> int:
+    """Return how many values there are, all levels of lists and dicts together."""
+    count, waiting = 0, [data]
+    while waiting and count <= MOST:
+        count += 1
+        inside = waiting.pop()
+        if isinstance(inside, Mapping):
+            waiting += inside.values()
+        elif isinstance(inside, list):
+            waiting += inside
+    return count
+
+
+def _zeros(content: Json) -> torch.Tensor:
+    kind, shape = content
+    dtype = json_codec.decode(kind)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"no dtype: {kind!s:.80}")
+    if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
+        raise ValueError(f"no shape: {shape!s:.80}")
+    if len(shape) > DEEPEST or math.prod(shape) > LARGEST:
+        raise ValueError(f"too large a shape: {shape!s:.80}")
+    return torch.zeros((), dtype=dtype).expand(shape)
+
+
+# Objects of the user's, for those who trust the file: a pickle, with its tensors beside it by name.
+
+_PROTOCOL = 4
+_PICKLED = (torch.Tensor, nn.Parameter)
+Reference = tuple[str, bool, bool]
+
+
+def _dump(value: Any, known: Mapping[str, torch.Tensor]) -> tuple[bytes, dict[str, torch.Tensor]]:
+    """Pickle a value, leaving its tensors out.
+
+    Args:
+        value: what is pickled.
+        known: tensors that are kept anyway, by name.
+
+    Returns:
+        The pickle, and by name the other tensors that it refers to.
+
+    Raises:
+        pickle.PicklingError, AttributeError, TypeError: something in it cannot be pickled, a
+            locally defined class for instance.
+    """
+    buffer = io.BytesIO()
+    pickler = _Pickler(buffer, known)
+    pickler.dump(value)
+    return buffer.getvalue(), pickler.tensors
+
+
+def _load(data: bytes, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """Return the value that ``_dump`` was given. Only for data from trusted sources.
+
+    Raises:
+        InvalidFile: it cannot be rebuilt here.
+    """
+    try:
+        return _Unpickler(io.BytesIO(data), tensors).load()
+    except Exception as error:  # it comes from whatever the pickle calls
+        raise InvalidFile(
+            "Invalid file",
+            got=f"its objects cannot be rebuilt: {type(error).__name__}: {error}",
+            fix="make what defines the model importable, or load into a model of your own: "
+            "poptorch.load(path, model=Net())",
+        ) from error
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, known: Mapping[str, torch.Tensor]) -> None:
+        super().__init__(file, protocol=_PROTOCOL)
+        self.tensors: dict[str, torch.Tensor] = {}
+        self._names = {id(tensor): name for name, tensor in known.items()}
+
+    def persistent_id(self, obj: Any) -> Reference | None:
+        if type(obj) not in _PICKLED:
+            return None
+        if id(obj) not in self._names:
+            name = self._names[id(obj)] = f"object.{len(self.tensors)}"
+            self.tensors[name] = obj
+        return self._names[id(obj)], isinstance(obj, nn.Parameter), obj.requires_grad
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, tensors: Mapping[str, torch.Tensor]) -> None:
+        super().__init__(file)
+        self._stored = tensors
+        self._made: dict[str, torch.Tensor] = {}
+
+    def persistent_load(self, pid: Reference) -> torch.Tensor:
+        name, is_parameter, requires_grad = pid
+        if name not in self._made:
+            tensor = self._stored[name]
+            if is_parameter:
+                tensor = nn.Parameter(tensor, requires_grad=requires_grad)
+            self._made[name] = tensor
+        return self._made[name]
