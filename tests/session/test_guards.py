@@ -3,6 +3,8 @@
 import argparse
 import contextlib
 import dataclasses
+import time
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,11 @@ from torch import nn
 
 import poptorch
 from helpers.wrapping import options, training
+
+
+def run(executor: poptorch.PoplarExecutor, *arguments: torch.Tensor) -> Any:
+    time.sleep(PAUSE)
+    return executor(*arguments)
 
 
 class Net(nn.Module):
@@ -24,42 +31,43 @@ class Net(nn.Module):
 
 
 X, Y = torch.randn(2, 3), torch.randn(2, 2)
+PAUSE = 0.006  # longer than from one look at the model to the next
 TOLD = "The compiled program does not follow what changed on the host: "
 
 
 def test_a_layer_that_is_replaced_is_said(caplog) -> None:
     for executor in (training(Net()), poptorch.inferenceModel(Net(), options())):
         arguments = (X, Y) if executor._optimizer is not None else (X,)
-        executor(*arguments)
-        executor(*arguments)
+        run(executor, *arguments)
+        run(executor, *arguments)
         assert TOLD not in caplog.text
         executor.model.second = nn.Linear(4, 2)
-        executor(*arguments)
-        executor(*arguments)
+        run(executor, *arguments)
+        run(executor, *arguments)
         assert caplog.text.count(TOLD + "layers") == 1
         assert "Net.second" in caplog.text
         caplog.clear()
         executor.model.second.bias = None
         executor.destroy()
-        executor(*arguments)
+        run(executor, *arguments)
         assert TOLD not in caplog.text  # compiled anew
 
 
 def test_a_parameter_that_is_frozen_later_is_said(caplog) -> None:
     model = Net()
     executor = training(model)
-    executor(X, Y)
+    run(executor, X, Y)
     assert model.first.weight.requires_grad
-    executor(X, Y)
+    run(executor, X, Y)
     assert TOLD not in caplog.text
     model.first.weight.requires_grad_(False)
-    executor(X, Y)
-    executor(X, Y)
+    run(executor, X, Y)
+    run(executor, X, Y)
     assert caplog.text.count(TOLD + "requires_grad") == 1
     assert "first.weight is now False" in caplog.text
     executor.destroy()
     kept = model.first.weight.clone()
-    executor(X, Y)
+    run(executor, X, Y)
     assert torch.equal(model.first.weight, kept)
 
 
@@ -69,14 +77,14 @@ def test_a_number_that_waits_for_set_optimizer_is_said_once(library, caplog) -> 
     optimizer = library.AdamW(model.parameters(), lr=0.1)
     executor = poptorch.trainingModel(model, options(), optimizer)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-    executor(X, Y)
+    run(executor, X, Y)
     scheduler.step()
     executor.setOptimizer(optimizer)
-    executor(X, Y)
+    run(executor, X, Y)
     assert TOLD not in caplog.text
     scheduler.step()
     for _ in range(3):
-        executor(X, Y)
+        run(executor, X, Y)
     assert caplog.text.count(TOLD) == 1
     assert "lr of the optimizer's group 0 was 0.05 and is 0.025" in caplog.text
 
@@ -85,12 +93,12 @@ def test_a_loaded_optimizer_brings_its_numbers_along(caplog) -> None:
     model = Net()
     first, second = (poptorch.optim.SGD(model.parameters(), lr=lr) for lr in (0.1, 0.2))
     executor = poptorch.trainingModel(model, options(), first)
-    executor(X, Y)
+    run(executor, X, Y)
     state = first.state_dict()
     executor.setOptimizer(second)
-    executor(X, Y)
+    run(executor, X, Y)
     second.load_state_dict(state)
-    executor(X, Y)
+    run(executor, X, Y)
     assert second.param_groups[0]["lr"] == 0.1
     assert TOLD not in caplog.text
 
@@ -101,7 +109,7 @@ def test_hooks_of_an_optimizer_are_said(caplog) -> None:
     optimizer.register_step_pre_hook(lambda *_: None)
     executor = poptorch.trainingModel(model, options(), optimizer)
     assert caplog.text.count("Hooks of the optimizer do not run (1 before") == 1
-    executor(X, Y)
+    run(executor, X, Y)
     executor.setOptimizer(optimizer)
     assert caplog.text.count("Hooks of the optimizer") == 1
     other = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -115,11 +123,11 @@ def test_a_block_that_comes_too_late_is_said(caplog) -> None:
         model = executor.model
         arguments = (X, Y) if executor._optimizer is not None else (X,)
         poptorch.BeginBlock(model.first, ipu_id=0)
-        executor(*arguments)
+        run(executor, *arguments)
         assert "BeginBlock" not in caplog.text
         poptorch.BeginBlock(model.second, ipu_id=1)
         assert caplog.text.count("BeginBlock on a Linear of a model that is compiled") == 1
-        executor(*arguments)
+        run(executor, *arguments)
         assert TOLD not in caplog.text
         executor.destroy()
         poptorch.removeBlocks(model)
@@ -131,19 +139,19 @@ def test_a_block_that_comes_too_late_is_said(caplog) -> None:
 def test_hooks_that_come_after_compiling_are_said(caplog) -> None:
     model = Net()
     executor = training(model)
-    executor(X, Y)
+    run(executor, X, Y)
     handle = model.first.weight.register_hook(lambda gradient: gradient * 0)
-    executor(X, Y)
-    executor(X, Y)
+    run(executor, X, Y)
+    run(executor, X, Y)
     assert caplog.text.count(TOLD + "1 hooks on layers or parameters") == 1
     executor.destroy()
     before = model.first.weight.clone()
-    executor(X, Y)  # compiled anew, with the hook
+    run(executor, X, Y)  # compiled anew, with the hook
     assert torch.equal(model.first.weight, before)
     caplog.clear()
     handle.remove()
     assert model.first.weight.shape == (4, 3)
-    executor(X, Y)
+    run(executor, X, Y)
     assert caplog.text.count(TOLD + "1 hooks") == 1
 
 
@@ -151,12 +159,12 @@ def test_hooks_that_come_after_compiling_are_said(caplog) -> None:
 def test_hooks_on_layers_that_come_after_compiling_are_said(register: str, caplog) -> None:
     for executor in (training(Net()), poptorch.inferenceModel(Net(), options())):
         arguments = (X, Y) if executor._optimizer is not None else (X,)
-        executor(*arguments)
-        executor(*arguments)
+        run(executor, *arguments)
+        run(executor, *arguments)
         assert TOLD not in caplog.text
         getattr(executor.model.second, register)(lambda *_: None)
-        executor(*arguments)
-        executor(*arguments)
+        run(executor, *arguments)
+        run(executor, *arguments)
         assert caplog.text.count(TOLD + "1 hooks") == 1
         caplog.clear()
 
@@ -164,12 +172,12 @@ def test_hooks_on_layers_that_come_after_compiling_are_said(register: str, caplo
 def test_another_number_format_is_said(caplog) -> None:
     for executor in (training(Net()), poptorch.inferenceModel(Net(), options())):
         arguments = (X, Y) if executor._optimizer is not None else (X,)
-        executor(*arguments)
-        executor(*arguments)
+        run(executor, *arguments)
+        run(executor, *arguments)
         assert TOLD not in caplog.text
         executor.model.bfloat16()
-        executor(*arguments)
-        executor(*arguments)
+        run(executor, *arguments)
+        run(executor, *arguments)
         assert caplog.text.count("the number format was float32 and is bfloat16") == 1
         caplog.clear()
         executor.model.float()
@@ -178,10 +186,10 @@ def test_another_number_format_is_said(caplog) -> None:
 def test_a_parametrization_that_comes_after_compiling_is_said(caplog) -> None:
     model = Net()
     executor = poptorch.inferenceModel(model, options())
-    before = executor(X)
+    before = run(executor, X)
     torch.nn.utils.parametrizations.weight_norm(model.second)
-    assert torch.equal(executor(X), before)
-    executor(X)
+    assert torch.equal(run(executor, X), before)
+    run(executor, X)
     assert caplog.text.count(TOLD) == 1
     assert "Linear.parametrizations" in caplog.text
 
@@ -194,23 +202,23 @@ def test_a_forward_that_is_replaced_is_said_once(caplog) -> None:
         executor = wrap(model)
         arguments = (X, Y) if executor._optimizer is not None else (X,)
         for _ in range(7):
-            executor(*arguments)
+            run(executor, *arguments)
         assert TOLD not in caplog.text
         _triple(model.second)
         for _ in range(14):
-            executor(*arguments)
+            run(executor, *arguments)
         assert caplog.text.count("forward of a Linear") == 1
         _triple(model)
         for _ in range(7):
-            executor(*arguments)
+            run(executor, *arguments)
         assert caplog.text.count("forward of a Net") == 1
         caplog.clear()
         executor.destroy()
         executor = wrap(model)
         expected = model(*arguments)
-        torch.testing.assert_close(executor(*arguments), expected)
+        torch.testing.assert_close(run(executor, *arguments), expected)
         for _ in range(7):
-            executor(*arguments)
+            run(executor, *arguments)
         assert TOLD not in caplog.text  # compiled with both
 
 
@@ -223,23 +231,23 @@ def test_a_forward_that_is_replaced_before_the_first_call_is_said_too(caplog) ->
     model = Net()
     executor = poptorch.inferenceModel(model, options())
     _triple(model)
-    executor(X)
-    executor(X)
+    run(executor, X)
+    run(executor, X)
     assert caplog.text.count("forward of a Net") == 1
 
 
 def test_another_forward_of_a_class_is_said_once(caplog, monkeypatch) -> None:
     model = Net()
     executor = poptorch.inferenceModel(model, options())
-    before = executor(X)
+    before = run(executor, X)
     kinds = {type(module) for module in model.modules()}
     original = nn.Linear.forward
     monkeypatch.setattr(nn.Linear, "forward", lambda layer, x: original(layer, 3 * x))
     for _ in range(2 * len(kinds)):
-        assert torch.equal(executor(X), before)
+        assert torch.equal(run(executor, X), before)
     assert caplog.text.count("forward of a Linear") == 1
     executor.destroy()
-    torch.testing.assert_close(executor(X), model(X))
+    torch.testing.assert_close(run(executor, X), model(X))
 
 
 class Shift(nn.Module):
@@ -276,14 +284,14 @@ def test_a_number_of_a_module_that_changes_is_said_once(wrap, change, caplog) ->
     model = Annealed()
     executor, arguments = wrap(model), (X, Y) if wrap is training else (X,)
     for _ in range(4):
-        executor(*arguments)
+        run(executor, *arguments)
         model.calls += 1  # forward counts, too
         model._private += 1
     assert TOLD not in caplog.text
     do, said = CHANGES[change]
     do(model)
     for _ in range(4):
-        executor(*arguments)
+        run(executor, *arguments)
     assert caplog.text.count(TOLD) == 1
     assert said in caplog.text
 
@@ -295,12 +303,12 @@ def test_a_number_that_belongs_to_a_mode_is_followed(caplog) -> None:
     for mode in (True, False, True, False):
         model.train(mode)
         expected = model(X, Y).detach()
-        torch.testing.assert_close(executor(X, Y), expected)
+        torch.testing.assert_close(run(executor, X, Y), expected)
     assert TOLD not in caplog.text
     executor.destroy()
     model.temperature = 2.0
     expected = model(X, Y).detach()
-    torch.testing.assert_close(executor(X, Y), expected)
+    torch.testing.assert_close(run(executor, X, Y), expected)
     assert TOLD not in caplog.text  # compiled anew
 
 
@@ -309,7 +317,7 @@ def test_a_number_that_changes_between_wrapping_and_compiling_counts_in_training
     executor = training(model)
     model.drop.p, model.temperature = 0.0, 2.0
     expected = model(X, Y).detach()
-    torch.testing.assert_close(executor(X, Y), expected)
+    torch.testing.assert_close(run(executor, X, Y), expected)
     assert TOLD not in caplog.text
 
 
@@ -353,7 +361,7 @@ def test_a_list_or_tensor_that_changes_is_said_once(wrap, change, caplog) -> Non
     model = Weighted()
     executor, arguments = wrap(model), (X, X) if wrap is training else (X,)
     for call in range(4):
-        executor(*arguments)
+        run(executor, *arguments)
         model.log.append(1.0)
         model.seen[str(call)] = 1.0
         model.unused = torch.full((3,), float(call))
@@ -361,7 +369,7 @@ def test_a_list_or_tensor_that_changes_is_said_once(wrap, change, caplog) -> Non
     do, said = INSIDE[change]
     do(model)
     for _ in range(4):
-        executor(*arguments)
+        run(executor, *arguments)
     assert caplog.text.count(TOLD) == 1
     assert said in caplog.text
 
@@ -373,12 +381,12 @@ def test_a_tensor_that_is_replaced_between_wrapping_and_compiling_counts_in_trai
     executor = training(model)
     model.mask, model.factors = torch.zeros(3), [0.0, 5.0]
     expected = model(X, X).detach()
-    torch.testing.assert_close(executor(X, X), expected)
+    torch.testing.assert_close(run(executor, X, X), expected)
     model.mask = model.mask.clone()
-    executor(X, X)
+    run(executor, X, X)
     assert TOLD not in caplog.text  # the values are the same
     model.mask = torch.ones(3)
-    executor(X, X)
+    run(executor, X, X)
     assert "mask was tensor([0., 0., 0.]) and is tensor([1., 1., 1.])" in caplog.text
 
 
@@ -395,15 +403,15 @@ def test_weights_that_wait_to_be_copied_are_said_once(wrap, edit, caplog) -> Non
     model = Net()
     executor, arguments = wrap(model), (X, Y) if wrap is training else (X,)
     for _ in range(2):
-        executor(*arguments)
+        run(executor, *arguments)
         assert model.first.weight.isfinite().all()  # comes down where it was trained
     EDITS[edit](model)
     executor.copyWeightsToDevice()
-    executor(*arguments)
+    run(executor, *arguments)
     assert TOLD not in caplog.text
     EDITS[edit](model.apply(lambda layer: [p.detach().add_(1.0) for p in layer.parameters()]))
     for _ in range(2):
-        executor(*arguments)
+        run(executor, *arguments)
     assert caplog.text.count(TOLD) == 1
 
 
@@ -411,11 +419,11 @@ def test_all_changes_are_told_in_one_message(caplog) -> None:
     model = Annealed()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     executor = poptorch.trainingModel(model, options(), optimizer)
-    executor(X, Y)
+    run(executor, X, Y)
     model.temperature, model.second = 2.0, nn.Linear(4, 2)
     optimizer.param_groups[0]["lr"] = 0.2
-    executor(X, Y)
-    executor(X, Y)
+    run(executor, X, Y)
+    run(executor, X, Y)
     (told,) = [record.getMessage() for record in caplog.records if TOLD in record.getMessage()]
     parts = ("Annealed.second", "temperature was 1.0 and is 2.0", "lr of the optimizer's group 0")
     assert all(part in told for part in (*parts, "destroy()", "setOptimizer(optimizer)"))
@@ -434,9 +442,9 @@ def test_clipping_on_the_host_is_said_once(clip, kind, caplog) -> None:
     model = kind()
     executor = training(model)
     for _ in range(3):
-        executor(X, Y)
+        run(executor, X, Y)
         list(model.parameters())
-        executor(X, Y)
+        run(executor, X, Y)
         with contextlib.suppress(RuntimeError):  # clip_grad_value_ wants a gradient
             getattr(nn.utils, clip)(model.parameters(), 1.0)
     assert caplog.text.count(f"{clip} finds no gradients in a model that is wrapped") == 1
@@ -445,10 +453,10 @@ def test_clipping_on_the_host_is_said_once(clip, kind, caplog) -> None:
 def test_a_weight_whose_memory_is_gone_is_not_looked_at(caplog) -> None:
     model = Net()
     executor = poptorch.inferenceModel(model, options())
-    expected = executor(X)
+    expected = run(executor, X)
     model.first.weight.untyped_storage().resize_(0)
     for _ in range(4):
-        assert torch.equal(executor(X), expected)
+        assert torch.equal(run(executor, X), expected)
     assert TOLD not in caplog.text
 
 
@@ -469,12 +477,12 @@ def test_a_buffer_that_is_changed_is_said_once(wrap, caplog) -> None:
     executor, arguments = wrap(model), (X, Y) if wrap is training else (X,)
     for mode in (False, True, False, True):
         model.train(mode)
-        executor(*arguments)
+        run(executor, *arguments)
         assert model.layers[1].running_mean.isfinite().all()  # comes down
     assert TOLD not in caplog.text
     for _ in range(4):
         model.temperature.fill_(0.5)
-        executor(*arguments)
+        run(executor, *arguments)
     assert caplog.text.count(TOLD + "'temperature' on the host") == 1
 
 
@@ -482,10 +490,10 @@ def test_a_fixed_weight_that_is_changed_is_said_after_others_came_down(caplog) -
     model = Net()
     model.first.requires_grad_(False)
     executor = training(model)
-    executor(X, Y)
+    run(executor, X, Y)
     nn.init.ones_(model.first.weight)
     executor.copyWeightsToHost()
-    executor(X, Y)
+    run(executor, X, Y)
     assert caplog.text.count(TOLD + "'first.weight' on the host") == 1
 
 
