@@ -361,8 +361,7 @@ def test_a_branch_on_what_stays_as_it_is_needs_no_inputs(frozen: bool, caplog) -
         executor.copyWeightsToDevice()
         executor.detachFromDevice()
         assert float(executor(x)) > 0.0
-    assert caplog.text.count("branches on the values of 'mask' at test_value_reads.py:") == 1
-    assert "they changed after the model was compiled" in caplog.text
+    assert caplog.text.count("of 'mask', on which forward branches at test_value_reads.py:") == 1
     executor.destroy()
     assert float(executor(x)) == 0.0
 
@@ -374,7 +373,7 @@ def test_a_mask_that_changes_while_detached_is_said(caplog) -> None:
     executor.detachFromDevice()
     model.mask[0] = 0.0
     executor(torch.ones(1, 3))
-    assert caplog.text.count("they changed after the model was compiled") == 1
+    assert caplog.text.count("on which forward branches") == 1
 
 
 @pytest.mark.parametrize("changes", ["mask", "copy"])

@@ -549,7 +549,7 @@ def test_late_hooks(warned: pytest.LogCaptureFixture) -> None:
     model(X, Y)
     assert not ran
     assert "Hooks of the optimizer do not run" in warned.text
-    assert "1 hooks were put on layers" in warned.text
+    assert "1 hooks on layers" in warned.text
 
 
 @row("labels are `int64`")
@@ -671,7 +671,7 @@ def test_hyper_parameters_wait(warned: pytest.LogCaptureFixture) -> None:
     before = net.linear.weight.detach().clone()
     optimizer.param_groups[0]["lr"] = 0.0
     model(X, Y)
-    assert "lr of group 0 was 0.1 and is 0.0" in warned.text
+    assert "lr of the optimizer's group 0 was 0.1 and is 0.0" in warned.text
     after = net.linear.weight.detach().clone()
     assert not torch.equal(before, after)
     model.setOptimizer(optimizer)

@@ -22,7 +22,7 @@ from .._ir.loops import Loops
 from .._ir.program import State
 from .._ir.slots import Kind, Slot, narrowed
 from .._ir.spec import Spec
-from .signature import Bound
+from .signature import Bound, Signature
 
 _RENEW = (
     "wrap the model again, or call destroy() on this wrapper, to compile for these inputs",
@@ -129,6 +129,21 @@ class Inputs:
             for shape, dtype in zip(self._shapes, self._dtypes, strict=True)
         ]
 
+    def take(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], signature: Signature
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Return the tensors of a call, as they were given and ready for the device.
+
+        Raises:
+            Error: they are not of the compiled kind.
+        """
+        given = self.quick(args, kwargs)
+        if given is None:
+            bound = signature.bind(args, kwargs, like=self.bound)
+            self._check(bound)
+            given = bound.tensors
+        return given, self._prepare(given)
+
     def quick(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor] | None:
         """Return the tensors of a call that gives them alone, or None for the long way."""
         if not self._tensors_only or kwargs or len(args) != len(self._dtypes):
@@ -156,7 +171,7 @@ class Inputs:
         shapes = zip(self.bound.paths, self._dtypes, self._shapes, strict=True)
         return ", ".join(f"{path} {dtype} {tuple(shape)}" for path, dtype, shape in shapes)
 
-    def check(self, bound: Bound) -> None:
+    def _check(self, bound: Bound) -> None:
         """Compare the structure of a later call with the compiled one.
 
         Raises:
@@ -170,7 +185,7 @@ class Inputs:
                     title = "Number of positional arguments mismatch"
                 _mismatch(title, difference.detail)
 
-    def prepare(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    def _prepare(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Check dtypes and shapes; return detached, contiguous, narrowed tensors.
 
         Raises:

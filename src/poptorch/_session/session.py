@@ -327,12 +327,7 @@ class Session(Sharing):
         now = self._program_for(args, kwargs)
         started = time.perf_counter()
         self._fetch()
-        given = now.inputs.quick(args, kwargs)
-        if given is None:
-            bound = self.model.signature.bind(args, kwargs, like=now.inputs.bound)
-            now.inputs.check(bound)
-            given = bound.tensors
-        batch = now.inputs.prepare(given)
+        given, batch = now.inputs.take(args, kwargs, self.model.signature)
         taken = time.perf_counter()
         results = self.reports.run(now.spec, self._execute, now, now.synthetic or batch)
         ready = time.perf_counter()
@@ -494,8 +489,7 @@ class Session(Sharing):
         bound = self.model.signature.bind(args, kwargs, like=now.inputs.bound)
         spec = dividing(bound, self._spec) if self._several else now.spec
         if not self._several:
-            now.inputs.check(bound)
-            now.inputs.prepare(bound.tensors)
+            now.inputs.take(args, kwargs, self.model.signature)
         self._fetch()
         self._bring_host_up_to_date()
         variant = self._compiled(self.task(bound, spec), background=True)
