@@ -57,7 +57,7 @@ HITS = {
     "run-time options": {"edit": lambda opts: opts.logDir("x").modelName("m").useIpuId(5)},
 }
 MISSES = {
-    "rows": ({"rows": 4}, r"batch.0: float32\[4, 4\] here, float32\[8, 4\] there"),
+    "rows": ({"rows": 4}, r"input 0: float32\[4, 4\] here, float32\[8, 4\] there"),
     "iterations": (
         {"edit": lambda opts: opts.deviceIterations(2)}, "loops.iterations: 2 here, 1 there",
     ),
@@ -142,7 +142,7 @@ def test_damaged_entries_are_rebuilt(damage: bytes | None, folder: Path, caplog)
 
 FACTS = [
     b"[1]",
-    json.dumps({"batch.0": "\x1b[2Jall is well"}).encode(),
+    json.dumps({"input 0": "\x1b[2Jall is well"}).encode(),
     b"null",
     b"[" * 100_000,
     b'{"torch": 1}',
@@ -254,7 +254,7 @@ def test_the_command(folder: Path, capsys, monkeypatch) -> None:
     main(["cache", "explain", newest[:8]])
     assert "loops.iterations: 1" in capsys.readouterr().out
     main(["cache", "--dir", str(folder), "explain", newest, oldest])
-    assert "batch.0: float32[4, 4] here, float32[8, 4] there" in capsys.readouterr().out
+    assert "input 0: float32[4, 4] here, float32[8, 4] there" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="0 entries have a key"):
         main(["cache", "explain", "zzz"])
 

@@ -237,7 +237,8 @@ def facts_of(plan: Plan, backend: str, arguments: Mapping[str, trees.Structure])
     slots = {s.key: s for graph in plan.program.graphs.values() for s in graph.inputs}
     for slot in slots.values():
         if slot.kind in (Kind.BATCH, Kind.PARAM, Kind.BUFFER, Kind.OPTSTATE):
-            facts[slot.key] = _shape_text(slot)
+            name = f"{_INPUT}{slot.index}" if slot.kind is Kind.BATCH else slot.key
+            facts[name] = _shape_text(slot)
     for name, graph in plan.program.graphs.items():
         nodes = graph_json.encode_nodes(graph.module)
         for at, node in enumerate(node for node in nodes if node["op"] != "placeholder"):
@@ -248,7 +249,7 @@ def facts_of(plan: Plan, backend: str, arguments: Mapping[str, trees.Structure])
     return facts
 
 
-_CONSTANT, _TYPE, _OPERATOR, _AT = "constant ", "type of ", " operator ", " at "
+_INPUT, _CONSTANT, _TYPE, _OPERATOR, _AT = "input ", "constant ", "type of ", " operator ", " at "
 
 
 def _shape_text(slot: Slot) -> str:
@@ -294,7 +295,7 @@ class Entry:
     @property
     def headline(self) -> str:
         """What it computes: training or inference, and the shapes of its inputs."""
-        names = (name for name in self.facts if name.startswith("batch."))
+        names = (name for name in self.facts if name.startswith(_INPUT))
         inputs = " ".join(self.facts[name] for name in sorted(names, key=lambda n: (len(n), n)))
         return f"{'training' if self.facts.get('training') == 'True' else 'inference'}  {inputs}"
 
