@@ -48,6 +48,13 @@ def test_attribute_assignment_is_set(group):
         options.replication_factor = 4.0
 
 
+def test_a_backend_key_is_no_attribute():
+    popart = Options()._Popart
+    with pytest.raises(AssertionError, match="Invalid option autoRecomputation"):
+        popart.autoRecomputation = 2
+    assert "autoRecomputation" not in popart.options
+
+
 @pytest.mark.spec("options", 5)
 @pytest.mark.parametrize("value", ["4", 4.0, None])
 def test_values_keep_the_type_of_the_stored_one(value):

@@ -145,7 +145,7 @@ class Container:
             built = "_values" in vars(self)
             exists = name in vars(self) or hasattr(type(self), name)
             if built and not name.startswith("_") and name not in vars(self):
-                self.set(**{name: value})
+                Container.set(self, **{name: value})
                 return
             self._check_writable(name)
             if built and not exists:
