@@ -1,10 +1,9 @@
 """module + example -> micro Graph: trace, loss, backward, buffer updates."""
 
-from .decisions import Decision
 from .explain import Explanation, capture, explain, search
 from .forward import Call, OverwriteContextManager, Request
 from .lanes import NotVectorisable, batch_norm_statistics
-from .micro import Micro, hooks_of, say_narrowed
+from .micro import Decision, Micro, hooks_of, say_narrowed
 from .purity import without_autocast
 from .recompute import checkpoints, recomputed, with_fewer_checkpoints
 from .replaced import Tied, tensors_of

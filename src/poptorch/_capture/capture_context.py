@@ -1,18 +1,25 @@
-"""What a capture hears from the operators that ``forward`` calls."""
+"""What ``forward`` calls: how a capture hears of operators, and what torch's functions compute."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import fx
+from torch.overrides import TorchFunctionMode
 
+from .._ir.spec import Precision
 from .._ops.context import Capture, listening
 from . import marks, trace
+from .casting import Casting
+from .losses import LOSS_FUNCTIONS
 from .recorded import recorded, surroundings_waiting
-from .value_reads import ValueReads
+from .replaced import Tied
+from .substitutes import RECURRENT, recurrent, substitute
+from .value_reads import QUESTIONS, ValueReads
 
 
 @dataclass(eq=False)
@@ -48,3 +55,55 @@ class CaptureContext(Capture):
                 )
         finally:
             self.groups = outer
+
+
+class Overrides(TorchFunctionMode):
+    """Within it calls of torch take traced weights, of fitting types, and compute fixed shapes.
+
+    Args:
+        places: the module's tensors by path.
+        values: the traced ones. Lists and closures of forward hold the user's own, which no graph
+            follows.
+        priced: the graph will be looked at, not run.
+    """
+
+    def __init__(
+        self,
+        context: CaptureContext,
+        places: Mapping[str, Tied],
+        values: Mapping[str, torch.Tensor],
+        precision: Precision,
+        priced: bool,
+    ) -> None:
+        super().__init__()
+        self._context, self._priced = context, priced
+        self._traced = {id(tied.tensor): values[path] for path, tied in places.items()}
+        self._casting = Casting(precision)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        # The mode is off while the function runs: functions inside functions are torch's own.
+        if self._context.lanes and torch.is_autocast_enabled("cpu"):
+            raise NotImplementedError("autocast works on one micro-batch at a time")
+        args = tuple(map(self._traced_of, args))
+        kwargs = {name: self._traced_of(value) for name, value in (kwargs or {}).items()}
+        loss = LOSS_FUNCTIONS.get(func) if self._context.training else None
+        result = self._computed(*self._casting(func, args, kwargs))
+        if loss is not None and isinstance(result, torch.Tensor):
+            self._context.mark_loss(result, loss)
+        return result
+
+    def _computed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func in QUESTIONS:
+            return self._context.reads.answer(func, args, kwargs)
+        if func in RECURRENT and not kwargs:
+            return recurrent(func, args, self._context.lanes, self._priced)
+        return (substitute(func) or func)(*args, **kwargs)
+
+    def _traced_of(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self._traced.get(id(value), value)
+        if type(value) in (list, tuple):
+            return type(value)(map(self._traced_of, value))
+        return value

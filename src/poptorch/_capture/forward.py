@@ -18,10 +18,9 @@ from .._ir.slots import Slot
 from .._ir.spec import Precision
 from .._ops import annotate
 from .._ops.context import autocasting, listening
-from .capture_context import CaptureContext
+from .capture_context import CaptureContext, Overrides
 from .failures import explained
 from .losses import final_loss
-from .overrides import Overrides
 from .replaced import Tied, replaced
 from .trace import is_traced
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import fx
@@ -172,11 +171,7 @@ def _share_options(members: Sequence[fx.Node], group: Group) -> None:
                 where=group.where,
                 fix="pass one value, or one for each convolution",
             )
+    shared = sorted(group.options.items())
     for at, node in enumerate(members):
-        own = _each(group.options, at)
-        note_on(node, **{GROUP_OPTIONS: tuple(own)})
-
-
-def _each(options: Mapping[str, tuple[Any, ...]], at: int) -> Iterable[tuple[str, Any]]:
-    for name, values in sorted(options.items()):
-        yield name, values[at if len(values) > 1 else 0]
+        own = tuple((name, values[at if len(values) > 1 else 0]) for name, values in shared)
+        note_on(node, **{GROUP_OPTIONS: own})

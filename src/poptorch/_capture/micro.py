@@ -21,7 +21,6 @@ from .._ops import annotate
 from .._ops.context import Replicas
 from . import marks, trace
 from .capture_context import CaptureContext
-from .decisions import Decision
 from .failures import explained_backward
 from .forward import Forward, Names, Request, run_forward
 from .lanes import NotVectorisable, folded, lane_by_lane, reason_of, run_lanes
@@ -29,6 +28,15 @@ from .recompute import recomputed
 from .value_reads import BranchOnData, ValueReads
 
 aten = torch.ops.aten
+
+
+@dataclass(frozen=True, eq=False)
+class Decision:
+    """A tensor of the module whose values decided a branch of ``forward``."""
+
+    path: str
+    line: str | None
+    value: torch.Tensor
 
 
 @dataclass(frozen=True, eq=False)

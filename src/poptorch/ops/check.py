@@ -18,9 +18,15 @@ def refuse(title: str, got: str, fix: str) -> NoReturn:
     raise Error(title, got=got, fix=fix)
 
 
+def that(fits: bool, title: str, got: str, fix: str) -> None:
+    """Raise an Error unless something fits."""
+    if not fits:
+        refuse(title, got, fix)
+
+
 def tensor(value: Any, title: str, fix: str = "pass a torch.Tensor") -> None:
     """Raise an Error with this title unless the value is a tensor."""
-    if not isinstance(value, torch.Tensor):
+    if not isinstance(value, torch.Tensor):  # the text of one may be long
         refuse(title, f"{type(value).__name__} {value!r}", fix)
 
 

@@ -371,8 +371,8 @@ _custom_op = define(
 
 # Operators of other libraries; some never told torch their shapes.
 
-_seen: dict[tuple[Any, ...], tuple[tuple[Kind, ...], bool]] = {}
-_taught: set[str] = set()  # operators that take their shapes from what was seen
+# By operator that takes its shapes from what was seen, these by what they depend on.
+_seen: dict[Any, dict[tuple[Any, ...], tuple[Kind, ...]]] = {}
 
 
 def _call_library(
@@ -382,12 +382,12 @@ def _call_library(
     templates: Sequence[torch.Tensor],
 ) -> Any:
     """Call an operator; one that cannot tell its shapes takes those of the templates."""
-    if str(operator) not in _taught:
+    if operator not in _seen:
         try:
             return operator(*inputs, **attributes)
         except private.UnsupportedOperatorException:
             _teach(operator)
-    _seen[_signature(operator, inputs, attributes)] = kinds_of(templates), _is_list(operator)
+    _seen[operator][_signature(operator, inputs, attributes)] = kinds_of(templates)
     return operator(*inputs, **attributes)
 
 
@@ -422,32 +422,25 @@ def _has_gradient(
     return any(gradient is not None for gradient in gradients)
 
 
-def _is_list(operator: Any) -> bool:
-    returns = operator._schema.returns
-    return len(returns) != 1 or "List" in str(returns[0].type)
-
-
 def _signature(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """What the shapes of results depend on."""
+    names = [a.name for a in operator._schema.arguments if "Tensor" not in str(a.type)]
+    given = [a for a in args if not isinstance(a, torch.Tensor)]
+    values = {**dict(zip(names, given, strict=False)), **kwargs}
     tensors = kinds_of(a for a in args if isinstance(a, torch.Tensor))
-    rest = [repr(a) for a in args if not isinstance(a, torch.Tensor)]
-    values = {**dict(zip(_attribute_names(operator), rest, strict=False))}
-    values |= {name: repr(value) for name, value in kwargs.items()}
-    return str(operator), tensors, tuple(sorted(values.items()))
-
-
-def _attribute_names(operator: Any) -> list[str]:
-    return [a.name for a in operator._schema.arguments if "Tensor" not in str(a.type)]
+    return tensors, tuple(sorted((name, repr(value)) for name, value in values.items()))
 
 
 def _teach(operator: Any) -> None:
     """Give an operator a shape rule: what was seen for such arguments before."""
+    seen = _seen.setdefault(operator, {})
+    returns = operator._schema.returns
+    is_list = len(returns) != 1 or "List" in str(returns[0].type)
 
     def rule(*args: Any, **kwargs: Any) -> Any:
-        kinds, is_list = _seen[_signature(operator, args, kwargs)]
         device = next((a.device for a in args if isinstance(a, torch.Tensor)), "cpu")
+        kinds = seen[_signature(operator, args, kwargs)]
         results = tuple(torch.empty(shape, dtype=d, device=device) for shape, d in kinds)
         return results if is_list else results[0]
 
     torch.library.register_fake(operator, rule)
-    _taught.add(str(operator))

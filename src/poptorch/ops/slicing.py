@@ -35,8 +35,9 @@ def dynamic_slice(
     check.tensor(start, "Slice start argument to dynamic_slice must be a torch.tensor")
     _check_window(tensor, dim, start, size, "dynamic_slice")
     _check_int(step, "step", "dynamic_slice")
-    if step < 1:
-        check.refuse("Slicing step must be at least 1", f"step={step}", "pass a step of 1 or more")
+    check.that(
+        step >= 1, "Slicing step must be at least 1", f"step={step}", "pass a step of 1 or more"
+    )
     return tensor.index_select(dim, _window(tensor, dim, start, size, step))
 
 
@@ -60,27 +61,20 @@ def dynamic_update(
     check.tensor(input, "dynamic_update must take a torch.tensor input")
     check.tensor(src, "dynamic_update must take a torch.tensor src")
     check.tensor(start, "Slice start argument to dynamic_update must be a torch.tensor")
-    if input.dim() != src.dim():
-        check.refuse(
-            "input and src tensors must have same dimensionality",
-            f"{input.dim()} and {src.dim()} dimensions",
-            "src.unsqueeze(dim), for instance",
-        )
-    if input.dtype != src.dtype:
-        check.refuse(
-            "input and src tensors must have same dtype",
-            f"{input.dtype} and {src.dtype}",
-            "src.to(input.dtype)",
-        )
+    check.that(
+        input.dim() == src.dim(),
+        "input and src tensors must have same dimensionality",
+        f"{input.dim()} and {src.dim()} dimensions",
+        "src.unsqueeze(dim), for instance",
+    )
+    title = "input and src tensors must have same dtype"
+    dtypes = f"{input.dtype} and {src.dtype}"
+    check.that(input.dtype == src.dtype, title, dtypes, "src.to(input.dtype)")
     _check_window(input, dim, start, size, "dynamic_update")
     wanted = list(input.shape)
     wanted[dim] = size
-    if list(src.shape) != wanted:
-        check.refuse(
-            "src does not fit the window of dynamic_update",
-            f"shape {tuple(src.shape)}",
-            f"pass shape {tuple(wanted)}",
-        )
+    title, got = "src does not fit the window of dynamic_update", f"shape {tuple(src.shape)}"
+    check.that(list(src.shape) == wanted, title, got, f"pass shape {tuple(wanted)}")
     return input.index_copy(dim, _window(input, dim, start, size, 1), src)
 
 
@@ -96,32 +90,26 @@ def _check_window(
 ) -> None:
     _check_int(dim, "dim", function)
     _check_int(size, "size", function)
-    if start.numel() != 1 or start.is_floating_point() or start.dtype == torch.bool:
-        check.refuse(
-            f"The start of {function} must be one integer",
-            f"{start.dtype} of shape {tuple(start.shape)}",
-            "pass an integer tensor of shape [] or [1]",
-        )
-    if size == 0:
-        check.refuse(
-            "The start and end of a slice must be different", "size=0", "pass a size of 1 or more"
-        )
-    if size < 0:
-        check.refuse(
-            "A slice cannot have an end less than the start", f"size={size}", "pass a positive size"
-        )
-    if not -tensor.dim() <= dim < tensor.dim():
-        check.refuse(
-            f"The dimension of {function} is out of range",
-            f"dim={dim} for {tensor.dim()} dimensions",
-            "pass a dimension of the tensor",
-        )
-    if size > tensor.shape[dim]:
-        check.refuse(
-            "A slice cannot be longer than its dimension",
-            f"size={size} for an extent of {tensor.shape[dim]}",
-            "pass a smaller size",
-        )
+    check.that(
+        start.numel() == 1 and not start.is_floating_point() and start.dtype != torch.bool,
+        f"The start of {function} must be one integer",
+        f"{start.dtype} of shape {tuple(start.shape)}",
+        "pass an integer tensor of shape [] or [1]",
+    )
+    title = "The start and end of a slice must be different"
+    check.that(size != 0, title, "size=0", "pass a size of 1 or more")
+    title = "A slice cannot have an end less than the start"
+    check.that(size > 0, title, f"size={size}", "pass a positive size")
+    check.that(
+        -tensor.dim() <= dim < tensor.dim(),
+        f"The dimension of {function} is out of range",
+        f"dim={dim} for {tensor.dim()} dimensions",
+        "pass a dimension of the tensor",
+    )
+    title = "A slice cannot be longer than its dimension"
+    extent = tensor.shape[dim]
+    got = f"size={size} for an extent of {extent}"
+    check.that(size <= extent, title, got, "pass a smaller size")
 
 
 def _check_int(value: Any, name: str, function: str) -> None:
