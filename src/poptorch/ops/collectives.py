@@ -30,18 +30,19 @@ def _own(x: torch.Tensor, processes: int) -> torch.Tensor:
     return x.narrow(1, _job.current().index * size, size).clone()
 
 
-def _wider(x: torch.Tensor, processes: int) -> torch.Tensor:
-    return x.new_empty(x.shape[0], x.shape[1] * processes, *x.shape[2:])
-
-
-def _narrower(x: torch.Tensor, processes: int) -> torch.Tensor:
-    return x.new_empty(x.shape[0], x.shape[1] // processes, *x.shape[2:])
-
-
-OF_ALL = define("of_all_processes", "(Tensor x, int processes) -> Tensor", _of_all, _wider)
-"""(steps, replicas of this process, ...) to (steps, replicas of all, ...)."""
-OWN = define("of_own_process", "(Tensor x, int processes) -> Tensor", _own, _narrower)
-"""(steps, replicas of all, ...) to (steps, replicas of this process, ...)."""
+# (steps, replicas of this process, ...) to (steps, replicas of all, ...), and back.
+_OF_ALL = define(
+    "of_all_processes",
+    "(Tensor x, int processes) -> Tensor",
+    _of_all,
+    lambda x, count: x.new_empty(x.shape[0], x.shape[1] * count, *x.shape[2:]),
+)
+_OWN = define(
+    "of_own_process",
+    "(Tensor x, int processes) -> Tensor",
+    _own,
+    lambda x, count: x.new_empty(x.shape[0], x.shape[1] // count, *x.shape[2:]),
+)
 Formula = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -63,7 +64,7 @@ class Collective:
             return self
 
         def spanning(formula: Formula) -> Formula:
-            return lambda x: OWN(formula(OF_ALL(x, processes)), processes)
+            return lambda x: _OWN(formula(_OF_ALL(x, processes)), processes)
 
         return Collective(spanning(self.forward), spanning(self.backward))
 

@@ -17,9 +17,8 @@ _Partials = torch.dtype | MultiConvPartialsType
 _DTYPES = {MultiConvPartialsType.Float: torch.float32, MultiConvPartialsType.Half: torch.float16}
 
 
-def _dtype(partials: Any) -> Any:
-    """Return the dtype that the enum of earlier releases stands for, or what was given."""
-    return _DTYPES[partials] if isinstance(partials, MultiConvPartialsType) else partials
+def _is(kind: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kind)
 
 
 class MultiConv:
@@ -31,7 +30,7 @@ class MultiConv:
 
     def __init__(self) -> None:
         self._options: dict[str, tuple[Any, ...]] = {"planType": (MultiConvPlanType.Parallel,)}
-        self._scope: contextlib.AbstractContextManager[None] | None = None
+        self._scope = contextlib.ExitStack()
 
     def availableMemoryProportions(self, value: float | list[float] | tuple[float, ...]) -> Self:
         """Set the memory for temporaries, a share from 0 to 1 each; None for the default.
@@ -39,13 +38,8 @@ class MultiConv:
         Raises:
             AssertionError: neither a float nor a list or tuple of floats.
         """
-        return self._set(
-            "availableMemoryProportions",
-            value,
-            lambda v: isinstance(v, float),
-            AssertionFailure,
-            "Invalid available memory proportion",
-        )
+        title = "Invalid available memory proportion"
+        return self._set("availableMemoryProportions", value, _is(float), AssertionFailure, title)
 
     def partialsTypes(self, value: _Partials | list[_Partials] | tuple[_Partials, ...]) -> Self:
         """Set the dtype of partial sums: ``torch.float32`` or ``torch.float16``.
@@ -55,14 +49,10 @@ class MultiConv:
         Raises:
             ValueError: another value.
         """
-        return self._set(
-            "partialsTypes",
-            [_dtype(v) for v in value] if isinstance(value, (list, tuple)) else _dtype(value),
-            lambda v: v in (torch.float32, torch.float16),
-            InvalidValue,
-            "Invalid partials types",
-            optional=False,
-        )
+        given = value if isinstance(value, list | tuple) else [value]
+        dtypes = [_DTYPES.get(v, v) if isinstance(v, MultiConvPartialsType) else v for v in given]
+        title, known = "Invalid partials types", (torch.float32, torch.float16)
+        return self._set("partialsTypes", dtypes, known.__contains__, InvalidValue, title)
 
     def enableConvDithering(self, value: bool | list[bool] | tuple[bool, ...]) -> Self:
         """Spread the tiles that convolutions start on; None for the default.
@@ -70,13 +60,8 @@ class MultiConv:
         Raises:
             ValueError: neither a bool nor a list or tuple of bools.
         """
-        return self._set(
-            "enableConvDithering",
-            value,
-            lambda v: isinstance(v, bool),
-            InvalidValue,
-            "Convolution dithering must be bool or list of bools",
-        )
+        title = "Convolution dithering must be bool or list of bools"
+        return self._set("enableConvDithering", value, _is(bool), InvalidValue, title)
 
     def planType(self, value: MultiConvPlanType | None) -> Self:
         """Run the convolutions side by side or one after another; None for side by side.
@@ -110,15 +95,9 @@ class MultiConv:
         return self
 
     def _set(
-        self,
-        name: str,
-        value: Any,
-        fits: Callable[[Any], bool],
-        error: type[Error],
-        title: str,
-        optional: bool = True,
+        self, name: str, value: Any, fits: Callable[[Any], bool], error: type[Error], title: str
     ) -> Self:
-        if value is None and optional:
+        if value is None:
             self._options.pop(name, None)
             return self
         values = tuple(value) if isinstance(value, list | tuple) else (value,)
@@ -130,10 +109,7 @@ class MultiConv:
     def __enter__(self) -> None:
         capture = listener()
         if capture is not None:
-            self._scope = capture.group(dict(self._options), source.calling_line())
-            self._scope.__enter__()
+            self._scope.enter_context(capture.group(dict(self._options), source.calling_line()))
 
     def __exit__(self, *failure: Any) -> None:
-        if self._scope is not None:
-            scope, self._scope = self._scope, None
-            scope.__exit__(*failure)
+        self._scope.__exit__(*failure)

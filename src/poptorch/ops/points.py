@@ -93,11 +93,16 @@ def nearest(
     rows, targets = _points(x, "x"), _points(y, "y")
     if rows.shape[1] != targets.shape[1]:
         _invalid("nearest: x and y must have as many features", f"{rows.shape} and {targets.shape}")
-    first, second = _batches(batch_x, batch_y, len(rows), len(targets))
+    batches = _batch(batch_x, "batch_x", len(rows)), _batch(batch_y, "batch_y", len(targets))
+    if not any(isinstance(batch, torch.Tensor) for batch in batches):
+        only = sorted(set(batches[0]) ^ set(batches[1]))
+        title = "nearest: every batch must occur in both batch_x and batch_y"
+        if only:
+            _invalid(title, f"only once: {only}")
     distances = torch.cdist(rows, targets, compute_mode="donot_use_mm_for_euclid_dist")
-    if first is not None and second is not None:
-        other = first.to(x.device)[:, None] != second.to(x.device)[None, :]
-        distances = distances.masked_fill(other, float("inf"))
+    if batch_x is not None or batch_y is not None:
+        first, second = (torch.as_tensor(batch, device=x.device) for batch in batches)
+        distances = distances.masked_fill(first[:, None] != second[None, :], float("inf"))
     return distances.argmin(1)
 
 
@@ -107,42 +112,18 @@ def _points(tensor: torch.Tensor, name: str) -> torch.Tensor:
     return tensor.detach().float().reshape(len(tensor), -1)
 
 
-def _batches(
-    batch_x: Batch, batch_y: Batch, count_x: int, count_y: int
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    first = _batch(batch_x, "batch_x", count_x)
-    second = _batch(batch_y, "batch_y", count_y)
-    if first is None and second is None:
-        return None, None
-    if first is None:
-        first = torch.zeros(count_x, dtype=torch.int64)
-    if second is None:
-        second = torch.zeros(count_y, dtype=torch.int64)
-    known = [b for b in (batch_x, batch_y) if isinstance(b, torch.Tensor)]
-    if not known:
-        given = [set(b) if b else {0} for b in (batch_x, batch_y)]
-        if given[0] != given[1]:
-            only = sorted(given[0] ^ given[1])
-            title = "nearest: every batch must occur in both batch_x and batch_y"
-            _invalid(title, f"only once: {only}")
-    return first, second
-
-
-def _batch(batch: Batch, name: str, count: int) -> torch.Tensor | None:
+def _batch(batch: Batch, name: str, count: int) -> Sequence[int] | torch.Tensor:
     if batch is None or (isinstance(batch, list) and not batch):
-        return None
+        return [0] * count
     is_ints = isinstance(batch, list) and all(isinstance(b, int) for b in batch)
     if not is_ints and not isinstance(batch, torch.Tensor):
-        check.refuse(
-            f"nearest: {name} must be a list of ints or a tensor", repr(batch), "or leave it out"
-        )
+        title = f"nearest: {name} must be a list of ints or a tensor"
+        check.refuse(title, repr(batch), "or leave it out")
     if len(batch) != count:
         _invalid(f"nearest: {name} must have one entry per row", f"{len(batch)} for {count} rows")
-    if isinstance(batch, torch.Tensor):
-        return batch
-    if sorted(batch) != batch:
+    if isinstance(batch, list) and sorted(batch) != batch:
         _invalid(f"nearest: {name} must be sorted", repr(batch))
-    return torch.tensor(batch)
+    return batch
 
 
 def _invalid(title: str, got: str) -> None:
@@ -170,15 +151,9 @@ def _sample(
     return torch.tensor(chosen, dtype=torch.int32, device=src.device)
 
 
-def _chosen_shape(
-    src: torch.Tensor, starts: torch.Tensor, ptr: Sequence[int], ratio: float
-) -> torch.Tensor:
-    return src.new_empty((sum(_picks(ptr, ratio)),), dtype=torch.int32)
-
-
 _farthest_points = define(
     "farthest_points",
     "(Tensor src, Tensor starts, int[] ptr, float ratio) -> Tensor",
     _sample,
-    _chosen_shape,
+    lambda src, _, ptr, ratio: src.new_empty((sum(_picks(ptr, ratio)),), dtype=torch.int32),
 )
