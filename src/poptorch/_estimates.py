@@ -11,8 +11,7 @@ from tqdm import tqdm
 from ._base import log
 from ._base.errors import Error
 from ._ipu_model import Estimate, Variant, WhatIf, variants
-from ._repricing import Repricer
-from ._systems import parse
+from ._repricing import repricer_of
 from .executor import PoplarExecutor
 
 __all__ = ["Estimate", "Variant", "WhatIf", "estimate", "what_if"]
@@ -82,7 +81,7 @@ def what_if(
     """
     _check_wrapped(executor, "what_if")
     variants.check(vary, executor._session.optimizer is not None)
-    repricer = Repricer(executor._session, executor._options, args, kwargs, parse(system))
+    repricer = repricer_of(executor._session, executor._options, args, kwargs, system)
     combined = [dict(zip(vary, v, strict=True)) for v in itertools.product(*vary.values())]
     bar = tqdm(combined, "Pricing", leave=False, disable=None if progress else True)
     lines, errors = list[Variant](), list[Error]()

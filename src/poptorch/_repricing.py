@@ -24,7 +24,7 @@ def estimated(
     system: str,
 ) -> Estimate:
     """Return the estimate of a wrapped model, with advice; ``poptorch.estimate`` documents it."""
-    repricer = Repricer(session, options, args, kwargs, parse(system))
+    repricer = repricer_of(session, options, args, kwargs, system)
     return repricer.advised(repricer.price({}, guesses=True))
 
 
@@ -32,33 +32,37 @@ def advised(
     session: _session.Session, options: Options, captures: _session.Captures, priced: Estimate
 ) -> Estimate:
     """Return the estimate of a compiled program, with advice."""
-    return Repricer(session, options, (), {}, parse(priced.system), captures).advised(priced)
+    training = session.optimizer is not None
+    return Repricer(options, captures, parse(priced.system), training).advised(priced)
+
+
+def repricer_of(
+    session: _session.Session,
+    options: Options,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    system: str,
+) -> Repricer:
+    """Return what prices a wrapped model for a call with these arguments."""
+    chips, training = parse(system), session.optimizer is not None
+    return Repricer(options, _session.Captures(session, args, kwargs), chips, training)
 
 
 class Repricer:
     """Prices of one wrapped model for one combined batch.
 
     Args:
-        session: of the wrapped model.
         options: its own, which stay as they are.
-        args, kwargs: as for a call of it.
+        captures: of the model for the batch.
         system: the chips.
-        captures: of the model for a batch; in the place of the arguments.
+        training: whether gradients are computed.
     """
 
     def __init__(
-        self,
-        session: _session.Session,
-        options: Options,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        system: System,
-        captures: _session.Captures | None = None,
+        self, options: Options, captures: _session.Captures, system: System, training: bool
     ) -> None:
-        self._options, self._system = options, system
-        self._captures = captures or _session.Captures(session, args, kwargs)
-        self._rows = self._captures.rows
-        self._training = session.optimizer is not None
+        self._options, self._captures, self._system = options, captures, system
+        self._rows, self._training = captures.rows, training
 
     def advised(self, priced: Estimate) -> Estimate:
         """Return an estimate of the model as it is, with advice."""

@@ -8,8 +8,19 @@ Source: libpva's public documentation; PopVision tutorials.
 
 from __future__ import annotations
 
-from ._report import IPU, OperationAnalysis, Program, ProgramVisitor, Report, openReport
-from ._trace import Event, Process, Thread, Trace, openTrace
+from ._names import (
+    IPU,
+    Event,
+    OperationAnalysis,
+    Process,
+    Program,
+    ProgramVisitor,
+    Report,
+    Thread,
+    Trace,
+    openReport,
+    openTrace,
+)
 
 __all__ = [
     "IPU", "Event", "OperationAnalysis", "Process", "Program", "ProgramVisitor", "Report",
