@@ -236,7 +236,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                     "To shuffle on several processes you must set poptorch.Options.randomSeed()",
                     fix="set the same seed on all of them, so that they use the same order",
                 )
-            used = part.length * processes if plan.drop_last else samples
+            used = len(part) * processes if plan.drop_last else samples
             self._permuted = samples, used, options.random_seed
         return Shard(dataset, part)
 

@@ -38,12 +38,6 @@ def arrange(
     mode: DataLoaderMode,
     rebatched_worker_size: int | None,
 ) -> Arrangement:
-    """Decide who cuts which batches.
-
-    Raises:
-        AssertionFailure: ``rebatched_worker_size`` is larger than the combined batch.
-        InvalidValue: a size is not positive.
-    """
     mode = DataLoaderMode(mode)
     for name, size in (
         ("batch_size", batch_size),
@@ -80,22 +74,14 @@ def arrange(
 
 
 def check_switches(**switches: Any) -> None:
-    """Refuse what is neither True nor False: a text such as "no" would count as True.
-
-    Raises:
-        InvalidType: it names the argument.
-    """
+    """Refuse what is neither True nor False: a text such as "no" would count as True."""
     for name, value in switches.items():
         if value is not None and value not in (False, True):
             raise InvalidType(f"{name} must be True or False", got=repr(value))
 
 
 def check_accessor(buffer_size: Any, miss_sleep_time_in_ms: Any, rebatched_size: Any) -> None:
-    """Refuse numbers that make no sense, before a process is started with them.
-
-    Raises:
-        AssertionFailure: it names the argument.
-    """
+    """Refuse numbers that make no sense, before a process is started with them."""
     for name, value, least, kind in (
         ("buffer_size", buffer_size, 1, int),
         ("miss_sleep_time_in_ms", miss_sleep_time_in_ms, 0, int | float),
@@ -116,11 +102,7 @@ def check_sources(
 
 
 def check_batch_sampler(batch_size: int | None, shuffle: bool | None, partitions: bool) -> None:
-    """Refuse what a batch sampler decides itself.
-
-    Raises:
-        Error: another argument says the same.
-    """
+    """Refuse what a batch sampler decides itself."""
     if batch_size != 1 or shuffle:
         raise Error(
             "batch_sampler is mutually exclusive with batch_size, shuffle",
@@ -136,11 +118,7 @@ def check_batch_sampler(batch_size: int | None, shuffle: bool | None, partitions
 
 
 def check_partitioning(batch_size: int | None, is_iterable: bool) -> None:
-    """Refuse data sets that cannot be cut into one part per process.
-
-    Raises:
-        AssertionFailure: there are no batches, or no indices.
-    """
+    """Refuse data sets that cannot be cut into one part per process."""
     by_hand = "pass auto_distributed_partitioning=False and let the data set yield the part of"
     if batch_size is None:
         raise AssertionFailure(

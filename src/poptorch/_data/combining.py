@@ -179,7 +179,7 @@ def _source(
         return dataset.tensors, None
     whole, part = dataset.dataset.tensors, dataset.part
     if dataset.order is None:
-        return [tensor[part.start : part.start + part.length] for tensor in whole], None
+        return [tensor[part.start : part.stop] for tensor in whole], None
     return whole, dataset.rows
 
 

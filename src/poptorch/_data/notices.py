@@ -55,7 +55,7 @@ def remainder(
     if plan.drop_last:
         _left_samples(samples, plan.combined, processes)
     else:
-        size = shard_range(samples, plan.combined, False, process, processes).length
+        size = len(shard_range(samples, plan.combined, False, process, processes))
         size = size % plan.combined or plan.combined
         _last_batch(samples, processes, plan, size, programs)
 

@@ -122,7 +122,7 @@ class Process:
 
 
 def members(group: int) -> set[int]:
-    """Return the running processes of a process group."""
+    """Return the running processes of a group."""
     return {pid for pid in psutil.pids() if _group(pid) == group and is_running(pid)}
 
 

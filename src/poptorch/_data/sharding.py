@@ -6,7 +6,6 @@ Source: PopTorch user guide, "Efficient data batching".
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,18 +13,10 @@ import torch
 from torch.utils.data import Dataset
 
 
-@dataclass(frozen=True)
-class Range:
-    """The positions ``start`` to ``start + length - 1`` of a data set or of its permutation."""
-
-    start: int
-    length: int
-
-
 def shard_range(
     samples: int, combined: int, drop_last: bool, process: int, processes: int
-) -> Range:
-    """Return the part of one process.
+) -> range:
+    """Return the positions of one process, in a data set or in its permutation.
 
     Args:
         samples: size of the data set.
@@ -37,33 +28,34 @@ def shard_range(
     """
     if drop_last:
         length = combined * (samples // (combined * processes))
-        return Range(process * length, length)
+        return range(process * length, (process + 1) * length)
     length, extra = divmod(samples, processes)
-    return Range(process * length + min(process, extra), length + (process < extra))
+    start = process * length + min(process, extra)
+    return range(start, start + length + (process < extra))
 
 
 class Shard(Dataset[Any]):
     """A view of the part of a map-style data set that one process reads.
 
-    Attributes:
+    Args:
         dataset: the whole data set.
         part: which positions belong to this process.
         order: int64 permutation of the whole data set that the positions refer to, or None for
             the data set's own order. In shared memory when worker processes outlive an epoch.
     """
 
-    def __init__(self, dataset: Any, part: Range, order: torch.Tensor | None = None) -> None:
+    def __init__(self, dataset: Any, part: range, order: torch.Tensor | None = None) -> None:
         self.dataset = dataset
         self.part = part
         self.order = order
 
     def __len__(self) -> int:
-        return self.part.length
+        return len(self.part)
 
     def __getitem__(self, index: int) -> Any:
-        if not -self.part.length <= index < self.part.length:
-            raise IndexError(f"index {index} in a shard of {self.part.length} samples")
-        return self.dataset[self.rows([index % self.part.length])[0]]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"index {index} in a shard of {len(self)} samples")
+        return self.dataset[self.rows([index])[0]]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         rows = self.rows(indices)
@@ -79,7 +71,7 @@ class Shard(Dataset[Any]):
 
     def rows(self, indices: Sequence[int]) -> list[int]:
         """Translate positions in the shard to indices of the whole data set."""
-        positions = [self.part.start + index for index in indices]
+        positions = [self.part[index] for index in indices]
         return positions if self.order is None else self.order[positions].tolist()
 
 
