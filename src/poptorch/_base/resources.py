@@ -44,7 +44,7 @@ def _left_in_control_groups() -> Iterator[int]:
                 most = "".join(_lines(folder / limit))
                 if most.isdigit():
                     facts = dict(each.split() for each in _lines(folder / "memory.stat"))
-                    taken = int(_lines(folder / used)[0]) - int(facts.get(cached, 0))
+                    taken = sum(map(int, _lines(folder / used))) - int(facts.get(cached, 0))
                     yield max(0, int(most) - taken)
 
 

@@ -31,13 +31,13 @@ _SLICE = datetime.timedelta(seconds=heartbeat.INTERVAL)
 _NEVER = datetime.timedelta(days=365)  # torch's own limit: the heartbeats are what counts
 _LONGEST_PAUSE = 0.05  # seconds between two looks for texts
 
-_group: Group | None = None
+_group: ProcessGroup | None = None
 
 Message = tuple[torch.Tensor, int, int]
 """A contiguous tensor, the process at its other end, and a number that both ends know it by."""
 
 
-def join(index: int, count: int, patience: float) -> Group:
+def join(index: int, count: int, patience: float) -> ProcessGroup:
     """Meet the other processes, or return the group if that has been done.
 
     Args:
@@ -58,7 +58,7 @@ def join(index: int, count: int, patience: float) -> Group:
                 got=f"process {dist.get_rank()} of {dist.get_world_size()} there, "
                 f"{index} of {count} in options.Distributed",
             )
-        _group = Group(index, count, patience)
+        _group = ProcessGroup(index, count, patience)
         _group.connect()
     elif (_group.index, _group.count) != (index, count):
         raise StateError(
@@ -69,13 +69,13 @@ def join(index: int, count: int, patience: float) -> Group:
     return _group
 
 
-def current() -> Group:
+def current() -> ProcessGroup:
     """Return the group that this process has joined."""
     assert _group is not None, "a program of several processes runs before they have met"
     return _group
 
 
-class Group:
+class ProcessGroup:
     """Process ``index`` among the ``count`` of its job.
 
     Every exchange raises Error if a process is lost. Its ``what`` says in messages what is
@@ -369,7 +369,7 @@ def _leave() -> None:
         _group.leave()
 
 
-def _note_failures(group: Group) -> None:
+def _note_failures(group: ProcessGroup) -> None:
     """Let the others know by which exception this process ends."""
     before = sys.excepthook
 
