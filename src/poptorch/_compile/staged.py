@@ -30,10 +30,7 @@ class Step:
 
 
 def step_graphs(
-    micro: Graph,
-    spec: Spec,
-    optim: OptimSpec | None,
-    program: Program | None = None,
+    micro: Graph, spec: Spec, optim: OptimSpec | None, program: Program | None = None
 ) -> Step:
     """Return the graphs of a program in which every replica has accumulators of its own."""
     if optim is None:

@@ -149,12 +149,7 @@ def prepare(backend: Backend, store: Store) -> int:
 
 
 def compile_plan(
-    backend: Backend,
-    plan: Plan,
-    store: Store,
-    background: bool,
-    progress: Progress,
-    idle: int = 0,
+    backend: Backend, plan: Plan, store: Store, background: bool, progress: Progress, idle: int = 0
 ) -> Executable:
     """Compile a plan, or let its compilation begin once it pays."""
     if not isinstance(backend, Builder):
