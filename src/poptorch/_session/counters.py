@@ -27,7 +27,6 @@ class Stamped(NamedTuple):
         """Return PopTorch's form.
 
         Args:
-            inputs: number of input tensors.
             outputs: per output tensor, how many results a call returns.
             times: micro-batches per call over all replicas.
         """
@@ -59,7 +58,6 @@ def latency(
     Args:
         counters: what ``Stamped.counters`` returned.
         start, end: keys of it.
-        first, last: which of several tensors' stamps counts.
     """
     starts = [first(stamps) for stamps in zip(*counters[start], strict=False)]
     ends = [last(stamps) for stamps in zip(*counters[end], strict=False)]

@@ -91,11 +91,7 @@ class Saved:
         return {n.removeprefix(prefix): t for n, t in self.tensors.items() if n.startswith(prefix)}
 
     def objects(self) -> Objects:
-        """Unpickle the user's objects, which runs what the file says.
-
-        Raises:
-            InvalidFile: they cannot be rebuilt here.
-        """
+        """Unpickle the user's objects, which runs what the file says."""
         assert self.trusted
         if _OBJECTS not in self.parts:
             raise AssertionFailure(
@@ -124,13 +120,7 @@ def save(
     """Save a compiled model; of processes that train together the first one does.
 
     Args:
-        session: of the model.
-        filename: where to.
         objects, options, with_random, pickled: as of ``packed``.
-
-    Raises:
-        Error: not compiled.
-        AssertionFailure: the path leads through a file.
     """
     parts = packed(session, objects, options, with_random, pickled)
     if parts is None:
@@ -149,14 +139,8 @@ def packed(
     """Return the parts of a file of a compiled model; None for a process that writes none.
 
     Args:
-        session: of the model.
         objects: the user's; without them the file has no weights, and no state of the device.
-        options: the executor's, as lines of calls.
-        with_random: keep the random state.
         pickled: with the objects themselves, besides the values in them, where that can be done.
-
-    Raises:
-        Error: not compiled.
     """
     now = session.now
     state = session.state_to_save() if objects is not None else {}
@@ -251,12 +235,7 @@ def _tensor_bytes(tensors: Mapping[str, torch.Tensor]) -> bytes:
 
 
 def read(filename: str | os.PathLike[str], trusted: bool = False) -> Saved:
-    """Read a file; nothing in it runs.
-
-    Raises:
-        FileNotFoundError: there is none.
-        InvalidFile: damaged, of another version, or nothing that this library wrote.
-    """
+    """Read a file; nothing in it runs."""
     parts = archive.read(filename)
     try:
         facts = archive.from_json(parts[_FACTS])
@@ -287,11 +266,7 @@ def _of_type(kind: Any, value: Any) -> Any:
 
 
 def random_state(state: Any) -> list[int] | None:
-    """Return a random state that a file has.
-
-    Raises:
-        TypeError, ValueError: it is a list of other things than integers of 64 bits.
-    """
+    """Return a random state that a file has."""
     numbers: list[Any] | None = _of_type((list, type(None)), state)
     for number in numbers or ():
         if type(number) is not int or not -(1 << 63) <= number < 1 << 63:
@@ -310,11 +285,7 @@ MOST = 50_000
 
 
 def encode(value: Any) -> Json:
-    """Return a value as JSON.
-
-    Raises:
-        TypeError: it is neither a tensor, a plain value, nor a list, tuple or dict of them.
-    """
+    """Return a value as JSON."""
     return json_codec.encode(value, _tensor_form)
 
 
@@ -325,20 +296,12 @@ def _tensor_form(value: Any) -> Json:
 
 
 def decode(data: Json) -> Any:
-    """Return the value that ``encode`` was given, with zeros for tensors, which take no memory.
-
-    Raises:
-        ValueError, TypeError, RuntimeError, Unreadable: this is nothing that ``encode`` returns.
-    """
+    """Return the value that ``encode`` was given, with zeros for tensors, which take no memory."""
     return json_codec.decode(data, readers={"tensor": _zeros})
 
 
 def decode_all(data: Json) -> dict[str, Any]:
-    """Return values by name; see ``decode``.
-
-    Raises:
-        ValueError, TypeError, RuntimeError, Unreadable: one is none, or they are too many.
-    """
+    """Return values by name; see ``decode``."""
     if not isinstance(data, Mapping):
         raise ValueError("no values by name")
     if _count(data) > MOST:
@@ -382,15 +345,10 @@ def _dump(value: Any, known: Mapping[str, torch.Tensor]) -> tuple[bytes, dict[st
     """Pickle a value, leaving its tensors out.
 
     Args:
-        value: what is pickled.
         known: tensors that are kept anyway, by name.
 
     Returns:
         The pickle, and by name the other tensors that it refers to.
-
-    Raises:
-        pickle.PicklingError, AttributeError, TypeError: something in it cannot be pickled, a
-            locally defined class for instance.
     """
     buffer = io.BytesIO()
     pickler = _Pickler(buffer, known)
@@ -399,11 +357,7 @@ def _dump(value: Any, known: Mapping[str, torch.Tensor]) -> tuple[bytes, dict[st
 
 
 def _load(data: bytes, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Return the value that ``_dump`` was given. Only for data from trusted sources.
-
-    Raises:
-        InvalidFile: it cannot be rebuilt here.
-    """
+    """Return the value that ``_dump`` was given. Only for data from trusted sources."""
     try:
         return _Unpickler(io.BytesIO(data), tensors).load()
     except Exception as error:  # it comes from whatever the pickle calls

@@ -111,7 +111,6 @@ def of_model(
 
     Args:
         module: what was compiled: a shallow copy of the user's module.
-        users: the user's module.
         forward: the ``forward`` of its own that it had when it was wrapped.
         tensors: parameters and buffers by path.
     """
@@ -256,7 +255,6 @@ class Attributes:
 
     Args:
         module: what is compiled: a shallow copy of the user's module.
-        users: the user's module.
         trained: whether both are one to the user; of inference each wrapper has a copy.
     """
 

@@ -25,11 +25,7 @@ def state() -> Json:
 
 
 def check(states: Json) -> None:
-    """Look whether these are states, as a file may have anything in their place.
-
-    Raises:
-        Exception: of many kinds, from the generators: they are none.
-    """
+    """Look whether these are states, as a file may have anything in their place."""
     _restore(states, torch.Generator(), random.Random(), own=True)
 
 

@@ -50,11 +50,8 @@ class Inputs:
     """The compiled kind of inputs: checks later calls and prepares their tensors for the device.
 
     Args:
-        bound: the arguments that are compiled for.
-        loops: how the device cuts them.
         narrow_64bit: whether the device has 32-bit types only.
         tensors_only: whether a call with the tensors alone, in their order, is one like this.
-        placeholders: the values of the tensors mean nothing.
 
     Attributes:
         looked_at: whether ``forward`` depends on values, so that what is compiled does.
@@ -103,11 +100,7 @@ class Inputs:
         )
 
     def first_micro_batch(self, loops: Loops) -> list[torch.Tensor]:
-        """The first micro-batch of the inputs that were compiled for, as the device sees it.
-
-        Raises:
-            Error: nobody gave them a value.
-        """
+        """The first micro-batch of the inputs that were compiled for, as the device sees it."""
         if self._placeholders:
             raise Error(
                 "The model takes a path that depends on the values of its inputs",
@@ -132,11 +125,7 @@ class Inputs:
     def take(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], signature: Signature
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Return the tensors of a call, as they were given and ready for the device.
-
-        Raises:
-            Error: they are not of the compiled kind.
-        """
+        """Return the tensors of a call, as they were given and ready for the device."""
         given = self.quick(args, kwargs)
         if given is None:
             bound = signature.bind(args, kwargs, like=self.bound)
@@ -172,11 +161,7 @@ class Inputs:
         return ", ".join(f"{path} {dtype} {tuple(shape)}" for path, dtype, shape in shapes)
 
     def _check(self, bound: Bound) -> None:
-        """Compare the structure of a later call with the compiled one.
-
-        Raises:
-            Error: they differ; the expected value comes first in the message.
-        """
+        """Compare the structure of a later call with the compiled one."""
         for (name, expected), (_, got) in zip(self.bound.parts, bound.parts, strict=True):
             difference = trees.first_difference(expected, got)
             if difference is not None:
@@ -186,11 +171,7 @@ class Inputs:
                 _mismatch(title, difference.detail)
 
     def _prepare(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Check dtypes and shapes; return detached, contiguous, narrowed tensors.
-
-        Raises:
-            Error: a dtype or shape differs from the compiled one.
-        """
+        """Check dtypes and shapes; return detached, contiguous, narrowed tensors."""
         result = []
         for at, (tensor, ready) in enumerate(zip(tensors, self._ready, strict=True)):
             dtype, shape, strides, same, is_cpu = ready
@@ -298,11 +279,7 @@ def return_inputs(changed: list[int], given: list[torch.Tensor], batch: list[tor
 
 
 def refuse_odd(path: str, tensor: torch.Tensor) -> None:
-    """Refuse a tensor without plain values in memory.
-
-    Raises:
-        Error: sparse, nested, quantized, of another library, without data or with too little.
-    """
+    """Refuse a tensor without plain values in memory."""
     if torch.nn.parameter.is_lazy(tensor):
         refuse_kind(path, "a parameter that is not initialized", _PLAIN)
     if tensor.is_nested:
@@ -338,11 +315,7 @@ def _needed(tensor: torch.Tensor) -> int:
 
 
 def refuse_kind(path: str, what: str, fix: str) -> NoReturn:
-    """Raise the error about an input of a kind that is not supported.
-
-    Raises:
-        Error: always.
-    """
+    """Raise the error about an input of a kind that is not supported."""
     raise Error(
         "Unsupported tensor input type",
         got=f'input "{path}" is {what}',
@@ -360,7 +333,6 @@ class Indices:
 
     Args:
         ranges: of each input that is an index; none where the check is off.
-        paths: of the inputs.
         premises: ranges of inputs that indices are made of, asked for when a call has failed.
     """
 
@@ -375,11 +347,7 @@ class Indices:
         self._premises = premises
 
     def check(self, batch: Sequence[torch.Tensor], state: State) -> None:
-        """Look at the inputs of a call.
-
-        Raises:
-            Error: one is out of range, "Index out of range".
-        """
+        """Look at the inputs of a call."""
         for wanted in self._ranges:
             value = _value(wanted, batch, state)
             places = wanted.outside(value)

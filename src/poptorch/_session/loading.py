@@ -31,9 +31,6 @@ def fill(
 
     Returns:
         A function that undoes it.
-
-    Raises:
-        Error: they are not like the saved ones; nothing has changed then.
     """
     if (optimizer is None) != (saved.algorithm is None):
         kind = "inference" if saved.algorithm is None else "training"
@@ -149,12 +146,7 @@ def restore(session: Session, saved: Saved, random: list[int] | None) -> None:
     """Let the next compilation continue with the state of optimizer and device in a file.
 
     Args:
-        session: of the model, not compiled.
-        saved: the file.
         random: the random state of this process; None for a new sequence.
-
-    Raises:
-        InvalidValue: it is no random state.
     """
     Randomness(0).set(random, None)
     session.restored = Restored(saved.under(DEVICE), random)
@@ -164,13 +156,7 @@ def resume(session: Session, saved: Saved, spec: Spec, whole: bool) -> None:
     """Compile a model for the arguments of a file, or leave that to the first call.
 
     Args:
-        session: of the model, with weights.
-        saved: the file.
-        spec: its settings.
         whole: continue with the saved state of optimizer, device and random numbers too.
-
-    Raises:
-        Error: the model or the optimizer is not like the saved one.
     """
     if spec.training != (saved.algorithm is not None):
         raise Error("Invalid file: a training executable needs trainingModel, and the reverse")

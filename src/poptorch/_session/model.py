@@ -100,7 +100,6 @@ class Variant:
         return dict(zip(names, results[self.outputs.count :], strict=True))
 
     def arguments(self) -> CompiledInputs:
-        """Return the arguments that were compiled for."""
         bound = self.inputs.bound
         given = iter(bound.tensors)
         return CompiledInputs(
@@ -113,7 +112,6 @@ class Model:
 
     Args:
         module: what is traced; a shallow copy of the user's that shares its tensors and layers.
-        users: the user's module.
         entry: called with the user's arguments while tracing; None for the module itself.
 
     Attributes:
@@ -150,13 +148,7 @@ class Model:
         """Return what compiling for these arguments starts from.
 
         Args:
-            bound: the arguments.
-            spec: every setting.
             freeze: reads the optimizer; None in inference.
-            placeholders: the values of the tensors mean nothing.
-
-        Raises:
-            Error: model, arguments and settings do not fit together.
         """
         self._modules = list(self.module.modules())
         self.mode()

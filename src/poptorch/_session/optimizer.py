@@ -35,14 +35,6 @@ _attached: weakref.WeakSet[SessionOptimizer] = weakref.WeakSet()
 class SessionOptimizer:
     """One optimizer of the user's at a time.
 
-    Args:
-        optimizer: the first.
-        lock: of the session.
-
-    Raises:
-        AssertionError: its type is not supported.
-        ValueError: a setting of it cannot be honoured.
-
     Attributes:
         given: the user's object.
         spec: its compiled structure, None before compilation.
@@ -102,14 +94,8 @@ class SessionOptimizer:
         """Use another optimizer, or the same one with other values.
 
         Args:
-            optimizer: the one to use from now on.
             paths: of the compiled parameters by ``address``; unused before compilation.
             spec: the compiled settings, or None before compilation.
-            relaxed: say at debug level only which attributes are new.
-
-        Raises:
-            AssertionError: unsupported type.
-            Error: what changed was compiled in; nothing has changed then.
         """
         snapshot = _snapshot(optimizer)
         if spec is None or self.spec is None:
@@ -229,11 +215,7 @@ class SessionOptimizer:
             state.set_state_dict(state.get_state_dict())  # for the next device
 
     def prepare_run(self) -> bool:
-        """Upload state that was loaded since the last run; tell if another program is needed.
-
-        Raises:
-            Error: it changed in another way than in the other processes of the job.
-        """
+        """Upload state that was loaded since the last run; tell if another program is needed."""
         if self._state.ipu_state_is_dirty:
             before = self._values
             self._upload(with_values=True)
@@ -296,11 +278,7 @@ class SessionOptimizer:
 
 
 def _check_membership(optimizer: Any, paths: Paths) -> None:
-    """Compare the parameters of an optimizer with those of the model.
-
-    Raises:
-        Error: none of them belongs to the model; of some a warning tells.
-    """
+    """Compare the parameters of an optimizer with those of the model."""
     strangers, count = [], 0
     for index, group in enumerate(optimizer.param_groups):
         names = group.get("param_names") or [""] * len(group["params"])

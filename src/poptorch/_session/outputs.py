@@ -32,7 +32,6 @@ class Outputs:
     """What ``forward`` returned, waiting for tensors.
 
     Args:
-        structure: its structure.
         hosts: tensors that did not pass through the device, by their place among all tensors.
         narrow_64bit: whether integers of 64 bits come back in 32.
     """
@@ -47,11 +46,7 @@ class Outputs:
         self.count = len(structure.paths) - len(hosts)
 
     def build(self, results: Sequence[torch.Tensor]) -> Any:
-        """Return the structure around the results of one call.
-
-        Raises:
-            Error: an integer does not fit into the 32 bits that it comes back in.
-        """
+        """Return the structure around the results of one call."""
         if self._wide is None:  # as they are in each call
             wide = [at for at, result in enumerate(results) if result.dtype is torch.int64]
             self._wide = wide if self._narrow else []

@@ -33,7 +33,6 @@ class Captures:
     Args:
         session: of the wrapped model, whose weights may be on the meta device.
         args, kwargs: as for ``forward``; they may be, too.
-        bound: them, if they are bound already.
 
     Attributes:
         rows: of the combined batch of this process.
@@ -69,7 +68,6 @@ class Captures:
             dtype: of its weights, buffers and inputs, where they are floating-point numbers; None
                 leaves them.
             kind, chips: what to divide it over; None for its own blocks.
-            every: of so many checkpoints the last is one.
         """
         captured = self._captured(spec, dtype)
         if kind is not None and chips is not None:

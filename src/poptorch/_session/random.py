@@ -61,7 +61,6 @@ class Randomness:
         """Give a device its generator: a new sequence, or the one that was left off.
 
         Args:
-            state: the device's.
             restored: whether its rounding continues where it was left off too.
         """
         state.rng = first_state(self._seed) if self._saved is None else self._saved.clone()
@@ -87,11 +86,7 @@ class Randomness:
         return [self._seed, *current.view(torch.int64).tolist()]
 
     def set(self, value: Sequence[int] | None, state: State | None) -> None:
-        """Continue from what ``get`` returned.
-
-        Raises:
-            InvalidValue: it is nothing that ``get`` returns (a ``ValueError``).
-        """
+        """Continue from what ``get`` returned."""
         if value is None:
             return
         numbers = list(value)

@@ -40,9 +40,6 @@ OLD_NAME = "profile.pop"
 class Reports:
     """What is reported of one wrapped model.
 
-    Args:
-        session: the wrapped model.
-
     Attributes:
         advise: adds advice to the estimate of what was captured; None for no advice.
     """
@@ -73,12 +70,7 @@ class Reports:
             self._write()
 
     def run(self, spec: Spec, do: Callable[..., _T], *args: object) -> _T:
-        """Do a call; if a report of it is asked for and it is one of the first, time its parts.
-
-        Args:
-            spec: its settings.
-            do, args: runs the program.
-        """
+        """Do a call; if a report of it is asked for and it is one of the first, time its parts."""
         if spec.runtime.report is None or self._count >= TIMED:
             return do(*args)
         watch = Stopwatch()
@@ -188,11 +180,7 @@ def _finish(reports: weakref.ref[Reports]) -> None:
 
 
 def check(spec: Spec) -> None:
-    """Refuse what cannot be reported.
-
-    Raises:
-        Error: cycle counts of the simulated device, which has none.
-    """
+    """Refuse what cannot be reported."""
     if spec.runtime.cycle_count and spec.target.device == "model":
         raise Error(
             "The IPU model has no cycle counts",

@@ -103,9 +103,7 @@ class Session(Sharing):
 
     Args:
         module: the module that is traced; shares its tensors with the user's module.
-        users: the user's module.
         entry: called with the user's arguments while tracing; None for the module itself.
-        settings: checks and resolves every setting, at each compilation.
         optimizer: None in inference.
         transfers: the executor, or None once it is gone.
         progress: makes the context in which a compilation reports its progress.
@@ -164,11 +162,7 @@ class Session(Sharing):
 
     @property
     def now(self) -> Variant:
-        """The program that calls use.
-
-        Raises:
-            Error: not compiled.
-        """
+        """The program that calls use."""
         variants = self.variants  # which another thread may replace
         if not variants:
             raise not_compiled()
@@ -202,7 +196,6 @@ class Session(Sharing):
         Args:
             args, kwargs: as for ``forward``.
             background: optimised code may come later.
-            placeholders: the values of the tensors mean nothing.
         """
         self._check_process()
         bound = self.model.signature.bind(args, kwargs)
@@ -352,12 +345,7 @@ class Session(Sharing):
         return now
 
     def _execute(self, now: Variant, batch: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Run the program: wholly, or leaving everything as after a whole update.
-
-        Raises:
-            Error: an index among the inputs is out of range, or the processes of a job have
-                written other weights to their devices; nothing has run.
-        """
+        """Run the program: wholly, or leaving everything as after a whole update."""
         store, training = self._attached_store(), self.optimizer is not None
         self._check_guards(now, store)
         now.indices.check(batch, store.state)
@@ -591,12 +579,7 @@ class Session(Sharing):
 
     @_locked
     def attach(self) -> None:
-        """Acquire the device and put everything that belongs there on it.
-
-        Raises:
-            AssertionError: the target is offline.
-            Error: not compiled, attached already, or no device is free.
-        """
+        """Acquire the device and put everything that belongs there on it."""
         if self.now.spec.runtime.connection == ConnectionType.Never:
             raise AssertionFailure(
                 "Trying to attach to an offline device", got="ConnectionType.Never"
@@ -627,11 +610,7 @@ class Session(Sharing):
 
     @_locked
     def detach(self) -> None:
-        """Save the state that only the device has and give it back.
-
-        Raises:
-            Error: not compiled, or not attached.
-        """
+        """Save the state that only the device has and give it back."""
         _ = self.now
         if not self.attached:
             raise Error("Device is not attached", fix="ask isAttachedToDevice() first")
@@ -688,11 +667,7 @@ class Session(Sharing):
         self.variants, self.store, self.device_is_newer = [], None, False
 
     def _acquire_chips(self, spec: Spec, count: int) -> None:
-        """Acquire chips for all replicas together, unless they are held already.
-
-        Raises:
-            Error: none are free, or there are none ("Failed to acquire").
-        """
+        """Acquire chips for all replicas together, unless they are held already."""
         if self._has_chips:
             return
         if spec.target.device == "model":
@@ -719,12 +694,7 @@ class Session(Sharing):
         """Use another optimizer, or the same one with other values; these are uploaded.
 
         Args:
-            optimizer: the one to use from now on.
             relaxed: do not warn of attributes that it did not have before.
-
-        Raises:
-            AssertionError: unsupported type, or this is an inference session.
-            Error: its structure is not the compiled one.
         """
         if self.optimizer is None:
             raise AssertionFailure("setOptimizer needs a model that is wrapped for training")

@@ -63,12 +63,7 @@ class Signature:
         """Match a call with the signature and flatten it.
 
         Args:
-            args, kwargs: the call.
             like: the compiled arguments, for the order of dict keys.
-
-        Raises:
-            AssertionFailure: too many arguments, an unknown keyword, or one given twice.
-            Error: a required parameter is missing.
         """
         known = dict(like.parts) if like else {}
         tensors: list[torch.Tensor] = []
@@ -153,9 +148,6 @@ class Signature:
         Args:
             values: by parameter; ``=name`` for one that is passed as a keyword, ``*name`` and
                 ``**name`` for those that take any number.
-
-        Raises:
-            KeyError: a parameter that has no default is missing, or there is no such parameter.
         """
         args: list[Any] = []
         kwargs: dict[str, Any] = {}

@@ -126,7 +126,6 @@ class StateStore:
     like writing into the one before.
 
     Args:
-        compiled, reading: the program, and the module that it was compiled from.
         other: the store of another program of the same model, to go on from.
         agreed: whether the processes of the job have begun with the same weights and state.
     """
@@ -371,11 +370,7 @@ class StateStore:
         return {**self.state.tensors, **sharded}
 
     def agree(self, broadcast: bool) -> None:
-        """Take over from process 0 what lives from call to call, or check that it is the same.
-
-        Raises:
-            Error: it is not.
-        """
+        """Take over from process 0 what lives from call to call, or check that it is the same."""
         kinds = (*_SHARED, Kind.CONSTANT)
         keys = [
             key

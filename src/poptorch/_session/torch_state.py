@@ -81,7 +81,6 @@ class TorchState:
     """The state of one torch optimizer; the protocol is that of ``poptorch.optim.Optimizer``.
 
     Args:
-        optimizer: the user's.
         algorithm: what it is called in an ``OptimSpec``.
 
     Attributes:

@@ -62,12 +62,7 @@ class GroupingRequest:
     retrieval: VariableRetrievalMode
 
     def resolve(self, path: str, host: torch.Tensor, replicas: int) -> Grouping | None:
-        """Return the grouping, or None when all replicas share one value.
-
-        Raises:
-            Error: a scalar, a group size that does not divide the replicas, or a host tensor
-                whose leading dimension is not the number of groups.
-        """
+        """Return the grouping, or None when all replicas share one value."""
         if self.kind == CommGroupType.All:
             return None
         size = 1 if self.kind == CommGroupType.NoGrouping else self.size
@@ -122,9 +117,6 @@ def check_saved(there: Mapping[str, ShapeAndType], here: Mapping[str, ShapeAndTy
 
     Args:
         there, here: shapes and types by name; no type where only shapes are known.
-
-    Raises:
-        Error: shapes differ, some are missing, or types here cannot hold the values.
     """
     for name in sorted({*there, *here}):
         saved, own = there.get(name, (None, None)), here.get(name, (None, None))

@@ -132,13 +132,7 @@ def is_wrapped(module: nn.Module) -> bool:
 
 
 def wrap(module: nn.Module, owner: Owner, traced: nn.Module) -> None:
-    """Change the class of a module and watch its tensors. The owner is held weakly.
-
-    Args:
-        module: the user's.
-        owner: the executor.
-        traced: the executor's shallow copy of the module.
-    """
+    """Change the class of a module and watch its tensors. The owner is held weakly."""
     reference = weakref.ref(owner)
 
     told = False
