@@ -81,15 +81,16 @@ def what_if(
     """
     _check_wrapped(executor, "what_if")
     variants.check(vary, executor._session.optimizer is not None)
-    repricer = repricer_of(executor._session, executor._options, args, kwargs, system)
-    combined = [dict(zip(vary, v, strict=True)) for v in itertools.product(*vary.values())]
-    bar = tqdm(combined, "Pricing", leave=False, disable=None if progress else True)
-    lines, errors = list[Variant](), list[Error]()
-    for settings in bar:
-        try:
-            lines.append(Variant.of(settings, repricer.price(settings)))
-        except Error as error:
-            errors.append(error)
+    with executor._session.lock():
+        repricer = repricer_of(executor._session, executor._options, args, kwargs, system)
+        combined = [dict(zip(vary, v, strict=True)) for v in itertools.product(*vary.values())]
+        bar = tqdm(combined, "Pricing", leave=False, disable=None if progress else True)
+        lines, errors = list[Variant](), list[Error]()
+        for settings in bar:
+            try:
+                lines.append(Variant.of(settings, repricer.price(settings)))
+            except Error as error:
+                errors.append(error)
     if not lines:
         raise errors[0]
     if errors:

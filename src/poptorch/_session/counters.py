@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+import torch
+
 KEYS = ("input", "input_complete", "output", "output_complete")
 Stamps = dict[str, list[list[float]]]
 Latency = tuple[float, float, float]
@@ -37,6 +39,13 @@ class Stamped(NamedTuple):
             "output": [[ready] * number for number in outputs],
             "output_complete": [[collected] * number for number in outputs],
         }
+
+
+class LastCall(NamedTuple):
+    """The four moments of the last call, and values of the anchored tensors by short name."""
+
+    stamps: Stamped
+    anchors: Mapping[str, torch.Tensor]
 
 
 def none() -> Stamps:

@@ -13,7 +13,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from .. import _compile
 from .._base import log, processes, source
@@ -22,10 +22,9 @@ from .._ipu_model import Estimate, page, profile
 from .._ir.spec import Spec
 from .._systems import KINDS, ChipKind, System, current
 from ..backends import Stopwatch, timing
-from .pricing import Captures
-
-if TYPE_CHECKING:
-    from .session import Session
+from .counters import LastCall
+from .model import Variant
+from .pricing import Captures, Wrapped
 
 _T = TypeVar("_T")
 
@@ -37,6 +36,18 @@ OLD_NAME = "profile.pop"
 """Scripts look for the report under this name; it has the content of ``profile.json``."""
 
 
+class Reported(Wrapped, Protocol):
+    """What reports need of a Session."""
+
+    last: LastCall | None
+
+    @property
+    def is_compiled(self) -> bool: ...
+
+    @property
+    def now(self) -> Variant: ...
+
+
 class Reports:
     """What is reported of one wrapped model.
 
@@ -46,7 +57,7 @@ class Reports:
 
     advise: Callable[[Captures, Estimate], Estimate] | None = None
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Reported) -> None:
         self._session = weakref.ref(session)
         self._estimate: Estimate | None = None
         self._calls: list[profile.Call] = []
@@ -116,7 +127,7 @@ class Reports:
     def _spec(self) -> Spec:
         return self._owner().now.spec
 
-    def _owner(self) -> Session:
+    def _owner(self) -> Reported:
         session = self._session()
         assert session is not None
         return session

@@ -12,7 +12,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -27,7 +27,7 @@ from .._ir.spec import Spec
 from ..enums import ConnectionType
 from ..ops.blocks import remember_compiled
 from . import faults, guards, hooks, reporting
-from .counters import Stamped, Stamps
+from .counters import LastCall, Stamped, Stamps
 from .inputs import dividing, return_inputs
 from .model import Mode, Model, Task, Variant
 from .optimizer import SessionOptimizer
@@ -55,13 +55,6 @@ class Transfers(Protocol):
     def copyWeightsToHost(self) -> None: ...  # noqa: N802
 
     def copyWeightsToDevice(self) -> None: ...  # noqa: N802
-
-
-class LastCall(NamedTuple):
-    """The four moments of the last call, and values of the anchored tensors by short name."""
-
-    stamps: Stamped
-    anchors: Mapping[str, torch.Tensor]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
