@@ -359,11 +359,7 @@ def _delete(path: Path) -> None:
 
 
 def _read_facts(path: Path) -> dict[str, Any]:
-    """Return what a process has written, with objects' states decoded.
-
-    Raises:
-        InvalidFile: it is something else.
-    """
+    """Return what a process has written, with objects' states decoded."""
     parts = archive.read(path)
     try:
         facts = archive.from_json(parts[_FACTS])
@@ -451,9 +447,7 @@ class _Writing:
     """A checkpoint on its way to the disk, in a thread: what is written was copied before.
 
     Args:
-        files: those of this process.
         awaited: those of others that must be there, too.
-        finish: what is done when all are there.
         patience: seconds for which the end of this process waits for others' files.
     """
 

@@ -69,9 +69,6 @@ def acquire(count: int, ipu_id: int | None = None, wait: bool = False) -> Lease:
 
     No chips hold nothing. A busy device can be waited for; what the system can never give fails at
     once.
-
-    Raises:
-        Error: there is no such device, or it is busy and ``wait`` is off.
     """
     if count == 0:
         return Lease(None, (), lambda: None)
@@ -95,11 +92,7 @@ def acquire(count: int, ipu_id: int | None = None, wait: bool = False) -> Lease:
 
 
 def holders(system: System | None = None) -> list[Holder]:
-    """Return who holds devices of a system now, oldest first.
-
-    Raises:
-        Error: the file in which they are bookkept cannot be read.
-    """
+    """Return who holds devices of a system now, oldest first."""
     try:
         entries = _read(_path(system or _systems.current()))
     except (_Unusable, OSError) as error:

@@ -52,9 +52,6 @@ class Repricer:
     """Prices of one wrapped model for one combined batch.
 
     Args:
-        options: its own, which stay as they are.
-        captures: of the model for the batch.
-        system: the chips.
         training: whether gradients are computed.
     """
 
@@ -80,10 +77,6 @@ class Repricer:
 
         Args:
             settings: values by name, as ``poptorch.what_if`` has them; what is not named stays.
-            guesses: find out how much each guess decides.
-
-        Raises:
-            Error: the samples do not divide, or the system has too few chips.
         """
         options, chips = self._options.clone(), self._system
         micro = self._rows / freeze(options, self._training).loops.slices

@@ -78,11 +78,7 @@ def current() -> System:
 
 
 def parse(text: object, title: str = "There is no such system") -> System:
-    """Return the system that a text describes: ``bow:16``, or a number of chips of kind mk2.
-
-    Raises:
-        Error: it does neither; ``title`` is its first line.
-    """
+    """Return the system that a text describes: ``bow:16``, or a number of chips of kind mk2."""
     match = re.fullmatch(r"(?:([a-z0-9]+):)?(\d+)", text) if isinstance(text, str) else None
     if match is None or (match[1] or "mk2") not in KINDS:
         raise Error(

@@ -68,12 +68,8 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
     Args:
         data: the whole graph, with types or without.
         num_neighbors: of each hop, -1 for all; by edge type for graphs with types.
-        subgraph_type: "directional", "bidirectional" or "induced".
-        replace: draw with replacement.
         disjoint: every seed has a neighbourhood of its own.
-        temporal_strategy: "uniform", or "last" for the latest neighbours.
         time_attr: of nodes or of edges: neighbours are not later than their seed.
-        weight_attr: of edges: how likely they are drawn.
 
     Raises:
         ValueError: numbers of hops differ.

@@ -234,7 +234,6 @@ class Compilation:
 
     @property
     def graph(self) -> Graph:
-        """The graph."""
         return Graph(sum(each["count"] for each in self._priced["operators"]))
 
     @cached_property

@@ -37,11 +37,7 @@ class InvalidFile(AssertionFailure):
 
 
 def refuse(path: str | os.PathLike[str], why: str, fix: str | None = None) -> NoReturn:
-    """Raise InvalidFile.
-
-    Raises:
-        InvalidFile: always.
-    """
+    """Raise InvalidFile."""
     raise InvalidFile("Invalid file", got=f"{os.fspath(path)}: {why}", fix=fix)
 
 
@@ -78,13 +74,7 @@ def _remove_orphans(path: Path) -> None:
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, bytes]:
-    """Return the parts of a file; together they are no larger than the file.
-
-    Raises:
-        FileNotFoundError: there is none.
-        InvalidFile: it cannot be opened, or is damaged, of another format, or no regular file; of
-            another format the message shows both versions.
-    """
+    """Return the parts of a file; together they are no larger than the file."""
     with _opened(path) as file:
         try:
             with zipfile.ZipFile(file) as archive:
@@ -111,12 +101,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, bytes]:
 
 
 def from_json(data: bytes) -> Any:
-    """Return what a part of a file says.
-
-    Raises:
-        ValueError: it is no JSON, or too long.
-        RecursionError: it is too deep.
-    """
+    """Return what a part of a file says."""
     if len(data) > LARGEST_JSON:
         raise ValueError(f"{len(data)} bytes of JSON")
     return json.loads(data)
@@ -126,7 +111,6 @@ def read_text(path: str | os.PathLike[str], most: int | None = None) -> str:
     """Return the text of a file; a pipe or a device, which might never end, is refused.
 
     Args:
-        path: of the file.
         most: bytes that it may have; None for as many as this machine's memory.
 
     Raises:

@@ -133,12 +133,7 @@ TABLE = {row.name: row for row in _ROWS}
 
 
 def get(name: str) -> Any:
-    """Return the parsed value of the variable, or its default when unset or empty.
-
-    Raises:
-        KeyError: the variable is not in the table.
-        InvalidValue: its text is no flag, or no number, where one is wanted (a ``ValueError``).
-    """
+    """Return the parsed value of the variable, or its default when unset or empty."""
     row = TABLE[name]
     text = os.environ.get(name, "")
     if not text:

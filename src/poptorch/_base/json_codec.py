@@ -33,9 +33,6 @@ def encode(value: Any, special: Callable[[Any], Json] = lambda value: None) -> J
     Args:
         value: a subclass of a container has no form, because it would not come back.
         special: returns a form for values that this function does not know, None if there is none.
-
-    Raises:
-        TypeError: it holds something that has no JSON form.
     """
     kind, inner = type(value), partial(encode, special=special)
     if value is None or kind in (bool, int, str):
@@ -77,13 +74,8 @@ def decode(
     """Return the value that ``encode`` was given.
 
     Args:
-        data: as JSON.
         readers: by the form that ``special`` made, what returns the value of a content.
         classes: the enums and dataclasses that may stand in it, by name.
-
-    Raises:
-        Unreadable: it names something that does not exist here.
-        TypeError, ValueError, RuntimeError: a content is none of its form.
     """
     inner = partial(decode, readers=readers, classes=classes)
     if isinstance(data, list):

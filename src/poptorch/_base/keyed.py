@@ -58,12 +58,7 @@ def _usual() -> Iterator[Path]:
 
 
 def _read(path: Path) -> bytes | None:
-    """Return the key in a file, None if there is no such file.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is no key, or others than the user may have it.
-    """
+    """Return the key in a file, None if there is no such file."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:

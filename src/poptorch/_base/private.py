@@ -268,9 +268,6 @@ def settings(wanted: Mapping[str, Any]) -> Iterator[None]:
 
     Args:
         wanted: values by the names of rows; an optional one that is gone is left out.
-
-    Raises:
-        Gone: a required one is missing.
     """
     with contextlib.ExitStack() as stack:
         for name, value in wanted.items():

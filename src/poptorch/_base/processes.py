@@ -26,7 +26,6 @@ class ProcessIdentity:
 
     @staticmethod
     def current() -> ProcessIdentity:
-        """Return this process."""
         pid = os.getpid()
         try:
             user = getpass.getuser()

@@ -47,7 +47,6 @@ def html_text(text: str) -> str:
 
 
 def html_paragraphs(lines: Iterable[str]) -> str:
-    """Return lines, each as a paragraph."""
     return "".join(f"<p>{html.escape(line)}</p>" for line in lines)
 
 

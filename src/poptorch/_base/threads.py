@@ -37,12 +37,7 @@ _METHODS = (
 
 
 class PerThread(dict[str, Any]):
-    """A dict that is one for the thread that makes it, and another for all others.
-
-    Args:
-        others: what other threads look at and change.
-        mine: what this thread does.
-    """
+    """A dict that is one for the thread that makes it, and another for all others."""
 
     __slots__ = ("_mine", "_others", "_thread")
     __hash__ = None

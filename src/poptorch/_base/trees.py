@@ -221,11 +221,7 @@ class Structure:
         return (is_dict and not are_keywords) or any(child.has_dicts for child in self.children)
 
     def unflatten(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """Build a value of this structure around other tensors (or any other objects).
-
-        Raises:
-            ValueError: not as many tensors as the structure has places.
-        """
+        """Build a value of this structure around other tensors (or any other objects)."""
         if len(tensors) != len(self.paths):
             raise ValueError(f"{len(tensors)} tensors for a structure of {len(self.paths)}")
         return self._around(iter(tensors))
@@ -242,7 +238,6 @@ def flatten(
     """Split a value into its tensors and its structure.
 
     Args:
-        value: any nesting of containers, tensors and constants.
         name: path of the whole value; elements get ``name[0]``, ``name[key]``, ``name.field``.
         like: an earlier structure whose dicts give the order of keys. Keys that it lacks follow;
             whether they are allowed is for ``first_difference`` to say.

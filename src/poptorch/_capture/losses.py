@@ -32,13 +32,7 @@ LOSS_FUNCTIONS: dict[Callable[..., Any], str] = {
 def final_loss(
     candidates: Sequence[Candidate], model: nn.Module, returned: Sequence[torch.Tensor]
 ) -> torch.Tensor:
-    """Return the one loss that feeds no other.
-
-    Raises:
-        Error: there is none, or there are several independent ones; or what is returned was made
-            of it, and it is not returned itself: the user sees one number go down while training
-            follows another.
-    """
+    """Return the one loss that feeds no other."""
     if not candidates:
         raise Error(
             "Couldn't find a loss in graph",

@@ -32,8 +32,6 @@ def pure(
 
     Args:
         recorded: takes tensors and returns a flat list of them.
-        inputs: fake ones, of its placeholders.
-        mode: theirs.
         stochastic: the graph rounds to float16 at random.
         runs: half is computed as processors do it best; else it stays as it was recorded.
     """

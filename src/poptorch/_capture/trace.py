@@ -93,9 +93,7 @@ def trace(
     Args:
         function: takes and returns flat lists of tensors; may modify its inputs in place, which
             shows only in what it returns.
-        inputs: fake tensors of one mode.
         edit: reads the recorded graph, before mutation is removed from it, and may edit it.
-        real: the inputs have values, and the function is run on them.
         stochastic: the graph rounds to float16 at random.
         runs: the graph will be run, rather than looked at only.
 

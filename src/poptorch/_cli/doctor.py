@@ -43,7 +43,6 @@ poptorch doctor --training bert.py:make input_ids=8,128:int64 labels=8:int64"""
 
 
 def add_parser(commands: Any) -> None:
-    """Add this command."""
     does = "list what cannot be captured, and what limits a run"
     parser = add(commands, "doctor", does, _EXAMPLE, _DESCRIPTION)
     parser.add_argument("target", help="a script, or FILE.py:NAME")

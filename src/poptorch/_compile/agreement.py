@@ -92,7 +92,6 @@ def check_numbers(values: Mapping[str, float], state: Mapping[str, str], other: 
     Args:
         values: by key.
         state: digests of the state that was loaded; nothing if none was.
-        other: what is compiled in changed, too.
     """
     facts = {"compiled in": "changed" if other else "as before"}
     facts |= {key: repr(value) for key, value in values.items()} | dict(state)

@@ -70,10 +70,7 @@ def estimate(captured: Capture, spec: Spec, system: System, guesses: bool = True
     """Place, cut, schedule and price a captured model.
 
     Args:
-        captured: the model.
         spec: every setting; what the capture itself depends on is as it was captured.
-        system: the chips.
-        guesses: find out how much each guess decides.
 
     Raises:
         Error: the annotations break a rule of placement.

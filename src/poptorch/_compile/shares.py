@@ -53,9 +53,6 @@ def fitting(captured: Capture, spec: Spec, system: System, chips: int) -> list[_
     """Divide a captured model such that it fits, as ``poptorch.estimate`` sees it.
 
     Where the fastest division does not, the fullest chip gets less, as often as it takes.
-
-    Raises:
-        Error: the system has fewer, there are fewer places to cut, or nothing fits.
     """
     needed = chips * spec.loops.all_replicas
     if needed > system.chips:

@@ -75,10 +75,6 @@ class Channel:
 
         Args:
             seconds: None for ever.
-            files: takes what comes with the message.
-
-        Raises:
-            EOFError, ConnectionError: the other process is gone.
         """
         while (message := self._next()) is None:
             content = self._arrived(files)

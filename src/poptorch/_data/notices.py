@@ -25,10 +25,7 @@ def remainder(
     """Log what is worth telling about a loader's data, at the level that it deserves.
 
     Args:
-        loader: torch's loader, complete.
-        plan: what it cuts.
         process: which process this is, when the data set is a shard.
-        processes: how many there are then.
         programs: for how many kinds of inputs a model may be compiled.
     """
     dataset, workers = loader.dataset, loader.num_workers
@@ -156,12 +153,7 @@ def without_effect(
 
 
 class EndingEarly:
-    """Batches of a data set without a length; warns when there is not a single one.
-
-    Args:
-        batches: to iterate over.
-        plan: how many samples make one.
-    """
+    """Batches of a data set without a length; warns when there is not a single one."""
 
     def __init__(self, batches: Iterable[Any], plan: Arrangement) -> None:
         self._batches = iter(batches)
@@ -204,7 +196,6 @@ def other_counts(tensors: Sequence[torch.Tensor], loops: Loops) -> None:
 
     Args:
         tensors: the batch that the model is compiled for.
-        loops: how the model cuts it.
     """
     rows = next((tensor.shape[0] for tensor in tensors if tensor.dim()), 0)
     for loader, plan in _iterated[:]:

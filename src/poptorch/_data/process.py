@@ -177,7 +177,6 @@ class Pickled:
     many. Tensors that are in shared memory already stay shared.
 
     Args:
-        value: what to send.
         on_disk: use a temporary file in place of memory.
     """
 

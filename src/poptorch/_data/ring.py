@@ -45,12 +45,7 @@ class Form:
         return Form(dict, tuple(element)) if kind is dict else Form(kind, template=element)
 
     def split(self, element: Any) -> list[torch.Tensor]:
-        """Return the tensors of an element.
-
-        Raises:
-            AssertionFailure: the element is nested, has something else than tensors, or is of
-                another form than the first one.
-        """
+        """Return the tensors of an element."""
         kind = _kind_of(element)
         if kind is not self.kind:
             raise AssertionFailure(
@@ -143,11 +138,6 @@ def reserve(descriptor: int, size: int) -> None:
 
 def create(form: Form, specs: Sequence[Spec], count: int) -> tuple[int, int, list[Tensors]]:
     """Lay out a ring.
-
-    Args:
-        form: of its elements.
-        specs: the tensors of one slot.
-        count: slots.
 
     Returns:
         The descriptor of its file; where in the file the layout is told; the slots.

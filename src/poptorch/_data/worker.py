@@ -73,10 +73,7 @@ def main(
     """Run the process until the consumer says stop or is gone.
 
     Args:
-        end: of the channel to the consumer.
         inherited: the consumer's own end, which a forked process has too and must close.
-        load: returns what to load.
-        settings: how to load.
         start_method: how to start torch's workers; None is Python's default.
     """
     _set_up_process(inherited, settings.seed)
@@ -306,7 +303,6 @@ def remove_segments(processes: set[int], seconds: float = 0.0) -> set[int]:
     it the memory until the machine is restarted.
 
     Args:
-        processes: the workers.
         seconds: for so long those that still run are waited for.
 
     Returns:

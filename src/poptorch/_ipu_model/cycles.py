@@ -70,7 +70,6 @@ class Chip:
 
 @functools.lru_cache(maxsize=16384)
 def cost(work: Work, chip: Chip) -> Cost:
-    """Return what a work costs on a chip."""
     if work == NOTHING:
         return FREE
     c = chip.constants

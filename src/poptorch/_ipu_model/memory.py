@@ -52,7 +52,6 @@ class ChipMemory:
 
 
 def memory_of(subject: Subject, prices: Mapping[StagePass, PassPrice]) -> dict[int, ChipMemory]:
-    """Return the memory of every chip."""
     return _Accountant(subject, prices).run()
 
 
@@ -94,7 +93,6 @@ def _effects(
     """What every action of a schedule does, by its pass and traffic.
 
     Args:
-        staged: the program.
         slots: its slots by key.
         size: bytes that a slot takes.
         parked: keys of values that wait elsewhere than on a chip.

@@ -44,11 +44,7 @@ def write(profile: Profile, path: Path, before: Profile | None = None) -> bool:
 
 
 def html(profile: Profile, plotly: str, before: Profile | None = None) -> str:
-    """Return the page; ``plotly`` is the library's JavaScript.
-
-    Raises:
-        LookupError, TypeError, ValueError, AttributeError: the profile is none.
-    """
+    """Return the page; ``plotly`` is the library's JavaScript."""
     import jinja2  # which torch's compiler brings
 
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)

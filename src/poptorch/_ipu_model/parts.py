@@ -97,7 +97,6 @@ class OperatorEstimate:
 
     @property
     def cycles(self) -> float:
-        """All of its cycles."""
         return self.compute + self.exchange + self.sync
 
 

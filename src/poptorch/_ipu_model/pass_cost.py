@@ -223,10 +223,7 @@ def _held(
     """Yield the bytes that are alive while each node runs: from its maker to its last reader.
 
     Args:
-        order: in which they run.
-        owners: whose memory holds their values.
         sizes: bytes of what owners hold.
-        kept: what lives on at the end.
         in_place: whether a node writes over operands that die with it.
     """
     last: dict[fx.Node, int] = {}

@@ -33,8 +33,6 @@ def price(subject: Subject, system: str, guesses: bool = True) -> Estimate:
 
     Args:
         subject: the program and what it is priced for.
-        system: what the estimate calls that.
-        guesses: find out how much each guess decides.
     """
     timeline = simulate(subject)
     memories = memory_of(subject, timeline.prices)

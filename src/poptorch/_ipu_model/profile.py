@@ -105,11 +105,7 @@ _FIX = f"a {NAME} of version {FORMAT}, as options.enableProfiling(DIR) has one w
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the content of a profile: of a file, or of the one in a directory.
-
-    Raises:
-        Error: there is none, or it is of another form or version.
-    """
+    """Return the content of a profile: of a file, or of the one in a directory."""
     file = Path(path)
     file = file / NAME if file.is_dir() else file
     try:
@@ -205,11 +201,7 @@ def _figures(profile: Profile) -> dict[str, float]:
 
 
 def parse_budget(text: str) -> dict[str, float]:
-    """Return the shares that a text like ``memory=3%,cycles=1%`` allows.
-
-    Raises:
-        Error: it says something else.
-    """
+    """Return the shares that a text like ``memory=3%,cycles=1%`` allows."""
     allowed = {}
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\w+)\s*=\s*(\d+(?:\.\d+)?)\s*%\s*", part)
@@ -251,12 +243,7 @@ class Span(NamedTuple):
 
 
 def trace(profile: Profile, spans: Iterable[Span] = ()) -> dict[str, Any]:
-    """Return the trace of one run of the schedule, and of calls that were measured here.
-
-    Args:
-        profile: has the schedule and the calls.
-        spans: parts of one of the calls.
-    """
+    """Return the trace of one run of the schedule, and of calls that were measured here."""
     priced, calls = profile["estimated"], (profile["measured"] or {}).get("first", ())
     events: list[dict[str, Any]] = []
     for chip in priced["chips"]:

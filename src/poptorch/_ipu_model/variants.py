@@ -135,11 +135,7 @@ def ranked(variants: list[Variant]) -> WhatIf:
 
 
 def check(vary: Mapping[str, Sequence[Any]], training: bool) -> None:
-    """Check the values that settings are to have.
-
-    Raises:
-        Error: a setting is unknown, or a value of it cannot be.
-    """
+    """Check the values that settings are to have."""
     if not isinstance(vary, Mapping):
         raise Error(
             "what_if needs values by the names of settings", got=f"vary={vary!r}",

@@ -166,7 +166,6 @@ def premises(graphs: Mapping[str, Graph], checked: bool) -> dict[str, tuple[Rang
     """Return by graph what must be true of its inputs for it not to fail because of a value.
 
     Args:
-        graphs: all of a program.
         checked: whether the inputs that ``ranges`` names are checked.
 
     Returns:
@@ -266,7 +265,6 @@ def _parts(node: fx.Node) -> Sequence[_Source]:
 
 
 def _compared(mask: Any, how: object, value: Any) -> frozenset[int]:
-    """Return the number that a mask compares a value with, if it does."""
     if isinstance(mask, fx.Node) and mask.target is how and mask.args[0] is value:
         return frozenset({mask.args[1]})  # type: ignore[arg-type]
     return frozenset()

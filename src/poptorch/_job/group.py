@@ -41,12 +41,7 @@ def join(index: int, count: int, patience: float) -> ProcessGroup:
     """Meet the other processes, or return the group if that has been done.
 
     Args:
-        index, count: which process this is, of how many.
         patience: seconds without a heartbeat after which a process counts as lost.
-
-    Raises:
-        Error: they do not meet.
-        StateError: this process is part of another group, or torch was told of another place.
     """
     import torch.distributed as dist
 
@@ -271,11 +266,7 @@ class ProcessGroup:
 
     @contextlib.contextmanager
     def unbroken(self, what: str) -> Iterator[None]:
-        """What is left in the middle cannot be taken up again: the group is of no use then.
-
-        Raises:
-            Error: a process is lost, or an exchange was interrupted, before.
-        """
+        """What is left in the middle cannot be taken up again: the group is of no use then."""
         if self._lost is not None:
             raise self._lost
         try:

@@ -39,7 +39,6 @@ class Heartbeat:
 
     Args:
         store: that all share; this is to have a connection of its own to it.
-        index, count: which process this is, of how many.
         patience: seconds without a heartbeat after which a process counts as lost.
         owner: the process with which the store ends; -1 for a launcher's agent.
     """

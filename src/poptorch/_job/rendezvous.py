@@ -153,12 +153,7 @@ class Background(Future[Any]):
     is_completed = Future.done
 
     def wait(self, limit: datetime.timedelta | None = None) -> None:
-        """Wait until it is done.
-
-        Raises:
-            RuntimeError: the limit has passed.
-            Exception: what it raised.
-        """
+        """Wait until it is done."""
         seconds = None if limit is None else limit.total_seconds()
         if not concurrent.futures.wait([self], seconds).done:
             raise RuntimeError("the messages are still on their way")
@@ -182,11 +177,7 @@ class Impatience:
 
 
 def open_store(index: int, count: int, timeout: datetime.timedelta) -> Any:
-    """Return the store that all processes share; waits until process 0 has it.
-
-    Raises:
-        Error: nothing says where, or nobody listens there in time.
-    """
+    """Return the store that all processes share; waits until process 0 has it."""
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
@@ -241,9 +232,6 @@ def meet(store: Any, index: int, count: int, timeout: datetime.timedelta) -> str
     and on several hosts nothing else tells one start from the next. So each process comes with a
     new token, and process 0 invites those that it finds by a new name, until all of them have
     accepted it.
-
-    Raises:
-        Error: one of them does not come in time.
     """
     token = uuid.uuid4().hex
     store.set(_arrived(index), token)

@@ -26,7 +26,6 @@ def define(
     Args:
         schema: its results must not share memory with arguments: graphs are reordered and updated
             in place.
-        kernel: for tensors of every device.
         fake: shapes and strides of the results: compiled code relies on both.
         backward, setup_context: as for ``torch.library.register_autograd``.
         vmap: as for ``torch.library.register_vmap``; None for one call per sample.

@@ -15,7 +15,6 @@ def rounded(value: torch.Tensor, dtype: torch.dtype, bits: torch.Tensor) -> torc
     """Return float32 values in a half type, up or down as random integers say.
 
     Args:
-        value: what is rounded.
         dtype: float16 or bfloat16.
         bits: integers from 0 to 2**13 - 1 for float16, to 2**16 - 1 for bfloat16.
     """

@@ -42,7 +42,6 @@ def find_units(
     """Cut a micro graph at every place where a block may begin.
 
     Args:
-        graph: one micro-batch, forward and backward.
         state_bytes: of every parameter and buffer by path, with all that training keeps for it.
         modules: paths of the modules that ``forward`` may enter.
     """
@@ -163,13 +162,9 @@ def balance(units: Sequence[Unit], chips: int, limit: int, pipelined: bool) -> l
 
     Args:
         units: in forward order.
-        chips: groups to make.
         limit: bytes that fit one chip.
         pipelined: whether chips keep what the backward pass needs of several micro-batches, as
             in a pipeline; a chip that is d stages before the end keeps 2 d + 1.
-
-    Raises:
-        Error: there are fewer places to cut than chips, or nothing fits.
     """
     places = [
         n for n, unit in enumerate(units) if n and unit.begins is not None and not unit.joined

@@ -33,10 +33,6 @@ _MODES = {
 def place(graph: Graph, visits: Sequence[Visit], spec: Spec) -> Layout:
     """Decide on which chip and in which stage everything runs, and check the rules.
 
-    Args:
-        graph: the micro graph, labelled with visits.
-        visits: the blocks that forward entered.
-
     Raises:
         Error: the annotations break a rule.
     """
@@ -55,12 +51,7 @@ def check_batches(depth: int, stages: int, spec: Spec) -> None:
     """Check that there are enough micro-batches to fill the pipeline.
 
     Args:
-        depth: forward stages as the rules count them.
         stages: forward stages that have something to do, which the 1.0 interface counts.
-
-    Raises:
-        Error: fewer than 2 * depth - 1 per update in training, than depth per call in inference;
-            with the 1.0 interface fewer than stages.
     """
     if spec.placement.strategy is not Strategy.PIPELINED:
         return
@@ -97,11 +88,7 @@ def _too_little_accumulation(given: int, depth: int, needed: int, first_release:
 
 
 def reserve(per_replica: int, spec: Spec) -> int:
-    """Return how many devices are to be reserved for all replicas of this process.
-
-    Raises:
-        Error: no power of two on hardware without ``autoRoundNumIPUs``, or too many.
-    """
+    """Return how many devices are to be reserved for all replicas of this process."""
     own = -(-per_replica // spec.target.parts)  # of the process that runs most of them
     needed = own * spec.loops.replicas
     if needed > LIMIT:
@@ -129,10 +116,6 @@ def find_homes(graph: Graph, stages: Sequence[Stage]) -> dict[str, tuple[int, ..
 
     Weights have one home; what is only read may be copied to several; hyper-parameters and the like
     are on every chip.
-
-    Raises:
-        Error: a weight that several chips read, or a buffer that one chip changes and another
-            reads.
     """
     chips = tuple(sorted({stage.chip for stage in stages}))
     # Buffers and constants that forward changes, with the node of the new value.

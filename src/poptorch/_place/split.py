@@ -26,8 +26,6 @@ class Cutter:
     state tensor that an earlier pass has changed by then.
 
     Args:
-        graph: what is cut.
-        passes: where every operator node runs.
         inline: whether a pass may compute a node of another pass again.
         copies: outputs that several passes compute and return, each the last that reads its own
             copy of the state; by slot key.

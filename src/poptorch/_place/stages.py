@@ -144,10 +144,6 @@ def group_visits(
 
     Returns:
         The stages in forward order, and the stage of every visit that has nodes, by its index.
-
-    Raises:
-        Error: an operator in no block, a stage on two devices, or data that flows from a later
-            stage to an earlier one.
     """
     visits, edges = _flow(graph)
     used = {visit: placed[visit] for visit in sorted(visits)}
@@ -268,9 +264,7 @@ def with_passes(graph: Graph, of_visit: Mapping[int, int], stages: int) -> Graph
     allow; what reads nothing runs where its first reader does.
 
     Args:
-        graph: labelled with visits.
         of_visit: index of a visit to index of its stage.
-        stages: how many there are.
     """
     graph = graph.copy()
     for node in graph.operators:

@@ -25,9 +25,6 @@ def check(schedule: Schedule, workload: Workload) -> None:
     once; every pass after what it reads, in an earlier column; micro-batches in order; loads before
     and stores after their computation, and loads not before what they bring back was stored;
     updates after all else on their chip, and each round after the one before it on all chips.
-
-    Raises:
-        ScheduleError: a rule is broken; the first fault in the order of the columns.
     """
     _check_rows(schedule, workload)
     expected = set(workload.actions())

@@ -285,7 +285,6 @@ MOST = 50_000
 
 
 def encode(value: Any) -> Json:
-    """Return a value as JSON."""
     return json_codec.encode(value, _tensor_form)
 
 

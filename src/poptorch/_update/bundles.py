@@ -31,7 +31,6 @@ def flatten(
     """Return the optimizer over bundles of its weights, and the bundles, both for ``lower``.
 
     Args:
-        spec: the optimizer.
         params: the ``param`` slots to bundle, which have a gradient. Others stay as they are.
         name: what the bundles' paths begin with.
         multiple: of ALIGNMENT; what their lengths are multiples of.

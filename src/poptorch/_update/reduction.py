@@ -138,7 +138,6 @@ def _descaling(
 
     Args:
         sources: accumulators, which are emptied, or the gradients themselves.
-        divisor: of the sums, besides the loss scale.
         counted: of accumulators, the gradients whose elements ``beyond`` has counted; else 0.
     """
     pairs = [

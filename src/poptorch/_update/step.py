@@ -42,7 +42,6 @@ def lower(
     """Return the update as a pure function between slots.
 
     Args:
-        spec: the optimizer.
         params: the parameters that have a gradient. Those in no group are left alone, and so are
             paths of groups that are not among them.
         gradient_dtype: element type of ``gradient.*``; None for that of each parameter.
@@ -132,7 +131,6 @@ class _Group:
         """Yield what the algorithm's step takes of each weight.
 
         Args:
-            clip: scales all gradients.
             tensors: by key; ``optstate.step`` is the number of updates before this one.
         """
         if not self.weights:
