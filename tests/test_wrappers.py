@@ -187,7 +187,9 @@ def test_training_flags() -> None:
     wrapper = poptorch.inferenceModel(model, options())
     model.eval()  # meant for the executor's copy, too
     assert wrapper(X)[1:] == (False, False)
-    model.train()
+    model.train()  # meant for training
+    assert wrapper(X)[1:] == (False, False)
+    wrapper.train()
     assert wrapper(X)[1:] == (True, True)
     wrapper = poptorch.inferenceModel(Flags(), options())
     wrapper.model.eval()

@@ -50,6 +50,7 @@ def test_training_and_validating_follow_the_mode(backend: str) -> None:
     for mode in ("train", "eval", "eval", "train", "eval", "train"):
         getattr(model, mode)()
         getattr(eager, mode)()
+        getattr(inference, mode)()
         assert torch.equal(training(X, Y)[1], eager_step(eager, theirs))
         assert torch.equal(inference(X), copy.deepcopy(eager)(X).detach())
     for name, value in eager.state_dict().items():
@@ -67,6 +68,7 @@ def test_each_mode_is_compiled_once() -> None:
             model.eval()
             wrapper(X)
             model.train()
+            wrapper.train()
             wrapper(X)
             wrapper.eval()  # through the executor, too
             assert torch.equal(wrapper(X), copy.deepcopy(model).eval()(X).detach())
@@ -74,6 +76,39 @@ def test_each_mode_is_compiled_once() -> None:
     finally:
         handle.remove()
     assert len(compilations) == 2
+
+
+class Labelled(Net):
+    """A forward that needs labels to train: the example of the user guide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor | None = None):
+        out = self.drop(self.norm(self.linear(x)))
+        return (out, nn.functional.mse_loss(out, y)) if self.training else out
+
+
+@pytest.mark.parametrize("called_before", [False, True])
+def test_an_inference_model_remains_in_eval_mode(called_before: bool) -> None:
+    """Source: PopTorch user guide, "From PyTorch to PopTorch", training, saving and copies."""
+    torch.manual_seed(0)
+    model = Labelled()
+    model.eval()
+    inference = poptorch.inferenceModel(model, options())
+    if called_before:
+        inference(X)
+    model.train()
+    training = poptorch.trainingModel(model, options(), torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in range(2):
+        training(X, Y)
+        assert torch.equal(inference(X), copy.deepcopy(model).eval()(X).detach())
+        assert model.training and model.drop.training and model.norm.training
+    assert inference.plan() and inference.explain(X) is not None
+    inference.train()
+    with pytest.raises(AttributeError):
+        inference(X)
 
 
 def test_one_module_of_it() -> None:

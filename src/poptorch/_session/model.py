@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -113,6 +114,7 @@ class Model:
     Args:
         module: what is traced; a shallow copy of the user's that shares its tensors and layers.
         entry: called with the user's arguments while tracing; None for the module itself.
+        trained: follow the ``train()`` of the user's module; in inference only its ``eval()``.
 
     Attributes:
         wrapped_forward: the ``forward`` that the user's module had of its own, if it had one.
@@ -121,22 +123,56 @@ class Model:
     """
 
     def __init__(
-        self, module: nn.Module, users: nn.Module, entry: Callable[..., Any] | None
+        self,
+        module: nn.Module,
+        users: nn.Module,
+        entry: Callable[..., Any] | None,
+        trained: bool = True,
     ) -> None:
         self.module, self.users = module, users
         self.wrapped_forward = users.__dict__.get("forward")
         self.signature = Signature(entry or module.forward, type(module).__name__)
         self.groupings: dict[str, GroupingRequest] = {}
         self._entry = entry
-        self._seen_training = users.training
+        self._trained = trained
+        self._seen_training = users.training, module.training
         self._modules = list(module.modules())
+        self._mode = tuple(map(_training, self._modules))
 
     def mode(self) -> Mode:
-        """Return which of the modules train; what the user sets on his module is followed."""
-        training = self.users.training
-        if training != self._seen_training:
-            self._seen_training = self.module.training = training
-        return tuple(map(_training, self._modules))
+        """Return which of the modules train, as the user set it on his module or on the executor.
+
+        An inference model that evaluates while the user's trains keeps the mode it had before:
+        the layers are the same objects.
+        """
+        users, own = self.users.training, self.module.training
+        seen_users, seen_own = self._seen_training
+        if users != seen_users and (self._trained or not users):
+            self.module.training = own = users
+        self._seen_training = users, own
+        if own != seen_own or not self._keeps_mode():
+            self._mode = tuple(map(_training, self._modules))
+        return self._mode
+
+    def _keeps_mode(self) -> bool:
+        return not self._trained and self.users.training and not self.module.training
+
+    @contextlib.contextmanager
+    def in_mode(self) -> Iterator[None]:
+        """Capture inside this: layers that train by now evaluate if the mode is kept."""
+        if not self._keeps_mode():
+            yield
+            return
+        set_by_user = tuple(map(_training, self._modules))
+        self._set_training(self._mode)
+        try:
+            yield
+        finally:
+            self._set_training(set_by_user)
+
+    def _set_training(self, mode: Mode) -> None:
+        for module, training in zip(self._modules, mode, strict=True):
+            module.training = training
 
     def paths(self) -> dict[int, str]:
         """Return the paths of the parameters that there are now, by the address of their values."""
@@ -150,7 +186,9 @@ class Model:
         Args:
             freeze: reads the optimizer; None in inference.
         """
+        modes = dict(zip(map(id, self._modules), self._mode, strict=True))
         self._modules = list(self.module.modules())
+        self._mode = tuple(modes.get(id(each), each.training) for each in self._modules)
         self.mode()
         tensors_only = self.signature.takes_tensors_alone(bound)
         narrow = spec.precision.narrow_64bit

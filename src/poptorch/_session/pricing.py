@@ -90,7 +90,8 @@ class Captures:
         for before in self._made:
             if _same(before.request, request, before.micro):
                 return replace(before, optim=task.optim)
-        with source.excluding(spec.runtime.source_excludes):
+        excludes = source.excluding(spec.runtime.source_excludes)
+        with excludes, self._session.model.in_mode():
             made = _compile.capture_for_estimate(request, task.optim, self.rows)
         self._made.append(made)
         return made

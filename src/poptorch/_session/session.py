@@ -125,7 +125,7 @@ class Session(Sharing):
     ) -> None:
         tensors = _capture.tensors_of(module)
         super().__init__(id(tied.tensor) for tied in tensors.values())
-        self.model = Model(module, users, entry)
+        self.model = Model(module, users, entry, optimizer is not None)
         self.optimizer = SessionOptimizer(optimizer, self.lock) if optimizer is not None else None
         self.variants: list[Variant] = []
         self.store: StateStore | None = None
@@ -213,7 +213,7 @@ class Session(Sharing):
     def _compiled(self, task: Task, background: bool) -> Variant:
         spec = task.spec
         excludes = source.excluding(spec.runtime.source_excludes)
-        with self._progress() as progress, hooks.around(), excludes:
+        with self._progress() as progress, hooks.around(), excludes, self.model.in_mode():
             compiled = _compile.compile(
                 task.request,
                 spec,
@@ -265,7 +265,8 @@ class Session(Sharing):
         compiled = now.compiled
         if compiled.plan.staged is None:
             self._bring_host_up_to_date()  # or forward would, during the capture
-            plan = _compile.with_stages(compiled.plan, now.task.request, now.task.optim)
+            with self.model.in_mode():
+                plan = _compile.with_stages(compiled.plan, now.task.request, now.task.optim)
             compiled = dataclasses.replace(compiled, plan=plan)
         tier = compiled.executable.report().tier
         if compiled.plan.tier != tier:
@@ -279,7 +280,9 @@ class Session(Sharing):
         """List what a capture for arguments of this kind would refuse or freeze."""
         bound = self.model.signature.bind(args, kwargs)
         self._fetch()
-        return _capture.explain(self.task(bound, self._settings()).request)
+        request = self.task(bound, self._settings()).request
+        with self.model.in_mode():
+            return _capture.explain(request)
 
     @_locked
     def shares(
@@ -287,7 +290,8 @@ class Session(Sharing):
     ) -> list[_compile.Share]:
         """Divide the module over chips, for arguments of this kind."""
         task = self.task(self.model.signature.bind(args, kwargs), self._settings())
-        return _compile.shares(task.request, task.spec, task.optim, chips, limit)
+        with self.model.in_mode():
+            return _compile.shares(task.request, task.spec, task.optim, chips, limit)
 
     # Running.
 
