@@ -119,3 +119,34 @@ def test_replicas_stay_alike():
     want, _ = trained(rounding())
     assert torch.equal(weights, want)  # the same mean gradient, the same stream
     assert "rng.rounding" in wrapped._session.store.state.tensors
+
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x, y):
+        out = self.norm(x)
+        return out, nn.functional.mse_loss(out, y)
+
+
+def test_batch_norms_in_half_train():
+    """Torch says of their running statistics, which are half, that they are float32."""
+    opts = rounding()
+    x, y = torch.randn(8, 4).half(), torch.zeros(8, 4).half()
+    eager = Normed().half()
+    model = Normed().half()
+    wrapped = poptorch.trainingModel(model, opts, torch.optim.SGD(model.parameters(), lr=0.125))
+    for step in range(3):
+        want, loss = eager(x, y)
+        got, _ = wrapped(x, y)
+        torch.testing.assert_close(got, want, atol=4e-3 * (step + 1), rtol=0)
+        eager.zero_grad()
+        loss.backward()
+        torch.optim.SGD(eager.parameters(), lr=0.125).step()
+    wrapped.copyWeightsToHost()
+    for name in ("running_mean", "running_var"):
+        got, want = getattr(model.norm, name), getattr(eager.norm, name)
+        assert got.dtype == torch.half
+        torch.testing.assert_close(got, want, atol=3e-3, rtol=0)

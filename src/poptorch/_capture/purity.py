@@ -168,7 +168,11 @@ def _half_rules(stochastic: bool) -> Rules:
     narrow: Round = _at_random if stochastic else _to_nearest
     table = {operator: _in_single(operator, half, narrow) for operator, half in _IN_SINGLE.items()}
     if stochastic:
-        table |= {aten._to_copy.default: _cast, aten.copy.default: _copied}
+        table |= {
+            aten._to_copy.default: _cast,
+            aten.copy.default: _copied,
+            aten._native_batch_norm_legit_functional.default: _batch_norm,
+        }
     return table
 
 
@@ -206,6 +210,18 @@ def _to_nearest(value: torch.Tensor) -> torch.Tensor:
 
 def _at_random(value: torch.Tensor) -> torch.Tensor:
     return rounded_at_random(value, torch.float16)
+
+
+def _batch_norm(value: torch.Tensor, *args: Any) -> Any:
+    # Of the half kernel torch says that its running statistics are float32, which they are not.
+    if not _is_half(args[2]):
+        return NotImplemented
+    return _batch_norm_in_single(value, *args)
+
+
+_batch_norm_in_single = _in_single(
+    aten._native_batch_norm_legit_functional.default, (0, 1, 2), _to_nearest
+)
 
 
 def _cast(value: torch.Tensor, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
