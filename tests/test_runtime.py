@@ -51,7 +51,7 @@ def test_levels() -> None:
         with pytest.raises(ValueError, match="Invalid log level integer"):
             poptorch.setLogLevel(level)
     for name in ("debug", "LOUD", ""):
-        with pytest.raises(ValueError, match="DEBUG, ERR, INFO, OFF, TRACE, WARN"):
+        with pytest.raises(ValueError, match="DEBUG, ERR, INFO, OFF, TRACE, TRACE_ALL, WARN"):
             poptorch.setLogLevel(name)
 
 

@@ -69,11 +69,21 @@ def test_a_block_name_that_the_model_does_not_have_is_told(caplog) -> None:
 
 
 @pytest.mark.spec("parallel", 9, 12)
-def test_auto_increment_counts_blocks_from_1() -> None:
+def test_auto_increment_counts_blocks_from_1(caplog: pytest.LogCaptureFixture) -> None:
     strategy = PipelinedExecution(AutoStage.AutoIncrement)
     layout = chain(None, ("A", 0), ("B", 1), ("C", 0), strategy=strategy)
     assert stages(layout) == [(0, ("A",)), (1, ("B",)), (0, ("C",))]
-    assert stages(chain(("A", None), ("B", None), strategy=strategy)) == [(1, ("A",)), (2, ("B",))]
+    assert stages(chain(("A", None), ("B", None), strategy=strategy)) == [(0, ("A",)), (1, ("B",))]
+    before = chain(None, ("A", None), ("B", None), strategy=strategy)
+    assert [stage.chip for stage in before.stages] == [0, 1, 2]
+    poptorch.setLogLevel("DEBUG")
+    try:
+        with caplog.at_level(logging.DEBUG, logger="poptorch:cpp"):
+            chain(("A", 0), ("B", 1), ("C", 0), strategy=strategy)
+    finally:
+        poptorch.setLogLevel("WARN")
+    assert "Starting block id=C stage=2 phase=None ipu=0" in caplog.messages
+    assert any("ipu(0), stage(2)" in line for line in caplog.messages)
     again = chain(("A", 2), ("A", 2), ("B", 3), strategy=strategy)
     assert stages(again) == [(2, ("A",)), (3, ("B",))]
 

@@ -18,7 +18,7 @@ LEVELS = {
     "ERR": logging.ERROR, "OFF": logging.CRITICAL,
 }  # fmt: skip
 LEGACY_LEVELS = {0: "TRACE", 1: "DEBUG", 2: "INFO", 3: "WARN", 4: "ERR", 6: "OFF"}
-_PUBLIC = "DEBUG, ERR, INFO, OFF, TRACE, WARN"
+_PUBLIC = "DEBUG, ERR, INFO, OFF, TRACE, TRACE_ALL, WARN"
 _SHORT = {"WARNING": "warning", "CRITICAL": "critical"}
 
 python = logging.getLogger("poptorch::python")

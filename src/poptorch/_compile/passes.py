@@ -183,7 +183,11 @@ def run(draft: Draft) -> Iterator[float]:
     for number, each in enumerate(PASSES, 1):
         start = time.perf_counter()
         each.run(draft)
-        log.engine.debug("Pass %s: %.3f s", each.name, time.perf_counter() - start)
+        log.trace("Pass %s: %.3f s", each.name, time.perf_counter() - start)
+        if "micro" in each.changes:
+            log.trace("%s", draft.micro.graph)
+        if "graph" in each.changes:
+            log.trace("%s", draft.graph)
         yield number / len(PASSES)
 
 

@@ -18,7 +18,7 @@ from .._ir.graph import Graph
 from .._ir.plan import Layout
 from .._ir.slots import Kind, Slot
 from .._ir.spec import Placement, Spec, Strategy
-from .stages import group_visits, resolve, with_passes
+from .stages import group_visits, resolve, runs_before_blocks, with_passes
 
 LIMIT = 64  # most devices that one process may use
 _EVERYWHERE = (Kind.HYPER, Kind.RNG)
@@ -36,7 +36,7 @@ def place(graph: Graph, visits: Sequence[Visit], spec: Spec) -> Layout:
     Raises:
         Error: the annotations break a rule.
     """
-    placed = resolve(visits, spec.placement)
+    placed = resolve(visits, spec.placement, runs_before_blocks(graph))
     stages, of_visit = group_visits(graph, placed, spec.placement)
     graph = with_passes(graph, of_visit, len(stages))
     chips = max(stage.chip for stage in stages) + 1 if graph.operators else 0

@@ -39,8 +39,16 @@ class PlacedVisit:
     chip: int
 
 
-def resolve(visits: Sequence[Visit], placement: Placement) -> list[PlacedVisit]:
+def runs_before_blocks(graph: Graph) -> bool:
+    """Tell whether something of forward runs before its first block."""
+    return any(_forward_visit(node) == 0 for node in graph.module.graph.nodes)
+
+
+def resolve(visits: Sequence[Visit], placement: Placement, begun: bool) -> list[PlacedVisit]:
     """Return where each visit runs, and log it.
+
+    Args:
+        begun: something runs before the first block; to AutoIncrement it is stage 0.
 
     Raises:
         AssertionFailure: a block without a device under SameAsIpu, or one that no stage names.
@@ -54,8 +62,8 @@ def resolve(visits: Sequence[Visit], placement: Placement) -> list[PlacedVisit]:
         if placement.auto_stage is None:
             here = _named(visit, placement)
         else:
-            number = automatic.setdefault(visit.block, len(automatic) + 1)
-            here = _automatic(visit, placement, number)
+            number = automatic.setdefault(visit.block, len(automatic))
+            here = _automatic(visit, placement, number, begun)
         _check_device(here, placement)
         log.engine.debug(
             "Starting block id=%s stage=%s phase=%s ipu=%s",
@@ -77,12 +85,13 @@ def _tell_unused(blocks: Set[str | None], placement: Placement) -> None:
         )
 
 
-def _automatic(visit: Visit, placement: Placement, number: int) -> PlacedVisit:
+def _automatic(visit: Visit, placement: Placement, number: int, begun: bool) -> PlacedVisit:
     if placement.auto_stage == AutoStage.AutoIncrement:
-        return PlacedVisit(visit, number, None, _device(visit, None, number))
+        stage = number + begun
+        return PlacedVisit(visit, stage, None, _device(visit, None, stage))
     if visit.ipu is None and placement.strategy is Strategy.SHARDED:
-        shard = number - 1  # "if no Stage is specified, the user_id is used", one after another
-        return PlacedVisit(visit, shard, None, _device(visit, None, shard))
+        # "if no Stage is specified, the user_id is used", one after another
+        return PlacedVisit(visit, number, None, _device(visit, None, number))
     if visit.ipu is None:
         raise AssertionFailure(
             "poptorch.AutoStage.SameAsIpu was selected but no IPU was specified for block "
