@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -76,6 +77,30 @@ def test_a_failed_call_restores_the_setting() -> None:
         assert torch.get_num_threads() == 1
         raise ZeroDivisionError
     assert torch.get_num_threads() == 2
+
+
+def test_a_number_that_another_thread_sets_is_kept() -> None:
+    """Torch lets a thread begin with the process's number where it first looks at it."""
+    numbers: list[int] = []
+    limited, chosen = threading.Event(), threading.Event()
+
+    def other() -> None:
+        torch.set_num_threads(2)
+        chosen.set()
+        limited.wait(60)
+        numbers.append(torch.get_num_threads())
+
+    thread = threading.Thread(target=other)
+    machine = Machine(one=1.0, two=2.0)
+    machine.call()
+    thread.start()
+    chosen.wait(60)
+    machine.call()
+    with machine.threads:
+        assert torch.get_num_threads() == 1
+        limited.set()
+        thread.join(60)
+    assert numbers == [2]
 
 
 @pytest.mark.slow

@@ -321,8 +321,8 @@ def leaving_a_core(busy: bool) -> Iterator[None]:
     if not busy or threads == 1 or torch.are_deterministic_algorithms_enabled():
         yield
         return
-    torch.set_num_threads(threads - 1)
+    levels = backends.limit_threads(threads - 1)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        backends.limit_threads(threads, levels)

@@ -50,7 +50,7 @@ class Threads:
             self._settle(user, {})
         self._now = self._next()
         if self._now == 1:
-            self._levels = _limit(1)
+            self._levels = limit(1)
         self._start = self._clock()
 
     def __exit__(self, *_: object) -> None:
@@ -58,7 +58,7 @@ class Threads:
             return
         seconds = self._clock() - self._start
         if self._now == 1:
-            _limit(self._user, self._levels)
+            limit(self._user, self._levels)
         if self._trial is not None:
             self._trial[self._now].append(seconds)
             self._judge(self._trial)
@@ -95,20 +95,24 @@ class Threads:
 
 def use_one() -> None:
     """Let everything in this process run on its caller alone, compiled code included."""
-    _limit(1)
+    torch.set_num_threads(1)
+    limit(1)
 
 
-def _limit(number: int, levels: int | None = None) -> int | None:
-    """Set how many threads run operators; return the nesting that compiled code was allowed.
+def limit(number: int, levels: int | None = None) -> int | None:
+    """Set how many threads run this thread's operators; return the nesting allowed before.
 
     Compiled code asks for its own number; a parallel region that may not nest runs on its caller.
+    Torch's own function also sets with how many other threads of the process begin.
     """
-    torch.set_num_threads(number)
     openmp = _openmp()
     if openmp is None:
+        torch.set_num_threads(number)
         return None
+    openmp.omp_set_num_threads(number)
     before: int = openmp.omp_get_max_active_levels()
-    openmp.omp_set_max_active_levels(0 if levels is None else levels)
+    if number == 1 or levels is not None:
+        openmp.omp_set_max_active_levels(0 if levels is None else levels)
     return before
 
 
