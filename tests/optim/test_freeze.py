@@ -63,7 +63,7 @@ def test_subclasses_are_warned_about_once(base, weights, caplog):
     frozen(optimizer)
     frozen(optimizer)
     (record,) = caplog.records
-    assert "does not run Python optimizer code directly" in record.getMessage()
+    assert "Poptorch does not run Python optimizer code directly" in record.getMessage()
     assert "Mine" in record.getMessage()
 
 

@@ -208,7 +208,11 @@ class Inputs:
 
     def _device_form(self, at: int, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.requires_grad:
-            self._warn("Input tensor has requires_grad=True: input %s will be detached.", at)
+            self._warn(
+                "Input tensor has requires_grad=True set. This tensor will be detached because "
+                "backward pass via inputs is not supported. Input: %s",
+                at,
+            )
             tensor = tensor.detach()
         if not tensor.is_contiguous():
             self._warn("Input %s is not contiguous: a contiguous copy is made.", at)

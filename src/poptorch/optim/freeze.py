@@ -111,7 +111,7 @@ def _warn_of_subclass(optimizer: torch.optim.Optimizer) -> None:
         return
     _warned.add(cls)
     log.python.warning(
-        "%s is a subclass of a supported optimizer. The device does not run Python optimizer "
+        "%s is a subclass of a supported optimizer. Poptorch does not run Python optimizer "
         "code directly: it updates as %s does, and an overridden step() has no effect.",
         cls.__qualname__,
         cls.__bases__[0].__name__,

@@ -115,7 +115,7 @@ class AttributeWatch:
         self._seen = {*_attributes(optimizer)}
 
     def check(self, optimizer: torch.optim.Optimizer, relaxed: bool = False) -> None:
-        """Warn once of all attributes that were not there: they are ignored.
+        """Warn once of attributes that were not there, a line for each place: they are ignored.
 
         Args:
             optimizer: the one that is set now.
@@ -123,13 +123,13 @@ class AttributeWatch:
         """
         new = [pair for pair in dict.fromkeys(_attributes(optimizer)) if pair not in self._seen]
         self._seen.update(new)
-        names = {place: [name for each, name in new if each == place] for place, _ in new}
-        if names:
+        for place in dict.fromkeys(place for place, _ in new):
             log.python.log(
                 logging.DEBUG if relaxed else logging.WARNING,
-                "Ignoring unexpected attributes of the %s optimizer: %s",
+                "Ignoring unexpected %s in %s optimizer: %s",
+                place,
                 type(optimizer).__name__,
-                "; ".join(f"{', '.join(found)} ({place})" for place, found in names.items()),
+                ", ".join(name for each, name in new if each == place),
             )
 
 
@@ -137,7 +137,9 @@ def _attributes(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, str]]:
     """Yield (place, name) of attributes that are not known anyway."""
     for name in optimizer.__dict__:
         if name not in _OF_OBJECTS and not name.startswith("_"):
-            yield "object", name
-    yield from (("defaults", name) for name in optimizer.defaults if name not in _OF_GROUPS)
+            yield "optimizer attribute", name
+    yield from (
+        ("default group variable", name) for name in optimizer.defaults if name not in _OF_GROUPS
+    )
     for group in optimizer.param_groups:
-        yield from (("parameter groups", name) for name in group if name not in _OF_GROUPS)
+        yield from (("group attribute", name) for name in group if name not in _OF_GROUPS)
