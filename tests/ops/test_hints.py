@@ -43,17 +43,22 @@ class Marked(nn.Module):
     ],
     ids=["linear", "linear 3d", "no bias 3d", "conv", "embedding"],
 )
-def test_available_memory_is_noted_on_the_operator(layer, x, target) -> None:
+def test_available_memory_is_noted_on_the_operator(layer, x, target, caplog) -> None:
     model = poptorch.inferenceModel(Marked(layer), options())
     torch.testing.assert_close(model(x), layer(x))
     assert noted(model, "poptorch_available_memory") == {target: 0.25}
     assert all("hint" not in str(node.target) for node in graph_of(model).nodes)
+    lanes = poptorch.inferenceModel(Marked(layer), options().deviceIterations(2))
+    torch.testing.assert_close(lanes(torch.cat([x, x])), layer(torch.cat([x, x])))
+    assert "has no effect" not in caplog.text
 
 
-def test_available_memory_on_anything_else_is_an_identity() -> None:
+def test_available_memory_on_anything_else_is_an_identity(caplog) -> None:
     model = poptorch.inferenceModel(Marked(nn.ReLU()), options())
     assert torch.equal(model(torch.tensor([-1.0, 2.0])), torch.tensor([0.0, 2.0]))
     assert noted(model, "poptorch_available_memory") == {}
+    (line,) = [m for m in caplog.messages if "poptorch.set_available_memory has no effect" in m]
+    assert "test_hints.py" in line
 
 
 def test_available_memory_in_training_passes_gradients() -> None:

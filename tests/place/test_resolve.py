@@ -197,3 +197,41 @@ def test_backward_phases_come_after_the_forward_ones() -> None:
         passes = stage_passes(3, training=True)
         numbers = [phase_number(each, layout, placement) for each in passes]
         assert numbers == [0, 1, 2, *expected]
+
+
+def test_phases_of_unequal_size_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Source: PopTorch user guide, "Phased execution"."""
+    poptorch.SerialPhasedExecution(Phase(Stage("A"), Stage("B")), Phase(Stage("C"), Stage("D")))
+    assert not caplog.records
+    poptorch.SerialPhasedExecution(Phase(Stage("A"), Stage("B")), Phase(Stage("C")))
+    assert "The phases have 2, 1 stages" in caplog.text
+
+
+def test_rules_of_blocks_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Source: PopTorch user guide, "poptorch.Block and poptorch.BeginBlock"."""
+
+    class Dead(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.unread = (nn.Linear(4, 4) for _ in range(3))
+
+        def forward(self, x):
+            x = self.second(self.first(x))
+            self.unread(x)
+            return x
+
+    opts = poptorch.Options().deviceIterations(3)
+    opts.showCompilationProgressBar(False)
+    model = Dead()
+    poptorch.BeginBlock(model.second, "second", ipu_id=1)
+    poptorch.BeginBlock(model.first, "first", ipu_id=0)
+    poptorch.BeginBlock(model.unread, "unread", ipu_id=0)
+    inference = poptorch.inferenceModel(model, opts)
+    inference(torch.randn(6, 4))
+    messages = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    unread = [m for m in messages if m.startswith("Nothing reads the results of these blocks")]
+    assert len(unread) == 1
+    assert "left out: unread (" in unread[0]
+    early = [m for m in messages if "annotated before a block that runs ahead of it" in m]
+    assert len(early) == 1
+    assert early[0].startswith("Block second ")

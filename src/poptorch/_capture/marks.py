@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import fx
 
+from .._base import log
 from .._base.errors import Error
 from .._ir.blocks import KEEP, MEMORY
 from .._ir.operators import storage_root
@@ -21,6 +23,7 @@ aten = torch.ops.aten
 GROUP_OPTIONS = "poptorch_multi_conv_options"
 
 _CONVOLUTION = aten.convolution.default
+_ADD = aten.add.Tensor
 _HEEDS_MEMORY = {
     _CONVOLUTION, aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default,
     aten.embedding.default, aten.index_select.default, aten.index.Tensor, aten.gather.default,
@@ -45,7 +48,7 @@ def lower(
         elif kind is Hint.OVERLAP_OUTPUT:
             overlaps[borders.check_output(node)] = str(node.args[2])
         elif kind is Hint.AVAILABLE_MEMORY:
-            _limit_memory(node.args[0], float(node.args[2]))
+            _limit_memory(node)
         else:
             note_on(_maker(_unmarked(node)), **{KEEP: True})
     for node in marked:
@@ -68,10 +71,25 @@ def _maker(node: fx.Node) -> fx.Node:
     return source
 
 
-def _limit_memory(node: fx.Node, proportion: float) -> None:
-    node = storage_root(_unmarked(node))
+def _limit_memory(mark: fx.Node) -> None:
+    node = storage_root(_unmarked(mark))
     if node.target in _HEEDS_MEMORY:
-        note_on(node, **{MEMORY: proportion})
+        note_on(node, **{MEMORY: float(mark.args[2])})  # type: ignore[arg-type]
+        return
+    # Over several micro-batches at once the bias of a linear layer is added on its own.
+    inputs = [storage_root(each) for each in node.all_input_nodes if node.target is _ADD]
+    if any(each.target in _HEEDS_MEMORY for each in inputs):
+        return
+    _say_without_memory(str(mark.args[3]))
+
+
+@functools.cache
+def _say_without_memory(line: str) -> None:
+    log.python.warning(
+        "poptorch.set_available_memory has no effect at %s: the tensor is no result of a "
+        "convolution, a matrix product or a lookup",
+        line or "an unknown line",
+    )
 
 
 class _Borders:

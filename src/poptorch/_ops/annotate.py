@@ -34,6 +34,7 @@ class Recorder:
     def __init__(self) -> None:
         self.visits: list[Visit] = []
         self.calls: collections.Counter[nn.Module] = collections.Counter()
+        self.annotations: list[int] = []  # numbers of the BeginBlocks, in the order of first calls
         self._heard: Heard | None = None
         self.set(Label())
 
@@ -41,6 +42,7 @@ class Recorder:
     def in_forward(self, heard: Heard) -> Iterator[None]:
         """The user's part. What is made around it goes where its neighbours are."""
         self.visits, self._heard = [Visit()], heard
+        self.annotations.clear()
         self.set(Label(visit=0))
         try:
             yield

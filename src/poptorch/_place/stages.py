@@ -162,6 +162,7 @@ def group_visits(
         keys = {visit: (run,) for visit, run in _runs(used).items()}
     else:
         keys = _stage_keys(used)
+    _tell_unread(placed, used)
     order = sorted(set(keys.values()))
     of_visit = {visit: order.index(key) for visit, key in keys.items()}
     members = [[used[v] for v, at in of_visit.items() if at == i] for i in range(len(order))]
@@ -169,6 +170,20 @@ def group_visits(
         if of_visit[start] > of_visit[end]:
             raise _against_the_flow(used[start], used[end], node)
     return tuple(map(_stage, members)) or (Stage(0),), of_visit
+
+
+def _tell_unread(placed: Sequence[PlacedVisit], used: Mapping[int, PlacedVisit]) -> None:
+    """A block whose results nothing reads is left out: its device may be missed."""
+    read = {item.visit.block for item in used.values()}
+    unread = {item.visit.block: item.visit.line for item in placed[1:]}
+    unread = {block: line for block, line in unread.items() if block not in read}
+    if unread:
+        log.python.warning(
+            "Nothing reads the results of these blocks, which are left out: %s",
+            "; ".join(
+                f"{block} ({line})" if line else f"{block}" for block, line in unread.items()
+            ),
+        )
 
 
 def _flow(graph: Graph) -> tuple[set[int], dict[tuple[int, int], fx.Node]]:

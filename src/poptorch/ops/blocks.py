@@ -20,6 +20,7 @@ from .._base.errors import AssertionFailure, Error
 from .._ops import annotate
 
 _automatic = itertools.count()
+_annotations = itertools.count()
 _compiled: weakref.WeakKeyDictionary[object, nn.Module] = weakref.WeakKeyDictionary()
 
 
@@ -89,13 +90,30 @@ class _BeginBlockHook:
     def __init__(self, user_id: object, ipu_id: int | None) -> None:
         self._user_id = user_id
         self._ipu_id = ipu_id
+        self._number = next(_annotations)
+        self._told = False
 
     def __call__(self, module: nn.Module, inputs: Any) -> None:
-        if annotate.recorder() is None:
+        recorder = annotate.recorder()
+        if recorder is None:
             return
         if self._user_id is None:
             self._user_id = _next_id()
+        self._check_order(recorder.annotations)
         _start(self._user_id, self._ipu_id)
+
+    def _check_order(self, before: list[int]) -> None:
+        """Say once that a block which runs later was annotated earlier."""
+        if self._number in before:
+            return
+        if not self._told and any(number > self._number for number in before):
+            self._told = True
+            log.python.warning(
+                "Block %s was annotated before a block that runs ahead of it: write each "
+                "BeginBlock in the order in which the layers run",
+                self._user_id,
+            )
+        before.append(self._number)
 
     def __repr__(self) -> str:
         return f"BeginBlock(user_id={self._user_id}, ipu_id={self._ipu_id})"

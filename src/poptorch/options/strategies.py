@@ -218,6 +218,13 @@ class _IPhasedExecution(_IExecutionStrategy):
         self._separate_backward_phase = False
         self._tensors_liveness = Liveness.AlwaysLive
         super().__init__(stage for phase in self._phases for stage in phase.stages)
+        sizes = [len(phase.stages) for phase in self._phases]
+        if len(set(sizes)) > 1:
+            log.python.warning(
+                "The phases have %s stages: each should have as many as a group has IPUs, or some "
+                "of them idle",
+                ", ".join(map(str, sizes)),
+            )
 
     def phase(self, phase: int) -> Phase:
         """Return the i-th phase.
