@@ -84,7 +84,6 @@ def test_settings_without_effect_warn(caplog):
     text = repr(options)
     for call in (
         lambda: options.Precision.halfFloatCasting("anything"),
-        lambda: options.Jit.traceModel(False),
         lambda: options.Jit.traceModel(True),
     ):
         caplog.clear()

@@ -7,7 +7,8 @@ import poptorch
 from poptorch._base.errors import Error
 from poptorch.autocasting import Policy
 from poptorch.enums import AnchorMode, OutputMode, ReductionType
-from poptorch.options import Options, PipelinedExecution, ShardedExecution
+from poptorch.options import Options, PipelinedExecution, ShardedExecution, overview
+from poptorch.options.freeze import prepare
 from poptorch.options.legacy_call import read_call
 
 
@@ -126,7 +127,6 @@ def test_the_call_of_the_first_release_with_keywords(one_warning):
 @pytest.mark.parametrize(
     ("keywords", "says"),
     [
-        ({"trace_model": False}, "trace_model=False is deprecated and has no effect"),
         ({"anchor_return_period": 3}, "anchor_return_period=3 is ignored"),
     ],
 )
@@ -134,6 +134,18 @@ def test_what_the_first_release_took_and_means_nothing_says_so(keywords, says, c
     call = read_call(False, 4, keywords=keywords)
     assert call.options.device_iterations == 4
     assert says in caplog.text
+
+
+def test_scripting_of_the_first_release_is_named_when_a_model_is_wrapped(monkeypatch, caplog):
+    monkeypatch.setattr(overview, "_reported", set())
+    options = read_call(True, 4, keywords={"trace_model": False}).options
+    assert options.withoutEffect() == ["Jit.traceModel"]
+    caplog.clear()
+    for _ in range(2):
+        prepare(options.clone(), training=True)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("Jit.traceModel has no effect here.")
+    assert "freezes Python's branches and numbers" in line
 
 
 def test_a_call_of_the_first_release_with_tracing_says_nothing_of_it(one_warning):

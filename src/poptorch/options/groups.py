@@ -1,4 +1,4 @@
-"""``opts.Training``, ``opts.Precision`` and the empty ``opts.Jit``: what changes numbers."""
+"""``opts.Training``, ``opts.Precision`` and ``opts.Jit``: what changes numbers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from .popart import _PopartOptions, mean_or_sum
 from .table import (
     ESTIMATES,
     HINT,
+    MISSING,
     RESULTS,
     RULES,
     Backend,
+    Private,
     Value,
     deprecated,
     deprecated_without_effect,
@@ -269,10 +271,18 @@ class _PrecisionOptions(Container):
 
 
 class _JitOptions(Container):
-    """Holds nothing: every model is traced."""
+    """How a model is captured: each is traced."""
 
+    _trace_model: bool
+
+    @row(MISSING, Private("_trace_model", True))
     def traceModel(self, trace_model: bool) -> Self:
-        """Do nothing but warn: both values of the 1.x releases mean the one tracer. Deprecated."""
+        """Script the model if False: it is traced, which freezes Python's branches and numbers.
+
+        Deprecated. True does nothing but warn; of False wrapping a model warns.
+        """
         self._check_writable("traceModel")
-        deprecated_without_effect("Jit.traceModel", "every model is traced")
+        if trace_model:
+            deprecated_without_effect("Jit.traceModel", "every model is traced")
+        self._trace_model = bool(trace_model)
         return self

@@ -13,7 +13,7 @@ from .._base.errors import Error, InvalidType, InvalidValue
 from ..enums import OutputMode
 from .options import Options
 from .strategies import PipelinedExecution
-from .table import deprecated, deprecated_without_effect
+from .table import deprecated
 
 _COUNTS = ("device_iterations", "gradient_accumulation", "replication_factor")
 _ANCHORS = ("anchor_mode", "anchor_return_period")
@@ -134,7 +134,7 @@ def _options_from(values: Mapping[str, Any]) -> Options:
     if values.get("profile", False):
         options.enableProfiling()
     if not values.get("trace_model", True):
-        deprecated_without_effect("trace_model=False", "every model is traced")
+        options.Jit.traceModel(False)
     mode, period = values.get("anchor_mode"), values.get("anchor_return_period")
     if mode is not None:
         options.outputMode(_output_mode(mode), period)

@@ -9,7 +9,7 @@ from .._base import env, log
 from .popart import REPORT_KEYS, key_rows
 from .table import IDLE, MEANING, MISSING, Backend, Setting, rows_of
 
-_GROUPS = ("Training", "Precision", "Distributed", "TensorLocations")
+_GROUPS = ("Training", "Precision", "Distributed", "TensorLocations", "Jit")
 _reported: set[str] = set()
 
 
