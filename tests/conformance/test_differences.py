@@ -801,3 +801,42 @@ def test_every_row_is_shown_by_a_test() -> None:
     for place in ELSEWHERE.values():
         path, name = place.split("::")
         assert f"def {name}(" in (ROOT / "tests" / path).read_text(), place
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        out, _ = self.attention(x, x, x, need_weights=False)
+        return out, nn.functional.mse_loss(out, y)
+
+
+@row("Adam moves the bias of an attention's keys")
+def test_noise_moves_the_bias_of_keys() -> None:
+    x, y = torch.randn(4, 6, 8), torch.randn(4, 6, 8)
+    trained = Attention()
+    native = copy.deepcopy(trained)
+    wrapped = poptorch.trainingModel(trained, optimizer=torch.optim.Adam(trained.parameters()))
+    optimizer = torch.optim.Adam(native.parameters())
+    for _ in range(5):
+        wrapped(x, y)
+        optimizer.zero_grad()
+        native(x, y)[1].backward()
+        optimizer.step()
+    biases = trained.attention.in_proj_bias, native.attention.in_proj_bias
+    keys, wanted = (bias.detach()[8:16] for bias in biases)
+    noise = biases[1].grad
+    assert noise is not None
+    assert noise[8:16].abs().max() < 1e-6 * noise.abs().max()
+    assert keys.abs().max() > 1e-4
+    assert (keys - wanted).abs().max() > 1e-4
+    with torch.no_grad():
+        keys.copy_(wanted)
+    for (name, got), want in zip(trained.named_parameters(), native.parameters(), strict=True):
+        torch.testing.assert_close(got, want, atol=1e-5, rtol=0, msg=name)
+    before = native(x, y)[0]
+    with torch.no_grad():
+        wanted += 1
+    torch.testing.assert_close(native(x, y)[0], before)
