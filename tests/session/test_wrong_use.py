@@ -138,3 +138,39 @@ def test_wrapping_refuses_and_leaves_the_model_free(name):
         poptorch.trainingModel(model, options(), change(model, None))
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     poptorch.trainingModel(model, options(), adam(model))(torch.randn(4, 3), torch.randn(4, 2))
+
+
+class Factor(nn.Module):
+    def forward(self, x):
+        return torch.linalg.cholesky(x * 2)
+
+
+@pytest.mark.parametrize("backend", ["reference", "auto"])
+def test_an_operator_that_fails_is_named_with_the_line(backend):
+    model = poptorch.inferenceModel(Factor(), options().backend(backend))
+    model(torch.eye(3))
+    with pytest.raises(RuntimeError, match="not positive-definite") as native:
+        Factor()(-torch.eye(3))
+    with pytest.raises(poptorch.Error, match="operator of the program failed") as caught:
+        model(-torch.eye(3))
+    said = str(caught.value)
+    assert str(native.value) in said
+    assert "Fix:" in said
+    assert "test_wrong_use.py:" in said
+    if backend == "reference":
+        assert "return torch.linalg.cholesky(x * 2)" in said
+    assert isinstance(caught.value, RuntimeError)
+    torch.testing.assert_close(model(torch.eye(3)), Factor()(torch.eye(3)))
+
+
+def test_what_the_users_code_raises_while_a_program_runs_stays_his():
+    def fails_below_zero(x):
+        if bool((x < 0).any()):
+            raise RuntimeError("no negatives")
+        return x
+
+    model = poptorch.inferenceModel(poptorch.CPU(fails_below_zero, "Fails"), options())
+    model(torch.ones(2))
+    with pytest.raises(RuntimeError, match=r"^no negatives") as caught:
+        model(-torch.ones(2))
+    assert not isinstance(caught.value, poptorch.Error)

@@ -151,6 +151,12 @@ class AssertionFailure(Error, AssertionError):  # noqa: N818 (the builtin is Ass
     __module__ = "poptorch"
 
 
+class OperatorError(Error, RuntimeError):
+    """An operator of a program failed, where PyTorch raises RuntimeError."""
+
+    __module__ = "poptorch"
+
+
 class StateError(Error, RuntimeError):
     """The objects are in a state that forbids the request where PopTorch raised RuntimeError."""
 

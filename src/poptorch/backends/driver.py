@@ -8,14 +8,19 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+import traceback
 from collections.abc import Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
+from torch import fx
 
 from .. import _job
-from .._base import interrupts
+from .._base import interrupts, source
+from .._base.errors import Error, OperatorError
 from .._ir import slots
+from .._ir.blocks import line_of
 from .._ir.loops import Lanes, Loops
 from .._ir.plan import Plan, Report
 from .._ir.program import Axis, Gather, Node, Program, Reduce, Repeat, Run, Scatter, State
@@ -125,7 +130,13 @@ class LoopExecutable:
             run, step = runs[node.graph], step_of(self._program, index)
             if node.graph in self._random:
                 streams.begin(self._seeds(step, index[Axis.REPLICAS]))
-            results = stopwatch.action(node.graph, run, slices, step, index)
+            try:
+                results = stopwatch.action(node.graph, run, slices, step, index)
+            except RuntimeError as error:
+                better = _explained(error)
+                if better is error:
+                    raise
+                raise better from error
             self._whole.ran(node.graph, self._bound[0])
             collector.take(run.emitted, results, step, index[Axis.REPLICAS])
         elif isinstance(node, Repeat):  # what follows a loop belongs to its last round
@@ -147,6 +158,39 @@ class LoopExecutable:
             return [keys.seed(step, first + replica)]
         places = itertools.product(range(lanes.steps), range(lanes.replicas))
         return [keys.seed(step + at, first + each) for at, each in places]
+
+
+def _explained(error: RuntimeError) -> RuntimeError:
+    """Return what to raise for a failed graph: ours of torch's errors, naming the user's line."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    if isinstance(error, Error) or any(
+        source.is_user_file(frame.f_code.co_filename) for frame, _ in frames
+    ):
+        return error
+    node = next((node for place in reversed(frames) if (node := _running(*place))), None)
+    line = line_of(node) if node is not None else None
+    operator = f"{node.target}: " if node is not None else ""
+    return OperatorError(
+        "An operator of the program failed",
+        got=operator + str(error).split("\nException raised from", 1)[0].strip(),
+        where=source.describe(*line) if line is not None else None,
+        fix=(
+            "look at the operands there: poptorch.ipu_print_tensor",
+            "call the model without its wrapper, for torch's own traceback",
+        ),
+    )
+
+
+def _running(frame: FrameType, line: int) -> fx.Node | None:
+    """Return the node that a frame runs, of a graph's code or of an interpreter."""
+    if isinstance(node := frame.f_locals.get("n"), fx.Node):
+        return node
+    module = frame.f_locals.get("self")
+    if not (isinstance(module, fx.GraphModule) and frame.f_code.co_filename.startswith("<eval")):
+        return None
+    lines = getattr(module, "_lineno_map", None) or {}
+    at = lines.get(line - getattr(module, "_prologue_start", 0))
+    return None if at is None else list(module.graph.nodes)[at]
 
 
 class _BoundRun:
@@ -185,8 +229,8 @@ class _BoundRun:
         replica, lanes = index[Axis.REPLICAS], self._program.lanes
         arguments = list(self._arguments[replica])
         at = step // lanes.steps if lanes is not None else self._loops.slice_of(step, replica)
-        for place, source in self._batch:
-            arguments[place] = slices[source][at]
+        for place, given in self._batch:
+            arguments[place] = slices[given][at]
         for place, slot in self._counters:
             of_all = self._first_replica + replica
             count = of_all if slot == slots.REPLICA else self._before(index)
