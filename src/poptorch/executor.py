@@ -313,7 +313,7 @@ class PoplarExecutor(Inspection):
 
     def _wrap(self) -> None:
         _session.wrap(self._user_model, self, self._session.model.module)
-        self._session.set_trainer(True)
+        self._session.is_trainer = True
 
     def _rewrap(self) -> None:
         """Calling a destroyed training executor wraps the module again."""

@@ -11,7 +11,7 @@ import functools
 import itertools
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
@@ -124,7 +124,7 @@ class Session(Sharing):
         progress: Progress,
     ) -> None:
         tensors = _capture.tensors_of(module)
-        super().__init__(id(tied.tensor) for tied in tensors.values())
+        super().__init__((id(tied.tensor) for tied in tensors.values()), optimizer is not None)
         self.model = Model(module, users, entry, optimizer is not None)
         self.optimizer = SessionOptimizer(optimizer, self.lock) if optimizer is not None else None
         self.variants: list[Variant] = []
@@ -143,7 +143,7 @@ class Session(Sharing):
         self._agreed = False  # the processes of a job have begun with the same weights
         self._host_version = self._seen_version = 0
         self._version_left = 0  # of the host's values, when a trainer of them went away
-        self._taking_over = False
+        self._taking_over = self._is_copying = False
         self._written: Mapping[str, str] | None = None  # digests, since processes compared theirs
         self._left: Mapping[str, str] | None = None  # digests of the host's when detached
         self.reports = reporting.Reports(self)
@@ -498,8 +498,7 @@ class Session(Sharing):
         _ = self.now
         if self.store is None:
             return
-        with interrupts.deferred():
-            self.device_is_newer = False  # first: the copy itself looks at the module
+        with interrupts.deferred(), self._copying():
             if self._taking_over:  # what a trainer has is alike in all processes
                 self.store.write_all()
             elif self.store.upload():
@@ -519,13 +518,15 @@ class Session(Sharing):
 
     def bring_host_up_to_date(self) -> bool:
         """Download if the device is newer; return whether it was."""
+        self._next_check = 0.0
+        if not self.device_is_newer:  # then nobody waits, for a compilation least of all
+            return False
         with self.lock():
-            self._next_check = 0.0
             return self._bring_host_up_to_date()
 
     def _bring_host_up_to_date(self, local_only: bool = False) -> bool:
         """Download if the device is newer; ``local_only``: without exchanging anything."""
-        if not self.device_is_newer or self.store is None:
+        if not self.device_is_newer or self.store is None or self._is_copying:
             return False
         if local_only and self.store.is_in_parts:
             self._download(local_only)
@@ -541,10 +542,19 @@ class Session(Sharing):
     def _download(self, local_only: bool = False) -> None:
         if self.store is None:
             return
-        with interrupts.deferred():
-            self.device_is_newer = False  # first: the copy itself looks at the module
+        with interrupts.deferred(), self._copying():
             self._host_version = next(_versions)
             self.store.download(local_only)
+
+    @contextlib.contextmanager
+    def _copying(self) -> Iterator[None]:
+        """Copy weights between host and device; the copy itself looks at the module."""
+        self._is_copying = True
+        try:
+            yield
+            self.device_is_newer = False
+        finally:
+            self._is_copying = False
 
     @_locked
     def fetch(self) -> None:
@@ -654,7 +664,7 @@ class Session(Sharing):
             for other in self.others():
                 if isinstance(other, Session):
                     other._version_left = max(other._version_left, self._host_version)
-            self.set_trainer(False)
+            self.is_trainer = False
 
     def _forget(self) -> None:
         """Let go of programs and device, and of what is on the device."""

@@ -17,7 +17,8 @@ from typing import Any
 
 _numbers = itertools.count()
 _members: weakref.WeakSet[Sharing] = weakref.WeakSet()
-_generation = 0  # changes whenever models or trainers come: keeps look-ups cheap
+_generation = 0  # changes whenever models come: keeps look-ups cheap
+_registry = threading.RLock()
 
 Lock = contextlib.AbstractContextManager[object]
 
@@ -25,35 +26,38 @@ Lock = contextlib.AbstractContextManager[object]
 class Sharing:
     """A model that other models may share host tensors with.
 
-    Attributes:
+    Args:
         hosts: identities of its host tensors.
-        is_trainer: whether its device may have newer values of them than the host.
+        trains: whether its device may have newer values of them than the host at times.
+
+    Attributes:
+        is_trainer: whether it may now: a model that was let go of may not.
     """
 
-    def __init__(self, hosts: Iterable[int]) -> None:
-        self.hosts = frozenset(hosts)
+    def __init__(self, hosts: Iterable[int], trains: bool) -> None:
+        global _generation
+        self.hosts, self.trains = frozenset(hosts), trains
+        self.is_trainer = False
         self._number = next(_numbers)
-        self._own_lock = threading.RLock()
+        self._own_lock: Any = threading.RLock()
         self._seen_generation = -1
         self._lock: Lock = self._own_lock
         self._others: list[weakref.ref[Sharing]] = []
-        _members.add(self)
-        self.set_trainer(False)
-
-    def set_trainer(self, is_trainer: bool) -> None:
-        """Become a trainer that others find, or stop being one."""
-        global _generation
-        self.is_trainer = is_trainer
-        _generation += 1
+        with _registry:
+            _members.add(self)
+            _generation += 1
 
     def lock(self) -> Lock:
         """Return the lock of this model and of those that it exchanges weights with.
 
         It is re-entrant. Two threads never wait for one another: locks are taken in the order in
-        which the models were made.
+        which the models were made, and a thread that holds this one takes no more.
         """
         if self._seen_generation != _generation:
-            self._relate()
+            if self._own_lock._is_owned():
+                return self._own_lock  # type: ignore[no-any-return]
+            with _registry:
+                self._relate()
         return self._lock
 
     def others(self) -> list[Sharing]:
@@ -73,7 +77,7 @@ class Sharing:
         self._lock = self._own_lock if len(group) == 1 else _Locks([m._own_lock for m in ordered])
 
     def _exchanges_with(self, other: Sharing) -> bool:
-        return (self.is_trainer or other.is_trainer) and not self.hosts.isdisjoint(other.hosts)
+        return (self.trains or other.trains) and not self.hosts.isdisjoint(other.hosts)
 
 
 class _Locks:

@@ -174,13 +174,12 @@ class TorchState:
 
     def _synchronise(self) -> None:
         link = self._link() if self._link is not None else None
-        if link is not None and self._watched is not None:
+        if link is not None and self._watched is not None and self.host_state_is_dirty:
             with link.lock():
                 if self.host_state_is_dirty:
                     self._read_from(link, self._watched)
 
     def _read_from(self, link: DeviceLink, watched: WatchedState) -> None:
-        self.host_state_is_dirty = False
         updates, self._updates = self._updates, 0
         on_device, _ = link.read_state()
         for parameter, path in self._parameters():
@@ -196,6 +195,7 @@ class TorchState:
             if values:
                 watched.fill(parameter, values)
         self._remember()
+        self.host_state_is_dirty = False
 
     def get_state_dict(self) -> dict[str, Any]:
         """Return the state under the names of ``ipu_state``; zeros where there is none."""

@@ -128,7 +128,7 @@ class Optimizer:
 
     def _synchronise(self) -> None:
         link = self._device() if self._device is not None else None
-        if link is None:
+        if link is None or not self.host_state_is_dirty:
             return
         with link.lock():
             if self.host_state_is_dirty:
