@@ -10,6 +10,8 @@ from torch import nn
 
 import poptorch
 
+PAUSE = 0.006  # longer than from one look at a model's guards to the next
+
 
 def options(backend: str = "reference", **counts: int) -> poptorch.Options:
     """Quiet options on one backend; counts: iterations, accumulation, replicas."""

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers.wrapping import options, training
+from helpers.wrapping import PAUSE, options, training
 
 
 def run(executor: poptorch.PoplarExecutor, *arguments: torch.Tensor) -> Any:
@@ -31,7 +31,6 @@ class Net(nn.Module):
 
 
 X, Y = torch.randn(2, 3), torch.randn(2, 2)
-PAUSE = 0.006  # longer than from one look at the model to the next
 TOLD = "The compiled program does not follow what changed on the host: "
 
 
