@@ -82,7 +82,8 @@ def sharded(
             why,
         )
         return optim, ()
-    asked = spec.locations.optimizer.min_sharded
+    location = spec.locations.optimizer
+    asked = location.min_sharded
     least = FEWEST_ELEMENTS if asked is None else asked
     members = [slot for slot in trained_alone(micro, optim) if slot.numel >= max(1, least)]
     if not members:
