@@ -192,7 +192,7 @@ def test_private_attributes_of_others_are_listed() -> None:
     paths = [*FILES, *OUR_OTHER_PACKAGE]
     ours = {n for p in paths if not _allowed_private(p) for n in defined(parse(p))}
     read = {name for path in paths for name in private_attributes(parse(path))}
-    pythons = {"_asdict", "_exit", "_getframe", "_reconstructor", "_Unpickler"}
+    pythons = {"_asdict", "_exit", "_getframe", "_reconstructor", "_Unpickler", "_is_owned"}
     torchs = {
         part for path, _ in private.ROWS.values() for part in path.replace(":", ".").split(".")
     }

@@ -498,6 +498,7 @@ class Session(Sharing):
         _ = self.now
         if self.store is None:
             return
+        self._next_check = 0.0
         with interrupts.deferred(), self._copying():
             if self._taking_over:  # what a trainer has is alike in all processes
                 self.store.write_all()
@@ -610,6 +611,7 @@ class Session(Sharing):
             if self._left is not None and self._left != (digests := store.digests()):
                 self._written = digests
             self.store = now.store = store
+            self._next_check = 0.0  # what the host has now is on the device
             self._left = self.kept = None
         if not has_agreed:
             store.agree(now.spec.runtime.broadcast_weights)
