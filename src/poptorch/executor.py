@@ -235,8 +235,8 @@ class PoplarExecutor(Inspection):
         """Compile for the kind of inputs that a file was saved for.
 
         The weights are those of the present module, the settings those of this executor. Nothing
-        in the file runs unless it is trusted: ``forward`` is captured again, and compiled code
-        comes from this machine's own cache where it has it.
+        in the file runs unless you saved it or trust it: ``forward`` is captured again, and
+        compiled code comes from this machine's own cache where it has it.
 
         Args:
             filename: written by ``save`` or ``compileAndExport``.

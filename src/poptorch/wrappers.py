@@ -111,7 +111,7 @@ def load(
     ``forward`` is captured and compiled again for the saved kind of arguments; code that was
     compiled before comes from this machine's own cache. Nothing in the file runs, and no module is
     imported. What the file also holds, the pickled model and compiled code, is only used when you
-    trust it. Arguments of other types than tensors, plain values, lists, tuples and dicts, and
+    saved the file, which is signed with a key of yours, or trust it. Arguments of other types than tensors, plain values, lists, tuples and dicts, and
     those whose values ``forward`` looked at while it was compiled, are not saved: then the first
     call compiles.
 
@@ -119,8 +119,9 @@ def load(
         filename: written by ``save`` or ``compileAndExport``.
         edit_opts_fn: changes the options, which are not frozen, in place.
         trusted: rebuild the objects that are missing below from the file's pickle, and use its
-            compiled code. **A pickle runs whatever it says, and compiled code is machine code:**
-            only for files from people whom you would let run a program here.
+            compiled code, as with a file of your own. **A pickle runs whatever it says, and
+            compiled code is machine code:** only for files from people whom you would let run a
+            program here.
         model: a module like the saved one; its weights are replaced.
         optimizer: for a training model: one like the saved one over the model's parameters.
         options: instead of the file's.
@@ -146,13 +147,14 @@ def load(
     if model is not None:
         module = _module(model)
         undo = _session.fill(saved, module, optimizer, loss)
-    elif trusted:
+    elif saved.trusted:
         objects = saved.objects()
         module, optimizer, loss = objects.model, objects.optimizer, objects.loss
     else:
         raise Error(
             "A file is not trusted to make objects",
-            got=f"{os.fspath(filename)}, without a model to load it into",
+            got=f"{os.fspath(filename)}, which you did not save with this machine's key, and no model "
+            "to load it into",
             fix=(
                 "make the model and pass it: poptorch.load(path, model=Net()), in training also "
                 "optimizer=SGD(...)",

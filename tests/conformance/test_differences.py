@@ -117,11 +117,13 @@ def test_importing_leaves_the_hook_alone() -> None:
 
 
 @row("saved models are pickles: loading one runs whatever it says")
-def test_a_file_is_data(tmp_path: Path) -> None:
+def test_a_file_is_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     net = Net()
     model = poptorch.inferenceModel(net)
     model(X)
     model.save(str(tmp_path / "a"))
+    assert torch.equal(poptorch.load(str(tmp_path / "a"))(X), net(X))
+    monkeypatch.setenv("POPTORCH_KEY_FILE", str(tmp_path / "of another user"))
     with pytest.raises(poptorch.Error, match="trusted=True"):
         poptorch.load(str(tmp_path / "a"))
     loaded = poptorch.load(str(tmp_path / "a"), model=Net())

@@ -683,6 +683,20 @@ def test_folders_that_a_file_names_are_not_used(trusted: bool, tmp_path: Path) -
     assert loaded.options.log_dir == "."
 
 
+def test_a_file_of_ones_own_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = training()
+    first(X, Y)
+    first.save(tmp_path / "trained")
+    second = poptorch.load(tmp_path / "trained")
+    assert torch.equal(second(X, Y)[1], first(X, Y)[1])
+    path = exported(tmp_path)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("POPTORCH_KEY_FILE", str(tmp_path / "their key"))
+        refuses(path, "poptorch_attack")
+    rewritten(path, **{"code/more": b""})
+    refuses(path, "poptorch_attack")
+
+
 def test_trusting_a_file(tmp_path: Path) -> None:
     path = exported(tmp_path)
     rewritten(path, **{"objects.pickle": pickle.dumps({"model": Reduces(touch, 5)})})
@@ -727,6 +741,7 @@ def test_compiled_code_travels_but_is_used_from_trusted_files_only(
     monkeypatch.setattr(cache, "_loaded", {})
     for folder, trusted, compiled in (("there", True, 0), ("elsewhere", False, 1)):
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / folder))
+        monkeypatch.setenv("POPTORCH_KEY_FILE", str(tmp_path / "of another user"))
         cache._loaded.clear()
         target = {} if trusted else {**into("poptorch"), "options": first.options}
         second = poptorch.load(path, trusted=trusted, **target)

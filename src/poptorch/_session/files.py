@@ -3,11 +3,13 @@
 A file is JSON and safetensors: shapes of the arguments, weights, state of optimizer and device.
 Reading that runs nothing. The program is captured again from the model that the user has, and what
 was compiled from the same program is found in the user's own cache. Beside it there are a pickle of
-the user's objects and compiled code; both are only used when the user trusts the file.
+the user's objects and compiled code; both are only used of a file that this user saved, which a
+signature shows, or trusts.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import math
@@ -23,7 +25,7 @@ import torch
 from torch import nn
 
 from .. import _capture, _compile
-from .._base import archive, json_codec, log
+from .._base import archive, json_codec, keyed, log
 from .._base.archive import InvalidFile
 from .._base.errors import AssertionFailure
 from .._base.json_codec import Json
@@ -32,6 +34,7 @@ from .session import Session
 
 DEFAULT_NAME = "model.poptorch"
 _FACTS, _TENSORS, _OBJECTS, CODE = "facts.json", "tensors.safetensors", "objects.pickle", "code/"
+_SIGNATURE = "signature"
 MODEL, DEVICE = "model.", "device."
 
 
@@ -69,7 +72,7 @@ class Saved:
         tensors: the model's by path, prefixed with ``model.``; the state that no host tensor
             mirrors by key, prefixed with ``device.``; those of the pickle, ``object.``.
         parts: everything else in the file.
-        trusted: whether the pickle and the code may be used.
+        trusted: whether the pickle and the code may be used: the user says so, or saved the file.
     """
 
     path: str
@@ -126,7 +129,13 @@ def save(
     if parts is None:
         log.python.info("Process 0 writes %s", filename)
         return
-    archive.write(_destination(filename), parts)
+    signature = keyed.digest(_SIGNATURE, _digests(parts)) or b""
+    archive.write(_destination(filename), parts | {_SIGNATURE: signature})
+
+
+def _digests(parts: Mapping[str, bytes]) -> bytes:
+    digests = {n: hashlib.sha256(data).hexdigest() for n, data in parts.items() if n != _SIGNATURE}
+    return json.dumps(digests, sort_keys=True).encode()
 
 
 def packed(
@@ -253,7 +262,8 @@ def read(filename: str | os.PathLike[str], trusted: bool = False) -> Saved:
             random=random_state(facts["random"]),
             tensors=safetensors.torch.load(parts[_TENSORS]),
             parts=parts,
-            trusted=trusted,
+            trusted=trusted
+            or keyed.is_own(_SIGNATURE, _digests(parts), parts.get(_SIGNATURE, b"")),
         )
     except Exception as error:  # whatever it is, it comes from what stands in the file
         archive.refuse(filename, f"{type(error).__name__}: {error}")
