@@ -1,10 +1,11 @@
-"""Operators written in C++: compiled, loaded, given a gradient, and trained through.
+"""Operators written in C++: compiled, loaded, and trained through.
 
 Run it with ``python examples/custom_op/cpp_operators.py``; it needs a C++ compiler.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import tempfile
@@ -31,41 +32,6 @@ def build(folder: str | Path) -> Path:
     return library
 
 
-def load(library: str | Path) -> None:
-    """Load the library and give the operators gradients.
-
-    ``custom_op`` learns the shapes of what it calls from its example outputs; the operators that
-    only gradients call need a rule.
-    """
-    torch.ops.load_library(library)
-    ops = torch.ops.custom_ops
-
-    def like_input(x, gradient, **attributes):
-        return torch.empty_like(x)
-
-    def save_cube(ctx, inputs, output):
-        ctx.save_for_backward(*inputs)
-
-    def cube_backward(ctx, gradient):
-        return ops.CubeGrad(*ctx.saved_tensors, gradient)
-
-    def save_leaky_relu(ctx, inputs, keyword_only_inputs, output):
-        ctx.save_for_backward(*inputs)
-        ctx.attributes = keyword_only_inputs
-
-    def leaky_relu_backward(ctx, gradient):
-        return ops.LeakyReluGrad(*ctx.saved_tensors, gradient, **ctx.attributes)
-
-    for name in ("CubeGrad", "LeakyReluGrad"):
-        torch.library.register_fake(f"custom_ops::{name}", like_input)
-    gradients = {
-        "Cube": (cube_backward, save_cube),
-        "LeakyRelu": (leaky_relu_backward, save_leaky_relu),
-    }
-    for name, (backward, save) in gradients.items():
-        torch.library.register_autograd(f"custom_ops::{name}", backward, setup_context=save)
-
-
 class Model(nn.Module):
     """A layer, then both operators."""
 
@@ -85,7 +51,7 @@ class Model(nn.Module):
 def main() -> None:
     """Train for a few steps and print the losses."""
     with tempfile.TemporaryDirectory() as folder:
-        load(build(folder))
+        ctypes.cdll.LoadLibrary(str(build(folder)))
     torch.manual_seed(0)
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)

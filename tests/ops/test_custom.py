@@ -264,3 +264,38 @@ def test_attributes_are_found_by_what_an_operator_carries() -> None:
     for wrong in ("", "attr:0x7f", "3", "[1]"):
         with pytest.raises(ValueError, match="Invalid attribute_id_str"):
             poptorch.accessAttributes(wrong)
+
+
+def test_a_gradient_is_found_by_name() -> None:
+    """``<name>Grad`` takes inputs, then the outputs' gradients, and returns the inputs' gradients."""
+    library = torch.library.Library("paired_ops", "DEF")
+    library.define("Scaled(Tensor x, Tensor y, float by) -> Tensor")
+    library.define("ScaledGrad(Tensor x, Tensor y, Tensor gradient, float by) -> Tensor[]")
+    library.impl("Scaled", lambda x, y, by: x * y * by, "CPU")
+    library.impl("ScaledGrad", lambda x, y, g, by: [g * y * by, (g * x * by).sum(0)], "CPU")
+
+    class Model(torch.nn.Module):
+        def __init__(self, ours: bool) -> None:
+            super().__init__()
+            self.ours = ours
+            self.first, self.second = (
+                torch.nn.Parameter(torch.tensor([1.0, 2.0])) for _ in range(2)
+            )
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x * self.first
+            if not self.ours:
+                return poptorch.identity_loss(x * self.second * 0.5, "sum")
+            (out,) = poptorch.custom_op(
+                [x, self.second], "Scaled", "paired.ops", 1, [x], {"by": 0.5}
+            )
+            return poptorch.identity_loss(out, "sum")
+
+    models = [Model(True), Model(False)]
+    for model in models:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        step = poptorch.trainingModel(model, options(), optimizer)
+        for value in (1.0, 2.0):
+            step(torch.full((3, 2), value))
+    torch.testing.assert_close(models[0].state_dict(), models[1].state_dict())
+    del library

@@ -96,6 +96,7 @@ def test_velocity_scaling_needs_the_combined_variant(weight, caplog):
     with caplog.at_level(logging.WARNING):
         separate = optim.SGD([weight], lr=0.1, velocity_scaling=4.0)
     assert "velocity_scaling value ignored" in caplog.text
+    assert "loss_scaling scales a float16 one" in caplog.text
     assert "velocity_scaling" not in separate.param_groups[0]
     assert "velocity_scaling" not in separate.defaults
     caplog.clear()

@@ -95,7 +95,8 @@ def custom_op(
 
     It is looked for among those of ``register_custom_op``, by name, domain and version, and then
     among torch's libraries: ``torch.ops.<domain>.<name>`` with dots in the domain replaced by
-    underscores, attributes being passed by keyword. Some that public programs bring as compiled
+    underscores, attributes being passed by keyword; an operator ``<name>Grad`` of the inputs and the
+    outputs' gradients is its gradient unless it has one. Some that public programs bring as compiled
     plug-ins are known without either: they are listed in ``docs/guide/custom_ops.md``.
     Source: PopTorch user guide, "PopTorch ops".
 
@@ -125,7 +126,9 @@ def custom_op(
     packet = getattr(getattr(torch.ops, domain.replace(".", "_")), name, None)
     operator = getattr(packet, "default", packet)
     if operator is not None:
-        return _of_library(operator, tensors, templates, checked)
+        pair = getattr(getattr(torch.ops, domain.replace(".", "_")), f"{name}Grad", None)
+        gradient = getattr(pair, "default", pair)
+        return _of_library(operator, gradient, tensors, templates, checked)
     if domain_version not in known.versions(name, domain):
         _unknown(name, domain, domain_version)
     results = [known.call(name, tensors, checked, templates)]
@@ -158,6 +161,7 @@ def _of_user(
 
 def _of_library(
     operator: Any,
+    gradient: Any,
     tensors: list[torch.Tensor],
     templates: list[torch.Tensor],
     attributes: dict[str, Any],
@@ -170,8 +174,34 @@ def _of_library(
         with capture.paused():
             flows = _has_gradient(operator, tensors, attributes)
         if not flows:
-            raise _without_gradient(str(operator))
+            if gradient is None:
+                raise _without_gradient(str(operator))
+            _pair(operator, gradient)
+            return _of_library(operator, None, tensors, templates, attributes)
     return outputs
+
+
+def _pair(operator: Any, gradient: Any) -> None:
+    """Make ``CubeGrad(x, gradient)`` the gradient of ``Cube(x)``; both take the same attributes."""
+    arguments = operator._schema.arguments
+    names = [argument.name for argument in arguments if not argument.kwarg_only]
+
+    def save(ctx: Any, inputs: Any, output: Any, keyword_only_inputs: Any = None) -> None:
+        given = dict(zip(names, inputs, strict=True))
+        tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+        values = {n: v for n, v in given.items() if not isinstance(v, torch.Tensor)}
+        ctx.attributes = values | (keyword_only_inputs or {})
+        ctx.differentiable = [isinstance(value, torch.Tensor) for value in inputs]
+        ctx.save_for_backward(*tensors)
+
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        tensors = ctx.saved_tensors
+        found = _call_library(gradient, [*tensors, *gradients], ctx.attributes, tensors)
+        results = iter([found] if isinstance(found, torch.Tensor) else found)
+        return tuple(next(results) if flows else None for flows in ctx.differentiable)
+
+    name = operator._schema.name
+    torch.library.register_autograd(name, backward, setup_context=save)
 
 
 def _needs_gradient(tensors: list[torch.Tensor]) -> bool:
@@ -182,8 +212,8 @@ def _without_gradient(key: str, why: str = "") -> Error:
     return Error(
         f"Custom operator {key} has no gradient",
         got=f"a training model that needs one{why and '; ' + why}",
-        fix="pass backward to register_custom_op, or use torch.library.register_autograd, "
-        "or detach its inputs",
+        fix="pass backward to register_custom_op, use torch.library.register_autograd, define an "
+        "operator of the same name with Grad behind it, or detach its inputs",
     )
 
 

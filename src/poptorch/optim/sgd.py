@@ -24,7 +24,8 @@ class SGD(Optimizer, torch.optim.SGD):
             as there, the first gradient enters the velocity undamped.
         foreach, differentiable: accepted; only native steps use them.
         loss_scaling: factor of the loss's gradient, divided out before the update.
-        velocity_scaling: factor of the combined velocity tensor; only with use_combined_accum.
+        velocity_scaling: factor of the combined velocity tensor; only with use_combined_accum:
+            of separate ones loss_scaling scales a float16 velocity, and float32 needs none.
         use_combined_accum: one tensor per weight for gradient accumulation and velocity.
         accum_type: dtype of the gradient accumulator, float32 or float16.
         velocity_accum_type: dtype of the velocity between updates, float32 or float16.
@@ -71,7 +72,10 @@ class SGD(Optimizer, torch.optim.SGD):
             for group in self.param_groups:
                 group.setdefault("velocity_scaling", own["velocity_scaling"])
         elif "velocity_scaling" in given:
-            log.python.warning("velocity_scaling value ignored: use_combined_accum is False")
+            log.python.warning(
+                "velocity_scaling value ignored: use_combined_accum is False. A float32 velocity "
+                "needs no scaling, and loss_scaling scales a float16 one"
+            )
         super()._take(own, given)
 
 
