@@ -111,9 +111,9 @@ def load(
     ``forward`` is captured and compiled again for the saved kind of arguments; code that was
     compiled before comes from this machine's own cache. Nothing in the file runs, and no module is
     imported. What the file also holds, the pickled model and compiled code, is only used when you
-    saved the file, which is signed with a key of yours, or trust it. Arguments of other types than tensors, plain values, lists, tuples and dicts, and
-    those whose values ``forward`` looked at while it was compiled, are not saved: then the first
-    call compiles.
+    saved the file, which a signature with your key shows, or trust it. Arguments of other types
+    than tensors, plain values, lists, tuples and dicts, and those whose values ``forward`` looked
+    at while it was compiled, are not saved: then the first call compiles.
 
     Args:
         filename: written by ``save`` or ``compileAndExport``.
@@ -153,8 +153,7 @@ def load(
     else:
         raise Error(
             "A file is not trusted to make objects",
-            got=f"{os.fspath(filename)}, which you did not save with this machine's key, and no model "
-            "to load it into",
+            got=f"{os.fspath(filename)}, without your signature, and no model to load it into",
             fix=(
                 "make the model and pass it: poptorch.load(path, model=Net()), in training also "
                 "optimizer=SGD(...)",

@@ -267,7 +267,7 @@ def test_attributes_are_found_by_what_an_operator_carries() -> None:
 
 
 def test_a_gradient_is_found_by_name() -> None:
-    """``<name>Grad`` takes inputs, then the outputs' gradients, and returns the inputs' gradients."""
+    """``<name>Grad`` takes inputs and the outputs' gradients, and returns those of the inputs."""
     library = torch.library.Library("paired_ops", "DEF")
     library.define("Scaled(Tensor x, Tensor y, float by) -> Tensor")
     library.define("ScaledGrad(Tensor x, Tensor y, Tensor gradient, float by) -> Tensor[]")

@@ -11,7 +11,7 @@ from torch import fx
 
 from .._base import log
 from .._base.errors import Error
-from .._ir.blocks import KEEP, MEMORY
+from .._ir.blocks import KEEP, MEMORY, PARTIALS
 from .._ir.operators import storage_root
 from .._ir.slots import Kind, Slot
 from .._ops.annotate import note_on, notes_on
@@ -20,10 +20,9 @@ from .._ops.identities import Hint, hint
 
 aten = torch.ops.aten
 
-GROUP_OPTIONS = "poptorch_multi_conv_options"
-
 _CONVOLUTION = aten.convolution.default
 _ADD = aten.add.Tensor
+_PRICED = {"availableMemoryProportions": MEMORY, "partialsTypes": PARTIALS}
 _HEEDS_MEMORY = {
     _CONVOLUTION, aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default,
     aten.embedding.default, aten.index_select.default, aten.index.Tensor, aten.gather.default,
@@ -189,7 +188,14 @@ def _share_options(members: Sequence[fx.Node], group: Group) -> None:
                 where=group.where,
                 fix="pass one value, or one for each convolution",
             )
-    shared = sorted(group.options.items())
     for at, node in enumerate(members):
-        own = tuple((name, values[at if len(values) > 1 else 0]) for name, values in shared)
-        note_on(node, **{GROUP_OPTIONS: own})
+        for name, key in _PRICED.items():
+            if name in group.options and key not in notes_on(node):
+                values = group.options[name]
+                note_on(node, **{key: values[at if len(values) > 1 else 0]})
+    log.python.warning(
+        "poptorch.MultiConv: the estimate runs the convolutions one after another; no effect: %s "
+        "(%s)",
+        ", ".join(sorted({*group.options} - {*_PRICED})),
+        group.where,
+    )

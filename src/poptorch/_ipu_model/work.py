@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from .._ir.blocks import label_of, memory_share_of
+from .._ir.blocks import label_of, memory_share_of, partials_of
 from .._ir.operators import aten, draws, may_view
 from .element_cycles import cycles_per_element, is_known
 
@@ -243,7 +243,9 @@ def _product(
 def _products(node: fx.Node, halves: Halves) -> Work:
     size, share = _multiplied_size(node), memory_share_of(node)
     if node.target is aten.convolution.default:
-        return Work(products=(_convolution(node, size, halves[1], share),))
+        partials = partials_of(node)
+        half = halves[1] if partials is None else partials is torch.float16
+        return Work(products=(_convolution(node, size, half, share),))
     if node.target is aten.convolution_backward.default:
         return Work(products=_convolution_backward(node, size, halves[1], share))
     second = right_operand(node)

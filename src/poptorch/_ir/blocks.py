@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx
 
 from .._base import source
@@ -24,6 +25,8 @@ KEEP = "poptorch_keep"
 """The key of the mark on values that the backward pass shall not compute again."""
 MEMORY = "poptorch_available_memory"
 """The key of the share of a tile's memory that the user lets a product use."""
+PARTIALS = "poptorch_partials"
+"""The key of the dtype in which a convolution of a ``MultiConv`` keeps its sums."""
 LINE = "poptorch_line"
 """The key of the user's line that a node of the backward pass goes back to."""
 
@@ -176,6 +179,12 @@ def memory_share_of(node: fx.Node) -> float | None:
     """Return the share of a tile that the user lets a product use, or None."""
     share: float | None = _custom(node).get(MEMORY)
     return share
+
+
+def partials_of(node: fx.Node) -> torch.dtype | None:
+    """Return the dtype in which the user wants a convolution's sums kept, or None."""
+    dtype: torch.dtype | None = _custom(node).get(PARTIALS)
+    return dtype
 
 
 def _custom(node: fx.Node) -> Mapping[str, Any]:

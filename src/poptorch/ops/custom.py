@@ -95,9 +95,9 @@ def custom_op(
 
     It is looked for among those of ``register_custom_op``, by name, domain and version, and then
     among torch's libraries: ``torch.ops.<domain>.<name>`` with dots in the domain replaced by
-    underscores, attributes being passed by keyword; an operator ``<name>Grad`` of the inputs and the
-    outputs' gradients is its gradient unless it has one. Some that public programs bring as compiled
-    plug-ins are known without either: they are listed in ``docs/guide/custom_ops.md``.
+    underscores, attributes being passed by keyword. Its gradient, unless it has one, is the
+    operator ``<name>Grad`` of the inputs and the outputs' gradients. Some that public programs
+    bring as compiled plug-ins are known without either: see ``docs/guide/custom_ops.md``.
     Source: PopTorch user guide, "PopTorch ops".
 
     Args:
