@@ -14,7 +14,7 @@ import torch
 
 PARTS = {
     "calls": 20_000, "option_sets": 5_000, "saved_files": 1_000, "cache_entries": 1_000,
-    "races": 200, "signals": 200, "kills": 100, "jobs": 50,
+    "races": 200, "signals": 200, "kills": 100, "jobs": 50, "orders": 2_000,
 }  # fmt: skip
 PIECES = 20  # of each part
 APART = 50_000  # numbers of trials between two pieces

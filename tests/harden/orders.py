@@ -1,0 +1,255 @@
+"""Public methods in any order, beside an eager model that follows what they are said to do."""
+
+from __future__ import annotations
+
+import copy
+import random
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import poptorch
+from helpers.wrapped import options
+
+from .models import close
+
+STEPS = 14
+Values = dict[str, torch.Tensor]
+
+
+class Net(nn.Module):
+    """Two layers, with running statistics between them if wanted; returns output and loss."""
+
+    def __init__(self, statistics: bool) -> None:
+        super().__init__()
+        # Batch norm takes a bias out again; its gradient is noise, which Adam makes large.
+        self.first, self.last = nn.Linear(4, 5, bias=not statistics), nn.Linear(5, 2)
+        self.norm = nn.BatchNorm1d(5) if statistics else nn.Tanh()
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        out = self.last(self.norm(self.first(x)))
+        return out, nn.functional.mse_loss(out, y)
+
+
+OPTIMIZERS: list[Callable[[nn.Module], torch.optim.Optimizer]] = [
+    lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
+    lambda model: torch.optim.Adam(model.parameters(), lr=0.01),
+]
+
+
+class Subject:
+    """A wrapped model, and what its host and its device should have.
+
+    Attributes:
+        eager: the device's weights and optimizer, as eager torch would have them.
+        host: the values on the host; old ones while the device is newer.
+        seen: the inference model's weights, None before its first call.
+    """
+
+    def __init__(self, draw: random.Random) -> None:
+        self.draw = draw
+        torch.manual_seed(draw.randrange(1000))
+        self.accumulation = draw.choice([1, 2])
+        statistics, make = draw.random() < 0.5, draw.choice(OPTIMIZERS)
+        self.model = Net(statistics)
+        self.eager = copy.deepcopy(self.model)
+        self.optimizer, self.eagers = make(self.model), make(self.eager)
+        self.options = options(accumulation=self.accumulation)
+        if draw.random() < 0.25:
+            self.options.backend("inductor")
+        self.trainer = poptorch.trainingModel(self.model, self.options, self.optimizer)
+        self.inference = poptorch.inferenceModel(self.model, options()) if not statistics else None
+        self.host, self.seen = values(self.eager), None
+        self.compiled = self.attached = self.newer = self.downloaded = False
+
+    def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.randn(4 * self.accumulation, 4), torch.randn(4 * self.accumulation, 2)
+
+    def to_host(self) -> None:
+        self.host, self.newer, self.downloaded = values(self.eager), False, True
+
+    def read(self) -> None:
+        if self.newer:
+            self.to_host()
+
+    def attach(self) -> None:
+        self.eager.load_state_dict(self.host)
+        self.compiled = self.attached = True
+
+    # What may be done; each returns what should be equal.
+
+    def call(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        if not self.attached:
+            self.attach()
+        x, y = self.batch()
+        out, loss = self.trainer(x, y)
+        self.newer = True
+        expected, expected_loss = stepped(self.eager, self.eagers, x, y, self.accumulation)
+        return [(out, expected), (loss, expected_loss)]
+
+    def state_dict(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        self.read()
+        got = self.draw.choice([self.trainer, self.model]).state_dict()
+        return [(got[name], self.host[name]) for name in self.host]
+
+    def optimizer_state(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        got, wanted = (each.state_dict()["state"] for each in (self.optimizer, self.eagers))
+        assert got.keys() == wanted.keys(), (got.keys(), wanted.keys())
+        return [
+            (torch.as_tensor(got[at][name]).float(), torch.as_tensor(value).float())
+            for at, state in wanted.items()
+            for name, value in state.items()
+        ]
+
+    def edit(self) -> None:
+        self.read()
+        with torch.no_grad():
+            self.model.first.weight.add_(0.125)
+        self.host["first.weight"] = self.host["first.weight"] + 0.125
+
+    def load_state_dict(self) -> None:
+        self.read()
+        self.host = {name: each + 0.0625 if each.is_floating_point() else each + 1
+                     for name, each in self.host.items()}  # fmt: skip
+        self.trainer.load_state_dict(self.host)
+        if self.attached:
+            self.eager.load_state_dict(self.host)
+
+    def copy_weights_to_device(self) -> None:
+        if refused(self.trainer.copyWeightsToDevice, not self.compiled) or not self.attached:
+            return
+        self.newer = False
+        self.eager.load_state_dict(self.host)
+
+    def copy_weights_to_host(self) -> None:
+        if not refused(self.trainer.copyWeightsToHost, not self.compiled) and self.attached:
+            self.to_host()
+
+    def set_optimizer(self) -> None:
+        rate = self.draw.choice([0.02, 0.05, 0.1])
+        for each in (self.optimizer, self.eagers):
+            each.param_groups[0]["lr"] = rate
+        self.trainer.setOptimizer(self.optimizer)
+
+    def change_mode(self) -> None:
+        self.state_dict()  # a program for another mode may bring the host up to date
+        training = self.draw.random() < 0.5
+        self.draw.choice([self.trainer, self.model]).train(training)
+        self.eager.train(training)
+
+    def compile(self) -> None:
+        self.trainer.compile(*self.batch())
+        if not self.compiled:
+            self.attach()
+
+    def detach(self) -> None:
+        if not refused(self.trainer.detachFromDevice, not self.attached):
+            self.read()
+            self.attached = False
+
+    def attach_to_device(self) -> None:
+        wrong = self.attached or not self.compiled
+        if not refused(self.trainer.attachToDevice, wrong):
+            self.attach()
+
+    def destroy(self) -> None:
+        self.trainer.destroy()
+        self.read()
+        self.compiled = self.attached = False
+
+    def infer(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        if self.inference is None:
+            return []
+        self.read()
+        if self.seen is None or self.downloaded:
+            self.seen, self.downloaded = dict(self.host), False
+        x, y = self.batch()
+        twin = copy.deepcopy(self.eager)
+        twin.load_state_dict(self.seen)
+        with torch.no_grad():
+            return list(zip(self.inference(x[:4], y[:4]), twin(x[:4], y[:4]), strict=True))
+
+    def save_and_load(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "model.poptorch")
+            if refused(lambda: self.trainer.save(path), not self.compiled):
+                return []
+            self.read()
+            second = poptorch.load(path)
+        twin = copy.deepcopy(self.eager)
+        twin.load_state_dict(self.host)
+        optimizer = type(self.eagers)(twin.parameters(), lr=0.5)
+        optimizer.load_state_dict(copy.deepcopy(self.eagers.state_dict()))
+        second.train(self.eager.training)
+        x, y = self.batch()
+        got, wanted = second(x, y), stepped(twin, optimizer, x, y, self.accumulation)
+        state = second.state_dict()
+        second.destroy()
+        return [
+            *zip(got, wanted, strict=True),
+            *((state[name], each) for name, each in twin.state_dict().items()),
+        ]
+
+
+ACTIONS = [
+    Subject.call, Subject.call, Subject.call, Subject.state_dict, Subject.optimizer_state,
+    Subject.edit, Subject.load_state_dict, Subject.copy_weights_to_device,
+    Subject.copy_weights_to_host, Subject.set_optimizer, Subject.change_mode, Subject.compile,
+    Subject.detach, Subject.attach_to_device, Subject.destroy, Subject.infer,
+    Subject.save_and_load,
+]  # fmt: skip
+
+
+def values(model: nn.Module) -> Values:
+    return {name: each.clone() for name, each in model.state_dict().items()}
+
+
+def stepped(
+    model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor, parts: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Train eagerly; return what the last micro-batch gave, as poptorch does by default."""
+    optimizer.zero_grad()
+    for some, labels in zip(x.chunk(parts), y.chunk(parts), strict=True):
+        out, loss = model(some, labels)
+        (loss / parts).backward()
+    optimizer.step()
+    return out.detach(), loss.detach()
+
+
+def refused(method: Callable[[], object], wrong: bool) -> bool:
+    """Call a method that must be refused if it is wrong now; return whether it was."""
+    try:
+        method()
+    except poptorch.Error:
+        if not wrong:
+            raise
+        return True
+    assert not wrong, f"{method} was not refused"
+    return False
+
+
+def trial(number: int) -> Iterator[tuple[str, str | None]]:
+    """Do things in some order; then weights and optimizer must be as in eager torch."""
+    subject = Subject(random.Random(number))
+    order = [subject.draw.choice(ACTIONS) for _ in range(STEPS)]
+    order += [Subject.call, Subject.state_dict, Subject.optimizer_state]
+    done: list[str] = []
+    for action in order:
+        done.append(action.__name__)
+        try:
+            pairs = action(subject) or []
+        except Exception as error:
+            yield "exception", f"{', '.join(done)}: {type(error).__name__}: {str(error)[:300]}"
+            break
+        wrong = [at for at, pair in enumerate(pairs) if not close(*pair)]
+        if wrong:
+            yield "other numbers than eager", f"{', '.join(done)}: {wrong} of {len(pairs)} values"
+            break
+    else:
+        yield "right", None
+    subject.trainer.destroy()
+    if subject.inference is not None:
+        subject.inference.destroy()
