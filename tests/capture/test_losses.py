@@ -49,7 +49,6 @@ def mse(out, y):
 
 
 CHANGED = {
-    "plus a penalty": lambda loss, out: loss + 0.1 * out.square().sum(),
     "times two": lambda loss, out: loss * 2,
     "in a tuple": lambda loss, out: (out, {"loss": [loss / 4]}),
     "next to a changed one": lambda loss, out: (loss.exp(), loss * 2),
@@ -61,21 +60,62 @@ CHANGED = {
 @pytest.mark.parametrize("change", CHANGED.values(), ids=CHANGED)
 def test_a_loss_that_is_changed_and_not_marked_is_an_error(change, lanes: int) -> None:
     """The number that comes back would not be the one that training follows."""
-    for name in ("nll_loss", "identity_loss"):
 
-        def losses(out, y, name=name):
-            loss = {
-                "nll_loss": lambda: F.nll_loss(out, CLASS),
-                "identity_loss": lambda: poptorch.identity_loss(out.sum() ** 2, "none"),
-            }[name]()
-            return change(loss, out)
+    def marked(out, y):
+        return change(poptorch.identity_loss(out.sum() ** 2, "none"), out)
 
-        with pytest.raises(poptorch.Error, match="not the loss that training would follow") as info:
-            wrong = training(Model(losses), options(accumulation=lanes))
-            wrong(X.repeat(lanes, 1), Y.repeat(lanes, 1))
-        message = str(info.value)
-        assert f"computed from {name} at test_losses.py:" in message
-        assert "identity_loss(value, reduction='none')" in message
+    with pytest.raises(poptorch.Error, match="not the loss that training would follow") as info:
+        wrong = training(Model(marked), options(accumulation=lanes))
+        wrong(X.repeat(lanes, 1), Y.repeat(lanes, 1))
+    message = str(info.value)
+    assert "computed from identity_loss at test_losses.py:" in message
+    assert "identity_loss(value, reduction='none')" in message
+
+
+RETURNED = {
+    "plus a penalty": lambda out, y: mse(out, y) + 0.1 * out.square().sum(),
+    "scaled by the share that is no padding": lambda out, y: mse(out, y) * out.size(1) / 2,
+    "a sum of two": lambda out, y: F.mse_loss(out, y) + F.l1_loss(out, y),
+    "a mean of three": lambda out, y: sum(f(out, y) for f in (mse, F.l1_loss, F.huber_loss)) / 3,
+    "of losses without reduction": lambda out, y: F.mse_loss(out, y, reduction="none").sum().exp(),
+}
+
+
+@pytest.mark.spec("ops", 1, 2)
+@pytest.mark.spec("executor", 48)
+@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("loss", RETURNED.values(), ids=RETURNED)
+def test_training_follows_the_returned_scalar_that_is_made_of_all_losses(
+    loss, beside: bool, lanes: int
+) -> None:
+    """As ``loss.backward()`` of what forward returned would."""
+    model = Model(lambda out, y: (out, {"loss": loss(out, y)}) if beside else loss(out, y))
+    step = training(model, options(accumulation=lanes), lr=1.0)
+    got = step(X.repeat(lanes, 1), Y.repeat(lanes, 1))
+    moved = torch.tensor([1.0, 2.0, 3.0]) - model.weight.detach()
+    torch.testing.assert_close(moved, eager(loss))
+    with torch.no_grad():
+        torch.testing.assert_close(got[1]["loss"] if beside else got, Model(loss)(X, Y))
+
+
+def test_the_log_says_which_value_training_follows(caplog: pytest.LogCaptureFixture) -> None:
+    poptorch.setLogLevel("INFO")
+    try:
+        gradient(lambda out, y: 2 * mse(out, y))
+    finally:
+        poptorch.setLogLevel("WARN")
+    lines = [text for text in caplog.messages if "Training follows a returned value" in text]
+    assert "mse_loss at test_losses.py:" in lines[0]
+
+
+def test_two_changed_values_of_one_loss_are_an_error() -> None:
+    def both(out, y):
+        loss = mse(out, y)
+        return loss.exp(), loss * 2
+
+    with pytest.raises(poptorch.Error, match="not the loss that training would follow"):
+        gradient(both)
 
 
 def test_a_changed_loss_that_is_marked_is_what_training_follows() -> None:
@@ -112,23 +152,23 @@ def test_what_is_made_of_a_loss_may_be_returned_beside_it(change, lanes: int) ->
 
 @pytest.mark.spec("ops", 2)
 @pytest.mark.spec("executor", 48)
-def test_a_plain_sum_of_losses_is_an_error_unless_it_is_marked() -> None:
-    def both(out, y):
-        return F.mse_loss(out, y) + F.l1_loss(out, y)
+def test_losses_that_are_returned_apart_are_an_error_unless_one_is_marked() -> None:
+    def apart(out, y):
+        return F.mse_loss(out, y), F.l1_loss(out, y)
 
     with pytest.raises(poptorch.Error, match="Multiple independent losses found") as caught:
-        gradient(both)
+        gradient(apart)
     assert "poptorch.identity_loss" in str(caught.value)
-    assert poptorch.inferenceModel(Model(both), options())(X, Y) > 0
+    assert poptorch.inferenceModel(Model(apart), options())(X, Y)[0] > 0
     for reduction in ("none", "mean", "sum"):
-        got, _ = gradient(lambda out, y, r=reduction: poptorch.identity_loss(both(out, y), r))
-        torch.testing.assert_close(got, eager(both))
+        got, _ = gradient(lambda out, y, r=reduction: poptorch.identity_loss(sum(apart(out, y)), r))
+        torch.testing.assert_close(got, eager(lambda out, y: sum(apart(out, y))))
 
 
 @pytest.mark.spec("ops", 3)
 def test_a_loss_without_reduction_counts() -> None:
     with pytest.raises(poptorch.Error, match="Multiple independent losses found"):
-        gradient(lambda out, y: F.mse_loss(out, y, reduction="none").mean() + mse(out, y))
+        gradient(lambda out, y: (F.mse_loss(out, y, reduction="none"), mse(out, y)))
 
     def alone(out, y):
         return poptorch.identity_loss(F.mse_loss(out, y, reduction="none") * 3, "sum")

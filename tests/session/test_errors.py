@@ -81,10 +81,9 @@ While poptorch captured forward of Net: test_errors.py:LINE
   Got:    mse_loss at test_errors.py:LINE
           l1_loss at test_errors.py:LINE
   Where:  test_errors.py:LINE
+  Fix:    return their sum, or another single number that is made of all of them
   Fix:    combine them and mark the result: \
-poptorch.identity_loss(loss1 + loss2, reduction='sum')
-  Fix:    where a package combines them, wrap its model in a module that returns \
-poptorch.identity_loss(model(...).loss, reduction='none')""",
+poptorch.identity_loss(loss1 + loss2, reduction='sum')""",
 }
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .._base import source
+from .._base import log, source
 from .._base.errors import Error
 from .._ops.context import Candidate
 from .recorded import leads_to, original
@@ -23,6 +23,7 @@ _NAMES = (
     "poisson_nll_loss", "smooth_l1_loss", "soft_margin_loss", "triplet_margin_loss",
     "triplet_margin_with_distance_loss",
 )  # fmt: skip
+MARK = "identity_loss"
 # Some of them exist under ``torch`` as well; the functions are others.
 LOSS_FUNCTIONS: dict[Callable[..., Any], str] = {
     getattr(owner, name): name for name in _NAMES for owner in (F, torch) if hasattr(owner, name)
@@ -32,7 +33,7 @@ LOSS_FUNCTIONS: dict[Callable[..., Any], str] = {
 def final_loss(
     candidates: Sequence[Candidate], model: nn.Module, returned: Sequence[torch.Tensor]
 ) -> torch.Tensor:
-    """Return the one loss that feeds no other."""
+    """Return the one loss that feeds no other, or the one returned scalar made of all of these."""
     if not candidates:
         raise Error(
             "Couldn't find a loss in graph",
@@ -44,21 +45,42 @@ def final_loss(
             ),
         )
     final = [c for c in candidates if not _feeds_another(c, candidates)]
+    combined = _combined(final, returned)
+    if combined is not None:
+        log.python.info(
+            "Training follows a returned value that is made of %s",
+            ", ".join(f"{c.function} at {c.line}" for c in final),
+        )
+        return combined
     if len(final) > 1:
         raise Error(
             "Multiple independent losses found in graph",
             got="\n".join(f"{c.function} at {c.line}" for c in final),
             where=source.definition_line(type(model).forward),
             fix=(
+                "return their sum, or another single number that is made of all of them",
                 "combine them and mark the result: "
                 "poptorch.identity_loss(loss1 + loss2, reduction='sum')",
-                "where a package combines them, wrap its model in a module that returns "
-                "poptorch.identity_loss(model(...).loss, reduction='none')",
             ),
         )
     (loss,) = final
     _check_unchanged(loss, returned)
     return loss.tensor
+
+
+def _combined(final: Sequence[Candidate], returned: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """Return the one returned scalar that all losses flow into; a mark stands as it is."""
+    if any(each.function == MARK for each in final):
+        return None
+    losses = [each.tensor for each in final]
+    if len(losses) == 1 and any(_same_values(losses[0], each) for each in returned):
+        return None
+    made = [
+        each
+        for each in returned
+        if each.numel() == 1 and all(_reaches(each, loss) for loss in losses)
+    ]
+    return made[0] if made and all(_same_values(made[0], each) for each in made) else None
 
 
 def _check_unchanged(loss: Candidate, returned: Sequence[torch.Tensor]) -> None:
