@@ -50,6 +50,33 @@ LAYERS = {
 }
 
 
+@pytest.mark.parametrize("activation, weights", [(HALF, FLOAT), (FLOAT, HALF)])
+@pytest.mark.parametrize(
+    "choice, kind", [("HalfUpcastToFloat", FLOAT), ("FloatDowncastToHalf", HALF)]
+)
+@pytest.mark.parametrize("name", [*LAYERS, "lstm", "rms norm"])
+def test_a_choice_governs_layers_too(name, choice, kind, activation, weights):
+    opts = options()
+    opts.Precision.halfFloatCasting(getattr(poptorch.HalfFloatCastingBehavior, choice))
+    others = {"lstm": (lambda: _First(nn.LSTM(3, 4)), rows(6, 2, 3)),
+              "rms norm": (lambda: nn.RMSNorm(3), rows(6, 3))}  # fmt: skip
+    make, x = (LAYERS | others)[name]
+    layer = make()
+    exact = layer(x.to(activation).to(kind).float()).detach()
+    got = infer(layer.to(weights), x.to(activation), opts=opts)
+    assert got.dtype == kind
+    torch.testing.assert_close(got.float(), exact, rtol=4e-3, atol=4e-3)
+
+
+class _First(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return self.layer(x)[0]
+
+
 class _Twice(nn.Module):
     def __init__(self, layer):
         super().__init__()

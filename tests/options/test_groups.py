@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from poptorch.enums import MeanReductionStrategy, OutputMode, ReductionType, VariableRetrievalMode
+from poptorch.enums import (
+    HalfFloatCastingBehavior,
+    MeanReductionStrategy,
+    OutputMode,
+    ReductionType,
+    VariableRetrievalMode,
+)
 from poptorch.options import Options, TensorLocationSettings
 
 
@@ -94,9 +100,9 @@ def test_settings_without_effect_warn(caplog):
 
 
 def test_the_integer_of_a_casting_behaviour_means_the_same():
-    for value, downcast in ((0, True), (1, False), (2, True)):
-        precision = Options().Precision.halfFloatCasting(value)
-        assert precision.half_float_downcast is downcast
+    for behaviour in HalfFloatCastingBehavior:
+        precision = Options().Precision.halfFloatCasting(int(behaviour))
+        assert precision.half_float_casting is behaviour
 
 
 def test_narrowing_of_64_bit_results():

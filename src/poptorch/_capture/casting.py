@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from .._base.trees import with_tensors
 from .._ir.spec import Precision
+from ..enums import HalfFloatCastingBehavior
 from .losses import LOSS_FUNCTIONS
 
 Call = Callable[..., Any]
@@ -62,29 +63,40 @@ _HEAD_WEIGHTS = (
     "in_proj_weight", "in_proj_bias", "bias_k", "bias_v", "out_proj_weight", "out_proj_bias",
     "q_proj_weight", "k_proj_weight", "v_proj_weight",
 )  # fmt: skip
+_WITH_STATISTICS = (F.batch_norm, F.instance_norm)
+_LAYERS = frozenset((*_WEIGHTS, *_RECURRENT, *_WITH_STATISTICS, F.multi_head_attention_forward))
+_TYPES = {
+    HalfFloatCastingBehavior.FloatDowncastToHalf: torch.float16,
+    HalfFloatCastingBehavior.HalfUpcastToFloat: torch.float32,
+}
+_ACTIVATIONS = ("input", "input1", "input2", "query", "key", "value")
+_SEVERAL_ACTIVATIONS: dict[Any, int] = {F.bilinear: 2, F.multi_head_attention_forward: 3}
 
 
 class Casting:
     """Casts the tensors of mixed calls as PopTorch does.
 
-    The weights of a layer follow its activations; other mixtures of half and float become half
-    unless ``HalfUpcastToFloat`` is chosen. Torch promotes most and refuses the rest.
+    The weights of a layer follow its activations, and other mixtures of half and float become half.
+    Where the settings choose a type, layers and all others compute mixtures in it. Torch promotes
+    most and refuses the rest.
     """
 
     def __init__(self, precision: Precision) -> None:
-        self._downcast = precision.half_float_downcast
+        self._chosen = _TYPES.get(precision.half_float_casting)
         self._strided = precision.strided_group_norm
 
     def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Casted:
         """Return what is to be called in the place of a function, and its arguments."""
         args, kwargs = self._in_one_type(_name(func), args, kwargs)
+        if func in _LAYERS and self._chosen and not torch.is_autocast_enabled("cpu"):
+            args, kwargs = _activations_in(self._chosen, func, args, kwargs)
         if func in _RECURRENT:
             args = with_tensors(functools.partial(_like, activation=args[0]), args)
         elif func in _WEIGHTS:
             args, kwargs = _following(_WEIGHTS[func], args, kwargs)
             if self._strided and func in (F.group_norm, torch.group_norm):
                 func = _strided_group_norm
-        elif func in (F.batch_norm, F.instance_norm):
+        elif func in _WITH_STATISTICS:
             func = functools.partial(_with_statistics, func)
         elif func is F.multi_head_attention_forward:
             args, kwargs = _heads(args, kwargs)
@@ -102,13 +114,31 @@ class Casting:
             return _mixture_in(torch.float32, args, kwargs)
         if name.removesuffix("_") in _REFUSING and name.endswith("_"):
             return _mixture_in(args[0].dtype, args, kwargs)  # an operator in place keeps its type
-        if self._downcast and (name in _PROMOTING or name in _REFUSING):
+        if self._chosen is not torch.float32 and (name in _PROMOTING or name in _REFUSING):
             return _mixture_in(torch.float16, args, kwargs)
         return _mixture_in(torch.float32, args, kwargs) if name in _REFUSING else (args, kwargs)
 
 
 def _name(function: Any) -> str:
     return getattr(function, "__name__", "").removeprefix("__").removesuffix("__")
+
+
+def _activations_in(
+    dtype: torch.dtype, layer: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A layer's activations in one type, if its operands are mixed; its weights follow them."""
+    operands = args[:1] + args[3:] if layer in _WITH_STATISTICS else args
+    if not _is_mixed((operands, kwargs)):
+        return args, kwargs
+    count = _SEVERAL_ACTIVATIONS.get(layer, 1)
+    named = {name: value.to(dtype) for name, value in kwargs.items() if name in _ACTIVATIONS}
+    return (*(value.to(dtype) for value in args[:count]), *args[count:]), kwargs | named
+
+
+def _is_mixed(operands: Any) -> bool:
+    dtypes = set()
+    with_tensors(lambda value: dtypes.add(value.dtype), operands)
+    return dtypes >= _MIXTURE
 
 
 def _like(value: Any, activation: torch.Tensor) -> Any:
@@ -139,9 +169,7 @@ def _mixture_in(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Operands in one type, if half and float are among them; a given result keeps its own."""
     named = {name: value for name, value in kwargs.items() if name != "out"}
-    dtypes = set()
-    with_tensors(lambda value: dtypes.add(value.dtype), (args, named))
-    if not dtypes >= _MIXTURE:
+    if not _is_mixed((args, named)):
         return args, kwargs
 
     def cast(value: torch.Tensor) -> torch.Tensor:

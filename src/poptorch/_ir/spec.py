@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from ..enums import (
     AutoStage,
     ConnectionType,
+    HalfFloatCastingBehavior,
     Liveness,
     MeanReductionStrategy,
     OutputMode,
@@ -46,7 +47,7 @@ class Precision:
     """Number formats and rounding (PopTorch user guide, "Half / float 16 support")."""
 
     narrow_64bit: bool = True  # results of 64-bit types come back as 32-bit
-    half_float_downcast: bool = True  # mixed half and float operands are computed in half
+    half_float_casting: HalfFloatCastingBehavior = HalfFloatCastingBehavior.Default
     autocast: bool = True  # poptorch.autocast has an effect
     autocast_policy: tuple[tuple[str, ...], ...] = ()
     """Names of functions: in half, in float, promoted, demoted when mixed; empty: torch's own."""

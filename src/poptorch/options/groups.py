@@ -143,7 +143,7 @@ class _PrecisionOptions(Container):
     """Number formats of the device."""
 
     narrow_64bit: bool
-    half_float_downcast: bool
+    half_float_casting: HalfFloatCastingBehavior
     autocast_enabled: bool
     autocast_policy: dict[str, list[str]]
     check_indices: bool
@@ -160,20 +160,30 @@ class _PrecisionOptions(Container):
         Not a PopTorch option. Narrowed are the outputs of types int64 and float64.
         """
 
-    @row(RESULTS, Value("half_float_downcast", True, field="precision.half_float_downcast"))
+    @row(
+        RESULTS,
+        Value(
+            "half_float_casting",
+            HalfFloatCastingBehavior.Default,
+            field="precision.half_float_casting",
+        ),
+    )
     def halfFloatCasting(self, half_float_casting: Any) -> Self:
         """Choose what mixed half and float operands become. Deprecated: it warns.
 
         Args:
             half_float_casting: ``HalfFloatCastingBehavior.HalfUpcastToFloat`` computes them in
-                float, as torch and release 3 do. Everything else leaves them in half.
+                float, as torch and release 3 do, ``FloatDowncastToHalf`` in half, in layers, too.
+                Everything else is the default: half, but weights of layers follow activations.
         """
-        downcast = half_float_casting != HalfFloatCastingBehavior.HalfUpcastToFloat
-        self.set(half_float_downcast=downcast)
+        known = HalfFloatCastingBehavior
+        is_known = isinstance(half_float_casting, int) and half_float_casting in [*known]
+        choice = known(half_float_casting) if is_known else known.Default
+        self.set(half_float_casting=choice)
         log.python.warning(
             "[Deprecated] Precision.halfFloatCasting is deprecated: mixed half and float "
             "operands of this model are computed in %s",
-            "half" if downcast else "float",
+            "float" if choice is known.HalfUpcastToFloat else "half",
         )
         return self
 
