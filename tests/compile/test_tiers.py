@@ -179,22 +179,6 @@ class Pending:
         pass
 
 
-def test_the_slow_tier_leaves_a_core_to_the_compiler(monkeypatch) -> None:
-    torch.set_num_threads(2)
-    try:
-        with tiers.leaving_a_core(busy=False):
-            assert torch.get_num_threads() == 2
-        with pytest.raises(KeyError), tiers.leaving_a_core(busy=True):
-            assert torch.get_num_threads() == 1
-            raise KeyError
-        assert torch.get_num_threads() == 2
-        monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-        with tiers.leaving_a_core(busy=True):
-            assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(1)
-
-
 @pytest.mark.slow
 def test_what_others_have_stored_is_used_within_a_second(eager_to_compile, monkeypatch) -> None:
     """Here by another wrapper of this process, which began later."""

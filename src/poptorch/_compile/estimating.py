@@ -8,7 +8,7 @@ from .. import _capture, _ipu_model, _place
 from .._base.threads import one_at_a_time
 from .._ipu_model import Chip, Constants, Estimate, Pass, Subject
 from .._ir.blocks import StagePass
-from .._ir.plan import Layout, Staged
+from .._ir.plan import Layout
 from .._ir.spec import Locations, OptimSpec, Runtime, Spec
 from .._systems import System
 from . import build, staged
@@ -22,7 +22,6 @@ class Pieces:
     cut: staged.Cut
     passes: dict[StagePass, Pass]
     flops: int  # of one micro-batch
-    scheduled: dict[object, Staged] = field(default_factory=dict)  # by what decides about the order
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +83,8 @@ def subject(captured: Capture, spec: Spec, system: System) -> Subject:
     pieces = _pieces(captured, own)
     c, tiles = Constants(), system.kind.tiles - (spec.locations.io_tiles or 0)
     return Subject(
-        _scheduled(pieces, own), pieces.passes, own, build.emit(captured.micro.graph, own),
+        staged.schedule(pieces.cut, pieces.layout, own), pieces.passes, own,
+        build.emit(captured.micro.graph, own),
         Chip(system.kind, tiles, c, c.memory_proportion, spec.runtime.half_partials),
         max(1, pieces.layout.chips), spec.loops.all_replicas,
         captured.rows * spec.loops.processes, pieces.flops, bool(captured.micro.overlaps),
@@ -121,14 +121,6 @@ def updating_of(captured: Capture, spec: Spec) -> staged.Updating | None:
         made = staged.updating(captured.micro.graph, own, optim, by_example=True)
         captured.updating[key] = made
     return captured.updating[key]
-
-
-def _scheduled(pieces: Pieces, own: Spec) -> Staged:
-    where = own.locations if own.placement.phased else None  # the others stream nothing
-    key = own.loops.accumulation if own.training else own.loops.iterations, where
-    if key not in pieces.scheduled:
-        pieces.scheduled[key] = staged.schedule(pieces.cut, pieces.layout, own)
-    return pieces.scheduled[key]
 
 
 def _one_replica(spec: Spec) -> Spec:

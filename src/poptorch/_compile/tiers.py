@@ -18,7 +18,7 @@ from .._base.errors import described
 from .._base.resources import IDLE, Cores
 from .._ir.graph import Graph
 from .._ir.plan import Plan, Report
-from .._ir.program import Node, Program, Repeat, Run, State
+from .._ir.program import State
 from ..backends import Backend, Builder, Compiled, Executable, Progress
 from . import helper
 from .cache import Store, key_of, store_of
@@ -39,8 +39,7 @@ class PlanCode:
 
     def __init__(self, plan: Plan, builder: Builder, store: Store) -> None:
         self.plan, self.builder, self.store = plan, builder, store
-        graphs = plan.program.graphs
-        self.graphs = {name: graphs[name] for name in often_run_first(plan.program)}
+        self.graphs = plan.program.graphs  # those that run most often come first
         self.keys = {name: key_of(graph, builder) for name, graph in self.graphs.items()}
 
     def expected_seconds(self) -> float:
@@ -204,8 +203,7 @@ class Tiered:
         start = time.perf_counter()
         if self.waiting:
             self._look(start)
-        with leaving_a_core(self._job is not None):
-            results = self._current.run(state, batch)
+        results = self._current.run(state, batch)
         seconds = time.perf_counter() - start
         if self._fast is not None:
             self._compare(seconds)
@@ -294,35 +292,3 @@ class Tiered:
         if self._job is not None:
             self._job.end()
             self._job = None
-
-
-def often_run_first(program: Program) -> list[str]:
-    """Return the names of the graphs, by how often a call runs them."""
-    runs = dict.fromkeys(program.graphs, 0)
-
-    def count(nodes: Sequence[Node], times: int) -> None:
-        for node in nodes:
-            if isinstance(node, Repeat):
-                count(node.body, times * node.count)
-            elif isinstance(node, Run):
-                runs[node.graph] += times
-
-    count(program.body, 1)
-    return sorted(runs, key=lambda name: -runs[name])
-
-
-@contextlib.contextmanager
-def leaving_a_core(busy: bool) -> Iterator[None]:
-    """Within the block operators use one thread fewer, if there are several and a core is needed.
-
-    Not where deterministic results are asked for: the number of threads shows in the last bits.
-    """
-    threads = torch.get_num_threads()
-    if not busy or threads == 1 or torch.are_deterministic_algorithms_enabled():
-        yield
-        return
-    levels = backends.limit_threads(threads - 1)
-    try:
-        yield
-    finally:
-        backends.limit_threads(threads, levels)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -53,18 +54,17 @@ class Backend(Protocol):
         ...
 
 
-class Code(Protocol):
-    """A compiled graph: its function, and what can be kept of it."""
+@dataclass(frozen=True)
+class Code:
+    """A compiled graph.
 
-    @property
-    def run(self) -> Compiled:
-        """From the prepared graph's arguments to what it returns."""
-        ...
+    Attributes:
+        run: from the prepared graph's arguments to what it returns.
+        kept: what ``Builder.load`` makes the function from, or None if nothing can be kept.
+    """
 
-    @property
-    def kept(self) -> bytes | None:
-        """What ``Builder.load`` makes the function from, or None if nothing can be kept."""
-        ...
+    run: Compiled
+    kept: bytes | None
 
 
 @runtime_checkable

@@ -15,8 +15,8 @@ from ..._ir.plan import Plan
 from ..driver import LoopExecutable, program_report
 from ..prepare import prepare
 from ..process import keep_freed_memory
-from ..protocol import Compiled, Executable, Progress
-from .compiler import Code, compile_graph
+from ..protocol import Code, Compiled, Executable, Progress
+from .compiler import compile_graph
 from .library import generator, load
 from .toolchain import instructions, obstacle
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch import fx
 
 from ..._base import log, private
 from ..._ir.operators import Operator
-from ..protocol import Compiled
+from ..protocol import Code
 from . import shortcuts
 from .library import code_of, generator
 from .lowering import Decompositions, fakes, lower
@@ -36,14 +35,6 @@ SETTINGS: Mapping[str, Any] = {
     "reorder_for_peak_memory": False,
     "reorder_for_locality": False,
 }
-
-
-@dataclass(frozen=True)
-class Code:
-    """A compiled graph; see ``backends.Code``."""
-
-    run: Compiled
-    kept: bytes | None
 
 
 def rules(graph: fx.Graph) -> Decompositions:
