@@ -148,6 +148,11 @@ def test_scripting_of_the_first_release_is_named_when_a_model_is_wrapped(monkeyp
     assert "freezes Python's branches and numbers" in line
 
 
+def test_scripting_is_chosen_with_a_truth_value():
+    with pytest.raises(poptorch.Error, match="Unexpected type for trace_model"):
+        Options().Jit.traceModel(torch.ones(2))
+
+
 def test_a_call_of_the_first_release_with_tracing_says_nothing_of_it(one_warning):
     assert read_call(True, 4, keywords={"trace_model": True}).options.device_iterations == 4
 

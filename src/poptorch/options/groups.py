@@ -23,6 +23,7 @@ from .table import (
     Value,
     deprecated,
     deprecated_without_effect,
+    expect,
     option,
     row,
 )
@@ -292,6 +293,7 @@ class _JitOptions(Container):
         Deprecated. True does nothing but warn; of False wrapping a model warns.
         """
         self._check_writable("traceModel")
+        expect("trace_model", trace_model, (bool, int))
         if trace_model:
             deprecated_without_effect("Jit.traceModel", "every model is traced")
         self._trace_model = bool(trace_model)
