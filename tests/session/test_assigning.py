@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
+import gc
+import weakref
 
 import pytest
 import torch
@@ -94,3 +97,39 @@ def test_what_does_not_fit_is_refused() -> None:
     del model.another
     executor.copyWeightsToDevice()
     assert torch.equal(executor(X, Y)[1], copy.deepcopy(model)(X, Y)[1].detach())
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_parameters_whose_places_others_took_are_let_go(train: bool) -> None:
+    model = nn.Linear(4, 4)
+    x = torch.ones(2, 4)
+    if train:
+        executor = poptorch.trainingModel(
+            model, options(), torch.optim.SGD(model.parameters(), lr=0.1), loss=nn.MSELoss()
+        )
+        call = functools.partial(executor, x, x)
+    else:
+        executor = poptorch.inferenceModel(model, options())
+        call = functools.partial(executor, x)
+    call()
+    others = {name: value.clone() for name, value in model.state_dict().items()}
+    old = [weakref.ref(each) for each in model.parameters()]
+    model.load_state_dict(others, assign=True)
+    executor.copyWeightsToDevice()
+    if train:
+        executor.setOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    call()
+    gc.collect()
+    assert [each() for each in old] == [None, None]
+
+
+def test_storage_whose_place_another_took_is_let_go() -> None:
+    model = nn.Linear(4, 4)
+    executor = poptorch.inferenceModel(model, options())
+    executor(torch.ones(2, 4))
+    address = model.weight.data_ptr()
+    model.weight.data = torch.zeros(4, 4)
+    executor.copyWeightsToDevice()
+    gc.collect()
+    tensors = (each for each in gc.get_objects() if type(each) in (torch.Tensor, nn.Parameter))
+    assert not [each for each in tensors if each.data_ptr() == address]

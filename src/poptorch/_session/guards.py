@@ -35,7 +35,7 @@ _NUMBERS = "call executor.setOptimizer(optimizer), also after scheduler.step()"
 
 _children = operator.methodcaller("values")
 _own_forward = operator.methodcaller("get", "forward")
-_requires_grad = operator.attrgetter("requires_grad")
+_requires_grad = operator.attrgetter("tensor.requires_grad")
 _version = operator.attrgetter("_version")
 
 
@@ -112,14 +112,14 @@ def of_model(
     Args:
         module: what was compiled: a shallow copy of the user's module.
         forward: the ``forward`` of its own that it had when it was wrapped.
-        tensors: parameters and buffers by path.
+        tensors: parameters and buffers by path; those that the user assigns take their places.
     """
     modules = list(module.modules())
     dicts = [each._modules for each in modules]
     owns = [each.__dict__ for each in modules]
     scripted = torch.jit.ScriptModule  # whose classes have no forward to look at
     kinds = list({type(each) for each in users.modules() if not isinstance(each, scripted)})
-    parameters = {p: tied.tensor for p, tied in tensors.items() if tied.is_parameter}
+    parameters = {path: tied for path, tied in tensors.items() if tied.is_parameter}
     trained, paths = list(parameters.values()), list(parameters)
 
     def layers() -> tuple[Any, ...]:
@@ -159,7 +159,7 @@ def of_model(
     users_forward = _users_forward(users)
     rows.append(Guard(users_forward, _replaced(users_forward, [type(users)]), _WRAP))
     rows[-1].expected = [forward]
-    numbers = [parameter for parameter in trained if parameter.is_floating_point()]
+    numbers = [tied for tied in trained if tied.tensor.is_floating_point()]
     return rows + ([_number_format(numbers[0])] if numbers else [])
 
 
@@ -178,7 +178,7 @@ def _replaced(
     return changes
 
 
-def _hooks(modules: Sequence[nn.Module], parameters: Sequence[torch.Tensor]) -> Guard:
+def _hooks(modules: Sequence[nn.Module], parameters: Sequence[Tied]) -> Guard:
     """Return the row of hooks; new ones show in the handles that torch has given out."""
 
     def present() -> set[tuple[int, Any]]:
@@ -189,12 +189,12 @@ def _hooks(modules: Sequence[nn.Module], parameters: Sequence[torch.Tensor]) -> 
             for hook in hooks.values()
             if not starts_block(hook)  # BeginBlock warns
         )
-        own = enumerate(map(hooks_of, parameters), start=len(modules))
+        own = enumerate((hooks_of(p.tensor) for p in parameters), start=len(modules))
         return {*layers, *((number, hook) for number, hooks in own for hook in hooks)}
 
     known = present()
     layers = [hooks for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks) if hooks]
-    own = [hooks for p in parameters if (hooks := p._backward_hooks)]
+    own = [hooks for p in parameters if (hooks := p.tensor._backward_hooks)]
 
     def counts() -> tuple[int, list[int]]:
         return RemovableHandle.next_id, [len(hooks) for hooks in (*layers, *own)]
@@ -207,28 +207,28 @@ def _hooks(modules: Sequence[nn.Module], parameters: Sequence[torch.Tensor]) -> 
     return Guard(counts, changes, DESTROY)
 
 
-def _number_format(first: torch.Tensor) -> Guard:
+def _number_format(first: Tied) -> Guard:
     """Return the row of a model's number format: half() and its like change all parameters."""
 
     def changes(before: torch.dtype) -> Iterator[str]:
-        names = (str(kind).removeprefix("torch.") for kind in (before, first.dtype))
+        names = (str(kind).removeprefix("torch.") for kind in (before, first.tensor.dtype))
         yield "the number format was {} and is {}".format(*names)
 
-    return Guard(lambda: first.dtype, changes, DESTROY)
+    return Guard(lambda: first.tensor.dtype, changes, DESTROY)
 
 
 def of_decisions(decided: Sequence[Decision], tensors: Mapping[str, Tied]) -> list[Guard]:
     """Return the row of buffers and fixed weights whose values decided branches of forward."""
     if not decided:
         return []
-    pairs = [(each, tensors[each.path].tensor) for each in decided]
+    pairs = [(each, tensors[each.path]) for each in decided]
 
     def versions() -> int:
-        return sum(tensor._version for _, tensor in pairs)
+        return sum(tied.tensor._version for _, tied in pairs)
 
     def changes(_: object) -> Iterator[str]:
-        for decision, now in pairs:
-            if not torch.equal(decision.value, now):
+        for decision, tied in pairs:
+            if not torch.equal(decision.value, tied.tensor):
                 yield (
                     f"the values of '{decision.path}', on which forward branches at {decision.line}"
                 )

@@ -554,6 +554,8 @@ class Session(Sharing):
         try:
             yield
             self.device_is_newer = False
+            for variant in self.variants:
+                variant.reading.refresh()
         finally:
             self._is_copying = False
 

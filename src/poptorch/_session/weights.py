@@ -106,6 +106,12 @@ class Reading:
         """Paths of the parameters by the address of their values."""
         return paths_of(self.tensors)
 
+    def refresh(self) -> None:
+        """Let go of tensors in whose places the user has put others."""
+        for path, tied in _capture.tensors_of(self.module, values=False).items():
+            if path in self.tensors:
+                self.tensors[path].tensor = tied.tensor
+
 
 def paths_of(tensors: Mapping[str, _capture.Tied]) -> dict[int, str]:
     """Return the paths of the parameters among tensors, by the address of their values."""
