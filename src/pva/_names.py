@@ -6,10 +6,11 @@ import enum
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from types import SimpleNamespace as Values
+from typing import Any
 
 from poptorch import Error
 from poptorch._base import archive
@@ -30,20 +31,7 @@ class IPU:
 # The program, as a tree that visitors walk.
 
 
-@dataclass(frozen=True)
-class ComputeSet:
-    """What tiles compute in one step.
-
-    Attributes:
-        name: of the operator.
-        vertices: one for each time that the operator stands in the pass.
-    """
-
-    name: str
-    vertices: tuple[str, ...]
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Program:
     """A part of the program.
 
@@ -51,7 +39,8 @@ class Program:
         type: what it is.
         name: of the operator, pass or loop.
         children: its parts, in order.
-        computeset: what is computed, of ``OnTileExecute``.
+        computeset: what is computed, of ``OnTileExecute``: ``name`` of the operator, ``vertices``,
+            one for each time that the operator stands in the pass.
         vars: tensors by name; the cost model does not list them by program.
         count: how often a ``Repeat`` runs its parts.
         cycles: estimated, of one run.
@@ -69,7 +58,7 @@ class Program:
     type: Program.Type
     name: str
     children: tuple[Program, ...] = field(default=(), repr=False)
-    computeset: ComputeSet | None = None
+    computeset: Values | None = None
     vars: tuple[str, ...] = ()
     count: int = 1
     cycles: float = 0.0
@@ -108,114 +97,14 @@ def _passes(priced: Mapping[str, Any]) -> dict[str, Program]:
         name = f"{each['module']}/{each['name']}".lstrip("/")
         if each["exchange"]:
             own.append(Program(kinds.DoExchange, name, cycles=each["exchange"]))
-        computed = ComputeSet(name, (name,) * each["count"])
+        computed = Values(name=name, vertices=(name,) * each["count"])
         own.append(Program(kinds.OnTileExecute, name, (), computed, cycles=each["compute"]))
         if each["sync"]:
             own.append(Program(kinds.Sync, name, cycles=each["sync"]))
     return {name: Program(kinds.Sequence, name, tuple(own)) for name, own in steps.items()}
 
 
-# What a report has.
-
-
-class Version(NamedTuple):
-    """A version; ``string`` is the whole of it."""
-
-    major: int
-    minor: int
-    point: int
-    packageHash: str
-    string: str
-
-
-class Target(NamedTuple):
-    """What was compiled for: one replica's IPUs, but for ``numReplicas``."""
-
-    numTiles: int
-    numIPUs: int
-    numReplicas: int
-    totalMemory: int
-    clockFrequency: float
-    architecture: IPU.Architecture
-
-
-class Total(NamedTuple):
-    """Bytes of a tile."""
-
-    includingGaps: float
-    excludingGaps: float
-
-
-class Memory(NamedTuple):
-    """Memory of a tile; ``total`` at the fullest moment of its chip."""
-
-    total: Total
-
-
-class Tile(NamedTuple):
-    """One tile."""
-
-    memory: Memory
-
-
-class Variable(NamedTuple):
-    """A tensor; ``size`` in bytes."""
-
-    name: str
-    size: float
-
-
-class Live(NamedTuple):
-    """Bytes."""
-
-    bytes: float
-
-
-class LivenessStep(NamedTuple):
-    """One column of the schedule, all chips of a replica together."""
-
-    notAlwaysLiveMemory: Live
-
-
-class Graph(NamedTuple):
-    """The graph of the program."""
-
-    numComputeSets: int
-
-
-class IpuStep(NamedTuple):
-    """What one IPU does in a step."""
-
-    cycles: float
-
-
-class Step(NamedTuple):
-    """One action of the schedule; IPUs that do something else then have no cycles in it."""
-
-    name: str
-    ipus: tuple[IpuStep, ...]
-    program: Program
-
-
-class Block(NamedTuple):
-    """When a tile does a step, in cycles after the schedule's beginning."""
-
-    name: str
-    cyclesFrom: float
-    cyclesTo: float
-
-
-class Run(NamedTuple):
-    """One call."""
-
-    name: str
-
-
-class Settings(NamedTuple):
-    """What was instrumented: nothing, the figures are estimates."""
-
-    computeInstrumentationLevel: str = "Off"
-    externalExchangeInstrumentationLevel: str = "Off"
+# What a report has: values under libpva's names, bytes where they tell of memory.
 
 
 class Compilation:
@@ -225,16 +114,19 @@ class Compilation:
         self._content, self._priced = content, content["estimated"]
 
     @property
-    def target(self) -> Target:
-        """What was compiled for."""
+    def target(self) -> Values:
+        """What was compiled for: one replica's IPUs, but for ``numReplicas``."""
         chip, chips = self._content["target"], len(self._priced["chips"])
         tiles, kind = chips * chip["tiles"], IPU.Architecture(f"Ipu{chip['generation']}")
         memory, replicas = tiles * chip["tile_bytes"], self._priced["replicas"]
-        return Target(tiles, chips, replicas, memory, chip["clock"], kind)
+        return Values(
+            numTiles=tiles, numIPUs=chips, numReplicas=replicas, totalMemory=memory,
+            clockFrequency=chip["clock"], architecture=kind,
+        )  # fmt: skip
 
     @property
-    def graph(self) -> Graph:
-        return Graph(sum(each["count"] for each in self._priced["operators"]))
+    def graph(self) -> Values:
+        return Values(numComputeSets=sum(each["count"] for each in self._priced["operators"]))
 
     @cached_property
     def programs(self) -> list[Program]:
@@ -244,29 +136,32 @@ class Compilation:
         return [Program(Program.Type.Sequence, "call", (loop,))]
 
     @cached_property
-    def tiles(self) -> Sequence[Tile]:
-        """The tiles of a replica's IPUs, one IPU after another."""
+    def tiles(self) -> list[Values]:
+        """The tiles of a replica's IPUs, each at the fullest moment of its IPU."""
         padding = 1 + Constants().gaps
         sizes = (size for chip in self._priced["chips"] for size in chip["tiles"])
-        return [Tile(Memory(Total(size, size / padding))) for size in sizes]
+        totals = (Values(includingGaps=size, excludingGaps=size / padding) for size in sizes)
+        return [Values(memory=Values(total=total)) for total in totals]
 
     @property
-    def alwaysLiveVariables(self) -> list[Variable]:
+    def alwaysLiveVariables(self) -> list[Values]:
         """What is on the chips all the time, by category; tensors of state are parts of these."""
         return [
-            Variable(f"IPU {chip['chip']}: {name}", size)
+            Values(name=f"IPU {chip['chip']}: {name}", size=size)
             for chip in self._priced["chips"]
             for name, size in chip["always"].items()
             if size
         ]
 
     @property
-    def livenessProgramSteps(self) -> list[LivenessStep]:
+    def livenessProgramSteps(self) -> list[Values]:
         """What is live besides, column by column of the schedule."""
         chips = self._priced["chips"]
         always = sum(sum(chip["always"].values()) for chip in chips)
         columns = zip(*(chip["live"] for chip in chips), strict=True)
-        return [LivenessStep(Live(sum(column) - always)) for column in columns]
+        return [
+            Values(notAlwaysLiveMemory=Values(bytes=sum(column) - always)) for column in columns
+        ]
 
 
 class Execution:
@@ -276,15 +171,16 @@ class Execution:
         self._content, self._priced = content, content["estimated"]
 
     @cached_property
-    def steps(self) -> list[Step]:
-        """The actions of one run of the schedule."""
+    def steps(self) -> list[Values]:
+        """The actions of one run of the schedule; other IPUs have no cycles in them."""
         passes, chips = _passes(self._priced), range(len(self._priced["chips"]))
         made = []
         for action in self._priced["schedule"]:
             name = profile.pass_of_action(action["name"])
             program = passes.get(name, Program(Program.Type.Sequence, action["name"]))
             spent = (_cycles(action) if at == action["chip"] else 0.0 for at in chips)
-            made.append(Step(action["name"], tuple(map(IpuStep, spent)), program))
+            ipus = tuple(Values(cycles=cycles) for cycles in spent)
+            made.append(Values(name=action["name"], ipus=ipus, program=program))
         return made
 
     @property
@@ -293,13 +189,13 @@ class Execution:
         return float(self._priced["cycles"])
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[Values]:
         """The calls that were made while the report was written."""
         calls = (self._content["measured"] or {}).get("calls", 0)
-        return [Run(f"call {number}") for number in range(calls)]
+        return [Values(name=f"call {number}") for number in range(calls)]
 
-    def blocks(self, tile: int) -> Iterator[Block]:
-        """Yield what a tile does, step by step.
+    def blocks(self, tile: int) -> Iterator[Values]:
+        """Yield what a tile does, step by step, in cycles after the schedule's beginning.
 
         Args:
             tile: its number; all tiles of an IPU do the same.
@@ -307,7 +203,8 @@ class Execution:
         for action in self._priced["schedule"]:
             if action["chip"] == tile // self._content["target"]["tiles"]:
                 start = action["start"]
-                yield Block(action["name"], start, start + _cycles(action))
+                end = start + _cycles(action)
+                yield Values(name=action["name"], cyclesFrom=start, cyclesTo=end)
 
 
 def _cycles(action: Mapping[str, Any]) -> float:
@@ -325,15 +222,18 @@ class Report:
         self._content = content
         self.compilation = Compilation(content)
         self.execution = Execution(content)
-        self.instrumentationSettings = Settings()
+        # Nothing was instrumented: the figures are estimates.
+        self.instrumentationSettings = Values(
+            computeInstrumentationLevel="Off", externalExchangeInstrumentationLevel="Off"
+        )
         self._shown = 10
 
     @property
-    def version(self) -> Version:
+    def version(self) -> Values:
         """The version of poptorch, which takes Poplar's place."""
         text = self._content["poptorch"]
         major, minor, point = ([int(part) for part in re.findall(r"\d+", text)] + [0, 0, 0])[:3]
-        return Version(major, minor, point, "", text)
+        return Values(major=major, minor=minor, point=point, packageHash="", string=text)
 
     poplarVersion = version
 
@@ -347,30 +247,6 @@ class Report:
         return "\n".join([f"{self._content['name']}, {self.compilation.target}", *lines])
 
 
-class Location(NamedTuple):
-    """A line of the user's."""
-
-    fileName: str
-    lineNumber: int
-
-
-class DebugContext(NamedTuple):
-    """Where an operator comes from."""
-
-    name: str
-    location: Location
-
-
-class Operation(NamedTuple):
-    """One kind of operator of one module."""
-
-    name: str
-    debugContext: DebugContext
-    replacedDebugContext: DebugContext | None
-    cycles: float
-    flops: int
-
-
 class OperationAnalysis:
     """The operators of a report, the dearest first."""
 
@@ -379,11 +255,15 @@ class OperationAnalysis:
         self.operations = list(map(_operation, rows))
 
 
-def _operation(row: Mapping[str, Any]) -> Operation:
+def _operation(row: Mapping[str, Any]) -> Values:
     match = re.match(r"(.+?):(\d+)", row["line"])
-    place = Location(match[1], int(match[2])) if match else Location("", 0)
-    context = DebugContext(f"{row['module']}/{row['name']}".lstrip("/"), place)
-    return Operation(row["name"], context, None, profile.cycles_of(row), row["flops"])
+    file, line = (match[1], int(match[2])) if match else ("", 0)
+    name = f"{row['module']}/{row['name']}".lstrip("/")
+    context = Values(name=name, location=Values(fileName=file, lineNumber=line))
+    return Values(
+        name=row["name"], debugContext=context, replacedDebugContext=None,
+        cycles=profile.cycles_of(row), flops=row["flops"],
+    )  # fmt: skip
 
 
 def openReport(
