@@ -81,7 +81,6 @@ def check_written(digests: Mapping[str, str]) -> None:
 
 
 def digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """Return a short digest of each tensor's values."""
     flat = {key: t.detach().contiguous().view(-1).view(torch.uint8) for key, t in tensors.items()}
     return {key: sha256(t.numpy().tobytes()).hexdigest()[:12] for key, t in flat.items()}
 
@@ -104,7 +103,6 @@ def check_numbers(values: Mapping[str, float], state: Mapping[str, str], other: 
 
 
 def _exchanged(value: Any, what: str) -> list[Any]:
-    """Return the values of all processes."""
     return [json.loads(text) for text in _job.current().texts(json.dumps(value), what)]
 
 

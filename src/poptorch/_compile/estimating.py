@@ -48,7 +48,6 @@ def capture_for_estimate(request: _capture.Request, optim: OptimSpec | None, row
 
 @one_at_a_time()
 def recomputed(captured: Capture) -> Capture:
-    """Return the same model with activations that are computed again."""
     micro = replace(captured.micro, graph=_capture.recomputed(captured.micro.graph))
     return replace(captured, micro=micro, pieces={})
 

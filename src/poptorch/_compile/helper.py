@@ -96,7 +96,6 @@ class CompilerProcess:
 
     @property
     def busy(self) -> bool:
-        """Whether something that was asked for has no outcome."""
         return bool(self._waiting_for)
 
     @property
@@ -141,7 +140,6 @@ class CompilerProcess:
         return f"the compiler process ended with status {status}{last}"
 
     def end(self) -> None:
-        """End it, with its C++ compiler."""
         if self.alive:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -184,7 +182,6 @@ def is_there(backend: str, imported: bool = False) -> bool:
 
 
 def warm(backend: str) -> None:
-    """Have a process that imports the compiler meanwhile."""
     give_back([take(backend)])
 
 
@@ -208,8 +205,6 @@ def end_kept() -> None:
 
 
 class CompileJob:
-    """Graphs that compiler processes are compiling."""
-
     def __init__(
         self, graphs: Mapping[str, Graph], backend: str, store: Store, processes: int = 1
     ) -> None:

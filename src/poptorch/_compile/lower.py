@@ -101,7 +101,6 @@ class _Copies:
 
 
 def _weights(graph: Graph) -> dict[fx.Node, frozenset[str]]:
-    """The weights that each node depends on."""
     slots = dict(zip(graph.placeholders, graph.inputs, strict=True))
     weights: dict[fx.Node, frozenset[str]] = {}
     for node in graph.module.graph.nodes:

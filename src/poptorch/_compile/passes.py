@@ -24,8 +24,6 @@ from . import build, lanes, staged, weights
 
 @dataclass(eq=False)
 class Draft:
-    """A plan in the making."""
-
     request: _capture.Request
     spec: Spec
     optim: OptimSpec | None  # None in inference
@@ -46,8 +44,6 @@ class Draft:
 
 @dataclass(frozen=True)
 class Pass:
-    """One line of the list."""
-
     name: str
     room: str  # where the work is done
     changes: tuple[str, ...]  # attributes of the draft; none for a check

@@ -118,7 +118,6 @@ def cut(step: Step, layout: Layout, spec: Spec) -> Cut:
 
 
 def schedule(made: Cut, layout: Layout, spec: Spec) -> Staged:
-    """Say in which order the passes of all micro-batches are done."""
     graphs = made.graphs
     workload = Workload(
         stages=layout.stages,

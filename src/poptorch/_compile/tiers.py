@@ -59,7 +59,6 @@ class PlanCode:
         return {key: self.graphs[name] for name, key in keys if key is not None}
 
     def mixed(self, found: Mapping[str, Compiled]) -> Executable:
-        """Return what runs the compiled graphs, and the others as they are."""
         others = {n: backends.interpreted(g) for n, g in self.graphs.items() if n not in found}
         return self.builder.assemble(self.plan, {**others, **found}, 0.0)
 
@@ -197,7 +196,6 @@ class Tiered:
         self.waiting = True
 
     def run(self, state: State, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Do one call; see ``Executable.run``."""
         if not self.waiting and self._fast is None:
             return self._current.run(state, batch)
         start = time.perf_counter()

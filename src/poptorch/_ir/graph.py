@@ -57,12 +57,10 @@ class Graph:
 
     @property
     def arguments(self) -> dict[fx.Node, Slot]:
-        """What each placeholder is."""
         return dict(zip(self.placeholders, self.inputs, strict=True))
 
     @property
     def results(self) -> list[tuple[Slot, fx.Node]]:
-        """What each returned value is."""
         return list(zip(self.outputs, self.returned, strict=True))
 
     @property

@@ -37,8 +37,6 @@ class Layout:
 
 @dataclass(frozen=True)
 class Transfer:
-    """A value that goes from one chip to another after a pass is done."""
-
     value: Slot  # with the shape for one micro-batch
     source: StagePass  # makes it
     target: int  # the chip that gets it
@@ -65,7 +63,6 @@ class Staged:
     parts: Mapping[int, int] = field(default_factory=dict)
 
     def part_of(self, stage_pass: StagePass) -> int:
-        """Return which process does a pass."""
         return self.parts.get(self.workload.chip_of(stage_pass), 0)
 
     def holders(self, key: str) -> list[int]:
@@ -115,8 +112,6 @@ def values_written(graph: Graph) -> frozenset[str]:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What a backend compiles."""
-
     program: Program
     spec: Spec
     layout: Layout
@@ -155,8 +150,6 @@ class Plan:
 
 @dataclass(frozen=True)
 class Report:
-    """Costs of a compiled program."""
-
     backend: str
     state_bytes: int  # of the tensors that live on the device
     nodes: tuple[tuple[str, int], ...]  # operators in each graph, by name
@@ -221,7 +214,6 @@ def _operators(graph: Graph, stages: int, training: bool) -> list[str]:
 
 
 def _weights(graph: Graph, stages: int) -> list[str]:
-    """Bytes of parameters by the first stage that reads them."""
     sizes = [0] * stages
     for node, slot in graph.arguments.items():
         readers = reader_passes(node)

@@ -99,8 +99,6 @@ class Scatter:
 
 @dataclass(frozen=True)
 class Gather:
-    """Put weights together of which each process has updated its part."""
-
     processes: int
     shards: tuple[Shard, ...]
 

@@ -36,8 +36,6 @@ class Traffic(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Action:
-    """One cell of the grid."""
-
     stage_pass: StagePass
     micro_batch: int = 0  # for updates 0
     traffic: Traffic | None = None  # None for the computation itself, else before or after it
@@ -224,7 +222,6 @@ class Workload:
         return actions
 
     def actions(self) -> Iterator[Action]:
-        """Yield everything that has to be done."""
         for micro_batch in range(self.micro_batches):
             for each in self.passes:
                 yield from self.with_traffic(each, micro_batch)

@@ -110,7 +110,6 @@ class Slot:
 
 
 def narrowed(dtype: torch.dtype) -> torch.dtype:
-    """Return the 32-bit type that a 64-bit type becomes at the border; others stay."""
     return {torch.float64: torch.float32, torch.int64: torch.int32}.get(dtype, dtype)
 
 
@@ -173,7 +172,6 @@ def result(index: int, tensor: torch.Tensor, is_loss: bool = False, lanes: bool 
 
 
 def constant(index: int, tensor: torch.Tensor) -> Slot:
-    """Return a tensor that the module holds outside parameters and buffers."""
     return Slot(Kind.CONSTANT, tuple(tensor.shape), tensor.dtype, index=index)
 
 

@@ -58,8 +58,6 @@ class Precision:
 
 
 class Strategy(enum.StrEnum):
-    """The four execution strategies."""
-
     PIPELINED = "pipelined"
     SHARDED = "sharded"
     SERIAL_PHASED = "serial_phased"
@@ -76,8 +74,6 @@ _STRIDE = {
 
 @dataclass(frozen=True)
 class NamedStage:
-    """One stage that the user wrote down."""
-
     blocks: tuple[str, ...]  # ids
     stage: int  # its position, from 0: in the strategy, or within its phase
     phase: int | None = None  # the forward phase; None in unphased strategies
@@ -257,8 +253,6 @@ class Spec:
 
 @dataclass(frozen=True)
 class OptimGroup:
-    """One parameter group."""
-
     params: tuple[str, ...]  # paths, as the program names them
     settings: tuple[tuple[str, Setting], ...]  # with constant hyper-parameters, sorted by name
     variables: tuple[str, ...]  # names of the hyper-parameters that are inputs (slots.hyper)

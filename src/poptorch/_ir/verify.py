@@ -41,7 +41,6 @@ def _broken(rule: str, what: str) -> AssertionError:
 
 
 def verify_graph(graph: Graph) -> None:
-    """Check rules G1 to G5; the error quotes the rule and names the offender."""
     placeholders, returned = graph.placeholders, graph.returned
     if (len(placeholders), len(returned)) != (len(graph.inputs), len(graph.outputs)):
         raise _broken("G1", f"graph {graph.name}: {len(placeholders)} placeholders for "
@@ -70,7 +69,6 @@ def _matches(slot: Slot, value: torch.Tensor) -> bool:
 
 
 def verify_program(program: Program) -> None:
-    """Check rules P1 to P6, and the rules of every graph."""
     for graph in program.graphs.values():
         verify_graph(graph)
     emits = len(list(program.nodes(Emit)))

@@ -143,8 +143,6 @@ def _measured(
 
 @dataclass(frozen=True)
 class Share:
-    """What one chip gets."""
-
     ipu: int
     begins: str | None  # path of the module that begins its block; None on the first chip
     cycles: float  # of one micro-batch

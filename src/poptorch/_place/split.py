@@ -213,7 +213,6 @@ def _before_checkpoints(nodes: Sequence[fx.Node]) -> set[fx.Node]:
 
 
 def update_homes(graph: Graph, weights: Homes) -> dict[str, tuple[int, ...]]:
-    """Return the chips of all that the update reads or writes, from those of the parameters."""
     slots = {slot.key: slot for slot in (*graph.inputs, *graph.outputs)}
     homes = {s.weight: weights[s.key][:1] for s in slots.values() if s.kind is Kind.PARAM}
     chips = tuple(sorted({chip for home in homes.values() for chip in home}))

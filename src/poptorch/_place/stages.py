@@ -31,8 +31,6 @@ Key = tuple[int, ...]
 
 @dataclass(frozen=True)
 class PlacedVisit:
-    """Where a visit of a block runs."""
-
     visit: Visit
     stage: int  # its id; in phased strategies its number within the phase
     phase: int | None  # that the user named
@@ -40,7 +38,6 @@ class PlacedVisit:
 
 
 def runs_before_blocks(graph: Graph) -> bool:
-    """Tell whether something of forward runs before its first block."""
     return any(_forward_visit(node) == 0 for node in graph.module.graph.nodes)
 
 

@@ -15,7 +15,6 @@ _LATE = (Liveness.OffChipAfterFwd, Liveness.OffChipAfterFwdNoOverlap)
 
 
 def make(workload: Workload, placement: Placement) -> Schedule:
-    """Return the schedule of a strategy for a workload."""
     grid = _Grid(workload)
     if placement.strategy is Strategy.PIPELINED and placement.interleaved:
         _interleaved(workload, grid)
@@ -60,7 +59,6 @@ class _Grid:
                 self.put_all(stage_pass, 0, start)
 
     def after(self, actions: Iterable[Action]) -> int:
-        """Return the first column after some actions that are in the grid."""
         return max((self._column[action] + 1 for action in actions), default=0)
 
 

@@ -260,7 +260,6 @@ class Replica:
         chip.memory[name] = value
 
     def exchange(self) -> None:
-        """Deliver what was sent since the last exchange."""
         devices = [chip.device for chip in self._chips.values()]
         synchronise(devices)
         for target, name, value in self._sent:

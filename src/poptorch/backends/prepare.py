@@ -51,7 +51,10 @@ def prepare(graph: Graph) -> fx.GraphModule:
         results.append(_own(fxgraph, node, output) if shared else node)
     with fxgraph.inserting_before(output):
         # A new value that is itself an input (or a view of one) must be read before any write.
-        values = [_own(fxgraph, n, output) if _views_input(n) else n for _, n in writes]
+        values = [
+            _own(fxgraph, node, output) if storage_root(node).op == "placeholder" else node
+            for _, node in writes
+        ]
         for (place, _), value in zip(writes, values, strict=True):
             fxgraph.call_function(aten.copy_.default, (place, value))
     output.args = (tuple(results),)
@@ -84,8 +87,3 @@ def _own(graph: fx.Graph, node: fx.Node, before: fx.Node) -> fx.Node:
         copied = graph.call_function(aten.clone.default, (node,))
     copied.meta["val"] = node.meta.get("val")
     return copied
-
-
-def _views_input(node: fx.Node) -> bool:
-    """Whether a value may share storage with a placeholder."""
-    return storage_root(node).op == "placeholder"

@@ -18,8 +18,6 @@ Compiled = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
 @runtime_checkable
 class Executable(Protocol):
-    """A compiled Plan."""
-
     def run(self, state: State, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Do one call of the wrapped model.
 

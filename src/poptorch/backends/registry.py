@@ -56,7 +56,6 @@ def choose(name: str) -> Backend:
 
 
 def interpreted(graph: Graph) -> Compiled:
-    """Return a graph's function as the reference backend runs it."""
     from .reference import Reference
 
     return Reference().interpreted(graph)

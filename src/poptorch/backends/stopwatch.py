@@ -21,8 +21,6 @@ MOST_SPANS = 4000  # operators of a call that are kept one by one
 
 @dataclass(frozen=True)
 class Timed:
-    """One kind of operator of one module in one direction."""
-
     direction: str  # F, B or U: forward, backward, update
     name: str
     module: str
@@ -39,8 +37,6 @@ class Spent:
 
 @dataclass
 class Stopwatch:
-    """What one call took."""
-
     # By name: a graph of the program, or an action of the schedule.
     actions: dict[str, Spent] = field(default_factory=dict)
     operators: dict[Timed, Spent] = field(default_factory=dict)

@@ -54,8 +54,10 @@ class Inductor:
         """
         caches = env.put_within("TORCHINDUCTOR_CACHE_DIR", str(of_the_user() / "torch"))
         with caches, warnings.catch_warnings():
-            # Torch's own deprecations, met while its compiler is imported and runs.
+            # Torch's own deprecations, met while its compiler is imported and runs. Torch 2.12
+            # warns, of every product, about kernels for GPUs that it cannot use here.
             warnings.simplefilter("ignore", DeprecationWarning)
+            warnings.filterwarnings("ignore", "CUTLASS backend is not supported")
             private.demand(private.COMPILER)
             return compile_graph(prepare(graph), graph.zero_inputs())
 

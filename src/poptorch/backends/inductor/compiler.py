@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -137,7 +135,7 @@ def _compile(
     with private.settings(settings), private.standing_in(stand_ins):
         lowered = lower(module, inputs, rules(module.graph), _decompositions())
         tracing = private.tracing(private.TracingContext(mode))
-        with tracing, torch.no_grad(), _quiet():
+        with tracing, torch.no_grad():
             joint_graph_passes = private.optional("joint_graph_passes")
             if joint_graph_passes is not None:
                 with private.V.set_fake_mode(mode):
@@ -151,14 +149,6 @@ def _compile(
                     static_input_idxs=range(len(inputs)),
                     cpp_wrapper=cpp_wrapper,
                 )
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Torch 2.12 warns, of every product, about kernels for GPUs that it cannot use here."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "CUTLASS backend is not supported")
-        yield
 
 
 def _rewrite(graph: fx.Graph) -> None:

@@ -164,7 +164,6 @@ class OrderedReplay(fx.Interpreter):
         return n.target(*args, **kwargs)
 
     def _as_traced(self, node: fx.Node) -> Any:
-        """Return an operand, copied if its strides are no longer the traced ones."""
         value, traced = self.env[node], node.meta.get("val")
         if not isinstance(traced, torch.Tensor) or traced.stride() == value.stride():
             return value

@@ -34,18 +34,15 @@ def choose_library(graph: fx.Graph) -> None:
     """Put operators of ours in the place of products; lowered, they choose by the final layout."""
     if not private.has(private.PRODUCTS):
         return
-    product, product_plus = _operators()
-    for node in graph.find_nodes(op="call_function", target=aten.mm.default):
-        if not node.kwargs:
-            node.target = product
-    for node in graph.find_nodes(op="call_function", target=aten.addmm.default):
-        if not node.kwargs:
-            node.target = product_plus
+    for usual, ours in _operators().items():
+        for node in graph.find_nodes(op="call_function", target=usual):
+            if not node.kwargs:
+                node.target = ours
 
 
 @functools.cache
-def _operators() -> tuple[Any, Any]:
-    """Return ``a @ b`` and ``bias + a @ b``, defined and known to torch's generator."""
+def _operators() -> dict[Any, Any]:
+    """Return ``a @ b`` and ``bias + a @ b``, defined and known to torch's generator, by ATen's."""
     product = library.define(
         "product", "(Tensor a, Tensor b) -> Tensor", torch.mm, lambda a, b: torch.mm(a, b)
     )
@@ -56,18 +53,18 @@ def _operators() -> tuple[Any, Any]:
         lambda bias, a, b: torch.addmm(bias, a, b),
     )
 
-    def lower(a: Any, b: Any) -> Any:
-        chosen = _by_onednn(a, b, None)
-        return private.lowerings[aten.mm.default](a, b) if chosen is None else chosen
+    made = {aten.mm.default: product, aten.addmm.default: product_plus}
+    for usual, ours in made.items():
+        lower = functools.partial(_lowered, usual)
+        private.register_lowering(ours, type_promotion_kind=None)(lower)
+    return made
 
-    def lower_plus(bias: Any, a: Any, b: Any) -> Any:
-        is_row = list(bias.get_size()) == list(b.get_size())[1:]
-        chosen = _by_onednn(a, b, bias) if is_row else None
-        return private.lowerings[aten.addmm.default](bias, a, b) if chosen is None else chosen
 
-    private.register_lowering(product, type_promotion_kind=None)(lower)
-    private.register_lowering(product_plus, type_promotion_kind=None)(lower_plus)
-    return product, product_plus
+def _lowered(usual: Any, *operands: Any) -> Any:
+    *bias, a, b = operands
+    is_row = not bias or list(bias[0].get_size()) == list(b.get_size())[1:]
+    chosen = _by_onednn(a, b, bias[0] if bias else None) if is_row else None
+    return private.lowerings[usual](*operands) if chosen is None else chosen
 
 
 def _by_onednn(a: Any, b: Any, bias: Any) -> Any:

@@ -172,7 +172,7 @@ class Convolutions:
 
     def __init__(self, graph: fx.Graph) -> None:
         self._follow_blocks = any(
-            _fills_blocks(node.args[1].meta["val"])
+            min(node.args[1].meta["val"].shape[:2]) >= _BLOCK
             for node in graph.find_nodes(op="call_function", target=aten.convolution.default)
         )
 
@@ -237,15 +237,10 @@ class Convolutions:
         return x_grad, weight_grad, bias_grad
 
 
-def _fills_blocks(weight: torch.Tensor) -> bool:
-    return min(weight.shape[:2]) >= _BLOCK
-
-
 def _library_layout(weight: torch.Tensor, *operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Return the operands channels-last if the channels fill blocks, else row-major."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    wide = weight.shape[0] >= _BLOCK
-    layout = formats.get(weight.dim()) if wide else None
+    layout = formats.get(weight.dim()) if weight.shape[0] >= _BLOCK else None
     return tuple(t.contiguous(memory_format=layout or torch.contiguous_format) for t in operands)
 
 

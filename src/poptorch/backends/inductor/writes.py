@@ -73,7 +73,6 @@ def _is_heavy(node: fx.Node) -> bool:
 
 
 def _only_for_writes(nodes: Sequence[fx.Node]) -> set[fx.Node]:
-    """Return the nodes that nothing but writes needs."""
     leading: set[fx.Node] = set()
     for node in reversed(nodes):
         is_write = node.target is aten.copy_.default
