@@ -13,17 +13,16 @@ Latency = tuple[float, float, float]
 Reduce = Callable[[Iterable[float]], float]
 
 
-class Stamped(NamedTuple):
-    """When one call handed its batch over, had it taken, had results, and had them collected.
-
-    A call hands all its micro-batches to the device at once, and takes all results at once, so
-    that these four moments are those of every micro-batch.
+class LastCall(NamedTuple):
+    """The last call: its batch is handed over at once, and all its results are taken at once.
 
     Attributes:
-        moments: one per key of ``KEYS``, in seconds from an arbitrary origin.
+        moments: of every micro-batch, one per key of ``KEYS``, in seconds from an arbitrary origin.
+        anchors: values of the anchored tensors by short name.
     """
 
     moments: tuple[float, float, float, float]
+    anchors: Mapping[str, torch.Tensor]
 
     def counters(self, inputs: int, outputs: Sequence[int], times: int) -> Stamps:
         """Return PopTorch's form.
@@ -39,13 +38,6 @@ class Stamped(NamedTuple):
             "output": [[ready] * number for number in outputs],
             "output_complete": [[collected] * number for number in outputs],
         }
-
-
-class LastCall(NamedTuple):
-    """The four moments of the last call, and values of the anchored tensors by short name."""
-
-    stamps: Stamped
-    anchors: Mapping[str, torch.Tensor]
 
 
 def none() -> Stamps:
@@ -65,7 +57,7 @@ def latency(
     Where there are more starts than ends, consecutive starts are replaced by their minimum.
 
     Args:
-        counters: what ``Stamped.counters`` returned.
+        counters: what ``LastCall.counters`` returned.
         start, end: keys of it.
     """
     starts = [first(stamps) for stamps in zip(*counters[start], strict=False)]

@@ -102,7 +102,15 @@ class Saved:
                 got=f"{self.path}, whose model could not be pickled",
                 fix="poptorch.load(path, model=Net())",
             )
-        content = _load(self.parts[_OBJECTS], self.tensors)
+        try:
+            content = _Unpickler(io.BytesIO(self.parts[_OBJECTS]), self.tensors).load()
+        except Exception as error:  # it comes from whatever the pickle calls
+            raise InvalidFile(
+                "Invalid file",
+                got=f"its objects cannot be rebuilt: {type(error).__name__}: {error}",
+                fix="make what defines the model importable, or load into a model of your own: "
+                "poptorch.load(path, model=Net())",
+            ) from error
         try:
             return Objects(**content)
         except TypeError as error:
@@ -185,14 +193,17 @@ def _pickle(
     objects: Objects, known: Mapping[str, torch.Tensor], parts: dict[str, bytes]
 ) -> dict[str, torch.Tensor]:
     """Add a pickle to the parts of a file; return the tensors that it needs besides."""
+    buffer = io.BytesIO()
+    pickler = _Pickler(buffer, known)
     try:
-        parts[_OBJECTS], tensors = _dump(vars(objects), known)
+        pickler.dump(vars(objects))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         log.python.warning(
             "The model cannot be pickled, so that poptorch.load needs model=...: %s", error
         )
         return {}
-    return tensors
+    parts[_OBJECTS] = buffer.getvalue()
+    return pickler.tensors
 
 
 def _destination(filename: str | os.PathLike[str]) -> Path:
@@ -343,39 +354,11 @@ def _zeros(content: Json) -> torch.Tensor:
     return torch.zeros((), dtype=dtype).expand(shape)
 
 
-# Objects of the user's, for those who trust the file: a pickle, with its tensors beside it by name.
+# Objects of the user's, for those who trust the file: a pickle; its tensors are kept by name.
 
 _PROTOCOL = 4
 _PICKLED = (torch.Tensor, nn.Parameter)
 Reference = tuple[str, bool, bool]
-
-
-def _dump(value: Any, known: Mapping[str, torch.Tensor]) -> tuple[bytes, dict[str, torch.Tensor]]:
-    """Pickle a value, leaving its tensors out.
-
-    Args:
-        known: tensors that are kept anyway, by name.
-
-    Returns:
-        The pickle, and by name the other tensors that it refers to.
-    """
-    buffer = io.BytesIO()
-    pickler = _Pickler(buffer, known)
-    pickler.dump(value)
-    return buffer.getvalue(), pickler.tensors
-
-
-def _load(data: bytes, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Return the value that ``_dump`` was given. Only for data from trusted sources."""
-    try:
-        return _Unpickler(io.BytesIO(data), tensors).load()
-    except Exception as error:  # it comes from whatever the pickle calls
-        raise InvalidFile(
-            "Invalid file",
-            got=f"its objects cannot be rebuilt: {type(error).__name__}: {error}",
-            fix="make what defines the model importable, or load into a model of your own: "
-            "poptorch.load(path, model=Net())",
-        ) from error
 
 
 class _Pickler(pickle.Pickler):

@@ -156,15 +156,14 @@ def of_model(
         Guard(wanted, other_gradients, DESTROY),
         _hooks(modules, trained),
     ]
-    users_forward = _users_forward(users)
+
+    def users_forward() -> list[Any]:
+        return [users.__dict__.get("forward")]
+
     rows.append(Guard(users_forward, _replaced(users_forward, [type(users)]), _WRAP))
     rows[-1].expected = [forward]
     numbers = [tied for tied in trained if tied.tensor.is_floating_point()]
     return rows + ([_number_format(numbers[0])] if numbers else [])
-
-
-def _users_forward(users: nn.Module) -> Callable[[], list[Any]]:
-    return lambda: [users.__dict__.get("forward")]
 
 
 def _replaced(
@@ -291,37 +290,27 @@ class Attributes:
             is_read = not inside or any(id(tensor) in read for tensor in inside)
             return is_read and (path, name) not in set_inside and _same(now, value)
 
-        looks = []
-        for path, kind, own, held in self._before:
-            names = [name for name in held if counts(path, name, held[name], own.get(name))]
-            looks += [(path, kind, own, names)] if names else []
-        named = {
-            id(tensor): _attribute(path, kind, name)
-            for path, kind, own, names in looks
-            for name in names
-            for tensor in _tensors(own[name])
-        }
+        looks = [
+            (own, name, _attribute(path, kind, name))
+            for path, kind, own, held in self._before
+            for name, value in held.items()
+            if counts(path, name, value, own.get(name))
+        ]
+        named = {id(tensor): text for own, name, text in looks for tensor in _tensors(own[name])}
         return [*self._values(looks), *self._versions(tensors, named)]
 
-    def _values(self, looks: list[tuple[str, str, dict[str, Any], list[str]]]) -> list[Guard]:
-        readers = [(own, operator.itemgetter(*names)) for _, _, own, names in looks]
-
+    def _values(self, looks: list[tuple[dict[str, Any], str, str]]) -> list[Guard]:
         def read() -> list[Any]:
-            return [get(own) for own, get in readers]
+            return [own[name] for own, name, _ in looks]
 
         def keep(values: list[Any]) -> list[Any]:
-            pairs = zip(looks, values, strict=True)
-            return [
-                tuple(map(_copy, value)) if len(names) > 1 else _copy(value)
-                for (*_, names), value in pairs
-            ]
+            return list(map(_copy, values))
 
         def changes(before: list[Any]) -> Iterator[str]:
-            for (path, kind, own, names), values in zip(looks, before, strict=True):
-                for name, old in zip(names, values if len(names) > 1 else (values,), strict=True):
-                    now = own.get(name)
-                    if not _same(now, old) and not _grown(now, old):
-                        yield f"{_attribute(path, kind, name)} was {_text(old)} and is {_text(now)}"
+            for (own, name, attribute), old in zip(looks, before, strict=True):
+                now = own.get(name)
+                if not _same(now, old) and not _grown(now, old):
+                    yield f"{attribute} was {_text(old)} and is {_text(now)}"
 
         return [Guard(read, changes, self._remedy, keep)] if looks else []
 

@@ -18,7 +18,7 @@ from .._base import log
 from .._base.errors import Error
 from .._compile import agreement
 from .._ir.spec import OptimSpec, Spec
-from ..enums import MeanReductionStrategy, ReductionType
+from ..enums import ReductionType
 from ..optim.freeze import address, freeze
 from ..optim.names import from_ipu_param, from_ipu_state, state_keys, to_ipu_param, to_ipu_state
 from ..optim.replacement import AttributeWatch, check_replacement, needs_running_mean
@@ -103,7 +103,9 @@ class SessionOptimizer:
         else:
             new, asked = self._frozen(snapshot, paths, spec, self.spec)
             again = not isinstance(optimizer, optim.Optimizer)
-            self.outdated = check_replacement(self.spec, new, _mean_strategy(spec), again)
+            averages = spec.reduction.type == ReductionType.Mean
+            strategy = spec.reduction.strategy if averages else None
+            self.outdated = check_replacement(self.spec, new, strategy, again)
             self._untold |= self.outdated or asked != self._asked
             if asked != self._asked and not self.outdated:
                 self._asked, self._values = asked, dict(asked)
@@ -292,19 +294,15 @@ def _check_membership(optimizer: Any, paths: Paths) -> None:
     if len(strangers) == count:
         raise Error(
             "None of the optimizer's parameters belongs to the model",
-            got=f"{count} parameters: {_some(strangers)}",
+            got=f"{count} parameters: {guards.shorten(strangers)}",
             fix="make the optimizer from model.parameters() of the model that is wrapped",
         )
     log.python.warning(
         "%d of the optimizer's %d parameters do not belong to the model and are not trained: %s",
         len(strangers),
         count,
-        _some(strangers),
+        guards.shorten(strangers),
     )
-
-
-def _some(texts: list[str]) -> str:
-    return ", ".join(texts[:5]) + (", ..." if len(texts) > 5 else "")
 
 
 def _state_of(optimizer: torch.optim.Optimizer) -> optim.Optimizer | TorchState:
@@ -312,10 +310,6 @@ def _state_of(optimizer: torch.optim.Optimizer) -> optim.Optimizer | TorchState:
     if isinstance(optimizer, optim.Optimizer):
         return optimizer
     return TorchState(optimizer, algorithm)
-
-
-def _mean_strategy(spec: Spec) -> MeanReductionStrategy | None:
-    return spec.reduction.strategy if spec.reduction.type == ReductionType.Mean else None
 
 
 def _snapshot(optimizer: torch.optim.Optimizer) -> Any:

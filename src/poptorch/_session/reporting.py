@@ -11,9 +11,9 @@ import json
 import resource
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from .. import _compile
 from .._base import log, processes, source
@@ -99,7 +99,7 @@ class Reports:
             return
         last = self._owner().last
         assert last is not None
-        started, taken, ready, ended = last.stamps.moments
+        started, taken, ready, ended = last.moments
         if not self._count:
             self._began = self._ended = started
         self._count += 1
@@ -164,8 +164,9 @@ class Reports:
             *_timed(self._watch),
         )  # fmt: skip
         content = profile.profile(
-            name, dataclasses.asdict(estimate), modelled(spec), measured, dict(_flat(spec))
-        )
+            name, dataclasses.asdict(estimate), modelled(spec), measured,
+            _compile.flat_fields(spec),
+        )  # fmt: skip
         spans = [
             profile.Span(name, start - self._began, seconds, is_action)
             for name, start, seconds, is_action in self._watch.spans
@@ -226,13 +227,3 @@ def _timed(
 def _process_bytes() -> int:
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the settings of a Spec by their paths."""
-    for each in dataclasses.fields(value):
-        own, name = getattr(value, each.name), f"{path}{each.name}"
-        if dataclasses.is_dataclass(own):
-            yield from _flat(own, f"{name}.")
-        else:
-            yield name, str(own)

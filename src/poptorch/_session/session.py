@@ -27,7 +27,7 @@ from .._ir.spec import Spec
 from ..enums import ConnectionType
 from ..ops.blocks import remember_compiled
 from . import faults, guards, hooks, reporting
-from .counters import LastCall, Stamped, Stamps
+from .counters import LastCall, Stamps
 from .inputs import dividing, return_inputs
 from .model import Mode, Model, Task, Variant
 from .optimizer import SessionOptimizer
@@ -325,7 +325,7 @@ class Session(Sharing):
             return_inputs(now.changed_inputs, given, batch)
         returned = now.outputs.build(results[: now.outputs.count])
         moments = (started, taken, ready, time.perf_counter())
-        self.last = LastCall(Stamped(moments), now.anchors(results))
+        self.last = LastCall(moments, now.anchors(results))
         self.reports.called(now.spec)
         return returned
 
@@ -413,7 +413,7 @@ class Session(Sharing):
         results, times = [emit.count(slot.key, loops) for slot in slots], loops.micro_batches
         if now.synthetic is not None:
             results, times = [0] * len(results), 0
-        return self.last.stamps.counters(len(now.inputs.bound.paths), results, times)
+        return self.last.counters(len(now.inputs.bound.paths), results, times)
 
     # Several programs.
 
