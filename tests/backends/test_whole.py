@@ -126,6 +126,26 @@ def test_indices_out_of_buffers_are_looked_at_when_the_buffers_are_new() -> None
     assert undisturbed._whole._copies
 
 
+class Selecting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.mse_loss(self.layer(x)[:, 0].repeat(3).view(3, -1).t(), y)
+
+
+def test_places_and_counts_that_are_plain_numbers_need_no_copies() -> None:
+    """They are the same in every call: ``select`` and ``repeat`` cannot fail half way."""
+    model = Selecting()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapper = poptorch.trainingModel(model, options(), optimizer)
+    wrapper.compile(X, Y)
+    undisturbed = in_place(wrapper, at=0)
+    undisturbed.run(wrapper._session.store.state, [X, Y])
+    assert not undisturbed._whole._copies
+
+
 class Shifted(nn.Module):
     """As language models do: labels are shifted, and decoders start from labels."""
 
