@@ -126,7 +126,6 @@ class _TrainingGraphs:
         return {**made, **self._ending(descaling)}
 
     def fused(self) -> dict[str, Graph]:
-        """Return forward, backward and update in one."""
         scale = _update.scale(self.optim, self.gradients, self.spec.reduction, self.batches)
         parts = [self.micro, *([self._lowered(scale)] if scale is not None else [])]
         return {"step": compose("step", [*parts, self._update(parts[-1])])}

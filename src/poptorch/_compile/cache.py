@@ -22,7 +22,7 @@ from .._base.folders import of_the_process, of_the_user, trouble
 from .._ir import graph_json
 from .._ir.graph import Graph
 from .._ir.plan import Plan
-from .._ir.slots import Kind, Slot
+from .._ir.slots import Kind
 from ..backends import Builder, Code, Compiled
 from ..backends.prepare import written
 
@@ -152,7 +152,6 @@ class Store:
         return function
 
     def note(self, facts: Facts) -> None:
-        """Note a program that was compiled with this folder."""
         path = _entry_path(self.folder, facts)
         if not path.exists():
             self._write(path, {_FACTS: json.dumps(facts).encode()})
@@ -238,7 +237,7 @@ def facts_of(plan: Plan, backend: str, arguments: Mapping[str, trees.Structure])
     for slot in slots.values():
         if slot.kind in (Kind.BATCH, Kind.PARAM, Kind.BUFFER, Kind.OPTSTATE):
             name = f"{_INPUT}{slot.index}" if slot.kind is Kind.BATCH else slot.key
-            facts[name] = _shape_text(slot)
+            facts[name] = slot.type_text
     for name, graph in plan.program.graphs.items():
         nodes = graph_json.encode_nodes(graph.module)
         for at, node in enumerate(node for node in nodes if node["op"] != "placeholder"):
@@ -250,10 +249,6 @@ def facts_of(plan: Plan, backend: str, arguments: Mapping[str, trees.Structure])
 
 
 _INPUT, _CONSTANT, _TYPE, _OPERATOR, _AT = "input ", "constant ", "type of ", " operator ", " at "
-
-
-def _shape_text(slot: Slot) -> str:
-    return f"{str(slot.dtype).removeprefix('torch.')}[{', '.join(map(str, slot.shape))}]"
 
 
 def flat_fields(value: Any, prefix: str = "") -> Facts:
@@ -281,8 +276,6 @@ def _without_line(facts: Facts, name: str) -> str:
 
 @dataclass(frozen=True)
 class Entry:
-    """The note of a program in a cache."""
-
     path: Path
     facts: Facts  # everything that the program depends on, readable
     size: int  # bytes
@@ -301,7 +294,6 @@ class Entry:
 
 
 def entries(folder: Path) -> list[Entry]:
-    """Return the whole entries of a directory, the latest first."""
     whole = []
     for path in folder.glob(f"*{SUFFIX}"):
         try:

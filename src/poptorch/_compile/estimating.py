@@ -26,8 +26,6 @@ class Pieces:
 
 @dataclass(frozen=True, eq=False)
 class Capture:
-    """A captured model, of which many variants can be priced."""
-
     request: _capture.Request
     micro: _capture.Micro  # one micro-batch
     optim: OptimSpec | None  # None in inference

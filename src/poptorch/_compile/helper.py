@@ -81,7 +81,6 @@ class CompilerProcess:
             theirs.close()
 
     def ask(self, graphs: Mapping[str, Graph], store: Store) -> None:
-        """Let it compile graphs, by key, into a store."""
         request = {
             "store": str(store.folder),
             "threads": torch.get_num_threads(),

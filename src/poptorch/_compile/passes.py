@@ -51,7 +51,6 @@ class Pass:
 
     @property
     def does(self) -> str:
-        """What it does in a sentence, for people."""
         sentence = " ".join((self.run.__doc__ or "").split()).rstrip(".")
         return sentence[:1].lower() + sentence[1:]
 

@@ -25,8 +25,6 @@ from .tiers import compile_plan, prepare
 
 @dataclass(frozen=True, eq=False)
 class Compiled:
-    """What the session keeps of a compilation."""
-
     plan: Plan  # the program and its placement
     executable: backends.Executable  # the backend's result
     constants: Mapping[str, torch.Tensor]  # first values of ``constant.*`` state
@@ -37,7 +35,6 @@ class Compiled:
     decided: tuple[_capture.Decision, ...]  # state whose values decided a Python branch
 
     def changed_inputs(self) -> list[int]:
-        """Return the positions of the inputs that forward changes in place."""
         graphs = self.plan.program.graphs.values()
         return [s.index for graph in graphs for s in graph.outputs if s.kind is Kind.BATCH]
 

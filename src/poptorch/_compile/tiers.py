@@ -53,7 +53,6 @@ class PlanCode:
         return {name: function for name, function in found if function is not None}
 
     def missing(self) -> dict[str, Graph]:
-        """Return the graphs that would have to be compiled, by key."""
         found = self.found()
         keys = ((name, key) for name, key in self.keys.items() if name not in found)
         return {key: self.graphs[name] for name, key in keys if key is not None}

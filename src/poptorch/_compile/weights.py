@@ -100,16 +100,14 @@ def sharded(
     most = 0 if of_each else BUCKET * processes
     flat, bundles = _update.flatten(optim, members, _WHOLE, processes * ALIGNMENT, most)
     shards = tuple(
-        Shard(bundle, _part(number, bundle, processes)) for number, bundle in enumerate(bundles)
+        Shard(
+            whole, slots.param(f"{_PART}{at}", (whole.slot.numel // processes,), whole.slot.dtype)
+        )
+        for at, whole in enumerate(bundles)
     )
     parts = {shard.whole.slot.path: shard.part.path for shard in shards}
     groups = [replace(g, params=tuple(parts.get(p, p) for p in g.params)) for g in flat.groups]
     return replace(flat, groups=tuple(groups)), shards
-
-
-def _part(number: int, bundle: Bundle, processes: int) -> Slot:
-    shape = (bundle.slot.numel // processes,)
-    return slots.param(f"{_PART}{number}", shape, bundle.slot.dtype)
 
 
 def _hindrance(spec: Spec, by_stages: bool) -> str:

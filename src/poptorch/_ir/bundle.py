@@ -44,8 +44,6 @@ class Bundle:
 
 @dataclass(frozen=True)
 class View:
-    """A tensor of the device's state that is a part of another."""
-
     slot: Slot
     flat: str  # the key of the tensor that it is a part of
     offset: int  # where in it its first element is

@@ -19,8 +19,6 @@ Of = TypeVar("Of")
 
 
 class Axis(enum.StrEnum):
-    """What a loop counts, slowest first in the order of a combined batch."""
-
     ITERATIONS = "iterations"
     CHUNKS = "chunks"
     ACCUMULATION = "accumulation"
@@ -201,7 +199,6 @@ class Program:
         return [*pairs, *(pair for scatter in self.nodes(Scatter) for pair in scatter.pairs)]
 
     def views(self) -> list[View]:
-        """Weights, moments and accumulators that are parts of a bundle."""
         return self._views({bundle.slot.weight: bundle.members for bundle in self.bundles})
 
     def visible_slots(self) -> dict[str, Slot]:

@@ -174,8 +174,6 @@ class Streaming:
 
 @dataclass(frozen=True)
 class Workload:
-    """What a schedule has to get done, whatever its order: one update, or one call of inference."""
-
     stages: tuple[Stage, ...]  # in forward order
     micro_batches: int
     training: bool

@@ -104,9 +104,14 @@ class Slot:
         """Return the same tensor of another weight: its gradient, this moment of it, ..."""
         return replace(self, weight=weight.weight, shape=weight.shape)
 
-    def __str__(self) -> str:
+    @property
+    def type_text(self) -> str:
+        """``float32[4, 20]``."""
         dtype = str(self.dtype).removeprefix("torch.")
-        return f"{self.key}: {dtype}[{', '.join(map(str, self.shape))}]"
+        return f"{dtype}[{', '.join(map(str, self.shape))}]"
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.type_text}"
 
 
 def narrowed(dtype: torch.dtype) -> torch.dtype:

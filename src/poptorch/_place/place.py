@@ -88,7 +88,6 @@ def _too_little_accumulation(given: int, depth: int, needed: int, first_release:
 
 
 def reserve(per_replica: int, spec: Spec) -> int:
-    """Return how many devices are to be reserved for all replicas of this process."""
     own = -(-per_replica // spec.target.parts)  # of the process that runs most of them
     needed = own * spec.loops.replicas
     if needed > LIMIT:

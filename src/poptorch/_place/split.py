@@ -57,7 +57,6 @@ class Cutter:
                 self._writer[slot.key] = own
 
     def cut(self, passes: Collection[StagePass]) -> dict[StagePass, Graph]:
-        """Return the graph of every pass, in their order."""
         own: dict[StagePass, list[fx.Node]] = {stage_pass: [] for stage_pass in sorted(passes)}
         for node, stage_pass in self._passes.items():
             own[stage_pass].append(node)
@@ -220,7 +219,6 @@ def update_homes(graph: Graph, weights: Homes) -> dict[str, tuple[int, ...]]:
 
 
 def split_update(graph: Graph, homes: Homes) -> dict[StagePass, Graph]:
-    """Cut the update into its passes, in the order of rounds and chips."""
     placed, replicated = _placed(graph, homes)
     # Updated state that no operator computes: a round on each of its chips.
     rest = (s for s, node in graph.results if node not in placed and s.is_state)

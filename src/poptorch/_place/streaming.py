@@ -23,7 +23,6 @@ Lists = defaultdict[StagePass, list[str]]
 
 
 def find_streaming(graphs: Graphs, layout: Layout, spec: Spec) -> Streaming:
-    """Return what a phased strategy streams; other strategies keep everything on chip."""
     placement, locations = spec.placement, spec.locations
     if not placement.phased:
         return Streaming()

@@ -94,7 +94,6 @@ class Chip:
     streaming: dict[Name, torch.Tensor] = field(default_factory=dict)
 
     def read(self, name: Name, action: Action) -> torch.Tensor:
-        """Return a tensor, which has to be in the chip's memory."""
         if name not in self.memory:
             raise NotOnChip(f"{action} reads {name[0]} (step {name[1]}), not on chip {self.number}")
         return self.memory[name]
@@ -175,7 +174,6 @@ class Replica:
                 state.read(slot, self.number).copy_(self.read(key))
 
     def read(self, key: str) -> torch.Tensor:
-        """Return a state tensor from its (first) chip, for the host."""
         chip = self._chips[self._homes(key)[0]]
         return self._rests(chip, key)[key, 0]
 
@@ -270,7 +268,6 @@ class Replica:
         self._sent.clear()
 
     def take_in(self, chips: Sequence[int], name: Name, value: torch.Tensor) -> None:
-        """Give chips a value that another process has sent."""
         for number in chips:
             chip = self._chips[number]
             with chip.device.working():

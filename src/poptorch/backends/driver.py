@@ -98,7 +98,6 @@ class LoopExecutable:
         return collector.results()
 
     def _give_up(self) -> None:
-        """Forget what is between two graphs of a call that fails."""
         in_flight, self._in_flight = self._in_flight, []
         self._handed.clear()
         if in_flight:  # in all processes: it writes to the state until it has ended
@@ -421,7 +420,6 @@ class Collector:
 
 
 def _steps(value: torch.Tensor, steps: list[int], lanes: Lanes) -> torch.Tensor:
-    """The lanes of some steps, all replicas of each."""
     if len(steps) == lanes.steps:
         return value
     rows = value.reshape(lanes.steps, lanes.replicas, *value.shape[1:])

@@ -53,7 +53,6 @@ class ByStages:
 
 
 def _check_results(plan: Plan, staged: Staged) -> None:
-    """Only what stages make for a micro-batch comes back from them."""
     graphs = [graph for each, graph in staged.graphs.items() if not each.is_update]
     written = {slot.key for graph in graphs for slot in graph.outputs}
     missing = [slot.path for slot in plan.program.emit.slots if slot.key not in written]

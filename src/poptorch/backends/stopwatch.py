@@ -29,8 +29,6 @@ class Timed:
 
 @dataclass
 class Spent:
-    """How often something was done, and the seconds that it took in all."""
-
     count: int = 0
     seconds: float = 0.0
 

@@ -70,7 +70,6 @@ class Inductor:
         return LoopExecutable(plan, functions, report, in_place=True)
 
     def conditions(self) -> Mapping[str, str]:
-        """Return what code depends on besides its graph."""
         return {
             "generator": generator(),
             "processor": instructions(),

@@ -34,7 +34,6 @@ def place_writes(graph: fx.Graph) -> None:
 
 
 def _keep_old_values(graph: fx.Graph) -> None:
-    """Copy placeholders whose value is written elsewhere before they are overwritten."""
     writes = graph.find_nodes(op="call_function", target=aten.copy_.default)
     targets = {write.args[0] for write in writes}
     for write in writes:
