@@ -8,7 +8,7 @@ Of a chip's tiles the fullest decides whether a program fits.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ import numpy as np
 from .._ir.blocks import StagePass
 from .._ir.plan import PER_MICRO_BATCH, Staged
 from .._ir.schedule import Action, Traffic
-from .._ir.slots import Kind, Slot
+from .._ir.slots import Kind
 from .cycles import slot_bytes
 from .simulate import PassPrice
 from .subject import Subject
@@ -58,43 +58,22 @@ def memory_of(subject: Subject, prices: Mapping[StagePass, PassPrice]) -> dict[i
 # What comes to a chip and leaves it with each action.
 
 _Event = tuple[StagePass, Traffic | None]
-_Place = tuple[int, str]  # chip and slot key
-_Name = tuple[int, int]  # number of a bundle, and the micro-batch
-
-
-class _Bundle(NamedTuple):
-    """Tensors of a chip that come and go together.
-
-    A layer leaves dozens of activations for its backward pass, and thousands of actions go by.
-    """
-
-    number: int
-    chip: int
-    per_micro_batch: bool  # every micro-batch has its own
-    sizes: Mapping[str, float]  # bytes by slot key
-    total: float
-
-    def name(self, action: Action) -> _Name:
-        return self.number, action.micro_batch if self.per_micro_batch else 0
+_Name = tuple[str, int]  # slot key and micro-batch
 
 
 class _Effect(NamedTuple):
-    """What one action does to the memory of the chips."""
+    """What one action does to the memory of the chips: the slots' keys."""
 
-    brought: list[_Bundle]  # comes to its chip from outside, and is there while it runs
-    made: list[_Bundle]  # stays on its chip when it is done
-    sent: list[_Bundle]  # arrives on other chips after the column
-    gone: list[_Bundle]  # leaves its chip
+    brought: Sequence[str] = ()  # comes to its chip from outside, and is there while it runs
+    made: Sequence[str] = ()  # stays on its chip when it is done
+    sent: Sequence[tuple[int, str]] = ()  # arrives on other chips after the column
+    gone: Sequence[str] = ()  # leaves its chip
 
 
-def _effects(
-    staged: Staged, slots: Mapping[str, Slot], size: Callable[[Slot], float], parked: set[str]
-) -> dict[_Event, _Effect]:
+def _effects(staged: Staged, parked: set[str]) -> dict[_Event, _Effect]:
     """What every action of a schedule does, by its pass and traffic.
 
     Args:
-        slots: its slots by key.
-        size: bytes that a slot takes.
         parked: keys of values that wait elsewhere than on a chip.
     """
     rows = staged.schedule.rows.values()
@@ -102,91 +81,56 @@ def _effects(
     kept, forgotten, targets = set(staged.last_readers()), staged.forgotten(), staged.targets()
     streaming = staged.workload.streaming
 
-    def places(stage_pass: StagePass, traffic: Traffic | None) -> Iterable[Iterable[_Place]]:
-        """The tensors of each field of an Effect."""
-        chip = staged.workload.chip_of(stage_pass)
+    def effect(stage_pass: StagePass, traffic: Traffic | None) -> _Effect:
         if traffic is Traffic.LOAD:
-            return [(chip, key) for key in streaming.loads.get(stage_pass, ())], (), (), ()
+            return _Effect(brought=streaming.loads.get(stage_pass, ()))
         if traffic is Traffic.STORE:
-            return (), (), (), [(chip, key) for key in streaming.stores.get(stage_pass, ())]
-        graph = staged.graphs[stage_pass]
+            return _Effect(gone=streaming.stores.get(stage_pass, ()))
+        graph, chip = staged.graphs[stage_pass], staged.workload.chip_of(stage_pass)
         read_back = [slot.key for slot in graph.inputs if slot.key in parked]
-        inputs = [s.key for s in graph.inputs if s.kind is Kind.BATCH or s.key in parked]
         values = [slot.key for slot in graph.outputs if slot.kind is Kind.VALUE]
-        made = [key for key in values if (chip, key) in kept and key not in parked]
-        gone = (*forgotten[stage_pass], *streaming.drops.get(stage_pass, ()), *read_back)
-        sent = [(to, key) for key in values for to in targets[key]]
-        return (
-            [(chip, key) for key in inputs], [(chip, key) for key in made], sent,
-            [(chip, key) for key in gone],
-        )  # fmt: skip
-
-    lists = {event: [dict.fromkeys(each) for each in places(*event)] for event in events}
-    touched: dict[_Place, list[object]] = defaultdict(list)
-    for event, each in lists.items():
-        for field, own in enumerate(each):
-            for place in own:
-                touched[place].append((event, field))
-    numbers: dict[object, int] = {}
-    number_of = {
-        place: numbers.setdefault(
-            (place[0], tuple(history), slots[place[1]].kind in PER_MICRO_BATCH), len(numbers)
+        return _Effect(
+            [s.key for s in graph.inputs if s.kind is Kind.BATCH or s.key in parked],
+            [key for key in values if (chip, key) in kept and key not in parked],
+            [(to, key) for key in values for to in targets[key]],
+            (*forgotten[stage_pass], *streaming.drops.get(stage_pass, ()), *read_back),
         )
-        for place, history in touched.items()
-    }
 
-    def bundled(own: Iterable[_Place], traffic: Traffic | None) -> list[_Bundle]:
-        parts: dict[int, dict[str, float]] = defaultdict(dict)
-        chips = {number_of[place]: place[0] for place in own}
-        for place in own:
-            slot = slots[place[1]]
-            loaded = float(slot_bytes(slot)) if traffic is Traffic.LOAD else size(slot)
-            parts[number_of[place]][slot.key] = loaded
-        return [
-            _Bundle(
-                number, chips[number], slots[next(iter(sizes))].kind in PER_MICRO_BATCH, sizes,
-                sum(sizes.values()),
-            )
-            for number, sizes in parts.items()
-        ]  # fmt: skip
-
-    return {
-        event: _Effect(*(bundled(own, event[1]) for own in each)) for event, each in lists.items()
-    }
+    return {event: effect(*event) for event in events}
 
 
 class _Held:
     """What waits on a chip, how much it is, and its fullest moment."""
 
     def __init__(self) -> None:
-        self.bundles: dict[_Name, _Bundle] = {}
+        self.sizes: dict[_Name, float] = {}
         self.total = 0.0
         self.live: list[float] = []
         self.most = 0.0
-        self.fullest: tuple[Action | None, dict[_Name, _Bundle]] = None, {}
+        self.fullest: tuple[Action | None, dict[_Name, float]] = None, {}
 
-    def put(self, name: _Name, bundle: _Bundle) -> None:
+    def put(self, name: _Name, size: float) -> None:
         """Add something, or replace it."""
-        self.drop(name)
-        self.bundles[name] = bundle
-        self.total += bundle.total
+        self.total += size - self.sizes.pop(name, 0.0)
+        self.sizes[name] = size
 
-    def drop(self, name: _Name) -> None:
-        """Take something away, if it is there."""
-        before = self.bundles.pop(name, None)
-        if before is not None:
-            self.total -= before.total
-
-    def do(self, action: Action, effect: _Effect, extra: float) -> None:
+    def do(
+        self,
+        action: Action,
+        brought: Mapping[_Name, float],
+        made: Mapping[_Name, float],
+        gone: Iterable[_Name],
+        extra: float,
+    ) -> None:
         """Do an action, which needs so many bytes while it runs."""
-        new = (bundle for bundle in effect.brought if bundle.name(action) not in self.bundles)
-        most = self.total + extra + sum(bundle.total for bundle in new)
+        new = (size for name, size in brought.items() if name not in self.sizes)
+        most = self.total + extra + sum(new)
         if most > self.most:
-            self.most, self.fullest = most, (action, dict(self.bundles))
-        for bundle in (*effect.brought, *effect.made):
-            self.put(bundle.name(action), bundle)
-        for bundle in effect.gone:
-            self.drop(bundle.name(action))
+            self.most, self.fullest = most, (action, {**brought, **self.sizes})
+        for name, size in {**brought, **made}.items():
+            self.put(name, size)
+        for name in gone:
+            self.total -= self.sizes.pop(name, 0.0)
 
 
 class Tiles:
@@ -230,30 +174,43 @@ class _Accountant:
         self._subject, self._prices = subject, prices
         self._staged, self._slots = subject.staged, subject.slots()
         seeds = self._summed_gradients().union(*(each.seeded for each in subject.passes.values()))
-        self._effects = _effects(
-            self._staged, self._slots,
-            lambda slot: 0.0 if slot.key in seeds else float(slot_bytes(slot)),
-            self._off_chip_values(),
-        )  # fmt: skip
+        self._sizes = {
+            key: 0.0 if key in seeds else float(slot_bytes(slot))
+            for key, slot in self._slots.items()
+        }
+        self._effects = _effects(self._staged, self._off_chip_values())
 
     def run(self) -> dict[int, ChipMemory]:
         """Go through the schedule."""
         schedule = self._staged.schedule
         held = {chip: _Held() for chip in schedule.rows}
         for column in range(schedule.columns):
-            sent: list[tuple[_Name, _Bundle]] = []
+            sent: list[tuple[int, str, Action]] = []
             for chip, row in schedule.rows.items():
                 action, mine, extra = row[column], held[chip], 0.0
                 if action is not None:
                     if action.traffic is None:  # else nothing runs
                         extra = self._prices[action.stage_pass].inside.bytes
                     effect = self._effects[action.stage_pass, action.traffic]
-                    mine.do(action, effect, extra)
-                    sent += [(bundle.name(action), bundle) for bundle in effect.sent]
+                    gone = [self._name(key, action) for key in effect.gone]
+                    brought = self._named(effect.brought, action)
+                    mine.do(action, brought, self._named(effect.made, action), gone, extra)
+                    sent += [(to, key, action) for to, key in effect.sent]
                 mine.live.append(mine.total + extra)
-            for name, bundle in sent:
-                held[bundle.chip].put(name, bundle)
+            for to, key, action in sent:
+                held[to].put(self._name(key, action), self._sizes[key])
         return {chip: self._summary(chip, own) for chip, own in held.items()}
+
+    def _name(self, key: str, action: Action) -> _Name:
+        own = self._slots[key].kind in PER_MICRO_BATCH  # every micro-batch has its own
+        return key, action.micro_batch if own else 0
+
+    def _named(self, keys: Iterable[str], action: Action) -> dict[_Name, float]:
+        loaded = action.traffic is Traffic.LOAD
+        sizes = (
+            (key, slot_bytes(self._slots[key]) if loaded else self._sizes[key]) for key in keys
+        )
+        return {self._name(key, action): size for key, size in sizes}
 
     def _summed_gradients(self) -> set[str]:
         """Parts of the gradient of a weight that several stages of its chip use.
@@ -303,16 +260,12 @@ class _Accountant:
         always[STREAMS] = max((price.from_host + price.to_host for price in own), default=0.0)
         always[STREAMS] += io_tiles * subject.chip.kind.tile_bytes
         peak, (action, there) = dict(always), held.fullest
-        if action is not None:
-            brought = self._effects[action.stage_pass, action.traffic].brought
-            there = {bundle.name(action): bundle for bundle in brought} | there
         waiting: dict[str, float] = defaultdict(float)
-        for bundle in there.values():
-            for key, size in bundle.sizes.items():
-                waiting[key] += size
-                kind = self._slots[key].kind
-                usual = WEIGHTS if kind is Kind.PARAM else ACTIVATIONS
-                peak[_STATE.get(kind, usual)] += size
+        for (key, _), size in there.items():
+            waiting[key] += size
+            kind = self._slots[key].kind
+            usual = WEIGHTS if kind is Kind.PARAM else ACTIVATIONS
+            peak[_STATE.get(kind, usual)] += size
         if action is not None and action.traffic is None:
             inside = self._prices[action.stage_pass].inside
             peak[ACTIVATIONS] += inside.values
