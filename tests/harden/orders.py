@@ -97,6 +97,9 @@ class Subject:
 
     def optimizer_state(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         got, wanted = (each.state_dict()["state"] for each in (self.optimizer, self.eagers))
+        if not wanted:  # torch has none before the first step; what was detached has zeros
+            numbers = [torch.as_tensor(v).float() for each in got.values() for v in each.values()]
+            return [(each, torch.zeros_like(each)) for each in numbers]
         assert got.keys() == wanted.keys(), (got.keys(), wanted.keys())
         return [
             (torch.as_tensor(got[at][name]).float(), torch.as_tensor(value).float())
