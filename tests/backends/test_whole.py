@@ -208,3 +208,71 @@ def test_nothing_is_copied_where_memory_is_granted(monkeypatch: pytest.MonkeyPat
     assert not resources.memory_can_be_refused()
     monkeypatch.setattr(resources, "_is_exact", lambda: True)
     assert resources.memory_can_be_refused()
+
+
+INDEX = torch.tensor([[0, 1, 2, 3]] * 8)
+CHECKING = {  # operators that look at values: of the rows of x, and of numbers that begin as INDEX
+    "max_unpool2d": lambda x, at: F.max_unpool2d(x.view(8, 1, 2, 2), at.view(8, 1, 2, 2), 2).sum(),
+    "max_unpool3d": lambda x, at: F.max_unpool3d(
+        x.view(8, 1, 1, 2, 2), at.view(8, 1, 1, 2, 2), (1, 2, 2)
+    ).sum(),
+    "embedding": lambda x, at: F.embedding(at * 1, x).sum(),
+    "gather": lambda x, at: x.gather(1, at * 1).sum(),
+    "scatter": lambda x, at: torch.zeros(8, 4).scatter(1, at * 1, x).sum(),
+    "index_select": lambda x, at: x.index_select(0, at[0] * 1).sum(),
+    "index": lambda x, at: x[at * 1].sum(),
+    "take": lambda x, at: x.take(at * 1).sum(),
+    "nll_loss": lambda x, at: F.nll_loss(x, at[:, 3] * 1),
+    "multi_margin_loss": lambda x, at: F.multi_margin_loss(x, at[:, 3] * 1),
+    "binary_cross_entropy": lambda x, at: F.binary_cross_entropy(
+        x.sigmoid() + at // 9, x.detach().sigmoid()
+    ),
+    "bernoulli": lambda x, at: (x * torch.bernoulli(at / 3)).sum(),
+    "multinomial": lambda x, at: (x[:, 0] * torch.multinomial(4.0 - at, 1)[:, 0]).sum(),
+}
+
+
+class Checking(nn.Module):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.norm, self.function = nn.BatchNorm1d(4), CHECKING[name]
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        return poptorch.identity_loss(self.function(self.norm(x), at), "none")
+
+
+@pytest.mark.parametrize("name", CHECKING)
+def test_an_operator_that_refuses_values_leaves_all_as_it_was(name: str) -> None:
+    """Statistics and weights of a second call, whose values are bad, are those of the first."""
+    model = Checking(name)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    wrapper = poptorch.trainingModel(model, options(), optimizer)
+    x = torch.rand(8, 4)
+    wrapper(x, INDEX)
+    before = copies(wrapper.state_dict())
+    moments = copies({str(at): s["momentum_buffer"] for at, s in enumerate(
+        optimizer.state_dict()["state"].values())})  # fmt: skip
+    with pytest.raises((poptorch.Error, IndexError)):
+        wrapper(x, torch.where(INDEX == 3, 99, INDEX))
+    after = wrapper.state_dict()
+    assert all(torch.equal(after[key], value) for key, value in before.items())
+    now = [each["momentum_buffer"] for each in optimizer.state_dict()["state"].values()]
+    assert all(map(torch.equal, moments.values(), now))
+    wrapper(x, INDEX)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["max_unpool2d", "multinomial"])
+def test_compiled_operators_that_refuse_values_leave_all_as_it_was(name: str) -> None:
+    model = Checking(name)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapper = poptorch.trainingModel(model, options().backend("inductor"), optimizer)
+    x = torch.rand(8, 4)
+    wrapper(x, INDEX)
+    before = copies(wrapper.state_dict())
+    with pytest.raises(RuntimeError) as caught:
+        wrapper(x, torch.where(INDEX == 3, 99, INDEX))
+    assert "as before this call" in "".join(caught.value.__notes__)
+    after = wrapper.state_dict()
+    assert all(torch.equal(after[key], value) for key, value in before.items())
+    wrapper(x, INDEX)

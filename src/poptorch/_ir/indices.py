@@ -81,10 +81,19 @@ _RAISING = (
     "normal", "poisson", "binomial", "take", "put", "scatter", "gather", "index", "embedding",
     "nll_loss", "multi_margin", "multilabel", "one_hot", "histc", "bincount", "searchsorted",
     "repeat_interleave", "unique", "nonzero", "masked_select", "inverse", "triangular", "geqrf",
+    "binary_cross_entropy",
 )  # fmt: skip
-_NOT_RAISING = {
+# Any other that takes tensors of these names may raise, too.
+_INDICES = {"index", "indices", "offsets", "offs", "lengths", "repeats", "sorter"}
+_NOT_RAISING = {  # not looked at, or made by the forward pass
     aten.index_add.default, aten.linalg_vector_norm.default, aten.max_pool2d_with_indices.default,
-    aten.max_pool2d_with_indices_backward.default,
+    aten.max_pool2d_with_indices_backward.default, aten.max_pool3d_with_indices_backward.default,
+    aten.adaptive_max_pool2d_backward.default, aten.adaptive_max_pool3d_backward.default,
+    aten.fractional_max_pool2d_backward.default, aten.fractional_max_pool3d_backward.default,
+    aten.value_selecting_reduction_backward.default, aten.cummaxmin_backward.default,
+    aten._unsafe_index.Tensor, aten._unsafe_index_put.default, aten._unsafe_masked_index.default,
+    aten._unsafe_masked_index_put_accumulate.default,
+    aten.binary_cross_entropy_with_logits.default,
 }  # fmt: skip
 # Of ours those that run the user's code, or look at values.
 _RUNNING_USER_CODE = {
@@ -226,7 +235,10 @@ def _may_raise(node: fx.Node) -> bool:
         return name in _RUNNING_USER_CODE
     if target.namespace not in ("aten", "prims"):
         return True
-    return target not in _NOT_RAISING and name.startswith(_RAISING)
+    if target in _NOT_RAISING:
+        return False
+    tensors = {a.name for a in target._schema.arguments if "Tensor" in str(a.type)}
+    return name.startswith(_RAISING) or not tensors.isdisjoint(_INDICES)
 
 
 def _sources(use: _Use) -> Iterator[_Source]:
