@@ -96,7 +96,7 @@ class Checkpoints:
         self._process, self._processes = place.processId, place.numProcesses
         self._samples = (getattr(loader, "combinedBatchSize", None) or 1) * data_share(place)[1]
         self._taken = 0  # batches of this epoch
-        self._begun: Any = None  # the host's generators when it began
+        self._epoch_start: Any = None  # the host's generators then
         self._resumed: Any = None  # and when the checkpoint was made
         self._tidy = False
         self._writing: _Writing | None = None
@@ -140,7 +140,7 @@ class Checkpoints:
         self._fill(saved, facts)
         self.step, self.epoch = facts["step"], facts["epoch"]
         self._taken = facts["taken"] * facts["samples"] // self._samples
-        self._begun, self._resumed = facts["begun"], facts["host"]
+        self._epoch_start, self._resumed = facts["begun"], facts["host"]
         log.python.info("Going on from checkpoint %s, step %d", folder, self.step)
         return True
 
@@ -183,11 +183,11 @@ class Checkpoints:
     def _epoch(self) -> Iterator[Any]:
         resumed, self._resumed = self._resumed, None
         if resumed is None:
-            self._begun = _session.host_random.state()
+            self._epoch_start = _session.host_random.state()
             yield from self._loader
             return
-        if self._begun is not None:  # it was made before the first batch
-            _session.host_random.restore(self._begun)
+        if self._epoch_start is not None:  # it was made before the first batch
+            _session.host_random.restore(self._epoch_start)
         rest = iter(self._loader)
         for _ in zip(range(self._taken), rest, strict=False):
             pass
@@ -291,7 +291,7 @@ class Checkpoints:
             "step": self.step,
             "epoch": self.epoch,
             "taken": self._taken,
-            "begun": self._begun,
+            "begun": self._epoch_start,
             "host": _session.host_random.state(),
             "device": self._executor.rng_state,
             "stateful": {name: _encoded(name, each) for name, each in self._stateful.items()},
@@ -342,7 +342,7 @@ def _check_loader(loader: Any) -> None:
         raise AssertionFailure(
             "Checkpoints need to know the order of the data",
             got="a loader that shuffles in another process",
-            fix="use DataLoaderMode.Sync, with num_workers for loading beside the computation",
+            fix="use DataLoaderMode.Sync, with num_workers for loading during the computation",
         )
 
 

@@ -14,7 +14,7 @@ from . import _session
 from ._base.errors import AssertionFailure, Error
 from ._ipu_model import Estimate
 from ._ir.plan import Plan
-from ._repricing import estimated
+from ._repricing import repricer_of
 from ._session import CompiledInputs, Latency, Stamps, counters
 from .options import Options
 
@@ -40,7 +40,8 @@ class Inspection:
     def estimate(self, *args: Any, system: str = "bow:16", **kwargs: Any) -> Estimate:
         """Return what the program would cost on IPUs; see ``poptorch.estimate``."""
         with self._session.lock():
-            return estimated(self._session, self._options, args, kwargs, system)
+            repricer = repricer_of(self._session, self._options, args, kwargs, system)
+            return repricer.advised(repricer.price({}, guesses=True))
 
     # What a call cost.
 

@@ -16,18 +16,6 @@ from .options import Options, TensorLocationSettings
 from .options.freeze import freeze
 
 
-def estimated(
-    session: _session.Session,
-    options: Options,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    system: str,
-) -> Estimate:
-    """Return the estimate of a wrapped model, with advice; ``poptorch.estimate`` documents it."""
-    repricer = repricer_of(session, options, args, kwargs, system)
-    return repricer.advised(repricer.price({}, guesses=True))
-
-
 def advised(
     session: _session.Session, options: Options, captures: _session.Captures, priced: Estimate
 ) -> Estimate:
