@@ -59,8 +59,12 @@ def warned(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     return caplog
 
 
+def unchanged(loss: torch.Tensor) -> torch.Tensor:
+    return loss
+
+
 class Net(nn.Module):
-    def __init__(self, after: Callable[[torch.Tensor], torch.Tensor] = lambda loss: loss) -> None:
+    def __init__(self, after: Callable[[torch.Tensor], torch.Tensor] = unchanged) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 3)
         self.after = after
@@ -287,6 +291,11 @@ def test_a_loop_outside() -> None:
 @row("a value computed from a loss and returned without it changed nothing in training")
 def test_a_changed_loss() -> None:
     net = Net(after=lambda loss: loss * 2)
+    start = copy.deepcopy(net)
+    model = poptorch.trainingModel(net, optimizer=poptorch.optim.SGD(net.parameters(), lr=0.1))
+    model(X, Y)
+    assert same(net, eager(start, torch.optim.SGD(start.parameters(), lr=0.1), calls=1))
+    net = Net(after=lambda loss: torch.stack([loss * 2, loss * 3]))
     model = poptorch.trainingModel(net, optimizer=poptorch.optim.SGD(net.parameters(), lr=0.1))
     with pytest.raises(poptorch.Error, match="identity_loss"):
         model(X, Y)
