@@ -25,10 +25,7 @@ def padding_graphs(
     missing_edges: Mapping[Any, int],
     count: int,
 ) -> list[Any]:
-    """Return so many graphs of padding, which have the missing nodes and edges together.
-
-    They have the attributes of ``model``, and nodes and edges of each type divided evenly.
-    """
+    """Return ``count`` graphs like ``model``, the missing nodes and edges divided evenly."""
     nodes = {kind: shares(total, count) for kind, total in missing_nodes.items()}
     edges: dict[Any, list[int]] = {}
     for kind, total in missing_edges.items():
@@ -58,7 +55,6 @@ def padding_graphs(
 
 
 def shares(total: int, parts: int) -> list[int]:
-    """Divide a number evenly; what is left over goes to the first."""
     return [total // parts + (at < total % parts) for at in range(parts)]
 
 
@@ -101,7 +97,6 @@ def _filled(like: torch.Tensor, dim: Any, length: int | None, fill: Any) -> torc
 
 
 def missing(what: str, allowed: Mapping[Any, int], samples: Sequence[Any]) -> dict[Any, int]:
-    """Return how many nodes or edges of each type are needed to fill a batch up."""
     counts = _graphs.node_counts if what == "nodes" else _graphs.edge_counts
     present = dict.fromkeys(allowed, 0)
     for sample in samples:
@@ -129,10 +124,9 @@ Masks = list[dict[Any, torch.Tensor]]
 class Trimmer:
     """Decides which nodes and edges of some graphs stay.
 
-    Of each graph one node (edge) of every type that it has, drawn at random, is protected, and
-    of the first graph the first nodes where asked for; among all others the surplus is drawn.
-    One node less than allowed stays where an edge of padding will need a node. All numbers are by
-    type: how many may be left, and how many of the first graph's first nodes must be.
+    Of each graph one node (edge) of every type, drawn at random, is protected, and of the first
+    graph the first nodes where asked for; among all others the surplus is drawn. One node less
+    than allowed stays where an edge of padding will need a node.
     """
 
     def __init__(
@@ -154,7 +148,6 @@ class Trimmer:
         self._protected = protected
 
     def trimmed(self, nodes: bool, edges: bool, levels: Levels) -> list[Any]:
-        """Return what is left of the graphs without surplus nodes, edges, or both."""
         if nodes:
             self._trim_nodes(edges_too=edges)
         if edges:
@@ -246,7 +239,6 @@ def _kept(
     edges: Mapping[Any, torch.Tensor],
     levels: Levels,
 ) -> Any:
-    """Return a graph of the nodes and edges that stay, in their order."""
     result = copy.copy(sample)
     for key, store in _graphs.stores(sample).items():
         for name, value in list(store.items()):

@@ -35,7 +35,6 @@ def edge_stores(sample: Any) -> dict[Any, Any]:
 
 
 def ends(kind: Any) -> tuple[Any, Any]:
-    """Return the types of nodes that a type of edges leads from and to."""
     return (kind[0], kind[-1]) if isinstance(kind, tuple) else (None, None)
 
 
@@ -57,12 +56,10 @@ def stores(sample: Any) -> dict[Any, Any]:
 
 
 def set_attribute(sample: Any, key: Any, name: str, value: Any) -> None:
-    """Set an attribute of one of the stores of ``stores``."""
     (sample if key is None else sample[key])[name] = value
 
 
 def rows(sample: Any, key: Any, name: str, value: torch.Tensor) -> int | None:
-    """Return how long a tensor is along the dimension that graphs are joined along."""
     store = stores(sample)[key]
     dim = sample.__cat_dim__(name, value, store)
     return value.shape[dim] if isinstance(dim, int) and value.dim() else None

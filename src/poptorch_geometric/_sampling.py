@@ -36,7 +36,6 @@ class _Incoming:
     time: torch.Tensor | None
 
     def of(self, nodes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the places of all edges to some nodes, and which of the nodes each leads to."""
         return _graphs.ranges(self.first[nodes], self.first[nodes + 1] - self.first[nodes])
 
 
@@ -49,32 +48,19 @@ class _Met:
     per_hop: list[int] = field(default_factory=list)
 
     def add(self, keys: torch.Tensor) -> torch.Tensor:
-        """Take keys that are new; return them."""
         new: torch.Tensor = torch.unique(keys)
         new = new[~torch.isin(new, self.keys)]
         self.keys = torch.cat([self.keys, new])
         return new
 
     def places(self, keys: torch.Tensor) -> torch.Tensor:
-        """Return where keys stand among those that were met."""
         order = self.keys.argsort()
         places: torch.Tensor = order[torch.searchsorted(self.keys[order], keys)]
         return places
 
 
 class NeighborSampler(BaseSampler):  # type: ignore[misc]
-    """Samples neighbourhoods as torch_geometric's ``NeighborSampler`` does, in torch alone.
-
-    Args:
-        data: the whole graph, with types or without.
-        num_neighbors: of each hop, -1 for all; by edge type for graphs with types.
-        disjoint: every seed has a neighbourhood of its own.
-        time_attr: of nodes or of edges: neighbours are not later than their seed.
-
-    Raises:
-        ValueError: numbers of hops differ.
-        poptorch.Error: an attribute that the graph does not have, or an unknown strategy.
-    """
+    """Samples as torch_geometric's ``NeighborSampler`` does, in torch alone."""
 
     def __init__(
         self,
@@ -118,7 +104,6 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
         return  # numbers of edges are those of the whole graph
 
     def sample_from_nodes(self, index: NodeSamplerInput, **kwargs: Any) -> Any:
-        """Return the sampled neighbourhood of some seeds, these first."""
         met = {kind: _Met(count) for kind, count in self._counts.items()}
         seeds = torch.arange(len(index.node)) if self._disjoint else 0
         met[index.input_type].keys = index.node + seeds * met[index.input_type].size
@@ -146,7 +131,6 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
         return output
 
     def sample_from_edges(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse."""
         raise Unsupported(
             "This sampler starts from nodes",
             got="sample_from_edges, for the neighbourhoods of edges",
@@ -247,7 +231,6 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
     def _between(
         self, edges: _Incoming, source: _Met, target: _Met
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return all edges among the nodes that were met."""
         nodes, seeds = target.keys % max(target.size, 1), target.keys // max(target.size, 1)
         slots, owner = edges.of(nodes)
         sources = edges.source[slots] + seeds[owner] * source.size

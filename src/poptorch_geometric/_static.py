@@ -1,9 +1,7 @@
 """What torch_geometric does with lists that become shorter or longer, in fixed sizes.
 
-Where it would shorten a list of edges or nodes, ours keeps its length and gives what is gone the
-number -1; what gathers and reduces leaves that out. Results that depend on how many are left have
-the largest size that there can be. As long as nothing of the kind was made in a capture,
-torch_geometric's own functions run.
+What would be gone of a list of edges or nodes gets the number -1, which gathering and reducing
+leave out. Unless that was made in a capture, torch_geometric's own functions run.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ _absent: ContextVar[bool | None] = ContextVar("absent", default=None)  # None: n
 
 @contextlib.contextmanager
 def tracking() -> Iterator[None]:
-    """Within the block ``mark_absent`` is remembered."""
     token = _absent.set(False)
     try:
         yield
@@ -33,7 +30,6 @@ def tracking() -> Iterator[None]:
 
 
 def mark_absent() -> None:
-    """Remember that there may be numbers of -1 from now on."""
     if _absent.get() is not None:
         _absent.set(True)
 
@@ -43,7 +39,6 @@ def may_be_absent() -> bool:
 
 
 def leave_out(edge_index: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return edges of which those are gone where a mask is False."""
     mark_absent()
     return torch.where(mask, edge_index, -1)
 
@@ -82,7 +77,6 @@ def scatter(
 
 
 def _along(values: torch.Tensor, like: torch.Tensor, dim: int) -> torch.Tensor:
-    """Return one value for each place of a dimension, to be spread over the others."""
     shape = [1] * like.dim()
     shape[dim] = -1
     return values.view(shape)
@@ -231,7 +225,6 @@ def topk(
 
 
 def select_top_k(module: Any, x: torch.Tensor, batch: Optional = None) -> SelectOutput:
-    """Select as ``SelectTopK`` does; nodes that are gone weigh nothing."""
     if batch is None:
         batch = torch.zeros(len(x), dtype=torch.int64, device=x.device)
     x = x.view(-1, 1) if x.dim() == 1 else x

@@ -1,7 +1,4 @@
-"""Functions of torch_geometric that give way to those of fixed shapes while a model is captured.
-
-Source: PopTorch user guide, "PopTorch ops".
-"""
+"""Functions of torch_geometric that give way to those of fixed shapes while a model is captured."""
 
 from __future__ import annotations
 
@@ -137,7 +134,6 @@ METHODS: tuple[tuple[Any, str, Any], ...] = (
 
 @contextlib.contextmanager
 def substituted() -> Iterator[None]:
-    """Within the block torch_geometric computes in fixed shapes, or says what it would need."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(_static.tracking())
         stack.enter_context(set_experimental_mode(True, "disable_dynamic_shapes"))
@@ -169,6 +165,5 @@ def _hashable(value: Any) -> bool:
 
 @call_once
 def register() -> None:
-    """Have the functions swapped whenever a model is captured."""
     manager = poptorch._OverwriteContextManager  # type: ignore[attr-defined]  # PopTorch's name
     manager.registerSubsitutionManager(substituted)

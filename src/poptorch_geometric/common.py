@@ -1,5 +1,3 @@
-"""The classes of batches that torch_geometric makes, and one of ours."""
-
 from __future__ import annotations
 
 import copyreg
@@ -43,7 +41,6 @@ def _made() -> Any:
 
 
 def with_seeds(batch: Any) -> Any:
-    """Let a batch tell the number of its seeds."""
     object.__setattr__(batch, "__class__", SeedBatch)  # past the batch's own, for attributes
     return batch
 

@@ -20,8 +20,6 @@ __all__ = ["DataLoader", "FixedSizeDataLoader", "FixedSizeStrategy", "OverSizeSt
 
 
 class Combining:
-    """Joins micro-batches of graphs into the combined batch that a wrapped model takes."""
-
     drops_last = True
 
     def _combined(self, collater: Any, size: int | None) -> Any:
@@ -29,16 +27,7 @@ class Combining:
 
 
 def with_options(plain: Any, after: str, **defaults: Any) -> Callable[..., None]:
-    """Return the constructor of a loader on torch's own, for one on ``poptorch.DataLoader``.
-
-    Args:
-        plain: the loader; its constructor is called.
-        after: the parameter that ``options`` follows.
-        defaults: those that are others than the plain loader's.
-
-    Raises:
-        poptorch.Error: rebatching, which cuts tensors of nodes and of edges alike; when called.
-    """
+    """Return the constructor of ``plain`` with the parameter ``options``, and other defaults."""
     parameters = []
     for each in inspect.signature(plain.__init__).parameters.values():
         parameters.append(each.replace(default=defaults.get(each.name, each.default)))

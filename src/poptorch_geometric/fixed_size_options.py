@@ -142,7 +142,6 @@ def _each(sizes: dict[Any, int], change: Any) -> Sizes:
 
 
 def _largest(samples: Iterable[Any], what: str) -> tuple[dict[Any, int], dict[Any, int], int]:
-    """Return the largest numbers of nodes and edges by type, and of graphs."""
     nodes: dict[Any, int] = {}
     edges: dict[Any, int] = {}
     graphs = 0
@@ -168,7 +167,7 @@ def _again_and_again(loader: Iterable[Any]) -> Iterator[Any]:
 
 
 def suited(sizes: FixedSizeOptions, sample: Any) -> FixedSizeOptions:
-    """Return the sizes, converted in place if the sample has types and they have not."""
+    """Convert the sizes, in place, if the sample has types and they have not."""
     if isinstance(sample, HeteroData) and not sizes.is_hetero():
         sizes.to_hetero(sample.node_types, sample.edge_types)
     return sizes

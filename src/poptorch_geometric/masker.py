@@ -1,6 +1,4 @@
-"""What hides entries of nodes, edges and graphs from layers. Source: PopTorch user guide, "PopTorch
-ops".
-"""
+"""What hides entries of nodes, edges and graphs from layers."""
 
 from __future__ import annotations
 

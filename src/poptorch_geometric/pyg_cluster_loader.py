@@ -68,11 +68,6 @@ class _Merging:
 
 
 def check_two_graphs(loader: str, sizes: FixedSizeOptions) -> None:
-    """Check that there is place for one graph and padding.
-
-    Raises:
-        AssertionError: for more graphs.
-    """
     if sizes.num_graphs != 2:
         raise AssertionFailure(
             f"{loader} needs fixed sizes with num_graphs=2",
@@ -93,16 +88,11 @@ class ClusterData(torch_geometric.loader.ClusterData):  # type: ignore[misc]
 
 
 def parts(edge_index: torch.Tensor, num_nodes: int, count: int) -> torch.Tensor:
-    """Return the part, from 0, of each node, where no package with METIS is installed.
+    """Return the part of each node, where no package with METIS is installed.
 
     Nodes are laid out breadth first, cut into equal parts, and then moved, a few at a time, to
     where their neighbours are. Source, for the aim: Karypis and Kumar, "A fast and high quality
     multilevel scheme for partitioning irregular graphs" (1998).
-
-    Args:
-        edge_index: [2, edges]; the direction does not matter.
-        num_nodes: how many nodes there are.
-        count: how many parts; none is larger than a tenth above the average.
     """
     both = torch.cat([edge_index, edge_index.flip(0)], dim=1)
     order = _breadth_first(both, num_nodes)

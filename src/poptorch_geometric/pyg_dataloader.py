@@ -39,7 +39,6 @@ class OverSizeStrategy(enum.Enum):
 
 
 def trimming(strategy: OverSizeStrategy) -> dict[str, bool]:
-    """Return the arguments of a collater for a strategy."""
     both = OverSizeStrategy.TrimNodesAndEdges
     return {
         "trim_nodes": strategy in (OverSizeStrategy.TrimNodes, both),
@@ -48,11 +47,6 @@ def trimming(strategy: OverSizeStrategy) -> dict[str, bool]:
 
 
 def refuse(loader: str, kwargs: Mapping[str, Any], *names: str) -> None:
-    """Refuse keyword arguments that a loader decides itself.
-
-    Raises:
-        AssertionError: one of them is there.
-    """
     for name in names:
         if name in kwargs:
             raise AssertionFailure(

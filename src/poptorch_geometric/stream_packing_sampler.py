@@ -92,7 +92,6 @@ class StreamPackingSampler(torch.utils.data.Sampler[list[int]]):
     def _oversized(
         self, index: int, nodes: Counter[Any], edges: Counter[Any]
     ) -> Iterable[list[int]]:
-        """Return the micro-batches that a sample becomes which is too large alone."""
         if self.allow_skip_data:
             return ()
         raise StateError(

@@ -56,7 +56,6 @@ class PyGArgsParser(ICustomArgParser):
 
 
 def _places(struct: Any) -> list[tuple[Any, str]]:
-    """Return store and name of every tensor, in order."""
     if not isinstance(struct, (Data, HeteroData)):
         raise InvalidValue(
             "Unsupported data type",

@@ -1,7 +1,4 @@
-"""Who cuts which batches: the loader's arguments, checked, as one frozen decision.
-
-Source: PopTorch user guide, "Efficient data batching".
-"""
+"""Who cuts which batches: the loader's arguments, checked, as one frozen decision."""
 
 from __future__ import annotations
 
@@ -17,8 +14,6 @@ from ..enums import DataLoaderMode
 
 @dataclass(frozen=True)
 class Arrangement:
-    """How a loader makes combined batches."""
-
     combined: int | None  # samples of one call; None passes the data set's items on as they are
     micro: int  # samples of one micro-batch, as far as known (1 if a batch sampler does not tell)
     steps: int  # micro-batches in one combined batch
@@ -81,7 +76,6 @@ def check_switches(**switches: Any) -> None:
 
 
 def check_accessor(buffer_size: Any, miss_sleep_time_in_ms: Any, rebatched_size: Any) -> None:
-    """Refuse numbers that make no sense, before a process is started with them."""
     for name, value, least, kind in (
         ("buffer_size", buffer_size, 1, int),
         ("miss_sleep_time_in_ms", miss_sleep_time_in_ms, 0, int | float),
@@ -94,7 +88,6 @@ def check_accessor(buffer_size: Any, miss_sleep_time_in_ms: Any, rebatched_size:
 def check_sources(
     dataset: Any, batch_sampler: Any, batch_size: int | None, shuffle: bool | None, processes: int
 ) -> None:
-    """Refuse arguments that say the same twice, or data that cannot be cut for the processes."""
     if batch_sampler is not None:
         check_batch_sampler(batch_size, shuffle, processes > 1)
     elif processes > 1:
@@ -102,7 +95,6 @@ def check_sources(
 
 
 def check_batch_sampler(batch_size: int | None, shuffle: bool | None, partitions: bool) -> None:
-    """Refuse what a batch sampler decides itself."""
     if batch_size != 1 or shuffle:
         raise Error(
             "batch_sampler is mutually exclusive with batch_size, shuffle",
@@ -118,7 +110,6 @@ def check_batch_sampler(batch_size: int | None, shuffle: bool | None, partitions
 
 
 def check_partitioning(batch_size: int | None, is_iterable: bool) -> None:
-    """Refuse data sets that cannot be cut into one part per process."""
     by_hand = "pass auto_distributed_partitioning=False and let the data set yield the part of"
     if batch_size is None:
         raise AssertionFailure(

@@ -16,8 +16,6 @@ _MOST_TEXT = 48_000  # bytes that fit the socket's buffer: sending an error neve
 
 
 class Kind(enum.IntEnum):
-    """The kinds of messages, the consumer's first."""
-
     START = 0  # go on after the first element
     FREE = 1  # the oldest slot may be filled again
     RESTART = 2  # forget all elements and begin this iteration of the data set; rows: which one
@@ -32,8 +30,6 @@ class Kind(enum.IntEnum):
 
 
 class Message(NamedTuple):
-    """One message; see ``Kind`` for what the numbers mean."""
-
     kind: Kind
     slot: int
     rows: int
@@ -50,17 +46,13 @@ class Channel:
         self._poll.register(end, select.POLLIN)
 
     def watch(self, descriptor: int) -> None:
-        """Let ``receive`` end, with None, when this descriptor gets readable, too."""
+        """Let ``receive`` return None when this descriptor gets readable, too."""
         self._poll.register(descriptor, select.POLLIN)
 
     def send(
         self, kind: Kind, slot: int = 0, rows: int = 0, text: str = "", files: Sequence[int] = ()
     ) -> None:
-        """Send a message, with the end of a text and with open files.
-
-        Raises:
-            ConnectionError: the other process is gone.
-        """
+        """Send a message, with the end of the text; ConnectionError: the other process is gone."""
         carried = text.encode(errors="backslashreplace")[-_MOST_TEXT:]
         content = _HEADER.pack(kind, slot, rows, len(carried)) + carried
         if files:
@@ -71,11 +63,7 @@ class Channel:
     def receive(
         self, seconds: float | None = None, files: list[int] | None = None
     ) -> Message | None:
-        """Return the next message; None when there is none within some seconds.
-
-        Args:
-            seconds: None for ever.
-        """
+        """Return the next message; None when there is none within some seconds (None: for ever)."""
         while (message := self._next()) is None:
             content = self._arrived(files)
             if content is None:
@@ -88,10 +76,6 @@ class Channel:
         return message
 
     def _arrived(self, files: list[int] | None) -> bytes | None:
-        """Take what is there: one call of the system where asking first makes it two.
-
-        It is several messages when the other process is ahead.
-        """
         try:
             if files is None:
                 return self._socket.recv(_CHUNK, socket.MSG_DONTWAIT)
@@ -106,7 +90,6 @@ class Channel:
         return any(descriptor == self._socket.fileno() for descriptor, _ in ready)
 
     def _next(self) -> Message | None:
-        """Cut a message off what has been received, if it is whole."""
         if len(self._received) < _HEADER.size:
             return None
         kind, slot, rows, length = _HEADER.unpack_from(self._received)

@@ -1,7 +1,4 @@
-"""How samples and micro-batches become one combined batch.
-
-Source: PopTorch user guide, "Efficient data batching".
-"""
+"""How samples and micro-batches become one combined batch."""
 
 from __future__ import annotations
 
@@ -24,8 +21,6 @@ from .sharding import Shard
 
 
 class Grouped:
-    """Joins every ``size`` consecutive batches of an iterable along dimension 0."""
-
     def __init__(self, batches: Iterable[Any], size: int, drop_last: bool) -> None:
         self._batches: Iterator[Any] = iter(batches)
         self._size = size
@@ -110,11 +105,7 @@ def _concatenated(batches: Sequence[torch.Tensor], equally: bool, name: str) -> 
 
 
 class TensorBatches:
-    """Iterates over the batches of a loader for which ``indexable`` holds.
-
-    Indexing gives what fetching and collating single samples would, in fresh memory, many times
-    faster: collating a batch of n samples makes n small tensors and stacks them.
-    """
+    """Batches of a loader for which ``indexable`` holds: rows by index, not n tensors to stack."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._tensors, self._rows = _source(loader.dataset)
@@ -139,11 +130,7 @@ class TensorBatches:
 
 
 def _taken(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Return a copy of rows.
-
-    Indexing wakes all of torch's threads even for a few rows, and they then wait at work for the
-    next ones: a core is busy that the compiler needs. This does not, and takes 0.6 of the time.
-    """
+    """Indexing would wake all of torch's threads, which then wait at work; this takes 0.6 of it."""
     return tensor.index_select(0, rows) if tensor.is_contiguous() else tensor[rows]
 
 

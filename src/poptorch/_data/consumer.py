@@ -1,7 +1,4 @@
-"""The consumer's end of asynchronous loading: elements in order out of the ring, or an error.
-
-Source: PopTorch user guide, "Efficient data batching".
-"""
+"""The consumer's end of asynchronous loading: elements in order out of the ring, or an error."""
 
 from __future__ import annotations
 
@@ -25,8 +22,6 @@ _NEGLIGIBLE = 0.05  # share of waiting below which loading is not what limits a 
 
 
 class _At(enum.Enum):
-    """Where in an iteration of the data set the consumer is."""
-
     BEGINNING = enum.auto()
     MIDDLE = enum.auto()
     END = enum.auto()
@@ -37,17 +32,7 @@ class _At(enum.Enum):
 class Consumer:
     """Reads the elements of a data set that another process loads.
 
-    Args:
-        source: what to iterate over in the other process.
-        strategy: how that process comes into being.
-        settings: how it loads.
-
-    Attributes:
-        iteration: how many were begun.
-        elements: how many were taken in this one, its end included.
-
-    Raises:
-        Error: the worker did not get as far as the first element.
+    ``iteration`` counts those that were begun; ``elements`` those taken in it, its end included.
     """
 
     def __init__(self, source: Any, strategy: SharingStrategy, settings: Settings) -> None:
@@ -74,20 +59,15 @@ class Consumer:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether ``stop`` was called."""
         return not self._stop.still_active()
 
     def stop(self) -> None:
-        """End the worker; elements that were handed out stay valid from now on."""
+        """End the worker; elements that were handed out stay valid."""
         self._stop()
         self._current, self._slots = [], []
 
     def restart(self) -> None:
-        """Go to the beginning of an iteration.
-
-        Nothing is loaded again when none of the elements was taken, or when the worker has begun
-        the next iteration after the end of one; otherwise the worker begins anew.
-        """
+        """Go to the beginning of an iteration; what is there of it is not loaded again."""
         self._check_usable()
         self.iteration += 1
         self.elements, self._waited = 0, 0.0
@@ -100,12 +80,7 @@ class Consumer:
         self._at = _At.BEGINNING
 
     def next(self) -> Any:
-        """Return the next element: views of the ring that are valid until the next call.
-
-        Raises:
-            StopIteration: the iteration has ended.
-            AssertionFailure: the data set raised, or the worker is gone.
-        """
+        """Return the next element: views of the ring that are valid until the next call."""
         self._check_usable()
         if self._at in (_At.END, _At.END_WITH_MORE):
             raise StopIteration
@@ -167,7 +142,6 @@ class Consumer:
             self._process.channel.send(kind, rows=number)
 
     def _message(self, files: list[int] | None = None) -> Message:
-        """Wait for the worker's next message, or for its end."""
         receive = self._process.channel.receive
         try:
             while (message := receive(_CHECK_SECONDS, files)) is None:
@@ -187,7 +161,6 @@ class Consumer:
         return AssertionFailure("An error occurred in the data fetcher", got=reason)
 
     def _announcement(self) -> tuple[ring.Form, list[ring.Tensors]]:
-        """Wait for the first element; return the form of all, and the slots they come in."""
         files: list[int] = []
         try:
             message = self._message(files)
@@ -220,12 +193,6 @@ def _not_started(reason: str, has_arrived: bool = False) -> Error:
 
 
 def verdict(waited: float, total: float) -> str:
-    """Say in one line what limited a run.
-
-    Args:
-        waited: seconds that the consumer waited for data.
-        total: seconds that the run took.
-    """
     share = waited / total if total else 0.0
     spent = f"{waited:.2f} s of {total:.2f} s ({share:.0%}) went into waiting for data"
     if share < _NEGLIGIBLE:

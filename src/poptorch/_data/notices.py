@@ -1,8 +1,4 @@
-"""What a loader tells: a data set that does not divide, arguments that do nothing, other counts
-than the model's.
-
-Source: PopTorch user guide, "Efficient data batching".
-"""
+"""What a loader warns of: remainders, arguments without effect, other counts than the model's."""
 
 from __future__ import annotations
 
@@ -22,12 +18,7 @@ from .sharding import Shard, shard_range
 def remainder(
     loader: Any, plan: Arrangement, process: int, processes: int, programs: int = 1
 ) -> None:
-    """Log what is worth telling about a loader's data, at the level that it deserves.
-
-    Args:
-        process: which process this is, when the data set is a shard.
-        programs: for how many kinds of inputs a model may be compiled.
-    """
+    """Tell about a remainder; ``process`` counts for shards, ``programs`` are the model's sizes."""
     dataset, workers = loader.dataset, loader.num_workers
     if isinstance(dataset, IterableDataset):
         if workers > 1 and loader.worker_init_fn is None:
@@ -67,7 +58,6 @@ def _length(sampler: Any) -> int | None:
 
 
 def _last_batch(samples: int, processes: int, plan: Arrangement, size: int, programs: int) -> None:
-    """Tell about a last batch of another size, which needs a program of its own."""
     begin = (
         f"The data set's {samples} samples are not divisible by the combined batch size"
         f" ({plan.combined}) x {processes} processes: the last batch of this process has {size}"
@@ -94,7 +84,6 @@ def _last_batch(samples: int, processes: int, plan: Arrangement, size: int, prog
 
 
 def _left_samples(samples: int, combined: int, processes: int) -> None:
-    """Tell about samples that are never used."""
     left = samples % (combined * processes)
     if left == samples:
         log.python.warning(
@@ -117,7 +106,6 @@ def _left_samples(samples: int, combined: int, processes: int) -> None:
 
 
 def _micro_batches(batches: int | None, group: int, drop_last: bool) -> None:
-    """Tell about micro-batches of a sampler that do not fill a combined batch."""
     if batches is None:
         if not drop_last:
             log.python.warning(
@@ -140,7 +128,6 @@ def without_effect(
     rebatched_worker_size: int | None,
     others: Mapping[str, Any],
 ) -> None:
-    """Log the arguments that were given and do nothing in the loader's mode."""
     ignored = {
         "async_options": bool(async_options) and not plan.asynchronous,
         "rebatched_worker_size": rebatched_worker_size is not None and plan.rebatched is None,
@@ -189,13 +176,9 @@ def remember(loader: DataLoader[object], plan: Arrangement) -> None:
 
 
 def other_counts(tensors: Sequence[torch.Tensor], loops: Loops) -> None:
-    """Warn if a training model takes batches of the loader apart in another way than they are made.
+    """Warn if a training model takes batches apart in another way than the loader made them.
 
-    Where the sizes happen to divide, each call would make another number of updates than was meant,
-    of larger micro-batches.
-
-    Args:
-        tensors: the batch that the model is compiled for.
+    Where the sizes happen to divide, a call would make other updates than were meant.
     """
     rows = next((tensor.shape[0] for tensor in tensors if tensor.dim()), 0)
     for loader, plan in _iterated[:]:

@@ -1,7 +1,4 @@
-"""Starting and ending the loading process: the four ways it can come into being, and one way out.
-
-Source: PopTorch user guide, "Efficient data batching".
-"""
+"""Starting and ending the loading process, which can come into being in four ways."""
 
 from __future__ import annotations
 
@@ -88,7 +85,6 @@ class Process:
         return code
 
     def describe_end(self) -> str:
-        """Return how the process ended, for messages."""
         self._process.join(PATIENCE)  # its connection may end a moment before itself
         code = self._process.exitcode
         if code is None:
@@ -122,7 +118,6 @@ class Process:
 
 
 def members(group: int) -> set[int]:
-    """Return the running processes of a group."""
     return {pid for pid in psutil.pids() if _group(pid) == group and is_running(pid)}
 
 
@@ -172,12 +167,8 @@ def _prepared(strategy: SharingStrategy) -> Iterator[None]:
 class Pickled:
     """A value that is pickled when a process is started, where it loads when called.
 
-    Tensors and NumPy arrays travel through one file that the receiver maps, whatever their number
-    and size: torch's own way opens a file descriptor per tensor, of which a list of samples has too
-    many. Tensors that are in shared memory already stay shared.
-
-    Args:
-        on_disk: use a temporary file in place of memory.
+    Tensors and arrays travel through one file that the receiver maps: torch's own way opens a file
+    descriptor per tensor, of which a list of samples has too many.
     """
 
     def __init__(self, value: Any, on_disk: bool = False) -> None:
@@ -204,7 +195,6 @@ class Pickled:
         return functools.partial, (_received, reduction.DupFd(self._descriptor), places)
 
     def close(self) -> None:
-        """Give back the file; the process that was started has it open, or there is none."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

@@ -1,8 +1,7 @@
 """The ring of buffers in shared memory: its layout, what an element is, and how it gets in.
 
-The memory belongs to a file that no directory lists, so nothing can be left behind: the system
-frees it when the last process that maps it ends, however it ends. It does not live in ``/dev/shm``
-either, whose size containers limit. Source: PopTorch user guide, "Efficient data batching".
+The memory is a file that no directory lists: the system frees it when the last process that maps it
+ends. It is not in ``/dev/shm``, whose size containers limit.
 """
 
 from __future__ import annotations
@@ -38,14 +37,12 @@ class Form:
 
     @staticmethod
     def of(element: Any) -> Form:
-        """Return the form of the first element."""
         kind = _kind_of(element)
         if kind in (torch.Tensor, list):
             return Form(kind)
         return Form(dict, tuple(element)) if kind is dict else Form(kind, template=element)
 
     def split(self, element: Any) -> list[torch.Tensor]:
-        """Return the tensors of an element."""
         kind = _kind_of(element)
         if kind is not self.kind:
             raise AssertionFailure(
@@ -80,7 +77,6 @@ class Form:
         return tensors
 
     def join(self, tensors: list[torch.Tensor]) -> Any:
-        """Build an element around tensors."""
         if self.kind is torch.Tensor:
             return tensors[0]
         if self.kind is list:
@@ -117,7 +113,6 @@ def _name(kind: type) -> str:
 
 
 def nameless_file(label: str) -> int:
-    """Return the descriptor of a new empty file that lives in memory where the system can."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create(label, os.MFD_CLOEXEC)
     with tempfile.TemporaryFile(prefix=label) as file:
@@ -125,11 +120,7 @@ def nameless_file(label: str) -> int:
 
 
 def reserve(descriptor: int, size: int) -> None:
-    """Give the file its size and its memory at once: a later write could only crash.
-
-    Raises:
-        OSError: there is not that much memory.
-    """
+    """Give the file its memory at once: a later write to what is not there would crash."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, 0, size)
     else:
@@ -137,14 +128,7 @@ def reserve(descriptor: int, size: int) -> None:
 
 
 def create(form: Form, specs: Sequence[Spec], count: int) -> tuple[int, int, list[Tensors]]:
-    """Lay out a ring.
-
-    Returns:
-        The descriptor of its file; where in the file the layout is told; the slots.
-
-    Raises:
-        OSError: there is not that much memory.
-    """
+    """Return the file of a new ring, where in it the layout is told, and the slots."""
     layout = pickle.dumps((form, specs, count))
     end = count * _offsets(specs)[1]
     descriptor = nameless_file("poptorch_ring")
@@ -154,7 +138,6 @@ def create(form: Form, specs: Sequence[Spec], count: int) -> tuple[int, int, lis
 
 
 def attach(descriptor: int, end: int) -> tuple[Form, list[Tensors]]:
-    """Return the form of the elements, and the slots, of a ring that another process has made."""
     with open(descriptor, "rb", closefd=False) as file:
         file.seek(end)
         form, specs, count = pickle.load(file)
@@ -204,7 +187,6 @@ def poison(tensors: Tensors) -> None:
 
 
 def fill_whole(elements: Iterable[Tensors], claim: Callable[[], Tensors]) -> Iterator[int]:
-    """Copy each element into a buffer of its own."""
     source = iter(elements)
     while True:
         buffers = claim()
@@ -235,7 +217,7 @@ def fill_packed(
 
 
 def _copy(buffers: Tensors, tensors: Tensors) -> int:
-    """Copy one element, which may have fewer rows than the first; return how many, or ALL_ROWS."""
+    """Copy an element, which may have fewer rows than the first; return how many, or ALL_ROWS."""
     wanted, given = _shapes(buffers), _shapes(tensors)
     if wanted == given:
         for buffer, tensor in zip(buffers, tensors, strict=True):
@@ -252,7 +234,6 @@ def _copy(buffers: Tensors, tensors: Tensors) -> int:
 
 
 def common_rows(tensors: Tensors) -> int:
-    """Return the common first dimension of an element's tensors."""
     rows = {shape[:1] for shape in _shapes(tensors)}
     if len(rows) != 1 or rows == {()}:
         raise AssertionFailure(

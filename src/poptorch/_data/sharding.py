@@ -1,7 +1,4 @@
-"""Which samples a process reads: contiguous shards, and one permutation shared by all processes.
-
-Source: PopTorch user guide, "Efficient data batching".
-"""
+"""Which samples a process reads: contiguous shards, and one permutation shared by all processes."""
 
 from __future__ import annotations
 
@@ -18,13 +15,7 @@ def shard_range(
 ) -> range:
     """Return the positions of one process, in a data set or in its permutation.
 
-    Args:
-        samples: size of the data set.
-        combined: samples in one call of one process.
-        drop_last: give every process the same number of whole combined batches; otherwise the
-            lengths differ by one at most and nothing is left over.
-        process: which process, from 0.
-        processes: how many there are.
+    With ``drop_last`` all have equally many whole combined batches, otherwise nothing is left over.
     """
     if drop_last:
         length = combined * (samples // (combined * processes))
@@ -37,11 +28,7 @@ def shard_range(
 class Shard(Dataset[Any]):
     """A view of the part of a map-style data set that one process reads.
 
-    Args:
-        dataset: the whole data set.
-        part: which positions belong to this process.
-        order: int64 permutation of the whole data set that the positions refer to, or None for
-            the data set's own order. In shared memory when worker processes outlive an epoch.
+    ``part`` are positions in ``order``, an int64 permutation of the data set, or in itself.
     """
 
     def __init__(self, dataset: Any, part: range, order: torch.Tensor | None = None) -> None:
@@ -78,18 +65,8 @@ class Shard(Dataset[Any]):
 def permutation(samples: int, used: int, seed: int, index: int) -> torch.Tensor:
     """Return one of a sequence of permutations, the same in all processes with equal seeds.
 
-    With leftovers (samples beyond the whole combined batches), the permutations come in pairs: what
-    the first one leaves over is among the used samples of the second, so that every two epochs
-    cover the data set.
-
-    Args:
-        samples: size of the data set.
-        used: how many of the first places of a permutation all processes read together.
-        seed: the options' random seed.
-        index: which one, from 0.
-
-    Returns:
-        int64, of the size of the data set.
+    They come in pairs: what the first leaves over (behind its ``used`` first places) is among the
+    used samples of the second, so that every two epochs cover the data set.
     """
     order = _drawn(samples, seed, index)
     if index % 2 == 0 or used in (0, samples):

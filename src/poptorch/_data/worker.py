@@ -1,7 +1,4 @@
-"""The loading process: iterates the data set and keeps the ring of buffers full.
-
-Source: PopTorch user guide, "Efficient data batching".
-"""
+"""The loading process: iterates the data set and keeps the ring of buffers full."""
 
 from __future__ import annotations
 
@@ -35,8 +32,6 @@ Contents = tuple[Any, dict[type, trees.Parser]]
 
 @dataclass(frozen=True)
 class Settings:
-    """How a worker loads."""
-
     slots: int  # buffers in the ring
     pause: float  # seconds of the first sleep while the ring is full; 0 spins
     goes_on: bool  # begin the next iteration of the data set at the end of one, unasked
@@ -53,8 +48,6 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 # Neither is an error, and the data set's own handlers of errors must not catch them.
 class _Restart(BaseException):
-    """The consumer asked for a new iteration, of this number."""
-
     def __init__(self, iteration: int) -> None:
         self.iteration = iteration
 
@@ -126,8 +119,6 @@ def _exit_cleanly(number: int, frame: object) -> None:
 
 
 class _Worker:
-    """The state of a loading process: counts of buffers, and the iteration it is in."""
-
     def __init__(self, channel: Channel, settings: Settings) -> None:
         self._channel = channel
         self._settings = settings
@@ -146,7 +137,6 @@ class _Worker:
         self._slots: list[ring.Tensors]
 
     def run(self, load: Callable[[], Contents]) -> None:
-        """Load and announce the first element, then run one iteration after another."""
         has_arrived = False
         try:
             self._source, parsers = load()
@@ -171,13 +161,11 @@ class _Worker:
             elements = self._elements()
 
     def end(self) -> None:
-        """End the iteration and its workers."""
         # Only when the old iterator is gone can a loader's persistent workers be used again.
         self._iterator = iter(())
         self._workers = remove_segments(self._workers)
 
     def _begin(self) -> list[torch.Tensor]:
-        """Load one element, lay out the ring after it, and announce both."""
         self._start()
         first = next(self._iterator, _NOTHING)
         if first is _NOTHING:
@@ -240,7 +228,6 @@ class _Worker:
             self._wait_for_command()
 
     def _claim(self) -> ring.Tensors:
-        """Wait for a free buffer."""
         self._obey_commands()
         pause, slots = self._settings.pause, self._settings.slots
         while self._published - self._freed == slots:
@@ -278,7 +265,6 @@ class _Worker:
 
 
 def iterate(source: Any) -> Iterator[Any]:
-    """Iterate anything: by its own iterator, or by index as far as its length goes."""
     if not hasattr(source, "__iter__") and hasattr(source, "__len__"):
         return (source[index] for index in range(len(source)))
     iterator: Iterator[Any] = iter(source)
@@ -296,17 +282,9 @@ def _traceback(error: BaseException) -> str:
 
 
 def remove_segments(processes: set[int], seconds: float = 0.0) -> set[int]:
-    """Remove the shared memory that torch's workers leave when they end at the wrong moment.
+    """Remove the shared memory of torch's workers that ended; return those that still run.
 
-    A worker gives the memory of a tensor a name, opens it, and takes the name away again. One that
-    is ended in between, which torch does to workers that are slow to stop, leaves the name and with
-    it the memory until the machine is restarted.
-
-    Args:
-        seconds: for so long those that still run are waited for.
-
-    Returns:
-        Those that still run.
+    One that is ended between giving memory a name and taking it away leaves it until a restart.
     """
     end, running = time.monotonic() + seconds, set(filter(is_running, processes))
     while running and time.monotonic() < end:

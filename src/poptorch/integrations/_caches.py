@@ -1,8 +1,6 @@
 """Caches of keys and values of ``transformers``, as arguments and results of models.
 
-Models that generate text return one unless ``use_cache=False``. It is traversed like a dataclass:
-its tensors are arguments or results, its counts and classes are constants.
-Source: https://huggingface.co/docs/transformers/kv_cache.
+They are traversed like dataclasses: tensors are arguments or results, the rest is constant.
 """
 
 from __future__ import annotations

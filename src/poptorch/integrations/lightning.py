@@ -198,13 +198,7 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
 
 
 class _Step(nn.Module):
-    """One step of a module; what ``self.log`` gets in it is a result of the program.
-
-    Args:
-        module: whose step it is.
-        name: of the step.
-        settings: filled with the settings of ``self.log`` by the name that is logged.
-    """
+    """One step of a module: what ``self.log`` gets in it is a result of the program."""
 
     def __init__(
         self, module: pl.LightningModule, name: str, settings: dict[str, dict[str, Any]]
@@ -255,7 +249,6 @@ class _TrainingStep(_Step):
 
 
 def _arguments(window: list[tuple[Any, ...]]) -> tuple[Any, ...]:
-    """Return the combined batch, the numbers of its micro-batches, and what else there is."""
     batch, *numbers = zip(*window, strict=True)
     whole = join(batch, equally=True)
     if not numbers:

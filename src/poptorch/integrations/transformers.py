@@ -179,7 +179,6 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         return self.args.max_grad_norm > 0 and not backends.works_by_stages(backend)
 
     def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor | None:
-        """Return the norm by which the program has clipped."""
         if self._training is None or not self._returns_norm():
             return None
         norm: torch.Tensor = self._training.getAnchoredTensor(_NORM)
@@ -251,8 +250,6 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
 
 
 class _Step(nn.Module):
-    """What is trained: the loss of a micro-batch, times what it counts."""
-
     def __init__(self, trainer: Trainer) -> None:
         super().__init__()
         self.model = trainer.model
@@ -283,7 +280,6 @@ class _Evaluation(nn.Module):
 
 
 def _inner(optimizer: Any) -> Any:
-    """Return the optimizer that accelerate may have put into an object of its own."""
     return getattr(optimizer, "optimizer", optimizer)
 
 
