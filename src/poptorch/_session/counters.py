@@ -14,23 +14,13 @@ Reduce = Callable[[Iterable[float]], float]
 
 
 class LastCall(NamedTuple):
-    """The last call: its batch is handed over at once, and all its results are taken at once.
+    """The last call: its batch is handed over at once, and all its results are taken at once."""
 
-    Attributes:
-        moments: of every micro-batch, one per key of ``KEYS``, in seconds from an arbitrary origin.
-        anchors: values of the anchored tensors by short name.
-    """
-
-    moments: tuple[float, float, float, float]
-    anchors: Mapping[str, torch.Tensor]
+    moments: tuple[float, float, float, float]  # per key of KEYS, in seconds from any origin
+    anchors: Mapping[str, torch.Tensor]  # by short name
 
     def counters(self, inputs: int, outputs: Sequence[int], times: int) -> Stamps:
-        """Return PopTorch's form.
-
-        Args:
-            outputs: per output tensor, how many results a call returns.
-            times: micro-batches per call over all replicas.
-        """
+        """Return PopTorch's form; ``outputs``: how many results a call returns of each tensor."""
         first, taken, ready, collected = self.moments
         return {
             "input": [[first] * times for _ in range(inputs)],
@@ -41,7 +31,6 @@ class LastCall(NamedTuple):
 
 
 def none() -> Stamps:
-    """Return the form that there is before any call."""
     return {key: [[]] for key in KEYS}
 
 
@@ -52,13 +41,9 @@ def latency(
     first: Reduce = min,
     last: Reduce = max,
 ) -> Latency:
-    """Return (min, max, mean) of the time from one event to a later one.
+    """Return (min, max, mean) of the time from one event to a later one, as keys of ``counters``.
 
     Where there are more starts than ends, consecutive starts are replaced by their minimum.
-
-    Args:
-        counters: what ``LastCall.counters`` returned.
-        start, end: keys of it.
     """
     starts = [first(stamps) for stamps in zip(*counters[start], strict=False)]
     ends = [last(stamps) for stamps in zip(*counters[end], strict=False)]

@@ -22,7 +22,6 @@ def injected(place: str, error: BaseException) -> Iterator[None]:
 
 
 def check(place: str) -> None:
-    """Fail if a fault is armed for this place."""
     if _armed:
         for fault in _armed:
             if fault[0] == place:

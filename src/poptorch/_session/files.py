@@ -40,13 +40,7 @@ MODEL, DEVICE = "model.", "device."
 
 @dataclass(frozen=True, eq=False)
 class Objects:
-    """The user's objects that a program was compiled from.
-
-    Attributes:
-        model: with its weights.
-        optimizer: None in inference.
-        loss: the function that was appended to the model, if any.
-    """
+    """The user's objects that a program was compiled from."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer | None
@@ -55,42 +49,24 @@ class Objects:
 
 @dataclass(frozen=True, eq=False)
 class Saved:
-    """What a file holds.
-
-    Attributes:
-        path: the file.
-        whole: whether it was saved with the model.
-        algorithm: of the optimizer, None in inference.
-        has_loss: whether a loss was appended to the model.
-        options: the executor's, as lines of calls.
-        settings: what was compiled in, as text by name.
-        arguments: of ``forward`` by parameter, zeros for tensors; None where they have no JSON
-            form or their values were looked at.
-        shapes: of the model's tensors by path.
-        hypers: the optimizer's own attributes, then those of each parameter group.
-        random: the random state, None if it was not saved.
-        tensors: the model's by path, prefixed with ``model.``; the state that no host tensor
-            mirrors by key, prefixed with ``device.``; those of the pickle, ``object.``.
-        parts: everything else in the file.
-        trusted: whether the pickle and the code may be used: the user says so, or saved the file.
-    """
+    """What a file holds."""
 
     path: str
-    whole: bool
-    algorithm: str | None
+    whole: bool  # saved with the model
+    algorithm: str | None  # of the optimizer, None in inference
     has_loss: bool
-    options: str
-    settings: Mapping[str, str]
+    options: str  # the executor's, as lines of calls
+    settings: Mapping[str, str]  # what was compiled in, as text by name
+    # Of forward; None where they have no JSON form or their values were looked at.
     arguments: Mapping[str, Any] | None
     shapes: Mapping[str, list[int]]
-    hypers: list[dict[str, Any]]
+    hypers: list[dict[str, Any]]  # the optimizer's own, then those of each parameter group
     random: list[int] | None
-    tensors: Mapping[str, torch.Tensor]
+    tensors: Mapping[str, torch.Tensor]  # under MODEL, DEVICE and "object." for the pickle's
     parts: Mapping[str, bytes]
-    trusted: bool
+    trusted: bool  # the pickle and the code may be used: this user says so, or saved the file
 
     def under(self, prefix: str) -> dict[str, torch.Tensor]:
-        """Return the tensors whose names begin with a prefix, without it."""
         return {n.removeprefix(prefix): t for n, t in self.tensors.items() if n.startswith(prefix)}
 
     def objects(self) -> Objects:
@@ -128,11 +104,7 @@ def save(
     with_random: bool,
     pickled: bool = True,
 ) -> None:
-    """Save a compiled model; of processes that train together the first one does.
-
-    Args:
-        objects, options, with_random, pickled: as of ``packed``.
-    """
+    """Save a compiled model; of processes that train together the first one does."""
     parts = packed(session, objects, options, with_random, pickled)
     if parts is None:
         log.python.info("Process 0 writes %s", filename)
@@ -155,9 +127,8 @@ def packed(
 ) -> dict[str, bytes] | None:
     """Return the parts of a file of a compiled model; None for a process that writes none.
 
-    Args:
-        objects: the user's; without them the file has no weights, and no state of the device.
-        pickled: with the objects themselves, besides the values in them, where that can be done.
+    Without ``objects`` the file has no weights, and no state of the device. ``pickled``: with the
+    objects themselves, besides the values in them, where that can be done.
     """
     now = session.now
     state = session.state_to_save() if objects is not None else {}
@@ -207,7 +178,6 @@ def _pickle(
 
 
 def _destination(filename: str | os.PathLike[str]) -> Path:
-    """Return where to save, creating missing folders."""
     path = Path(filename)
     if path.is_dir():
         log.python.warning("%s is a directory: saving to %s in it", path, DEFAULT_NAME)
@@ -220,7 +190,6 @@ def _destination(filename: str | os.PathLike[str]) -> Path:
 
 
 def shapes_of(model: nn.Module) -> dict[str, list[int]]:
-    """Return the shapes of a model's tensors by path."""
     return {path: list(t.tensor.shape) for path, t in _capture.tensors_of(model).items()}
 
 
@@ -287,7 +256,6 @@ def _of_type(kind: Any, value: Any) -> Any:
 
 
 def random_state(state: Any) -> list[int] | None:
-    """Return a random state that a file has."""
     numbers: list[Any] | None = _of_type((list, type(None)), state)
     for number in numbers or ():
         if type(number) is not int or not -(1 << 63) <= number < 1 << 63:
@@ -321,7 +289,6 @@ def decode(data: Json) -> Any:
 
 
 def decode_all(data: Json) -> dict[str, Any]:
-    """Return values by name; see ``decode``."""
     if not isinstance(data, Mapping):
         raise ValueError("no values by name")
     if _count(data) > MOST:
@@ -330,7 +297,6 @@ def decode_all(data: Json) -> dict[str, Any]:
 
 
 def _count(data: Json) -> int:
-    """Return how many values there are, all levels of lists and dicts together."""
     count, waiting = 0, [data]
     while waiting and count <= MOST:
         count += 1

@@ -45,19 +45,12 @@ def _same_value(value: Any) -> Any:
 
 @dataclasses.dataclass(eq=False)
 class Guard:
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes:
-        read: returns the present value, which ``==`` compares with the expected one in each call.
-        changes: says what changed, since the expected value; nothing where it amounts to the same.
-        remedy: makes a change take effect.
-        keep: copies a value, so that later changes do not reach it.
-    """
-
-    read: Callable[[], Any]
-    changes: Callable[[Any], Iterable[str]]
-    remedy: str
-    keep: Callable[[Any], Any] = _same_value
+    read: Callable[[], Any]  # the present value, which == compares with the expected one
+    changes: Callable[[Any], Iterable[str]]  # in words; none where it amounts to the same
+    remedy: str  # makes a change take effect
+    keep: Callable[[Any], Any] = _same_value  # a copy, which later changes do not reach
     expected: Any = dataclasses.field(init=False)
     told: bool = False
 
@@ -65,11 +58,10 @@ class Guard:
         self.settle()
 
     def settle(self) -> None:
-        """Expect the present value from now on."""
         self.expected = self.keep(self.read())
 
     def holds(self) -> bool:
-        """Tell whether the value is the expected one, as far as a quick look shows."""
+        """Look quickly: False may also mean another value that amounts to the same."""
         try:
             return bool(self.read() == self.expected)
         except Exception:  # of many kinds: something is gone, or is a tensor now
@@ -77,7 +69,7 @@ class Guard:
 
 
 def check(guards: Iterable[Guard]) -> None:
-    """Warn of everything that changed in one message, of each row once; for every call."""
+    """Warn of everything that changed in one message, of each row once."""
     failed = [guard for guard in guards if not (guard.told or guard.holds())]
     if not failed:
         return
@@ -97,7 +89,6 @@ def check(guards: Iterable[Guard]) -> None:
 
 
 def shorten(texts: Sequence[str]) -> str:
-    """Return the first of some texts in one."""
     return ", ".join(texts[:5]) + (", ..." if len(texts) > 5 else "")
 
 
@@ -110,9 +101,8 @@ def of_model(
     """Return the rows of a model's structure.
 
     Args:
-        module: what was compiled: a shallow copy of the user's module.
-        forward: the ``forward`` of its own that it had when it was wrapped.
-        tensors: parameters and buffers by path; those that the user assigns take their places.
+        module: a shallow copy of the user's module, which is compiled.
+        forward: the ``forward`` of its own that the user's had when it was wrapped.
     """
     modules = list(module.modules())
     dicts = [each._modules for each in modules]
@@ -207,7 +197,7 @@ def _hooks(modules: Sequence[nn.Module], parameters: Sequence[Tied]) -> Guard:
 
 
 def _number_format(first: Tied) -> Guard:
-    """Return the row of a model's number format: half() and its like change all parameters."""
+    """half() and its like change all parameters, so that one shows it."""
 
     def changes(before: torch.dtype) -> Iterator[str]:
         names = (str(kind).removeprefix("torch.") for kind in (before, first.tensor.dtype))
@@ -251,10 +241,7 @@ class Attributes:
     Numbers, flags, texts, tensors that the program reads, lists, tuples and dicts of all these, and
     dataclasses and namespaces. Left out: names that begin with an underscore, as those of
     libraries, what ``forward`` itself changes, as a counter, and what only grows, as a log.
-
-    Args:
-        module: what is compiled: a shallow copy of the user's module.
-        trained: whether both are one to the user; of inference each wrapper has a copy.
+    ``trained``: copy and original are one to the user; of inference each wrapper has a copy.
     """
 
     def __init__(self, module: nn.Module, users: nn.Module, trained: bool) -> None:
@@ -273,8 +260,7 @@ class Attributes:
     def guards(self, constants: Iterable[torch.Tensor]) -> list[Guard]:
         """Return the rows of what is as it was before the capture.
 
-        Args:
-            constants: tensors besides weights and buffers that the program begins with.
+        ``constants``: tensors besides weights and buffers that the program begins with.
         """
         tensors = [tensor for tensor in constants if not tensor.is_inference()]
         read = {id(tensor) for tensor in tensors}
@@ -354,7 +340,6 @@ def _settings(owners: Iterable[tuple[str, object]]) -> list[tuple[str, object]]:
 
 
 def _held(own: dict[str, Any]) -> dict[str, Any]:
-    """Return the attributes of a module that are looked at: of lists and dicts copies."""
     copies = {
         name: _copy(value)
         for name, value in own.items()
@@ -397,7 +382,6 @@ def _same(now: Any, value: Any) -> bool:
 
 
 def _grown(now: Any, value: Any) -> bool:
-    """Tell whether a list or dict has what it had, and more."""
     if type(now) is not type(value) or type(value) not in (list, dict):
         return False
     if type(value) is dict:
@@ -412,9 +396,6 @@ class HostVersions:
     """The row of the host's weights and buffers whose values the device has.
 
     Torch counts what writes into a tensor, but not what goes through its ``.data``.
-
-    Args:
-        on_device: returns the device's value of a tensor by path, None where it has none.
     """
 
     def __init__(self, on_device: Callable[[str], torch.Tensor | None]) -> None:
@@ -450,7 +431,6 @@ def _differ(host: torch.Tensor, device: torch.Tensor | None) -> bool:
 
 
 def of_optimizer(optimizer: torch.optim.Optimizer) -> Guard:
-    """Return the row of the numbers in an optimizer's groups."""
     groups = optimizer.param_groups
     known = sorted({name for kind in KINDS for name in kind.hypers})
     names = [name for name in known if all(name in group for group in groups)]
@@ -472,7 +452,6 @@ def of_optimizer(optimizer: torch.optim.Optimizer) -> Guard:
 
 
 def warn_of_step_hooks(optimizer: torch.optim.Optimizer) -> None:
-    """Warn that hooks on an optimizer's steps do not run, if it has any."""
     before = len(optimizer._optimizer_step_pre_hooks)
     after = len(optimizer._optimizer_step_post_hooks)
     if before or after:

@@ -49,7 +49,6 @@ def _register(hook: Hook, hooks: OrderedDict[int, Hook]) -> RemovableHandle:
 
 @contextlib.contextmanager
 def around() -> Iterator[None]:
-    """Run the hooks around the block."""
     for hook in list(_pre.values()):
         hook()
     try:

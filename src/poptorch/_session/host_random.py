@@ -1,4 +1,4 @@
-"""The states of the generators that data sets and scripts draw from: torch's, Python's, numpy's."""
+"""The states of the generators that data sets draw from: torch's, Python's, numpy's."""
 
 from __future__ import annotations
 
@@ -25,12 +25,11 @@ def state() -> Json:
 
 
 def check(states: Json) -> None:
-    """Look whether these are states, as a file may have anything in their place."""
+    """Raise what ``restore`` would, as a file may have anything in their place."""
     _restore(states, torch.Generator(), random.Random(), own=True)
 
 
 def restore(states: Json) -> None:
-    """Go on from what ``state`` returned."""
     _restore(states, torch.default_generator, random, own=False)
 
 

@@ -1,7 +1,4 @@
-"""The compiled kind of arguments: what later ones are compared with, and made ready.
-
-Source: PopTorch user guide, "Features".
-"""
+"""The compiled kind of arguments: what later ones are compared with, and made ready."""
 
 from __future__ import annotations
 
@@ -47,15 +44,7 @@ class CompiledInputs:
 
 
 class Inputs:
-    """The compiled kind of inputs: checks later calls and prepares their tensors for the device.
-
-    Args:
-        narrow_64bit: whether the device has 32-bit types only.
-        tensors_only: whether a call with the tensors alone, in their order, is one like this.
-
-    Attributes:
-        looked_at: whether ``forward`` depends on values, so that what is compiled does.
-    """
+    """The compiled kind of inputs: checks later calls and prepares their tensors for the device."""
 
     def __init__(
         self,
@@ -70,7 +59,7 @@ class Inputs:
                 refuse_odd(path, tensor)
             _check_batch(path, tensor, loops)
         self.bound = bound
-        self.looked_at = False
+        self.looked_at = False  # whether what is compiled depends on the values
         self._placeholders = placeholders
         self._narrow = narrow_64bit
         self._dtypes = [t.dtype for t in bound.tensors]
@@ -81,7 +70,7 @@ class Inputs:
         devices = [t.is_cpu for t in bound.tensors]
         self._ready = list(zip(self._dtypes, self._shapes, strides, same, devices, strict=True))
         self._warned: set[str] = set()
-        self._tensors_only = tensors_only
+        self._tensors_only = tensors_only  # a call with them alone, in their order, is one of these
         if narrow_64bit:
             for dtype in self._dtypes:
                 if dtype.is_floating_point:  # a double comes back as a float; labels never do
@@ -100,7 +89,6 @@ class Inputs:
         )
 
     def first_micro_batch(self, loops: Loops) -> list[torch.Tensor]:
-        """The first micro-batch of the inputs that were compiled for, as the device sees it."""
         if self._placeholders:
             raise Error(
                 "The model takes a path that depends on the values of its inputs",
@@ -143,14 +131,12 @@ class Inputs:
         return list(args)
 
     def fit(self, tensors: list[torch.Tensor]) -> bool:
-        """Tell whether the tensors of a call are of the compiled dtypes and shapes."""
         return len(tensors) == len(self._dtypes) and all(
             tensor.dtype is dtype and not tensor.is_nested and tensor.shape == shape
             for tensor, dtype, shape in zip(tensors, self._dtypes, self._shapes, strict=True)
         )
 
     def accept(self, bound: Bound) -> bool:
-        """Tell whether the arguments of a call are of the compiled kind."""
         parts = zip(self.bound.parts, bound.parts, strict=True)
         return self.fit(bound.tensors) and not any(
             trees.first_difference(expected, got) for (_, expected), (_, got) in parts
@@ -161,7 +147,6 @@ class Inputs:
         return ", ".join(f"{path} {dtype} {tuple(shape)}" for path, dtype, shape in shapes)
 
     def _check(self, bound: Bound) -> None:
-        """Compare the structure of a later call with the compiled one."""
         for (name, expected), (_, got) in zip(self.bound.parts, bound.parts, strict=True):
             difference = trees.first_difference(expected, got)
             if difference is not None:
@@ -171,7 +156,6 @@ class Inputs:
                 _mismatch(title, difference.detail)
 
     def _prepare(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Check dtypes and shapes; return detached, contiguous, narrowed tensors."""
         result = []
         for at, (tensor, ready) in enumerate(zip(tensors, self._ready, strict=True)):
             dtype, shape, strides, same, is_cpu = ready
@@ -193,7 +177,6 @@ class Inputs:
         return result
 
     def _compare(self, at: int, tensor: torch.Tensor) -> None:
-        """Refuse a tensor that is not like the compiled one, saying in what."""
         path, compiled = self.bound.paths[at], self.bound.tensors[at]
         refuse_odd(path, tensor)
         if tensor.device.type != compiled.device.type:
@@ -319,7 +302,6 @@ def _needed(tensor: torch.Tensor) -> int:
 
 
 def refuse_kind(path: str, what: str, fix: str) -> NoReturn:
-    """Raise the error about an input of a kind that is not supported."""
     raise Error(
         "Unsupported tensor input type",
         got=f'input "{path}" is {what}',
@@ -333,11 +315,9 @@ def row_strides(shape: torch.Size) -> tuple[int, ...]:
 
 
 class Indices:
-    """What the inputs of one compilation must lie in.
+    """What the inputs of one compilation must lie in; ``ranges`` is empty where the check is off.
 
-    Args:
-        ranges: of each input that is an index; none where the check is off.
-        premises: ranges of inputs that indices are made of, asked for when a call has failed.
+    ``premises`` are of inputs that indices are made of, asked for when a call has failed.
     """
 
     def __init__(
@@ -351,7 +331,6 @@ class Indices:
         self._premises = premises
 
     def check(self, batch: Sequence[torch.Tensor], state: State) -> None:
-        """Look at the inputs of a call."""
         for wanted in self._ranges:
             value = _value(wanted, batch, state)
             places = wanted.outside(value)

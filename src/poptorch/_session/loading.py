@@ -27,11 +27,7 @@ _NUMBERS = {name for kind in KINDS for name in ("betas", *kind.hypers)}
 def fill(
     saved: Saved, model: nn.Module, optimizer: torch.optim.Optimizer | None, loss: object | None
 ) -> Callable[[], None]:
-    """Put the saved weights and hyper-parameters into objects of the user's.
-
-    Returns:
-        A function that undoes it.
-    """
+    """Put the saved weights and hyper-parameters into the user's objects; return what undoes it."""
     if (optimizer is None) != (saved.algorithm is None):
         kind = "inference" if saved.algorithm is None else "training"
         raise Error(
@@ -133,7 +129,6 @@ def _check_algorithm(saved: Saved, optimizer: torch.optim.Optimizer) -> None:
 
 
 def _alike(new: Any, old: Any) -> bool:
-    """Whether two values of an attribute are of one kind."""
     if isinstance(new, (list, tuple)):
         old_items = old if isinstance(old, (list, tuple)) else ()
         return len(new) == len(old_items) and all(map(_alike, new, old_items))
@@ -143,11 +138,7 @@ def _alike(new: Any, old: Any) -> bool:
 
 
 def restore(session: Session, saved: Saved, random: list[int] | None) -> None:
-    """Let the next compilation continue with the state of optimizer and device in a file.
-
-    Args:
-        random: the random state of this process; None for a new sequence.
-    """
+    """Let the next compilation continue with the state in a file; ``random`` is of this process."""
     Randomness(0).set(random, None)
     session.restored = Restored(saved.under(DEVICE), random)
 
@@ -155,8 +146,7 @@ def restore(session: Session, saved: Saved, random: list[int] | None) -> None:
 def resume(session: Session, saved: Saved, spec: Spec, whole: bool) -> None:
     """Compile a model for the arguments of a file, or leave that to the first call.
 
-    Args:
-        whole: continue with the saved state of optimizer, device and random numbers too.
+    ``whole``: continue with the saved state of optimizer, device and random numbers too.
     """
     if spec.training != (saved.algorithm is not None):
         raise Error("Invalid file: a training executable needs trainingModel, and the reverse")

@@ -25,7 +25,7 @@ from .signature import Bound, Signature
 from .store import StateStore
 from .weights import Grouping, GroupingRequest, Reading, paths_of
 
-Mode = tuple[bool, ...]
+Mode = tuple[bool, ...]  # which modules train and which evaluate
 Paths = Mapping[int, str]
 Freeze = Callable[[Paths, Spec], tuple[OptimSpec, dict[str, float]]]
 _training = operator.attrgetter("training")
@@ -33,37 +33,24 @@ _training = operator.attrgetter("training")
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What a compilation starts from.
-
-    Attributes:
-        optim, hypers: the optimizer's structure, None in inference, and the values it leaves open.
-        attributes: of the modules: they become constants.
-    """
-
     spec: Spec
     reading: Reading
     inputs: Inputs
-    optim: OptimSpec | None
-    hypers: Mapping[str, float]
+    optim: OptimSpec | None  # None in inference
+    hypers: Mapping[str, float]  # values that it leaves open
     request: _capture.Request
-    attributes: Attributes
+    attributes: Attributes  # of the modules: they become constants
 
 
 @dataclass(eq=False)
 class Variant:
-    """The model compiled for one mode and one kind of arguments.
-
-    Attributes:
-        mode: which modules train and which evaluate.
-        guards: what was compiled in.
-        store: its state, while attached and once it was used; shares weights with the others'.
-    """
+    """The model compiled for one mode and one kind of arguments."""
 
     task: Task
     mode: Mode
     compiled: _compile.Compiled
     guards: list[Guard]
-    store: StateStore | None = None
+    store: StateStore | None = None  # from the first use; shares weights with other variants'
     outputs: Outputs = field(init=False)
     indices: Indices = field(init=False)
     synthetic: list[torch.Tensor] | None = field(init=False)
@@ -78,7 +65,6 @@ class Variant:
         self.synthetic = self.inputs.synthetic() if spec.target.synthetic_data else None
 
     def takes(self, model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Tell whether this is compiled for the arguments of a call."""
         given = self.inputs.quick(args, kwargs)
         if given is not None:
             return self.inputs.fit(given)
@@ -109,25 +95,14 @@ class Variant:
 
 
 class Model:
-    """What is captured.
-
-    Args:
-        module: what is traced; a shallow copy of the user's that shares its tensors and layers.
-        entry: called with the user's arguments while tracing; None for the module itself.
-        trained: follow the ``train()`` of the user's module; in inference only its ``eval()``.
-
-    Attributes:
-        wrapped_forward: the ``forward`` that the user's module had of its own, if it had one.
-        signature: of the original ``forward``.
-        groupings: parameters that are to have a value per group of replicas, by path.
-    """
+    """The user's model, and a shallow copy with the same tensors and layers, which is traced."""
 
     def __init__(
         self,
         module: nn.Module,
         users: nn.Module,
         entry: Callable[..., Any] | None,
-        trained: bool = True,
+        trained: bool = True,  # follow the train() of the user's module, not only its eval()
     ) -> None:
         self.module, self.users = module, users
         self.wrapped_forward = users.__dict__.get("forward")
@@ -140,7 +115,7 @@ class Model:
         self._mode = tuple(map(_training, self._modules))
 
     def mode(self) -> Mode:
-        """Return which of the modules train, as the user set it on his module or on the executor.
+        """Return which modules train, as the user set it on his module or on the executor.
 
         An inference model that evaluates while the user's trains keeps the mode it had before:
         the layers are the same objects.
@@ -181,11 +156,7 @@ class Model:
     def task(
         self, bound: Bound, spec: Spec, freeze: Freeze | None, placeholders: bool = False
     ) -> Task:
-        """Return what compiling for these arguments starts from.
-
-        Args:
-            freeze: reads the optimizer; None in inference.
-        """
+        """Return what compiling for these arguments starts from; ``freeze`` reads the optimizer."""
         modes = dict(zip(map(id, self._modules), self._mode, strict=True))
         self._modules = list(self.module.modules())
         self._mode = tuple(modes.get(id(each), each.training) for each in self._modules)
@@ -260,7 +231,6 @@ class Model:
 
 
 def _state_slot(path: str, tied: _capture.Tied, narrow: bool, grouped: Grouping | None) -> Slot:
-    """Return the slot of a parameter or buffer on the device."""
     dtype = tied.tensor.dtype
     if narrow and dtype.is_floating_point:
         dtype = narrowed(dtype)

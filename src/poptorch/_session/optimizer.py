@@ -1,7 +1,7 @@
 """The optimizer of a session: what it compiled to, and its state on the device and off it.
 
 Hyper-parameters are read when an optimizer is handed over and at no other time, so that changing
-them needs ``setOptimizer``. Source: PopTorch user guide, "Features" and "Optimizers".
+them needs ``setOptimizer``.
 """
 
 from __future__ import annotations
@@ -33,20 +33,14 @@ _attached: weakref.WeakSet[SessionOptimizer] = weakref.WeakSet()
 
 
 class SessionOptimizer:
-    """One optimizer of the user's at a time.
-
-    Attributes:
-        given: the user's object.
-        spec: its compiled structure, None before compilation.
-        outdated: whether that is not its structure any more.
-    """
+    """One optimizer of the user's at a time."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, lock: Callable[[], Lock]) -> None:
         self.lock = lock
         self._state = _state_of(optimizer)  # what is wrong with it is said at once
         self.given = optimizer
-        self.spec: OptimSpec | None = None
-        self.outdated = False
+        self.spec: OptimSpec | None = None  # what is compiled
+        self.outdated = False  # the user's optimizer has another structure by now
         self._untold = False  # changed since the processes of a job compared their numbers
         self._loaded: dict[str, str] = {}  # digests of state that was, since then
         self._snapshot = _snapshot(optimizer)
@@ -62,7 +56,6 @@ class SessionOptimizer:
 
     @property
     def needs_running_mean(self) -> bool:
-        """Whether its accumulators demand ``MeanReductionStrategy.Running``."""
         return needs_running_mean(freeze(self._snapshot, {})[0])
 
     def frozen(self, paths: Paths, spec: Spec) -> tuple[OptimSpec, dict[str, float]]:
@@ -71,7 +64,6 @@ class SessionOptimizer:
         return self._frozen(self._snapshot, paths, spec, self.spec)
 
     def compiled(self, task: Task) -> None:
-        """A program was compiled, with a structure of this optimizer in it."""
         self.spec, self._asked, self._values = task.optim, dict(task.hypers), dict(task.hypers)
         self.outdated = False
         self._paths, self._settings = task.reading.paths, task.spec
@@ -93,9 +85,7 @@ class SessionOptimizer:
     ) -> None:
         """Use another optimizer, or the same one with other values.
 
-        Args:
-            paths: of the compiled parameters by ``address``; unused before compilation.
-            spec: the compiled settings, or None before compilation.
+        ``spec`` is None before compilation, ``paths`` are of no use then.
         """
         snapshot = _snapshot(optimizer)
         if spec is None or self.spec is None:
@@ -151,9 +141,7 @@ class SessionOptimizer:
     def attach(self, store: StateStore, restored: bool) -> None:
         """Put hyper-parameters, and state that the optimizer brings along, on a device.
 
-        Args:
-            store: with its optimizer state at its first values, or restored.
-            restored: whether the device has the state that it had when it was detached.
+        ``restored``: the store has the state that the device had when it was detached.
         """
         self._store = store
         self._say_common()
@@ -188,11 +176,7 @@ class SessionOptimizer:
         _attached.add(self)
 
     def detach(self, local_only: bool = False) -> None:
-        """The device goes away: read its state first.
-
-        Args:
-            local_only: nothing is exchanged with other processes; what they have in parts is lost.
-        """
+        """The device goes away: read its state first; if ``local_only``, not what others share."""
         if self._store is None:
             return
         state = self._state
@@ -238,7 +222,6 @@ class SessionOptimizer:
             self._loaded = agreement.digests(common)
 
     def after_run(self, updates: int) -> None:
-        """The device has made so many updates and has newer state; schedulers may step."""
         state = self._state
         if isinstance(state, TorchState):
             state.ran(updates)
@@ -280,7 +263,6 @@ class SessionOptimizer:
 
 
 def _check_membership(optimizer: Any, paths: Paths) -> None:
-    """Compare the parameters of an optimizer with those of the model."""
     strangers, count = [], 0
     for index, group in enumerate(optimizer.param_groups):
         names = group.get("param_names") or [""] * len(group["params"])

@@ -1,4 +1,4 @@
-"""From the device's flat results to what ``forward`` returned (PopTorch user guide, "Features")."""
+"""From the device's flat results to what ``forward`` returned."""
 
 from __future__ import annotations
 
@@ -31,9 +31,7 @@ _EXPLAINING = {"backward": _refuse_backward, "__getstate__": _no_state}
 class Outputs:
     """What ``forward`` returned, waiting for tensors.
 
-    Args:
-        hosts: tensors that did not pass through the device, by their place among all tensors.
-        narrow_64bit: whether integers of 64 bits come back in 32.
+    ``hosts`` did not pass through the device; they go by their place among all tensors.
     """
 
     def __init__(
@@ -46,7 +44,6 @@ class Outputs:
         self.count = len(structure.paths) - len(hosts)
 
     def build(self, results: Sequence[torch.Tensor]) -> Any:
-        """Return the structure around the results of one call."""
         if self._wide is None:  # as they are in each call
             wide = [at for at, result in enumerate(results) if result.dtype is torch.int64]
             self._wide = wide if self._narrow else []

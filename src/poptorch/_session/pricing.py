@@ -28,14 +28,9 @@ class Wrapped(Protocol):
 
 
 class Captures:
-    """A wrapped model and arguments, captured once for all settings that it is the same for.
+    """A wrapped model, captured once for all settings that it is the same for.
 
-    Args:
-        session: of the wrapped model, whose weights may be on the meta device.
-        args, kwargs: as for ``forward``; they may be, too.
-
-    Attributes:
-        rows: of the combined batch of this process.
+    Its weights and the arguments may be on the meta device.
     """
 
     def __init__(
@@ -63,10 +58,9 @@ class Captures:
         """Return the captured model.
 
         Args:
-            spec: every setting; of those that it was called with before, only loops, locations,
+            spec: of the settings that it was called with before, only loops, locations,
                 recomputation and what the capture does not depend on may differ.
-            dtype: of its weights, buffers and inputs, where they are floating-point numbers; None
-                leaves them.
+            dtype: of its weights, buffers and inputs, where they are floating-point numbers.
             kind, chips: what to divide it over; None for its own blocks.
         """
         captured = self._captured(spec, dtype)

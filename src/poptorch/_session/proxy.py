@@ -1,7 +1,4 @@
-"""What ``executor.weight`` is: the parameter, and a way to give replicas values of their own.
-
-Source: PopTorch user guide, "Parallel execution".
-"""
+"""What ``executor.weight`` is: the parameter, and a way to give replicas values of their own."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The device's random sequence: its seed and state, in the form that users save and restore.
-
-Source: PopTorch user guide, "Features".
-"""
+"""The device's random sequence: its seed and state, in the form that users save and restore."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from .._ir.spec import Spec
 
 
 def first_state(seed: int) -> torch.Tensor:
-    """Return the state that torch's generator has on a device with this seed before its first run.
+    """Return the state of torch's generator on a device with this seed before its first run.
 
     Not the host's sequence of the same seed: the noise of a model and its data would go together.
     """
@@ -30,12 +27,10 @@ def first_state(seed: int) -> torch.Tensor:
 
 
 class Randomness:
-    """Seeds a device's generator and converts its state.
+    """Seeds a device's generator and converts its state; a seed of None is non-deterministic.
 
-    Args:
-        seed: the user's seed, or None for a non-deterministic one.
-        together: use the seed of process 0: replicas draw by their numbers among those of all
-            processes, and what is rounded at random in updates must be alike.
+    ``together``: use the seed of process 0: replicas draw by their numbers among those of all
+    processes, and what is rounded at random in updates must be alike.
     """
 
     def __init__(self, seed: int | None, together: bool = False) -> None:
@@ -54,14 +49,12 @@ class Randomness:
 
     @classmethod
     def of(cls, spec: Spec) -> Randomness:
-        """Return the randomness of a model with these settings."""
         return cls(spec.target.seed, spec.runs_together)
 
     def start(self, state: State, restored: bool) -> None:
         """Give a device its generator: a new sequence, or the one that was left off.
 
-        Args:
-            restored: whether its rounding continues where it was left off too.
+        ``restored``: rounding continues where it was left off too.
         """
         state.rng = first_state(self._seed) if self._saved is None else self._saved.clone()
         rounding = slots.ROUNDING.key
@@ -69,12 +62,10 @@ class Randomness:
             state.tensors[rounding].fill_(self._seed)  # alike in all processes, as weights are
 
     def leave(self, state: State) -> None:
-        """Keep the state of a device that goes away."""
         assert state.rng is not None
         self._saved = state.rng.clone()
 
     def ran(self) -> None:
-        """The device has run since it was seeded."""
         self._ran = True
 
     def get(self, state: State | None) -> list[int] | None:

@@ -1,8 +1,4 @@
-"""Profile reports: written when a model is compiled and after calls 1, 2, 4, 8, ... of it.
-
-Source: PopTorch user guide, "Profiling": the directory is ``autoReport.directory``, in it a folder
-named after the model or its use.
-"""
+"""Profile reports: written when a model is compiled and after calls 1, 2, 4, 8, ... of it."""
 
 from __future__ import annotations
 
@@ -49,11 +45,7 @@ class Reported(Wrapped, Protocol):
 
 
 class Reports:
-    """What is reported of one wrapped model.
-
-    Attributes:
-        advise: adds advice to the estimate of what was captured; None for no advice.
-    """
+    """What is reported of one wrapped model."""
 
     advise: Callable[[Captures, Estimate], Estimate] | None = None
 
@@ -70,7 +62,6 @@ class Reports:
         weakref.finalize(session, _finish, weakref.ref(self))  # a process that ends, above all
 
     def compiled(self) -> None:
-        """Write the report of a program that was compiled, if one is asked for."""
         self._estimate, self._calls, self._count, self._written = None, [], 0, 0
         self._watch = Stopwatch()
         if self._spec().runtime.report is not None:
@@ -91,7 +82,7 @@ class Reports:
         return results
 
     def called(self, spec: Spec) -> None:
-        """Note what the last call, with these settings, took; write the report after some."""
+        """Note what the last call took; write the report after some."""
         runtime = spec.runtime
         if runtime.cycle_count:
             log.engine.debug("Total number of IPU cycles: %d (estimated)", self.cycles())
@@ -192,7 +183,6 @@ def _finish(reports: weakref.ref[Reports]) -> None:
 
 
 def check(spec: Spec) -> None:
-    """Refuse what cannot be reported."""
     if spec.runtime.cycle_count and spec.target.device == "model":
         raise Error(
             "The IPU model has no cycle counts",
@@ -212,7 +202,6 @@ def modelled(spec: Spec) -> ChipKind:
 def _timed(
     watch: Stopwatch,
 ) -> tuple[tuple[profile.ActionTime, ...], tuple[profile.OperatorTime, ...]]:
-    """What a stopwatch has noted, the dearest first."""
     actions = [profile.ActionTime(n, own.count, own.seconds) for n, own in watch.actions.items()]
     operators = [
         profile.OperatorTime(

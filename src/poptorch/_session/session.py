@@ -1,7 +1,4 @@
-"""One wrapped model: its lock, programs, device, optimizer and random stream.
-
-The session knows nothing of ``Options`` or of PopTorch's names; ``executor`` is its face.
-"""
+"""One wrapped model: its lock, programs, device, optimizer and random stream."""
 
 from __future__ import annotations
 
@@ -59,19 +56,13 @@ class Transfers(Protocol):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Restored:
-    """State from a file that the next compilation continues with.
+    """State from a file that the next compilation continues with."""
 
-    Attributes:
-        device: what no host tensor mirrors, by key.
-        random: the random state, None for a new sequence.
-    """
-
-    device: Mapping[str, torch.Tensor]
-    random: list[int] | None
+    device: Mapping[str, torch.Tensor]  # what no host tensor mirrors, by key
+    random: list[int] | None  # None for a new sequence
 
 
 def not_compiled() -> Error:
-    """Return the error of using a model before its compilation and after ``destroy``."""
     return Error(
         "The model has not been compiled or has been destroyed",
         fix="call the model, or its compile() method, with example inputs first",
@@ -95,22 +86,10 @@ class Session(Sharing):
     """The runtime of one wrapped model; public methods hold its lock.
 
     Args:
-        module: the module that is traced; shares its tensors with the user's module.
+        module: what is traced; shares its tensors with the user's module.
         entry: called with the user's arguments while tracing; None for the module itself.
-        optimizer: None in inference.
         transfers: the executor, or None once it is gone.
         progress: makes the context in which a compilation reports its progress.
-
-    Attributes:
-        variants: the compiled programs, the present one last; empty before compilation.
-        store: the device's tensors while attached, else None.
-        device_is_newer: whether the device has newer weights than the host.
-        optimizer: trains the model, None in inference.
-        random: the device's random sequence.
-        kept: while detached: the state that no host tensor mirrors, by key.
-        restored: state from a file, until it is compiled for.
-        last: the last call, None before it.
-        reports: profile reports and cycle counts.
     """
 
     def __init__(
@@ -127,10 +106,11 @@ class Session(Sharing):
         super().__init__((id(tied.tensor) for tied in tensors.values()), optimizer is not None)
         self.model = Model(module, users, entry, optimizer is not None)
         self.optimizer = SessionOptimizer(optimizer, self.lock) if optimizer is not None else None
-        self.variants: list[Variant] = []
-        self.store: StateStore | None = None
+        self.variants: list[Variant] = []  # the present one last
+        self.store: StateStore | None = None  # while attached
         self.random = Randomness(0)
-        self.device_is_newer = False
+        self.device_is_newer = False  # its weights than the host's
+        # State that no host tensor mirrors, by key, while detached.
         self.kept: Mapping[str, torch.Tensor] | None = None
         self.restored: Restored | None = None
         self.last: LastCall | None = None
@@ -150,7 +130,6 @@ class Session(Sharing):
 
     @property
     def is_compiled(self) -> bool:
-        """Whether there is a program."""
         return bool(self.variants)
 
     @property
@@ -163,7 +142,6 @@ class Session(Sharing):
 
     @property
     def attached(self) -> bool:
-        """Whether there is a device."""
         return self.store is not None
 
     # Compiling.
@@ -184,11 +162,9 @@ class Session(Sharing):
         background: bool = False,
         placeholders: bool = False,
     ) -> None:
-        """Compile the first program. A failure leaves everything as it was.
+        """Compile the first program; ``background``: optimised code may come later.
 
-        Args:
-            args, kwargs: as for ``forward``.
-            background: optimised code may come later.
+        A failure leaves everything as it was.
         """
         self._check_process()
         bound = self.model.signature.bind(args, kwargs)
@@ -206,7 +182,6 @@ class Session(Sharing):
         self.reports.compiled()
 
     def task(self, bound: Bound, spec: Spec, placeholders: bool = False) -> Task:
-        """Return what compiling for these arguments starts from."""
         freeze = self.optimizer.frozen if self.optimizer is not None else None
         return self.model.task(bound, spec, freeze, placeholders)
 
@@ -288,7 +263,6 @@ class Session(Sharing):
     def shares(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], chips: int, limit: int | None
     ) -> list[_compile.Share]:
-        """Divide the module over chips, for arguments of this kind."""
         task = self.task(self.model.signature.bind(args, kwargs), self._settings())
         with self.model.in_mode():
             return _compile.shares(task.request, task.spec, task.optim, chips, limit)
@@ -381,7 +355,6 @@ class Session(Sharing):
             self.optimizer.after_run(updates)
 
     def _check_process(self) -> None:
-        """Make sure that a program was not compiled before this process was forked."""
         process = processes.fork_generation()
         if process:
             _use_one_thread(process)
@@ -485,7 +458,6 @@ class Session(Sharing):
 
     @_locked
     def copy_to_host(self) -> None:
-        """Copy weights and buffers to the host, unconditionally; nothing to do while detached."""
         _ = self.now
         self._download()
 
@@ -507,7 +479,6 @@ class Session(Sharing):
 
     @_locked
     def copy_buffers_to_device(self) -> None:
-        """Copy the buffers that the settings name as updatable."""
         names = self.now.spec.updatable_buffers
         if not names:
             raise Error(
@@ -561,7 +532,6 @@ class Session(Sharing):
 
     @_locked
     def fetch(self) -> None:
-        """Fetch newer weights that another trainer of the same tensors has."""
         self._fetch()
 
     def _fetch(self) -> None:
@@ -589,7 +559,6 @@ class Session(Sharing):
 
     @_locked
     def attach(self) -> None:
-        """Acquire the device and put everything that belongs there on it."""
         if self.now.spec.runtime.connection == ConnectionType.Never:
             raise AssertionFailure(
                 "Trying to attach to an offline device", got="ConnectionType.Never"
@@ -655,8 +624,7 @@ class Session(Sharing):
     def close(self, local_only: bool = False) -> None:
         """Bring the host up to date and let go of programs and device.
 
-        Args:
-            local_only: exchange nothing with other processes: they may be gone.
+        ``local_only``: exchange nothing with other processes: they may be gone.
         """
         self.reports.finish()
         self._detach(local_only)
@@ -702,11 +670,7 @@ class Session(Sharing):
 
     @_locked
     def take_optimizer(self, optimizer: torch.optim.Optimizer, relaxed: bool = False) -> None:
-        """Use another optimizer, or the same one with other values; these are uploaded.
-
-        Args:
-            relaxed: do not warn of attributes that it did not have before.
-        """
+        """Use another optimizer, or the same one with other values; these are uploaded."""
         if self.optimizer is None:
             raise AssertionFailure("setOptimizer needs a model that is wrapped for training")
         now = self.variants[-1] if self.variants else None

@@ -1,8 +1,7 @@
 """Models whose host tensors are common: who they are, and one order in which they are locked.
 
-Each call looks here, so that validating after training needs no copy by hand, whichever wrapper was
-made first (PopTorch user guide, "Features"), and so that of two training models with common
-weights, as of a GAN, each goes on from what the other has trained.
+Each call looks here, so that validating after training needs no copy by hand, and so that of two
+training models with common weights, as of a GAN, each goes on from what the other has trained.
 """
 
 from __future__ import annotations
@@ -24,20 +23,15 @@ Lock = contextlib.AbstractContextManager[object]
 
 
 class Sharing:
-    """A model that other models may share host tensors with.
+    """A model that other models may share host tensors with, which are given by identity.
 
-    Args:
-        hosts: identities of its host tensors.
-        trains: whether its device may have newer values of them than the host at times.
-
-    Attributes:
-        is_trainer: whether it may now: a model that was let go of may not.
+    ``trains``: its device may have newer values of them than the host at times.
     """
 
     def __init__(self, hosts: Iterable[int], trains: bool) -> None:
         global _generation
         self.hosts, self.trains = frozenset(hosts), trains
-        self.is_trainer = False
+        self.is_trainer = False  # a model that was let go of is none any more
         self._number = next(_numbers)
         self._own_lock: Any = threading.RLock()
         self._seen_generation = -1
@@ -81,8 +75,6 @@ class Sharing:
 
 
 class _Locks:
-    """Several locks, taken in their order."""
-
     def __init__(self, locks: list[Any]) -> None:
         self._locks = locks
 

@@ -1,7 +1,4 @@
-"""Arguments of a call, matched with the signature of ``forward`` and flattened.
-
-Source: PopTorch user guide, "Features".
-"""
+"""Arguments of a call, matched with the signature of ``forward`` and flattened."""
 
 from __future__ import annotations
 
@@ -21,17 +18,11 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 @dataclass(frozen=True, eq=False)
 class Bound:
-    """The arguments of one call, flattened.
-
-    Attributes:
-        tensors: every tensor, in the order of the signature.
-        parts: per parameter its name and structure, defaults included.
-        by_name: the parameters that were passed as keywords.
-    """
+    """The arguments of one call, flattened."""
 
     tensors: list[torch.Tensor]
-    parts: tuple[tuple[str, trees.Structure], ...]
-    by_name: frozenset[str] = frozenset()
+    parts: tuple[tuple[str, trees.Structure], ...]  # names of parameters, defaults included
+    by_name: frozenset[str] = frozenset()  # those passed as keywords
 
     @property
     def paths(self) -> list[str]:
@@ -60,11 +51,7 @@ class Signature:
     def bind(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], like: Bound | None = None
     ) -> Bound:
-        """Match a call with the signature and flatten it.
-
-        Args:
-            like: the compiled arguments, for the order of dict keys.
-        """
+        """Match a call and flatten it; ``like``, the compiled call, gives dict keys their order."""
         known = dict(like.parts) if like else {}
         tensors: list[torch.Tensor] = []
         parts = []

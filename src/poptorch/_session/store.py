@@ -1,7 +1,4 @@
-"""The device's copy of a model's tensors, and the transfers between host and device.
-
-Source: PopTorch user guide, "Features".
-"""
+"""The device's copy of a model's tensors, and the transfers between host and device."""
 
 from __future__ import annotations
 
@@ -55,7 +52,6 @@ class Layout:
 
     @property
     def is_in_parts(self) -> bool:
-        """Whether other processes have state that this one has not."""
         return bool(self.views) or self.has_remote_stages
 
     def place_parts(self, tensors: Tensors) -> None:
@@ -75,7 +71,6 @@ class Layout:
                 tensors[key] = tensors[key].to("meta")
 
     def read(self, tensors: Mapping[str, torch.Tensor], key: str) -> torch.Tensor:
-        """Return a tensor, whichever process has it."""
         value, holders = tensors[key], self._holders.get(key, [])
         if not holders or len(holders) == len(self._members):
             return value
@@ -86,9 +81,7 @@ class Layout:
     def gathered(self, tensors: Mapping[str, torch.Tensor], weights: bool = False) -> Tensors:
         """Return what this process has not or only in part; all processes call this.
 
-        Args:
-            tensors: of this process, by key.
-            weights: weights and buffers too; otherwise only what no host tensor mirrors.
+        ``weights``: weights and buffers too; otherwise only what no host tensor mirrors.
         """
         result: Tensors = {}
         for flat in self.flat:
@@ -102,7 +95,6 @@ class Layout:
         return result
 
     def write_part(self, tensors: Tensors, key: str, value: torch.Tensor) -> None:
-        """Keep this process's part of a sharded tensor."""
         view, flat = self.views[key], tensors[self.views[key].flat]
         first = view.offset - self._process * flat.numel()  # of the tensor, in this part
         start, end = max(0, first), min(flat.numel(), first + view.slot.numel)
@@ -123,11 +115,8 @@ class StateStore:
     """The tensors of one compiled program on the device, and the host tensors that they mirror.
 
     Host tensors are those that the module has at the moment of a transfer: assigning one to it is
-    like writing into the one before.
-
-    Args:
-        other: the store of another program of the same model, to go on from.
-        agreed: whether the processes of the job have begun with the same weights and state.
+    like writing into the one before. ``other`` is of another program of the model, to go on from.
+    ``agreed``: the processes of the job have begun with the same weights and state.
     """
 
     def __init__(
@@ -187,11 +176,7 @@ class StateStore:
     # From the host.
 
     def upload(self) -> bool:
-        """Copy host parameters and buffers to the device.
-
-        Returns:
-            Whether that may have changed weights that the processes of a job have in common.
-        """
+        """Copy host weights to the device; tell if some that processes share may have changed."""
         before = {key: self.state.tensors[key].clone() for key in self._common}
         self.write_all()
         after = self.state.tensors
@@ -200,7 +185,6 @@ class StateStore:
         )
 
     def write_all(self) -> None:
-        """Copy host parameters and buffers to the device, and compare nothing."""
         log.engine.debug("Writing weights from host to IPU memory")
         self._upload(self._slots)
 
@@ -249,15 +233,12 @@ class StateStore:
 
     @property
     def is_in_parts(self) -> bool:
-        """Whether all processes read the state together."""
         return self.layout.is_in_parts
 
     def download(self, local_only: bool = False) -> None:
         """Copy what the program changes to the host, into the same tensors and storage.
 
-        Args:
-            local_only: only what this process has; otherwise all processes that share the stages
-                call this.
+        ``local_only``: only what this process has; otherwise all that share the stages call this.
         """
         log.engine.debug("Writing weights from IPU to host")
         tensors = tensors_of(self._module)
@@ -307,7 +288,6 @@ class StateStore:
         self.state.rng, self.state.updates = other.state.rng, other.state.updates
 
     def downloads_all_of(self, other: StateStore) -> bool:
-        """Tell whether ``download`` brings to the host what another store's does."""
         return set(other._downloaded) <= set(self._downloaded)
 
     def _alike(self, other: StateStore) -> Tensors:
@@ -328,13 +308,11 @@ class StateStore:
     # State that no host tensor mirrors.
 
     def write_hypers(self, values: Mapping[str, float]) -> None:
-        """Set the hyper-parameters that are inputs of the update."""
         for key, value in values.items():
             if key in self.state.tensors:
                 self.state.tensors[key].fill_(value)
 
     def reset_optimizer_state(self) -> None:
-        """Give moments and counters their first values."""
         for key, slot in self._program.state_slots().items():
             if slot.kind is Kind.OPTSTATE:
                 self.state.tensors[key].fill_(self._program.initial.get(key, 0.0))
@@ -347,7 +325,6 @@ class StateStore:
         return {key: self.state.tensors[key].clone() for key in (*own, *self.layout.flat)}
 
     def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Put back what ``device_only`` returned, or what a file has."""
         for key, value in tensors.items():
             self.write(key, value)
 
@@ -365,7 +342,6 @@ class StateStore:
         return {**self.state.tensors, **self.layout.gathered(self.state.tensors, weights)}
 
     def shapes(self) -> Mapping[str, Slot | torch.Tensor]:
-        """Return what knows the shapes of the tensors, by key."""
         sharded = {key: view.slot for key, view in self.layout.views.items()}
         return {**self.state.tensors, **sharded}
 
@@ -409,7 +385,6 @@ def _mirrored(program: Program) -> dict[str, Slot]:
 
 
 def _changed_by(program: Program) -> set[str]:
-    """Return the keys of what a program gives other values."""
     changed = {key for graph in program.graphs.values() for key in graph.updates}
     changed |= {whole.key for whole, part in program.parts if part.key in changed}
     return changed | {view.slot.key for view in program.views() if view.flat in changed}

@@ -1,7 +1,6 @@
 """``optimizer.state`` of torch's own optimizers, read from the device when somebody looks at it.
 
-Behaves as the state of ``poptorch.optim``'s optimizers does, under the names that torch uses. What
-is changed in tensors that were read since the last call reaches the device with the next one.
+What is changed in tensors that were read since the last call reaches the device with the next one.
 """
 
 from __future__ import annotations
@@ -31,11 +30,7 @@ _version_of = operator.attrgetter("_version")
 
 
 class WatchedState(collections.defaultdict[Any, Any]):
-    """The dict in the place of ``optimizer.state``; copies and pickles as a plain one.
-
-    Attributes:
-        changed: whether somebody put in, replaced or removed an entry.
-    """
+    """The dict in the place of ``optimizer.state``; copies and pickles as a plain one."""
 
     def __init__(self, entries: Mapping[Any, Any], announce: Callable[[], None]) -> None:
         super().__init__(dict, entries)
@@ -43,7 +38,6 @@ class WatchedState(collections.defaultdict[Any, Any]):
         self.changed = False
 
     def fill(self, key: Any, values: Mapping[str, Any]) -> None:
-        """Put values into an entry without its counting as a change."""
         if dict.__contains__(self, key):
             dict.__getitem__(self, key).update(values)
         else:
@@ -78,15 +72,7 @@ for _name in _CHANGES.split():
 
 
 class TorchState:
-    """The state of one torch optimizer; the protocol is that of ``poptorch.optim.Optimizer``.
-
-    Args:
-        algorithm: what it is called in an ``OptimSpec``.
-
-    Attributes:
-        paths: of the model's parameters by the address of their values.
-        host_state_is_dirty: the device's state is newer than the optimizer's.
-    """
+    """The state of one torch optimizer; the protocol is that of ``poptorch.optim.Optimizer``."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, algorithm: str) -> None:
         self._optimizer = optimizer
@@ -98,8 +84,8 @@ class TorchState:
         self._read: list[Any] = []  # what was read from the device last
         self._tensors: list[torch.Tensor] = []  # among it
         self._versions = 0  # of these, when they were read
-        self.paths: Mapping[int, str] = {}
-        self.host_state_is_dirty = False
+        self.paths: Mapping[int, str] = {}  # of parameters by the address of their values
+        self.host_state_is_dirty = False  # the device's state is newer
 
     @property
     def was_loaded(self) -> bool:
@@ -108,7 +94,6 @@ class TorchState:
 
     @property
     def ipu_state_is_dirty(self) -> bool:
-        """Whether the optimizer's state is newer than the device's."""
         watched = self._watched
         return self.was_loaded or (watched is not None and (watched.changed or self._edited()))
 
@@ -147,7 +132,6 @@ class TorchState:
         return False
 
     def has_state(self) -> bool:
-        """Tell whether the optimizer has made steps, here or elsewhere."""
         return any(dict.values(self._optimizer.state))
 
     def _watch(self) -> None:
@@ -159,7 +143,6 @@ class TorchState:
         self._read = []
 
     def ran(self, updates: int) -> None:
-        """The device made so many updates."""
         self._updates += updates
         self.host_state_is_dirty = True
 

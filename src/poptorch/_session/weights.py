@@ -19,19 +19,13 @@ ShapeAndType = tuple[Sequence[int] | None, torch.dtype | None]
 
 @dataclass(frozen=True)
 class Grouping:
-    """How replicas share the values of one parameter (PopTorch user guide, "Parallel execution").
-
-    Attributes:
-        of_replica: the group of each replica.
-        retrieval: whether reading back gives a value per group or per replica.
-    """
+    """How replicas share the values of one parameter; ``of_replica`` has the group of each."""
 
     of_replica: tuple[int, ...]
     retrieval: VariableRetrievalMode
 
     @property
     def groups(self) -> int:
-        """How many values the device holds: the leading dimension of its tensor."""
         return max(self.of_replica) + 1
 
     def from_host(self, host: torch.Tensor) -> torch.Tensor:
@@ -89,13 +83,7 @@ class GroupingRequest:
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """A module's tensors at one moment.
-
-    Attributes:
-        module: what is traced.
-        tensors: its parameters and buffers by path.
-        groups: those with one value per group of replicas.
-    """
+    """The tensors by path of what is traced, and those with a value per group of replicas."""
 
     module: nn.Module
     tensors: Mapping[str, _capture.Tied]
@@ -103,7 +91,6 @@ class Reading:
 
     @property
     def paths(self) -> dict[int, str]:
-        """Paths of the parameters by the address of their values."""
         return paths_of(self.tensors)
 
     def refresh(self) -> None:
@@ -119,11 +106,7 @@ def paths_of(tensors: Mapping[str, _capture.Tied]) -> dict[int, str]:
 
 
 def check_saved(there: Mapping[str, ShapeAndType], here: Mapping[str, ShapeAndType]) -> None:
-    """Compare tensors of a file with those that they are for.
-
-    Args:
-        there, here: shapes and types by name; no type where only shapes are known.
-    """
+    """Compare tensors of a file with those that they are for; types may be unknown."""
     for name in sorted({*there, *here}):
         saved, own = there.get(name, (None, None)), here.get(name, (None, None))
         shapes = [None if shape is None else tuple(shape) for shape, _ in (saved, own)]

@@ -1,7 +1,7 @@
 """What wrapping for training does to the user's module, and undoing it.
 
 The object stays the same; its class becomes a subclass named ``Poptorch<Name>`` with two more
-methods. Copies and pickles of it are ordinary modules. Source: PopTorch user guide, "Features".
+methods. Copies and pickles of it are ordinary modules.
 """
 
 from __future__ import annotations
@@ -22,10 +22,7 @@ HOLDERS = ("_parameters", "_buffers")
 
 
 class Watched(dict[str, Any]):
-    """A dict that announces every look at its values, and every change of them.
-
-    It behaves like the dict it replaces, and copies and pickles as a plain one.
-    """
+    """A dict that announces every look and change; it copies and pickles as a plain one."""
 
     __slots__ = ("listeners",)
 
@@ -66,7 +63,6 @@ class Watched(dict[str, Any]):
 
 
 def watch(module: nn.Module, announce: Callable[[], None]) -> None:
-    """Put watched dicts into a module and all below it."""
     for sub in module.modules():
         for holder in HOLDERS:
             entries = sub.__dict__[holder]
@@ -98,21 +94,12 @@ class Owner(Protocol):
     """The executor that a wrapped module forwards to."""
 
     def copyWeightsToHostIfNeeded(self) -> bool:  # noqa: N802
-        """Download if the device is newer."""
         ...
 
-    def destroy(self) -> None:
-        """Release the device and restore the module."""
+    def destroy(self) -> None: ...
 
 
 class _Wrapping(NamedTuple):
-    """What a wrapped module is connected to.
-
-    Attributes:
-        owner: the executor, held weakly.
-        announce: tells it that the module's tensors are looked at.
-    """
-
     owner: weakref.ref[Owner]
     announce: Callable[[], None]
 
@@ -121,13 +108,11 @@ _wrappings: weakref.WeakKeyDictionary[nn.Module, _Wrapping] = weakref.WeakKeyDic
 
 
 def owner_of(module: nn.Module) -> Owner | None:
-    """Return the executor that a module is wrapped by, or None."""
     wrapping = _wrappings.get(module)
     return wrapping.owner() if wrapping is not None else None
 
 
 def is_wrapped(module: nn.Module) -> bool:
-    """Tell whether a module carries a training wrapping."""
     return module in _wrappings
 
 
@@ -171,7 +156,6 @@ def _clipping() -> str | None:
 
 
 def unwrap(module: nn.Module) -> None:
-    """Give a module its class and plain dicts back."""
     if module in _wrappings:
         resume(module)
         wrapping = _wrappings.pop(module)
@@ -186,7 +170,6 @@ def suspend(module: nn.Module) -> None:
 
 
 def resume(module: nn.Module) -> None:
-    """Undo ``suspend``."""
     if module in _wrappings and type(module) not in _subclasses.values():
         module.__class__ = _subclass(type(module))
 
