@@ -1,7 +1,6 @@
 """A model's blocks chosen for it: a row of units, cut so that the slowest chip is fast.
 
-A unit is a stretch between two modules that are entered once: a block begins where a module's
-``forward`` does.
+A unit is a stretch between two modules that are entered once.
 """
 
 from __future__ import annotations
@@ -26,8 +25,6 @@ from .stages import with_passes
 
 @dataclass(frozen=True)
 class Unit:
-    """A stretch of a model that stays on one chip."""
-
     begins: str | None  # path of the module whose forward begins it; None before any
     cycles: float  # of one micro-batch, forward and backward
     weight_bytes: int  # parameters, their gradients and optimizer state, and buffers
@@ -41,9 +38,7 @@ def find_units(
 ) -> list[Unit]:
     """Cut a micro graph at every place where a block may begin.
 
-    Args:
-        state_bytes: of every parameter and buffer by path, with all that training keeps for it.
-        modules: paths of the modules that ``forward`` may enter.
+    ``state_bytes`` has every parameter and buffer by path, with all that training keeps for it.
     """
     graph, begins = _in_blocks(graph, modules)
     graph = with_passes(graph, {number: number for number in range(len(begins))}, len(begins))
@@ -51,12 +46,6 @@ def find_units(
 
 
 def cut_at(graph: Graph, begins: Sequence[str]) -> tuple[Graph, tuple[Visit, ...]]:
-    """Return a micro graph in other blocks, one per chip, and the visits that its labels count.
-
-    Args:
-        graph: one micro-batch, forward and backward; its own blocks are not looked at.
-        begins: paths of the modules that begin the chips after the first.
-    """
     graph, begun = _in_blocks(graph, begins)
     for node, origin in annotate.origins(graph.module.graph).items():
         relabel(node, replace(label_of(origin), backward=True))
@@ -158,11 +147,7 @@ class Share:
 def balance(units: Sequence[Unit], chips: int, limit: int, pipelined: bool) -> list[Share]:
     """Cut the row so that the slowest chip is as fast as possible, then so that least crosses.
 
-    Args:
-        units: in forward order.
-        limit: bytes that fit one chip.
-        pipelined: whether chips keep what the backward pass needs of several micro-batches, as
-            in a pipeline; a chip that is d stages before the end keeps 2 d + 1.
+    In a pipeline a chip that is d stages before the end keeps activations of 2 d + 1 micro-batches.
     """
     places = [
         n for n, unit in enumerate(units) if n and unit.begins is not None and not unit.joined
@@ -199,7 +184,6 @@ def _best(
     most_bytes: int,
     most_cycles: float,
 ) -> tuple[float, list[Share]] | None:
-    """Return the least of what shares joined make, among shares that are allowed, and these."""
     before: dict[int, tuple[float, list[Share]]] = {0: (0.0, [])}  # by where the last one ends
     for chip, micro_batches in enumerate(kept):
         best: dict[int, tuple[float, list[Share]]] = {}

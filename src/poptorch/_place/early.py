@@ -31,13 +31,9 @@ _FLOPS, _BYTES = 50e9, 10e9  # of a core in a second: only what they are to each
 def early(graph: Graph) -> tuple[Graph, Graph] | None:
     """Cut a micro graph where much of the gradients is there and much of the work is left.
 
-    Args:
-        graph: forward and backward of one micro-batch, or of several side by side.
-
-    Returns:
-        The graph that makes the early gradients and what the host gets, and the graph that makes
-        the others from ``value.*`` of the first; None where that would not pay, or where the
-        second would draw random numbers or have effects outside of it.
+    Return the graph that makes the early gradients and what the host gets, and the graph that makes
+    the others from ``value.*`` of the first; None where that would not pay, or where the second
+    would draw random numbers or have effects outside of it.
     """
     graph = graph.copy()
     nodes = _operators(graph)
@@ -69,7 +65,6 @@ def _operators(graph: Graph) -> list[fx.Node]:
 
 
 def _best(graph: Graph, nodes: list[fx.Node]) -> int | None:
-    """Return how many nodes come before the cut, or None."""
     order = {node: at for at, node in enumerate(nodes, 1)}
     sizes = {
         order[node]: slot.bytes
@@ -136,7 +131,6 @@ def _make_contiguous(nodes: Collection[fx.Node]) -> set[fx.Node]:
 
 
 def _is_own(node: fx.Node) -> bool:
-    """Whether a result has a storage of its own: it is no view of an input or of another result."""
     root = storage_root(node)
     return root is node or (node.target is operator.getitem and root is node.args[0])
 

@@ -1,7 +1,4 @@
-"""Micro graph + the blocks it was captured with + the user's strategy -> Layout, and its log lines.
-
-Source: PopTorch user guide, "Parallel execution".
-"""
+"""Graph, visits and strategy -> Layout (PopTorch user guide, "Parallel execution")."""
 
 from __future__ import annotations
 
@@ -31,11 +28,6 @@ _MODES = {
 
 
 def place(graph: Graph, visits: Sequence[Visit], spec: Spec) -> Layout:
-    """Decide on which chip and in which stage everything runs, and check the rules.
-
-    Raises:
-        Error: the annotations break a rule.
-    """
     placed = resolve(visits, spec.placement, runs_before_blocks(graph))
     stages, of_visit = group_visits(graph, placed, spec.placement)
     graph = with_passes(graph, of_visit, len(stages))
@@ -48,11 +40,7 @@ def place(graph: Graph, visits: Sequence[Visit], spec: Spec) -> Layout:
 
 
 def check_batches(depth: int, stages: int, spec: Spec) -> None:
-    """Check that there are enough micro-batches to fill the pipeline.
-
-    Args:
-        stages: forward stages that have something to do, which the 1.0 interface counts.
-    """
+    """Check that enough micro-batches fill the pipeline; the 1.0 interface counts ``stages``."""
     if spec.placement.strategy is not Strategy.PIPELINED:
         return
     loops, first_release = spec.loops, spec.placement.first_release
@@ -113,8 +101,7 @@ def reserve(per_replica: int, spec: Spec) -> int:
 def find_homes(graph: Graph, stages: Sequence[Stage]) -> dict[str, tuple[int, ...]]:
     """Return the chips of every state input of a placed graph, by slot key.
 
-    Weights have one home; what is only read may be copied to several; hyper-parameters and the like
-    are on every chip.
+    Weights have one home; what is only read may be copied to several.
     """
     chips = tuple(sorted({stage.chip for stage in stages}))
     # Buffers and constants that forward changes, with the node of the new value.
@@ -153,10 +140,6 @@ def _shared(slot: Slot, readers: Mapping[int, Stage]) -> Error:
 
 
 def log_layout(layout: Layout, spec: Spec) -> None:
-    """Log the settings that follow from a placement, and every operator's place, at DEBUG.
-
-    Devices that idle are a WARNING, a model that needs none is an INFO.
-    """
     if not layout.chips:
         log.engine.info("No IPU is used: nothing is left of the model after optimisation")
     needed = layout.chips * spec.loops.replicas

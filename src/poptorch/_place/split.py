@@ -29,8 +29,7 @@ class Cutter:
         inline: whether a pass may compute a node of another pass again.
         copies: outputs that several passes compute and return, each the last that reads its own
             copy of the state; by slot key.
-        fallback: the pass that returns an output which is an input of the whole graph, or is
-            computed nowhere in particular.
+        fallback: the pass that returns an output which no node of a pass computes.
     """
 
     def __init__(
@@ -71,7 +70,6 @@ class Cutter:
     def _closure(
         self, own: Collection[fx.Node], stage_pass: StagePass
     ) -> tuple[set[fx.Node], dict[fx.Node, None]]:
-        """Return the nodes to compute again, and those whose results come from other passes."""
         mine, again, values = set(own), set[fx.Node](), dict[fx.Node, None]()
         stack = [i for node in own for i in node.all_input_nodes]
         stack += [node for _, node in self._results.get(stage_pass, ())]
@@ -128,17 +126,11 @@ class Cutter:
 def split(
     graph: Graph, layout: Layout, training: bool, recompute: bool
 ) -> tuple[dict[StagePass, Graph], Homes]:
-    """Cut a micro graph into the passes that its labels name.
+    """Cut a micro graph into the passes that its labels name; return these and the homes of state.
 
-    Args:
-        graph: that of the layout, or one that it was joined with others to.
-        recompute: whether backward passes compute activations again from what their stage was
-            given, rather than keep them. What was drawn at random is kept, and so is what the
-            user wants kept; the last stage, which goes back at once, keeps everything behind the
-            last of these.
-
-    Returns:
-        The graphs in the order of execution, and the chips of all state that they read.
+    With ``recompute`` backward passes compute activations again from what their stage was given.
+    What was drawn at random is kept, and so is what the user wants kept; the last stage, which goes
+    back at once, keeps everything behind the last of these.
     """
     graph = with_passes(graph, {}, len(layout.stages))
     homes = find_homes(graph, layout.stages)
@@ -242,7 +234,6 @@ def split_update(graph: Graph, homes: Homes) -> dict[StagePass, Graph]:
 
 
 def _placed(graph: Graph, homes: Homes) -> tuple[dict[fx.Node, StagePass], set[fx.Node]]:
-    """Where every node runs; and those that every chip computes for itself."""
     placed: dict[fx.Node, StagePass] = {}
     replicated: set[fx.Node] = set()
     on_one_chip = {

@@ -42,15 +42,7 @@ def runs_before_blocks(graph: Graph) -> bool:
 
 
 def resolve(visits: Sequence[Visit], placement: Placement, begun: bool) -> list[PlacedVisit]:
-    """Return where each visit runs, and log it.
-
-    Args:
-        begun: something runs before the first block; to AutoIncrement it is stage 0.
-
-    Raises:
-        AssertionFailure: a block without a device under SameAsIpu, or one that no stage names.
-        Error: a device of the wrong parity in parallel phases, or a negative one.
-    """
+    """Return where each visit runs; ``begun``: something before the first block is stage 0."""
     first_phase = 0 if placement.phased else None
     placed = [PlacedVisit(visits[0], 0, first_phase, 0)]
     automatic: dict[str, int] = {}
@@ -146,11 +138,7 @@ def _check_device(placed: PlacedVisit, placement: Placement) -> None:
 def group_visits(
     graph: Graph, placed: Sequence[PlacedVisit], placement: Placement
 ) -> tuple[tuple[Stage, ...], dict[int, int]]:
-    """Group visits into stages.
-
-    Returns:
-        The stages in forward order, and the stage of every visit that has nodes, by its index.
-    """
+    """Return the stages in forward order, and the stage of every visit that has nodes."""
     visits, edges = _flow(graph)
     used = {visit: placed[visit] for visit in sorted(visits)}
     if placement.phased:
@@ -184,7 +172,6 @@ def _tell_unread(placed: Sequence[PlacedVisit], used: Mapping[int, PlacedVisit])
 
 
 def _flow(graph: Graph) -> tuple[set[int], dict[tuple[int, int], fx.Node]]:
-    """Return which visits have nodes, and between which of them data flows."""
     visits: set[int] = set()
     edges: dict[tuple[int, int], fx.Node] = {}
     for node in graph.module.graph.nodes:
@@ -281,11 +268,8 @@ def _against_the_flow(start: PlacedVisit, end: PlacedVisit, node: fx.Node) -> Er
 def with_passes(graph: Graph, of_visit: Mapping[int, int], stages: int) -> Graph:
     """Return a graph whose operators say where they run.
 
-    Operators of no visit that are not labelled yet follow their inputs. They run as early as those
-    allow; what reads nothing runs where its first reader does.
-
-    Args:
-        of_visit: index of a visit to index of its stage.
+    Operators of no visit follow their inputs, as early as those allow; what reads nothing runs
+    where its first reader does. ``of_visit`` is index of a visit to index of its stage.
     """
     graph = graph.copy()
     for node in graph.operators:

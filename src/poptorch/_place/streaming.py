@@ -1,8 +1,4 @@
-"""What phased execution moves between chips and streaming memory, and when.
-
-Weights, optimizer state and accumulators that rest off chip are loaded by the passes that use them.
-Activations leave the chip when the strategy's liveness says so.
-"""
+"""What phased execution moves between chips and streaming memory, and when."""
 
 from __future__ import annotations
 
@@ -75,7 +71,6 @@ def _gaps(
     """Yield (pass, next pass, value, whether for the first time) where a value leaves its chip."""
 
     def period(stage_pass: StagePass, source: StagePass) -> tuple[Direction, int | None]:
-        """What two passes share if a value stays on the chip from one to the other."""
         fetched_back = stage_pass.backward and not source.backward
         phase = layout.stages[stage_pass.stage].phase
         return stage_pass.direction, phase if each_phase or fetched_back else None

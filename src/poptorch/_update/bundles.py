@@ -1,8 +1,7 @@
 """Many weights as few flat tensors: the same update in a handful of ops.
 
-All weights of one group and dtype share one flat storage and are views of it, and so are their
-gradients, accumulators and moments. An update of 200 weights is then one kernel: several times
-faster than one kernel per weight, and compiled in a second instead of half a minute.
+An update of 200 weights is one kernel: several times faster than one kernel per weight, and
+compiled in a second instead of half a minute.
 """
 
 from __future__ import annotations
@@ -31,9 +30,8 @@ def flatten(
     """Return the optimizer over bundles of its weights, and the bundles, both for ``lower``.
 
     Args:
-        params: the ``param`` slots to bundle, which have a gradient. Others stay as they are.
-        name: what the bundles' paths begin with.
-        multiple: of ALIGNMENT; what their lengths are multiples of.
+        params: the slots to bundle, which have a gradient. Others stay as they are.
+        multiple: of ALIGNMENT; what the bundles' lengths are multiples of.
         most: bytes of a bundle, unless a single weight is larger.
     """
     by_path = {param.path: param for param in params}
@@ -53,7 +51,6 @@ def flatten(
 
 
 def _together(members: Sequence[Slot], most: int | None) -> Iterator[tuple[str, list[Slot]]]:
-    """Yield what makes a bundle, with a name: weights of one type, as many as there may be."""
     for dtype in dict.fromkeys(slot.dtype for slot in members):
         same = [slot for slot in members if slot.dtype == dtype]
         label = str(dtype).removeprefix("torch.")
@@ -70,8 +67,6 @@ def _bundle(path: str, params: Sequence[Slot], multiple: int) -> Bundle:
 
 
 def spread(bundles: Sequence[Bundle]) -> SlotFunction:
-    """Return the function from bundles to the weights in them, which are views."""
-
     def function(tensors: _Tensors) -> dict[str, torch.Tensor]:
         return {
             member.slot.key: tensors[bundle.slot.key].as_strided(
@@ -86,8 +81,6 @@ def spread(bundles: Sequence[Bundle]) -> SlotFunction:
 
 
 def gather(bundles: Sequence[Bundle]) -> SlotFunction:
-    """Return the function from the gradients of weights to those of their bundles."""
-
     def function(tensors: _Tensors) -> dict[str, torch.Tensor]:
         return {slots.gradient(b.slot).key: _joined(b, tensors) for b in bundles}
 

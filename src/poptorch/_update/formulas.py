@@ -1,8 +1,6 @@
-"""The formulas of optimizers, written once for every backend.
+"""The formulas of optimizers, written once for every backend (PopTorch user guide, "Optimizers").
 
-They see tensors of one compute dtype and hyper-parameters that are either Python numbers
-(constants, compiled in) or 0-d tensors (variables, inputs). They are pure. Source: PopTorch user
-guide, "Optimizers".
+Hyper-parameters are Python numbers (constants, compiled in) or 0-d tensors (variables, inputs).
 """
 
 from __future__ import annotations
@@ -42,7 +40,6 @@ class Algorithm:
     """One update algorithm.
 
     Attributes:
-        moments: the state that a group's weights need.
         counts: whether the group needs the number of updates made so far.
         prepare: scalar work done once per group: from the settings, the hyper-parameters and, where
             counted, the number of this update (from 1) to the values that ``step`` reads.
@@ -60,29 +57,25 @@ class Algorithm:
 
 
 def storage_dtype(settings: Settings, name: str) -> torch.dtype:
-    """Return the dtype that a setting such as ``accum_type`` names."""
     dtype = getattr(torch, str(settings[name]))
     assert isinstance(dtype, torch.dtype)
     return dtype
 
 
 def is_constant(value: Scalar, number: float) -> bool:
-    """Tell whether a hyper-parameter is compiled in with this value, so that terms can go."""
     return not isinstance(value, Tensor) and value == number
 
 
 def plus_scaled(base: Tensor, other: Tensor, factor: Scalar) -> Tensor:
-    """Return ``base + factor * other`` as one op, for a constant and for a variable factor."""
     if isinstance(factor, Tensor):
         return torch.addcmul(base, other, factor)
     return torch.add(base, other, alpha=factor)
 
 
 def materialised(values: dict[str, Scalar]) -> Prepared:
-    """Have compilers compute scalars once rather than inside the loops over the weights.
+    """Have compilers compute scalars once: ``as_strided`` is only ever applied to a buffer.
 
-    Inductor inlines 0-d arithmetic (a ``pow``, a division) into every loop that reads it, which
-    makes Adam 2.5 times slower; it must give a tensor that ``as_strided`` is applied to a buffer.
+    Inductor inlines other 0-d arithmetic into every loop: Adam becomes 2.5 times slower.
     """
     return {
         name: value.as_strided((), ()) if isinstance(value, Tensor) else value
@@ -107,13 +100,11 @@ def _correction(hyper: Scalars, name: str, count: Tensor) -> Tensor:
 
 
 def _with_decay(gradient: Tensor, weight: Tensor, values: Scalars) -> Tensor:
-    """Return the gradient of the loss plus that of the weights' squares, as L2 decay has it."""
     decay = values["weight_decay"]
     return gradient if is_constant(decay, 0) else plus_scaled(gradient, weight, decay)
 
 
 def _blend(old: Tensor, new: Tensor, share: Scalar) -> Tensor:
-    """Return ``old + share * (new - old)``."""
     if isinstance(share, Tensor):
         return torch.addcmul(old, new - old, share)
     return torch.lerp(old, new, share)
@@ -165,7 +156,6 @@ def _sgd_step(weight: Tensor, gradient: Tensor, moments: Tensors, values: Scalar
 
 
 def _looked_ahead(gradient: Tensor, velocity: Tensor, values: Scalars) -> Tensor:
-    """Return the velocity, or with Nesterov momentum where it points after this gradient."""
     nesterov = values["nesterov"]
     if is_constant(nesterov, 0):
         return velocity
@@ -220,7 +210,6 @@ def _corrects(settings: Settings) -> bool:
 
 
 def _adam_shares(hyper: Scalars, count: Tensor | None) -> Prepared:
-    """Return the moments' shares and corrections, as factors of the moments."""
     prepared: dict[str, Scalar] = {name: hyper[name] for name in ("eps", "weight_decay")}
     prepared["first_share"] = _complement(hyper, "beta1")
     prepared["second_share"] = _complement(hyper, "beta2")
@@ -239,7 +228,6 @@ def _adam_prepare(settings: Settings, hyper: Scalars, count: Tensor | None) -> P
 
 
 def _advanced(gradient: Tensor, moments: Tensors, values: Scalars) -> tuple[Tensors, Tensor]:
-    """Return the new moments and the corrected root of the second, plus eps."""
     first = _blend(moments["first"], gradient, values["first_share"])
     second = _blend(moments["second"], gradient * gradient, values["second_share"])
     root = torch.sqrt(second)
@@ -295,7 +283,6 @@ def _lamb_squares(
 def _lamb_direction(
     weight: Tensor, gradient: Tensor, moments: Tensors, values: Scalars
 ) -> tuple[Tensors, Tensor]:
-    """Return the new moments, and where they and the decay lead."""
     moments, root = _advanced(gradient, moments, values)
     direction = moments["first"] / root
     if not is_constant(values["first_factor"], 1):

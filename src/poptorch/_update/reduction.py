@@ -1,7 +1,6 @@
 """Gradients of micro-batches -> the descaled gradient of one update, and automatic loss scaling.
 
-Between ``accumulate`` and ``finish`` the program sums ``accum.*`` over the replicas and processes
-that hold accumulators of their own; every division is written here.
+Between ``accumulate`` and ``finish`` the program sums ``accum.*`` over replicas and processes.
 """
 
 from __future__ import annotations
@@ -44,18 +43,13 @@ class MicroBatches:
 
     @property
     def total(self) -> int:
-        """Micro-batches per update over all replicas."""
         return self.lanes * self.chunks * self.summed
 
 
 def accumulate(
     spec: OptimSpec, gradients: Sequence[Slot], reduction: Reduction, batches: MicroBatches
 ) -> SlotFunction:
-    """Return the function that adds ``gradient.*`` into ``accum.*``.
-
-    Strategy Running keeps the mean so far and reads ``counter.micro``, a 0-d float32 tensor: the
-    number of gradients already in the accumulator.
-    """
+    """Running keeps the mean so far and reads ``counter.micro``: the number of gradients in it."""
     accums = tuple(_accumulator(spec, slot) for slot in gradients)
     running = _is_running(spec, reduction)
     share_of_one, _ = _shares(spec, reduction, batches)
@@ -79,17 +73,13 @@ def accumulate(
 
 
 def hand_over(gradients: Sequence[Slot]) -> SlotFunction:
-    """Return the function from ``gradient.*`` to ``accum.*`` of the same values.
-
-    It stands for ``accumulate`` where processes add up what a single run makes.
-    """
+    """Stand for ``accumulate`` where processes add up what a single run makes."""
     accums = tuple(slots.accumulator(slot, slot.dtype) for slot in gradients)
     function = _renaming(tuple(zip(gradients, accums, strict=True)))
     return SlotFunction("hand_over", function, (*accums, *gradients), accums)
 
 
 def take_back(gradients: Sequence[Slot]) -> SlotFunction:
-    """Return the function from ``accum.*``, added up meanwhile, to ``gradient.*``."""
     accums = tuple(slots.accumulator(slot, slot.dtype) for slot in gradients)
     function = _renaming(tuple(zip(accums, gradients, strict=True)))
     return SlotFunction("take_back", function, accums, tuple(gradients))
@@ -102,10 +92,7 @@ def _renaming(pairs: _Pairs) -> Callable[[_Tensors], dict[str, torch.Tensor]]:
 def finish(
     spec: OptimSpec, gradients: Sequence[Slot], reduction: Reduction, batches: MicroBatches
 ) -> SlotFunction:
-    """Return the function from ``accum.*`` to the descaled ``gradient.*``, emptying ``accum.*``.
-
-    The results have at least float32: un-scaling in half would lose what the scale protected.
-    """
+    """The results have at least float32: un-scaling in half would lose what the scale protected."""
     accums = [_accumulator(spec, slot) for slot in gradients]
     divisor = _shares(spec, reduction, batches)[1]
     counted = batches.chunks * batches.summed
@@ -115,10 +102,7 @@ def finish(
 def scale(
     spec: OptimSpec, gradients: Sequence[Slot], reduction: Reduction, batches: MicroBatches
 ) -> SlotFunction | None:
-    """Return the function that stands for accumulate and finish when ``batches.chunks`` is 1.
-
-    None when the gradients can be used as they are.
-    """
+    """Accumulate and finish in one, for ``batches.chunks`` of 1; None if there is nothing to do."""
     divisor = float(batches.total) if reduction.type == ReductionType.Mean else 1.0
     if _divisor(spec, divisor) == 1 and not _factors(spec, _watched(gradients, reduction)):
         return None
@@ -169,19 +153,16 @@ def _descaling(
 
 
 def _factors(spec: OptimSpec, watched: Sequence[Slot]) -> tuple[Slot, ...]:
-    """Return the parts of the loss scale that are inputs."""
     hyper = (slots.LOSS_SCALING,) if "loss_scaling" in spec.variables else ()
     return (*((slots.LOSS_SCALE_FACTOR,) if watched else ()), *hyper)
 
 
 def _divisor(spec: OptimSpec, divisor: float) -> float:
-    """Return a divisor times the loss scale, where this is a constant."""
     constant = "loss_scaling" not in spec.variables
     return divisor * float(spec.setting("loss_scaling") or 1.0) if constant else divisor
 
 
 def _weights(tensors: _Tensors, share_of_one: float) -> tuple[Scalar, Scalar]:
-    """Return what the mean so far and the next gradient weigh in a running mean."""
     count = tensors[slots.MICRO.key] + 1
     weights = materialised({"kept": 1 - 1 / count, "share": share_of_one / count})
     return weights["kept"], weights["share"]
@@ -201,8 +182,7 @@ def _accumulator(spec: OptimSpec, gradient: Slot) -> Slot:
 def _shares(spec: OptimSpec, reduction: Reduction, batches: MicroBatches) -> tuple[float, float]:
     """Return what a gradient is multiplied by on its way in, and what the sum is divided by.
 
-    With strategy Running the first is the share of a gradient in its own chunk, on top of the
-    share that the chunk has in the running mean.
+    With Running the first is its share in its own chunk, beside the chunk's in the running mean.
     """
     if reduction.type != ReductionType.Mean:
         return 1.0, 1.0
@@ -233,7 +213,7 @@ def _watched(gradients: Sequence[Slot], reduction: Reduction) -> tuple[Slot, ...
 
 
 def _count_beyond(gradients: Sequence[Slot], tensors: _Tensors) -> torch.Tensor:
-    """Return how many elements lie beyond the edge, infinities and NaNs included."""
+    """Count infinities and NaNs, too."""
     within = [(tensors[slot.key].abs() <= _EDGE).sum(dtype=torch.float32) for slot in gradients]
     return sum(slot.numel for slot in gradients) - torch.stack(within).sum()
 

@@ -42,18 +42,13 @@ def lower(
     """Return the update as a pure function between slots.
 
     Args:
-        params: the parameters that have a gradient. Those in no group are left alone, and so are
-            paths of groups that are not among them.
-        gradient_dtype: element type of ``gradient.*``; None for that of each parameter.
+        params: the parameters that have a gradient; others, and those in no group, are left alone.
+        gradient_dtype: None for that of each parameter.
         stochastic_rounding: round weights and moments that are stored in half at random; the
             function then advances ``rng.rounding``, a 0-d int64 that starts at the seed.
         in_parts: paths of those that are this process's parts of weights. Where norms of the whole
             are needed the function reads the squares that ``own_squares`` makes, added up.
         norms: where the norm of all gradients goes besides, where these are clipped by it.
-
-    Returns:
-        A function from ``param.*``, ``gradient.*``, ``optstate.*`` and ``hyper.*`` (0-d float32) to
-        the new ``param.*`` and ``optstate.*``.
     """
     groups = _groups_of(spec, params, gradient_dtype)
     squares = _Squares.of(spec, groups, in_parts)
@@ -119,8 +114,6 @@ class _Weight:
 
 @dataclass(frozen=True)
 class _Group:
-    """A parameter group, ready to be computed with."""
-
     algorithm: Algorithm
     settings: Settings
     variables: tuple[Slot, ...]
@@ -128,11 +121,6 @@ class _Group:
     counts: bool
 
     def steps(self, clip: Scalar, tensors: _Tensors) -> Iterator[tuple[_Weight, _Step]]:
-        """Yield what the algorithm's step takes of each weight.
-
-        Args:
-            tensors: by key; ``optstate.step`` is the number of updates before this one.
-        """
         if not self.weights:
             return
         hyper: dict[str, Scalar] = {
@@ -196,7 +184,6 @@ class _Squares:
     def of(
         cls, spec: OptimSpec, groups: Sequence[_Group], in_parts: Collection[str]
     ) -> _Squares | None:
-        """Return what an update needs; None if nothing."""
         weights = [(g, w) for g in groups for w in g.weights if w.slot.path in in_parts]
         measured = [w.slot.path for group, w in weights if group.algorithm.squares is not None]
         if not weights or not (spec.clips or measured):
@@ -209,7 +196,6 @@ class _Squares:
         return cls(slot, places, frozenset(w.slot.path for _, w in weights))
 
     def with_those_of(self, weight: _Weight, values: Scalars, tensors: _Tensors) -> Scalars:
-        """Return the values of a step, with the squares of the whole weight if it needs them."""
         at = self.places.get(weight.slot.path)
         if at is None:
             return values
@@ -223,12 +209,6 @@ def own_squares(
     gradient_dtype: torch.dtype | None,
     in_parts: Collection[str],
 ) -> SlotFunction | None:
-    """Return the function to the squares of this process's parts; None if the update needs none.
-
-    Args:
-        spec, gradient_dtype, in_parts: as of ``lower``.
-        params: the weights in parts; others do not matter.
-    """
     groups = _groups_of(spec, params, gradient_dtype)
     squares = _Squares.of(spec, groups, in_parts)
     if squares is None:
@@ -258,7 +238,6 @@ def own_squares(
 def _gradient_norm(
     spec: OptimSpec, groups: Sequence[_Group], tensors: _Tensors, squares: _Squares | None
 ) -> torch.Tensor | None:
-    """Return the global norm of the gradients; None where they are not clipped by it."""
     if not spec.clips or not any(group.weights for group in groups):
         return None
     if squares is None:
@@ -274,7 +253,6 @@ def _gradient_norm(
 def _sum_of_squares(
     groups: Sequence[_Group], tensors: _Tensors, paths: Collection[str] | None = None
 ) -> torch.Tensor:
-    """Of the gradients of the weights with these paths; of all for None."""
     weights = [
         w for group in groups for w in group.weights if paths is None or w.slot.path in paths
     ]
@@ -283,13 +261,10 @@ def _sum_of_squares(
 
 
 class RandomRounding:
-    """Stores what one update computed in the type that it is kept in (PopTorch user guide, "Half").
+    """Stores what an update computed in the type that it is kept in (PopTorch user guide, "Half").
 
-    The random bits are a hash of a counter and of the element's place: every backend, and every
-    replica and process with the same counter, draws the same ones.
-
-    Args:
-        counter: value of ``rng.rounding``; None to round to nearest.
+    The random bits are a hash of a counter, ``rng.rounding``, and of the element's place: every
+    backend, replica and process draws the same ones. Without a counter it rounds to nearest.
     """
 
     def __init__(self, counter: torch.Tensor | None) -> None:
@@ -297,7 +272,6 @@ class RandomRounding:
         self._drawn = 0
 
     def __call__(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Return the value in the given type."""
         counter = self._counter
         if counter is None or value.dtype != torch.float32 or dtype not in DROPPED_BITS:
             return value.to(dtype)

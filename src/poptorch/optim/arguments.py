@@ -1,4 +1,4 @@
-"""Checks of the numbers and flags of optimizers, and the argument order of the 1.x releases."""
+"""Checks of optimizers' numbers and flags, and the argument order of the 1.x releases."""
 
 from __future__ import annotations
 
@@ -20,12 +20,6 @@ _warned: set[str] = set()
 
 
 def number(name: str, value: Any) -> float:
-    """Return the value of a hyper-parameter.
-
-    Args:
-        name: its attribute, for messages.
-        value: a number, or a tensor of one.
-    """
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         value = value.item()
     if not isinstance(value, int | float):
@@ -39,7 +33,7 @@ def number(name: str, value: Any) -> float:
 
 
 def pair_of_betas(betas: Any) -> tuple[float, float]:
-    """Return betas as a tuple; lists, as read from configuration files, are converted."""
+    """Accept lists, too, as read from configuration files."""
     is_pair = isinstance(betas, tuple | list) and len(betas) == 2
     if not is_pair or not all(isinstance(beta, int | float) for beta in betas):
         raise AssertionFailure(
@@ -51,10 +45,8 @@ def pair_of_betas(betas: Any) -> tuple[float, float]:
 def checked(*later: str) -> Callable[[_Init], _Init]:
     """Check a constructor's flags and numbers, and take them in the order of the 1.x releases too.
 
-    Args:
-        later: arguments that those releases lacked, one behind another. A number in the place of
-            the first of them, which is a flag, can only be the old order's loss scale; the
-            old order is then taken, and a warning says so.
+    Those lacked the arguments ``later``. A number in the place of the first of them, a flag, can
+    only be the old order's loss scale.
     """
 
     def decorate(init: _Init) -> _Init:
@@ -103,7 +95,6 @@ def _is_number(value: Any) -> bool:
 
 
 def _check(cls: str, types: Mapping[str, str], given: Mapping[str, Any]) -> None:
-    """Refuse a number where a flag belongs, the reverse, and what float32 cannot hold."""
     for name, value in given.items():
         kind = types.get(name, "")
         is_flag, is_number = kind.startswith("bool"), kind.startswith("float")

@@ -26,7 +26,7 @@ _warned: weakref.WeakSet[type] = weakref.WeakSet()
 
 
 def address(tensor: torch.Tensor) -> int:
-    """Return the address of a tensor's values; for one on the meta device a number of its own."""
+    """For a tensor on the meta device it is a number of its own."""
     return id(tensor) if tensor.is_meta else tensor.data_ptr()
 
 
@@ -40,16 +40,11 @@ def freeze(
     """Translate an optimizer into its compiled-in structure and the values that may change.
 
     Args:
-        optimizer: one of this package's, or torch's SGD, Adam, AdamW or RMSprop.
-        path_of: ``address()`` of each of the model's parameters to its path in the program.
-            Parameters of the optimizer that are not in it, or need no gradient, are left out.
-        automatic_loss_scaling: makes ``loss_scaling`` variable.
+        path_of: ``address()`` of each of the model's parameters to its path in the program; others
+            are left out.
         compiled: the structure that it is to continue with: of a torch optimizer, what is variable
             there stays so, and a constant of another value becomes variable. Without it only
             zeros that switch a term off are constant.
-
-    Returns:
-        The frozen structure, and the values of the inputs by slot key (``slots.hyper``).
     """
     kind = _kind_of(optimizer)
     _warn_of_subclass(optimizer)
@@ -83,7 +78,6 @@ def _kind_of(optimizer: torch.optim.Optimizer) -> Kind:
 
 
 def _structure(optimizer: torch.optim.Optimizer, kind: Kind) -> dict[str, Setting]:
-    """Read and check what shapes the update and belongs to the whole optimizer."""
     given = {name: getattr(optimizer, name, value) for name, value in kind.structure.items()}
     settings: dict[str, Setting] = {
         name: str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
@@ -161,7 +155,7 @@ def _freeze_group(
 
 
 def _numbers(name: str, value: Any) -> list[tuple[str, float]]:
-    """Return the hyper-parameters that an attribute stands for: ``beta1`` and ``beta2``, or one."""
+    """Split ``betas`` into ``beta1`` and ``beta2``."""
     if name == "betas":
         return list(zip(("beta1", "beta2"), pair_of_betas(value), strict=True))
     return [(name, number(name, value))]

@@ -34,7 +34,6 @@ class Shown:
 
 
 def as_it_is(name: str, hyper: str) -> Shown:
-    """Return the entry that shows a hyper-parameter unchanged."""
     return Shown(name, hyper, lambda hypers: hypers[hyper], lambda value, hypers: value)
 
 
@@ -65,7 +64,6 @@ class Kind:
 
 
 def agreed(optimizer: torch.optim.Optimizer, name: str) -> bool:
-    """Return the value that a flag has in all parameter groups."""
     values = {bool(group.get(name, False)) for group in optimizer.param_groups}
     if len(values) > 1:
         raise AssertionFailure(f"All parameter groups must have the same value of {name}")

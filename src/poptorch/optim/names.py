@@ -1,4 +1,4 @@
-"""``ipu_state`` and ``ipu_param``, which users see, to and from the keys of the program's slots."""
+"""``ipu_state`` and ``ipu_param``, as users see them, to and from the keys of slots."""
 
 from __future__ import annotations
 
@@ -19,10 +19,7 @@ _KINDS = {kind.algorithm: kind for kind in KINDS}
 
 
 def state_keys(spec: OptimSpec) -> dict[str, str]:
-    """Return the documented name of every state tensor that there may be, to its key.
-
-    One counter serves all weights, so that all ``Step___`` names lead to the same key.
-    """
+    """One counter serves all weights: all ``Step___`` names lead to the same key."""
     keys = {"lossScaleUpdateFactor": slots.LOSS_SCALE_FACTOR.key}
     for path in (path for group in spec.groups for path in group.params):
         weight = slots.param(path, (), torch.float32)  # neither is a part of keys
@@ -33,7 +30,6 @@ def state_keys(spec: OptimSpec) -> dict[str, str]:
 
 
 def to_ipu_state(spec: OptimSpec, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return copies of the device's state on the host, by documented name."""
     return {
         name: tensors[key].detach().clone().cpu()
         for name, key in state_keys(spec).items()
@@ -46,11 +42,7 @@ def from_ipu_state(
     tensors: Mapping[str, Slot | torch.Tensor],
     state: Mapping[str, torch.Tensor],
 ) -> dict[str, torch.Tensor]:
-    """Return what a loaded ``ipu_state`` puts into the device's state, by key.
-
-    Names that mean nothing to this optimizer are ignored. For state that is missing a warning is
-    logged, and the device's value stays.
-    """
+    """Ignore unknown names; of missing ones warn, as the device's value stays."""
     loaded: dict[str, torch.Tensor] = {}
     missing = []
     for name, key in state_keys(spec).items():
@@ -80,7 +72,6 @@ def _warn_of_ages(
     tensors: Mapping[str, Slot | torch.Tensor],
     state: Mapping[str, torch.Tensor],
 ) -> None:
-    """Warn of weights that have made fewer steps than others: one counter serves all."""
     if slots.STEP.key not in tensors:
         return
     keys, ages = state_keys(spec), {}
@@ -112,7 +103,6 @@ def _hypers(spec: OptimSpec, values: Mapping[str, float], index: int) -> dict[st
 
 
 def to_ipu_param(spec: OptimSpec, values: Mapping[str, float]) -> dict[str, torch.Tensor]:
-    """Return the hyper-parameters as 0-d float32 tensors, by documented name."""
     shown_values = {
         name: torch.tensor(shown.show(hypers), dtype=torch.float32)
         for name, shown, hypers, _ in _entries(spec, values)
@@ -127,9 +117,8 @@ def from_ipu_param(
 ) -> dict[str, float]:
     """Return the values of variable hyper-parameters after loading an ``ipu_param``.
 
-    Constants stay, being compiled in, and so does what reads the same as what was loaded: a value
-    that goes through a checkpoint unchanged is not rounded. The first weight of a group speaks for
-    the group.
+    What reads the same as what was loaded stays: a value that goes through a checkpoint unchanged
+    is not rounded. The first weight of a group speaks for the group.
     """
     result = dict(values)
     name = "lossScaling_FLOAT"

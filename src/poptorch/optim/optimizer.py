@@ -92,7 +92,6 @@ class Optimizer:
         self._device: weakref.ref[DeviceLink] | None = None
 
     def _construct(self, arguments: Mapping[str, Any]) -> None:
-        """Do what every constructor does; arguments that are None take the default."""
         given = {name: value for name, value in arguments.items() if value is not None}
         if "betas" in given:
             given["betas"] = pair_of_betas(given["betas"])
@@ -118,11 +117,9 @@ class Optimizer:
     # The executor's side.
 
     def _attach_device(self, link: DeviceLink) -> None:
-        """Read the state through ``link`` (weakly held) whenever ``host_state_is_dirty``."""
         self._device = weakref.ref(link)
 
     def _detach_device(self) -> None:
-        """Take the device's state over for good and forget the device."""
         self._synchronise()
         self._device = None
 

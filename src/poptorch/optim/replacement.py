@@ -30,7 +30,6 @@ _OF_GROUPS = {"param_names", *(name for kind in KINDS for name in kind.hypers)} 
 
 
 def needs_running_mean(spec: OptimSpec) -> bool:
-    """Tell whether half accumulators demand ``MeanReductionStrategy.Running``."""
     return dict(spec.settings).get("accum_type") == "float16"
 
 
@@ -43,8 +42,6 @@ def check_replacement(
     """Return whether another program is needed: False if at most values of variables differ.
 
     Args:
-        compiled: the optimizer that is compiled in.
-        new: the one to use from now on.
         strategy: the mean reduction strategy that is compiled in, where there is a mean.
         again: may be compiled again, for other constants.
     """
@@ -109,18 +106,11 @@ def _check_level(place: str, compiled: OptimSpec | OptimGroup, new: OptimSpec | 
 
 
 class AttributeWatch:
-    """Remembers the attributes that an optimizer had when it was first set."""
-
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._seen = {*_attributes(optimizer)}
 
     def check(self, optimizer: torch.optim.Optimizer, relaxed: bool = False) -> None:
-        """Warn once of attributes that were not there, a line for each place: they are ignored.
-
-        Args:
-            optimizer: the one that is set now.
-            relaxed: log at debug level (``relaxOptimizerAttributesChecks``).
-        """
+        """Warn once of attributes that were not there, a line for each place: they are ignored."""
         new = [pair for pair in dict.fromkeys(_attributes(optimizer)) if pair not in self._seen]
         self._seen.update(new)
         for place in dict.fromkeys(place for place, _ in new):

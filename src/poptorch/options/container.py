@@ -172,11 +172,6 @@ class Container:
 
 
 def merge(result: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Add values to a dictionary and return it.
-
-    Raises:
-        AssertionFailure: both hold the same key (an ``AssertionError``).
-    """
     common = sorted(result.keys() & values.keys())
     if common:
         raise AssertionFailure("The same option is set twice", got=", ".join(common))

@@ -114,7 +114,7 @@ class _DistributedOptions(Container):
 
 
 def data_share(distributed: Any) -> tuple[int, int]:
-    """Return which share of the data a process reads, of how many: those of one model read one."""
+    """Return which share of the data a process reads, of how many: one for those of one model."""
     parts = max(1, distributed.stage_processes)  # less is refused at compile
     return distributed.processId // parts, distributed.numProcesses // parts
 

@@ -50,17 +50,11 @@ class ConfigFileError(Exception):
 
 
 def load_from_file(options: Any, filepath: str | os.PathLike[str]) -> None:
-    """Apply the option calls of a file: see ``Options.loadFromFile``.
-
-    Arguments are literals, ``poptorch.`` enums, ``torch`` dtypes, and constructors such as
-    ``poptorch.TensorLocationSettings().useOnChipStorage(False)``. The line number of an error
-    counts effective lines only, as PopTorch's did; the line of the file stands beside it.
-    """
+    """Line numbers of errors count effective lines, as PopTorch's did."""
     apply_calls(options, archive.read_text(filepath), Path(filepath).name)
 
 
 def apply_calls(options: Any, text: str, name: str = "the options") -> None:
-    """Apply the lines of a file, or of ``as_calls``; see ``load_from_file``."""
     calls = []
     count = 0
     for number, line in enumerate(text.splitlines(), start=1):
@@ -102,11 +96,7 @@ def apply_data(options: Any, text: str) -> None:
 
 
 def as_calls(options: Any) -> str:
-    """Return lines for ``apply_calls`` that set on new options what was set on these.
-
-    What belongs to this machine or process is left out: directories, engine options, the process's
-    index.
-    """
+    """Return lines for ``apply_calls`` that set what was set, but what is this machine's."""
     lines: dict[str, None] = {}  # in order, once each
     for setting in settings(options):
         for value in setting.row.values:
@@ -116,7 +106,6 @@ def as_calls(options: Any) -> str:
 
 
 def _setter(setting: Setting, value: Value) -> str:
-    """Return what is called to store a value, as written after ``options.``."""
     if isinstance(value, Backend):
         return "_Popart.set"
     if isinstance(value, Private):
@@ -136,7 +125,6 @@ def _call_text(setting: Setting, value: Value) -> str:
 
 
 def _text(value: Any) -> str:
-    """Return Python text of a stored value in which classes and enums are poptorch's."""
     tree = ast.parse(show(value), mode="eval")
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
@@ -145,7 +133,6 @@ def _text(value: Any) -> str:
 
 
 def _parse(statement: str) -> ast.Call:
-    """Return the tree of one option call; nothing is called before every line was understood."""
     tree = ast.parse(f"options.{statement}", mode="eval").body
     if not isinstance(tree, ast.Call):
         raise ValueError("expected one option call, such as deviceIterations(4)")
@@ -158,7 +145,6 @@ def _parse(statement: str) -> ast.Call:
 
 
 def _check_node(node: ast.AST, options: ast.AST) -> None:
-    """Accept literals, names under the two modules, and calls of public methods on them."""
     if not isinstance(node, _UNDERSTOOD):
         raise ValueError(f"not a literal: {ast.unparse(node)}")
     if isinstance(node, ast.UnaryOp):
@@ -180,7 +166,6 @@ def _check_node(node: ast.AST, options: ast.AST) -> None:
 
 
 def _value(node: ast.expr | None, options: Any) -> Any:
-    """Return what a checked tree means for an Options object."""
     match node:
         case ast.Call(func=ast.Attribute(attr=name)):
             setter = _callable(_value(node.func, options), name)
@@ -205,10 +190,7 @@ def _value(node: ast.expr | None, options: Any) -> Any:
 
 
 def _member(owner: Any, name: str) -> Any:
-    """Return an attribute of one of our objects, or a member of an enum.
-
-    Methods of texts and numbers could take any time and memory: ``"".ljust(1 << 40)``.
-    """
+    """Methods of texts and numbers could take any time and memory: ``"".ljust(1 << 40)``."""
     if isinstance(owner, type) and issubclass(owner, enum.Enum) and name in owner.__members__:
         return owner[name]
     ours = any(cls.__module__.startswith("poptorch.") for cls in type(owner).__mro__)
@@ -218,7 +200,6 @@ def _member(owner: Any, name: str) -> Any:
 
 
 def _module_member(module: str, name: str) -> Any:
-    """Return an enum, a constructor or a torch dtype."""
     if module == "torch":
         member = getattr(torch, name, None)
         if isinstance(member, torch.dtype):
@@ -229,7 +210,7 @@ def _module_member(module: str, name: str) -> Any:
 
 
 def apply_json(options: Any, text: str) -> None:
-    """Apply a JSON object: see ``Options.from_json``; setters are all looked up before any call."""
+    """Setters are all looked up before any call."""
     calls = json.loads(text)
     if not isinstance(calls, dict):
         raise InvalidValue("Options are a JSON object of setters and arguments", got=text)

@@ -34,8 +34,7 @@ _EACH_RUNS_ALL = "options.Distributed.stageProcesses(1): each process runs all s
 def prepare(options: Options, training: bool) -> Options:
     """Freeze the caller's options and return the executor's own frozen copy.
 
-    In the copy the default output mode is resolved (``Final`` for training, ``All`` for
-    inference), and anchors without a mode take that mode and its period.
+    In the copy the output mode is resolved, and anchors without a mode take that one.
     """
     if not training:
         check_inference(options)
@@ -52,14 +51,12 @@ def prepare(options: Options, training: bool) -> Options:
 
 
 def use_running_mean(own: Options) -> None:
-    """Have the executor's own options keep a running mean: optimizers accumulate in float16."""
     own._unfreeze()
     own.Training.setMeanAccumulationAndReplicationReductionStrategy(MeanReductionStrategy.Running)
     own._freeze()
 
 
 def resolved_output(options: Options, training: bool) -> tuple[OutputMode, int]:
-    """Return the output mode, never ``Default``, and its period."""
     if options.output_mode not in list(OutputMode):
         raise Error("output_mode holds no OutputMode", got=str(options.output_mode))
     mode = OutputMode(options.output_mode)
@@ -69,10 +66,7 @@ def resolved_output(options: Options, training: bool) -> tuple[OutputMode, int]:
 
 
 def freeze(options: Options, training: bool) -> Spec:
-    """Check the compile-time conditions and translate options, without changing them.
-
-    Accepts both the user's options and those that ``prepare`` returned.
-    """
+    """Check the compile-time conditions and translate options, the user's or ``prepare``'s."""
     validate_popart(options._Popart.options)
     check(options)
     engine_options(options)
@@ -104,7 +98,6 @@ def assemble(fields: Mapping[str, Any]) -> Spec:
 
 
 def _decided(options: Options, training: bool, phased: bool) -> dict[str, Any]:
-    """Return the fields that several values decide, or the environment too."""
     mode, period = resolved_output(options, training)
     choice = choose_device(options)
     backend = backend_name(options)
@@ -144,17 +137,12 @@ def _decided(options: Options, training: bool, phased: bool) -> dict[str, Any]:
 
 
 def backend_name(options: Options) -> str:
-    """Return what is asked for: by the options, else POPTORCH_BACKEND, or "auto".
-
-    Where nothing is and the stages of a model run on several processes it is the one for that.
-    """
     chosen: str = options._values["backend"]
     name = (env.get("POPTORCH_BACKEND") or chosen) if chosen == "auto" else chosen
     return STAGED if name == "auto" and options.Distributed.stage_processes > 1 else name
 
 
 def cache_directory(options: Options) -> str | None:
-    """Return where executables are kept: the options' directory, else POPART_CACHE_DIR, or None."""
     popart = options._Popart.options
     path: str | None = env.get("POPART_CACHE_DIR") or None
     enabled = popart.get("enableEngineCaching", path is not None)
@@ -162,7 +150,6 @@ def cache_directory(options: Options) -> str | None:
 
 
 def report_directory(options: Options) -> str | None:
-    """Return where profile reports are written, or None if none are asked for."""
     chosen = engine_options(options)
     if not any(chosen.get(key) == "true" for key in WANTS_REPORT):
         return None
@@ -170,7 +157,6 @@ def report_directory(options: Options) -> str | None:
 
 
 def engine_options(options: Options) -> dict[str, str]:
-    """Return the engine options of the environment merged over those set in Python."""
     chosen = options._Popart.options.get("engineOptions", {})
     text = env.get("POPLAR_ENGINE_OPTIONS") or "{}"
     try:
@@ -188,7 +174,6 @@ def engine_options(options: Options) -> dict[str, str]:
 
 
 def check(options: Options) -> None:
-    """Check the counts, the periods, the input groups and the process id."""
     for setting in settings(options):
         for value in setting.row.values:
             _check_stored(setting, value)
@@ -245,7 +230,6 @@ def _check_stored(setting: Setting, value: Value) -> None:
 
 
 def check_return_period(setter: str, mode: Any, period: int, options: Options) -> None:
-    """Check that a period of ``EveryN`` fits the device iterations."""
     iterations = options.device_iterations
     if mode == OutputMode.EveryN and (period < 1 or period > iterations or iterations % period):
         raise Error(
@@ -256,7 +240,6 @@ def check_return_period(setter: str, mode: Any, period: int, options: Options) -
 
 
 def check_inference(options: Options) -> None:
-    """Check what a wrapper for inference requires when it is created."""
     accumulation = options.Training.gradient_accumulation
     if accumulation == 1:
         return
@@ -275,8 +258,6 @@ def check_inference(options: Options) -> None:
 
 
 class DeviceChoice(NamedTuple):
-    """The kind of device and, if something other than the default decided it, what did."""
-
     device: str  # ``"ipu"``, ``"model"`` or ``"offline"``
     generation: int | None = None  # 1, 2 or 21; None for whatever the system has
     tiles: int | None = None  # per chip, when not the generation's own count
@@ -284,7 +265,6 @@ class DeviceChoice(NamedTuple):
 
 
 def choose_device(options: Options) -> DeviceChoice:
-    """Return the device for some options and the present environment."""
     model = _choose_model(options)
     if options.connection_type != ConnectionType.Never:
         return model
@@ -349,7 +329,6 @@ def _model_generation() -> int:
 
 
 def log_options(options: Options) -> None:
-    """Log every setting of the executor's own options, and what the environment decided."""
     choice = choose_device(options)
     if choice.reason:
         log.python.info(choice.reason)
@@ -381,7 +360,6 @@ def _lines(name: str, value: Any) -> Iterator[str]:
 
 
 def _text(value: Any) -> str:
-    """Booleans in lower case, numbers and enums as numbers, strings without quotes."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int):

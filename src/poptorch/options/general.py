@@ -38,13 +38,12 @@ _SYNTHETIC_OFF, _SYNTHETIC_NORMAL = 0, 2
 
 
 def is_on(enabled: Any) -> bool:
-    """Return whether a flag, or the 0 or 1 of older scripts, is set; texts are refused."""
+    """Accept the 0 or 1 of older scripts, too."""
     expect("enabled", enabled, (bool, int))
     return bool(enabled)
 
 
 def _texts(values: Any, name: str) -> list[str]:
-    """Return a list of strings; anything else is an ``AssertionError``."""
     expect(name, values, (list, tuple))
     for part in values:
         expect(name, part, str)
@@ -52,7 +51,6 @@ def _texts(values: Any, name: str) -> list[str]:
 
 
 def _check_period(period: object) -> None:
-    """Check the period of ``EveryN``."""
     if not isinstance(period, int) or period < 1:
         raise AssertionFailure(
             "OutputMode.EveryN needs a positive output_return_period",
@@ -62,7 +60,6 @@ def _check_period(period: object) -> None:
 
 
 def grouping_problem(replicas: int, size: int, kind: CommGroupType) -> str | None:
-    """Return what is wrong with groups of replicas that share their input, or None."""
     if kind == CommGroupType.All:
         return "The input group type cannot be All"
     if replicas < size:

@@ -129,7 +129,7 @@ def _names_by_rule(policy: Any) -> dict[str, list[str]]:
 
 
 def _name(function: Any) -> str:
-    """A function by its name; a layer by that of the function that it calls."""
+    """Return a function's name; for a layer that of the function that it calls."""
     if isinstance(function, str):
         return function
     name: str = function.__name__

@@ -24,8 +24,6 @@ _MODES = {mode.name.upper(): mode for mode in OutputMode if mode != OutputMode.D
 
 @dataclass(frozen=True)
 class WrapCall:
-    """What a wrapper call means: options, an optimiser, and a loss to append to the model."""
-
     options: Options
     optimizer: Optimizer | None = None
     loss: Callable[..., Any] | None = None
@@ -43,13 +41,6 @@ def read_call(
     The modern form is ``(options=None, optimizer=None)``. The 1.0 form names counts instead of an
     Options object; a few weeks of 2020 had ``(options, loss, optimizer)``. They are told apart by
     the types: an int is the 1.0 form's device iterations, a torch optimiser is never a loss.
-
-    Args:
-        training: which of the two wrappers was called.
-        options: the second positional argument, or the keyword of that name.
-        optimizer: the third positional argument, or the keyword of that name.
-        extra: positional arguments after these.
-        keywords: other keyword arguments.
     """
     keywords = dict(keywords or {})
     names = _TRAINING if training else _INFERENCE
@@ -71,7 +62,6 @@ def read_call(
 
 
 def _optimizer_and_loss(given: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Tell optimisers and losses apart by type; at most one of each."""
     result: dict[str, Any] = dict(keywords)
     for value in (*given, *keywords.values()):
         if isinstance(value, type):

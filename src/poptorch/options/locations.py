@@ -105,10 +105,9 @@ class _TensorLocationOptions(Container):
 
 
 def freeze_locations(options: Any, phased: bool) -> Locations:
-    """Return where tensors rest.
+    """Phased strategies rest everything off chip by default; one replica shards nothing.
 
-    Phased strategies rest everything off chip by default; sharding over replicas is ignored when
-    there is one replica, in all processes (PopTorch user guide, "Parallel execution").
+    Source: PopTorch user guide, "Parallel execution".
     """
     values: Mapping[str, Any] = options.TensorLocations._values
     replicas = options.replication_factor * data_share(options.Distributed)[1]

@@ -1,4 +1,4 @@
-"""Text tables of one Options object, and its options without effect, from the rows of the table."""
+"""Text tables of one Options object, and its options without effect."""
 
 from __future__ import annotations
 
@@ -31,13 +31,11 @@ def settings(options: Any) -> list[Setting]:
 
 
 def idle(options: Any) -> list[Setting]:
-    """Return the options that were changed and have no effect, by name."""
     every = (each for each in settings(options) if each.row.effect in IDLE and each.changed)
     return sorted(every, key=lambda setting: setting.option)
 
 
 def report_idle(options: Any) -> None:
-    """Say of each option without effect that it has none: once in a process."""
     for setting in idle(options):
         if setting.option not in _reported:
             _reported.add(setting.option)
@@ -50,8 +48,6 @@ def report_idle(options: Any) -> None:
 
 
 def _unread(text: str) -> str:
-    """Name the engine options of the environment that nothing reads; what is no JSON is refused
-    when the model is compiled."""
     try:
         given = json.loads(text or "{}")
     except ValueError:
@@ -60,7 +56,6 @@ def _unread(text: str) -> str:
 
 
 def changes(options: Any) -> str:
-    """Return what differs from the defaults, on one line."""
     changed = [
         f"{setting.option}={value.text(setting.group)}"
         for setting in settings(options)
@@ -71,7 +66,7 @@ def changes(options: Any) -> str:
 
 
 def describe(options: Any, every: bool = False) -> str:
-    """Return a text table of options; ``*`` marks changes, ``every`` shows all keys of _Popart."""
+    """Return a text table; ``*`` marks changes, ``every`` shows all keys of ``_Popart``."""
     lines = ["  ".join(f"{effect.value}: {meaning}" for effect, meaning in MEANING.items())]
     for setting in settings(options):
         if every or setting.changed or not setting.option.startswith("_Popart"):

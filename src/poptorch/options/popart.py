@@ -191,7 +191,6 @@ class _PopartOptions(Container):
 
 
 def mean_or_sum(kind: Any) -> ReductionType:
-    """Return a reduction of gradients; anything else is a ``ValueError``."""
     accepted = (ReductionType.Mean, ReductionType.Sum)
     if not isinstance(kind, ReductionType) or kind not in accepted:
         raise InvalidValue(
@@ -202,18 +201,13 @@ def mean_or_sum(kind: Any) -> ReductionType:
 
 
 def key_rows(covered: set[str]) -> Iterator[Row]:
-    """Yield the rows of the keys that are not covered by setters."""
     read = {row.values[0].name: row for row in _READ}
     for key in sorted(set().union(*KEYS.values()) - covered):
         yield read.get(key) or _key_row(key)
 
 
 def validate_popart(options: dict[Any, Any]) -> None:
-    """Check every key and value that was set on ``_Popart``.
-
-    The Python type of the value picks the table in which the key must be; a bool is no int and an
-    int is no float.
-    """
+    """Check what was set; a value's type picks its table: a bool is no int, an int no float."""
     for key, value in options.items():
         kind = _kind(value)
         if kind is None:

@@ -97,7 +97,7 @@ class Phase:
 
 
 class _IExecutionStrategy:
-    """What every strategy has: stages, found by the ids of their blocks."""
+    """Stages, found by the ids of their blocks."""
 
     def __init__(self, stages: Iterable[Stage]) -> None:
         self._all_stages = list(stages)
@@ -335,7 +335,6 @@ def _phase_of(item: Any) -> Phase:
 
 
 def _stage_of(item: Stage | str | Sequence[str]) -> Stage:
-    """Return one stage from a Stage, a block id, or a sequence of block ids."""
     if isinstance(item, Stage):
         return item
     if isinstance(item, str):

@@ -1,9 +1,4 @@
-"""The one table of options: a row says everything about an option, beside the method that sets it.
-
-A row is written as a decorator: ``@option`` writes the setter too, ``@row`` records what a method
-with a body of its own keeps. The defaults, the setters, the Spec, ``withoutEffect``, the command
-``poptorch options`` and the page ``docs/guide/options.md`` all come from these rows.
-"""
+"""The one table of options: a row, a setter's decorator, says everything about an option."""
 
 from __future__ import annotations
 
@@ -25,7 +20,6 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def expect(name: str, value: Any, types: type | tuple[type, ...]) -> None:
-    """Check the type of an argument."""
     if not isinstance(value, types):
         wanted = types if isinstance(types, tuple) else (types,)
         raise AssertionFailure(
@@ -36,12 +30,10 @@ def expect(name: str, value: Any, types: type | tuple[type, ...]) -> None:
 
 
 def deprecated(old: str, new: str) -> None:
-    """Log a WARNING that names what replaced a spelling of an earlier release."""
     log.python.warning("%s is deprecated: use %s", old, new)
 
 
 def deprecated_without_effect(old: str, reason: str) -> None:
-    """Log a WARNING about an old setting that no longer does anything."""
     log.python.warning("[Deprecated] %s is deprecated and has no effect: %s", old, reason)
 
 
@@ -66,7 +58,6 @@ def show(value: Any) -> str:
 
 
 def show_pairs(values: dict[Any, Any]) -> str:
-    """Return ``name=value`` pairs in the order of the dictionary."""
     return ", ".join(f"{name}={show(value)}" for name, value in values.items())
 
 
@@ -126,25 +117,22 @@ class Value:
     here: bool = False  # belongs to this machine or process: not saved with a model
 
     def keep(self, group: Any, value: Any) -> None:
-        """Check a setter's argument and store it."""
         group._check_writable(self.name)
         if self.kind is not None:
             expect(self.name, value, self.kind)
         self._write(group, self.check(value))
 
     def read(self, group: Any) -> Any:
-        """Return the value that a group holds, or ``UNSET``."""
         return group._values.get(self.name, UNSET)
 
     def text(self, group: Any) -> str:
-        """Return what a group holds for people: an enum's integer by its member's name."""
+        """Return what a group holds, an enum's integer by its member's name."""
         value = self.read(group)
         if self.kind is not None and issubclass(self.kind, enum.Enum) and value in list(self.kind):
             value = self.kind(value)
         return show(value)
 
     def changed(self, group: Any) -> bool:
-        """Tell whether a group no longer holds the default."""
         return show(self.read(group)) != show(self.default)
 
     def _write(self, group: Any, value: Any) -> None:
@@ -186,8 +174,6 @@ class Backend(Value):
 
 @dataclass(frozen=True)
 class Row:
-    """One option: its setter, what it changes, keeps and does."""
-
     option: str
     effect: Effect
     values: tuple[Value, ...]
@@ -195,7 +181,7 @@ class Row:
 
 
 class Setting(NamedTuple):
-    """A row together with the options that hold it: ``option`` as written after ``options.``."""
+    """``option`` is written as after ``options.``."""
 
     option: str
     group: Any
@@ -203,7 +189,6 @@ class Setting(NamedTuple):
 
     @property
     def changed(self) -> bool:
-        """Whether one of its values is no longer the default."""
         return any(value.changed(self.group) for value in self.row.values)
 
 
@@ -229,12 +214,8 @@ def option(
 ) -> Callable[[Method], Method]:
     """Record the row of an option and write its setter: check the one argument, keep it, chain.
 
-    Args:
-        effect: what the option changes.
-        name, default, more: of the ``Value`` that it keeps; without a default its type is that of
-            the setter's argument.
-        store: where it keeps it.
-        instead: what replaced the option; the setter then warns that it is deprecated.
+    Without a default the type is that of the setter's argument; ``more`` is of the ``Value``. Given
+    ``instead`` the setter warns that it is deprecated.
     """
 
     def write(method: Method) -> Method:
@@ -267,7 +248,6 @@ def rows_of(cls: type) -> Iterator[Row]:
 
 
 def defaults(cls: type, kind: type[Value] = Value) -> dict[str, Any]:
-    """Return new copies of the defaults of a class's values of one kind, in the rows' order."""
     return {
         value.name: copy.deepcopy(value.default)
         for each in rows_of(cls)
