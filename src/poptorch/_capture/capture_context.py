@@ -58,14 +58,7 @@ class CaptureContext(Capture):
 
 
 class Overrides(TorchFunctionMode):
-    """Within it calls of torch take traced weights, of fitting types, and compute fixed shapes.
-
-    Args:
-        places: the module's tensors by path.
-        values: the traced ones. Lists and closures of forward hold the user's own, which no graph
-            follows.
-        priced: the graph will be looked at, not run.
-    """
+    """Traced tensors take the place of those that lists and closures of forward hold."""
 
     def __init__(
         self,

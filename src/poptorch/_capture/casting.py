@@ -74,19 +74,13 @@ _SEVERAL_ACTIVATIONS: dict[Any, int] = {F.bilinear: 2, F.multi_head_attention_fo
 
 
 class Casting:
-    """Casts the tensors of mixed calls as PopTorch does.
-
-    The weights of a layer follow its activations, and other mixtures of half and float become half.
-    Where the settings choose a type, layers and all others compute mixtures in it. Torch promotes
-    most and refuses the rest.
-    """
+    """Weights follow their activations; other mixtures become half, or what settings choose."""
 
     def __init__(self, precision: Precision) -> None:
         self._chosen = _TYPES.get(precision.half_float_casting)
         self._strided = precision.strided_group_norm
 
     def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Casted:
-        """Return what is to be called in the place of a function, and its arguments."""
         args, kwargs = self._in_one_type(_name(func), args, kwargs)
         if func in _LAYERS and self._chosen and not torch.is_autocast_enabled("cpu"):
             args, kwargs = _activations_in(self._chosen, func, args, kwargs)
@@ -107,7 +101,6 @@ class Casting:
     def _in_one_type(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Mixed half and float operands in the type that the settings, or autocast, choose."""
         if torch.is_autocast_enabled("cpu"):
             return args, kwargs
         if name in _DECIDING:
@@ -126,7 +119,6 @@ def _name(function: Any) -> str:
 def _activations_in(
     dtype: torch.dtype, layer: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A layer's activations in one type, if its operands are mixed; its weights follow them."""
     operands = args[:1] + args[3:] if layer in _WITH_STATISTICS else args
     if not _is_mixed((operands, kwargs)):
         return args, kwargs
@@ -142,7 +134,6 @@ def _is_mixed(operands: Any) -> bool:
 
 
 def _like(value: Any, activation: torch.Tensor) -> Any:
-    """A weight in the type of the activations."""
     if not isinstance(value, torch.Tensor) or not activation.is_floating_point():
         return value
     return value.to(activation.dtype) if value.is_floating_point() else value
@@ -167,7 +158,7 @@ def _heads(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ..
 def _mixture_in(
     dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Operands in one type, if half and float are among them; a given result keeps its own."""
+    """A given ``out`` keeps its own type."""
     named = {name: value for name, value in kwargs.items() if name != "out"}
     if not _is_mixed((args, named)):
         return args, kwargs
@@ -189,7 +180,7 @@ def _with_statistics(
     *rest: Any,
     **named: Any,
 ) -> torch.Tensor:
-    """Normalise with running statistics of a type of their own, which they keep."""
+    """Running statistics keep a type of their own."""
     weight, bias = _like(weight, input), _like(bias, input)
     operands = [t for t in (running_mean, running_var, weight, bias) if t is not None]
     result: torch.Tensor
@@ -224,5 +215,4 @@ def _strided_group_norm(
 
 
 def _as_index(value: torch.Tensor) -> torch.Tensor:
-    """Labels and indices in the one type that torch takes."""
     return value.long() if value.dtype == torch.int32 else value

@@ -22,8 +22,6 @@ _SIGN = {aten.add.Tensor: 1, aten.sub.Tensor: -1}
 
 @dataclass(frozen=True, eq=False)
 class _Window:
-    """A slice at a place that is known when the program runs."""
-
     start: torch.Tensor
     size: int
     step: int
@@ -98,7 +96,6 @@ def _window(item: slice) -> _Window:
 
 
 def _linear(bound: Any) -> tuple[Any, int]:
-    """Return what a bound is counted from, and how far it is from there."""
     if not isinstance(bound, torch.Tensor):
         return None, int(bound)
     known = constant_value(bound)
@@ -120,7 +117,6 @@ def _linear(bound: Any) -> tuple[Any, int]:
 def _dims(
     tensor: torch.Tensor, fixed: tuple[Any, ...], windows: dict[int, _Window]
 ) -> list[tuple[int, _Window]]:
-    """Return the dimension of ``tensor[fixed]`` that each window is about."""
     consumed = sum(1 for item in fixed if item is not None and item is not Ellipsis)
     dim, dims = 0, []
     for at, item in enumerate(fixed):

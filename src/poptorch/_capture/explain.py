@@ -27,8 +27,6 @@ from .value_reads import Uncapturable, ValueReads
 
 @dataclass(frozen=True)
 class Finding:
-    """One construct that a capture refuses, or that means something else in a program."""
-
     what: str
     line: str | None  # the user's, described
     fatal: bool  # whether the model cannot be compiled because of it
@@ -91,7 +89,6 @@ def _further(findings: Explanation, said: str) -> str:
 @one_at_a_time()
 @forgetting_sources()
 def explain(request: Request) -> Explanation:
-    """List what a capture of this module would refuse, freeze or leave out."""
     reads = ValueReads(real=True, collect=True)
     executed = _Executed()
     findings = Explanation()
@@ -158,8 +155,6 @@ def _raised(error: Exception) -> Finding:
 
 
 class _Executed:
-    """Remembers which lines of the user's files run within the block."""
-
     def __init__(self) -> None:
         self.codes: dict[CodeType, None] = {}
         self.lines: set[tuple[str, int]] = set()
@@ -188,7 +183,6 @@ _SHAPES = {"nonzero", "unique", "masked_select", "unique_consecutive", "argwhere
 
 
 def _on_other_paths(executed: _Executed, known: set[str | None]) -> Iterator[Finding]:
-    """Search functions that ran for suspicious calls on lines that did not."""
     for code in executed.codes:
         for line, what, fix in _suspects(code):
             place = source.describe(code.co_filename, line)

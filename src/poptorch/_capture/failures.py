@@ -84,11 +84,7 @@ def _as_error(error: Exception, module: nn.Module) -> Error:
 
 
 class UserFrames:
-    """Within the block errors of ours, and of the user's forward, lose the frames between.
-
-    Frames of the user's files and of packages other than torch stay. Other exceptions are our own
-    mistakes and keep everything; ``POPTORCH_FULL_TRACEBACK=1`` keeps it for all.
-    """
+    """Errors of ours, and those of the user's forward, lose our and torch's frames."""
 
     def __enter__(self) -> None:
         pass

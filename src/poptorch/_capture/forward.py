@@ -78,8 +78,6 @@ class Forward:
 
 
 class Names:
-    """Collects the named tensors of one capture."""
-
     def __init__(self, module: nn.Module, scopes: bool) -> None:
         self._paths = {sub: path for path, sub in module.named_modules()} if scopes else {}
         self._tensors: dict[str, torch.Tensor] = {}
@@ -90,7 +88,6 @@ class Names:
         return tuple(self._tensors)
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Name a tensor; a name that is taken gets a number behind it."""
         free, number = name, 0
         while free in self._tensors:
             number += 1
@@ -135,7 +132,6 @@ class OverwriteContextManager:
     @classmethod
     @contextlib.contextmanager
     def active(cls) -> Iterator[None]:
-        """Within the block every manager is entered, in the order of registration."""
         trees.import_adapters()
         with contextlib.ExitStack() as stack:
             for manager in list(cls._managers):
@@ -162,11 +158,7 @@ def refuse_holders(structure: trees.Structure, title: str) -> None:
 def _user_code(
     request: Request, context: CaptureContext, leaves: Mapping[str, torch.Tensor]
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Within the block user code computes as programs do, and so does what it runs again later.
-
-    Yields:
-        What forward reassigns, after the block.
-    """
+    """Also for what runs again later; yields what forward reassigns, after the block."""
 
     def again() -> contextlib.AbstractContextManager[object]:
         return _user_code(request, context, {**leaves, **reassigned})
@@ -187,7 +179,6 @@ def run_forward(
     batch: Sequence[torch.Tensor],
     leaves: Mapping[str, torch.Tensor],
 ) -> Forward:
-    """Run the user's forward with traced tensors in place, listening to its operators."""
     names = Names(request.module, request.module_scopes)
     with (
         _user_code(request, context, leaves) as reassigned,

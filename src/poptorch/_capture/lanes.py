@@ -1,8 +1,6 @@
 """Lanes: several micro-batches side by side, as a vmap axis inside the traced step.
 
-Weights are not batched, so that every operator sees all lanes at once; gradients taken outside the
-vmap are sums over the lanes. Running statistics of batch norms start from the same value in every
-lane and are put together as if the lanes had come one after another.
+Weights are not batched: operators see all lanes at once, gradients are sums over the lanes.
 """
 
 from __future__ import annotations
@@ -91,12 +89,10 @@ def run_lanes(
 
 
 def batch_norm_statistics(request: Request) -> list[str]:
-    """Paths of the running statistics that forward will update."""
     return [path for name in _STATISTICS for path in _paths(request, name)]
 
 
 def folded(request: Request) -> set[str]:
-    """Paths of the buffers whose changes in lanes are put together exactly."""
     return {*batch_norm_statistics(request), *_paths(request, _COUNT)}
 
 
@@ -120,7 +116,6 @@ def _momentum(tied: Tied) -> float:
 
 
 def _spread(value: torch.Tensor, request: Request, path: str) -> torch.Tensor:
-    """Give every lane its copy of a statistic."""
     lanes = request.lanes
     assert lanes is not None
     _momentum(request.tensors[path])
@@ -131,11 +126,7 @@ def _spread(value: torch.Tensor, request: Request, path: str) -> torch.Tensor:
 
 
 def _fold(before: torch.Tensor, after: torch.Tensor, lanes: Lanes, kept: float) -> torch.Tensor:
-    """Return the statistic after the lanes' updates one after another.
-
-    Each lane computed ``kept * before + x_lane``; in sequence the result is
-    ``kept^n * before + sum_l kept^(n - 1 - l) * x_l``.
-    """
+    """Lanes have ``kept * b + x_l``; the sequence ``kept^n * b + sum_l kept^(n - 1 - l) * x_l``."""
     steps = after.reshape(lanes.steps, *before.shape)
     ages = torch.arange(lanes.steps - 1, -1, -1, dtype=before.dtype)
     shares = (steps - kept * before) * (kept**ages).reshape(lanes.steps, *[1] * before.dim())
@@ -143,7 +134,6 @@ def _fold(before: torch.Tensor, after: torch.Tensor, lanes: Lanes, kept: float) 
 
 
 def reason_of(error: Exception) -> str:
-    """What could not be vectorised, and where the user wrote it."""
     cause = (error.__cause__ or error) if isinstance(error, Error) else error
     text = next(iter(str(cause).splitlines()), type(error).__name__)
     where = source.raising_line(cause) or source.raising_line(error)
@@ -154,7 +144,7 @@ def reason_of(error: Exception) -> str:
 
 
 def lane_by_lane(graph: Graph, lanes: int) -> Graph:
-    """Return a graph in which each lane draws what it would draw alone."""
+    """Let each lane draw what it would draw alone."""
     if not graph.random:
         return graph
     graph = graph.copy()

@@ -69,7 +69,6 @@ def final_loss(
 
 
 def _combined(final: Sequence[Candidate], returned: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """Return the one returned scalar that all losses flow into; a mark stands as it is."""
     if any(each.function == MARK for each in final):
         return None
     losses = [each.tensor for each in final]
@@ -120,7 +119,6 @@ def _same_values(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 
 def _reaches(start: torch.Tensor, goal: torch.Tensor) -> bool:
-    """Whether a gradient would flow from ``start`` back to ``goal``."""
     seen = set()
     first, wanted = gradient_origin(start), gradient_origin(goal)
     stack = [first] if wanted is not None else []

@@ -36,7 +36,6 @@ def lower(
     outputs: Sequence[Slot],
     groups: Mapping[int, Group],
 ) -> dict[str, str]:
-    """Check every hint of a recorded graph, note what it says on nodes, and remove it."""
     marked = [node for node in graph.nodes if node.target is hint]
     borders = _Borders(graph, inputs, outputs)
     overlaps: dict[str, str] = {}
@@ -64,7 +63,7 @@ def _unmarked(node: fx.Node) -> fx.Node:
 
 
 def _maker(node: fx.Node) -> fx.Node:
-    """The operator that makes a value; notes on one of its several results would get lost."""
+    """Notes on one of an operator's several results would get lost."""
     source = node.args[0] if node.target is operator.getitem else node
     assert isinstance(source, fx.Node)
     return source
@@ -92,8 +91,6 @@ def _say_without_memory(line: str) -> None:
 
 
 class _Borders:
-    """What a recorded graph reads from the batch and what it returns to the user."""
-
     def __init__(self, graph: fx.Graph, inputs: Sequence[Slot], outputs: Sequence[Slot]) -> None:
         places = [node for node in graph.nodes if node.op == "placeholder"]
         pairs = zip(places, inputs, strict=False)
@@ -108,7 +105,6 @@ class _Borders:
         ]
 
     def check_input(self, mark: fx.Node) -> str:
-        """A mark on an input is the only thing that touches it; return the input's slot key."""
         tensor = mark.args[0]
         if not isinstance(tensor, fx.Node) or tensor not in self._batch:
             raise _misplaced(
@@ -126,7 +122,6 @@ class _Borders:
         return self._batch[tensor]
 
     def check_output(self, mark: fx.Node) -> str:
-        """A mark on an output is returned, once, and its source is not; return its slot key."""
         keys = self._returns_of(mark)
         if not keys:
             raise _misplaced(
@@ -145,7 +140,6 @@ class _Borders:
         return keys[0]
 
     def _returns_of(self, node: fx.Node) -> list[str]:
-        """Slot keys under which a tensor is returned, seen through marks and changes of dtype."""
         same = set(_same_value(node))
         return [key for value, key in self._returned if value in same]
 

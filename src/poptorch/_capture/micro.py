@@ -32,8 +32,6 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """A tensor of the module whose values decided a branch of ``forward``."""
-
     path: str
     line: str | None
     value: torch.Tensor
@@ -41,11 +39,7 @@ class Decision:
 
 @dataclass(frozen=True, eq=False)
 class Micro:
-    """What a capture found.
-
-    The graph goes from ``param.* buffer.* constant.* batch.*`` (and ``hyper.loss_scaling``) to
-    ``loss.* output.*``, ``gradient.*``, and new values of what forward changed in place.
-    """
+    """The graph goes from state, constants and batch to loss, outputs, gradients and new state."""
 
     graph: Graph
     constants: Mapping[str, torch.Tensor]  # that the module holds elsewhere, by slot key
@@ -60,7 +54,6 @@ class Micro:
 
 @functools.cache
 def say_narrowed(dtype: torch.dtype) -> None:
-    """Say once for each 64-bit type that results of it come back in 32 bits."""
     if narrowed(dtype) is not dtype:
         log.python.info(
             "%s is not supported natively: results of this type come back as %s "
@@ -71,8 +64,6 @@ def say_narrowed(dtype: torch.dtype) -> None:
 
 
 class _Recording:
-    """Runs forward and backward once, remembering what the flat results mean."""
-
     def __init__(self, request: Request, reads: ValueReads) -> None:
         self.request = request
         self.slots: list[Slot] = []
@@ -136,7 +127,6 @@ class _Recording:
     def _seen(
         self, leaves: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]
     ) -> Mapping[str, torch.Tensor]:
-        """What forward sees of the state: of a grouped parameter the value of one group."""
         seen = dict(leaves)
         for path, of_replica in self.request.grouped.items():
             replica = values[slots.REPLICA.key].to(torch.int64).reshape(1)
@@ -220,7 +210,6 @@ class _Recording:
 
 
 def capture(request: Request) -> Micro:
-    """Trace one micro-batch of a module, or several as lanes."""
     mode = trace.fake_mode()
     inputs = [trace.fake_tensor(mode, slot.shape, slot.dtype) for slot in request.inputs]
     try:
@@ -242,7 +231,7 @@ def capture(request: Request) -> Micro:
 
 
 def _constant_state(request: Request) -> dict[int, torch.Tensor]:
-    """Return the weights and buffers that nothing but the user changes, as far as is known now."""
+    """State that nothing but the user changes, as far as is known now."""
     held = ((at, slot, request.tensors[slot.path].tensor) for at, slot in enumerate(request.state))
     return {
         at: tensor.detach().to(slot.dtype)
@@ -261,7 +250,6 @@ def _decisions(request: Request, reads: ValueReads) -> tuple[Decision, ...]:
 
 
 def real_inputs(request: Request) -> list[torch.Tensor]:
-    """Return copies of the module's tensors, and the first micro-batch."""
     assert request.examples is not None, "forward branches on data, but there is none"
     state = [request.tensors[s.path].tensor.detach().to(s.dtype, copy=True) for s in request.state]
     batch = [tensor.detach().clone() for tensor in request.examples()]
@@ -277,7 +265,7 @@ def _check_folded(request: Request, graph: Graph) -> None:
 
 
 def _evolving(graph: Graph, replicas: int) -> Graph:
-    """Mark what forward changes: every replica has a value of its own."""
+    """Every replica has its own value of what forward changes."""
     written = {slot.key for slot in graph.outputs if slot.kind in (Kind.BUFFER, Kind.CONSTANT)}
 
     def marked(slot: Slot) -> Slot:
@@ -291,7 +279,6 @@ def _evolving(graph: Graph, replicas: int) -> Graph:
 
 
 def _without_unchanged(graph: Graph) -> Graph:
-    """Drop the returned inputs that forward did not change, and inputs that nothing reads."""
     placeholders = dict(zip((s.key for s in graph.inputs), graph.placeholders, strict=True))
     kept = [
         (slot, node)
@@ -347,13 +334,11 @@ def _capture(request: Request, inputs: list[torch.Tensor], reads: ValueReads) ->
 
 
 def hooks_of(parameter: torch.Tensor) -> tuple[Callable[..., Any], ...]:
-    """Return what is called with the gradients of a parameter, of one micro-batch or the whole."""
     both = parameter._backward_hooks, parameter._post_accumulate_grad_hooks
     return tuple(hook for hooks in both for hook in (hooks or {}).values())
 
 
 def _register_hooks(request: Request, leaves: Mapping[str, torch.Tensor]) -> None:
-    """Put the hooks of the parameters that are trained on the tensors that stand for them."""
     for path in sorted(request.trained & leaves.keys()):
         parameter = request.tensors[path].tensor
         if parameter._post_accumulate_grad_hooks:

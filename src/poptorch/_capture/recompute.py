@@ -16,7 +16,6 @@ from .._ops.identities import after_gradient
 
 
 def recomputed(graph: Graph) -> Graph:
-    """Return a graph in which backward nodes read only what is kept from the forward pass."""
     graph = graph.copy()
     fxgraph = graph.module.graph
     forward = _forward(fxgraph)
@@ -34,13 +33,11 @@ def recomputed(graph: Graph) -> Graph:
 
 
 def checkpoints(graph: Graph) -> list[fx.Node]:
-    """Return the forward nodes that the user wants kept, in the order of execution."""
     nodes = _forward(graph.module.graph)
     return [n for n in nodes if is_kept(n) and n.target is not operator.getitem]
 
 
 def with_fewer_checkpoints(graph: Graph, every: int) -> Graph:
-    """Return a graph in which of so many checkpoints that follow one another the last is one."""
     graph = graph.copy()
     for at, node in enumerate(checkpoints(graph), 1):
         if at % every:
@@ -79,8 +76,6 @@ def _crosses(node: fx.Node, user: fx.Node) -> bool:
 
 
 class _Copies:
-    """Copies of forward nodes in the backward pass, made where they are first needed."""
-
     def __init__(self, kept: set[fx.Node]) -> None:
         self.kept = kept
         self._copies: dict[fx.Node, fx.Node] = {}
@@ -94,7 +89,6 @@ class _Copies:
             self._gradients[label_of(node).visit] = node
 
     def made_for(self, reader: fx.Node, source: fx.Node) -> fx.Node:
-        """Return a copy of a forward node that stands before its reader."""
         pending = [source]
         while pending:
             node = pending[-1]
@@ -120,7 +114,6 @@ class _Copies:
         self._copies[node] = copy
 
     def _start(self, node: fx.Node, reader: fx.Node) -> dict[fx.Node, fx.Node]:
-        """Put a barrier in front of one input of the first node of a chain."""
         tensors = [i for i in node.all_input_nodes if isinstance(i.meta.get("val"), torch.Tensor)]
         gradient = self._at_hand(reader)
         if not tensors or gradient is None:
@@ -136,7 +129,6 @@ class _Copies:
         return {source: self._barriers[key]}
 
     def _at_hand(self, reader: fx.Node) -> fx.Node | None:
-        """The latest gradient of the reader's block, or what reaches the block first."""
         latest = self._gradients.get(label_of(reader).visit)
         reaching = (
             i

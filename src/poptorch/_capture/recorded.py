@@ -36,7 +36,6 @@ def _recorders() -> tuple[Any, ...]:
 
 @contextlib.contextmanager
 def surroundings_waiting() -> Iterator[None]:
-    """Within the block another graph is recorded; tensors of the present ones are still found."""
     token = _outer.set(_recorders())
     try:
         yield
@@ -45,7 +44,7 @@ def surroundings_waiting() -> Iterator[None]:
 
 
 def recorded(tensor: torch.Tensor) -> tuple[fx.Node, torch.nn.Module] | None:
-    """Return a tensor's node, and the module that holds what its graph reads from outside."""
+    """Also returns the module that holds what the graph reads from outside."""
     for recorder in _recorders():
         slot = private.get_proxy_slot(tensor, recorder, None)
         if slot is not None:
@@ -70,7 +69,6 @@ def leads_to(source: torch.Tensor, result: torch.Tensor) -> bool:
 
 
 def original(tensor: torch.Tensor) -> fx.Node | None:
-    """Return the node that a traced tensor's numbers come from, seen through copies and views."""
     place = recorded(tensor)
     if place is None:
         return None
@@ -95,14 +93,7 @@ def constant_value(tensor: torch.Tensor) -> torch.Tensor | None:
 def value_of_inputs(
     tensor: torch.Tensor, inputs: Mapping[int, torch.Tensor]
 ) -> tuple[torch.Tensor, frozenset[int]] | None:
-    """Return the value of a tensor that depends on constants and these inputs only.
-
-    Args:
-        inputs: values of inputs of the record, by their place among all.
-
-    Returns:
-        The value, and which of the inputs it depends on.
-    """
+    """The value, if constants and given inputs, by place, make it; and which of these do."""
     place = recorded(tensor)
     if place is None or len(_recorders()) > 1:  # the body of a loop has inputs of its own
         return None
@@ -110,15 +101,12 @@ def value_of_inputs(
 
 
 class _Evaluator:
-    """Runs what of a graph depends on constants and given inputs, as far as it is recorded."""
-
     def __init__(self, root: torch.nn.Module, given: Mapping[int, torch.Tensor]) -> None:
         self._root, self._given = root, given
         self._values: dict[fx.Node, tuple[Any, frozenset[int]]] = {}
         self._ran = self._placeholders = 0
 
     def value(self, node: fx.Node) -> tuple[torch.Tensor, frozenset[int]] | None:
-        """Return the value of a node as it is now, and the inputs that it depends on."""
         nodes = list(node.graph.nodes)
         with untraced(), torch.no_grad():
             for new in nodes[self._ran :]:
@@ -154,7 +142,6 @@ class _Evaluator:
             self._forget(written_by(node))
 
     def _forget(self, written: list[fx.Node]) -> None:
-        """These were written: they, and what shares their memory, are not known any more."""
         storages = {_storage(self._values[n][0]) for n in written if n in self._values}
         if storages:
             self._values = {

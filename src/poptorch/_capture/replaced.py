@@ -33,8 +33,6 @@ _ABSENT = object()
 
 @dataclass(eq=False)
 class Tied:
-    """One tensor of the module, under its first qualified name, and every place it stands in."""
-
     tensor: torch.Tensor
     is_parameter: bool
     places: list[Place] = field(default_factory=list)
@@ -45,11 +43,7 @@ class Tied:
 
 
 def tensors_of(module: nn.Module, values: bool = True) -> dict[str, Tied]:
-    """Return parameters, then buffers, by qualified name; a tied one once, with all its places.
-
-    Args:
-        values: what they hold is going to be read, so that it has to come from a device first.
-    """
+    """Without ``values`` nothing comes from a device for it: what the tensors hold is not read."""
     items = operator.methodcaller("items") if values else dict.items
     by_identity: dict[int, tuple[str, Tied]] = {}
     for holder in _HOLDERS:
@@ -73,19 +67,10 @@ def replaced(
     users: nn.Module | None,
     again: Callable[[], AbstractContextManager[object]],
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Within the block this thread finds ``values`` in the module, and code that can be captured.
-
-    Args:
-        places: the module's tensors by path.
-        users: a module whose dicts of tensors the first one shares.
-        again: makes what this thread's checkpoints of the block run in when they run again, in the
-            backward pass.
+    """``again`` makes the context in which checkpoints run again in the backward pass.
 
     Yields:
-        A dict that, after the block, holds what each tensor of a batch norm was reassigned to.
-
-    Raises:
-        Error: ``forward`` reassigned or removed a parameter or buffer.
+        After the block, what each tensor of a batch norm was reassigned to.
     """
     reassigned: dict[str, torch.Tensor] = {}
     changes = [
@@ -102,7 +87,6 @@ def replaced(
 
 @contextlib.contextmanager
 def _changed(changes: list[Change]) -> Iterator[None]:
-    """Within the block objects and classes have other attributes of their own."""
     before = [(owner, name, vars(owner).get(name, _ABSENT)) for owner, name, _ in changes]
     try:
         for owner, name, value in changes:
@@ -157,7 +141,6 @@ def _check(path: str, tied: Tied, value: torch.Tensor, reassigned: dict[str, tor
 
 
 def _methods(root: nn.Module) -> Iterator[Change]:
-    """Methods of torch's layers that ask for values, or refuse types that a program casts."""
     for part in root.modules():
         if isinstance(part, nn.RNNBase) and "check_input" not in part.__dict__:
             yield (
@@ -184,7 +167,7 @@ def _averages(norm: nn.Module) -> bool:
 
 
 def _averaging_forward(norm: Any, x: torch.Tensor) -> torch.Tensor:
-    """Average over all batches so far; torch's own makes a Python number of their count."""
+    """Torch's own makes a Python number of the count of batches."""
     if not norm.training:
         return _BATCH_NORM_FORWARD(norm, x)
     norm._check_input_dim(x)
@@ -204,7 +187,6 @@ def _newer_checkpoint(function: Callable[..., Any], preserve_rng_state: bool, *a
 
 @contextlib.contextmanager
 def _checkpoints_in(again: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
-    """What this thread's checkpoints of the block compute again later runs in ``again()``."""
     over, thread = False, threading.get_ident()
 
     def checkpointed(
@@ -235,7 +217,6 @@ def _checkpoints_in(again: Callable[[], AbstractContextManager[object]]) -> Iter
 
 @contextlib.contextmanager
 def _without_dynamo() -> Iterator[None]:
-    """Within the block what ``torch.compile`` compiled runs as it was written."""
     if "torch._dynamo" not in sys.modules:  # nobody has compiled anything
         yield
         return
@@ -247,7 +228,6 @@ def _without_dynamo() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _unvalidated() -> Iterator[None]:
-    """Within the block distributions do not look at the values of their arguments."""
     before = Distribution._validate_args
     Distribution.set_default_validate_args(False)
     try:

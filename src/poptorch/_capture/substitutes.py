@@ -24,7 +24,6 @@ def substitute(function: Any) -> Callable[..., Any] | None:
 
 
 def _as_numbers(argument: Any) -> Any:
-    """A constant tensor as Python numbers; anything else as it is."""
     known = constant_value(argument) if isinstance(argument, torch.Tensor) else None
     if known is None:
         return argument
@@ -115,7 +114,6 @@ def _grouped_mm(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Any:
-    """In groups if they are said; torch's own refuses what it cannot do."""
     same = mat_a.dtype == mat_b.dtype and out_dtype in (None, mat_a.dtype)
     sizes = {mat_a.dim(), mat_b.dim()}
     if offs is None or bias is not None or not same or sizes not in ({2}, {2, 3}):
@@ -180,7 +178,6 @@ RECURRENT: dict[Any, tuple[Callable[[], Any], Callable[[], Any]]] = {
 
 
 def recurrent(function: Any, args: tuple[Any, ...], in_lanes: bool, priced: bool) -> Any:
-    """Run a recurrent layer of torch by operators that can be traced, and in lanes vectorised."""
     data, second, *rest = args
     # Packed data comes with its batch sizes; then the hidden state is the third argument.
     if isinstance(second, torch.Tensor) and second.dim() == 1 and not second.is_floating_point():

@@ -1,8 +1,7 @@
-"""From a Python function over tensors to a pure ATen graph, in two passes.
+"""From a Python function over tensors to a pure ATen graph.
 
-The first runs the function once on fake tensors with autograd recording, so hooks,
-``autograd.Function`` and in-place updates mean what they mean in torch. The second (``purity``)
-removes mutation from what was recorded, where there is any, which gives a functional graph.
+It runs once on fake tensors while autograd records, so that hooks, ``autograd.Function`` and
+in-place updates mean what they mean in torch; ``purity`` then removes mutation.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ Tensors = Sequence[torch.Tensor]
 
 
 def fake_mode() -> Any:
-    """Return a mode in which tensors have shapes but no data; one per capture."""
     # Control flow operators want an environment for sizes; every size here is a plain number.
     sizes = private.ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
     return private.FakeTensorMode(allow_non_fake_inputs=True, shape_env=sizes, static_shapes=True)
@@ -52,7 +50,6 @@ def gradient_origin(tensor: torch.Tensor) -> Any:
 
 @contextlib.contextmanager
 def vectorising() -> Iterator[None]:
-    """Within the block operators without a vectorised form are replaced, or refused."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
@@ -62,7 +59,6 @@ def vectorising() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _attention_in_products() -> Iterator[None]:
-    """Within the block attention is the operators that PopTorch runs, of the operands' own type."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     cuda = torch.backends.cuda  # which says it for every device
@@ -88,18 +84,12 @@ def trace(
     stochastic: bool = False,
     runs: bool = True,
 ) -> tuple[fx.GraphModule, list[torch.Tensor]]:
-    """Trace a flat function into a pure graph.
+    """Trace a function of flat lists; also return the constants, its last arguments.
 
     Args:
-        function: takes and returns flat lists of tensors; may modify its inputs in place, which
-            shows only in what it returns.
-        edit: reads the recorded graph, before mutation is removed from it, and may edit it.
+        edit: may change the recorded graph before mutation is removed from it.
         stochastic: the graph rounds to float16 at random.
         runs: the graph will be run, rather than looked at only.
-
-    Returns:
-        The graph, whose placeholders are the inputs followed by the lifted constants, and the
-        values of those constants.
     """
     mode = _mode_of(inputs)
     without_values = contextlib.nullcontext() if real else mode
@@ -130,7 +120,6 @@ def trace_part(
     edit: Callable[[fx.Graph], None],
     stochastic: bool,
 ) -> tuple[fx.GraphModule, list[torch.Tensor]]:
-    """Trace a part of a function that is being traced; as ``trace``."""
     with private.disable_proxy_modes_tracing():
         mode = _mode_of(inputs)
         with mode:
@@ -139,20 +128,17 @@ def trace_part(
 
 
 def outermost(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor of all lanes that a lane's tensor stands in."""
     whole: torch.Tensor = private.get_unwrapped(tensor) if is_lane(tensor) else tensor
     return whole
 
 
 def without_data(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor stands for others and has no values of its own."""
     return hasattr(tensor, "fake_mode") or tensor.is_meta or is_lane(tensor)
 
 
 def fill_in_values(
     module: fx.GraphModule, inputs: Sequence[tuple[Sequence[int], torch.dtype]]
 ) -> None:
-    """Give every node of a graph the shape and dtype of its value, as tracing would have."""
     from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
     mode = fake_mode()
@@ -161,7 +147,6 @@ def fill_in_values(
 
 
 def is_traced(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor was made by the operators that are being traced, or is an input."""
     mode = private.get_proxy_mode()
     assert mode is not None, "nothing is being traced"
     if private.is_functorch_wrapped_tensor(tensor):
@@ -179,7 +164,6 @@ def untraced() -> contextlib.AbstractContextManager[None]:
 def run_recorded(
     function: Callable[[list[torch.Tensor]], list[torch.Tensor]], inputs: Tensors
 ) -> None:
-    """Run a function on real tensors as the first pass of ``trace`` would, and drop the record."""
     with _without_fused_lstm(), _quiet():
         private.traced(function, [list(inputs)])
 
@@ -207,8 +191,6 @@ def _without_fused_lstm() -> Iterator[None]:
 
 
 def _honest() -> dict[Any, Callable[..., Any]]:
-    """Operators that change arguments, or return shapes, of which torch says nothing."""
-
     def polygamma_(x: torch.Tensor, n: int) -> torch.Tensor:  # torch cannot make it functional
         return x.copy_(aten.polygamma.default(n, x))
 
@@ -245,7 +227,6 @@ _active_mode: ContextVar[Any] = ContextVar("poptorch_fake_mode", default=None)
 
 @contextlib.contextmanager
 def _active(mode: Any) -> Iterator[None]:
-    """Within the block parts without inputs are traced in the mode of their surroundings."""
     token = _active_mode.set(mode)
     try:
         yield
@@ -254,7 +235,6 @@ def _active(mode: Any) -> Iterator[None]:
 
 
 def _lift_constants(module: fx.GraphModule, after: int) -> list[torch.Tensor]:
-    """Turn tensors that the graph reads from the module into placeholders behind the inputs."""
     reads: dict[str, list[fx.Node]] = {}
     for node in module.graph.nodes:
         if node.op == "get_attr" and isinstance(getattr(module, node.target, None), torch.Tensor):
@@ -281,10 +261,7 @@ def _at_start(graph: fx.Graph) -> Iterator[None]:
 
 
 def _noting_lines() -> contextlib.AbstractContextManager[None]:
-    """Within the block nodes that this thread makes note where in a ``forward`` of the user's.
-
-    Torch's own way looks at some hundred frames for each node: a sixth of a capture.
-    """
+    """Torch's own way looks at some hundred frames for each node: a sixth of a capture."""
     thread, of_user = threading.get_ident(), functools.cache(is_user_file)
 
     @functools.cache

@@ -36,7 +36,6 @@ class Uncapturable(Error):  # noqa: N818 (as for every Error here)
 
 
 def dynamic_shape(operator: str, line: str | None) -> Uncapturable:
-    """What is said of an operator whose result has a shape that depends on values."""
     return Uncapturable(
         "Operators with dynamic output shapes cannot be captured",
         got=f"{operator}: the shape of its result depends on values",
@@ -60,12 +59,7 @@ class Read:
 
 @dataclass(eq=False)
 class ValueReads:
-    """Answers forward's questions for values.
-
-    Constants answer. A Python branch is decided by ``state`` that stays as it is; on anything else
-    by the first inputs, for good: the capture starts again, on their real values. Numbers, lists
-    and arrays cannot be had: a program that has them compiled in would be wrong for other inputs.
-    """
+    """Constants answer; branches are decided by fixed ``state``, else by the first inputs."""
 
     real: bool = False  # tensors carry the values of the first inputs
     state: Mapping[int, torch.Tensor] = field(default_factory=dict)  # by place among the inputs
@@ -123,7 +117,6 @@ class ValueReads:
         self.shapes.append(Read(operator, source.calling_line()))
 
     def text(self, tensor: torch.Tensor, write: Callable[[_T], str]) -> str:
-        """Return what printing a tensor shows."""
         known = constant_value(tensor)
         if known is not None:
             return str(_really(write, known))
@@ -138,7 +131,6 @@ class ValueReads:
         return f"tensor(<unavailable>, {kind})"
 
     def warn(self) -> None:
-        """Say which branches the program has taken for good."""
         for read, answer in self.branches.items():
             log.python.warning(
                 "forward branches on the values of tensors at %s (%s is %s for the first inputs): "
@@ -199,7 +191,6 @@ def _really(function: Callable[[_T], Any], tensor: torch.Tensor) -> Any:
 def _comparison(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[torch.Tensor, Callable[[_T], Any]]:
-    """Turn a question about one or two tensors into one about a single boolean tensor."""
     if func in (torch.equal, _T.equal):
         same = args[0].shape == args[1].shape
         whole = (args[0] == args[1]).all() if same else torch.zeros((), dtype=torch.bool)

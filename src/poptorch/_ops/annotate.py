@@ -29,8 +29,6 @@ _recorder: ContextVar[Recorder | None] = ContextVar("poptorch_blocks", default=N
 
 
 class Recorder:
-    """Notes which blocks ``forward`` enters and labels nodes accordingly."""
-
     def __init__(self) -> None:
         self.visits: list[Visit] = []
         self.calls: collections.Counter[nn.Module] = collections.Counter()
@@ -40,7 +38,6 @@ class Recorder:
 
     @contextlib.contextmanager
     def in_forward(self, heard: Heard) -> Iterator[None]:
-        """The user's part. What is made around it goes where its neighbours are."""
         self.visits, self._heard = [Visit()], heard
         self.annotations.clear()
         self.set(Label(visit=0))
@@ -55,7 +52,6 @@ class Recorder:
         self.set(replace(self.label, visit=len(self.visits) - 1))
 
     def end(self) -> None:
-        """Leave the active block: what runs now belongs to none."""
         self.set(replace(self.label, visit=OUTSIDE))
 
     @contextlib.contextmanager
@@ -72,7 +68,6 @@ class Recorder:
             self._heard(module, output, self.label.scope)
 
     def begin_backward(self) -> None:
-        """Nodes made from here on belong to the backward pass."""
         self.set(Label(backward=True))
 
     def set(self, label: Label) -> None:
@@ -81,30 +76,26 @@ class Recorder:
 
 
 def recorder() -> Recorder | None:
-    """The recorder of the capture in progress, or None outside one."""
     return _recorder.get()
 
 
 def in_forward(heard: Heard) -> contextlib.AbstractContextManager[None]:
-    """Within the block the user's ``forward`` runs; what modules return is heard."""
     active = _recorder.get()
     return contextlib.nullcontext() if active is None else active.in_forward(heard)
 
 
 def named(name: str) -> contextlib.AbstractContextManager[None]:
-    """Within the block recorded operators carry ``outer/name``."""
     active = _recorder.get()
     return contextlib.nullcontext() if active is None else active.scope(name)
 
 
 def note(**values: Any) -> None:
-    """Let nodes that are made from here on carry notes; those under other keys stay."""
     _set_notes({**_notes(), **values})
 
 
 @contextlib.contextmanager
 def noted(**values: Any) -> Iterator[None]:
-    """Within the block nodes carry notes. Others that are made meanwhile stay when it ends."""
+    """Notes under other keys that are made meanwhile stay."""
     before = {key: value for key, value in _notes().items() if key in values}
     note(**values)
     try:
@@ -130,7 +121,6 @@ def _set_notes(notes: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def recording(module: nn.Module) -> Iterator[Recorder]:
-    """Record blocks and label nodes while a module runs; nothing is active afterwards."""
     before = _notes()
     mine = Recorder()
     token = _recorder.set(mine)
@@ -144,7 +134,7 @@ def recording(module: nn.Module) -> Iterator[Recorder]:
 
 @contextlib.contextmanager
 def _following_modules(root: nn.Module, mine: Recorder) -> Iterator[None]:
-    """Within the block labels name the module that runs. Hooks of all modules: none is touched."""
+    """Hooks of all modules: none is touched."""
     paths = {part: name for name, part in root.named_modules()}
     outer: list[str] = []
 
@@ -169,7 +159,6 @@ def _following_modules(root: nn.Module, mine: Recorder) -> Iterator[None]:
 
 
 def follow_backward(loss: torch.Tensor) -> None:
-    """Let the nodes of the backward pass say which forward node they differentiate."""
     if loss.grad_fn is None:
         return
     hook = private.optional("setup_stacktrace_preservation_hooks")
@@ -191,14 +180,13 @@ def _enter(functions: int) -> None:
 
 
 def copy_to_backward(graph: fx.Graph) -> None:
-    """Give nodes of the backward pass visit and line of what they differentiate."""
     for node, origin in origins(graph).items():
         relabel(node, replace(label_of(origin), backward=True))
         keep_line(node, source.innermost_user_line(origin.meta.get("stack_trace")))
 
 
 def origins(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """Return, for nodes of the backward pass, the forward node that each differentiates."""
+    """By node of the backward pass the forward node that it differentiates."""
     forward: dict[int, fx.Node] = {}
     for node in graph.nodes:  # later nodes with the same number made no function of their own
         if "seq_nr" in node.meta and not label_of(node).backward:

@@ -34,8 +34,6 @@ class Replicas:
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A value that may be the loss: the tensor, the function that made it, the user's line."""
-
     tensor: torch.Tensor
     function: str
     line: str | None
@@ -43,16 +41,12 @@ class Candidate:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Convolutions that a ``MultiConv`` groups: its options, and the user's line."""
-
     options: Mapping[str, tuple[Any, ...]]
     where: str | None
 
 
 @dataclass(eq=False)
 class Capture(abc.ABC):
-    """The capture in progress, as operators see it."""
-
     training: bool
     lanes: bool = False  # several micro-batches run side by side
     replicas: Replicas = field(default_factory=Replicas)
@@ -63,15 +57,12 @@ class Capture(abc.ABC):
     _group_is_open: bool = False
 
     def mark_loss(self, loss: torch.Tensor, name: str) -> None:
-        """A value that training may start its gradients from."""
         self.losses.append(Candidate(loss, name, source.calling_line()))
 
     def number(self) -> int:
-        """Return 0, 1, 2, ...: every capture of the same program counts alike."""
         return next(self._numbers)
 
     def together(self) -> Replicas:
-        """Say that replicas exchange something; return them."""
         self.exchanging = True
         return self.replicas
 
@@ -94,7 +85,7 @@ class Capture(abc.ABC):
 
     @abc.abstractmethod
     def identify(self, tensor: torch.Tensor) -> int | None:
-        """Return the number of a tensor in the captured program; None if it is not part of it."""
+        """Return the number of a tensor in the captured program, or None."""
 
     @abc.abstractmethod
     def paused(self) -> contextlib.AbstractContextManager[None]:
@@ -104,29 +95,18 @@ class Capture(abc.ABC):
     def body(
         self, function: Callable[..., Any], inputs: Sequence[torch.Tensor]
     ) -> tuple[fx.GraphModule, list[torch.Tensor]]:
-        """Capture a part that the program runs any number of times, or perhaps not at all.
-
-        Args:
-            function: called once, with copies of the inputs; returns a list of tensors.
-            inputs: tensors of the sizes that it will get.
-
-        Returns:
-            A pure graph, and the tensors of its surroundings that it uses: they are its arguments
-            after the inputs.
-        """
+        """A graph of a loop's or branch's body; outer tensors are its last arguments."""
 
 
 _capture: ContextVar[Capture | None] = ContextVar("poptorch_capture", default=None)
 
 
 def listener() -> Capture | None:
-    """The capture in progress, or None outside one."""
     return _capture.get()
 
 
 @contextlib.contextmanager
 def listening(capture: Capture | None) -> Iterator[None]:
-    """Make a capture the one in progress; None hides the one that is."""
     token = _capture.set(capture)
     try:
         yield
@@ -143,7 +123,6 @@ autocast_settings = ContextVar("poptorch_autocast", default=(True, ()))
 
 @contextlib.contextmanager
 def autocasting(enabled: bool, rules: Rules) -> Iterator[None]:
-    """Within the block ``autocast`` does something, or nothing; without rules as torch chooses."""
     token = autocast_settings.set((enabled, rules))
     try:
         yield

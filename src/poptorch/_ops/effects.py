@@ -1,8 +1,7 @@
-"""Operators that run graphs of their own or do more than compute, and the order they keep.
+"""Control flow, operators that do more than compute, and the order they keep.
 
-An operator with an effect takes ``Tensor[] after``: results that must exist before it runs. Traced
-in program order and chained through it, effects keep their order under every compiler. Unused ones
-are dead code like any other operator.
+An operator with an effect takes ``Tensor[] after``: results that must exist before it runs. This
+chain keeps effects in order under every compiler; unused ones are dead code like any other.
 """
 
 from __future__ import annotations
@@ -70,7 +69,6 @@ def _fresh(tensors: Tensors) -> list[torch.Tensor]:
 
 
 def _separate(tensors: Tensors) -> list[torch.Tensor]:
-    """Copy the tensors that share memory with an earlier one."""
     seen: set[Any] = set()
     result = []
     for tensor in tensors:
@@ -87,7 +85,6 @@ AFTER = ", Tensor[] after) -> "
 def define_effect(
     name: str, schema: str, kernel: Callable[..., Any], fake: Callable[..., Any], **rest: Any
 ) -> Any:
-    """Define an operator with an effect; its last argument is ``after``."""
     assert AFTER in schema, f"{name} needs an argument 'after'"
 
     def refuse(*_: object) -> None:
@@ -106,19 +103,16 @@ wait = define_effect("wait", f"(Tensor x{AFTER}Tensor", _pass_on, _pass_on)
 
 
 def has_effects(graph: fx.Graph) -> bool:
-    """Tell whether a graph, or a loop or branch in it, calls an operator with an effect."""
     return any(is_effect(graph, node) for node in graph.nodes)
 
 
 def is_effect(graph: fx.Graph, node: fx.Node) -> bool:
-    """Tell whether a node of a graph does something besides computing its result."""
     if is_control_flow(node):
         return any(has_effects(part) for part in _parts(graph, node))
     return node.target in _EFFECTS
 
 
 def chain(graph: fx.Graph) -> None:
-    """Make every effect of a graph wait for the one before it."""
     previous: fx.Node | None = None
     for node in [node for node in graph.nodes if is_effect(graph, node)]:
         if previous is not None:
@@ -138,7 +132,6 @@ def _wait_for(graph: fx.Graph, node: fx.Node, earlier: fx.Node) -> None:
 
 
 def _result_of(node: fx.Node) -> fx.Node:
-    """A tensor among the results of an effect."""
     if isinstance(node.meta["val"], torch.Tensor):
         return node
     part = next((user for user in node.users if user.target is operator.getitem), None)

@@ -19,8 +19,6 @@ class Hint(enum.StrEnum):
 
 
 def _identity(name: str, arguments: str = "") -> Any:
-    """Define an operator that returns its first argument and passes gradients on."""
-
     def copy(x: torch.Tensor, *_: str) -> torch.Tensor:
         return x.clone()
 

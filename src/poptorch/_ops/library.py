@@ -21,14 +21,9 @@ def define(
     vmap: Callable[..., Any] | None = None,
     tags: Sequence[torch.Tag] = (),
 ) -> Any:
-    """Define a functional operator; return its default overload.
+    """Define a functional operator; results share no memory, ``fake`` gives strides, too.
 
-    Args:
-        schema: its results must not share memory with arguments: graphs are reordered and updated
-            in place.
-        fake: shapes and strides of the results: compiled code relies on both.
-        backward, setup_context: as for ``torch.library.register_autograd``.
-        vmap: as for ``torch.library.register_vmap``; None for one call per sample.
+    The rest is as for ``torch.library``; without ``vmap`` it is called once per sample.
     """
     qualified = f"{NAMESPACE}::{name}"
     torch.library.define(qualified, schema, tags=tags)
@@ -47,8 +42,6 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def one_by_one(operator: Any) -> Callable[..., Any]:
-    """Return a rule for ``vmap`` that calls an operator once per sample."""
-
     def rule(info: Any, in_dims: Sequence[Any], *args: Any) -> Any:
         calls = [
             operator(*(_sample(a, d, at) for a, d in zip(args, in_dims, strict=True)))

@@ -12,12 +12,7 @@ _SUBNORMALS_PER_ONE = 2.0**24
 
 
 def rounded(value: torch.Tensor, dtype: torch.dtype, bits: torch.Tensor) -> torch.Tensor:
-    """Return float32 values in a half type, up or down as random integers say.
-
-    Args:
-        dtype: float16 or bfloat16.
-        bits: integers from 0 to 2**13 - 1 for float16, to 2**16 - 1 for bfloat16.
-    """
+    """Round float32 as random ``bits`` say, integers below ``1 << DROPPED_BITS[dtype]``."""
     width = DROPPED_BITS[dtype]
     cut = (value.view(torch.int32) + bits.to(torch.int32)) & -(1 << width)
     result = cut.view(torch.float32)
@@ -32,7 +27,6 @@ def rounded(value: torch.Tensor, dtype: torch.dtype, bits: torch.Tensor) -> torc
 
 
 def rounded_at_random(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return float32 values in a half type, up or down as torch's generator says."""
     bits = torch.randint(
         0, 1 << DROPPED_BITS[dtype], value.shape, dtype=torch.int32, device=value.device
     )

@@ -27,7 +27,6 @@ def seed(key: int, step: int, replica: int, part: str = "") -> int:
 
 
 def begin(seeds: Sequence[int]) -> None:
-    """From now on this thread's program draws from these streams: of each lane, or of one run."""
     if len(seeds) == 1:
         torch.default_generator.manual_seed(seeds[0])
         return
@@ -86,7 +85,6 @@ Drawn = tuple[str, float, float]
 
 
 def lane_by_lane(target: Any, args: Sequence[Any]) -> Drawn | None:
-    """Return what ``draw`` draws in the place of one of torch's operators; None if it cannot."""
     rule = _RULES.get(target)
     if rule is None:
         return None

@@ -178,8 +178,6 @@ def _layer_shape(*args: Any) -> Tensors:
 
 @lru_cache
 def _workspace_bytes(steps: int, batch: int, width: int, hidden: int, reverse: bool) -> int:
-    """Ask the library, on real tensors."""
-
     def ask() -> int:
         four, one = 4 * hidden, (1, batch, hidden)
         shapes = (steps, batch, width), (four, width), (four, hidden), (four,), (four,), one, one

@@ -30,7 +30,6 @@ def remember_compiled(owner: object, model: nn.Module) -> None:
 
 
 def _is_compiled(layer: nn.Module) -> bool:
-    """Tell whether a module, or a shallow copy of it, is part of a compiled model."""
     own = layer._modules
     return any(part._modules is own for model in _compiled.values() for part in model.modules())
 
@@ -103,7 +102,6 @@ class _BeginBlockHook:
         _start(self._user_id, self._ipu_id)
 
     def _check_order(self, before: list[int]) -> None:
-        """Say once that a block which runs later was annotated earlier."""
         if self._number in before:
             return
         if not self._told and any(number > self._number for number in before):
@@ -179,7 +177,6 @@ def BeginBlock(layer_to_call: Any, user_id: object | None = None, ipu_id: int | 
 
 
 def starts_block(hook: object) -> bool:
-    """Tell whether a hook of a module is what ``BeginBlock`` put there."""
     return isinstance(hook, _BeginBlockHook)
 
 

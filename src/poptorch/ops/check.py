@@ -14,24 +14,20 @@ Kind = tuple[tuple[int, ...], torch.dtype]
 
 
 def refuse(title: str, got: str, fix: str) -> NoReturn:
-    """Raise an Error."""
     raise Error(title, got=got, fix=fix)
 
 
 def that(fits: bool, title: str, got: str, fix: str) -> None:
-    """Raise an Error unless something fits."""
     if not fits:
         refuse(title, got, fix)
 
 
 def tensor(value: Any, title: str, fix: str = "pass a torch.Tensor") -> None:
-    """Raise an Error with this title unless the value is a tensor."""
     if not isinstance(value, torch.Tensor):  # the text of one may be long
         refuse(title, f"{type(value).__name__} {value!r}", fix)
 
 
 def tensors(returned: Any, title: str) -> list[torch.Tensor]:
-    """Return a tensor, or those of a tuple or list, as a list; anything else is an Error."""
     values = [returned] if isinstance(returned, torch.Tensor) else returned
     if isinstance(values, list | tuple) and all(isinstance(v, torch.Tensor) for v in values):
         return list(values)
@@ -39,12 +35,10 @@ def tensors(returned: Any, title: str) -> list[torch.Tensor]:
 
 
 def kinds_of(tensors: Iterable[torch.Tensor]) -> tuple[Kind, ...]:
-    """Return shape and dtype of each tensor."""
     return tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
 
 
 def describe(kinds: Sequence[Kind]) -> str:
-    """For instance ``float32[4, 2], int32[4]``."""
     return ", ".join(f"{str(d).removeprefix('torch.')}{list(s)}" for s, d in kinds) or "nothing"
 
 

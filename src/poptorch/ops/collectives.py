@@ -1,7 +1,5 @@
-"""What replicas exchange: whole tensors of every replica, side by side.
+"""Exchanges between replicas, as formulas over all their tensors: (steps, replicas, ...).
 
-In forward a replica sees its own tensor; the formulas here see those of all, with leading
-dimensions (steps, replicas), and what each replica gets has them too.
 Source: W. Gropp et al., "Using MPI", chapter on collective operations.
 """
 
@@ -48,18 +46,12 @@ Formula = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class Collective:
-    """One exchange between replicas.
-
-    Attributes:
-        forward: from the tensors of all replicas, (steps, replicas, ...), to the results of all.
-        backward: likewise from the gradients of the results to those of the tensors.
-    """
+    """Formulas for the tensors of all replicas, and for the gradients of their results."""
 
     forward: Formula
     backward: Formula
 
     def over(self, processes: int) -> Collective:
-        """Return the same exchange where so many processes have replicas."""
         if processes == 1:
             return self
 
@@ -82,13 +74,7 @@ def all_gather() -> Collective:
 
 
 def all_reduce(size: int, stride: int, in_backward: bool) -> Collective:
-    """Every replica gets the sum over its group, in forward or in backward; the identity else.
-
-    Args:
-        size: replicas in a group.
-        stride: between the replicas of a group.
-        in_backward: the gradients are added up rather than the tensors.
-    """
+    """Sum, of tensors or of gradients, over groups of every ``stride``-th replica."""
 
     def summed(x: torch.Tensor) -> torch.Tensor:
         grouped = x.reshape(x.shape[0], -1, size, stride, *x.shape[2:])
@@ -155,20 +141,12 @@ def _outside() -> Error:
 def exchange(
     x: torch.Tensor, collective: Collective, replicas: int, lane: torch.Tensor
 ) -> torch.Tensor:
-    """Run a collective in a lane.
-
-    Args:
-        x: the tensor of this lane's replica; it may be the same in all lanes.
-        collective: what is done.
-        replicas: how many there are: the faster part of the lanes.
-        lane: any tensor of this lane only, which shows where lanes are.
-    """
+    """``lane``, any tensor of this lane only, shows where lanes are."""
     result: torch.Tensor = _InLane.apply(x, lane, collective, replicas)  # type: ignore[no-untyped-call]
     return result
 
 
 def alone(x: torch.Tensor, collective: Collective) -> torch.Tensor:
-    """Run a collective of a single replica in this process."""
     value = collective.forward(x.detach()[None, None])[0, 0]
     return with_surrogate_gradient(
         value, x, lambda gradient: collective.backward(gradient[None, None])[0, 0]

@@ -1,7 +1,4 @@
-"""``for_loop`` and ``cond``: control flow that runs in the program.
-
-The body is captured once; what it reads of its surroundings becomes an input of the loop.
-"""
+"""``for_loop`` and ``cond``: control flow that runs in the program."""
 
 from __future__ import annotations
 
@@ -141,7 +138,6 @@ def _as_list(returned: Any) -> list[torch.Tensor]:
 
 
 def _returned(body: Body, inputs: list[torch.Tensor]) -> Callable[..., list[torch.Tensor]]:
-    """The body, checked to return what it takes."""
     wanted = kinds_of(inputs)
 
     def checked(*values: torch.Tensor) -> list[torch.Tensor]:

@@ -1,8 +1,4 @@
-"""``custom_op``: operators of the user's own, of other libraries, and those known by name.
-
-A program calls the user's functions through two operators of ours, one for the values and one for
-the gradient, so that nothing of them is looked into and they may do as they like.
-"""
+"""``custom_op``: programs call the user's functions through two opaque operators of ours."""
 
 from __future__ import annotations
 
@@ -33,8 +29,6 @@ Backward = Callable[
 
 @dataclass(frozen=True, eq=False)
 class Definition:
-    """What a user registered: see ``poptorch.register_custom_op``."""
-
     name: str
     domain: str
     version: int
@@ -314,7 +308,6 @@ def accessAttributes(attribute_id_str: str) -> dict[str, Any]:
 
 
 def _templates_text(kinds: Sequence[Kind]) -> str:
-    """Shapes and dtypes of results as an operator's argument."""
     return json.dumps([[shape, str(dtype).removeprefix("torch.")] for shape, dtype in kinds])
 
 
@@ -411,7 +404,6 @@ def _call_library(
     attributes: dict[str, Any],
     templates: Sequence[torch.Tensor],
 ) -> Any:
-    """Call an operator; one that cannot tell its shapes takes those of the templates."""
     if operator not in _seen:
         try:
             return operator(*inputs, **attributes)
@@ -453,7 +445,6 @@ def _has_gradient(
 
 
 def _signature(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """What the shapes of results depend on."""
     names = [a.name for a in operator._schema.arguments if "Tensor" not in str(a.type)]
     given = [a for a in args if not isinstance(a, torch.Tensor)]
     values = {**dict(zip(names, given, strict=False)), **kwargs}
@@ -462,7 +453,6 @@ def _signature(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tu
 
 
 def _teach(operator: Any) -> None:
-    """Give an operator a shape rule: what was seen for such arguments before."""
     seen = _seen.setdefault(operator, {})
     returns = operator._schema.returns
     is_list = len(returns) != 1 or "List" in str(returns[0].type)

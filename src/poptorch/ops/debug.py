@@ -120,8 +120,6 @@ _FIXED_RANGE = (1e-4, 1e6)  # magnitudes that are readable without an exponent
 
 @dataclass(frozen=True)
 class Layout:
-    """How a tensor becomes text; the arguments of ``ipu_print_tensor`` under the same names."""
-
     summarise_threshold: int = 1000
     edge_items: int = 3
     max_line_width: int = 80
@@ -140,14 +138,12 @@ class Layout:
 
 
 def tensor_text(title: str, tensor: torch.Tensor, layout: Layout) -> str:
-    """Return ``title: (values)``, one line per row, without a newline at the end."""
     shown, cuts = _edges(tensor.detach().cpu(), layout)
     texts = _writer(shown, layout)
     return "\n".join(_block(texts, shown, cuts, layout, f"{title}: ", depth=0))
 
 
 def _edges(tensor: torch.Tensor, layout: Layout) -> tuple[torch.Tensor, list[bool]]:
-    """Return the part of the tensor that is shown, and per dimension whether it was cut."""
     edge, threshold = layout.edge_items, layout.summarise_threshold
     cuts = [threshold > 0 and tensor.numel() > threshold and n > 2 * edge for n in tensor.shape]
     for dim, cut in enumerate(cuts):
@@ -166,7 +162,6 @@ def _block(
     lead: str,
     depth: int,
 ) -> list[str]:
-    """Return the lines of one nesting level; the first starts with ``lead``."""
     if tensor.dim() == 0:
         return [f"{lead}{layout.open_bracket}{texts(tensor)}{layout.close_bracket}"]
     cut, edge = cuts[0], layout.edge_items
@@ -203,7 +198,6 @@ _SIGNIFICANT = {torch.float16: 5, torch.bfloat16: 4, torch.float32: 8, torch.flo
 
 
 def _writer(shown: torch.Tensor, layout: Layout) -> Callable[[torch.Tensor], str]:
-    """Return what turns elements into text, aligned to the widest that is shown."""
     write = _number_writer(shown, layout)
     width = 0
     if layout.digits > 0 and layout.float_format != "none":
@@ -226,7 +220,6 @@ def _number_writer(shown: torch.Tensor, layout: Layout) -> Callable[[Any], str]:
 
 
 def _magnitude(value: float) -> int:
-    """The power of ten of the first digit."""
     return math.floor(math.log10(abs(value))) if value and math.isfinite(value) else 0
 
 

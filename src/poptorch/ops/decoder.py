@@ -68,21 +68,17 @@ _NONE = -1  # the last label of the empty prefix, and the parent of a prefix out
 
 @dataclass
 class _Beam:
-    """The best prefixes so far; one entry of every array for each."""
-
     labels: list[tuple[int, ...]]
     blank: np.ndarray
     label: np.ndarray
 
     @property
     def total(self) -> np.ndarray:
-        """Log-probability of each prefix."""
         both: np.ndarray = np.logaddexp(self.blank, self.label)
         return both
 
 
 def _advance(beam: _Beam, scores: np.ndarray, blank: int, width: int) -> _Beam:
-    """Read one step's log-probabilities ``[classes]``."""
     count, classes = len(beam.labels), len(scores)
     last = np.array([labels[-1] if labels else _NONE for labels in beam.labels])
     some = last != _NONE

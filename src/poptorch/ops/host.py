@@ -102,7 +102,6 @@ class CPU:
     def _run(
         self, tensors: list[torch.Tensor], kwargs: dict[str, Any]
     ) -> tuple[list[torch.Tensor], bool]:
-        """Return the results, and whether the function returned a bare tensor."""
         token = _running.set(self._id)
         try:
             returned = self._layer_to_call(*tensors, **kwargs)

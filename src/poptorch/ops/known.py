@@ -1,7 +1,4 @@
-"""Operators that public programs bring as compiled plug-ins: found by name, without a library.
-
-Source: the page "Custom operators" of this repository.
-"""
+"""Operators that public programs bring as compiled plug-ins: found by name, without a library."""
 
 from __future__ import annotations
 
@@ -24,8 +21,6 @@ _MANTISSA, _BIAS = 23, 127  # of float32
 
 @dataclass(frozen=True, eq=False)
 class _Call:
-    """What an operator is called with; its methods refuse what does not fit."""
-
     name: str
     inputs: Sequence[torch.Tensor]
     attributes: Mapping[str, Any]
@@ -61,7 +56,6 @@ class _Call:
         return value
 
     def places(self, key: str, block: int, size: int) -> Sequence[int]:
-        """Where blocks begin, counted in blocks."""
         places = self.list(key, int)
         for place in places:
             if place % block or not 0 <= place < size:
@@ -87,17 +81,14 @@ def call(
     attributes: Mapping[str, Any],
     examples: Sequence[torch.Tensor],
 ) -> torch.Tensor:
-    """Call a known operator."""
     return _OPERATORS[name](_Call(name, inputs, attributes, examples))
 
 
 def versions(name: str, domain: str) -> list[int]:
-    """Versions that an operator is known in."""
     return [VERSION] if domain == DOMAIN and name in _OPERATORS else []
 
 
 def _proxy(call: _Call) -> torch.Tensor:
-    """The value; its gradient goes to the proxy only."""
     value, proxy = call.floats(2)
     if value.shape != proxy.shape:
         call.refuse_inputs("pass a value and a proxy of one shape")
@@ -136,13 +127,7 @@ def _quant(call: _Call) -> torch.Tensor:
 
 
 def _quantised(x: torch.Tensor, exponent: int, mantissa: int, stochastic: bool) -> torch.Tensor:
-    """Return numbers of a format as IEEE 754 has them, in the type of ``x``; beyond it the largest.
-
-    Args:
-        exponent: bits; the largest exponent is not for numbers.
-        mantissa: bits that are stored.
-        stochastic: round at random, so that the expectation is exact; else to the nearest.
-    """
+    """As IEEE 754 has them, in the type of ``x``; the largest exponent is not for numbers."""
     bias = 2 ** (exponent - 1) - 1
     largest = 2.0**bias * (2 - 2.0**-mantissa)
     wide = x.float().clamp(-largest, largest)
@@ -156,7 +141,6 @@ def _quantised(x: torch.Tensor, exponent: int, mantissa: int, stochastic: bool) 
 
 
 def _sparse(call: _Call) -> torch.Tensor:
-    """The product with a constant matrix of which some square blocks are not zero."""
     (dense,) = call.floats(1)
     left = call.choice("mode", "sparse_dense", "dense_sparse") == "sparse_dense"
     n_rows, n_cols, block = (call.integer(key, 1) for key in ("n_rows", "n_cols", "block_size"))
@@ -180,7 +164,6 @@ def _sparse(call: _Call) -> torch.Tensor:
 def _block_product(
     blocks: torch.Tensor, to: Sequence[int], source: Sequence[int], size: int, dense: torch.Tensor
 ) -> torch.Tensor:
-    """Every block times its part of the dense matrix, added up where it belongs."""
     read, written = torch.tensor(source, dtype=torch.int64), torch.tensor(to, dtype=torch.int64)
     edge = blocks.shape[-1]
     *batch, length, width = dense.shape
@@ -241,7 +224,6 @@ _OPERATORS: dict[str, Callable[[_Call], torch.Tensor]] = {
 
 
 def _replicas() -> int:
-    """How many there are; outside of a wrapped model a single one."""
     capture = listener()
     return 1 if capture is None else capture.together().total
 

@@ -1,8 +1,4 @@
-"""The matrix product in pieces.
-
-Pieces are written into one result, so that temporaries are those of a single piece: the copies of
-operands that are broadcast over a batch, and those in float32 where half precision is kept.
-"""
+"""The matrix product in pieces written into one result, for temporaries of a single piece."""
 
 from __future__ import annotations
 
@@ -128,7 +124,6 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
 def _summed(
     lhs: torch.Tensor, rhs: torch.Tensor, shape: torch.Size, cut: str, factor: int, exact: bool
 ) -> torch.Tensor:
-    """A product summed over the dimensions of the batch that a shape lacks."""
     batch = _shape(lhs, rhs)[:-2]
     wanted = (*[1] * (len(batch) - len(shape) + 2), *shape[:-2])
     summed = [at for at, size in enumerate(batch) if wanted[at] < size]
@@ -145,7 +140,6 @@ def _summed(
 
 
 def _with_rank(operand: torch.Tensor, rank: int, at: int = 0) -> torch.Tensor:
-    """Insert dimensions of length 1 at a place."""
     shape = operand.shape
     return operand.reshape(*shape[:at], *[1] * (rank - len(shape)), *shape[at:])
 

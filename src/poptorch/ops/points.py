@@ -131,7 +131,6 @@ def _invalid(title: str, got: str) -> None:
 
 
 def _picks(ptr: Sequence[int], ratio: float) -> list[int]:
-    """How many points each segment gives."""
     return [math.ceil((end - start) * ratio) for start, end in itertools.pairwise(ptr)]
 
 
