@@ -22,7 +22,6 @@ _SHOWN = 3
 
 
 def meet(spec: Spec) -> None:
-    """Meet the other processes of the job, unless that has been done."""
     given, replicas = _job.membership().local_replicas, spec.loops.replicas
     if _job.from_poprun() and given != replicas:
         log.python.warning(
@@ -35,11 +34,7 @@ def meet(spec: Spec) -> None:
 
 
 def with_common(spec: Spec) -> Spec:
-    """Return the settings with what depends on the machines, alike in all processes.
-
-    That is the memory for lanes, a share of what is free everywhere; and how many machines the
-    processes are on.
-    """
+    """Return settings with what depends on machines: memory for lanes, how many they are."""
     group, budget = _job.current(), spec.lane_memory or lanes.default_budget()
     memory = min(group.numbers(budget, "the memory for lanes"))
     hosts = len({*group.texts(_job.own_address(), "their addresses")})
@@ -49,7 +44,6 @@ def with_common(spec: Spec) -> Spec:
 def check_alike(
     plan: Plan, backend: str, arguments: Mapping[str, trees.Structure], beside: Mapping[str, str]
 ) -> None:
-    """Compare program and options with the other processes'; raise an error if they differ."""
     _check_data()
     _refuse(
         _job.compare(
@@ -62,7 +56,6 @@ def check_alike(
 
 
 def check_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Compare first weights and state with the other processes'; raise an error if they differ."""
     _refuse(
         _job.compare(digests(tensors), "digests of their first weights"),
         "The processes of this job begin with other weights, or other state",
@@ -72,7 +65,6 @@ def check_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def check_written(digests: Mapping[str, str]) -> None:
-    """Compare weights that were written to the device since the start, as ``check_tensors``."""
     _refuse(
         _job.compare(digests, "digests of the weights that were written to their devices"),
         "The processes of this job have written other weights to their devices",
@@ -86,12 +78,7 @@ def digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
 
 
 def check_numbers(values: Mapping[str, float], state: Mapping[str, str], other: bool) -> None:
-    """Compare the numbers of an optimizer that was changed with those of the other processes.
-
-    Args:
-        values: by key.
-        state: digests of the state that was loaded; nothing if none was.
-    """
+    """Compare a changed optimizer's numbers, and digests of the state that was loaded, if any."""
     facts = {"compiled in": "changed" if other else "as before"}
     facts |= {key: repr(value) for key, value in values.items()} | dict(state)
     all_facts = _exchanged(facts, "the numbers of the optimizer, which changed")
@@ -107,7 +94,6 @@ def _exchanged(value: Any, what: str) -> list[Any]:
 
 
 def _refuse(there: Mapping[int, dict[str, str]], title: str, fix: str) -> None:
-    """Raise an error that lists what differs from process 0, if anything does."""
     lines = []
     for index, own in there.items():
         apart = differences(own, there[0])

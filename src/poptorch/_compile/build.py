@@ -38,12 +38,10 @@ def training_program(
     shards: tuple[Shard, ...] = (),
     early: bool = False,
 ) -> Program:
-    """Return the training step.
+    """Return the training step: one graph, or a micro step that fills accumulators and an update.
 
-    With one run per update forward, backward and update are one graph; otherwise the micro step
-    adds its gradients to accumulators that the update empties. Where processes train together they
-    add them up before the update; between machines, where a reduction takes long, those that are
-    there early while the others are computed.
+    Between machines, where a reduction takes long, gradients that are early are added up while
+    others are computed.
     """
     loops = spec.loops
     side_by_side = lanes.count if lanes is not None else 1
@@ -83,8 +81,6 @@ _MADE = ("gradients", "gradients left")
 
 
 class _TrainingGraphs:
-    """The graphs around a micro graph that trains; with them, the first values of their state."""
-
     def __init__(
         self,
         micro: Graph,
@@ -133,7 +129,6 @@ class _TrainingGraphs:
     def _ending(
         self, descaling: Callable[[Sequence[Slot]], list[SlotFunction]]
     ) -> dict[str, Graph]:
-        """Return what follows when all gradients are added up."""
         before = [self._lowered(each) for each in descaling(self.own)]
         graphs = {"update": compose("update", [*before, self._update(before[-1])])}
         of_parts = [slot for slot in self.own if slot.weight in self.parts]
@@ -148,7 +143,6 @@ class _TrainingGraphs:
         return graphs
 
     def _update(self, source: Graph) -> Graph:
-        """Return one optimizer step for the gradients that a graph writes."""
         rounding, dtype = self.spec.precision.stochastic_rounding, gradient_dtype(source)
         named = [short for short, long, *_ in self.spec.anchors if long == slots.NORM]
         norms = [slots.anchor(short, (), torch.float32) for short in named]
@@ -194,7 +188,6 @@ def _measuring(graphs: Mapping[str, Graph], spec: Spec) -> tuple[Node, ...]:
 def _reduction(
     graph: Graph, spec: Spec, shards: Sequence[Shard] = (), first: int = 0
 ) -> tuple[Node, ...]:
-    """Return what adds the accumulators that a graph writes up over the processes, if several."""
     processes = spec.loops.processes
     written = [slot for slot in graph.outputs if slot.kind is Kind.ACCUM]
     if processes == 1 or not written:
@@ -214,7 +207,6 @@ def _reduction(
 
 
 def _buckets(accums: Sequence[Slot], most: int, first: int = 0) -> tuple[Bundle, ...]:
-    """Return accumulators in flat tensors of so many bytes at most, each of one type."""
     dtypes = dict.fromkeys(slot.dtype for slot in accums)
     of_types = [[slot for slot in accums if slot.dtype == dtype] for dtype in dtypes]
     chunks = [chunk for same in of_types for chunk in in_chunks(same, most)]
@@ -273,7 +265,6 @@ def with_updated_weights(graph: Graph, spec: Spec) -> Graph:
 
 
 def emitted_anchors(graphs: Mapping[str, Graph], spec: Spec) -> tuple[tuple[Slot, ...], Exceptions]:
-    """Return the slots of all anchors, in the user's order, and how each comes back."""
     anchored = {
         slot.path: slot
         for graph in graphs.values()

@@ -36,10 +36,7 @@ Facts = dict[str, str]
 
 
 def key_of(graph: Graph, builder: Builder) -> str | None:
-    """Return the digest of all that a graph's code depends on: no names, no lines, no values.
-
-    None if the graph holds something that has no text form.
-    """
+    """Return the digest of what a graph's code depends on; None if some of it has no text form."""
     try:
         nodes = graph_json.encode_nodes(graph.module)
     except TypeError as error:
@@ -72,7 +69,6 @@ def _digest_of(content: Any) -> str:
 class Store:
     """A folder that several processes may share: a ``.code`` file per graph, marked as the user's.
 
-    Plans that differ in counts of iterations, output modes or learning rates have the same graphs.
     In a folder of the options there is a ``.popef`` file per program, too: what it depends on.
     """
 
@@ -80,14 +76,12 @@ class Store:
         self.folder = folder
 
     def is_empty(self) -> bool:
-        """Tell whether nothing was ever kept here."""
         return next(self.folder.glob(f"*{CODE_SUFFIX}"), None) is None
 
     def path(self, key: str) -> Path:
         return self.folder / f"{key}{CODE_SUFFIX}"
 
     def read(self, key: str) -> bytes | None:
-        """Return a graph's code, None if it is not here; a warning if it is not the user's own."""
         path = self.path(key)
         try:
             parts = archive.read(path)
@@ -104,7 +98,6 @@ class Store:
         return code
 
     def keep(self, key: str, code: bytes) -> None:
-        """Put a graph's code into its file, marked as this user's."""
         digest = keyed.digest(key, code)
         if digest is not None:
             self._write(self.path(key), {_PART: code, _DIGEST: digest})
@@ -117,7 +110,6 @@ class Store:
             warn("Compiled code is not kept in %s: %s", self.folder, error)
 
     def find(self, key: str, builder: Builder) -> Compiled | None:
-        """Return a graph's function, from this process or the disk."""
         if key in _loaded:
             return _loaded[key]
         code = self.read(key)
@@ -141,7 +133,6 @@ class Store:
         return code
 
     def function(self, key: str, graph: Graph, builder: Builder) -> Compiled:
-        """Return a graph's function, compiling it if need be."""
         function = self.find(key, builder)
         if function is None:
             code = self.build(key, graph, builder)
@@ -159,7 +150,6 @@ class Store:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Within the block no other process has this lock file, where one can be had at all."""
     lock = FileLock(path)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -186,12 +176,10 @@ def _warn(text: str, path: Path, why: str) -> None:
 
 
 def default_store() -> Store:
-    """Return the user's own store, or one that ends with the process."""
     return Store(of_the_user())
 
 
 def store_of(directory: str | None) -> Store:
-    """Return the store in a folder of the options, the user's own for None."""
     if directory is None:
         return default_store()
     folder = Path(directory)
@@ -205,7 +193,6 @@ def store_of(directory: str | None) -> Store:
 
 
 def log_hit_or_miss(folder: Path, facts: Facts) -> None:
-    """Look for the entry of a program, and say in what it differs from the nearest one."""
     path = _entry_path(folder, facts)
     try:
         archive.read(path)
@@ -252,7 +239,6 @@ _INPUT, _CONSTANT, _TYPE, _OPERATOR, _AT = "input ", "constant ", "type of ", " 
 
 
 def flat_fields(value: Any, prefix: str = "") -> Facts:
-    """Return the fields of nested frozen values as text, by dotted name."""
     facts: Facts = {}
     for field in fields(value):
         name, inner = f"{prefix}{field.name}", getattr(value, field.name)
@@ -287,7 +273,6 @@ class Entry:
 
     @property
     def headline(self) -> str:
-        """What it computes: training or inference, and the shapes of its inputs."""
         names = (name for name in self.facts if name.startswith(_INPUT))
         inputs = " ".join(self.facts[name] for name in sorted(names, key=lambda n: (len(n), n)))
         return f"{'training' if self.facts.get('training') == 'True' else 'inference'}  {inputs}"
@@ -305,15 +290,14 @@ def entries(folder: Path) -> list[Entry]:
 
 
 def _facts(data: bytes) -> Facts:
-    """Return the facts of an entry, which anybody may have written."""
-    facts = archive.from_json(data)
+    facts = archive.from_json(data)  # which anybody may have written
     if not isinstance(facts, dict) or not all(isinstance(text, str) for text in facts.values()):
         raise ValueError("no texts by name")
     return {visible(name): visible(text) for name, text in facts.items()}
 
 
 def differences(here: Facts, there: Facts) -> list[str]:
-    """Return what differs, in words; of operators only the first of each graph."""
+    """Say what differs; of operators only the first of each graph."""
     lines, graphs = [], set()
     for name in sorted({*here, *there}, key=_order):
         if here.get(name) == there.get(name):

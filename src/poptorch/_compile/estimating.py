@@ -16,7 +16,7 @@ from . import build, staged
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
-    """The passes of a captured model, which variants with other loop counts or locations share."""
+    """What variants with other loop counts or locations share of a captured model."""
 
     layout: Layout
     cut: staged.Cut
@@ -51,7 +51,6 @@ def recomputed(captured: Capture) -> Capture:
 
 
 def checkpoints(captured: Capture) -> int:
-    """Return how many values the user wants kept where activations are computed again."""
     return len(_capture.checkpoints(captured.micro.graph))
 
 
@@ -63,19 +62,10 @@ def with_fewer_checkpoints(captured: Capture, every: int) -> Capture:
 
 
 def estimate(captured: Capture, spec: Spec, system: System, guesses: bool = True) -> Estimate:
-    """Place, cut, schedule and price a captured model.
-
-    Args:
-        spec: every setting; what the capture itself depends on is as it was captured.
-
-    Raises:
-        Error: the annotations break a rule of placement.
-    """
     return _ipu_model.price(subject(captured, spec, system), system.text, guesses)
 
 
 def subject(captured: Capture, spec: Spec, system: System) -> Subject:
-    """Return what is priced: the program of one replica, and what joins the chips."""
     own = _one_replica(spec)
     pieces = _pieces(captured, own)
     c, tiles = Constants(), system.kind.tiles - (spec.locations.io_tiles or 0)
@@ -90,8 +80,7 @@ def subject(captured: Capture, spec: Spec, system: System) -> Subject:
 
 
 def _pieces(captured: Capture, own: Spec) -> Pieces:
-    """Place and cut, or take what was cut for settings that differ only in what is not looked at:
-    how many micro-batches are accumulated, where tensors rest."""
+    """Place and cut, unless settings differ only in loop counts or locations."""
     loops = replace(own.loops, iterations=1, accumulation=min(own.loops.accumulation, 2))
     key = captured.optim, replace(own, loops=loops, locations=Locations(), runtime=Runtime())
     if key not in captured.pieces:

@@ -31,11 +31,10 @@ from .._ir import graph_json
 from .._ir.graph import Graph
 from .cache import Store
 
-# Garbage is looked for among a million new objects, not among 700: importing and lowering make
-# millions that stay. Processor time of the process for the tutorial's CNN, without the C++
-# compiler's: 6.3 to 6.8 s instead of 7.9 to 8.1; a ResNet-18 takes 145 MB more.
+# New objects before a process that compiles looks for garbage; importing and lowering make millions
+# that stay. The tutorial's CNN takes 6.3 to 6.8 s instead of 7.9 to 8.1 of 700 objects (processor
+# time without the C++ compiler's); a ResNet-18 takes 145 MB more.
 COLLECTING = 1_000_000
-"""New objects before a process that compiles looks for garbage."""
 PATIENCE = 300.0  # seconds that a process with nothing to do stays
 _CODE = (
     "import gc, sys; gc.set_threshold({collecting}); sys.path[:] = {path!r}; "
@@ -48,10 +47,9 @@ Outcome = tuple[str, str]  # how it went, one of these, and why
 class CompilerProcess:
     """A process that imports the compiler before anybody asks for anything.
 
-    Both sides speak over a socket of their own: whatever is printed there goes to the log. A
-    request is the handle of an unnamed file with graphs; answers are lines of JSON, a first one
-    when the compiler is imported, then one per graph. The socket is the life line, too: when the
-    process that trains ends in any way, this one and its C++ compilers do.
+    A request on its socket is the handle of an unnamed file with graphs; answers are lines of JSON,
+    the first when the compiler is imported, then one per graph. The socket is the life line, too:
+    when the process that trains ends, this one and its C++ compilers do.
     """
 
     def __init__(self, backend: str) -> None:
@@ -103,7 +101,6 @@ class CompilerProcess:
 
     @property
     def has_imported(self) -> bool:
-        """Whether it has imported the compiler; never waits."""
         self.look()
         return self._imported
 
@@ -149,7 +146,6 @@ class CompilerProcess:
 
 
 def command(backend: str) -> tuple[tuple[str, ...], frozenset[tuple[str, str]]]:
-    """Return the command that starts a process, and the environment: with others it is another."""
     code = _CODE.format(path=sys.path, module=__name__, backend=backend, collecting=COLLECTING)
     return (sys.executable, "-W", "ignore", "-c", code), env.inherited()
 
@@ -158,7 +154,6 @@ _kept: list[CompilerProcess] = []  # one at most
 
 
 def take(backend: str) -> CompilerProcess:
-    """Return a process that has nothing to do: the one that was kept, or a new one."""
     for process in _kept[:]:
         if process.owner != os.getpid():
             continue
@@ -170,7 +165,6 @@ def take(backend: str) -> CompilerProcess:
 
 
 def is_there(backend: str, imported: bool = False) -> bool:
-    """Tell whether a process is kept that would be taken; which has imported the compiler, too."""
     return any(
         process.owner == os.getpid()
         and process.alive
@@ -244,9 +238,8 @@ class CompileJob:
 def main(backend: str, handle: int) -> None:
     """Compile what is asked for until nobody asks for long.
 
-    It is not nice. On two cores, one of them kept by threads that wait at work for the next
-    parallel operator, a nice process (5) had compiled the tutorial's CNN after 45 s or more, this
-    one after 30: calls are slower meanwhile, by a third, and then two to four times as fast.
+    It is not nice: with threads that wait at work on one of two cores, a nice process took 45 s or
+    more for the tutorial's CNN, this one 30. Calls are slower by a third meanwhile.
     """
     channel, requests = socket.socket(fileno=handle), queue.SimpleQueue[int]()
     threading.Thread(target=_receive, args=(channel, requests), daemon=True).start()
@@ -272,7 +265,6 @@ def _answer(channel: socket.socket, outcomes: dict[str, Outcome]) -> None:
 
 
 def compiled(key: str, graph: Any, builder: backends.Builder, store: Store) -> Outcome:
-    """Compile an encoded graph into a store, if that is possible in another process."""
     try:
         code = store.build(key, decoded(graph), builder)
     except Unreadable as error:  # the user's process has operators that this one has not
@@ -284,7 +276,6 @@ def compiled(key: str, graph: Any, builder: backends.Builder, store: Store) -> O
 
 
 def decoded(data: Any) -> Graph:
-    """Return a graph whose nodes have shapes and dtypes as after tracing."""
     graph = graph_json.decode(data)
     trace.fill_in_values(graph.module, [(slot.shape, slot.dtype) for slot in graph.inputs])
     return graph

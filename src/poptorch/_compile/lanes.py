@@ -46,7 +46,7 @@ def capture(request: _capture.Request, spec: Spec) -> Captured:
 def _within(
     budget: int, steps: int, length: int, request: _capture.Request, spec: Spec
 ) -> Captured:
-    """Capture with so many steps side by side, or as many fewer as need no more than the budget."""
+    """Capture with so many steps side by side, or as many fewer as the budget asks for."""
     while steps * spec.loops.replicas > 1:
         lanes = Lanes(steps, spec.loops.replicas)
         micro = _capture.capture(_with_lanes(request, lanes))
@@ -61,7 +61,6 @@ def _within(
 
 
 def _one(request: _capture.Request, why: str) -> _capture.Micro:
-    """Capture one micro-batch, where others can only run after it."""
     return _capture.capture(dataclasses.replace(request, apart=why))
 
 
@@ -89,8 +88,7 @@ def _divisor(length: int, most: int) -> int:
 def default_budget() -> int:
     """Bytes: the most, halved until it fits into a quarter of what is free.
 
-    In halves, because lanes are part of what compiled code is kept under: what is free at the
-    moment, to the byte, must not be.
+    In halves, as compiled code is kept under lanes, which must not follow every free byte.
     """
     free = available_memory()
     budget = MOST_MEMORY

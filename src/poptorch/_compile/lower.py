@@ -15,7 +15,6 @@ from .._ir.spec import OptimSpec
 
 
 def lower(source: SlotFunction, stochastic: bool = False, runs: bool = True) -> Graph:
-    """Trace a function between slots into a Graph of the same name."""
     keys = [slot.key for slot in source.inputs]
 
     def flat(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -45,7 +44,6 @@ class Examples:
             self._like.setdefault(example, []).append(slot.weight)
 
     def graph(self, make: Make, slots: Sequence[Slot], stochastic: bool = False) -> Graph:
-        """Return the graph of a function of all slots."""
         if not self._like:
             return lower(make(slots), stochastic)
         few = lower(make([s for s in slots if s.weight in self._like]), stochastic, runs=False)
@@ -62,8 +60,6 @@ class Examples:
 
 
 class _Copies:
-    """A graph that grows by copies of the part of another that belongs to one weight."""
-
     def __init__(
         self, few: Graph, whole: SlotFunction, weights: dict[fx.Node, frozenset[str]]
     ) -> None:
@@ -94,7 +90,6 @@ class _Copies:
                 self._results[replace(slot, weight=weight).key] = mapping[node]
 
     def graph(self) -> Graph:
-        """Return what has been copied."""
         self._made.output(tuple(self._results[slot.key] for slot in self._whole.outputs))
         module = graph_module(self._few.module, self._made)
         return Graph(self._few.name, module, self._whole.inputs, self._whole.outputs)

@@ -170,11 +170,9 @@ PASSES = (
     Pass("stage", "_place, _schedule", ("staged",), stage),
     Pass("check plan", "_ir", (), check_plan),
 )
-"""All passes, in their order."""
 
 
 def run(draft: Draft) -> Iterator[float]:
-    """Run all passes on a draft; yield the share that is done after each."""
     for number, each in enumerate(PASSES, 1):
         start = time.perf_counter()
         each.run(draft)

@@ -39,12 +39,10 @@ class Compiled:
         return [s.index for graph in graphs for s in graph.outputs if s.kind is Kind.BATCH]
 
     def ranges(self) -> tuple[indices.Range, ...]:
-        """Return what labels and indices among the inputs must lie in, if that is checked."""
         program, checked = self.plan.program, self.plan.spec.precision.check_indices
         return indices.ranges(list(program.graphs.values())) if checked else ()
 
     def premises(self) -> list[indices.Range]:
-        """Return what inputs that indices are made of must lie in, as far as that is known."""
         known = indices.premises(self.plan.program.graphs, checked=True).values()
         return [each for every in known if every is not None for each in every]
 
@@ -68,11 +66,6 @@ def compile(
     background: bool = False,
     beside: Mapping[str, str] = MappingProxyType({}),
 ) -> Compiled:
-    """Capture, build, place and compile one wrapped model.
-
-    Raises:
-        Error: what cannot be compiled; processes of a job whose programs differ.
-    """
     verify.verify_spec(spec)
     backend = backends.choose(spec.target.backend)
     if spec.precision.floating_point_exceptions:
@@ -123,7 +116,6 @@ def compile(
 
 
 def _refuse_parts(spec: Spec) -> None:
-    """Collectives in forward are for processes that have all of it."""
     if spec.target.parts > 1:
         raise Error(
             "Replicas whose stages are on several processes cannot exchange tensors in forward",
@@ -135,11 +127,7 @@ def _refuse_parts(spec: Spec) -> None:
 @one_at_a_time()
 @_capture.forgetting_sources()
 def with_stages(plan: Plan, request: _capture.Request, optim: OptimSpec | None) -> Plan:
-    """Return a plan that also holds its staged form, for one micro-batch at a time.
-
-    Stages are cut from the graph of one micro-batch. If the plan's runs several side by side, that
-    is captured and placed now, as a compilation does it.
-    """
+    """Return a plan that also holds its staged form, for one micro-batch at a time."""
     draft = passes.Draft(request, plan.spec, optim, by_stages=True)
     draft.program = plan.program
     if plan.program.lanes is not None:
@@ -152,10 +140,7 @@ def with_stages(plan: Plan, request: _capture.Request, optim: OptimSpec | None) 
 
 
 def _export(plan: Plan) -> None:
-    """Write a plan where POPTORCH_EXPORT_PROTO_FILE says, if it does.
-
-    As text for people, or with POPTORCH_EXPORT_PROTO_AS_BINARY as JSON for programs.
-    """
+    """Write a plan as text, or with POPTORCH_EXPORT_PROTO_AS_BINARY as JSON."""
     name = env.get("POPTORCH_EXPORT_PROTO_FILE")
     if not name:
         return

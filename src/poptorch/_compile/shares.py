@@ -22,11 +22,6 @@ ENOUGH = 1 << 62  # bytes that hold everything
 def shares(
     request: _capture.Request, spec: Spec, optim: OptimSpec | None, chips: int, limit: int | None
 ) -> list[_place.Share]:
-    """Capture a module and divide it over chips; annotations that it has are not looked at.
-
-    Raises:
-        Error: the capture fails, or nothing fits.
-    """
     micro = _capture.capture(request).graph
     kind = _systems.current().kind
     update = step_graphs(micro, spec, optim).update
@@ -35,13 +30,7 @@ def shares(
 
 @one_at_a_time()
 def recut(captured: Capture, spec: Spec, kind: ChipKind, chips: int) -> Capture:
-    """Return a captured model divided over chips as ``shares`` says, whatever blocks it had.
-
-    Where nothing fits the memory it is divided as if there were enough.
-
-    Raises:
-        Error: there are fewer places to cut.
-    """
+    """Return a captured model divided over chips; if memory is short, as if it were not."""
     try:
         return _divided(captured, spec, kind, chips, None)[1]
     except Error:  # raised again if it is not for want of memory
@@ -83,7 +72,6 @@ def fitting(captured: Capture, spec: Spec, system: System, chips: int) -> list[_
 def _divided(
     captured: Capture, spec: Spec, kind: ChipKind, chips: int, limit: int | None
 ) -> tuple[list[_place.Share], Capture]:
-    """Return the shares of the chips, and the captured model cut into them."""
     micro, added = captured.micro, updating_of(captured, spec)
     update = None if added is None else added.update
     made = _balanced(captured.request, micro.graph, update, spec, kind, chips, limit)

@@ -52,7 +52,6 @@ class Updating:
 
 
 def joined(micro: Graph, updating: Updating | None) -> Step:
-    """Return a micro-batch with what the optimizer adds to it; None in inference."""
     if updating is None:
         return Step(micro, None)
     parts = [micro] if updating.adding is None else [micro, updating.adding]
@@ -60,7 +59,6 @@ def joined(micro: Graph, updating: Updating | None) -> Step:
 
 
 def updating(micro: Graph, spec: Spec, optim: OptimSpec, by_example: bool = False) -> Updating:
-    """Return what the optimizer adds to a micro-batch, which follows from its gradients."""
     loops = spec.loops
     batches = _update.MicroBatches(
         chunks=loops.accumulation, summed=loops.all_replicas, replicas=loops.all_replicas
@@ -100,10 +98,6 @@ class Cut:
 
 
 def stage(step: Step, layout: Layout, spec: Spec) -> Staged:
-    """Cut a step into passes that run one by one, each on its chip, and schedule them.
-
-    Accumulators and gradients are added up over the replicas before the update.
-    """
     return schedule(cut(step, layout, spec), layout, spec)
 
 
@@ -135,7 +129,6 @@ def schedule(made: Cut, layout: Layout, spec: Spec) -> Staged:
 
 
 def _parts(chips: Sequence[int], processes: int) -> dict[int, int]:
-    """Give each process chips that follow one another, as equally many as can be."""
     if len(chips) < processes:
         raise Error(
             "There are more processes than chips to share",

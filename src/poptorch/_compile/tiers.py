@@ -47,7 +47,6 @@ class PlanCode:
         return STARTING + PER_NODE * nodes
 
     def found(self) -> dict[str, Compiled]:
-        """Return the functions of the graphs that are compiled, whoever did it."""
         keys = ((name, key) for name, key in self.keys.items() if key is not None)
         found = ((name, self.store.find(key, self.builder)) for name, key in keys)
         return {name: function for name, function in found if function is not None}
@@ -62,10 +61,8 @@ class PlanCode:
         return self.builder.assemble(self.plan, {**others, **found}, 0.0)
 
     def compile_concurrently(self, idle: int) -> None:
-        """Let other processes compile; what they cannot do remains to be done in this one.
-
-        While none has imported the compiler, which takes it longer than this one, this one compiles
-        the first graph.
+        """Let other processes compile; this one does what they cannot, and the first graph while
+        they import.
         """
         missing = self.missing()
         own = next(iter(missing), None)
@@ -86,14 +83,12 @@ class PlanCode:
                 log.engine.info("Compiling in this process: %s", why)
 
     def _build(self, key: str | None, graph: Graph) -> Compiled:
-        """Return a graph's function, compiling it in this process if need be."""
         with _few_collections():
             if key is None:
                 return self.builder.build(graph).run
             return self.store.function(key, graph, self.builder)
 
     def compile(self, progress: Progress) -> Executable:
-        """Return the executable, compiling what is missing in this process."""
         start, functions = time.perf_counter(), dict[str, Compiled]()
         for done, (name, key) in enumerate(self.keys.items(), 1):
             functions[name] = self._build(key, self.graphs[name])
@@ -102,7 +97,6 @@ class PlanCode:
 
 
 def code_of(plan: Plan) -> dict[str, bytes]:
-    """Return the compiled code of a plan's graphs by key, as far as it is kept."""
     backend = backends.choose(plan.spec.target.backend)
     if not isinstance(backend, Builder):
         return {}
@@ -114,8 +108,7 @@ def code_of(plan: Plan) -> dict[str, bytes]:
 
 @contextlib.contextmanager
 def _few_collections() -> Iterator[None]:
-    """Look for garbage as rarely as a compiler process does: it is a fifth of compiling."""
-    before = gc.get_threshold()
+    before = gc.get_threshold()  # looking for garbage is a fifth of compiling
     gc.set_threshold(helper.COLLECTING)
     try:
         yield
@@ -128,10 +121,7 @@ _cores.idle()  # from now on
 
 
 def prepare(backend: Backend, store: Store) -> int:
-    """While the model is captured, let an idle core import the compiler, if it will be needed.
-
-    A process that was started when the model was wrapped has the core by now.
-    """
+    """While the model is captured, let an idle core import the compiler, if it will be needed."""
     idle = _cores.idle()
     if not isinstance(backend, Builder) or not store.is_empty():
         return 0
@@ -148,7 +138,6 @@ def prepare(backend: Backend, store: Store) -> int:
 def compile_plan(
     backend: Backend, plan: Plan, store: Store, background: bool, progress: Progress, idle: int = 0
 ) -> Executable:
-    """Compile a plan, or let its compilation begin once it pays."""
     if not isinstance(backend, Builder):
         return backend.compile(plan, progress)
     code = PlanCode(plan, backend, store)
@@ -174,8 +163,8 @@ def compile_plan(
 class Tiered:
     """Runs a plan on the slow tier until the fast one is ready, graph by graph.
 
-    When to compile, if no core is idle, is the question of renting or buying: nobody knows how many
-    calls will come, so it starts when the slow tier has cost about what compiling will.
+    If no core is idle, compiling starts when the slow tier has cost about what compiling will:
+    nobody knows how many calls will come.
     """
 
     def __init__(self, slow: Executable, code: PlanCode, idle: int = 0) -> None:
@@ -212,14 +201,12 @@ class Tiered:
         return results
 
     def report(self) -> Report:
-        """Return what the program costs on the tier that runs it now."""
         if not self.waiting:
             return self._current.report()
         then = self._code.builder.name
         return replace(self._slow_tier.report(), next_backend=then, ready=tuple(self._ready))
 
     def _look(self, now: float) -> None:
-        """Start compiling when it is worth it; take over what is ready, whoever compiled it."""
         try:
             if self._job is None:
                 self._begin()
@@ -264,7 +251,6 @@ class Tiered:
             log.engine.info("From call %d on %s runs optimised", self._calls + 1, names)
 
     def _compare(self, seconds: float) -> None:
-        """Time the first calls of the fast tier, then say how fast it is."""
         assert self._fast is not None
         self._fast.append(seconds)
         if len(self._fast) < COMPARED:

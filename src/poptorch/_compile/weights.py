@@ -24,14 +24,9 @@ _WHOLE, _PART = "~whole.", "~part."
 def bundled(
     micro: Graph, spec: Spec, optim: OptimSpec
 ) -> tuple[Graph, OptimSpec, tuple[Bundle, ...]]:
-    """Return the micro step and the optimizer over bundles of small weights, and the bundles.
-
-    All are returned as they are where bundles would not pay, or where something looks at single
-    weights: LAMB's norms, anchored tensors, the shares that automatic loss scaling counts, checks
-    for floating-point exceptions.
-    """
+    """Return the micro step and the optimizer over bundles of small weights, and the bundles."""
     members = [slot for slot in trained_alone(micro, optim) if slot.numel <= LARGEST]
-    alone = (
+    alone = (  # something looks at single weights
         optim.algorithm == "lamb"
         or bool(spec.inner_anchors)
         or spec.reduction.automatic_loss_scaling
@@ -69,9 +64,8 @@ def sharded(
 ) -> tuple[OptimSpec, tuple[Shard, ...]]:
     """Return the optimizer over parts of large weights, and what these are parts of.
 
-    It is returned as it is where nothing is to be divided. Source: PopTorch user guide, "Options"
-    (replicated tensor sharding); Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training
-    Trillion Parameter Models", stage 1.
+    Source: PopTorch user guide, "Options" (replicated tensor sharding); Rajbhandari et al., "ZeRO:
+    Memory Optimizations Toward Training Trillion Parameter Models", stage 1.
     """
     if not spec.trains_together:
         return optim, ()
@@ -111,7 +105,6 @@ def sharded(
 
 
 def _hindrance(spec: Spec, by_stages: bool) -> str:
-    """Why the update cannot work on parts; "" if it can."""
     hindrances = {
         "updated weights are anchored": any(a[1].startswith(UPDATED) for a in spec.anchors),
         "automatic loss scaling looks at whole gradients": spec.reduction.automatic_loss_scaling,
@@ -125,7 +118,6 @@ def _hindrance(spec: Spec, by_stages: bool) -> str:
 
 
 def _warn_of_whole(spec: Spec) -> None:
-    """Warn that nothing else than the optimizer's state is divided over processes."""
     locations = spec.locations
     kinds = {
         "weights": locations.weight,

@@ -1,7 +1,6 @@
-"""Chips that hold tensors of their own, for running a schedule literally, and what they stand for.
+"""Chips that hold tensors of their own, for running a schedule literally.
 
-With CUDA devices every chip has one, in turn, and a stream of its own, so that chips work side by
-side while the host only hands out actions. Without, all chips are the host's memory.
+With CUDA devices each has one, in turn, and a stream; without, all are the host's memory.
 """
 
 from __future__ import annotations
@@ -27,14 +26,11 @@ from .driver import Keys
 
 _GRADIENTS = (Kind.ACCUM, Kind.GRADIENT)
 
-Name = tuple[str, int]
-"""A tensor on a chip: slot key and step; the step is 0 for state."""
+Name = tuple[str, int]  # of a tensor on a chip: slot key and step; 0 for state
 
 
 @dataclass(frozen=True)
 class Device:
-    """Where a chip's tensors are and its operators run, in order; without a stream at once."""
-
     torch_device: torch.device
     stream: Any = None
 
@@ -86,8 +82,6 @@ class NotOnChip(AssertionError):  # noqa: N818 (it says what is the case)
 
 @dataclass
 class Chip:
-    """The tensors of one chip, and those of it that rest in streaming memory."""
-
     number: int
     device: Device
     memory: dict[Name, torch.Tensor] = field(default_factory=dict)
@@ -115,16 +109,7 @@ class Chip:
 
 
 class Replica:
-    """One copy of the chips of a model, of those that are here.
-
-    Args:
-        modules: the graph of each pass, for the device of its chip.
-        first: what the first replica of this process is called among those of all.
-
-    Attributes:
-        results: what goes back to the host.
-        leaving: values that chips of other processes read, too, until they are sent.
-    """
+    """One copy of those chips of a model that are here, as number ``first + number`` of all."""
 
     def __init__(
         self,
@@ -139,7 +124,7 @@ class Replica:
         self._of_all, self._keys = first + number, keys
         self._modules = modules
         self.results: dict[Name, torch.Tensor] = {}
-        self.leaving: dict[Name, torch.Tensor] = {}
+        self.leaving: dict[Name, torch.Tensor] = {}  # for chips of other processes
         self._staged = staged
         self._chips = {number: Chip(number, device) for number, device in devices.items()}
         self._sent: list[tuple[int, Name, torch.Tensor]] = []
@@ -164,7 +149,6 @@ class Replica:
                 self._set(chip, slot.key, value)
 
     def give_back(self, state: State) -> None:
-        """Copy what has changed to the device's state; all replicas agree on what they share."""
         written = {
             slot.key: slot for graph in self._staged.graphs.values() for slot in graph.outputs
             if slot.is_state and slot.key in state.tensors and self._homes(slot.key)
@@ -197,7 +181,6 @@ class Replica:
         return sorted(key for key in inputs if self._homes(key))
 
     def _rests(self, chip: Chip, key: str) -> dict[Name, torch.Tensor]:
-        """Where a state tensor rests between actions."""
         return chip.streaming if key in self._off_chip else chip.memory
 
     def do(self, action: Action, step: int, batch: Sequence[torch.Tensor]) -> None:

@@ -1,7 +1,4 @@
-"""The device loop: walks a Program, calling one compiled function per Run.
-
-Every backend that compiles graph by graph shares it.
-"""
+"""The device loop, for all backends that compile graph by graph: one function per Run."""
 
 from __future__ import annotations
 
@@ -40,15 +37,12 @@ Mode = tuple[OutputMode, int]  # with the period of EveryN
 
 
 class LoopExecutable:
-    """Runs a Plan whose graphs are compiled one by one.
+    """Runs a Plan by the functions of its prepared graphs.
 
-    Args:
-        functions: the prepared graphs in their compiled form, by name.
-        in_place: they write results while they run, rather than at their end.
+    ``in_place``: they write results while they run, rather than at their end.
     """
 
-    by_call = False
-    """Whether a call with several updates that fails undoes all of them."""
+    by_call = False  # whether a call with several updates that fails undoes all of them
 
     def __init__(
         self,
@@ -150,7 +144,6 @@ class LoopExecutable:
             raise NotImplementedError(f"no backend knows what this means: {node}")
 
     def _seeds(self, step: int, replica: int) -> list[int]:
-        """Return the seeds of a run: of one replica at one step, or of each lane."""
         lanes, first, keys = self._program.lanes, self._first_replica, self._keys
         assert keys is not None
         if lanes is None:
@@ -193,8 +186,6 @@ def _running(frame: FrameType, line: int) -> fx.Node | None:
 
 
 class _BoundRun:
-    """One graph with its state arguments in place, waiting for batch slices."""
-
     def __init__(
         self,
         name: str,
@@ -257,11 +248,7 @@ def _state_argument(state: State, slot: Slot, replica: int) -> torch.Tensor | No
 def exchange(
     node: Reduce | Scatter | Gather, state: State, in_flight: Sequence[Any] = ()
 ) -> list[Any]:
-    """Let the processes of the job exchange what a node of the program names.
-
-    Returns:
-        The reductions that are in flight afterwards; a node that waits ends all of them.
-    """
+    """Let the job's processes do a node's exchange; return the reductions in flight after it."""
     group, tensors = _job.current(), state.tensors
     if isinstance(node, Gather):
         group.put_together([tensors[s.whole.slot.key] for s in node.shards], "the updated weights")
@@ -308,10 +295,7 @@ os.register_at_fork(after_in_child=_renew)
 
 
 class device_generator:  # noqa: N801 (used as a function)
-    """Within the block torch's default generator is a program's; afterwards it is as before.
-
-    All threads share that generator, so that programs that draw run one after another.
-    """
+    """Gives the block torch's default generator, which all threads share; then it is as before."""
 
     def __init__(self, needed: bool) -> None:
         self._needed = needed
@@ -335,7 +319,6 @@ class Keys:
         self._keys: list[int] = []
 
     def seed(self, step: int, replica: int, part: str = "") -> int:
-        """Return the seed of a stream at a step of the call; see ``streams.seed``."""
         iteration = self._loops.iteration(step)
         while len(self._keys) <= iteration:
             assert self._state.rng is not None, "the device's generator was never seeded"
@@ -375,8 +358,6 @@ class Wanted:
 
 
 class Collector:
-    """Keeps the results of the runs of a call that are wanted and puts them together."""
-
     def __init__(self, program: Program, wanted: Wanted) -> None:
         self._lanes = program.lanes
         self._wanted = wanted
@@ -386,12 +367,7 @@ class Collector:
     def take(
         self, keys: Sequence[str], values: Sequence[torch.Tensor], step: int, replica: int
     ) -> None:
-        """Look at what one run returned.
-
-        Args:
-            step: where several run side by side the first of them.
-            replica: 0 where all run side by side.
-        """
+        """Keep what is wanted of a run, or of several side by side from ``step`` on."""
         steps, modes = self._wanted.of(step), self._wanted.modes
         for key, value in zip(keys, values, strict=True):
             mode = modes.get(key)

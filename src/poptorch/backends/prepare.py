@@ -1,7 +1,4 @@
-"""The last step before code: new values of state are copied into the device's tensors.
-
-State keeps its identity so, and no call allocates it anew; compilers write in place.
-"""
+"""The last step before code: new values are copied into the state's tensors, which stay."""
 
 from __future__ import annotations
 
@@ -28,13 +25,11 @@ def written(graph: Graph) -> list[int | None]:
 
 
 def returned(graph: Graph) -> list[Slot]:
-    """What a graph returns once it is prepared; what else it computes it writes in place."""
     targets = zip(graph.outputs, written(graph), strict=True)
     return [slot for slot, target in targets if target is None]
 
 
 def prepare(graph: Graph) -> fx.GraphModule:
-    """Return the graph with state updated in place; outputs have storage of their own."""
     graph = graph.copy()
     fxgraph = graph.module.graph
     inputs = graph.placeholders
@@ -64,10 +59,7 @@ def prepare(graph: Graph) -> fx.GraphModule:
 
 
 def accept_strides(module: fx.GraphModule) -> fx.GraphModule:
-    """Let views of a graph take tensors of any strides; change it in place and return it.
-
-    In what layout a convolution's backward pass returns its results depends on the processor.
-    """
+    """Let views take any strides: those of a convolution's gradients depend on the processor."""
     for node in module.graph.find_nodes(op="call_function", target=aten.view.default):
         node.target = view
     module.recompile()

@@ -26,10 +26,9 @@ _LARGEST = 32 << 20  # bytes of one block: the most that glibc takes
 class Threads:
     """A context for each call of one executable: the process's number of threads, or one.
 
-    Small graphs run best on one thread; with a busy neighbour on the cores so do large ones,
-    because every barrier waits for the thread that the neighbour has displaced. Both are tried in
-    turn, and again when steps become slow. Nothing is tried where deterministic results are asked
-    for: the number of threads shows in the last bits of sums.
+    Small graphs run best on one; with a busy neighbour so do large ones, whose barriers wait for
+    the displaced thread. Both are tried, again when steps become slow; not where deterministic
+    results are asked for, as the number shows in the last bits of sums.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -78,7 +77,6 @@ class Threads:
             self._trial = {self._user: [], 1: []}
 
     def _judge(self, trial: dict[int, list[float]]) -> None:
-        """End a trial when it is clear, or long enough."""
         if len(trial[1]) < len(trial[self._user]):
             return
         middle = {number: statistics.median(seconds) for number, seconds in trial.items()}
@@ -94,7 +92,6 @@ class Threads:
 
 
 def use_one() -> None:
-    """Let everything in this process run on its caller alone, compiled code included."""
     torch.set_num_threads(1)
     limit(1)
 
@@ -102,8 +99,8 @@ def use_one() -> None:
 def limit(number: int, levels: int | None = None) -> int | None:
     """Set how many threads run this thread's operators; return the nesting allowed before.
 
-    Compiled code asks for its own number; a parallel region that may not nest runs on its caller.
-    Torch's own function also sets with how many other threads of the process begin.
+    Compiled code asks for its own number, unless regions may not nest. Torch's own function also
+    sets with how many other threads of the process begin.
     """
     openmp = _openmp()
     if openmp is None:
@@ -125,10 +122,8 @@ def _openmp() -> ctypes.CDLL | None:
 def keep_freed_memory() -> bool:
     """Let glibc keep what is freed, for the next step; return whether it does.
 
-    It hands freed memory at the top of its heap back to the system, and the next step gets the same
-    pages one fault at a time. Measured with POPTORCH_KEEP_FREED_MEMORY 1 and 0 in turn, processor
-    time of a step on one thread: the tutorial's CNN, 8 micro-batches of 16, 5.4 ms with and 9.3 ms
-    (and 3,400 page faults) without; a BERT of 4 layers 86 and 92 ms.
+    Otherwise the next step gets the same pages one fault at a time: 9.3 ms instead of 5.4 for the
+    tutorial's CNN, 8 micro-batches of 16; 92 and 86 for a BERT of 4 layers (processor time).
     """
     return bool(env.get("POPTORCH_KEEP_FREED_MEMORY")) and _set_thresholds()
 

@@ -12,12 +12,11 @@ from .protocol import Backend, Compiled
 
 GROUP = "poptorch.backends"
 AUTO, OPTIMISE = "auto", "optimise"
-BEST = "inductor"  # what both mean
+BEST = "inductor"  # what both mean; they differ in when it compiles
 
 
 @functools.cache
 def available() -> dict[str, Backend]:
-    """Return every registered backend by name: ours, then those of installed packages."""
     from .inductor import Inductor
     from .reference import Reference
     from .staged import ByStages
@@ -30,13 +29,7 @@ def available() -> dict[str, Backend]:
 
 
 def choose(name: str) -> Backend:
-    """Return the backend of a name; the reference one, with a warning, where it cannot work here.
-
-    ``"auto"`` and ``"optimise"`` mean inductor; they differ in when it compiles.
-
-    Raises:
-        Error: no backend has that name.
-    """
+    """Return the backend of a name, or with a warning the reference one if it cannot work."""
     backends = available()
     wanted = BEST if name in (AUTO, OPTIMISE) else name
     if wanted not in backends:
@@ -62,7 +55,6 @@ def interpreted(graph: Graph) -> Compiled:
 
 
 def checking(backend: Backend) -> Backend:
-    """Return the backend that raises floating-point exceptions in the place of another."""
     from .reference import Checked
 
     if not works_by_stages(backend):
@@ -72,5 +64,4 @@ def checking(backend: Backend) -> Backend:
 
 
 def works_by_stages(backend: Backend) -> bool:
-    """Tell whether a backend runs ``plan.staged``, part by part, rather than the fused program."""
     return bool(getattr(backend, "by_stages", False))

@@ -1,8 +1,7 @@
 """The staged backend: does a schedule's actions one by one, each on a chip with its own tensors.
 
-It proves plans rather than saving time: a pass that reads a tensor which is not on its chip fails.
-Each stage draws from streams of its own, so that dropout in a later stage than the first draws
-other numbers than in the fused run.
+It proves plans rather than saving time. Stages draw from streams of their own: all but the first
+draw other numbers than in the fused run.
 """
 
 from __future__ import annotations
@@ -35,8 +34,6 @@ _RESULTS = "the results of a call"
 
 
 class ByStages:
-    """Runs ``plan.staged`` literally with plain ATen operators."""
-
     name = "staged"
     by_stages = True
 
@@ -65,8 +62,6 @@ def _check_results(plan: Plan, staged: Staged) -> None:
 
 
 class StagedExecutable:
-    """Runs a schedule on as many replicas of a set of chips as the plan has."""
-
     def __init__(self, plan: Plan, staged: Staged, report: Report) -> None:
         self._plan = plan
         self._staged = staged
@@ -141,7 +136,6 @@ class StagedExecutable:
             self._peers.deliver(replicas, list(zip(doing, steps, strict=True)))
 
     def _add_up(self, replicas: Sequence[Replica]) -> None:
-        """Give every replica the sum of all replicas' gradients, in all processes."""
         if self._plan.spec.loops.all_replicas == 1:
             return
         keys = replicas[0].gradients()
@@ -191,7 +185,7 @@ class StagedExecutable:
 
 @dataclass(frozen=True)
 class _Message:
-    """A value on its way: from a part, to the chips of another that read it."""
+    """A value on its way from a part to the chips of another that read it."""
 
     value: Slot
     source: int
@@ -200,7 +194,6 @@ class _Message:
 
 
 def _messages(staged: Staged, after: StagePass) -> list[_Message]:
-    """What leaves its process after a pass, once for each process that reads it."""
     source = staged.part_of(after)
     readers: dict[tuple[Slot, int], list[int]] = {}
     for transfer in staged.transfers:
@@ -213,9 +206,8 @@ def _messages(staged: Staged, after: StagePass) -> list[_Message]:
 class Peers:
     """This process among those that share the stages of its replicas.
 
-    Each does the actions of its own chips. After every column of the schedule all of them meet in
-    one exchange, in which whoever made a value sends it to the processes whose chips read it.
-    Schedules and shapes are the same everywhere, so that nobody has to be told what comes.
+    After every column of the schedule all of them meet in one exchange of the values that others
+    read. Schedules and shapes are the same everywhere, so that nobody has to be told what comes.
     """
 
     def __init__(self, staged: Staged, spec: Spec) -> None:
@@ -234,7 +226,6 @@ class Peers:
         return [chip for chip in self._staged.workload.chips if parts.get(chip, 0) == own]
 
     def check_alike(self, batch: Sequence[torch.Tensor]) -> None:
-        """Raise an error in all processes if those that share stages have different batches."""
         if self._parts == 1:
             return
         own = 0
@@ -263,7 +254,6 @@ class Peers:
             yield
 
     def deliver(self, replicas: Sequence[Replica], doing: Sequence[tuple[Action, int]]) -> None:
-        """Send and receive what the actions of a column made, of all chips, with their steps."""
         if self._parts == 1:
             return
         sent: list[_job.Message] = []
@@ -291,7 +281,6 @@ class Peers:
             replica.leaving.clear()
 
     def add_up(self, totals: Sequence[torch.Tensor]) -> None:
-        """Replace sums of gradients by those of all processes with the same chips."""
         if len(self._twins) > 1:
             _job.current().add_up(totals, "the gradients of an update", self._twins)
 
@@ -299,7 +288,6 @@ class Peers:
         return self._makers[key] == self._part
 
     def share(self, key: str, results: torch.Tensor) -> None:
-        """Give all that share the stages what one of them has made, in place."""
         if self._parts > 1:
             source = self._members[self._makers[key]]
             _job.current().hand_round([results], _RESULTS, source, self._members)

@@ -1,7 +1,4 @@
-"""What the actions of a call take on this machine, and its operators where they run one by one.
-
-Work on GPUs goes on behind the caller's back: what is measured there is the time to ask for it.
-"""
+"""Times of a call's actions, and of operators that run one by one; on GPUs of asking for them."""
 
 from __future__ import annotations
 
@@ -69,7 +66,6 @@ _current: ContextVar[Stopwatch | None] = ContextVar("stopwatch", default=None)
 
 @contextlib.contextmanager
 def timing(watch: Stopwatch | None) -> Iterator[None]:
-    """Let a stopwatch note what is run while the context lasts; None notes nothing."""
     token = _current.set(watch)
     try:
         yield

@@ -1,10 +1,9 @@
 """Calls that happen wholly or not at all: what is kept of the state, and put back when one fails.
 
-In training the unit is the update, in inference the call. Most of it costs nothing: a graph writes
-its results when all are there, indices are checked before, and signals wait. So only what the
-micro-batches of an update change is copied, as batch norm's statistics; and of a graph that writes
-in place while it may yet fail, for a value or for memory, everything that it changes. Whether the
-inputs are such that it cannot is looked at before: a batch in each call, a buffer when it is new.
+In training the unit is the update, in inference the call. Only what the micro-batches of an update
+change is copied, and everything that a graph changes which writes in place and may yet fail, for a
+value or for memory. Whether inputs are in range is looked at before: a batch in each call, a buffer
+when it is new.
 """
 
 from __future__ import annotations
@@ -23,12 +22,8 @@ _LAST = ("step", "update")  # the graphs that end an update
 
 
 class Whole:
-    """Keeps what one executable's calls may have to put back.
-
-    Args:
-        checked: whether indices among the inputs are looked at before a call.
-        by_call: the unit is the call in training, too.
-        in_place: all graphs write while they run, so that one that fails has written a part.
+    """``checked``: indices are looked at before a call. ``by_call``: it is the unit in training,
+    too. ``in_place``: a graph that fails has written a part.
     """
 
     def __init__(
@@ -103,7 +98,6 @@ class Whole:
             self._copies[key].copy_(state.tensors[key])
 
     def put_back(self, state: State, error: BaseException) -> None:
-        """Undo what has happened since the last whole update; the error says so."""
         if self._last is not None and self._done == self._updates:
             self._kept = self._done
         else:
@@ -118,7 +112,7 @@ class Whole:
 
 
 def note(done: int, updates: int) -> str:
-    """Return what is said of a call that failed after whole updates; 0 of 0 in inference."""
+    """Say how much of a failed call holds; 0 of 0 in inference."""
     if not done:
         return "poptorch: the model, its optimizer and its random state are as before this call"
     return (

@@ -22,8 +22,6 @@ from .toolchain import instructions, obstacle
 
 
 class Inductor:
-    """Compiles each graph to native code; the first time takes seconds, later ones hit a cache."""
-
     name = "inductor"
 
     def unavailable(self) -> str | None:
@@ -39,19 +37,12 @@ class Inductor:
     # For those who keep compiled graphs: see ``backends.Builder``.
 
     def warm(self) -> None:
-        """Import torch's compiler, or raise ``Gone`` where it lacks a name."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # as below
             private.demand(private.COMPILER)
 
     def build(self, graph: Graph) -> Code:
-        """Compile one graph, in a folder of torch's cache, whose code is run, that is this user's
-        alone.
-
-        Raises:
-            Gone: this torch's compiler lacks a name.
-            Error: the C++ compiler failed.
-        """
+        """Compile one graph; the code is run, so that its folder is this user's alone."""
         caches = env.put_within("TORCHINDUCTOR_CACHE_DIR", str(of_the_user() / "torch"))
         with caches, warnings.catch_warnings():
             # Torch's own deprecations, met while its compiler is imported and runs. Torch 2.12

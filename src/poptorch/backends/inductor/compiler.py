@@ -21,12 +21,11 @@ from .writes import keep_dependencies, place_writes
 
 aten = torch.ops.aten
 
-# Random numbers equal the reference backend's. Layouts stay as traced: the generator's switch to
-# channels-last leaves few channels as the innermost axis, which cannot be vectorised (the tutorial
-# CNN: 0.97 times eager with it, 1.29 without). So does the order, as traced but for ``writes``:
-# moved to where they are first used, gradients of weights would follow the whole backward pass, and
-# keep its activations till then (without and with: a BERT of 4 layers 40 and 50 MiB, in bfloat16 20
-# and 26 and 1.1 times as long; the CNN, 8 micro-batches of 16, 7 and 10 and 1.2 times as long).
+# Random numbers equal the reference backend's. Layouts stay as traced: channels-last leaves few
+# channels innermost, which cannot be vectorised (the tutorial CNN: 0.97 times eager with it, 1.29
+# without). So does the order, as traced but for ``writes``: moved to their first use, gradients of
+# weights would keep the activations of the whole backward pass (a BERT of 4 layers 50 MiB instead
+# of 40; the CNN, 8 micro-batches of 16, 10 instead of 7 and 1.2 times as long).
 SETTINGS: Mapping[str, Any] = {
     "fallback_random": True,
     "layout_optimization": False,
@@ -45,17 +44,9 @@ def rules(graph: fx.Graph) -> Decompositions:
 
 
 def compile_graph(module: fx.GraphModule, examples: list[torch.Tensor]) -> Code:
-    """Compile a graph of ATen operators with trailing writes into its inputs.
+    """Compile a graph, with trailing writes, for inputs of the examples' sizes and strides.
 
-    Args:
-        module: takes the tensors one by one, returns a tuple; unchanged afterwards.
-        examples: tensors of the sizes and strides to compile for.
-
-    Returns:
-        A function that leaves its list as it is; its results have the strides of the traced ones.
-
-    Raises:
-        Error: the C++ compiler failed.
+    The function leaves its list as it is; its results have the strides of the traced ones.
     """
     compiled = None
     try:
@@ -77,7 +68,7 @@ def compile_graph(module: fx.GraphModule, examples: list[torch.Tensor]) -> Code:
 
 
 def _let_go(error: BaseException | None) -> None:
-    """Forget where an error passed: torch keeps it, and its frames the user's model and devices."""
+    """Drop what torch keeps of an error: its frames hold the user's model and devices."""
     while error is not None:
         error.__traceback__ = None
         error = error.__cause__ or error.__context__
@@ -86,8 +77,7 @@ def _let_go(error: BaseException | None) -> None:
 def _callable_from_cpp(module: fx.GraphModule) -> bool:
     """Tell whether all operators are torch's own, or ours that return single tensors.
 
-    The wrapper in C++ calls others through Python, and takes a list of tensors that one returns
-    for a tensor, which ends the process. Texts it takes as they are into strings of C++.
+    The C++ wrapper calls others through Python, where a returned list ends the process.
     """
     graphs = [part.graph for part in module.modules() if isinstance(part, fx.GraphModule)]
     nodes = [n for graph in graphs for n in graph.nodes if isinstance(n.target, Operator)]
@@ -99,7 +89,6 @@ def _callable_from_cpp(module: fx.GraphModule) -> bool:
 
 
 def _is_plain(node: fx.Node) -> bool:
-    """Tell whether a node returns no list, and its texts are the same between quotes in C++."""
     returns = node.target._schema.returns  # type: ignore[union-attr]
     texts = [repr(argument)[1:-1] for argument in node.args if isinstance(argument, str)]
     return not any(isinstance(value.type, torch.ListType) for value in returns) and not any(
@@ -112,13 +101,9 @@ def _compile(
 ) -> Any:
     """Compile once.
 
-    Args:
-        module, examples: see ``compile_graph``.
-        cpp_wrapper: the code that allocates and calls kernels is C++, not Python. All kernels are
-            one source file then, compiled once instead of once per group of kernels (processor time
-            of the C++ compiler: 4.2 s instead of 9.5 s for the tutorial's CNN, 17 s instead of 42 s
-            for a ResNet-18), and a call costs 0.04 ms less. Not every operator can be called so.
-        plain: nothing that only saves time takes the place of what torch does.
+    ``cpp_wrapper``: what allocates and calls kernels is C++, one source with all of them: 4.2 s of
+    processor time instead of 9.5 for the tutorial's CNN, 17 instead of 42 for a ResNet-18; a call
+    costs 0.04 ms less. ``plain``: nothing that only saves time takes the place of what torch does.
     """
     mode, inputs = fakes(examples)
     rewrite = place_writes if plain else _rewrite
@@ -157,11 +142,7 @@ def _rewrite(graph: fx.Graph) -> None:
 
 
 def _of_ours(name: str, work: Callable[[Any], Any]) -> Any:
-    """Return a pass for one of torch's settings.
-
-    Torch's cache of graphs asks for its version: nothing is used again that another version of this
-    package has compiled. A function without one is not cached.
-    """
+    """Return a pass for one of torch's settings, with the version that torch's cache asks for."""
     base: Any = private.optional(name)
     if base is None:
         return work
@@ -177,10 +158,7 @@ def _of_ours(name: str, work: Callable[[Any], Any]) -> Any:
 
 
 def _add(first: torch.Tensor, second: torch.Tensor, *, alpha: complex = 1) -> Any:
-    """Return ``first + alpha * second``, written out.
-
-    Of ``add(x, mm(a, b), alpha=f)`` torch 2.13 makes ``addmm`` and forgets the factor.
-    """
+    """Of ``add(x, mm(a, b), alpha=f)`` torch 2.13 makes ``addmm`` and forgets the factor."""
     return NotImplemented if alpha == 1 else first + second * alpha
 
 

@@ -1,10 +1,8 @@
 """Compiled graphs as shared libraries: what is kept of a compilation, and how it is loaded again.
 
-With the C++ wrapper a compiled graph is a library that Python can import and a function that calls
-it; where that uses nothing else, the library is all that has to be kept. Loading takes
-milliseconds, without torch's compiler. Torch's own artefacts (``CompiledArtifact.save``) hold
-source code, which is compiled again where torch's cache is not there (the tutorial's CNN in a new
-process: 85 to 107 s instead of 2.2 to 2.9), take twice as long a call, and are pickles.
+Torch's own artefacts (``CompiledArtifact.save``) hold source code, which is compiled again where
+torch's cache is not there (the tutorial's CNN in a new process: 85 to 107 s instead of 2.2 to 2.9),
+take twice as long a call, and are pickles.
 """
 
 from __future__ import annotations
@@ -48,7 +46,6 @@ def code_of(compiled: Any) -> bytes | None:
 
 
 def load(code: bytes) -> Compiled:
-    """Return the function of a library; raise an error if it does not fit this machine or torch."""
     private.demand(private.KEPT_CODE)
     # The library finds torch's accessor of tensors by this variable, as torch's own loader sets it.
     address = str(private.torchinductor_pyobject_tensor_data_ptr)

@@ -1,12 +1,9 @@
 """Which library computes a matrix product, by its sizes and layout; attention's backward pass.
 
-ATen asks MKL for products in float32; oneDNN is in torch as well. MKL is made for its maker's
-processors. Measured on two cores of an AMD EPYC, operands not in the caches: oneDNN takes 0.4 to
-0.95 of MKL's time for the forward pass and the inputs' gradients once the weights are large or the
-rows many, and more for small products and for the weights' gradients. Without this a step of a BERT
-of 4 layers takes 1.48 times as long on one thread, of a multi-layer perceptron 1.18 times (medians
-of 60 and 600 alternating steps, torch 2.13). This is a rule, not a trial at compile time: other
-processes would spoil the trial, and code compiled again would compute other bits.
+ATen asks MKL for products in float32. On an AMD EPYC oneDNN takes 0.4 to 0.95 of its time for the
+forward pass and the inputs' gradients once weights are large or rows many, and more for the rest:
+without this a step of a BERT of 4 layers takes 1.48 times as long on one thread, of an MLP 1.18. A
+trial at compile time would be spoilt by other processes, and compute other bits each time.
 """
 
 from __future__ import annotations
@@ -42,7 +39,6 @@ def choose_library(graph: fx.Graph) -> None:
 
 @functools.cache
 def _operators() -> dict[Any, Any]:
-    """Return ``a @ b`` and ``bias + a @ b``, defined and known to torch's generator, by ATen's."""
     product = library.define(
         "product", "(Tensor a, Tensor b) -> Tensor", torch.mm, lambda a, b: torch.mm(a, b)
     )
@@ -93,7 +89,6 @@ def _matrix(operand: Any) -> Matrix:
 
 
 def onednn_is_faster(a: Matrix, b: Matrix) -> bool:
-    """Tell whether oneDNN is expected to compute ``a @ b`` in less time than ATen does."""
     (rows, inner), (down, right) = a
     columns = b[0][1]
     if not (right == 1 and down >= inner and _is_dense(b) and _suits_processor()):
@@ -130,10 +125,9 @@ def attention_backward(
 ) -> Any:
     """Return the gradients of query, key and value, as the operator of ATen does.
 
-    In bfloat16, over short sequences, five products over all heads at once: ATen walks the heads
-    one by one and multiplies small blocks, which asks oneDNN for a kernel every time. Scores and
-    the gradients of the weights are float32; what ATen rounds to bfloat16 is rounded. A step of a
-    BERT of 4 layers takes 76 ms instead of 90; in float32 nothing is gained.
+    In bfloat16, over short sequences, five products over all heads at once: ATen multiplies small
+    blocks, head by head. It rounds what ATen rounds. A step of a BERT of 4 layers takes 76 ms
+    instead of 90; in float32 nothing is gained.
     """
     narrow, heads = query.dtype, query.shape[1] == key.shape[1]
     long = max(query.shape[2], key.shape[2]) > LONGEST

@@ -22,22 +22,18 @@ LARGE = 1000  # operators
 def are_two(graph: fx.Graph) -> bool:
     """Tell whether the wrapper shall be a C++ source of its own, which gets -O1.
 
-    With -O3, like the kernels, it takes most of the compiler's time: 13.8 of 18.4 s for a BERT of 4
-    layers, of its own 5.0. But it reads torch's headers again, 1.4 s. A call is no slower.
+    With -O3, like the kernels, it takes 13.8 of 18.4 s for a BERT of 4 layers, of its own 5.0 and
+    1.4 for reading torch's headers again. A call is no slower.
     """
     return len(graph.nodes) >= LARGE
 
 
 def settings() -> Mapping[str, Any]:
-    """Return settings for what is known without trying it out.
-
-    Headers compiled in advance take about 6 s, once per machine, and save 1.1 s in each source.
-    """
+    """Headers compiled in advance take about 6 s, once per machine, and save 1.1 s a source."""
     return {"cpp_cache_precompile_headers": False} | ({"vec_isa_ok": True} if has_vectors() else {})
 
 
 def stand_ins() -> Mapping[str, Callable[..., Any]]:
-    """Return what takes the place of functions of torch's while one graph compiles."""
     cores = Cores()
     cores.idle()
 
@@ -71,8 +67,8 @@ def _entry(usual: Callable[..., None], self: Any) -> None:
 def stride(usual: Callable[..., Any], index: Any, var: Any, vec_length: int | None = None) -> Any:
     """Return how far an index moves when a variable grows by one, as torch's own function does.
 
-    Torch asks this of every access and variable, and simplifies the difference of two indices. Of
-    sums of variables times numbers, which nearly all of them are, the factor is the answer.
+    Torch simplifies the difference of two indices. Nearly all are sums of variables times numbers,
+    of which the factor is the answer.
     """
     import sympy
 

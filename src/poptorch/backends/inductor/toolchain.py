@@ -19,7 +19,6 @@ _SHOWN = 5  # lines of a C++ compiler's complaint
 
 
 def obstacle() -> str | None:
-    """Return why nothing can be compiled here; None if nothing is known to be in the way."""
     compiler = env.get("CXX") or "g++"
     if shutil.which(compiler) is None:
         return f"there is no C++ compiler {compiler!r}: install it, or name another in CXX"
@@ -32,7 +31,6 @@ def obstacle() -> str | None:
 
 
 def explained(error: Exception) -> Error | None:
-    """Return what to raise in the place of a C++ compiler's complaint; None for other errors."""
     cause = getattr(error, "inner_exception", error)
     kind = private.optional("CppCompileError")
     if kind is None or not isinstance(cause, kind):
@@ -67,7 +65,6 @@ def maker() -> str:
 
 
 def has_vectors() -> bool:
-    """Tell whether ATen's own kernels run vector instructions: it has asked the processor."""
     return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 
 

@@ -1,7 +1,5 @@
-"""Convolutions and pooling over sliding windows, in the memory layout that suits their sizes.
-
-With the batch (or many channels) innermost every shift of a window moves by whole vectors:
-gathering windows, adding them up again and comparing them need neither masks nor shuffles.
+"""Convolutions and pooling over sliding windows, with the batch or many channels innermost: every
+shift of a window moves by whole vectors, without masks or shuffles.
 """
 
 from __future__ import annotations
@@ -25,9 +23,7 @@ _MOST_GATHERED = 8 << 20  # bytes
 
 
 def stored(value: torch.Tensor, *shape: int) -> torch.Tensor:
-    """Return the value as a row-major buffer, which views of it need: most values are computed anew
-    where they are used.
-    """
+    """Return the value as a row-major buffer, where most are computed anew at each use."""
     value = value.contiguous()
     strides = torch.empty(shape, device="meta").stride()
     return torch.as_strided(value, shape, strides)
@@ -55,7 +51,6 @@ class Windows:
 
     @staticmethod
     def of(space: Sequence[int], *geometry: Sequence[int]) -> Windows:
-        """Make windows from ATen's arguments, where one number may stand for all dimensions."""
         full = [tuple(values) * (len(space) // len(values)) for values in geometry]
         return Windows(tuple(space), *full)
 
@@ -155,19 +150,15 @@ class Windows:
 class Convolutions:
     """The rules for the convolutions of one graph, by operator.
 
-    oneDNN's kernels, which ATen calls, work on blocks of 16 channels: with very few of them most of
-    a block is padding, and each call repacks its operands. A product of the weights with the
-    gathered windows, batch innermost, wastes nothing, and the windows gathered for the forward pass
-    serve the weights' gradient too. Measured on the tutorial's CNN (1 and 5 input channels):
-    without windows a step takes 1.75 times as long with a micro-batch of 16, 1.45 times with 8 of
-    them (medians of 400 and 150 alternating steps on one thread, torch 2.13). Once the gathered
-    windows outgrow the caches the gain is lost (8 channels, batch 128: 33 ms by the library, 60 ms
-    by products).
+    oneDNN works on blocks of 16 channels: with very few most of a block is padding, and each call
+    repacks its operands. A product of the weights with the gathered windows wastes nothing: without
+    it a step of the tutorial's CNN (1 and 5 input channels) takes 1.75 times as long with a
+    micro-batch of 16, 1.45 with 8 of them. Windows that outgrow the caches lose that (8 channels,
+    batch 128: 60 ms instead of 33).
 
-    Convolutions that fill the blocks run channels-last, where the library needs no repacking: a
-    step of a ResNet-18's shape takes 1.06 times as long without. Where the two layouts meet, what
-    stands between cannot be vectorised: the first layers of a network of such convolutions follow
-    it, without which the same step takes 1.29 times as long.
+    Convolutions that fill the blocks run channels-last, which needs no repacking (a step of a
+    ResNet-18's shape takes 1.06 times as long without); so do the first layers of a network of
+    such, as what stands where layouts meet cannot be vectorised (1.29 times).
     """
 
     def __init__(self, graph: fx.Graph) -> None:
@@ -246,11 +237,10 @@ def _library_layout(weight: torch.Tensor, *operands: torch.Tensor) -> tuple[torc
 
 @dataclass(frozen=True)
 class _Pool:
-    """One maximum pooling: its windows, and which dimension of the input is innermost.
+    """One maximum pooling, by comparisons.
 
-    ATen and the code generator walk one window at a time, with a branch per element that random
-    data mispredicts. Without this a step of the tutorial's CNN takes 1.73 times as long with a
-    micro-batch of 16, and 2.00 times with 8 of them (as above).
+    ATen and the code generator take a branch per element, which random data mispredicts: a step of
+    the tutorial's CNN takes 1.73 times as long with a micro-batch of 16, 2.00 times with 8 of them.
     """
 
     windows: Windows
@@ -261,7 +251,7 @@ class _Pool:
         x: torch.Tensor, kernel: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,),
         ceil_mode: bool = False,
     ) -> _Pool | None:  # fmt: skip
-        """Return how to pool by comparisons, or None where that does not pay or work."""
+        """Return None where that does not pay or work."""
         if x.dim() != 4 or not x.is_floating_point():
             return None
         channels_last = memory_order(x) == (0, 2, 3, 1)
