@@ -1,8 +1,4 @@
-"""``poptorch.Checkpoints``: saving a run every few steps, and going on as if nothing had happened.
-
-A checkpoint is a folder of files without pickles: the model's, as ``executor.save`` writes it, and
-one of each process. It gets its name when all of it is there.
-"""
+"""``poptorch.Checkpoints``: folders of files without pickles, named when all of it is there."""
 
 # Not torch.distributed.checkpoint's: of its formats only safetensors has no pickle of its own, and
 # that one holds nothing but tensors. Flat parts would need a planner of ours, as naming a folder
@@ -145,7 +141,6 @@ class Checkpoints:
         return True
 
     def _fill(self, saved: _session.Saved, facts: Mapping[str, Any]) -> None:
-        """Put what a checkpoint holds into the objects of the run, or leave all as it was."""
         executor, optimizer = self._executor, self._executor._optimizer
         assert optimizer is not None
         _check_states(self._stateful, facts["stateful"])
@@ -264,7 +259,6 @@ class Checkpoints:
             writing.wait()
 
     def _files(self, folder: Path) -> dict[Path, Mapping[str, bytes]]:
-        """Return what this process writes of a checkpoint: the model first, if it does."""
         model = _session.packed(
             self._executor._session,
             _session.Objects(self._executor._user_model, self._executor._optimizer, None),
@@ -327,7 +321,6 @@ class Checkpoints:
         _delete(gone)
 
     def _agree(self, number: int) -> list[int]:
-        """Wait for all processes; return the number of each."""
         if self._processes == 1:
             return [number]
         timeout = self._executor._settings().runtime.process_timeout
@@ -359,7 +352,6 @@ def _delete(path: Path) -> None:
 
 
 def _read_facts(path: Path) -> dict[str, Any]:
-    """Return what a process has written, with objects' states decoded."""
     parts = archive.read(path)
     try:
         facts = archive.from_json(parts[_FACTS])
@@ -407,7 +399,6 @@ def _misfit(name: str, why: str) -> Error:
 
 
 def _encoded(name: str, stateful: Any) -> Any:
-    """Return the state of an object in its JSON form."""
     state = {
         key: dict(value) if isinstance(value, dict) else value
         for key, value in stateful.state_dict().items()
@@ -434,7 +425,6 @@ def _write(files: Files) -> None:
 
 
 def _synchronise(folder: Path) -> None:
-    """Have the disk write what is in a folder."""
     for path in (*folder.iterdir(), folder):
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -444,12 +434,7 @@ def _synchronise(folder: Path) -> None:
 
 
 class _Writing:
-    """A checkpoint on its way to the disk, in a thread: what is written was copied before.
-
-    Args:
-        awaited: those of others that must be there, too.
-        patience: seconds for which the end of this process waits for others' files.
-    """
+    """Writes a checkpoint in a thread; ``patience``: seconds that exit waits for others' files."""
 
     def __init__(
         self, files: Files, awaited: Sequence[Path], finish: Callable[[], None], patience: float

@@ -1,7 +1,4 @@
-"""What a compiled model tells: what compiling and calls cost, the tensors inside.
-
-The part of ``PoplarExecutor`` that only reads. Source: PopTorch user guide, "Features".
-"""
+"""The part of ``PoplarExecutor`` that only reads: costs, and the tensors inside."""
 
 from __future__ import annotations
 

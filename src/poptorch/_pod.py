@@ -1,8 +1,6 @@
-"""Chips held across the processes of a user: who has which, given back when the holder dies.
+"""Chips held across the processes of a user, in one locked file per system.
 
-Holders are written down in one file per system, behind a lock that is held for a moment only. An
-entry counts as long as its process lives, so whatever happens to a holder, its chips are free then.
-Source: PopTorch user guide, "Environment variables".
+An entry counts as long as its process lives, so whatever happens to a holder, its chips are free.
 """
 
 from __future__ import annotations
@@ -35,8 +33,6 @@ _LARGEST = 1 << 24  # bytes of the file: some 50,000 holders
 
 @dataclass(frozen=True)
 class Holder:
-    """A device that a process holds."""
-
     device: int  # its id
     chips: tuple[int, ...]
     process: ProcessIdentity
@@ -45,10 +41,7 @@ class Holder:
 
 
 class Lease:
-    """A device that this process holds until ``release``, its own end, or that of the object.
-
-    It has no id and no chips if none were asked for.
-    """
+    """A device held until ``release``, the end of the process or of this object."""
 
     def __init__(
         self, device_id: int | None, chips: tuple[int, ...], give_back: Callable[[], None]
@@ -57,7 +50,6 @@ class Lease:
         self._finish = weakref.finalize(self, give_back)
 
     def release(self) -> None:
-        """Give the chips back; a second call does nothing."""
         self._finish()
 
     def __str__(self) -> str:
@@ -65,11 +57,7 @@ class Lease:
 
 
 def acquire(count: int, ipu_id: int | None = None, wait: bool = False) -> Lease:
-    """Hold a device of the smallest size that has ``count`` chips, or the device of an id.
-
-    No chips hold nothing. A busy device can be waited for; what the system can never give fails at
-    once.
-    """
+    """Hold the smallest device with ``count`` chips, or that of an id, if need be when free."""
     if count == 0:
         return Lease(None, (), lambda: None)
     system = _systems.current()
@@ -92,7 +80,6 @@ def acquire(count: int, ipu_id: int | None = None, wait: bool = False) -> Lease:
 
 
 def holders(system: System | None = None) -> list[Holder]:
-    """Return who holds devices of a system now, oldest first."""
     try:
         entries = _read(_path(system or _systems.current()))
     except (_Unusable, OSError) as error:
@@ -105,7 +92,6 @@ def holders(system: System | None = None) -> list[Holder]:
 
 
 def _candidates(system: System, count: int, ipu_id: int | None) -> list[int]:
-    """Ids of the devices that would do."""
     devices = system.devices
     if not devices:
         raise Error(
@@ -231,7 +217,6 @@ def _lock(path: Path) -> filelock.BaseFileLock:
 
 
 def _read(path: Path) -> list[Holder]:
-    """Return the holders that live."""
     try:
         entries = json.loads(archive.read_text(path, _LARGEST))
         present = [

@@ -19,7 +19,6 @@ from .options.freeze import freeze
 def advised(
     session: _session.Session, options: Options, captures: _session.Captures, priced: Estimate
 ) -> Estimate:
-    """Return the estimate of a compiled program, with advice."""
     training = session.optimizer is not None
     return Repricer(options, captures, parse(priced.system), training).advised(priced)
 
@@ -31,18 +30,11 @@ def repricer_of(
     kwargs: Mapping[str, Any],
     system: str,
 ) -> Repricer:
-    """Return what prices a wrapped model for a call with these arguments."""
     chips, training = parse(system), session.optimizer is not None
     return Repricer(options, _session.Captures(session, args, kwargs), chips, training)
 
 
 class Repricer:
-    """Prices of one wrapped model for one combined batch.
-
-    Args:
-        training: whether gradients are computed.
-    """
-
     def __init__(
         self, options: Options, captures: _session.Captures, system: System, training: bool
     ) -> None:
@@ -50,22 +42,15 @@ class Repricer:
         self._rows, self._training = captures.rows, training
 
     def advised(self, priced: Estimate) -> Estimate:
-        """Return an estimate of the model as it is, with advice."""
         spec = freeze(self._options, self._training)
         adviser = Adviser(spec, self._rows, self.price, self._checkpoints)
         return replace(priced, advice=adviser.advice(priced))
 
     def _checkpoints(self) -> int:
-        """How many checkpoints the model has for recomputation."""
         spec = freeze(self._options, self._training)
         return _compile.checkpoints(self._captures.capture(replace(spec, recompute=False)))
 
     def price(self, settings: Mapping[str, Any], guesses: bool = False) -> Estimate:
-        """Return the estimate for changed settings.
-
-        Args:
-            settings: values by name, as ``poptorch.what_if`` has them; what is not named stays.
-        """
         options, chips = self._options.clone(), self._system
         micro = self._rows / freeze(options, self._training).loops.slices
         for name, value in settings.items():
@@ -94,8 +79,7 @@ class Repricer:
         return priced
 
     def _divide(self, options: Options, share: float, steps_given: bool) -> None:
-        """Share the rows of a call out over micro-batches: into so many steps, or so many samples
-        each. In training steps accumulate gradients; in inference they are device iterations."""
+        """Share a call's rows out: into so many steps, or so many samples for each."""
         rows, loops = self._rows, freeze(options, self._training).loops
         at_once = loops.input_groups * (loops.iterations if self._training else 1)
         if share % 1 or rows % (at_once * share):

@@ -15,8 +15,6 @@ from ._base.errors import Error
 
 @dataclass(frozen=True)
 class ChipKind:
-    """What one chip is."""
-
     name: str  # what the environment calls it
     board: str  # the machine or card that it comes in
     generation: int  # 1, 2 or 21
@@ -39,14 +37,11 @@ KINDS = {
 
 @dataclass(frozen=True)
 class System:
-    """A pod of chips of one kind."""
-
     kind: ChipKind
     chips: int
 
     @property
     def name(self) -> str:
-        """What tools call it."""
         return f"virtual-{self.kind.name}-{self.chips}"
 
     @property
@@ -56,24 +51,17 @@ class System:
 
     @property
     def devices(self) -> list[range]:
-        """Chips of each device, by device id."""
         sizes = [1 << power for power in range(self.chips.bit_length())]
         return [
             range(at, at + size) for size in sizes for at in range(0, self.chips - size + 1, size)
         ]
 
     def of_size(self, count: int) -> list[int]:
-        """Ids of the smallest devices that have at least so many chips."""
         enough = [len(chips) for chips in self.devices if len(chips) >= count]
         return [i for i, chips in enumerate(self.devices) if enough and len(chips) == min(enough)]
 
 
 def current() -> System:
-    """Return the system that the environment describes.
-
-    Raises:
-        Error: POPTORCH_POD says neither a number nor ``kind:number``.
-    """
     return parse(env.get("POPTORCH_POD"), "POPTORCH_POD describes no system")
 
 

@@ -54,7 +54,6 @@ class Policy:
 
 
 def _name(entry: Any) -> str:
-    """Return the name of the function of torch that an entry stands for."""
     own = entry if isinstance(entry, str) else getattr(entry, "__name__", repr(entry))
     candidates = [own]
     if isinstance(entry, type):  # Conv2d calls conv2d; BatchNorm2d batch_norm

@@ -224,7 +224,6 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             _job.note_data_length(-1, seed)
 
     def _shard(self, dataset: Any, shuffles: bool) -> Shard:
-        """Return the view of this process's part."""
         options, plan = self.options, self._plan
         process, processes = data_share(options.Distributed)
         samples = len(dataset)
@@ -259,7 +258,6 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return other
 
     def _samples(self) -> int:
-        """Return how many samples an iteration has."""
         if isinstance(self.dataset, torch.utils.data.IterableDataset):
             return len(self.dataset)  # type: ignore[arg-type]
         if self.batch_size is None:
@@ -275,7 +273,6 @@ class _WorkersIteration:
         self.is_over = False  # the workers may begin another one
 
     def end(self) -> None:
-        """Take nothing more from the workers."""
         self._batches = iter(())
 
     def __iter__(self) -> Iterator[Any]:
@@ -293,12 +290,7 @@ class _WorkersIteration:
 
 
 class _RemoteIteration:
-    """One iteration of a loading process, which can serve only one at a time.
-
-    Args:
-        owner: the loader, which must not go, and end the process, before its iterations.
-        consumer: what reads from the process; an iteration was just begun there.
-    """
+    """One iteration of a loading process; keeps its loader, whose end would end the process."""
 
     def __init__(self, owner: DataLoader, consumer: Consumer) -> None:
         self._owner, self._consumer = owner, consumer
@@ -473,14 +465,12 @@ def _pad(value: torch.Tensor, size: int, fill: float) -> torch.Tensor:
 
 
 def _with(sample: Any, values: Mapping[Any, torch.Tensor]) -> Any:
-    """Return a sample with some entries replaced."""
     if isinstance(sample, Mapping):
         return {**sample, **values}
     return tuple(values.get(index, value) for index, value in enumerate(sample))
 
 
 def _accessible(loader: DataLoader, rebatched_size: int | None) -> DataLoader:
-    """Return what another process needs of a loader."""
     plan = loader._plan
     if loader._accessor is not None:
         raise Error(

@@ -297,7 +297,6 @@ class PoplarExecutor(Inspection):
 
     @property
     def _optimizer(self) -> torch.optim.Optimizer | None:
-        """The user's optimizer, None in inference."""
         optimizer = self._session.optimizer
         return None if optimizer is None else optimizer.given
 

@@ -57,7 +57,6 @@ class TestErrorType(enum.Enum):
 
 
 def _throwTestError(kind: TestErrorType) -> NoReturn:
-    """Raise the error of that kind as an engine would, with a context."""
     parts: dict[str, Any] = {"type": kind.value, "location": "[0] throwTestError::bottom\n[1] top"}
     title = f"This is a test of {kind.name}"
     if kind is TestErrorType.PoplarRecoverableFullReset:
@@ -68,9 +67,4 @@ def _throwTestError(kind: TestErrorType) -> NoReturn:
 
 
 def _validateOptions(options: Mapping[str, Any]) -> None:
-    """Check keys and values of the backend compiler's settings.
-
-    Raises:
-        poptorch.Error: an unknown key ("Unknown ... option"), or a value of the wrong type.
-    """
     validate_popart(dict(options))

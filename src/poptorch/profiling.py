@@ -33,7 +33,6 @@ class _HostTrace:
         atexit.register(self.write)
 
     def add(self, channel: str, name: str, start: float, end: float) -> None:
-        """Record an event of this thread; times are seconds of ``time.perf_counter``."""
         self._events.append(
             {
                 "ph": "X", "cat": channel, "name": name, "pid": self._pid,
@@ -108,7 +107,6 @@ class Channel:
 
 @contextlib.contextmanager
 def _recorded(channel: str, name: str) -> Iterator[None]:
-    """Record what runs inside as one event."""
     start = time.perf_counter()
     try:
         with torch.profiler.record_function(f"{channel}.{name}"):

@@ -206,8 +206,6 @@ def _options_of(saved: _session.Saved) -> Options:
 
 
 class _Function(nn.Module):
-    """A plain function as a module."""
-
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self.forward = function

@@ -1,7 +1,4 @@
-"""Files of several named parts that are whole or refused: a zip with a header of digests.
-
-Written under a temporary name and renamed, so that nobody ever sees half a file.
-"""
+"""Files of named parts: a zip with digests, written under a temporary name and renamed."""
 
 from __future__ import annotations
 
@@ -37,12 +34,10 @@ class InvalidFile(AssertionFailure):
 
 
 def refuse(path: str | os.PathLike[str], why: str, fix: str | None = None) -> NoReturn:
-    """Raise InvalidFile."""
     raise InvalidFile("Invalid file", got=f"{os.fspath(path)}: {why}", fix=fix)
 
 
 def write(path: str | os.PathLike[str], parts: Mapping[str, bytes]) -> None:
-    """Write a file of these parts, replacing an earlier one."""
     path = Path(path)
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in parts.items()}
     header = {"format": FORMAT, "poptorch": VERSION, "digests": digests}
@@ -101,22 +96,13 @@ def read(path: str | os.PathLike[str]) -> dict[str, bytes]:
 
 
 def from_json(data: bytes) -> Any:
-    """Return what a part of a file says."""
     if len(data) > LARGEST_JSON:
         raise ValueError(f"{len(data)} bytes of JSON")
     return json.loads(data)
 
 
 def read_text(path: str | os.PathLike[str], most: int | None = None) -> str:
-    """Return the text of a file; a pipe or a device, which might never end, is refused.
-
-    Args:
-        most: bytes that it may have; None for as many as this machine's memory.
-
-    Raises:
-        FileNotFoundError: there is none.
-        InvalidFile: it cannot be opened, is no regular file, or no text.
-    """
+    """Return the text of a regular file of at most so many bytes; a pipe might never end."""
     with _opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         if most is not None and size > most:
@@ -128,10 +114,7 @@ def read_text(path: str | os.PathLike[str], most: int | None = None) -> str:
 
 
 class _Careful(io.BufferedReader):
-    """A file of which no more than ``most`` bytes are read at once, None for no limit.
-
-    ``zipfile`` reads the list of parts at once, before anybody can look how long it is.
-    """
+    """Bounds one read: ``zipfile`` reads the list of parts before anybody can see its length."""
 
     most: int | None = LARGEST_LIST
 

@@ -1,8 +1,4 @@
-"""The one table of environment variables. Nothing else in the library reads ``os.environ``.
-
-Each entry names a variable, how its text becomes a value, its default and what it does; the guide's
-table of variables is generated from here. Source: PopTorch user guide, "Environment variables".
-"""
+"""The table of environment variables, also the guide's; only this file reads ``os.environ``."""
 
 from __future__ import annotations
 
@@ -17,8 +13,6 @@ from .errors import InvalidValue
 
 @dataclass(frozen=True)
 class Variable:
-    """One environment variable: its name, parser, default and effect in one sentence."""
-
     name: str
     parse: Callable[[str], Any]
     default: Any
@@ -133,7 +127,6 @@ TABLE = {row.name: row for row in _ROWS}
 
 
 def get(name: str) -> Any:
-    """Return the parsed value of the variable, or its default when unset or empty."""
     row = TABLE[name]
     text = os.environ.get(name, "")
     if not text:
@@ -149,23 +142,20 @@ def get(name: str) -> Any:
 
 
 def unknown() -> list[str]:
-    """Return the variables that are named like the library's own and are not in the table."""
+    """Return variables that are named like the library's own and are not in the table."""
     return sorted(name for name in os.environ if name.startswith("POPTORCH_") and name not in TABLE)
 
 
 def set_if_absent(name: str, value: str) -> None:
-    """Set a variable for this process and those it starts, unless the user did."""
     os.environ.setdefault(name, value)
 
 
 def put(name: str, value: str) -> None:
-    """Set a variable for this process, whatever it was."""
     os.environ[name] = value
 
 
 @contextlib.contextmanager
 def put_within(name: str, value: str) -> Iterator[None]:
-    """Set a variable for this process within the block; then it is as it was."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:
@@ -185,11 +175,6 @@ def shared() -> dict[str, str]:
 
 
 def is_set(name: str) -> bool:
-    """Tell whether a variable of the table is set to something.
-
-    Raises:
-        KeyError: the variable is not in the table.
-    """
     return bool(os.environ.get(TABLE[name].name))
 
 

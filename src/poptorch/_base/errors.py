@@ -1,9 +1,4 @@
-"""One family of errors, four parts each: title, what was got, where, how to fix it.
-
-Where PopTorch raised a builtin class, the class here derives from that builtin too, so that both
-``except poptorch.Error`` and the documented ``except AssertionError`` (and so on) catch it.
-Source: PopTorch user guide, "Features".
-"""
+"""Errors of four parts: title, got, where, fix; builtins too, where PopTorch raised these."""
 
 from __future__ import annotations
 
@@ -28,10 +23,7 @@ _ESCAPED = {
 
 
 def visible(text: str) -> str:
-    """Return a text with what moves a terminal's cursor, or hides what is beside it, written out.
-
-    Names in a file of others may hold such characters.
-    """
+    """Escape what moves a terminal's cursor or hides text: names in others' files may hold it."""
     return text.translate(_ESCAPED)
 
 

@@ -13,10 +13,7 @@ from . import env, log
 
 
 def trouble(folder: Path) -> str | None:
-    """Make a folder; return why it is of no use for code that will be run, None if it is.
-
-    What is found in it is trusted, so it must belong to the user, and nobody else may write to it.
-    """
+    """Make a folder; return why code in it cannot be trusted, or cannot be written there."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()
@@ -38,11 +35,7 @@ def temporary() -> str | None:
 
 
 def of_the_user() -> Path:
-    """Return the folder for compiled code where no option names one.
-
-    It is beside torch's compiler cache, or in the temporary directory. One that others can write to
-    is not used; the process then keeps its code to itself.
-    """
+    """Return where code is kept if no option names a folder: beside torch's compiler cache."""
     root = env.get("TORCHINDUCTOR_CACHE_DIR") or temporary()
     if root is None:
         return of_the_process("there is no temporary directory that can be written to")

@@ -1,8 +1,4 @@
-"""Signals that never land in the middle of an update of the weights.
-
-Within ``deferred`` a signal that Python handles is only noted; ``check`` hands it to the program's
-own handler where the state is whole. So neither Ctrl-C nor a handler that raises can tear weights.
-"""
+"""Signals wait while weights are written: ``deferred`` notes them, ``check`` runs handlers."""
 
 from __future__ import annotations
 
@@ -29,10 +25,7 @@ def _note(signum: int, frame: FrameType | None) -> None:
 
 
 class deferred:  # noqa: N801 (used as a function)
-    """Hold signals back until ``check`` or the end of the block; blocks may be nested.
-
-    In other threads than the main one it does nothing: Python runs handlers in that one only.
-    """
+    """Hold signals back; may be nested. Python runs no handlers in other threads."""
 
     __slots__ = ("_mine", "_swapped")
 
@@ -68,7 +61,6 @@ class deferred:  # noqa: N801 (used as a function)
 
 
 def _put_back(handlers: dict[int, Handler]) -> None:
-    """Let signals have their handlers again."""
     try:
         for number, handler in handlers.items():
             # Unless it is back, or a handler has chosen another one.
@@ -91,12 +83,7 @@ os.register_at_fork(after_in_child=_renew)
 
 
 def check() -> None:
-    """Run the handlers of the signals that were noted, in their order.
-
-    Raises:
-        BaseException: what a handler raises, KeyboardInterrupt for one. Signals that were noted
-            after that one wait for the next check.
-    """
+    """Run the handlers of noted signals; one that raises leaves the rest to the next check."""
     while _noted and threading.get_ident() == _main:
         number, frame = _noted.pop(0)
         handler = _theirs.get(number)

@@ -28,11 +28,10 @@ class Unreadable(AssertionFailure):
 
 
 def encode(value: Any, special: Callable[[Any], Json] = lambda value: None) -> Json:
-    """Return a value as JSON: everything but numbers, texts and lists as ``{form: content}``.
+    """Return a value as JSON, all but numbers, texts and lists as ``{form: content}``.
 
-    Args:
-        value: a subclass of a container has no form, because it would not come back.
-        special: returns a form for values that this function does not know, None if there is none.
+    ``special`` makes forms of values unknown here. A container's subclass has none: it would not
+    come back.
     """
     kind, inner = type(value), partial(encode, special=special)
     if value is None or kind in (bool, int, str):
@@ -71,12 +70,7 @@ def decode(
     readers: Mapping[str, Callable[[Json], Any]] = MappingProxyType({}),
     classes: Mapping[str, type] = MappingProxyType({}),
 ) -> Any:
-    """Return the value that ``encode`` was given.
-
-    Args:
-        readers: by the form that ``special`` made, what returns the value of a content.
-        classes: the enums and dataclasses that may stand in it, by name.
-    """
+    """Undo ``encode``, with readers by special form; only these classes may stand in the data."""
     inner = partial(decode, readers=readers, classes=classes)
     if isinstance(data, list):
         return [inner(item) for item in data]

@@ -1,8 +1,4 @@
-"""Digests that only this user can make, of code that will be run.
-
-Whoever hands a folder of compiled code to a user, in an archive or a repository for example, does
-not know the user's key, so that nothing in it is taken for the user's own.
-"""
+"""Digests of code that will be run, by a key of this user: a folder from others has none."""
 
 from __future__ import annotations
 
@@ -25,7 +21,7 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def digest(name: str, data: bytes) -> bytes | None:
-    """Return the digest of what is kept under a name; None if this user can have no key."""
+    """None if this user can have no key."""
     key = _key(env.get("POPTORCH_KEY_FILE"))
     if key is None:
         return None
@@ -33,7 +29,6 @@ def digest(name: str, data: bytes) -> bytes | None:
 
 
 def is_own(name: str, data: bytes, given: bytes) -> bool:
-    """Tell whether a digest is the one that ``digest`` returns."""
     own = digest(name, data)
     return own is not None and hmac.compare_digest(own, given)
 
@@ -58,7 +53,6 @@ def _usual() -> Iterator[Path]:
 
 
 def _read(path: Path) -> bytes | None:
-    """Return the key in a file, None if there is no such file."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:

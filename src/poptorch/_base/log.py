@@ -52,11 +52,6 @@ class _CurrentStream(logging.StreamHandler[TextIO]):
 
 
 def setup() -> None:
-    """Attach the handlers once and take the level from the environment.
-
-    Raises:
-        InvalidValue: ``POPTORCH_LOG_LEVEL`` names no level.
-    """
     colour = sys.stdout.isatty() and sys.stderr.isatty()
     destination = env.get("POPTORCH_LOG_DEST")
     for logger, where in ((python, "stderr"), (engine, destination)):

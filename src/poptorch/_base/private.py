@@ -1,8 +1,7 @@
-"""Torch's private names: the only file that names them, one row each, looked up when used.
+"""Torch's private names, one row each, looked up when used: ``private.make_fx`` is torch's.
 
-``private.make_fx`` is torch's ``make_fx``, wherever this release of torch keeps it. Without a
-required name nothing is captured, or nothing compiled; an optional one costs only what stands
-beside it. A name that is gone never fails an import.
+Without a required name nothing is captured, or nothing compiled; an optional one costs only what
+stands beside it. A name that is gone never fails an import.
 """
 
 from __future__ import annotations
@@ -184,8 +183,6 @@ _said = set[str]()  # first lines of warnings
 
 
 class Gone(Error):  # noqa: N818 (as for every Error here)
-    """A name that this release of torch does not have."""
-
     __module__ = "poptorch"
 
 
@@ -209,17 +206,11 @@ def _resolve(path: str) -> Any:
 
 
 def demand(lost: str) -> None:
-    """Look up all names without which something does not work, a key of either table.
-
-    Raises:
-        Gone: one of them is missing.
-    """
     for path in (REQUIRED | OPTIONAL)[lost]:
         __getattr__(path.replace(":", ".").rpartition(".")[2].lstrip("_"))
 
 
 def has(lost: str) -> bool:
-    """Tell whether all names are there without which something does not work; warn if not."""
     try:
         demand(lost)
     except Gone as gone:
@@ -229,7 +220,6 @@ def has(lost: str) -> bool:
 
 
 def optional(name: str) -> Any:
-    """Return what has a name; None, with a warning, where it is gone."""
     try:
         return __getattr__(name)
     except Gone as gone:
@@ -238,7 +228,6 @@ def optional(name: str) -> Any:
 
 
 def go_on_without(gone: Gone) -> None:
-    """Say what does not work from now on; once for each name."""
     _warn(gone.message)
 
 
@@ -255,7 +244,6 @@ def traced(
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
     **options: Any,
 ) -> Any:
-    """Return the graph of a function's operators, traced on tensors that may be real or fake."""
     make_fx = __getattr__("make_fx")
     return make_fx(
         function, dict(decompositions or {}), "real", _allow_non_fake_inputs=True, **options
@@ -264,11 +252,7 @@ def traced(
 
 @contextlib.contextmanager
 def settings(wanted: Mapping[str, Any]) -> Iterator[None]:
-    """Within the block torch's compilers have other settings.
-
-    Args:
-        wanted: values by the names of rows; an optional one that is gone is left out.
-    """
+    """Change settings of torch's compilers, by names of rows; optional ones may be gone."""
     with contextlib.ExitStack() as stack:
         for name, value in wanted.items():
             path, lost = ROWS[name]
@@ -286,14 +270,9 @@ def settings(wanted: Mapping[str, Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def standing_in(stand_ins: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Within the block torch calls other functions in the place of some of its own.
+    """Let stand-ins take the place of torch's functions, which they get as first argument.
 
-    A function that is gone, or takes other arguments than the stand-in does, is left alone, with a
-    warning.
-
-    Args:
-        stand_ins: by the name of a function in the table, what takes its place; its first argument
-            is torch's function, then come those of the call.
+    A function that is gone, or takes other arguments, is left alone, with a warning.
     """
     with contextlib.ExitStack() as stack:
         for name, stand_in in stand_ins.items():

@@ -50,8 +50,6 @@ def _started(pid: int) -> float | None:
 
 
 def is_running(pid: int) -> bool:
-    """Tell whether there is a process of this number, not counting those that only wait to be
-    waited for."""
     return _started(pid) is not None
 
 
@@ -65,10 +63,7 @@ def fork_generation() -> int:
 
 
 def fork_lost_threads() -> bool:
-    """Tell whether the process that this one was forked from had threads that are not Python's.
-
-    A fork copies one thread. OpenMP then waits for its threads for ever, in eager torch too.
-    """
+    """Tell whether a fork lost native threads: OpenMP, in eager torch too, waits for its own."""
     return _lost_threads
 
 

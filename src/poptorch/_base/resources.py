@@ -23,7 +23,6 @@ _GROUP_FILES = (
 
 
 def memory_size() -> int:
-    """Return the bytes of memory that this machine has, whoever uses them."""
     return int(psutil.virtual_memory().total)
 
 
@@ -58,8 +57,7 @@ def _lines(file: Path) -> list[str]:
 def memory_can_be_refused() -> bool:
     """Tell whether asking for memory may fail: ``ulimit -v`` or ``-d``, exact accounting.
 
-    As Linux is usually set, it grants what is asked for and ends a process when there is none left.
-    Otherwise a program that catches the failure can go on.
+    Linux usually grants what is asked for, and ends a process when there is none left.
     """
     unlimited = resource.RLIM_INFINITY
     return _is_exact() or any(resource.getrlimit(kind)[0] != unlimited for kind in _LIMITS)
@@ -77,10 +75,7 @@ class Cores:
         self._last: tuple[float, float] | None = None
 
     def idle(self) -> float:
-        """Return how many of this process's cores had nothing to do since the last time.
-
-        0 at the first time, and where there is one core.
-        """
+        """Return how many cores were idle since the last time; 0 at first, and of one."""
         available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
         if available == 1:
             return 0.0

@@ -1,7 +1,4 @@
-"""Finding the user's own line: the first frame that is neither ours nor torch's.
-
-Where another package stands in between, the innermost line of it is named, too.
-"""
+"""Finding the user's own line: the first frame that is neither ours nor torch's."""
 
 from __future__ import annotations
 
@@ -29,7 +26,6 @@ _more: ContextVar[tuple[str, ...]] = ContextVar("excluded files", default=())
 
 @contextlib.contextmanager
 def excluding(parts: Iterable[str]) -> Iterator[None]:
-    """Take files whose path has one of the parts for others' code, while the context lasts."""
     token = _more.set(tuple(parts))
     try:
         yield
@@ -73,7 +69,7 @@ def _shortened(code: str) -> str:
 
 
 def calling_line() -> str | None:
-    """Return the innermost user line on the present call stack, described, or None."""
+    """Return the innermost user line on the call stack, described."""
     return _innermost(_callers(sys._getframe(1)))
 
 
@@ -102,10 +98,7 @@ def raising_line(error: BaseException) -> str | None:
 
 
 def definition_line(function: Callable[..., Any]) -> str | None:
-    """Return where a function is defined, described, or None for builtins.
-
-    Of a decorated function it is the one that was decorated: what wraps it is not the user's.
-    """
+    """Describe where a function, under its decorators, is defined; None for builtins."""
     function = inspect.unwrap(function)
     try:
         lines, first = inspect.getsourcelines(function)

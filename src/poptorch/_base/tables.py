@@ -18,7 +18,6 @@ def size_text(count: float) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as aligned lines; the first is the head."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -42,7 +41,6 @@ def html_page(title: str, body: str) -> str:
 
 
 def html_text(text: str) -> str:
-    """Return a text with its line breaks and columns kept."""
     return f"<pre>{html.escape(text)}</pre>"
 
 
@@ -51,7 +49,6 @@ def html_paragraphs(lines: Iterable[str]) -> str:
 
 
 def html_table(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows as a table; the first is the head."""
     head, *body = rows
     lines = [_row("th", head), *(_row("td", row) for row in body)]
     return f"<table>{''.join(lines)}</table>"

@@ -21,10 +21,7 @@ os.register_at_fork(after_in_child=_renew)
 
 @contextlib.contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """Within the block no other thread captures or compiles: torch's tracer is not for several.
-
-    Calls of compiled models do not wait for it.
-    """
+    """Let no other thread capture or compile: torch's tracer is not for several."""
     with _lock:
         yield
 
@@ -66,7 +63,6 @@ for _name in _METHODS:
 
 
 def by_thread(mine: Callable[..., Any], others: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that is one for the thread that makes it, and another for all others."""
     thread = threading.get_ident()
 
     def chosen(*args: Any, **named: Any) -> Any:
@@ -76,8 +72,5 @@ def by_thread(mine: Callable[..., Any], others: Callable[..., Any]) -> Callable[
 
 
 def only_here(hook: Callable[..., None]) -> Callable[..., None]:
-    """Return a hook that does nothing in other threads than this one.
-
-    Torch's hooks on the calls of modules are for all threads, and another may use the same model.
-    """
+    """Let a hook do nothing in other threads: torch's module hooks are for all of them."""
     return by_thread(hook, lambda *_: None)

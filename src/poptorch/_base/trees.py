@@ -1,7 +1,7 @@
 """Nested values as a flat list of tensors and a frozen description of everything around them.
 
 Beyond torch's pytree: subclasses, dataclasses, parsers that users register, keys in the order of an
-earlier value, and a comparison that names what differs. Source: PopTorch user guide, "Features".
+earlier value, and a comparison that names what differs.
 """
 
 from __future__ import annotations
@@ -54,7 +54,6 @@ def register(kind: type, parser: Parser | None) -> None:
 
 
 def registered() -> dict[type, Parser]:
-    """Return a copy of the registry, for a process that does not share this one's memory."""
     return dict(_parsers)
 
 
@@ -67,13 +66,11 @@ def parser_of(value: object) -> Parser | None:
 
 
 def exact_parser_of(value: object) -> Parser | None:
-    """Return the parser that was registered for exactly this type, or None."""
     import_adapters()
     return _parsers.get(type(value))
 
 
 def import_adapters() -> None:
-    """Import our adapters of packages that the program has imported, and no others."""
     for package, ours in ADAPTERS.items():
         if package in sys.modules and ours not in sys.modules:
             _import(ours)
@@ -122,12 +119,10 @@ def _open(value: Any, order: tuple[Any, ...] | None) -> Level | None:
 
 
 def sequence_of(kind: type, items: list[Any]) -> Any:
-    """Build a list, tuple, namedtuple or a subclass of one of them."""
     return kind(*items) if hasattr(kind, "_fields") else kind(items)
 
 
 def dict_builder(value: dict[Any, Any]) -> Callable[[dict[Any, Any]], Any]:
-    """Return what turns a plain dict into one of the same class as the value."""
     if isinstance(value, collections.defaultdict):
         return functools.partial(type(value), value.default_factory)
     return type(value)
@@ -139,7 +134,6 @@ def traverse_attributes(kind: type) -> None:
 
 
 def has_fields(value: object) -> bool:
-    """Tell whether a value is an instance of a dataclass, or of a class treated like one."""
     return _of_dataclass(value) or isinstance(value, tuple(_like_dataclasses))
 
 
@@ -176,10 +170,9 @@ def _reconstructed(parser: Parser, original: Any, items: list[Any]) -> Any:
 
 @dataclass(eq=False)
 class Structure:
-    """A value without its tensors; nobody changes it. Picklable when its constants are.
+    """A value without its tensors, immutable; picklable when its constants are.
 
-    Compare two with ``first_difference``: constants of any type may be inside, so ``==`` means
-    identity only.
+    ``==`` means identity, as constants are of any type: compare with ``first_difference``.
     """
 
     path: str  # of the value: ``x``, ``x[0]``, ``x[key]``, ``x.y``
@@ -197,7 +190,6 @@ class Structure:
 
     @functools.cached_property
     def paths(self) -> tuple[str, ...]:
-        """One path per tensor, in order of the list."""
         return tuple(leaf.path for leaf in self._leaves if leaf.kind is torch.Tensor)
 
     @property
@@ -221,7 +213,6 @@ class Structure:
         return (is_dict and not are_keywords) or any(child.has_dicts for child in self.children)
 
     def unflatten(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """Build a value of this structure around other tensors (or any other objects)."""
         if len(tensors) != len(self.paths):
             raise ValueError(f"{len(tensors)} tensors for a structure of {len(self.paths)}")
         return self._around(iter(tensors))
@@ -235,15 +226,11 @@ class Structure:
 def flatten(
     value: Any, name: str = "", like: Structure | None = None
 ) -> tuple[list[torch.Tensor], Structure]:
-    """Split a value into its tensors and its structure.
+    """Split a value into its tensors, in traversal order, and its structure.
 
     Args:
         name: path of the whole value; elements get ``name[0]``, ``name[key]``, ``name.field``.
-        like: an earlier structure whose dicts give the order of keys. Keys that it lacks follow;
-            whether they are allowed is for ``first_difference`` to say.
-
-    Returns:
-        The tensors in traversal order, and the structure.
+        like: an earlier structure whose dicts give the order of keys; keys that it lacks follow.
     """
     tensors: list[torch.Tensor] = []
     return tensors, _describe(value, name, like, tensors, 0)
@@ -281,8 +268,6 @@ def _describe(
 
 @dataclass(frozen=True)
 class Difference:
-    """What differs between two structures and where."""
-
     kind: str  # "Type", "Length", "Keys" or "Value"
     path: str  # of the element that differs
     detail: str  # the expected value first, then the one that was got
@@ -297,10 +282,9 @@ class Difference:
 
 
 def first_difference(expected: Structure, got: Structure) -> Difference | None:
-    """Compare types, lengths, keys and constants, outside in and left to right.
+    """Compare types, lengths, keys and constants of structures, outside in and left to right.
 
-    Flatten ``got`` with ``like=expected``, so that the order of dict keys does not matter. Of a
-    registered type only the type and the number of tensors count.
+    Flatten ``got`` with ``like=expected``, so that the order of dict keys does not matter.
     """
     differs = functools.partial(Difference, path=expected.path)
     if expected.kind is not got.kind:
@@ -331,7 +315,6 @@ def _keys_detail(expected: tuple[Any, ...], got: tuple[Any, ...]) -> str:
 
 
 def same_constant(expected: Any, got: Any) -> bool:
-    """Tell whether two constants are equal; arrays are equal when all their elements are."""
     if expected is got:
         return True
     if isinstance(expected, float) and isinstance(got, float) and math.isnan(expected):
@@ -345,10 +328,7 @@ def same_constant(expected: Any, got: Any) -> bool:
 
 
 def with_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
-    """Return nested tuples, lists and dicts with every tensor replaced by what a function returns.
-
-    For the arguments of operators; other containers are left as they are.
-    """
+    """Replace tensors in plain tuples, lists and dicts, as operators' arguments have them."""
     if isinstance(value, torch.Tensor):
         return function(value)
     if type(value) in (tuple, list):

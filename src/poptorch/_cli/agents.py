@@ -1,7 +1,7 @@
 """Where torchrun's agents on several hosts meet: what they write there is signed.
 
 An agent unpickles what it reads, and torch's store takes values from whoever connects to it, and
-tells everybody the names that are in it. Source: PyTorch documentation, "torchrun", "Rendezvous".
+tells everybody the names that are in it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,7 @@ _BYTES = hashlib.sha256().digest_size
 
 
 class SignedBackend:
-    """Keeps states in another backend, each behind a digest that only holders of a key can make.
-
-    The protocol is that of torchrun's ``RendezvousBackend``. What somebody without the key has
-    written is a RendezvousStateError.
-    """
+    """A ``RendezvousBackend`` that keeps states in another one, behind a digest by a secret key."""
 
     name = BACKEND
 
@@ -31,12 +27,10 @@ class SignedBackend:
         self._inner, self._key = inner, key
 
     def get_state(self) -> tuple[bytes, Any] | None:
-        """Return the state and its token, or None before there is one."""
         kept = self._inner.get_state()
         return None if kept is None else (self._opened(kept[0]), kept[1])
 
     def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, Any, bool] | None:
-        """Replace the state if its token is still this one; return what there is then."""
         kept = self._inner.set_state(self._digest(state) + state, token)
         return None if kept is None else (self._opened(kept[0]), kept[1], kept[2])
 
@@ -53,7 +47,6 @@ class SignedBackend:
 
 
 def register() -> None:
-    """Let torchrun's agents find the backend by its name."""
     from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
     rendezvous_handler_registry.register(BACKEND, _handler)

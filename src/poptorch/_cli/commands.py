@@ -16,7 +16,6 @@ PIPE_CLOSED = 128 + 13  # what a shell reports of a program that SIGPIPE ended
 
 
 def add(commands: Any, name: str, does: str, example: str, details: str = "") -> Any:
-    """Add a command, told by a line for the list, command lines to copy and further details."""
     return commands.add_parser(
         name,
         help=does,
@@ -27,7 +26,6 @@ def add(commands: Any, name: str, does: str, example: str, details: str = "") ->
 
 
 def shown(example: str) -> str:
-    """Return the part of a help page that shows command lines."""
     return "example:\n" + "\n".join(f"  {line}" for line in example.strip().splitlines())
 
 
@@ -60,7 +58,6 @@ class Enough(BaseException):
 
 
 def run_script(path: str, arguments: Sequence[str]) -> None:
-    """Run a script as Python would, until it ends or raises; Enough ends it, too."""
     before = sys.argv, sys.path[:]
     sys.argv, sys.path[0:0] = [path, *arguments], [str(Path(path).resolve().parent)]
     try:

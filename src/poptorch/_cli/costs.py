@@ -18,7 +18,6 @@ _OURS = ("--system", "--all", "--json", "--html")
 
 
 def add_estimate(commands: Any) -> None:
-    """Add ``poptorch estimate``."""
     parser = add(
         commands,
         "estimate",
@@ -38,11 +37,7 @@ def add_estimate(commands: Any) -> None:
 
 
 def _estimate(chosen: argparse.Namespace) -> int:
-    """Run the script and print the estimates.
-
-    Returns:
-        1 if it used no wrapped model or one does not fit, 2 if there is nothing to run or price.
-    """
+    """Return 1 if no wrapped model was used or one does not fit, 2 if there is nothing to run."""
     try:
         parse(chosen.system)
     except Error as error:
@@ -69,7 +64,6 @@ def _estimate(chosen: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _pricing(chosen: argparse.Namespace, priced: list[Any]) -> Iterator[None]:
-    """Within this, what first uses an executor has it priced."""
     from ..executor import PoplarExecutor
 
     seen: dict[int, PoplarExecutor] = {}  # kept, so that no other object gets the number of one
@@ -89,7 +83,6 @@ def _pricing(chosen: argparse.Namespace, priced: list[Any]) -> Iterator[None]:
 
 
 def add_report(commands: Any) -> None:
-    """Add ``poptorch report``."""
     parser = add(
         commands,
         "report",

@@ -60,7 +60,6 @@ def add_parser(commands: Any) -> None:
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Print the findings; the status is 1 if something prevents compiling or running."""
     path, _, name = chosen.target.partition(":")
     if not Path(path).is_file():
         sys.exit(f"There is no file {path}")
@@ -141,7 +140,6 @@ def _made(path: Path, name: str) -> nn.Module:
 
 
 def _told(error: Exception, path: str) -> str:
-    """The traceback of an error, from the script's first frame on."""
     trace = error.__traceback__
     while trace is not None and not os.path.samefile(_file(trace), path):
         trace = trace.tb_next
@@ -154,7 +152,6 @@ def _file(trace: TracebackType) -> str:
 
 
 def _input(text: str) -> torch.Tensor:
-    """An input from its shape and dtype: ``8,3``, ``8:int64``."""
     sizes, _, kind = text.partition(":")
     dtype = getattr(torch, kind or "float32", None)
     try:
@@ -169,11 +166,7 @@ def _input(text: str) -> torch.Tensor:
 
 
 class Watch:
-    """Explains every wrapped model before it is compiled, and measures what calls wait for.
-
-    ``tell`` is called with a model's executor and what was found in it. The script ends after so
-    many calls; None for all of them.
-    """
+    """Explains every wrapped model before it is compiled, and measures what calls wait for."""
 
     def __init__(
         self, tell: Callable[[PoplarExecutor, _capture.Explanation], None], most: int | None
@@ -188,7 +181,6 @@ class Watch:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Within the block the front door's classes are watched."""
         methods: list[tuple[type, str, Any]] = [
             (PoplarExecutor, "__call__", self._call),
             (PoplarExecutor, "compile", self._compile),
@@ -199,7 +191,6 @@ class Watch:
             yield
 
     def summary(self) -> str:
-        """Where the time of all calls but the first went."""
         if self.calls < 2 or self._begin is None:
             return f"{self.calls} calls: too few to say what limits the run."
         total = self._end - self._begin
@@ -258,8 +249,6 @@ class Watch:
 
 
 class _Timed:
-    """An iterator whose elements are waited for under observation."""
-
     def __init__(self, batches: Any, timed: Callable[[Callable[[], Any]], Any]) -> None:
         self._batches, self._timed = batches, timed
 

@@ -27,7 +27,6 @@ _UNKNOWN = "N/A"
 
 @quiet_when_closed
 def monitor(arguments: Sequence[str] | None = None) -> int:
-    """Print the tables; return the exit status."""
     parser = argparse.ArgumentParser(
         prog="gc-monitor",
         description="The devices of the system, and the processes that hold them.",
@@ -123,7 +122,6 @@ def _facts(system: System, holders: Sequence[Holder], cards: bool) -> dict[str, 
 
 @quiet_when_closed
 def info(arguments: Sequence[str] | None = None) -> int:
-    """Print what is asked for; return the exit status."""
     parser = argparse.ArgumentParser(
         prog="gc-info",
         description="The device ids of the system, single chips and groups of them.",
@@ -190,11 +188,7 @@ def _line(device: dict[str, Any]) -> str:
 def box(
     titles: Sequence[tuple[str, int]], widths: Sequence[int], rows: Sequence[Sequence[str]]
 ) -> str:
-    """Return a table with drawn borders below a line of titles, as users know it.
-
-    Titles are (text, width), together as wide as the columns; a column grows where a cell does not
-    fit. The cells are centred; the first row is the head.
-    """
+    """Return a table with drawn borders below a line of titles, (text, width), as users know it."""
     sizes = [max(w, *(len(row[i]) for row in rows)) for i, w in enumerate(widths)]
     spans = [width for _, width in titles]
     spans[-1] += sum(sizes) - sum(widths)

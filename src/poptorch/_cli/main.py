@@ -24,7 +24,6 @@ DAY = 86400
 
 @quiet_when_closed
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; return its exit status."""
     parser = argparse.ArgumentParser(
         prog="poptorch",
         description="Tools beside the library. Each command has a help page of its own.",

@@ -1,7 +1,4 @@
-"""``poprun``: starts the processes of a job together, ends them together, over torchrun's agent.
-
-Source: PopDist and PopRun user guide; PyTorch documentation, "torchrun".
-"""
+"""``poprun``: starts the processes of a job together, ends them together, over torchrun's agent."""
 
 from __future__ import annotations
 
@@ -78,8 +75,6 @@ def _flag(text: str) -> bool:
 
 
 def _number(least: int, most: int | None = None) -> Callable[[str], int]:
-    """Return what reads a whole number between two, these included."""
-
     def read(text: str) -> int:
         try:
             value = int(text)
@@ -95,7 +90,6 @@ def _number(least: int, most: int | None = None) -> Callable[[str], int]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return what reads poprun's arguments."""
     result = argparse.ArgumentParser(
         prog="poprun",
         usage="poprun [options] program [arguments]",
@@ -151,14 +145,11 @@ class Meeting:
     key: str  # guards it; other hosts read it from their standard input, which nobody else sees
 
     def option(self, name: str, place: int) -> str:
-        """Return what another host is told on its command line."""
         return f"{self.endpoint}/{self.hosts}/{name}/{place}"
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is started."""
-
     program: tuple[str, ...]
     instances: int  # processes on all hosts
     replicas: int  # of all processes
@@ -180,13 +171,11 @@ class Job:
 
     @property
     def here(self) -> int:
-        """How many processes run on this host."""
         return self.instances // (self.meeting.hosts if self.meeting else 1)
 
 
 @quiet_when_closed
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a job; return 0, or the status of the process that failed first."""
     reader = parser()
     chosen = reader.parse_args(arguments)
     if chosen.program[:1] == ["--"]:
@@ -208,7 +197,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _with_config(reader: argparse.ArgumentParser, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the options with those of an imported file, and export them if that is asked for."""
     values = dict(given)
     if values["import_config"]:
         try:
@@ -292,7 +280,6 @@ def _hosts(reader: argparse.ArgumentParser, values: dict[str, Any]) -> tuple[str
 
 
 def topology(job: Job) -> str:
-    """Return the table of instances and their replicas."""
     lines = ["instance  host  replicas"]
     for index in range(job.instances):
         host = job.hosts[index * len(job.hosts) // job.instances]
@@ -366,7 +353,6 @@ def remote_shell() -> list[str]:
 
 
 def _run(job: Job) -> int:
-    """Run the processes of this host."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
@@ -394,17 +380,13 @@ def _run(job: Job) -> int:
 
 
 def numa_cores(folder: Path, usable: set[int], processes: int) -> list[list[int]]:
-    """Return the usable cores of each process: neighbours have the same node, or the next one.
-
-    Nothing where there are no nodes. Source: Linux kernel documentation, "NUMA Memory Performance".
-    """
+    """Return each process's usable cores, neighbours on one node; none where there are no nodes."""
     paths = sorted(folder.glob("node[0-9]*/cpulist"), key=lambda path: int(path.parent.name[4:]))
     nodes = [sorted(own) for path in paths if (own := _cores(path.read_text()) & usable)]
     return [nodes[index * len(nodes) // processes] for index in range(processes if nodes else 0)]
 
 
 def _cores(text: str) -> set[int]:
-    """Return the cores of a list as Linux writes it, ``0-3,8``."""
     ranges = [part.split("-") for part in text.strip().split(",") if part]
     return {core for ends in ranges for core in range(int(ends[0]), int(ends[-1]) + 1)}
 
@@ -455,10 +437,7 @@ def _config(job: Job, folder: str) -> Any:
 
 
 def _logs(local_replicas: int, stage_processes: int, **settings: Any) -> Any:
-    """Return where the agent sends the output of processes.
-
-    It shows each start's variables here, to be completed: torch's own adds one, too.
-    """
+    """Torch's log specs, completing each start's variables: torch's own adds one there, too."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
     class Logs(DefaultLogsSpecs):

@@ -1,8 +1,4 @@
-"""The processes of a job as one group: sums, copies, and errors that say who is missing.
-
-All processes do the same exchanges in the same order; who waits looks at heartbeats meanwhile.
-Source: PyTorch documentation, "Distributed communication package".
-"""
+"""The processes of a job as one group: all do the same exchanges, in the same order."""
 
 from __future__ import annotations
 
@@ -38,11 +34,7 @@ Message = tuple[torch.Tensor, int, int]
 
 
 def join(index: int, count: int, patience: float) -> ProcessGroup:
-    """Meet the other processes, or return the group if that has been done.
-
-    Args:
-        patience: seconds without a heartbeat after which a process counts as lost.
-    """
+    """Meet the others, unless done; ``patience``: seconds without a heartbeat until one is lost."""
     import torch.distributed as dist
 
     global _group
@@ -65,16 +57,14 @@ def join(index: int, count: int, patience: float) -> ProcessGroup:
 
 
 def current() -> ProcessGroup:
-    """Return the group that this process has joined."""
     assert _group is not None, "a program of several processes runs before they have met"
     return _group
 
 
 class ProcessGroup:
-    """Process ``index`` among the ``count`` of its job.
+    """Process ``index`` of ``count``; an exchange raises Error if one is lost.
 
-    Every exchange raises Error if a process is lost. Its ``what`` says in messages what is
-    exchanged, and ``members`` are the processes that take part, this one among them.
+    ``what`` says in messages what is exchanged; ``members`` take part, this process among them.
     """
 
     def __init__(self, index: int, count: int, patience: float) -> None:
@@ -91,11 +81,7 @@ class ProcessGroup:
         _note_failures(self)
 
     def connect(self) -> None:
-        """Let torch connect the processes, which have met.
-
-        Torch's default group is the script's: what it exchanges there meets nothing of ours,
-        whichever comes first in a process, and waits for no longer than torch lets it.
-        """
+        """Connect the processes; torch's default group is the script's, so nothing mixes."""
         import torch.distributed as dist
 
         def connect_all() -> Any:
@@ -117,35 +103,23 @@ class ProcessGroup:
         members: Sequence[int] = (),
         begun: Sequence[Any] = (),
     ) -> None:
-        """Replace contiguous tensors by their sums over all processes, or over some.
-
-        ``begun``, what ``begin`` returned, has ended then. Other processes than the members add
-        other tensors up meanwhile.
-        """
+        """Sum contiguous tensors in place over all processes or the members; wait for ``begun``."""
         with self._exchange(what):
             works = _added(self._among(members, what), tensors)
             self._wait([*begun, *works], what)
 
     def begin(self, tensors: Sequence[torch.Tensor], what: str) -> list[Any]:
-        """Let all processes add tensors up meanwhile; nobody writes to them until that has ended.
-
-        Returns:
-            What ``add_up`` or ``finish`` waits for.
-        """
+        """Begin a sum; return what ``add_up`` or ``finish`` waits for. Nobody writes meanwhile."""
         with self.unbroken(what):
             return _added(self._pg, tensors)
 
     def finish(self, begun: Sequence[Any], what: str) -> None:
-        """Wait for what was begun, unless the job is lost."""
         if self._lost is None:
             with self.unbroken(what):
                 self._wait(begun, what)
 
     def put_together(self, tensors: Sequence[torch.Tensor], what: str) -> None:
-        """Fill flat tensors with the parts that the processes have, in their order.
-
-        Each is as long for every process, and this one's part of it is in its place.
-        """
+        """Fill flat tensors with the processes' equal parts; each has its own in place."""
         import torch.distributed as dist
 
         # gloo's own gathering copies all of it once more: 64 MB between two processes take it
@@ -178,10 +152,7 @@ class ProcessGroup:
                     tensor.copy_(flat)
 
     def pass_on(self, sent: Sequence[Message], received: Sequence[Message], what: str) -> None:
-        """Send tensors to single processes, and fill others by what comes from these.
-
-        Processes that have nothing to send or to wait for call this too: it counts as an exchange.
-        """
+        """Exchange tensors with single processes; all call this, as it counts as an exchange."""
         import torch.distributed as dist
 
         with self._exchange(what):
@@ -193,7 +164,6 @@ class ProcessGroup:
                 self._wait([Background(lambda: [work.wait() for work in works])], what)
 
     def gather(self, tensor: torch.Tensor, what: str) -> list[torch.Tensor]:
-        """Return the tensors of all processes, in their order."""
         import torch.distributed as dist
 
         parts = [torch.empty_like(tensor) for _ in range(self.count)]
@@ -202,15 +172,10 @@ class ProcessGroup:
         return parts
 
     def numbers(self, value: int, what: str) -> list[int]:
-        """Return an integer of every process."""
         return [int(part) for part in self.gather(torch.tensor([value]), what)]
 
     def texts(self, text: str, what: str) -> list[str]:
-        """Return a text of every process; it is an error that one of them does something else.
-
-        They go through the store: gloo would take what another process exchanges instead for them,
-        and end this one.
-        """
+        """Return each process's text, over the store: gloo would take another exchange's bytes."""
 
         def exchange() -> list[str]:
             number = self._heartbeat.doing[0]
@@ -234,7 +199,7 @@ class ProcessGroup:
     # Waiting.
 
     def _among(self, members: Sequence[int], what: str) -> Any:
-        """Torch's group of some of the processes; of all if none are named."""
+        """Return torch's group of some of the processes; of all if none are named."""
         import torch.distributed as dist
 
         if not members or len(members) == self.count:
@@ -251,7 +216,6 @@ class ProcessGroup:
         return self._some[key]
 
     def _in_background(self, do: Callable[[], Any], what: str) -> Any:
-        """Return what comes of an exchange that a thread makes."""
         with self._exchange(what):
             doing = Background(do)
             self._wait([doing], what)
@@ -330,7 +294,6 @@ class ProcessGroup:
     # The end.
 
     def note(self, error: BaseException) -> None:
-        """The process ends by an exception that nobody caught."""
         first = next(iter(str(error).splitlines()), "")
         self._ended = f"it ended by {type(error).__name__}: {first}"
 
@@ -372,10 +335,7 @@ def _note_failures(group: ProcessGroup) -> None:
 
 
 def compare(facts: Mapping[str, str], what: str) -> dict[int, dict[str, str]]:
-    """Return the facts of the processes whose facts are not those of process 0, and its own.
-
-    Only a digest travels where all agree; nothing is returned then.
-    """
+    """Return the facts that are not those of process 0, and its own; only digests if all agree."""
     group = current()
     text = json.dumps(facts, sort_keys=True)
     digest = hashlib.sha256(text.encode()).digest()
@@ -391,14 +351,10 @@ _data_length: tuple[int, int | None] = (-1, None)
 
 
 def note_data_length(calls: int, seed: int | None) -> None:
-    """A loader begins an iteration of so many calls, -1 if unknown.
-
-    The seed is that of the order in which all processes divide the data; None for its own order.
-    """
+    """Note an iteration's calls, -1 if unknown, and the seed of a shared order, or None."""
     global _data_length
     _data_length = calls, seed
 
 
 def data_length() -> tuple[int, int | None]:
-    """Return what was noted of the latest iteration; -1 and None if no loader has said."""
     return _data_length

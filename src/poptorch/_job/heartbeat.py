@@ -1,11 +1,8 @@
 """Heartbeats: each process writes one every second, so that who waits can say for whom.
 
-A process that is killed closes its connections, and who waits for it fails at once; but only the
-neighbours in a ring notice that way, and a machine that vanishes closes nothing.
-
-They go through the store in which the processes met. One of them may own it, and takes it along
-when it ends; so a thread reads everything, each process remembers the last heartbeat of that one,
-and that one leaves last.
+A killed process closes its connections, but only neighbours in a ring notice, and a machine that
+vanishes closes nothing. Heartbeats go through the store in which the processes met. Its owner takes
+it along, so a thread reads all, each remembers the owner's last one, and the owner leaves last.
 """
 
 from __future__ import annotations
@@ -28,19 +25,14 @@ Beat = dict[str, Any]
 
 @dataclass(frozen=True)
 class Loss:
-    """A process that is gone."""
-
     index: int  # -1 for what is no process of the job
     why: str
 
 
 class Heartbeat:
-    """Writes this process's heartbeats and reads the others', in a thread of its own.
+    """Writes this process's heartbeats and reads the others', in a thread with its own connection.
 
-    Args:
-        store: that all share; this is to have a connection of its own to it.
-        patience: seconds without a heartbeat after which a process counts as lost.
-        owner: the process with which the store ends; -1 for a launcher's agent.
+    ``patience``: seconds until a silent process is lost; ``owner`` of the store, -1 for an agent.
     """
 
     def __init__(self, store: Any, index: int, count: int, patience: float, owner: int) -> None:
@@ -117,11 +109,7 @@ class Heartbeat:
             self._told.wait(SILENT)
 
     def leave_last(self) -> None:
-        """Before the store ends with this process: wait until the others know that, or have ended.
-
-        Those that are in an exchange that this one has finished come to its end first. Who is
-        silent is not waited for.
-        """
+        """The store ends with this process: wait until others have finished what it has."""
         began = time.monotonic()
         end = began + 2 * SILENT
         while self._index == self._owner and not self._gone and time.monotonic() < end:
@@ -138,7 +126,6 @@ class Heartbeat:
         return knows or "ended" in beat or bool(cause and cause[0] == other)
 
     def look(self) -> Loss | None:
-        """Return a process that has ended or is silent for too long."""
         for other in self._others:
             beat = self._beat_of(other)
             if beat.get("started") == self.doing[0] and beat["what"] != self.doing[1]:
@@ -157,10 +144,7 @@ class Heartbeat:
         return Loss(silent[0], no_sign) if silent else None
 
     def blame(self) -> Loss | None:
-        """A connection broke: return the process that ended, or is silent from now on.
-
-        None if all of them are alive: it was the network.
-        """
+        """A connection broke: return who ended or is silent now; None if it was the network."""
         began = time.monotonic()
         while time.monotonic() - began < 2 * SILENT:
             self._wake.set()
@@ -178,7 +162,6 @@ class Heartbeat:
         return [i for i in self._others if self._beat_of(i).get("started", 0) < self.doing[0]]
 
     def _silent(self, limit: float, began: float) -> list[int]:
-        """Return who has had no heartbeat for so long, after a moment."""
         late = self._answered - limit
         since = {other: self._beats.get(other, ({}, began))[1] for other in self._others}
         return [other for other in self._others if max(since[other], began) < late]

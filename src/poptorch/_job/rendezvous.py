@@ -1,9 +1,4 @@
-"""What a launcher says of this process, and the store in which the processes of a job meet.
-
-poprun sets the POPDIST variables; torchrun's agent, which it uses, and OpenMPI set theirs.
-Source: PyTorch documentation, "Distributed communication package" (environment variable
-initialization) and "torchrun".
-"""
+"""What a launcher (poprun, torchrun, OpenMPI) says of this process, and where its job meets."""
 
 from __future__ import annotations
 
@@ -40,8 +35,6 @@ _POPDIST = ("POPDIST_NUM_TOTAL_REPLICAS", "POPDIST_NUM_LOCAL_REPLICAS")
 
 @dataclass(frozen=True)
 class Membership:
-    """This process and its job."""
-
     index: int = 0
     count: int = 1
     local_index: int = 0  # among the processes on this machine
@@ -52,18 +45,16 @@ class Membership:
 
 
 def from_poprun() -> bool:
-    """Tell whether poprun has started this process."""
     return env.is_set(_POPDIST[0])
 
 
 def in_job() -> bool:
-    """Tell whether a launcher has started this process."""
     counts = [count for count, _, _ in _LAUNCHERS]
     return any(env.is_set(name) for name in (*_POPDIST, *counts))
 
 
 def membership() -> Membership:
-    """Return what the environment says; one process with one replica where it says nothing."""
+    """One process with one replica where the environment says nothing."""
     index, count, local_index = 0, 1, 0
     for of_count, of_index, of_local in _LAUNCHERS:
         if env.is_set(of_count):
@@ -83,8 +74,6 @@ def membership() -> Membership:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An address that all processes of a job know."""
-
     address: str  # a host's name or number
     port: int  # at which process 0, or the launcher's agent, listens
     source: str  # what said so
@@ -93,8 +82,7 @@ class Endpoint:
 def endpoint() -> Endpoint | None:
     """Return where the environment says that the processes meet; None if it says nothing.
 
-    torchrun, poprun and most launchers set MASTER_ADDR and MASTER_PORT. OpenMPI sets neither; while
-    all its processes are on this machine they meet here, at a port that its job's name gives.
+    OpenMPI sets no MASTER_ADDR: on one machine its job's name gives a port.
     """
     if env.is_set("MASTER_ADDR") and env.is_set("MASTER_PORT"):
         port = env.get("MASTER_PORT")
@@ -109,10 +97,7 @@ def endpoint() -> Endpoint | None:
 
 
 def own_address() -> str:
-    """Return the address of this machine towards the endpoint, else its name.
-
-    The processes of one machine have the same one.
-    """
+    """Return this machine's address towards the endpoint, the same for all its processes."""
     where = endpoint()
     if where is not None:
         with contextlib.suppress(OSError):
@@ -126,19 +111,12 @@ def own_address() -> str:
 
 
 def store_owner() -> int:
-    """Return the process with which the store ends; -1 where torchrun's agent, or poprun's, has it.
-
-    That of a script which has initialised torch.distributed by itself is like theirs.
-    """
+    """Return whose end is the store's; -1 if torchrun's agent has it."""
     return -1 if env.get("TORCHELASTIC_USE_AGENT_STORE") else 0
 
 
 class Background(Future[Any]):
-    """What a daemon thread does, waited for as torch's works are.
-
-    For what has no limit of waiting, or closes a connection when that passes: messages to a single
-    process, what is asked of the store, the making of torch's groups.
-    """
+    """A daemon thread waited for as torch's works are: for calls without a usable limit."""
 
     def __init__(self, do: Callable[[], Any]) -> None:
         super().__init__()
@@ -153,7 +131,6 @@ class Background(Future[Any]):
     is_completed = Future.done
 
     def wait(self, limit: datetime.timedelta | None = None) -> None:
-        """Wait until it is done."""
         seconds = None if limit is None else limit.total_seconds()
         if not concurrent.futures.wait([self], seconds).done:
             raise RuntimeError("the messages are still on their way")
@@ -161,14 +138,13 @@ class Background(Future[Any]):
 
 
 class Impatience:
-    """One wait of a process, which says in the log for whom, so that nobody has to guess."""
+    """One wait of a process, which says in the log for whom."""
 
     def __init__(self, index: int) -> None:
         self._index = index
         self._began, self._limit = time.monotonic(), IMPATIENT
 
     def say(self, whom: str, why: str) -> None:
-        """Say whom the process waits for, if it has waited long and there is somebody."""
         waited = time.monotonic() - self._began
         if waited > self._limit and whom:
             self._limit *= 2
@@ -228,10 +204,9 @@ def open_store(index: int, count: int, timeout: datetime.timedelta) -> Any:
 def meet(store: Any, index: int, count: int, timeout: datetime.timedelta) -> str:
     """Return a name that all processes of this start of the job have agreed on, and no earlier one.
 
-    An agent that starts all processes again keeps its store, with all that the earlier ones wrote,
-    and on several hosts nothing else tells one start from the next. So each process comes with a
-    new token, and process 0 invites those that it finds by a new name, until all of them have
-    accepted it.
+    An agent that restarts processes keeps its store, and on several hosts nothing else tells one
+    start from the next. So each process comes with a new token, and process 0 invites those that it
+    finds by a new name, until all have accepted it.
     """
     token = uuid.uuid4().hex
     store.set(_arrived(index), token)
@@ -260,7 +235,7 @@ def meet(store: Any, index: int, count: int, timeout: datetime.timedelta) -> str
 
 
 def _missing(store: Any, index: int, count: int, name: str) -> str:
-    """Say who has not come, or has not accepted; nothing of nobody."""
+    """Say who has not come, or has not accepted."""
     missing = [other for other in range(count) if not store.check([_arrived(other)])]
     if not missing:  # they came, and may have ended since
         others = range(1, count) if index == 0 else [0]
@@ -282,7 +257,6 @@ def _invite(store: Any, count: int, name: str) -> str:
 
 
 def _accept(store: Any, index: int, token: str, name: str) -> str:
-    """Accept an invitation of this process, if there is one."""
     if not store.check(["invited"]):
         return name
     invited, tokens = json.loads(store.get("invited"))
