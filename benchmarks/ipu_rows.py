@@ -21,7 +21,7 @@ import torch
 
 import poptorch
 from ipu_models import Answers, Mnist, Pretraining, ResNet50, TutorialCnn, on_chips
-from poptorch import Estimate, _compile, _session
+from poptorch import Estimate, _compile
 from poptorch._ipu_model.constants import DEFAULT, Constants
 from poptorch._ipu_model.pricing import device_seconds, price
 from poptorch._systems import parse
@@ -172,7 +172,7 @@ class Priced:
         self.row = row
         executor, batch = row.make()
         spec = executor._session._settings()
-        captured = _session.Captures(executor._session, batch).capture(spec)
+        captured = executor._session.captures(batch, {}).capture(spec)
         self._subject = _compile.subject(captured, spec, parse(row.system))
         self._seconds: dict[tuple[float, ...], float] = {}
         executor.destroy()

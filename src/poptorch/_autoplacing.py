@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from . import _session
 from ._base.errors import InvalidValue
 from ._base.tables import size_text, table
 from ._systems import System, parse
@@ -139,9 +138,7 @@ def _shares(
     try:
         session = executor._session
         if isinstance(limit, System):
-            return _session.Captures(session, args, kwargs).fitting(
-                session._settings(), limit, chips
-            )
+            return session.captures(args, kwargs).fitting(session._settings(), limit, chips)
         return session.shares(args, kwargs, chips, limit)
     finally:
         executor.destroy()

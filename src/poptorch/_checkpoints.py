@@ -20,9 +20,10 @@ from typing import Any
 
 import torch
 
-from . import _job, _session
+from . import _job
 from ._base import archive, log, trees
 from ._base.errors import AssertionFailure, Error
+from ._session import files, host_random, loading
 from .dataloader import DataLoader
 from .executor import PoplarExecutor
 from .options.distributed import data_share
@@ -123,7 +124,7 @@ class Checkpoints:
         if latest < 0:
             return False
         folder = self._path(latest)
-        saved = _session.read(folder / _MODEL)
+        saved = files.read(folder / _MODEL)
         facts = _read_facts(folder / _name(0))
         if self._process and facts["processes"] == self._processes:
             facts = _read_facts(folder / _name(self._process))
@@ -140,15 +141,15 @@ class Checkpoints:
         log.python.info("Going on from checkpoint %s, step %d", folder, self.step)
         return True
 
-    def _fill(self, saved: _session.Saved, facts: Mapping[str, Any]) -> None:
+    def _fill(self, saved: files.Saved, facts: Mapping[str, Any]) -> None:
         executor, optimizer = self._executor, self._executor._optimizer
         assert optimizer is not None
         _check_states(self._stateful, facts["stateful"])
-        _session.restore(executor._session, saved, facts["device"])
+        loading.restore(executor._session, saved, facts["device"])
         before = {name: copy.deepcopy(s.state_dict()) for name, s in self._stateful.items()}
         undo = None
         try:
-            undo = _session.fill(saved, executor._user_model, optimizer, executor._loss)
+            undo = loading.fill(saved, executor._user_model, optimizer, executor._loss)
             executor.setOptimizer(optimizer)  # it has other numbers now
             _load_states(self._stateful, facts["stateful"])
         except BaseException:
@@ -178,15 +179,15 @@ class Checkpoints:
     def _epoch(self) -> Iterator[Any]:
         resumed, self._resumed = self._resumed, None
         if resumed is None:
-            self._epoch_start = _session.host_random.state()
+            self._epoch_start = host_random.state()
             yield from self._loader
             return
         if self._epoch_start is not None:  # it was made before the first batch
-            _session.host_random.restore(self._epoch_start)
+            host_random.restore(self._epoch_start)
         rest = iter(self._loader)
         for _ in zip(range(self._taken), rest, strict=False):
             pass
-        _session.host_random.restore(resumed)
+        host_random.restore(resumed)
         yield from rest
 
     # Saving.
@@ -259,16 +260,16 @@ class Checkpoints:
             writing.wait()
 
     def _files(self, folder: Path) -> dict[Path, Mapping[str, bytes]]:
-        model = _session.packed(
+        model = files.packed(
             self._executor._session,
-            _session.Objects(self._executor._user_model, self._executor._optimizer, None),
+            files.Objects(self._executor._user_model, self._executor._optimizer, None),
             "",
             with_random=False,
             pickled=False,
         )
-        files: dict[Path, Mapping[str, bytes]] = {} if model is None else {folder / _MODEL: model}
-        own = folder / _name(self._process)
-        return {**files, own: {_FACTS: json.dumps(self._facts()).encode()}}
+        facts = {_FACTS: json.dumps(self._facts()).encode()}
+        own: dict[Path, Mapping[str, bytes]] = {folder / _name(self._process): facts}
+        return own if model is None else {folder / _MODEL: model, **own}
 
     def _finish(self, folder: Path, final: Path) -> None:
         if self._process:
@@ -286,7 +287,7 @@ class Checkpoints:
             "epoch": self.epoch,
             "taken": self._taken,
             "begun": self._epoch_start,
-            "host": _session.host_random.state(),
+            "host": host_random.state(),
             "device": self._executor.rng_state,
             "stateful": {name: _encoded(name, each) for name, each in self._stateful.items()},
         }
@@ -360,9 +361,9 @@ def _read_facts(path: Path) -> dict[str, Any]:
                 raise ValueError(f"{name} is {facts[name]!r:.80}")
         for name in ("begun", "host"):
             if facts[name] is not None:
-                _session.host_random.check(facts[name])
-        _session.random_state(facts["device"])
-        states = {name: _session.decode(state) for name, state in facts["stateful"].items()}
+                host_random.check(facts[name])
+        files.random_state(facts["device"])
+        states = {name: files.decode(state) for name, state in facts["stateful"].items()}
     except Exception as error:  # whatever it is, it comes from what stands in the file
         archive.refuse(path, f"{type(error).__name__}: {error}")
     return {**facts, "stateful": states}
@@ -407,7 +408,7 @@ def _encoded(name: str, stateful: Any) -> Any:
         tensors, _ = trees.flatten(state, name)
         if tensors:  # a form of their shapes is all that there would be
             raise TypeError(f"{len(tensors)} tensors have no JSON form")
-        return _session.encode(state)
+        return files.encode(state)
     except TypeError as error:
         raise Error(
             f"The state of {name} cannot be kept in a checkpoint",

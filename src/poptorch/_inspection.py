@@ -7,19 +7,21 @@ from typing import Any
 
 import torch
 
-from . import _session
 from ._base.errors import AssertionFailure, Error
 from ._ipu_model import Estimate
 from ._ir.plan import Plan
 from ._repricing import repricer_of
-from ._session import CompiledInputs, Latency, Stamps, counters
+from ._session import counters
+from ._session.counters import Latency, Stamps
+from ._session.inputs import CompiledInputs
+from ._session.session import Session
 from .options import Options
 
 
 class Inspection:
     """Reads a session; every method of it belongs to ``PoplarExecutor``."""
 
-    _session: _session.Session
+    _session: Session
     _options: Options
 
     def isCompiled(self) -> bool:
@@ -69,7 +71,7 @@ class Inspection:
         if self._session.last is None:
             raise Error("Please run the model at least once before asking for its cycle count")
         with self._session.lock():
-            return self._session.reports.cycles()
+            return self._session.reports.cycles(self._session.now)
 
     def getPerfCounters(self) -> Stamps:
         """Return time stamps of the last call in seconds, by kind, per tensor.

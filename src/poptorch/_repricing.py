@@ -8,35 +8,35 @@ from typing import Any
 
 import torch
 
-from . import _compile, _session
+from . import _compile
 from ._base.errors import Error
 from ._ipu_model import LOCATIONS, POD, PRECISIONS, Adviser, Estimate
+from ._session.pricing import Captures
+from ._session.session import Session
 from ._systems import System, parse
 from .options import Options, TensorLocationSettings
 from .options.freeze import freeze
 
 
-def advised(
-    session: _session.Session, options: Options, captures: _session.Captures, priced: Estimate
-) -> Estimate:
+def advised(session: Session, options: Options, captures: Captures, priced: Estimate) -> Estimate:
     training = session.optimizer is not None
     return Repricer(options, captures, parse(priced.system), training).advised(priced)
 
 
 def repricer_of(
-    session: _session.Session,
+    session: Session,
     options: Options,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     system: str,
 ) -> Repricer:
     chips, training = parse(system), session.optimizer is not None
-    return Repricer(options, _session.Captures(session, args, kwargs), chips, training)
+    return Repricer(options, session.captures(args, kwargs), chips, training)
 
 
 class Repricer:
     def __init__(
-        self, options: Options, captures: _session.Captures, system: System, training: bool
+        self, options: Options, captures: Captures, system: System, training: bool
     ) -> None:
         self._options, self._captures, self._system = options, captures, system
         self._rows, self._training = captures.rows, training

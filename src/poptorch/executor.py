@@ -12,14 +12,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import _session
 from ._base import log
 from ._capture import Explanation
 from ._capture.failures import UserFrames
 from ._inspection import Inspection
 from ._ir.spec import Spec
 from ._repricing import advised
-from ._session import ParameterProxy
+from ._session import files, loading, wrapping
+from ._session.model import Model
+from ._session.proxy import ParameterProxy
+from ._session.session import Session
 from .ops.blocks import module_repr
 from .options import Options
 from .options.files import as_calls
@@ -59,10 +61,9 @@ class PoplarExecutor(Inspection):
         shallow = copy.copy(model)  # shares tensors and sub-modules, not top-level attributes
         self._user_model = model if optimizer is not None else shallow
         owner = weakref.ref(self)
-        self._session = _session.Session(
-            shallow,
-            model,
-            _with_loss(shallow, loss) if loss is not None else None,
+        entry = _with_loss(shallow, loss) if loss is not None else None
+        self._session = Session(
+            Model(shallow, model, entry, optimizer is not None),
             lambda: _alive(owner)._settings(),
             optimizer,
             owner,
@@ -102,6 +103,9 @@ class PoplarExecutor(Inspection):
     def compile(self, /, *args: Any, **kwargs: Any) -> None:
         """Compile for inputs like these without running. Ignored, with a warning, when compiled."""
         with UserFrames(), self._session.lock():
+            if self.isCompiled():
+                log.python.warning("Call to compile() ignored: the model is already compiled.")
+                return
             self._rewrap()
             self._session.compile(args, kwargs)
 
@@ -214,9 +218,9 @@ class PoplarExecutor(Inspection):
         """
         objects = None
         if export_model:
-            objects = _session.Objects(self._user_model, self._optimizer, self._loss)
+            objects = files.Objects(self._user_model, self._optimizer, self._loss)
         with self._session.lock():
-            _session.save(self._session, filename, objects, as_calls(self._options), save_rng_state)
+            files.save(self._session, filename, objects, as_calls(self._options), save_rng_state)
 
     def compileAndExport(
         self,
@@ -250,9 +254,9 @@ class PoplarExecutor(Inspection):
             if self.isCompiled():
                 log.python.warning("Call to loadExecutable() ignored: the model is compiled.")
                 return
-            saved = _session.read(filename, trusted)
+            saved = files.read(filename, trusted)
             self._rewrap()
-            _session.resume(self._session, saved, self._settings(), whole=False)
+            loading.resume(self._session, saved, self._settings(), whole=False)
 
     # The device.
 
@@ -311,7 +315,7 @@ class PoplarExecutor(Inspection):
             use_running_mean(self._options)
 
     def _wrap(self) -> None:
-        _session.wrap(self._user_model, self, self._session.model.module)
+        wrapping.wrap(self._user_model, self, self._session.model.module)
         self._session.is_trainer = True
 
     def _rewrap(self) -> None:
@@ -356,10 +360,10 @@ class PoplarExecutor(Inspection):
         return PoplarExecutor, (self._user_model, self._options, self._optimizer, self._loss)
 
 
-def _finish(session: _session.Session, model: nn.Module, local_only: bool = False) -> None:
+def _finish(session: Session, model: nn.Module, local_only: bool = False) -> None:
     with session.lock():
         session.close(local_only)
-        _session.unwrap(model)
+        wrapping.unwrap(model)
 
 
 def _alive(owner: weakref.ref[PoplarExecutor]) -> PoplarExecutor:

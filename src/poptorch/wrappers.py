@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import _compile, _session
+from . import _compile
 from ._base.archive import InvalidFile
 from ._base.errors import AssertionFailure, Error, InvalidType, StateError
+from ._session import files, hooks, loading, wrapping
 from .enums import ConnectionType
 from .executor import PoplarExecutor
 from .options import Options
@@ -22,8 +23,8 @@ from .options.legacy_call import read_call
 
 DEFAULT_LEARNING_RATE = 0.01
 
-registerPreCompileHook = _session.register_pre_compile
-registerPostCompileHook = _session.register_post_compile
+registerPreCompileHook = hooks.register_pre_compile
+registerPostCompileHook = hooks.register_post_compile
 
 
 def trainingModel(
@@ -52,7 +53,7 @@ def trainingModel(
     """
     call = read_call(True, options, optimizer, extra, keywords)
     module = _module(model)
-    if _session.is_wrapped(module):
+    if wrapping.is_wrapped(module):
         raise StateError(
             "The model has already been wrapped for training",
             got=type(module).__bases__[0].__name__,
@@ -136,7 +137,7 @@ def load(
         poptorch.Error: neither a model nor trust, or model or optimizer are not like the saved
             ones; they are unchanged then.
     """
-    saved = _session.read(filename, trusted)
+    saved = files.read(filename, trusted)
     if not saved.whole:
         raise AssertionFailure(
             "The file holds an executable without its model",
@@ -146,7 +147,7 @@ def load(
     undo: Callable[[], None] | None = None
     if model is not None:
         module = _module(model)
-        undo = _session.fill(saved, module, optimizer, loss)
+        undo = loading.fill(saved, module, optimizer, loss)
     elif saved.trusted:
         objects = saved.objects()
         module, optimizer, loss = objects.model, objects.optimizer, objects.loss
@@ -173,7 +174,7 @@ def load(
 
 
 def _resumed(
-    saved: _session.Saved,
+    saved: files.Saved,
     module: nn.Module,
     options: Options,
     optimizer: torch.optim.Optimizer | None,
@@ -182,14 +183,14 @@ def _resumed(
     own = prepare(options, training=optimizer is not None)
     executor = PoplarExecutor(module, own, optimizer, loss)
     try:
-        _session.resume(executor._session, saved, executor._settings(), whole=True)
+        loading.resume(executor._session, saved, executor._settings(), whole=True)
     except BaseException:
         executor.destroy()
         raise
     return executor
 
 
-def _options_of(saved: _session.Saved) -> Options:
+def _options_of(saved: files.Saved) -> Options:
     """Return the options of a file, less what belongs to the machine that wrote it."""
     asked, options = Options(), Options()
     try:

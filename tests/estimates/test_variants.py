@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import poptorch
-from poptorch import _session
 from poptorch._ipu_model import LOCATIONS, Variant
+from poptorch._session import pricing
 
 WIDE, ROWS = 128, 64
 
@@ -108,13 +108,13 @@ def test_lines_are_estimates(training: bool, norm: bool, vary: dict[str, list[An
 @pytest.mark.slow
 def test_captured_once_where_it_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    capture = _session.pricing._compile.capture_for_estimate
+    capture = pricing._compile.capture_for_estimate
 
     def counted(*args: Any) -> Any:
         made.append(args)
         return capture(*args)
 
-    monkeypatch.setattr(_session.pricing._compile, "capture_for_estimate", counted)
+    monkeypatch.setattr(pricing._compile, "capture_for_estimate", counted)
     vary = {"replicas": [1, 2], "micro_batch": [4, 8], "chip": ["mk2", "bow"]}
     assert len(poptorch.what_if(wrapped(True), BATCH, vary=vary)) == 8
     assert len(made) == 2  # by micro-batch

@@ -102,10 +102,9 @@ def save(
     objects: Objects | None,
     options: str,
     with_random: bool,
-    pickled: bool = True,
 ) -> None:
     """Save a compiled model; of processes that train together the first one does."""
-    parts = packed(session, objects, options, with_random, pickled)
+    parts = packed(session, objects, options, with_random)
     if parts is None:
         log.python.info("Process 0 writes %s", filename)
         return

@@ -169,8 +169,7 @@ def resume(session: Session, saved: Saved, spec: Spec, whole: bool) -> None:
             if name.startswith(CODE):
                 store.keep(name.removeprefix(CODE), code)
     if whole:
-        Randomness(0).set(saved.random, None)
-        session.restored = Restored(saved.under(DEVICE), saved.random)
+        restore(session, saved, saved.random)
     if saved.arguments is None:
         log.python.info("The file has no arguments to compile for: the first call compiles")
         return
@@ -183,7 +182,7 @@ def resume(session: Session, saved: Saved, spec: Spec, whole: bool) -> None:
             f"here forward{session.model.signature}",
         ) from error
     try:
-        session.compile_for(args, kwargs, background=True, placeholders=True)
+        session.compile(args, kwargs, background=True, placeholders=True)
     except Error:
         raise
     except Exception as error:  # forward's own, of whatever the file passes to it

@@ -95,14 +95,18 @@ class Variant:
 
 
 class Model:
-    """The user's model, and a shallow copy with the same tensors and layers, which is traced."""
+    """The user's model, and a shallow copy with the same tensors and layers, which is traced.
+
+    ``entry`` is called with the user's arguments while tracing; None for the module itself.
+    ``trained``: follow the ``train()`` of the user's module; in inference only its ``eval()``.
+    """
 
     def __init__(
         self,
         module: nn.Module,
         users: nn.Module,
         entry: Callable[..., Any] | None,
-        trained: bool = True,  # follow the train() of the user's module, not only its eval()
+        trained: bool,
     ) -> None:
         self.module, self.users = module, users
         self.wrapped_forward = users.__dict__.get("forward")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol
 
 import torch
 
@@ -13,18 +12,8 @@ from .._base import source
 from .._ir.slots import Kind, Slot
 from .._ir.spec import Spec
 from .._systems import ChipKind, System
-from .model import Model, Task
+from .model import Freeze, Model
 from .signature import Bound
-
-
-class Wrapped(Protocol):
-    """What captures need of a Session, which has reports made of them."""
-
-    model: Model
-
-    def task(self, bound: Bound, spec: Spec, placeholders: bool = False) -> Task: ...
-
-    def fetch(self) -> None: ...
 
 
 class Captures:
@@ -33,19 +22,11 @@ class Captures:
     Its weights and the arguments may be on the meta device.
     """
 
-    def __init__(
-        self,
-        session: Wrapped,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        bound: Bound | None = None,
-    ) -> None:
-        self._session = session
-        self._bound = bound or session.model.signature.bind(args, kwargs or {})
-        self.rows = max((t.shape[0] for t in self._bound.tensors if t.dim()), default=1)
+    def __init__(self, model: Model, freeze: Freeze | None, bound: Bound) -> None:
+        self._model, self._freeze, self._bound = model, freeze, bound
+        self.rows = max((t.shape[0] for t in bound.tensors if t.dim()), default=1)
         self._made: list[_compile.Capture] = []
         self._changed: dict[object, _compile.Capture] = {}
-        session.fetch()
 
     def capture(
         self,
@@ -79,13 +60,12 @@ class Captures:
 
     def _captured(self, spec: Spec, dtype: torch.dtype | None = None) -> _compile.Capture:
         """The model as it is, for an optimizer as it is now."""
-        task = self._session.task(self._bound, spec, placeholders=True)
+        task = self._model.task(self._bound, spec, self._freeze, placeholders=True)
         request = task.request if dtype is None else _of_type(task.request, dtype)
         for before in self._made:
             if _same(before.request, request, before.micro):
                 return replace(before, optim=task.optim)
-        excludes = source.excluding(spec.runtime.source_excludes)
-        with excludes, self._session.model.in_mode():
+        with source.excluding(spec.runtime.source_excludes), self._model.in_mode():
             made = _compile.capture_for_estimate(request, task.optim, self.rows)
         self._made.append(made)
         return made

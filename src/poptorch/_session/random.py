@@ -13,7 +13,6 @@ from .._base import log
 from .._base.errors import InvalidValue
 from .._ir import slots
 from .._ir.program import State
-from .._ir.spec import Spec
 
 
 def first_state(seed: int) -> torch.Tensor:
@@ -46,10 +45,6 @@ class Randomness:
                 )
         self._saved: torch.Tensor | None = None
         self._ran = False
-
-    @classmethod
-    def of(cls, spec: Spec) -> Randomness:
-        return cls(spec.target.seed, spec.runs_together)
 
     def start(self, state: State, restored: bool) -> None:
         """Give a device its generator: a new sequence, or the one that was left off.

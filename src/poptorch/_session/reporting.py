@@ -9,7 +9,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from .. import _compile
 from .._base import log, processes, source
@@ -19,8 +19,8 @@ from .._ir.spec import Spec
 from .._systems import KINDS, ChipKind, System, current
 from ..backends import Stopwatch, timing
 from .counters import LastCall
-from .model import Variant
-from .pricing import Captures, Wrapped
+from .model import Freeze, Model, Variant
+from .pricing import Captures
 
 _T = TypeVar("_T")
 
@@ -32,44 +32,35 @@ OLD_NAME = "profile.pop"
 """Scripts look for the report under this name; it has the content of ``profile.json``."""
 
 
-class Reported(Wrapped, Protocol):
-    """What reports need of a Session."""
-
-    last: LastCall | None
-
-    @property
-    def is_compiled(self) -> bool: ...
-
-    @property
-    def now(self) -> Variant: ...
-
-
 class Reports:
     """What is reported of one wrapped model."""
 
     advise: Callable[[Captures, Estimate], Estimate] | None = None
 
-    def __init__(self, session: Reported) -> None:
-        self._session = weakref.ref(session)
-        self._estimate: Estimate | None = None
-        self._calls: list[profile.Call] = []
-        self._count = 0
+    def __init__(self, model: Model, freeze: Freeze | None) -> None:
+        self._model, self._freeze = model, freeze
+        self._now: Variant | None = None  # while there is a program
         self._began = self._ended = 0.0
         self._unwritten = False
-        self._written = 0
         self._process = processes.fork_generation()
-        self._watch = Stopwatch()
-        weakref.finalize(session, _finish, weakref.ref(self))  # a process that ends, above all
+        self._reset()
+        weakref.finalize(model, _finish, weakref.ref(self))  # a process that ends, above all
 
-    def compiled(self) -> None:
-        self._estimate, self._calls, self._count, self._written = None, [], 0, 0
+    def _reset(self) -> None:
+        self._estimate: Estimate | None = None
+        self._calls: list[profile.Call] = []
+        self._count = self._written = 0
         self._watch = Stopwatch()
-        if self._spec().runtime.report is not None:
+
+    def compiled(self, now: Variant) -> None:
+        self._reset()
+        self._now = now
+        if now.spec.runtime.report is not None:
             log.python.info(
                 "A profile report is written: the first %d calls are timed operator by operator, "
                 "which slows them", TIMED,
             )  # fmt: skip
-            self._write()
+            self._write(now)
 
     def run(self, spec: Spec, do: Callable[..., _T], *args: object) -> _T:
         """Do a call; if a report of it is asked for and it is one of the first, time its parts."""
@@ -81,15 +72,13 @@ class Reports:
         self._watch = watch
         return results
 
-    def called(self, spec: Spec) -> None:
+    def called(self, now: Variant, last: LastCall) -> None:
         """Note what the last call took; write the report after some."""
-        runtime = spec.runtime
-        if runtime.cycle_count:
-            log.engine.debug("Total number of IPU cycles: %d (estimated)", self.cycles())
-        if runtime.report is None:
+        self._now = now
+        if now.spec.runtime.cycle_count:
+            log.engine.debug("Total number of IPU cycles: %d (estimated)", self.cycles(now))
+        if now.spec.runtime.report is None:
             return
-        last = self._owner().last
-        assert last is not None
         started, taken, ready, ended = last.moments
         if not self._count:
             self._began = self._ended = started
@@ -101,34 +90,25 @@ class Reports:
             )  # fmt: skip
             self._calls.append(call)
         if self._count & (self._count - 1) == 0:  # a power of two
-            self._write()
+            self._write(now)
         self._ended = ended
 
     def finish(self) -> None:
         """Write the report of a program that is let go of, if calls are not in it yet."""
-        session = self._session()
-        if session is not None and session.is_compiled and self._count != self._written:
-            self._write()
-        self._estimate, self._calls, self._count, self._written = None, [], 0, 0
+        if self._now is not None and self._count != self._written:
+            self._write(self._now)
+        self._now = None
+        self._reset()
 
-    def cycles(self) -> int:
+    def cycles(self, now: Variant) -> int:
         """Return the cycles of one call of the compiled program, as the cost model has them."""
-        return max(1, round(self._priced().cycles))
+        return max(1, round(self._priced(now).cycles))
 
-    def _spec(self) -> Spec:
-        return self._owner().now.spec
-
-    def _owner(self) -> Reported:
-        session = self._session()
-        assert session is not None
-        return session
-
-    def _priced(self) -> Estimate:
+    def _priced(self, now: Variant) -> Estimate:
         """Price the compiled program: capture one micro-batch once more, without data."""
         if self._estimate is None:
-            session = self._owner()
-            spec = self._spec()
-            captures = Captures(session, bound=session.now.inputs.bound)
+            spec = now.spec
+            captures = Captures(self._model, self._freeze, now.inputs.bound)
             captured = captures.capture(spec)
             kind = modelled(spec)
             needed = _compile.subject(captured, spec, System(kind, 1))
@@ -139,17 +119,17 @@ class Reports:
                 self._estimate = self.advise(captures, self._estimate)
         return self._estimate
 
-    def _write(self) -> None:
+    def _write(self, now: Variant) -> None:
         self._written = self._count
-        spec = self._spec()
+        spec = now.spec
         name = spec.runtime.model_name or ("training" if spec.training else "inference")
         directory = Path(str(spec.runtime.report)) / name
         try:
-            estimate = self._priced()
+            estimate = self._priced(now)
         except Error as error:
             log.python.warning("No profile report is written: %s", error)
             return
-        ran = self._owner().now.compiled.executable.report()
+        ran = now.compiled.executable.report()
         measured = profile.Measured(
             ran.tier, ran.compile_seconds, self._count, tuple(self._calls), _process_bytes(),
             *_timed(self._watch),

@@ -9,10 +9,9 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
-from torch import nn
 
 from .. import _capture, _compile, _pod, _systems, backends
 from .._base import env, interrupts, log, processes, source
@@ -28,13 +27,13 @@ from .counters import LastCall, Stamps
 from .inputs import dividing, return_inputs
 from .model import Mode, Model, Task, Variant
 from .optimizer import SessionOptimizer
+from .pricing import Captures
 from .random import Randomness
 from .sharing import Sharing
-from .signature import Bound
 from .store import DEVICE_ONLY, Layout, StateStore
 from .weights import check_saved
+from .wrapping import Owner
 
-LIMIT = "Options.programs"
 CHECK_EVERY = 0.005
 """Seconds from one look at the guards to the next: the layers of a small model are not in the
 processor's caches when its call begins, and looking at all of them took 40 of its 650 us."""
@@ -46,27 +45,12 @@ R = TypeVar("R")
 _versions = itertools.count(1)  # of host values, over all sessions
 
 
-class Transfers(Protocol):
-    """The public methods through which implicit transfers go, so that users can replace them."""
-
-    def copyWeightsToHost(self) -> None: ...  # noqa: N802
-
-    def copyWeightsToDevice(self) -> None: ...  # noqa: N802
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Restored:
     """State from a file that the next compilation continues with."""
 
     device: Mapping[str, torch.Tensor]  # what no host tensor mirrors, by key
     random: list[int] | None  # None for a new sequence
-
-
-def not_compiled() -> Error:
-    return Error(
-        "The model has not been compiled or has been destroyed",
-        fix="call the model, or its compile() method, with example inputs first",
-    )
 
 
 def _locked(
@@ -85,27 +69,24 @@ def _locked(
 class Session(Sharing):
     """The runtime of one wrapped model; public methods hold its lock.
 
-    Args:
-        module: what is traced; shares its tensors with the user's module.
-        entry: called with the user's arguments while tracing; None for the module itself.
-        transfers: the executor, or None once it is gone.
-        progress: makes the context in which a compilation reports its progress.
+    ``owner`` returns the executor, or None once it is gone; ``progress`` makes the context in
+    which a compilation reports its progress.
     """
 
     def __init__(
         self,
-        module: nn.Module,
-        users: nn.Module,
-        entry: Callable[..., Any] | None,
+        model: Model,
         settings: Callable[[], Spec],
         optimizer: torch.optim.Optimizer | None,
-        transfers: Callable[[], Transfers | None],
+        owner: Callable[[], Owner | None],
         progress: Progress,
     ) -> None:
-        tensors = _capture.tensors_of(module)
+        tensors = _capture.tensors_of(model.module)
         super().__init__((id(tied.tensor) for tied in tensors.values()), optimizer is not None)
-        self.model = Model(module, users, entry, optimizer is not None)
+        self.model = model
         self.optimizer = SessionOptimizer(optimizer, self.lock) if optimizer is not None else None
+        self._freeze = self.optimizer.frozen if self.optimizer is not None else None
+        self.reports = reporting.Reports(model, self._freeze)
         self.variants: list[Variant] = []  # the present one last
         self.store: StateStore | None = None  # while attached
         self.random = Randomness(0)
@@ -116,7 +97,7 @@ class Session(Sharing):
         self.last: LastCall | None = None
         self._next_check = 0.0  # of the guards; at once where somebody has looked at the weights
         self._spec: Spec  # every program is compiled with these settings
-        self._settings, self._transfers, self._progress = settings, transfers, progress
+        self._settings, self._owner, self._progress = settings, owner, progress
         self._lease: _pod.Lease | None = None
         self._has_chips = False
         self._process = processes.fork_generation()
@@ -126,7 +107,6 @@ class Session(Sharing):
         self._taking_over = self._is_copying = False
         self._written: Mapping[str, str] | None = None  # digests, since processes compared theirs
         self._left: Mapping[str, str] | None = None  # digests of the host's when detached
-        self.reports = reporting.Reports(self)
 
     @property
     def is_compiled(self) -> bool:
@@ -137,7 +117,10 @@ class Session(Sharing):
         """The program that calls use."""
         variants = self.variants  # which another thread may replace
         if not variants:
-            raise not_compiled()
+            raise Error(
+                "The model has not been compiled or has been destroyed",
+                fix="call the model, or its compile() method, with example inputs first",
+            )
         return variants[-1]
 
     @property
@@ -147,15 +130,7 @@ class Session(Sharing):
     # Compiling.
 
     @_locked
-    def compile(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Compile for arguments of this kind, without running. A failure changes nothing."""
-        if self.variants:
-            log.python.warning("Call to compile() ignored: the model is already compiled.")
-            return
-        self.compile_for(args, kwargs)
-
-    @_locked
-    def compile_for(
+    def compile(
         self,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
@@ -168,22 +143,19 @@ class Session(Sharing):
         """
         self._check_process()
         bound = self.model.signature.bind(args, kwargs)
-        self._fetch()
+        self.fetch()
         spec = self._settings()
         log.limit_repeats(spec.runtime.max_repeat_logs)
         reporting.check(spec)
         try:
-            self._begin(self._compiled(self.task(bound, spec, placeholders), background))
+            task = self.model.task(bound, spec, self._freeze, placeholders)
+            self._begin(self._compiled(task, background))
         except BaseException:
             self._release_chips()
             raise
         if spec.runtime.connection != ConnectionType.Never:
             self._attach()
-        self.reports.compiled()
-
-    def task(self, bound: Bound, spec: Spec, placeholders: bool = False) -> Task:
-        freeze = self.optimizer.frozen if self.optimizer is not None else None
-        return self.model.task(bound, spec, freeze, placeholders)
+        self.reports.compiled(self.now)
 
     def _compiled(self, task: Task, background: bool) -> Variant:
         spec = task.spec
@@ -211,7 +183,7 @@ class Session(Sharing):
 
     def _begin(self, variant: Variant) -> None:
         """Use the first program, without attaching."""
-        random, kept = Randomness.of(variant.spec), None
+        random, kept = Randomness(variant.spec.target.seed, variant.spec.runs_together), None
         if self.restored is not None:
             kept = self.restored.device
             slots = variant.compiled.plan.program.visible_slots().items()
@@ -254,16 +226,24 @@ class Session(Sharing):
     def explain(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _capture.Explanation:
         """List what a capture for arguments of this kind would refuse or freeze."""
         bound = self.model.signature.bind(args, kwargs)
-        self._fetch()
-        request = self.task(bound, self._settings()).request
+        self.fetch()
+        request = self.model.task(bound, self._settings(), self._freeze).request
         with self.model.in_mode():
             return _capture.explain(request)
+
+    @_locked
+    def captures(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Captures:
+        """Return what prices are made of; weights and arguments may be on the meta device."""
+        bound = self.model.signature.bind(args, kwargs)
+        self.fetch()
+        return Captures(self.model, self._freeze, bound)
 
     @_locked
     def shares(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], chips: int, limit: int | None
     ) -> list[_compile.Share]:
-        task = self.task(self.model.signature.bind(args, kwargs), self._settings())
+        bound = self.model.signature.bind(args, kwargs)
+        task = self.model.task(bound, self._settings(), self._freeze)
         with self.model.in_mode():
             return _compile.shares(task.request, task.spec, task.optim, chips, limit)
 
@@ -280,7 +260,7 @@ class Session(Sharing):
                 return self._call(args, kwargs)
             restored = self.restored
             try:
-                self.compile_for(args, kwargs, background=True)
+                self.compile(args, kwargs, background=True)
                 return self._call(args, kwargs)
             except Exception:
                 self._forget()
@@ -290,7 +270,7 @@ class Session(Sharing):
     def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         now = self._program_for(args, kwargs)
         started = time.perf_counter()
-        self._fetch()
+        self.fetch()
         given, batch = now.inputs.take(args, kwargs, self.model.signature)
         taken = time.perf_counter()
         results = self.reports.run(now.spec, self._execute, now, now.synthetic or batch)
@@ -300,7 +280,7 @@ class Session(Sharing):
         returned = now.outputs.build(results[: now.outputs.count])
         moments = (started, taken, ready, time.perf_counter())
         self.last = LastCall(moments, now.anchors(results))
-        self.reports.called(now.spec)
+        self.reports.called(now, self.last)
         return returned
 
     def _program_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Variant:
@@ -406,13 +386,13 @@ class Session(Sharing):
                 log.python.info("train() or eval() was called: compiling for the other mode")
             variant = self._new_variant(now, args, kwargs)
             if mode == now.mode:
-                log.python.info("%s: compiled for %s, too", LIMIT, variant.inputs)
+                log.python.info("Options.programs: compiled for %s, too", variant.inputs)
         with interrupts.deferred():
             self._move(variant, restored=True)
             others = [other for other in self.variants if other is not variant]
             alike = [other for other in others if other.mode == variant.mode]
             for other in alike[: max(0, len(alike) + 1 - now.spec.runtime.programs)]:
-                log.python.info("%s: forgets the program for %s", LIMIT, other.inputs)
+                log.python.info("Options.programs: forgets the program for %s", other.inputs)
                 others.remove(other)
             self.variants = [*others, variant]
         return variant
@@ -448,9 +428,10 @@ class Session(Sharing):
         spec = dividing(bound, self._spec) if self._several else now.spec
         if not self._several:
             now.inputs.take(args, kwargs, self.model.signature)
-        self._fetch()
+        self.fetch()
         self._bring_host_up_to_date()
-        variant = self._compiled(self.task(bound, spec), background=True)
+        task = self.model.task(bound, spec, self._freeze)
+        variant = self._compiled(task, background=True)
         remember_compiled(variant, self.model.module)
         return variant
 
@@ -504,7 +485,7 @@ class Session(Sharing):
             self._download(local_only)
             return True
         log.python.debug("Implicit copyWeightsToHost()")
-        owner = self._transfers()
+        owner = self._owner()
         if owner is not None:
             owner.copyWeightsToHost()
         else:
@@ -532,9 +513,6 @@ class Session(Sharing):
 
     @_locked
     def fetch(self) -> None:
-        self._fetch()
-
-    def _fetch(self) -> None:
         """Fetch newer weights that another trainer of the same tensors has."""
         newest = self._version_left
         for other in self.others():
@@ -547,7 +525,7 @@ class Session(Sharing):
         if self.store is not None:
             self._bring_host_up_to_date()  # what another brought to the host is not all of it
             log.python.debug("Implicit copyWeightsToDevice()")
-            owner = self._transfers()
+            owner = self._owner()
             assert owner is not None
             self._taking_over = True
             try:

@@ -91,10 +91,13 @@ def unwatch(module: nn.Module, announce: Callable[[], None]) -> None:
 
 
 class Owner(Protocol):
-    """The executor that a wrapped module forwards to."""
+    """The executor; implicit transfers go through its methods, so that users can replace them."""
 
-    def copyWeightsToHostIfNeeded(self) -> bool:  # noqa: N802
-        ...
+    def copyWeightsToHost(self) -> None: ...  # noqa: N802
+
+    def copyWeightsToDevice(self) -> None: ...  # noqa: N802
+
+    def copyWeightsToHostIfNeeded(self) -> bool: ...  # noqa: N802
 
     def destroy(self) -> None: ...
 
