@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -20,7 +21,7 @@ from .._ir import slots
 from .._ir.blocks import line_of
 from .._ir.loops import Lanes, Loops
 from .._ir.plan import Plan, Report
-from .._ir.program import Axis, Gather, Node, Program, Reduce, Repeat, Run, Scatter, State
+from .._ir.program import Axis, Emit, Gather, Node, Program, Reduce, Repeat, Run, Scatter, State
 from .._ir.slots import Kind, Slot
 from .._ops import streams
 from ..enums import OutputMode
@@ -32,8 +33,8 @@ from .whole import Whole
 
 Index = dict[Axis, int]
 _GRADIENTS, _SQUARES = "the gradients of an update", "the squares of an update"
-_FIRST: Index = dict.fromkeys(Axis, 0)
 Mode = tuple[OutputMode, int]  # with the period of EveryN
+_Slices = Sequence[Sequence[torch.Tensor]]
 
 
 class LoopExecutable:
@@ -51,12 +52,11 @@ class LoopExecutable:
         report: Report,
         in_place: bool = False,
     ) -> None:
-        self._program = plan.program
+        self._plan, self._program = plan, plan.program
         self._functions = functions
         self._report = report
         self._random = {name for name, graph in plan.program.graphs.items() if graph.random}
         self._keys: Keys | None = None
-        self._first_replica = plan.spec.first_replica
         self._wanted = Wanted(plan.program)
         self._bound: tuple[State, dict[str, _BoundRun]] | None = None
         self._handed: dict[str, torch.Tensor] = {}  # from one graph to the next
@@ -72,16 +72,19 @@ class LoopExecutable:
         runs = self._bind(state)
         collector = Collector(self._program, self._wanted)
         slices = [self._program.loops.cut(value, self._program.lanes) for value in batch]
-        index: Index = _FIRST.copy()
-        random = device_generator(bool(self._random))
+        index: Index = dict.fromkeys(Axis, 0)
+        random = device_generator() if self._random else contextlib.nullcontext()
         # The other context is half the price of no_grad(), 2 us less.
         with interrupts.deferred(), torch.set_grad_enabled(False), random, self._threads:
             self._whole.begin(state, batch)
             if self._random:
                 self._keys = Keys(state, self._program.loops)
             try:
-                for node in self._program.body[:-1]:
-                    self._walk(node, runs, slices, index, collector)
+                for node in _leaves(self._program.body, index):
+                    if isinstance(node, Run):
+                        self._run(node.graph, runs[node.graph], slices, index, collector)
+                    else:
+                        self._in_flight = exchange(node, state, self._in_flight)
                 interrupts.check()
             except BaseException as error:
                 try:
@@ -101,50 +104,32 @@ class LoopExecutable:
         # State tensors keep their identity, so the argument lists are made once per State.
         if self._bound is None or self._bound[0] is not state:
             runs = {
-                name: _BoundRun(
-                    name, function, state, self._program, self._first_replica, self._handed
-                )
+                name: _BoundRun(name, function, state, self._plan, self._handed)
                 for name, function in self._functions.items()
             }
             self._bound = state, runs
         return self._bound[1]
 
-    def _walk(
-        self,
-        node: Node,
-        runs: Mapping[str, _BoundRun],
-        slices: Sequence[Sequence[torch.Tensor]],
-        index: Index,
-        collector: Collector,
+    def _run(
+        self, name: str, run: _BoundRun, slices: _Slices, index: Index, collector: Collector
     ) -> None:
-        if isinstance(node, Run):
-            assert self._bound is not None
-            interrupts.check()
-            run, step = runs[node.graph], step_of(self._program, index)
-            if node.graph in self._random:
-                streams.begin(self._seeds(step, index[Axis.REPLICAS]))
-            try:
-                results = stopwatch.action(node.graph, run, slices, step, index)
-            except RuntimeError as error:
-                better = _explained(error)
-                if better is error:
-                    raise
-                raise better from error
-            self._whole.ran(node.graph, self._bound[0])
-            collector.take(run.emitted, results, step, index[Axis.REPLICAS])
-        elif isinstance(node, Repeat):  # what follows a loop belongs to its last round
-            for step in range(node.count):
-                index[node.axis] = step
-                for child in node.body:
-                    self._walk(child, runs, slices, index, collector)
-        elif isinstance(node, Reduce | Scatter | Gather):
-            assert self._bound is not None
-            self._in_flight = exchange(node, self._bound[0], self._in_flight)
-        else:
-            raise NotImplementedError(f"no backend knows what this means: {node}")
+        assert self._bound is not None
+        interrupts.check()
+        step, replica = step_of(self._program, index), index[Axis.REPLICAS]
+        if name in self._random:
+            streams.begin(self._seeds(step, replica))
+        try:
+            results = stopwatch.action(name, run, slices, step, index)
+        except RuntimeError as error:
+            better = _explained(error)
+            if better is error:
+                raise
+            raise better from error
+        self._whole.ran(name, self._bound[0])
+        collector.take(run.emitted, results, step, replica)
 
     def _seeds(self, step: int, replica: int) -> list[int]:
-        lanes, first, keys = self._program.lanes, self._first_replica, self._keys
+        lanes, first, keys = self._program.lanes, self._plan.spec.first_replica, self._keys
         assert keys is not None
         if lanes is None:
             return [keys.seed(step, first + replica)]
@@ -191,14 +176,13 @@ class _BoundRun:
         name: str,
         function: Compiled,
         state: State,
-        program: Program,
-        first_replica: int,
+        plan: Plan,
         handed: dict[str, torch.Tensor],
     ) -> None:
         self._function = function
         self._handed = handed
-        self._first_replica = first_replica
-        self._program = program
+        self._first_replica = plan.spec.first_replica
+        program = self._program = plan.program
         self._loops = program.loops
         graph = program.graphs[name]
         outputs, inputs = returned(graph), list(enumerate(graph.inputs))
@@ -213,9 +197,7 @@ class _BoundRun:
         ]
         self.emitted = [slot.key for slot in outputs]
 
-    def __call__(
-        self, slices: Sequence[Sequence[torch.Tensor]], step: int, index: Index
-    ) -> Sequence[torch.Tensor]:
+    def __call__(self, slices: _Slices, step: int, index: Index) -> Sequence[torch.Tensor]:
         replica, lanes = index[Axis.REPLICAS], self._program.lanes
         arguments = list(self._arguments[replica])
         at = step // lanes.steps if lanes is not None else self._loops.slice_of(step, replica)
@@ -277,6 +259,17 @@ def _empty_others(whole: torch.Tensor, part: torch.Tensor) -> None:
     whole[first + part.numel() :].zero_()
 
 
+def _leaves(nodes: Sequence[Node], index: Index) -> Iterator[Run | Reduce | Scatter | Gather]:
+    """Yield what runs in turn; what follows a loop belongs to its last round."""
+    for node in nodes:
+        if isinstance(node, Repeat):
+            for step in range(node.count):
+                index[node.axis] = step
+                yield from _leaves(node.body, index)
+        elif not isinstance(node, Emit):
+            yield node
+
+
 def step_of(program: Program, index: Index) -> int:
     side_by_side = program.lanes.steps if program.lanes is not None else 1
     step = program.loops.step(index[Axis.ITERATIONS], index[Axis.ACCUMULATION])
@@ -294,21 +287,15 @@ def _renew() -> None:  # in a forked process, which does not have the thread tha
 os.register_at_fork(after_in_child=_renew)
 
 
-class device_generator:  # noqa: N801 (used as a function)
-    """Gives the block torch's default generator, which all threads share; then it is as before."""
-
-    def __init__(self, needed: bool) -> None:
-        self._needed = needed
-
-    def __enter__(self) -> None:
-        if self._needed:
-            _drawing.acquire()
-            self._host = torch.get_rng_state()
-
-    def __exit__(self, *_: object) -> None:
-        if self._needed:
-            torch.set_rng_state(self._host)
-            _drawing.release()
+@contextlib.contextmanager
+def device_generator() -> Iterator[None]:
+    """Give the block torch's default generator, which all threads share; then it is as before."""
+    with _drawing:
+        host = torch.get_rng_state()
+        try:
+            yield
+        finally:
+            torch.set_rng_state(host)
 
 
 class Keys:

@@ -22,7 +22,7 @@ from .._base.errors import Error
 from .._ir.blocks import label_of, line_of
 from .._ir.graph import Graph
 from .._ir.plan import Plan
-from .._ir.program import Axis, Node, Run
+from .._ir.program import Axis
 from . import stopwatch
 from .driver import Collector, Index, LoopExecutable, program_report, step_of
 from .prepare import accept_strides, prepare
@@ -214,12 +214,10 @@ class _FloatException(Exception):  # noqa: N818 (it is on its way to becoming an
 class _CheckedExecutable(LoopExecutable):
     by_call = True
 
-    def _walk(self, node: Node, runs: Any, slices: Any, index: Index, collector: Collector) -> None:
+    def _run(self, name: str, run: Any, slices: Any, index: Index, collector: Collector) -> None:
         try:
-            super()._walk(node, runs, slices, index, collector)
+            super()._run(name, run, slices, index, collector)
         except _FloatException as exception:
-            if not isinstance(node, Run):
-                raise
             raise self._error(exception, index) from None
 
     def _error(self, exception: _FloatException, index: Index) -> Error:

@@ -96,7 +96,8 @@ class StagedExecutable:
             for number in range(loops.replicas)
         ]
         flushes = loops.iterations if self._plan.spec.training else 1
-        with interrupts.deferred(), torch.no_grad(), device_generator(self._random):
+        random = device_generator() if self._random else contextlib.nullcontext()
+        with interrupts.deferred(), torch.no_grad(), random:
             try:
                 for replica in replicas:
                     replica.fill(state)
