@@ -14,12 +14,11 @@ from helpers.captures import capture
 from poptorch import _place
 from poptorch._capture import Micro
 from poptorch._compile.build import inference_program, training_program
-from poptorch._compile.staged import Step, stage, step_graphs
+from poptorch._compile.staged import stage
 from poptorch._ir import verify
-from poptorch._ir.plan import Layout, Plan
+from poptorch._ir.plan import Plan
 from poptorch._ir.program import Program, State
 from poptorch._ir.slots import Kind
-from poptorch._ir.spec import Spec
 from poptorch.backends.reference import Reference
 from poptorch.backends.staged import ByStages, StagedExecutable
 from poptorch.optim.freeze import freeze as freeze_optimizer
@@ -59,16 +58,11 @@ class Captured:
         spec = freeze(opts, self.training)
         micro = self._captured(spec.loops.replicas)
         layout = _place.place(micro.graph, micro.visits, spec)
-        program, step = self._graphs(spec, layout)
-        return Plan(program, spec, layout, stage(step, layout, spec))
-
-    def _graphs(self, spec: Spec, layout: Layout) -> tuple[Program, Step]:
-        """The fused program and what is cut of it."""
         if self.optim is None:
             program = inference_program(layout.graph, spec, None)
         else:
             program = training_program(layout.graph, spec, self.optim, None)
-        return program, step_graphs(layout.graph, spec, self.optim, program)
+        return Plan(program, spec, layout, stage(layout, spec, self.optim))
 
     def state(self, plan: Plan) -> State:
         """Return the device's tensors as they are before the first call."""

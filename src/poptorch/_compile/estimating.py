@@ -32,7 +32,7 @@ class Capture:
     rows: int  # of the combined batch of one process
     pieces: dict[object, Pieces] = field(default_factory=dict)  # by what decides about them
     # What the optimizer adds, by what decides about that, which recomputation does not.
-    updating: dict[object, staged.Updating] = field(default_factory=dict)
+    updating: dict[object, staged.Added] = field(default_factory=dict)
 
 
 @one_at_a_time()
@@ -85,8 +85,8 @@ def _pieces(captured: Capture, own: Spec) -> Pieces:
     key = captured.optim, replace(own, loops=loops, locations=Locations(), runtime=Runtime())
     if key not in captured.pieces:
         layout = _place.place(captured.micro.graph, captured.micro.visits, own)
-        cut = staged.cut(staged.joined(layout.graph, updating_of(captured, own)), layout, own)
-        passes = {each: Pass(each, graph) for each, graph in cut.graphs.items()}
+        cut = staged.cut(updating_of(captured, own), layout, own)
+        passes = {each: Pass(each, graph) for each, graph in cut[0].items()}
         nodes = layout.graph.module.graph.nodes
         flops = sum(_ipu_model.work_of(node).flops for node in nodes)
         captured.pieces[key] = Pieces(layout, cut, passes, flops)
@@ -95,16 +95,14 @@ def _pieces(captured: Capture, own: Spec) -> Pieces:
     return pieces
 
 
-def updating_of(captured: Capture, spec: Spec) -> staged.Updating | None:
-    """Return what the optimizer adds to a captured model, for one replica; None in inference."""
-    optim, own = captured.optim, _one_replica(spec)
-    if optim is None:
-        return None
+def updating_of(captured: Capture, spec: Spec) -> staged.Added:
+    """Return what the optimizer adds to a captured model, for one replica."""
+    own = _one_replica(spec)
     loops = replace(own.loops, iterations=1, accumulation=min(own.loops.accumulation, 2))
     own = replace(own, loops=loops)
-    key = optim, own.loops, own.reduction, own.precision
+    key = captured.optim, own.loops, own.reduction, own.precision
     if key not in captured.updating:
-        made = staged.updating(captured.micro.graph, own, optim, by_example=True)
+        made = staged.updating(captured.micro.graph, own, captured.optim, priced=True)
         captured.updating[key] = made
     return captured.updating[key]
 

@@ -31,76 +31,60 @@ def lower(source: SlotFunction, stochastic: bool = False, runs: bool = True) -> 
 Make = Callable[[Sequence[Slot]], SlotFunction]
 
 
-class Examples:
-    """Weights of one group, shape and type, one of which stands for all."""
+def lower_by_example(
+    make: Make, slots: Sequence[Slot], optim: OptimSpec, stochastic: bool
+) -> Graph:
+    """Trace one weight of each group, shape and type, and copy its part for the others.
 
-    def __init__(self, optim: OptimSpec, gradients: Sequence[Slot]) -> None:
-        group = {path: at for at, each in enumerate(optim.groups) for path in each.params}
-        self._like: dict[str, list[str]] = {}
-        first: dict[object, str] = {}
-        for slot in gradients:
-            kind = (group.get(slot.weight), slot.shape, slot.dtype)
-            example = first.setdefault(kind, slot.weight)
-            self._like.setdefault(example, []).append(slot.weight)
-
-    def graph(self, make: Make, slots: Sequence[Slot], stochastic: bool = False) -> Graph:
-        if not self._like:
-            return lower(make(slots), stochastic)
-        few = lower(make([s for s in slots if s.weight in self._like]), stochastic, runs=False)
-        whole = make(slots)
-        weights = _weights(few)
-        if any(len(each) > 1 for each in weights.values()):
-            return lower(whole, stochastic, runs=False)
-        copies = _Copies(few, whole, weights)
-        copies.add("", "")
-        for example, likes in self._like.items():
-            for weight in likes:
-                copies.add(example, weight)
-        return copies.graph()
-
-
-class _Copies:
-    def __init__(
-        self, few: Graph, whole: SlotFunction, weights: dict[fx.Node, frozenset[str]]
-    ) -> None:
-        self._few, self._whole = few, whole
-        self._made = fx.Graph()
-        self._inputs = {slot.key: placeholder(self._made, slot.key) for slot in whole.inputs}
-        self._own: dict[str, list[fx.Node]] = {}
-        for node, of in weights.items():
-            if node.op != "placeholder":
-                self._own.setdefault("".join(of), []).append(node)
-        self._shared: dict[fx.Node, fx.Node] = {}
-        self._results: dict[str, fx.Node] = {}
-
-    def add(self, example: str, weight: str) -> None:
-        """Copy what an example needs, for another weight; "" is what belongs to none."""
-        mapping = dict(self._shared)
-        for node, slot in zip(self._few.placeholders, self._few.inputs, strict=True):
+    An estimate of a transformer of 12 layers takes 8 s of processor time instead of 11.
+    """
+    group = {path: at for at, each in enumerate(optim.groups) for path in each.params}
+    examples: dict[str, str] = {}
+    first: dict[object, str] = {}
+    for slot in slots:
+        kind = (group.get(slot.weight), slot.shape, slot.dtype)
+        examples[slot.weight] = first.setdefault(kind, slot.weight)
+    few = lower(make([s for s in slots if examples[s.weight] == s.weight]), stochastic, runs=False)
+    whole, parts = make(slots), _parts(few)
+    if parts is None:
+        return lower(whole, stochastic, runs=False)
+    graph = fx.Graph()
+    inputs = {slot.key: placeholder(graph, slot.key) for slot in whole.inputs}
+    shared: dict[fx.Node, fx.Node] = {}
+    results: dict[str, fx.Node] = {}
+    for weight, example in {"": "", **examples}.items():
+        copies = dict(shared)
+        for node, slot in zip(few.placeholders, few.inputs, strict=True):
             if slot.weight in ("", example):
-                key = replace(slot, weight=weight).key if slot.weight else slot.key
-                mapping[node] = self._inputs[key]
-                self._inputs[key].meta.setdefault("val", node.meta.get("val"))
-        for node in self._own.get(example, ()):
-            mapping[node] = self._made.node_copy(node, mapping.__getitem__)
-        if not example:
-            self._shared = mapping
-        for slot, node in zip(self._few.outputs, self._few.returned, strict=True):
+                copies[node] = inputs[_key(slot, weight)]
+                copies[node].meta.setdefault("val", node.meta.get("val"))
+        for node in parts.get(example, ()):
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+        for slot, node in zip(few.outputs, few.returned, strict=True):
             if slot.weight == example:
-                self._results[replace(slot, weight=weight).key] = mapping[node]
+                results[_key(slot, weight)] = copies[node]
+        if not weight:
+            shared = copies
+    graph.output(tuple(results[slot.key] for slot in whole.outputs))
+    module = graph_module(few.module, graph)
+    return Graph(few.name, module, whole.inputs, whole.outputs)
 
-    def graph(self) -> Graph:
-        self._made.output(tuple(self._results[slot.key] for slot in self._whole.outputs))
-        module = graph_module(self._few.module, self._made)
-        return Graph(self._few.name, module, self._whole.inputs, self._whole.outputs)
+
+def _key(slot: Slot, weight: str) -> str:
+    return replace(slot, weight=weight).key if slot.weight else slot.key
 
 
-def _weights(graph: Graph) -> dict[fx.Node, frozenset[str]]:
+def _parts(graph: Graph) -> dict[str, list[fx.Node]] | None:
+    """Return operators by the weight that they belong to, "" for none; None where some have two."""
     slots = dict(zip(graph.placeholders, graph.inputs, strict=True))
-    weights: dict[fx.Node, frozenset[str]] = {}
+    weights: dict[fx.Node, set[str]] = {}
+    parts: dict[str, list[fx.Node]] = {}
     for node in graph.module.graph.nodes:
         if node in slots:
-            weights[node] = frozenset({slots[node].weight} - {""})
+            weights[node] = {slots[node].weight} - {""}
         elif node.op != "output":
-            weights[node] = frozenset().union(*(weights[each] for each in node.all_input_nodes))
-    return weights
+            weights[node] = set[str]().union(*(weights[each] for each in node.all_input_nodes))
+            if len(weights[node]) > 1:
+                return None
+            parts.setdefault("".join(weights[node]), []).append(node)
+    return parts

@@ -150,8 +150,7 @@ def check_broadcast(draft: Draft) -> None:
 def stage(draft: Draft) -> None:
     """Cut a graph for each pass and schedule them, for backends that run stage by stage."""
     if draft.by_stages:
-        step = staged.step_graphs(draft.layout.graph, draft.spec, draft.optim, draft.program)
-        draft.staged = staged.stage(step, draft.layout, draft.spec)
+        draft.staged = staged.stage(draft.layout, draft.spec, draft.optim)
 
 
 def check_plan(draft: Draft) -> None:

@@ -13,7 +13,7 @@ from .._ir.slots import Kind
 from .._ir.spec import OptimSpec, Spec, Strategy
 from .._systems import ChipKind, System
 from .estimating import Capture, estimate, recomputed, updating_of
-from .staged import step_graphs
+from .staged import updating
 
 ENOUGH = 1 << 62  # bytes that hold everything
 
@@ -24,7 +24,7 @@ def shares(
 ) -> list[_place.Share]:
     micro = _capture.capture(request).graph
     kind = _systems.current().kind
-    update = step_graphs(micro, spec, optim).update
+    _, update = updating(micro, spec, optim)
     return _balanced(request, micro, update, spec, kind, chips, limit)
 
 
@@ -72,8 +72,7 @@ def fitting(captured: Capture, spec: Spec, system: System, chips: int) -> list[_
 def _divided(
     captured: Capture, spec: Spec, kind: ChipKind, chips: int, limit: int | None
 ) -> tuple[list[_place.Share], Capture]:
-    micro, added = captured.micro, updating_of(captured, spec)
-    update = None if added is None else added.update
+    micro, (_, update) = captured.micro, updating_of(captured, spec)
     made = _balanced(captured.request, micro.graph, update, spec, kind, chips, limit)
     graph, visits = _place.cut_at(micro.graph, [share.begins or "" for share in made[1:]])
     return made, replace(captured, micro=replace(micro, graph=graph, visits=visits), pieces={})

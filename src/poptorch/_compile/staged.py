@@ -3,62 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from .. import _place, _schedule, _update
 from .._base.errors import Error
 from .._ir.blocks import StagePass
 from .._ir.graph import Graph, SlotFunction, compose
 from .._ir.plan import Layout, Staged, Transfer, values_read, values_written
-from .._ir.program import Program
 from .._ir.schedule import Workload
 from .._ir.slots import Kind, Slot
 from .._ir.spec import OptimSpec, Reduction, Spec, Strategy
 from .build import gradient_dtype
-from .lower import Examples
+from .lower import Make, lower, lower_by_example
 
 Graphs = Mapping[StagePass, Graph]
 Homes = Mapping[str, tuple[int, ...]]
+Cut = tuple[Graphs, Homes]  # the passes of a step, where tensors rest
+Added = tuple[Graph | None, Graph | None]  # accumulating, if there is any; the update, if training
 
 
-@dataclass(frozen=True, eq=False)
-class Step:
-    """What is cut: the micro step, with accumulators if there are any, and the update."""
-
-    micro: Graph
-    update: Graph | None
-
-
-def step_graphs(
-    micro: Graph, spec: Spec, optim: OptimSpec | None, program: Program | None = None
-) -> Step:
-    """Return the graphs of a program in which every replica has accumulators of its own."""
+def updating(micro: Graph, spec: Spec, optim: OptimSpec | None, priced: bool = False) -> Added:
+    """Return what the optimizer adds to a micro-batch of a replica with accumulators of its own."""
     if optim is None:
-        return Step(micro, None)
-    loops = spec.loops
-    single = program is not None and program.lanes is None and loops.all_replicas == 1
-    # With bundles several weights share a storage; on their chips they have their own.
-    if program is not None and single and not program.bundles and "micro" in program.graphs:
-        return Step(program.graphs["micro"], program.graphs["update"])
-    return joined(micro, updating(micro, spec, optim))
-
-
-@dataclass(frozen=True, eq=False)
-class Updating:
-    """What the optimizer adds to a micro-batch: accumulating if there is any, and the update."""
-
-    adding: Graph | None
-    update: Graph
-
-
-def joined(micro: Graph, updating: Updating | None) -> Step:
-    if updating is None:
-        return Step(micro, None)
-    parts = [micro] if updating.adding is None else [micro, updating.adding]
-    return Step(compose("micro", parts) if len(parts) > 1 else micro, updating.update)
-
-
-def updating(micro: Graph, spec: Spec, optim: OptimSpec, by_example: bool = False) -> Updating:
+        return None, None
     loops = spec.loops
     batches = _update.MicroBatches(
         chunks=loops.accumulation, summed=loops.all_replicas, replicas=loops.all_replicas
@@ -66,7 +32,12 @@ def updating(micro: Graph, spec: Spec, optim: OptimSpec, by_example: bool = Fals
     gradients = [slot for slot in micro.outputs if slot.kind is Kind.GRADIENT]
     trained = {slot.path for slot in gradients}
     params = [s for s in micro.inputs if s.kind is Kind.PARAM and s.path in trained]
-    traced = Examples(optim, gradients if by_example else ()).graph
+
+    def traced(make: Make, slots: Sequence[Slot], stochastic: bool = False) -> Graph:
+        if priced:
+            return lower_by_example(make, slots, optim, stochastic)
+        return lower(make(slots), stochastic)
+
     reduction, rounding = spec.reduction, spec.precision.stochastic_rounding
     adding, before = None, list[Graph]()
     if batches.chunks > 1:
@@ -78,7 +49,7 @@ def updating(micro: Graph, spec: Spec, optim: OptimSpec, by_example: bool = Fals
         before = [traced(lambda g: _scaling(optim, g, reduction, batches), gradients)]
     dtype = gradient_dtype(before[0] if before else micro)
     update = traced(lambda p: _update.lower(optim, p, dtype, rounding), params)
-    return Updating(adding, compose("update", [*before, update]))
+    return adding, compose("update", [*before, update])
 
 
 def _scaling(
@@ -89,30 +60,24 @@ def _scaling(
     return scaling
 
 
-@dataclass(frozen=True, eq=False)
-class Cut:
-    """The passes of a step: ``graphs`` and ``homes`` of a ``Staged``."""
-
-    graphs: Graphs
-    homes: Homes
+def stage(layout: Layout, spec: Spec, optim: OptimSpec | None) -> Staged:
+    return schedule(cut(updating(layout.graph, spec, optim), layout, spec), layout, spec)
 
 
-def stage(step: Step, layout: Layout, spec: Spec) -> Staged:
-    return schedule(cut(step, layout, spec), layout, spec)
-
-
-def cut(step: Step, layout: Layout, spec: Spec) -> Cut:
+def cut(added: Added, layout: Layout, spec: Spec) -> Cut:
     """Cut a step into passes; loop counts and locations do not matter for it."""
-    graphs, homes = _place.split(step.micro, layout, spec.training, _recomputes(layout, spec))
-    if step.update is not None:
-        update_homes = _place.update_homes(step.update, homes)
-        graphs |= _place.split_update(step.update, update_homes)
+    adding, update = added
+    micro = layout.graph if adding is None else compose("micro", [layout.graph, adding])
+    graphs, homes = _place.split(micro, layout, spec.training, _recomputes(layout, spec))
+    if update is not None:
+        update_homes = _place.update_homes(update, homes)
+        graphs |= _place.split_update(update, update_homes)
         homes = _united(homes, update_homes)
-    return Cut(graphs, homes)
+    return graphs, homes
 
 
 def schedule(made: Cut, layout: Layout, spec: Spec) -> Staged:
-    graphs = made.graphs
+    graphs, homes = made
     workload = Workload(
         stages=layout.stages,
         micro_batches=spec.loops.accumulation if spec.training else spec.loops.iterations,
@@ -125,7 +90,7 @@ def schedule(made: Cut, layout: Layout, spec: Spec) -> Staged:
     _schedule.check(order, workload)
     transfers = tuple(_transfers(graphs, workload))
     parts = _parts(workload.chips, spec.target.parts)
-    return Staged(graphs, made.homes, transfers, workload, order, parts)
+    return Staged(graphs, homes, transfers, workload, order, parts)
 
 
 def _parts(chips: Sequence[int], processes: int) -> dict[int, int]:
