@@ -1,5 +1,6 @@
 """module + example -> micro Graph: trace, loss, backward, buffer updates."""
 
+from .._ops.context import ReplicasApart
 from .explain import Explanation, capture, explain, search
 from .forward import Call, OverwriteContextManager, Request
 from .lanes import NotVectorisable, batch_norm_statistics
@@ -16,6 +17,7 @@ __all__ = [
     "Micro",
     "NotVectorisable",
     "OverwriteContextManager",
+    "ReplicasApart",
     "Request",
     "Tied",
     "batch_norm_statistics",

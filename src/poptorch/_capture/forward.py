@@ -26,6 +26,7 @@ from .trace import is_traced
 
 Call = Callable[[Sequence[torch.Tensor]], Any]
 Manager = Callable[[], contextlib.AbstractContextManager[object]]
+GRADIENT = "Gradient___"
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +67,11 @@ class Request:
         replica = (slots.REPLICA,) if self.grouped else ()
         return (*self.state, *self.batch, *scaling, *replica)
 
+    @property
+    def anchored_gradients(self) -> list[str]:
+        names = {name.removesuffix(":0") for _, name in self.anchors}
+        return [path for path in sorted(self.trained) if f"{GRADIENT}{path}" in names]
+
 
 @dataclass(eq=False)
 class Forward:
@@ -96,14 +102,23 @@ class Names:
 
     def find(self, name: str) -> torch.Tensor | None:
         """Return the tensor of a name, the path of a module standing for its last result."""
+        return self._tensors.get(self._full(name))
+
+    def found(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        full = map(self._full, names)
+        return {name: self._tensors[name] for name in full if name in self._tensors}
+
+    def replace(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Let names that ``found`` returned stand for other tensors."""
+        self._tensors |= tensors
+
+    def _full(self, name: str) -> str:
         plain = name.removesuffix(":0")
-        if plain in self._tensors:
-            return self._tensors[plain]
-        for module, path in self._paths.items():
-            if path and path in (plain, plain.replace("/", ".")):
-                name = _name(path, module)
-                return self._tensors.get(self._scoped.get(name, name))
-        return None
+        if plain not in self._tensors:
+            for module, path in self._paths.items():
+                if path and path in (plain, plain.replace("/", ".")):
+                    return self._scoped.get(_name(path, module), _name(path, module))
+        return plain
 
     def heard(self, module: nn.Module, output: Any, scope: str) -> None:
         name = _name(self._paths.get(module, ""), module)

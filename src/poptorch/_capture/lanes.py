@@ -42,11 +42,12 @@ def run_lanes(
 ) -> Forward:
     lanes = request.lanes
     assert lanes is not None
-    if request.grouped or request.anchors:
-        raise NotVectorisable("weights per replica and anchored tensors need single micro-batches")
     statistics = {path: leaves[path] for path in batch_norm_statistics(request)}
     counts = {path: leaves[path] for path in _paths(request, _COUNT)}
-    shared = {path: value for path, value in leaves.items() if path not in statistics}
+    apart = {*request.grouped, *request.anchored_gradients}
+    weights = {path: leaves[path] for path in apart}
+    shared = {path: leaves[path] for path in leaves.keys() - statistics.keys() - weights.keys()}
+    anchored = [name for _, name in request.anchors]
     runs: list[Forward] = []
 
     def one(rows: list[torch.Tensor], own: dict[str, torch.Tensor]) -> Any:
@@ -57,14 +58,16 @@ def run_lanes(
             raise NotVectorisable("forward returns a tensor that it did not compute")
         runs.append(done)
         losses = [] if done.loss is None else [done.loss]
-        return [*done.tensors, *losses], {path: done.leaves[path] for path in own}
+        after = {path: done.leaves[path] for path in statistics}
+        return [*done.tensors, *losses], after, done.names.found(anchored)
 
-    batched = {path: _spread(value, request, path) for path, value in statistics.items()}
+    batched = {path: _spread(value, request, path) for path, value in statistics.items()} | weights
     for path in counts:
         shared[path] = shared[path].clone()
     try:
         with vectorising():
-            outputs, after = torch.func.vmap(one, randomness="different")(list(batch), batched)
+            function = torch.func.vmap(one, randomness="different")
+            outputs, after, named = function(list(batch), batched)
     except (NotVectorisable, KeyboardInterrupt):
         raise
     except private.Gone as gone:
@@ -82,6 +85,7 @@ def run_lanes(
         final[path] = _fold(leaves[path], value, lanes, kept)
     for path, before in counts.items():
         final[path] = before + (done.leaves[path] - before) * lanes.steps
+    done.names.replace(named)
     returned = (at for at, tensor in enumerate(done.tensors) if tensor is done.loss)
     loss = outputs[next(returned, -1)] if request.training else None
     tensors = list(outputs[: len(done.tensors)])

@@ -22,7 +22,7 @@ from .._ops.context import Replicas
 from . import marks, trace
 from .capture_context import CaptureContext
 from .failures import explained_backward
-from .forward import Forward, Names, Request, run_forward
+from .forward import GRADIENT, Forward, Names, Request, run_forward
 from .lanes import NotVectorisable, folded, lane_by_lane, reason_of, run_lanes
 from .recompute import recomputed
 from .value_reads import BranchOnData, ValueReads
@@ -79,6 +79,8 @@ class _Recording:
         )
         self.overlaps: dict[str, str] = {}
         self.visits: tuple[Visit, ...] = ()
+        # By path, a value for each lane of weights whose gradients of each replica are anchored.
+        self.own: dict[str, torch.Tensor] = {}
 
     def lower_hints(self, graph: fx.Graph) -> None:
         groups = self.context.groups
@@ -110,11 +112,14 @@ class _Recording:
                 blocks.begin_backward()
                 done.names.add("loss", done.loss)
                 results += self._gradients(done.loss, leaves, values, done.names)
-        for name, tensor in (*(("input", tensor) for tensor in batch), *leaves.items()):
-            done.names.add(name, tensor)
+        for tensor in batch:
+            done.names.add("input", tensor)
+        for slot in request.state:
+            value = leaves[slot.path]
+            done.names.add(slot.path, value if slot.lanes else self._in_lanes(value))
         self.names = done.names.all
         results += self._anchors(done.names)
-        after = {**done.leaves, **{path: leaves[path] for path in request.grouped}}
+        after = {**done.leaves, **{path: leaves[path] for path in {*request.grouped, *self.own}}}
         self.slots += [*request.state, *request.batch]
         results += [after[slot.path].detach() for slot in request.state]
         return results + batch
@@ -127,12 +132,24 @@ class _Recording:
     def _seen(
         self, leaves: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]
     ) -> Mapping[str, torch.Tensor]:
-        seen = dict(leaves)
-        for path, of_replica in self.request.grouped.items():
-            replica = values[slots.REPLICA.key].to(torch.int64).reshape(1)
-            group = torch.tensor(of_replica, dtype=torch.int64).index_select(0, replica)
-            with torch.enable_grad():
-                seen[path] = leaves[path].index_select(0, group).squeeze(0)
+        seen, lanes = dict(leaves), self.request.lanes
+        rows = torch.arange(0 if lanes is None else lanes.count)
+        with torch.enable_grad():
+            if lanes is not None:
+                for path in self.request.anchored_gradients:
+                    self.own[path] = leaves[path].expand(lanes.count, *leaves[path].shape)
+            seen |= self.own
+            for path, of_replica in self.request.grouped.items():
+                replica = values[slots.REPLICA.key].to(torch.int64).reshape(1)
+                if lanes is not None:
+                    replica = replica + rows % lanes.replicas
+                group = torch.tensor(of_replica, dtype=torch.int64).index_select(0, replica)
+                if path in self.own:
+                    seen[path] = self.own[path][rows, group]
+                else:
+                    seen[path] = leaves[path].index_select(0, group)
+                    if lanes is None:
+                        seen[path] = seen[path].squeeze(0)
         return seen
 
     def _outputs(self, done: Forward) -> list[torch.Tensor]:
@@ -173,17 +190,19 @@ class _Recording:
             if not isinstance(factor, float) or factor != 1.0:
                 seed = seed * factor
         if any(isinstance(s, Slot) and s.kind is Kind.OPTSTATE for s in self.request.loss_scaling):
-            names.add("finalLossScale", seed.reshape(-1)[0])
-        grads = self._backward(loss, [leaves[path] for path in trained], seed)
+            names.add("finalLossScale", self._in_lanes(seed.reshape(-1)[0]))
+        differentiated = [*(leaves[path] for path in trained), *self.own.values()]
+        grads = self._backward(loss, differentiated, seed)
+        own = {p: g for p, g in zip(self.own, grads[len(trained) :], strict=True) if g is not None}
         gradients = [
             (path, g.to_dense() if g.is_sparse else g)
-            for path, g in zip(trained, grads, strict=True)
+            for path, g in zip(trained, grads[: len(trained)], strict=True)
             if g is not None
         ]
         params = {slot.path: slot for slot in self.request.state}
         self.slots += [slots.gradient(params[path], g.dtype) for path, g in gradients]
         for path, gradient in gradients:
-            names.add(f"Gradient___{path}", gradient)
+            names.add(f"{GRADIENT}{path}", own.get(path, gradient))
         return [g for _, g in gradients]
 
     def _backward(
@@ -204,9 +223,16 @@ class _Recording:
             tensor = names.find(long)
             if tensor is not None:
                 result = tensor.detach()
-                self.slots.append(slots.anchor(short, tuple(result.shape), result.dtype))
+                side_by_side = self.request.lanes is not None
+                anchor = slots.anchor(short, tuple(result.shape), result.dtype, side_by_side)
+                self.slots.append(anchor)
                 results.append(result)
         return results
+
+    def _in_lanes(self, value: torch.Tensor) -> torch.Tensor:
+        """Return what is the same in all lanes as results are: with a dimension for them."""
+        lanes = self.request.lanes
+        return value if lanes is None else value.expand(lanes.count, *value.shape).clone()
 
 
 def capture(request: Request) -> Micro:

@@ -30,6 +30,9 @@ def capture(request: _capture.Request, spec: Spec) -> Captured:
         return _one(request, "an input without dimensions is never cut"), None
     if spec.precision.floating_point_exceptions:
         return _one(request, "floating-point exceptions name the micro-batch"), None
+    kept_apart = _kept_apart(request, spec)
+    if kept_apart is not None:
+        return _one_or_replicas(request, spec, kept_apart)
     budget = spec.lane_memory or default_budget()
     length = spec.loops.accumulation if spec.training else spec.loops.iterations
     steps = _first_choice(length, request, spec)
@@ -57,7 +60,30 @@ def _within(
         if steps == 1:
             break
         steps = _divisor(length, max(1, min(steps - 1, steps * budget // peak)))
-    return _one(request, f"lanes({spec.lanes}) keeps them apart"), None
+    return _one(request, "they need too much memory side by side"), None
+
+
+def _kept_apart(request: _capture.Request, spec: Spec) -> str | None:
+    """Return why micro-batches run one after another, though replicas could be lanes."""
+    if request.grouped:
+        return "each replica has weights of its own"
+    if request.anchors:
+        return "tensors are anchored"
+    if spec.lanes and spec.lanes < spec.loops.replicas:
+        return f"lanes({spec.lanes}) keeps them apart"
+    return None
+
+
+def _one_or_replicas(request: _capture.Request, spec: Spec, why: str) -> Captured:
+    """Capture one micro-batch, or one of each replica where replicas exchange something."""
+    try:
+        return _one(request, why), None
+    except _capture.ReplicasApart:
+        lanes = Lanes(1, spec.loops.replicas)
+    try:
+        return _capture.capture(_with_lanes(request, lanes)), lanes
+    except _capture.NotVectorisable as error:
+        return _one(request, str(error)), None
 
 
 def _one(request: _capture.Request, why: str) -> _capture.Micro:

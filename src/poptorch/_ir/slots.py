@@ -180,9 +180,9 @@ def constant(index: int, tensor: torch.Tensor) -> Slot:
     return Slot(Kind.CONSTANT, tuple(tensor.shape), tensor.dtype, index=index)
 
 
-def anchor(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Slot:
+def anchor(name: str, shape: tuple[int, ...], dtype: torch.dtype, lanes: bool = False) -> Slot:
     """Return a tensor inside the program that the user asked for by this name."""
-    return Slot(Kind.ANCHOR, shape, dtype, name)
+    return Slot(Kind.ANCHOR, shape, dtype, name, lanes=lanes)
 
 
 def value(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Slot:

@@ -32,6 +32,12 @@ class Replicas:
         return self.count * self.processes
 
 
+class ReplicasApart(Error):  # noqa: N818 (as for every Error here)
+    """Replicas exchange something, but were to run one after another."""
+
+    __module__ = "poptorch"
+
+
 @dataclass(frozen=True, eq=False)
 class Candidate:
     tensor: torch.Tensor

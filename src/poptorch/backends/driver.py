@@ -347,6 +347,7 @@ class Wanted:
 class Collector:
     def __init__(self, program: Program, wanted: Wanted) -> None:
         self._lanes = program.lanes
+        self._of_lanes = {slot.key for slot in program.emit.slots if slot.lanes}
         self._wanted = wanted
         self._kept: dict[str, list[torch.Tensor]] = {key: [] for key in wanted.modes}
         self._sums: dict[str, dict[int, torch.Tensor]] = {}
@@ -363,7 +364,7 @@ class Collector:
             lanes = self._lanes
             part = value
             if lanes is not None:  # what has no lanes is of a whole update
-                part = _steps(value, steps[mode], lanes) if value.dim() else value[None]
+                part = _steps(value, steps[mode], lanes) if key in self._of_lanes else value[None]
             if mode[0] is OutputMode.Sum:
                 self._add(key, part, replica)
             else:

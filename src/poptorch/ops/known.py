@@ -9,8 +9,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from .._base.errors import Error
-from .._ops.context import Replicas, listener
+from .._ops.context import Replicas, ReplicasApart, listener
 from .._ops.identities import with_surrogate_gradient
 from . import check, collectives
 from .collectives import Collective
@@ -235,7 +234,7 @@ def _exchange(call: _Call, collective: Collective) -> torch.Tensor:
     if replicas.count == 1:
         return collectives.alone(call.inputs[0], collective)
     if replicas.lane is None:
-        raise Error(
+        raise ReplicasApart(
             f"Custom operator {call.name} needs all replicas side by side",
             got=f"{replicas.count} replicas one after another; {replicas.apart}",
             fix="change what keeps them apart (with options.lanes, at least as many as replicas), "
