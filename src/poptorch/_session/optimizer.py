@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -23,12 +23,11 @@ from ..optim.freeze import address, freeze
 from ..optim.names import from_ipu_param, from_ipu_state, state_keys, to_ipu_param, to_ipu_state
 from ..optim.replacement import AttributeWatch, check_replacement, needs_running_mean
 from . import guards
-from .model import Task
+from .model import Paths, Task
 from .sharing import Lock
 from .store import StateStore
 from .torch_state import TorchState
 
-Paths = Mapping[int, str]
 _attached: weakref.WeakSet[SessionOptimizer] = weakref.WeakSet()
 
 
@@ -49,7 +48,7 @@ class SessionOptimizer:
         guards.warn_of_step_hooks(optimizer)
         self._asked: dict[str, float] = {}
         self._values: dict[str, float] = {}
-        self._paths: Paths = {}
+        self.paths: Paths = {}
         self._grouped: Collection[str] = ()  # parameters of which groups of replicas have their own
         self._settings: Spec | None = None
         self._store: StateStore | None = None
@@ -61,37 +60,27 @@ class SessionOptimizer:
     def frozen(self, paths: Paths, spec: Spec) -> tuple[OptimSpec, dict[str, float]]:
         """Return what is compiled in, from the hyper-parameters that were read before."""
         _check_membership(self._snapshot, paths)
-        return self._frozen(self._snapshot, paths, spec, self.spec)
+        return self._frozen(self._snapshot, paths, spec)
+
+    def _frozen(
+        self, snapshot: Any, paths: Paths, spec: Spec
+    ) -> tuple[OptimSpec, dict[str, float]]:
+        automatic = spec.reduction.automatic_loss_scaling
+        return freeze(snapshot, paths, automatic_loss_scaling=automatic, compiled=self.spec)
 
     def compiled(self, task: Task) -> None:
         self.spec, self._asked, self._values = task.optim, dict(task.hypers), dict(task.hypers)
         self.outdated = False
-        self._paths, self._settings = task.reading.paths, task.spec
+        self.paths, self._settings = task.reading.paths, task.spec
         self._grouped = task.reading.groups.keys()
 
-    @staticmethod
-    def _frozen(
-        optimizer: Any, paths: Paths, spec: Spec, compiled: OptimSpec | None = None
-    ) -> tuple[OptimSpec, dict[str, float]]:
-        automatic = spec.reduction.automatic_loss_scaling
-        return freeze(optimizer, paths, automatic_loss_scaling=automatic, compiled=compiled)
-
-    def take(
-        self,
-        optimizer: torch.optim.Optimizer,
-        paths: Paths,
-        spec: Spec | None,
-        relaxed: bool = False,
-    ) -> None:
-        """Use another optimizer, or the same one with other values.
-
-        ``spec`` is None before compilation, ``paths`` are of no use then.
-        """
-        snapshot = _snapshot(optimizer)
-        if spec is None or self.spec is None:
+    def take(self, optimizer: torch.optim.Optimizer, paths: Paths, relaxed: bool = False) -> None:
+        """Use another optimizer, or the same one with other values."""
+        snapshot, spec = _snapshot(optimizer), self._settings
+        if self.spec is None or spec is None:
             freeze(snapshot, {})
         else:
-            new, asked = self._frozen(snapshot, paths, spec, self.spec)
+            new, asked = self._frozen(snapshot, paths, spec)
             again = not isinstance(optimizer, optim.Optimizer)
             averages = spec.reduction.type == ReductionType.Mean
             strategy = spec.reduction.strategy if averages else None
@@ -105,7 +94,7 @@ class SessionOptimizer:
         self._snapshot = snapshot
         self._expect(optimizer)
         if self.spec is not None:
-            self._paths = paths
+            self.paths = paths
         if optimizer is not self.given:
             guards.warn_of_step_hooks(optimizer)
             self._replace(optimizer)
@@ -121,7 +110,7 @@ class SessionOptimizer:
         self.given, self._state = optimizer, _state_of(optimizer)
         if self._store is None:
             return
-        self._connect()
+        self._state._attach_device(self)
         if self._state.has_state():
             self._upload(with_values=False)  # they were read already
             self._note_loaded()
@@ -130,11 +119,6 @@ class SessionOptimizer:
             self._store.reset_optimizer_state()
             self._note_loaded()
         self._state.host_state_is_dirty = True
-
-    def _connect(self) -> None:
-        if isinstance(self._state, TorchState):
-            self._state.paths = self._paths
-        self._state._attach_device(self)
 
     # The device's side.
 
@@ -145,7 +129,7 @@ class SessionOptimizer:
         """
         self._store = store
         self._say_common()
-        self._connect()
+        self._state._attach_device(self)
         state, is_ours = self._state, isinstance(self.given, optim.Optimizer)
         was_loaded = state.ipu_state_is_dirty
         if was_loaded or (state.has_state() and not restored):
@@ -165,7 +149,7 @@ class SessionOptimizer:
         for other in _attached:
             if other is self or other.given is not self.given:
                 continue
-            common = not self._paths.keys().isdisjoint(other._paths)
+            common = not self.paths.keys().isdisjoint(other.paths)
             if other.spec is not None if ours else other._store is not None and common:
                 log.python.warning(
                     "The optimizer is in use by another training model: each keeps moments of its "
@@ -222,11 +206,7 @@ class SessionOptimizer:
             self._loaded = agreement.digests(common)
 
     def after_run(self, updates: int) -> None:
-        state = self._state
-        if isinstance(state, TorchState):
-            state.ran(updates)
-        else:
-            state.host_state_is_dirty = True
+        self._state._ran(updates)
         # Torch's schedulers warn when no step was made; the device made them.
         self.given._opt_called = True  # type: ignore[attr-defined]
 
@@ -235,7 +215,7 @@ class SessionOptimizer:
         assert self.spec is not None
         state = self._state
         if isinstance(state, TorchState) and state.was_loaded:
-            self.take(self.given, self._paths, self._settings)
+            self.take(self.given, self.paths)
         cached = state.get_state_dict()
         if with_values:
             self._values = from_ipu_param(self.spec, self._values, cached["ipu_param"])

@@ -654,7 +654,7 @@ class Session(Sharing):
         now = self.variants[-1] if self.variants else None
         paths = now.reading.paths if now is not None else {}
         paths |= self.model.paths()  # others, if the user assigned some
-        self.optimizer.take(optimizer, paths, now.spec if now is not None else None, relaxed)
+        self.optimizer.take(optimizer, paths, relaxed)
 
     @_locked
     def state_to_save(self) -> Mapping[str, torch.Tensor]:

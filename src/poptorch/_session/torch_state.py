@@ -8,7 +8,6 @@ from __future__ import annotations
 import collections
 import itertools
 import operator
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -16,7 +15,8 @@ import torch
 
 from .._base import log
 from ..optim.freeze import address
-from ..optim.optimizer import DeviceLink
+from ..optim.optimizer import DeviceLink, DeviceState
+from .wrapping import announce_in
 
 _NAMES = {
     "sgd": {"Accl1": "momentum_buffer"},
@@ -25,7 +25,6 @@ _NAMES = {
     "rmsprop": {"Accl1": "square_avg", "Accl2": "grad_avg", "Accl3": "momentum_buffer"},
 }
 _STEP = "Step"
-_COUNTED = ("adam", "adamw", "rmsprop")
 _version_of = operator.attrgetter("_version")
 
 
@@ -34,14 +33,12 @@ class WatchedState(collections.defaultdict[Any, Any]):
 
     def __init__(self, entries: Mapping[Any, Any], announce: Callable[[], None]) -> None:
         super().__init__(dict, entries)
-        self._announce = announce
+        self._listener = announce
         self.changed = False
 
-    def fill(self, key: Any, values: Mapping[str, Any]) -> None:
-        if dict.__contains__(self, key):
-            dict.__getitem__(self, key).update(values)
-        else:
-            dict.__setitem__(self, key, dict(values))
+    def _announce(self, changes: bool) -> None:
+        self._listener()
+        self.changed |= changes
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return collections.defaultdict, (dict, dict(self.items()))
@@ -52,40 +49,22 @@ class WatchedState(collections.defaultdict[Any, Any]):
     copy = __copy__
 
 
-def _announcing(name: str, changes: bool) -> Callable[..., Any]:
-    method = getattr(collections.defaultdict, name)
-
-    def call(self: WatchedState, *args: Any, **kwargs: Any) -> Any:
-        self._announce()
-        self.changed |= changes
-        return method(self, *args, **kwargs)
-
-    return call
+announce_in(WatchedState, "__getitem__ __contains__ __iter__ __len__ __eq__ get items keys values")
+announce_in(WatchedState, "__setitem__ __delitem__ clear pop popitem setdefault update", True)
 
 
-_LOOKS = "__getitem__ __contains__ __iter__ __len__ __eq__ get items keys values"
-_CHANGES = "__setitem__ __delitem__ clear pop popitem setdefault update"
-for _name in _LOOKS.split():
-    setattr(WatchedState, _name, _announcing(_name, changes=False))
-for _name in _CHANGES.split():
-    setattr(WatchedState, _name, _announcing(_name, changes=True))
-
-
-class TorchState:
+class TorchState(DeviceState):
     """The state of one torch optimizer; the protocol is that of ``poptorch.optim.Optimizer``."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, algorithm: str) -> None:
         self._optimizer = optimizer
         self._names = _NAMES[algorithm]
-        self._counted = algorithm in _COUNTED
+        self._counted = algorithm != "sgd"
         self._watched: WatchedState | None = None
-        self._link: weakref.ref[DeviceLink] | None = None
         self._updates = 0  # since the state was read
         self._read: list[Any] = []  # what was read from the device last
         self._tensors: list[torch.Tensor] = []  # among it
         self._versions = 0  # of these, when they were read
-        self.paths: Mapping[int, str] = {}  # of parameters by the address of their values
-        self.host_state_is_dirty = False  # the device's state is newer
 
     @property
     def was_loaded(self) -> bool:
@@ -142,27 +121,18 @@ class TorchState:
         self._updates = 0
         self._read = []
 
-    def ran(self, updates: int) -> None:
+    def _ran(self, updates: int) -> None:
+        super()._ran(updates)
         self._updates += updates
-        self.host_state_is_dirty = True
 
     def _attach_device(self, link: DeviceLink) -> None:
-        self._link = weakref.ref(link)
+        super()._attach_device(link)
         if self._watched is None:
             self._watch()
 
-    def _detach_device(self) -> None:
-        self._synchronise()
-        self._link = None
-
-    def _synchronise(self) -> None:
-        link = self._link() if self._link is not None else None
-        if link is not None and self._watched is not None and self.host_state_is_dirty:
-            with link.lock():
-                if self.host_state_is_dirty:
-                    self._read_from(link, self._watched)
-
-    def _read_from(self, link: DeviceLink, watched: WatchedState) -> None:
+    def _read_from(self, link: DeviceLink) -> None:
+        watched = self._watched
+        assert watched is not None
         updates, self._updates = self._updates, 0
         on_device, _ = link.read_state()
         for parameter, path in self._parameters():
@@ -176,9 +146,8 @@ class TorchState:
                 counted = torch.as_tensor(before, dtype=torch.float32) + updates
                 values["step"] = on_device.get(f"{_STEP}___{path}", counted)
             if values:
-                watched.fill(parameter, values)
+                dict.setdefault(watched, parameter, {}).update(values)
         self._remember()
-        self.host_state_is_dirty = False
 
     def get_state_dict(self) -> dict[str, Any]:
         """Return the state under the names of ``ipu_state``; zeros where there is none."""
@@ -192,12 +161,12 @@ class TorchState:
                 )
             steps = entry.get("step", 1.0 if entry else 0.0)
             state[f"{_STEP}___{path}"] = torch.as_tensor(steps, dtype=torch.float32)
-        link = self._link() if self._link is not None else None
-        rest = {} if link is None else link.read_state()[0]
+        rest = {} if self._link is None else self._link.read_state()[0]
         return {"ipu_state": {**rest, **state}, "ipu_param": {}}
 
     def _parameters(self) -> Iterator[tuple[torch.Tensor, str]]:
+        paths = {} if self._link is None else self._link.paths
         for group in self._optimizer.param_groups:
             for parameter in group["params"]:
-                if address(parameter) in self.paths:
-                    yield parameter, self.paths[address(parameter)]
+                if address(parameter) in paths:
+                    yield parameter, paths[address(parameter)]

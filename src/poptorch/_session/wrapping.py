@@ -31,35 +31,33 @@ class Watched(dict[str, Any]):
         # Several where models have a module in common.
         self.listeners: list[Callable[[], None]] = []
 
-    def _announce(self) -> None:
+    def _announce(self, changes: bool) -> None:
         for listener in self.listeners:
             listener()
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        self._announce()  # trained values are for the tensor that goes
-        super().__setitem__(name, value)
-
-    def __getitem__(self, name: str) -> Any:
-        self._announce()
-        return super().__getitem__(name)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        self._announce()
-        return super().get(name, default)
-
-    def items(self) -> Any:
-        self._announce()
-        return super().items()
-
-    def values(self) -> Any:
-        self._announce()
-        return super().values()
 
     def copy(self) -> dict[str, Any]:
         return dict(self.items())
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return dict, (list(self.items()),)
+
+
+def announce_in(cls: type[dict[Any, Any]], names: str, changes: bool = False) -> None:
+    """Let methods of a dict call ``_announce`` before they do what the class below does."""
+    for name in names.split():
+        setattr(cls, name, _announcing(getattr(cls.__base__, name), changes))
+
+
+def _announcing(method: Callable[..., Any], changes: bool) -> Callable[..., Any]:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self._announce(changes)
+        return method(self, *args, **kwargs)
+
+    return call
+
+
+# Of changes, too: trained values are for the tensor that goes.
+announce_in(Watched, "__setitem__ __getitem__ get items values")
 
 
 def watch(module: nn.Module, announce: Callable[[], None]) -> None:

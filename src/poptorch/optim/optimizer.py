@@ -63,6 +63,8 @@ class VariableAttributes:
 class DeviceLink(Protocol):
     """What an executor attaches to the optimizer that it trains with."""
 
+    paths: Mapping[int, str]  # of the model's parameters by the address of their values
+
     def lock(self) -> contextlib.AbstractContextManager[object]:
         """Return the lock of the executor: no call runs while it is held."""
 
@@ -70,7 +72,40 @@ class DeviceLink(Protocol):
         """Return the device's ``ipu_state`` and ``ipu_param`` as host tensors."""
 
 
-class Optimizer:
+class DeviceState:
+    """The state of an optimizer, read from the device of an executor when somebody looks at it."""
+
+    host_state_is_dirty = False
+    _device: weakref.ref[DeviceLink] | None = None
+
+    @property
+    def _link(self) -> DeviceLink | None:
+        return self._device() if self._device is not None else None
+
+    def _attach_device(self, link: DeviceLink) -> None:
+        self._device = weakref.ref(link)
+
+    def _detach_device(self) -> None:
+        self._synchronise()
+        self._device = None
+
+    def _ran(self, updates: int) -> None:
+        self.host_state_is_dirty = True
+
+    def _synchronise(self) -> None:
+        link = self._link
+        if link is None or not self.host_state_is_dirty:
+            return
+        with link.lock():
+            if self.host_state_is_dirty:
+                self._read_from(link)
+                self.host_state_is_dirty = False
+
+    def _read_from(self, link: DeviceLink) -> None:
+        raise NotImplementedError
+
+
+class Optimizer(DeviceState):
     """Mixin of the optimizers whose device state can be saved and restored.
 
     Attributes:
@@ -89,7 +124,7 @@ class Optimizer:
         self._state_dict: dict[str, dict[str, Any] | None] = dict.fromkeys(_KEYS)
         self.ipu_state_is_dirty = False
         self.host_state_is_dirty = False
-        self._device: weakref.ref[DeviceLink] | None = None
+        self._device = None
 
     def _construct(self, arguments: Mapping[str, Any]) -> None:
         given = {name: value for name, value in arguments.items() if value is not None}
@@ -114,26 +149,9 @@ class Optimizer:
         allowed = [*self.defaults, *self._child_vars]  # type: ignore[attr-defined]
         self.variable_attrs = VariableAttributes((n for n in given if n in allowed), allowed)
 
-    # The executor's side.
-
-    def _attach_device(self, link: DeviceLink) -> None:
-        self._device = weakref.ref(link)
-
-    def _detach_device(self) -> None:
-        self._synchronise()
-        self._device = None
-
-    def _synchronise(self) -> None:
-        link = self._device() if self._device is not None else None
-        if link is None or not self.host_state_is_dirty:
-            return
-        with link.lock():
-            if self.host_state_is_dirty:
-                state, param = link.read_state()
-                self._state_dict = {"ipu_state": state, "ipu_param": param}
-                self.host_state_is_dirty = False
-
-    # The user's side.
+    def _read_from(self, link: DeviceLink) -> None:
+        state, param = link.read_state()
+        self._state_dict = {"ipu_state": state, "ipu_param": param}
 
     def state_dict(self) -> dict[str, Any]:
         """Return torch's state dict with two more keys, ``ipu_state`` and ``ipu_param``.
