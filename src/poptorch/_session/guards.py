@@ -39,10 +39,6 @@ _requires_grad = operator.attrgetter("tensor.requires_grad")
 _version = operator.attrgetter("_version")
 
 
-def _same_value(value: Any) -> Any:
-    return value
-
-
 @dataclasses.dataclass(eq=False)
 class Guard:
     """One row of the table."""
@@ -50,7 +46,7 @@ class Guard:
     read: Callable[[], Any]  # the present value, which == compares with the expected one
     changes: Callable[[Any], Iterable[str]]  # in words; none where it amounts to the same
     remedy: str  # makes a change take effect
-    keep: Callable[[Any], Any] = _same_value  # a copy, which later changes do not reach
+    keep: Callable[[Any], Any] = copy.copy  # so that later changes do not reach the value
     expected: Any = dataclasses.field(init=False)
     told: bool = False
 
@@ -125,12 +121,6 @@ def of_model(
         )
         yield f"layers ({shorten(new) or 'some were taken out'})"
 
-    def own_forwards() -> list[Any]:
-        return list(map(_own_forward, owns))
-
-    def class_forwards() -> list[Any]:
-        return [kind.forward for kind in kinds]
-
     def wanted() -> list[bool]:
         return list(map(_requires_grad, trained))
 
@@ -139,32 +129,27 @@ def of_model(
             if old != new:
                 yield f"requires_grad of {path} is now {new}"
 
-    rows = [
+    users_own = _forwards(lambda: [users.__dict__.get("forward")], [type(users)], _WRAP)
+    users_own.expected = [forward]
+    numbers = [tied for tied in trained if tied.tensor.is_floating_point()]
+    return [
         Guard(layers, other_layers, DESTROY),
-        Guard(own_forwards, _replaced(own_forwards, [*map(type, modules)]), DESTROY),
-        Guard(class_forwards, _replaced(class_forwards, kinds), DESTROY),
+        _forwards(lambda: list(map(_own_forward, owns)), [*map(type, modules)], DESTROY),
+        _forwards(lambda: [kind.forward for kind in kinds], kinds, DESTROY),
         Guard(wanted, other_gradients, DESTROY),
         _hooks(modules, trained),
+        users_own,
+        *map(_number_format, numbers[:1]),
     ]
 
-    def users_forward() -> list[Any]:
-        return [users.__dict__.get("forward")]
 
-    rows.append(Guard(users_forward, _replaced(users_forward, [type(users)]), _WRAP))
-    rows[-1].expected = [forward]
-    numbers = [tied for tied in trained if tied.tensor.is_floating_point()]
-    return rows + ([_number_format(numbers[0])] if numbers else [])
-
-
-def _replaced(
-    read: Callable[[], list[Any]], kinds: Sequence[type]
-) -> Callable[[list[Any]], Iterator[str]]:
+def _forwards(read: Callable[[], list[Any]], kinds: Sequence[type], remedy: str) -> Guard:
     def changes(before: list[Any]) -> Iterator[str]:
         for kind, old, new in zip(kinds, before, read(), strict=True):
             if old != new:
                 yield f"forward of a {kind.__name__.removeprefix('Poptorch')}"
 
-    return changes
+    return Guard(read, changes, remedy)
 
 
 def _hooks(modules: Sequence[nn.Module], parameters: Sequence[Tied]) -> Guard:
@@ -206,10 +191,8 @@ def _number_format(first: Tied) -> Guard:
     return Guard(lambda: first.tensor.dtype, changes, DESTROY)
 
 
-def of_decisions(decided: Sequence[Decision], tensors: Mapping[str, Tied]) -> list[Guard]:
+def of_decisions(decided: Sequence[Decision], tensors: Mapping[str, Tied]) -> Guard:
     """Return the row of buffers and fixed weights whose values decided branches of forward."""
-    if not decided:
-        return []
     pairs = [(each, tensors[each.path]) for each in decided]
 
     def versions() -> int:
@@ -223,7 +206,7 @@ def of_decisions(decided: Sequence[Decision], tensors: Mapping[str, Tied]) -> li
                 )
 
     remedy = f"{DESTROY}; torch.where and poptorch.cond decide when the program runs"
-    return [Guard(versions, changes, remedy)]
+    return Guard(versions, changes, remedy)
 
 
 # What modules hold besides weights: constants of the program.
@@ -232,7 +215,6 @@ _PLAIN = (bool, int, float, str)
 _LISTS = (list, tuple)
 _LONGEST = 64  # longer lists and dicts are data or logs
 _NOT_HELD = object()
-_Held = list[tuple[str, str, dict[str, Any], dict[str, Any]]]  # path, class, attributes, held
 
 
 class Attributes:
@@ -249,9 +231,10 @@ class Attributes:
             module.__dict__.update({name: users.__dict__[name] for name in _held(users.__dict__)})
         owners: list[tuple[str, object]] = [("", users), *module.named_modules()]
         owners += _settings(owners)
-        self._before: _Held = [
-            (path, type(owner).__name__.removeprefix("Poptorch"), vars(owner), _held(vars(owner)))
+        self._before = [
+            (vars(owner), name, value, _attribute(path, owner, name))
             for path, owner in owners
+            for name, value in _held(vars(owner)).items()
         ]
         self._remedy = (
             f"pass what changes to forward as a tensor, or {DESTROY if trained else _WRAP}"
@@ -263,29 +246,20 @@ class Attributes:
         ``constants``: tensors besides weights and buffers that the program begins with.
         """
         tensors = [tensor for tensor in constants if not tensor.is_inference()]
-        read = {id(tensor) for tensor in tensors}
+        read = set(map(id, tensors))
         set_inside = {
-            (path, name)
-            for path, _, own, held in self._before[1:]
-            for name, value in held.items()
-            if not _same(own.get(name), value)
+            text for own, name, value, text in self._before if not _same(own.get(name), value)
         }
+        looks = []
+        named: dict[int, str] = {}
+        for own, name, value, text in self._before:
+            inside = list(map(id, _tensors(value)))
+            if text not in set_inside and (not inside or not read.isdisjoint(inside)):
+                looks.append((own, name, text))
+                named |= dict.fromkeys(inside, text)
+        return [self._values(looks), self._versions(tensors, named)]
 
-        def counts(path: str, name: str, value: Any, now: Any) -> bool:
-            inside = _tensors(value)
-            is_read = not inside or any(id(tensor) in read for tensor in inside)
-            return is_read and (path, name) not in set_inside and _same(now, value)
-
-        looks = [
-            (own, name, _attribute(path, kind, name))
-            for path, kind, own, held in self._before
-            for name, value in held.items()
-            if counts(path, name, value, own.get(name))
-        ]
-        named = {id(tensor): text for own, name, text in looks for tensor in _tensors(own[name])}
-        return [*self._values(looks), *self._versions(tensors, named)]
-
-    def _values(self, looks: list[tuple[dict[str, Any], str, str]]) -> list[Guard]:
+    def _values(self, looks: list[tuple[dict[str, Any], str, str]]) -> Guard:
         def read() -> list[Any]:
             return [own[name] for own, name, _ in looks]
 
@@ -298,9 +272,9 @@ class Attributes:
                 if not _same(now, old) and not _grown(now, old):
                     yield f"{attribute} was {_text(old)} and is {_text(now)}"
 
-        return [Guard(read, changes, self._remedy, keep)] if looks else []
+        return Guard(read, changes, self._remedy, keep)
 
-    def _versions(self, tensors: list[torch.Tensor], named: Mapping[int, str]) -> list[Guard]:
+    def _versions(self, tensors: list[torch.Tensor], named: Mapping[int, str]) -> Guard:
         known = [tensor._version for tensor in tensors]
 
         def changes(_: object) -> Iterator[str]:
@@ -309,12 +283,11 @@ class Attributes:
                     own = named.get(id(tensor), f"a tensor of shape {tuple(tensor.shape)}")
                     yield f"{own} was written in place"
 
-        return (
-            [Guard(lambda: sum(map(_version, tensors)), changes, self._remedy)] if tensors else []
-        )
+        return Guard(lambda: sum(map(_version, tensors)), changes, self._remedy)
 
 
-def _attribute(path: str, kind: str, name: str) -> str:
+def _attribute(path: str, owner: object, name: str) -> str:
+    kind = type(owner).__name__.removeprefix("Poptorch")
     return f"{kind}.{name}{f' of {path}' if path else ''}"
 
 
@@ -332,7 +305,7 @@ def _settings(owners: Iterable[tuple[str, object]]) -> list[tuple[str, object]]:
         for path, owner in owners
         for name, value in vars(owner).items()
         if not name.startswith("_")
-        and not isinstance(value, type | nn.Module | torch.Tensor)
+        and not isinstance(value, type | nn.Module)
         and hasattr(value, "__dict__")
         and (dataclasses.is_dataclass(value) or isinstance(value, kinds))
     }
@@ -382,11 +355,9 @@ def _same(now: Any, value: Any) -> bool:
 
 
 def _grown(now: Any, value: Any) -> bool:
-    if type(now) is not type(value) or type(value) not in (list, dict):
-        return False
-    if type(value) is dict:
-        return all(key in now and _same(now[key], value[key]) for key in value)
-    return _same(now[: len(value)], value)
+    if type(now) is type(value) is dict:
+        return _same({key: now[key] for key in value if key in now}, value)
+    return type(now) is type(value) is list and _same(now[: len(value)], value)
 
 
 # Host tensors and the optimizer.
@@ -402,7 +373,6 @@ class HostVersions:
         self.on_device = on_device
         self._tensors: dict[str, torch.Tensor] = {}
         self._known: dict[str, int] = {}  # their versions when both had the same values
-        self._watched: list[torch.Tensor] = []
         self.guard = Guard(self._versions, self._changes, _WEIGHTS)
 
     def settle(self, tensors: Mapping[str, torch.Tensor], moving: Iterable[str]) -> None:
@@ -411,12 +381,11 @@ class HostVersions:
         for path in moving:
             self._tensors.pop(path, None)
             self._known.pop(path, None)
-        self._watched = list(self._tensors.values())
         self._known |= {p: self._tensors[p]._version for p in tensors if p in self._tensors}
         self.guard.expected = sum(self._known.values())
 
     def _versions(self) -> int:
-        return sum(map(_version, self._watched))
+        return sum(map(_version, self._tensors.values()))
 
     def _changes(self, _: object) -> Iterator[str]:
         for path, host in self._tensors.items():

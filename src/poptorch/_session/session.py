@@ -176,7 +176,7 @@ class Session(Sharing):
             *guards.of_model(
                 self.model.module, self.model.users, self.model.wrapped_forward, tensors
             ),
-            *guards.of_decisions(compiled.decided, tensors),
+            guards.of_decisions(compiled.decided, tensors),
             *task.attributes.guards(constants),
         ]
         return Variant(task, self.model.mode(), compiled, rows)
