@@ -515,7 +515,7 @@ class Session(Sharing):
     def fetch(self) -> None:
         """Fetch newer weights that another trainer of the same tensors has."""
         newest = self._version_left
-        for other in self.others():
+        for other in self.others:
             if other.is_trainer and isinstance(other, Session):
                 other._bring_host_up_to_date()
                 newest = max(newest, other._host_version)
@@ -611,7 +611,7 @@ class Session(Sharing):
         self.variants, self.device_is_newer = [], False
         self.last = self.kept = None
         if self.is_trainer:
-            for other in self.others():
+            for other in self.others:
                 if isinstance(other, Session):
                     other._version_left = max(other._version_left, self._host_version)
             self.is_trainer = False

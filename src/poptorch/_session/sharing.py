@@ -11,7 +11,7 @@ import itertools
 import os
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 _numbers = itertools.count()
@@ -35,8 +35,8 @@ class Sharing:
         self._number = next(_numbers)
         self._own_lock: Any = threading.RLock()
         self._seen_generation = -1
-        self._lock: Lock = self._own_lock
-        self._others: list[weakref.ref[Sharing]] = []
+        self._locks = [self._own_lock]
+        self.others: weakref.WeakSet[Sharing] = weakref.WeakSet()  # as of the last lock()
         with _registry:
             _members.add(self)
             _generation += 1
@@ -52,11 +52,7 @@ class Sharing:
                 return self._own_lock  # type: ignore[no-any-return]
             with _registry:
                 self._relate()
-        return self._lock
-
-    def others(self) -> list[Sharing]:
-        """Return the other models that have some of the host tensors, as of the last ``lock``."""
-        return [other for other in (reference() for reference in self._others) if other is not None]
+        return self._own_lock if len(self._locks) == 1 else _all(self._locks)
 
     def _relate(self) -> None:
         self._seen_generation = _generation
@@ -66,28 +62,19 @@ class Sharing:
             near = {other for other in rest if member._exchanges_with(other)}
             group += near
             rest -= near
-        self._others = [weakref.ref(each) for each in group[1:] if self._exchanges_with(each)]
-        ordered = sorted(group, key=lambda member: member._number)
-        self._lock = self._own_lock if len(group) == 1 else _Locks([m._own_lock for m in ordered])
+        self.others = weakref.WeakSet(each for each in group[1:] if self._exchanges_with(each))
+        self._locks = [m._own_lock for m in sorted(group, key=lambda member: member._number)]
 
     def _exchanges_with(self, other: Sharing) -> bool:
         return (self.trains or other.trains) and not self.hosts.isdisjoint(other.hosts)
 
 
-class _Locks:
-    def __init__(self, locks: list[Any]) -> None:
-        self._locks = locks
-
-    def __enter__(self) -> None:
-        taken = contextlib.ExitStack()
-        with taken:
-            for lock in self._locks:
-                taken.enter_context(lock)
-            taken.pop_all()
-
-    def __exit__(self, *_: object) -> None:
-        for lock in reversed(self._locks):
-            lock.release()
+@contextlib.contextmanager
+def _all(locks: Iterable[Lock]) -> Iterator[None]:
+    with contextlib.ExitStack() as taken:
+        for lock in locks:
+            taken.enter_context(lock)
+        yield
 
 
 def _renew() -> None:
