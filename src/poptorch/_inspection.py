@@ -78,8 +78,7 @@ class Inspection:
 
         The kinds are ``input``, ``input_complete``, ``output`` and ``output_complete``.
         """
-        stamps = self._session.counters()
-        return stamps if stamps is not None else counters.none()
+        return self._session.counters()
 
     def getLatency(self) -> Latency:
         """Return (min, max, mean) seconds from handing an input over to having the result."""

@@ -10,7 +10,6 @@ import torch
 KEYS = ("input", "input_complete", "output", "output_complete")
 Stamps = dict[str, list[list[float]]]
 Latency = tuple[float, float, float]
-Reduce = Callable[[Iterable[float]], float]
 
 
 class LastCall(NamedTuple):
@@ -30,23 +29,15 @@ class LastCall(NamedTuple):
         }
 
 
-def none() -> Stamps:
-    return {key: [[]] for key in KEYS}
-
-
 def latency(
-    counters: Mapping[str, list[list[float]]],
-    start: str,
-    end: str,
-    first: Reduce = min,
-    last: Reduce = max,
+    counters: Stamps, start: str, end: str, first: Callable[[Iterable[float]], float] = min
 ) -> Latency:
     """Return (min, max, mean) of the time from one event to a later one, as keys of ``counters``.
 
     Where there are more starts than ends, consecutive starts are replaced by their minimum.
     """
     starts = [first(stamps) for stamps in zip(*counters[start], strict=False)]
-    ends = [last(stamps) for stamps in zip(*counters[end], strict=False)]
+    ends = [max(stamps) for stamps in zip(*counters[end], strict=False)]
     if not starts or not ends:
         return 0.0, 0.0, 0.0
     factor = max(1, len(starts) // len(ends))

@@ -156,7 +156,9 @@ def packed(
         tensors |= {f"{DEVICE}{key}": value for key, value in state.items()}
         if objects.optimizer is not None:
             facts["hypers"] = [_plain(group) for group in attributes(objects.optimizer)]
-    return parts | {_FACTS: json.dumps(facts).encode(), _TENSORS: _tensor_bytes(tensors)}
+    # Storage may be shared by several of them, which the format refuses.
+    apart = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
+    return parts | {_FACTS: json.dumps(facts).encode(), _TENSORS: safetensors.torch.save(apart)}
 
 
 def _pickle(
@@ -212,11 +214,6 @@ def attributes(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 def _plain(attributes: Mapping[str, Any]) -> dict[str, Json]:
     kinds = (bool, int, float, str, list, tuple, type(None))
     return {k: encode(v) for k, v in attributes.items() if isinstance(v, kinds)}
-
-
-def _tensor_bytes(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    # Storage may be shared by several of them, which the format refuses.
-    return safetensors.torch.save({k: t.detach().clone().contiguous() for k, t in tensors.items()})
 
 
 # Reading.

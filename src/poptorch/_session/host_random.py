@@ -26,14 +26,15 @@ def state() -> Json:
 
 def check(states: Json) -> None:
     """Raise what ``restore`` would, as a file may have anything in their place."""
-    _restore(states, torch.Generator(), random.Random(), own=True)
+    restore(states, torch.Generator(), random.Random(), own=True)
 
 
-def restore(states: Json) -> None:
-    _restore(states, torch.default_generator, random, own=False)
-
-
-def _restore(states: Json, torchs: torch.Generator, pythons: Any, own: bool) -> None:
+def restore(
+    states: Json,
+    torchs: torch.Generator = torch.default_generator,
+    pythons: Any = random,
+    own: bool = False,
+) -> None:
     torchs.set_state(torch.tensor(states["torch"], dtype=torch.uint8))
     version, words, gauss = states["python"]
     pythons.setstate((version, tuple(words), None if gauss is None else float(gauss)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -66,7 +65,7 @@ class Inputs:
         self._shapes = [t.shape for t in bound.tensors]
         # What a tensor must be like to be used as it is.
         same = [self._device_dtype(dtype) is dtype for dtype in self._dtypes]
-        strides = map(row_strides, self._shapes)
+        strides = (torch.empty(shape, device="meta").stride() for shape in self._shapes)
         devices = [t.is_cpu for t in bound.tensors]
         self._ready = list(zip(self._dtypes, self._shapes, strides, same, devices, strict=True))
         self._warned: set[str] = set()
@@ -307,11 +306,6 @@ def refuse_kind(path: str, what: str, fix: str) -> NoReturn:
         got=f'input "{path}" is {what}',
         fix=fix,
     )
-
-
-def row_strides(shape: torch.Size) -> tuple[int, ...]:
-    """Return the strides of a contiguous tensor, as torch makes it."""
-    return tuple(math.prod(max(size, 1) for size in shape[at + 1 :]) for at in range(len(shape)))
 
 
 class Indices:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -86,21 +86,13 @@ def _fitting(
     _check_algorithm(saved, optimizer)
     targets = [vars(optimizer), *optimizer.param_groups]
     if len(targets) != len(saved.hypers):
-        raise Error(
-            "Invalid file: it was saved with another optimizer",
-            got=f"{len(saved.hypers) - 1} parameter groups in the file, {len(targets) - 1} here",
-            fix="make the optimizer that was saved",
-        )
+        _refuse(f"{len(saved.hypers) - 1} parameter groups", f"{len(targets) - 1}")
     result = []
     for target, known, new in zip(targets, attributes(optimizer), saved.hypers, strict=True):
         _check_range(new)
         wrong = [name for name in new if name in known and not _alike(new[name], known[name])]
         if wrong:
-            raise Error(
-                "Invalid file: it was saved with another optimizer",
-                got=f"{wrong[0]} is {new[wrong[0]]!r} in the file, {known[wrong[0]]!r} here",
-                fix="make the optimizer that was saved",
-            )
+            _refuse(f"{wrong[0]} is {new[wrong[0]]!r}", repr(known[wrong[0]]))
         result.append((target, {name: new[name] for name in new if name in known}))
     return result
 
@@ -121,11 +113,15 @@ def _check_range(hypers: Mapping[str, Any]) -> None:
 def _check_algorithm(saved: Saved, optimizer: torch.optim.Optimizer) -> None:
     here = freeze(optimizer, {})[0].algorithm
     if here != saved.algorithm:
-        raise Error(
-            "Invalid file: it was saved with another optimizer",
-            got=f"{saved.algorithm} in the file, {here} here",
-            fix="make the optimizer that was saved",
-        )
+        _refuse(str(saved.algorithm), here)
+
+
+def _refuse(there: str, here: str) -> NoReturn:
+    raise Error(
+        "Invalid file: it was saved with another optimizer",
+        got=f"{there} in the file, {here} here",
+        fix="make the optimizer that was saved",
+    )
 
 
 def _alike(new: Any, old: Any) -> bool:

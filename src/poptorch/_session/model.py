@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -42,27 +42,20 @@ class Task:
     attributes: Attributes  # of the modules: they become constants
 
 
-@dataclass(eq=False)
 class Variant:
     """The model compiled for one mode and one kind of arguments."""
 
-    task: Task
-    mode: Mode
-    compiled: _compile.Compiled
-    guards: list[Guard]
-    store: StateStore | None = None  # from the first use; shares weights with other variants'
-    outputs: Outputs = field(init=False)
-    indices: Indices = field(init=False)
-    synthetic: list[torch.Tensor] | None = field(init=False)
-    changed_inputs: list[int] = field(init=False)  # positions of those that forward writes into
-
-    def __post_init__(self) -> None:
-        spec, compiled, bound = self.task.spec, self.compiled, self.task.inputs.bound
-        self.spec, self.inputs, self.reading = spec, self.task.inputs, self.task.reading
-        self.outputs = Outputs(compiled.outputs, compiled.host_outputs, spec.precision.narrow_64bit)
-        self.indices = Indices(compiled.ranges(), bound.paths, compiled.premises)
-        self.changed_inputs = compiled.changed_inputs()
-        self.synthetic = self.inputs.synthetic() if spec.target.synthetic_data else None
+    def __init__(
+        self, task: Task, mode: Mode, compiled: _compile.Compiled, guards: list[Guard]
+    ) -> None:
+        self.task, self.mode, self.compiled, self.guards = task, mode, compiled, guards
+        self.spec, self.inputs, self.reading = task.spec, task.inputs, task.reading
+        narrow, paths = self.spec.precision.narrow_64bit, self.inputs.bound.paths
+        self.store: StateStore | None = None  # from the first use; shares weights with others'
+        self.outputs = Outputs(compiled.outputs, compiled.host_outputs, narrow)
+        self.indices = Indices(compiled.ranges(), paths, compiled.premises)
+        self.changed_inputs = compiled.changed_inputs()  # positions; forward writes into them
+        self.synthetic = self.inputs.synthetic() if self.spec.target.synthetic_data else None
 
     def takes(self, model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         given = self.inputs.quick(args, kwargs)

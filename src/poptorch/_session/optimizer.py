@@ -164,7 +164,7 @@ class SessionOptimizer:
         if self._store is None:
             return
         state = self._state
-        if local_only and self._store.is_in_parts and state.host_state_is_dirty:
+        if local_only and self._store.layout.is_in_parts and state.host_state_is_dirty:
             log.python.info("The state of the optimizer, in parts on all processes, is not read")
             state.host_state_is_dirty = False
         state._detach_device()

@@ -43,15 +43,15 @@ class Randomness:
                     "seed, which counts in all of them",
                     seed,
                 )
-        self._saved: torch.Tensor | None = None
-        self._ran = False
+        self._saved = first_state(self._seed)
+        self.has_run = False
 
     def start(self, state: State, restored: bool) -> None:
         """Give a device its generator: a new sequence, or the one that was left off.
 
         ``restored``: rounding continues where it was left off too.
         """
-        state.rng = first_state(self._seed) if self._saved is None else self._saved.clone()
+        state.rng = self._saved.clone()
         rounding = slots.ROUNDING.key
         if rounding in state.tensors and not restored:
             state.tensors[rounding].fill_(self._seed)  # alike in all processes, as weights are
@@ -60,12 +60,9 @@ class Randomness:
         assert state.rng is not None
         self._saved = state.rng.clone()
 
-    def ran(self) -> None:
-        self._ran = True
-
     def get(self, state: State | None) -> list[int] | None:
         """Return ``[seed, state...]``; ``[seed]`` before the first run, or None without a seed."""
-        if not self._ran:
+        if not self.has_run:
             return [self._seed] if self._chosen else None
         current = state.rng if state is not None else self._saved
         assert current is not None
@@ -76,8 +73,8 @@ class Randomness:
         if value is None:
             return
         numbers = list(value)
-        words = len(first_state(self._seed)) // 8
-        if len(numbers) not in (1, words + 1) or not all(isinstance(n, int) for n in numbers):
+        lengths = (1, 1 + len(self._saved) // 8)
+        if len(numbers) not in lengths or not all(isinstance(n, int) for n in numbers):
             raise InvalidValue(
                 "This is no state of the device's random generator",
                 got=f"{len(numbers)} values",
@@ -90,7 +87,7 @@ class Randomness:
             except RuntimeError as error:
                 raise InvalidValue("This is no state of the device's random generator") from error
         self._seed, self._chosen = numbers[0], True
-        self._ran = len(numbers) > 1
-        self._saved = state_words if self._ran else first_state(self._seed)
+        self.has_run = len(numbers) > 1
+        self._saved = state_words if self.has_run else first_state(self._seed)
         if state is not None:
             state.rng = self._saved.clone()

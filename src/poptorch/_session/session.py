@@ -23,7 +23,7 @@ from .._ir.spec import Spec
 from ..enums import ConnectionType
 from ..ops.blocks import remember_compiled
 from . import faults, guards, hooks, reporting
-from .counters import LastCall, Stamps
+from .counters import KEYS, LastCall, Stamps
 from .inputs import dividing, return_inputs
 from .model import Mode, Model, Task, Variant
 from .optimizer import SessionOptimizer
@@ -330,7 +330,7 @@ class Session(Sharing):
             self._next_check = moment + CHECK_EVERY
 
     def _ran(self, updates: int) -> None:
-        self.random.ran()
+        self.random.has_run = True
         if self.optimizer is not None:
             self.optimizer.after_run(updates)
 
@@ -353,13 +353,13 @@ class Session(Sharing):
         self._process = process
 
     @_locked
-    def counters(self) -> Stamps | None:
-        """Return the time stamps of the last call in PopTorch's form, None before any call.
+    def counters(self) -> Stamps:
+        """Return the time stamps of the last call in PopTorch's form.
 
         With synthetic data nothing travels: tensors have no stamps then.
         """
         if self.last is None:
-            return None
+            return {key: [[]] for key in KEYS}
         now = self.now
         loops, emit = now.spec.loops, now.compiled.plan.program.emit
         slots = [slot for slot in emit.slots if slot.kind is not Kind.ANCHOR]
@@ -481,7 +481,7 @@ class Session(Sharing):
         """Download if the device is newer; ``local_only``: without exchanging anything."""
         if not self.device_is_newer or self.store is None or self._is_copying:
             return False
-        if local_only and self.store.is_in_parts:
+        if local_only and self.store.layout.is_in_parts:
             self._download(local_only)
             return True
         log.python.debug("Implicit copyWeightsToHost()")
@@ -552,8 +552,8 @@ class Session(Sharing):
         has_agreed = self._agreed or not now.spec.runs_together
         with interrupts.deferred():
             store = StateStore(now.compiled, now.reading, agreed=has_agreed)
-            if self.kept is not None:
-                store.restore(self.kept)
+            for key, value in (self.kept or {}).items():
+                store.write(key, value)
             if self.optimizer is not None:
                 self.optimizer.attach(store, restored)
             self.random.start(store.state, restored)

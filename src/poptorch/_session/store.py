@@ -130,7 +130,8 @@ class StateStore:
         self._program = program = plan.program
         self._module, self._groups, self.agreed = reading.module, reading.groups, agreed
         self._paths = reading.tensors.keys()
-        self._slots = _mirrored(program)
+        visible = program.visible_slots().items()
+        self._slots = {k: slot for k, slot in visible if slot.kind in (Kind.PARAM, Kind.BUFFER)}
         changed = _changed_by(program)
         self._downloaded = [key for key in self._slots if key in changed]
         self._common = [
@@ -231,10 +232,6 @@ class StateStore:
 
     # To the host.
 
-    @property
-    def is_in_parts(self) -> bool:
-        return self.layout.is_in_parts
-
     def download(self, local_only: bool = False) -> None:
         """Copy what the program changes to the host, into the same tensors and storage.
 
@@ -324,10 +321,6 @@ class StateStore:
         own = [key for key in keys if key not in self.layout.views]
         return {key: self.state.tensors[key].clone() for key in (*own, *self.layout.flat)}
 
-    def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        for key, value in tensors.items():
-            self.write(key, value)
-
     def write(self, key: str, value: torch.Tensor) -> None:
         """Copy a value into a tensor of the state; of a sharded one this process's part."""
         if key not in self.layout.views:
@@ -377,11 +370,6 @@ class StateStore:
 
 def _viewed(flat: torch.Tensor, view: View) -> torch.Tensor:
     return flat[view.offset :][: view.slot.numel].view(view.slot.shape)
-
-
-def _mirrored(program: Program) -> dict[str, Slot]:
-    slots = program.visible_slots().items()
-    return {key: slot for key, slot in slots if slot.kind in (Kind.PARAM, Kind.BUFFER)}
 
 
 def _changed_by(program: Program) -> set[str]:

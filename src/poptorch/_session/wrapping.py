@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import copy
 import copyreg
+import itertools
 import sys
+import traceback
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from torch import nn
 from torch.nn.utils import clip_grad
@@ -69,12 +71,6 @@ def watch(module: nn.Module, announce: Callable[[], None]) -> None:
             entries.listeners.append(announce)
 
 
-def share(module: nn.Module, twin: nn.Module) -> None:
-    """Let a shallow copy of a module have the same tensors from now on, whatever they are then."""
-    for holder in HOLDERS:
-        twin.__dict__[holder] = module.__dict__[holder]
-
-
 def unwatch(module: nn.Module, announce: Callable[[], None]) -> None:
     """Put plain dicts back, unless others want to know."""
     for sub in module.modules():
@@ -100,17 +96,12 @@ class Owner(Protocol):
     def destroy(self) -> None: ...
 
 
-class _Wrapping(NamedTuple):
-    owner: weakref.ref[Owner]
-    announce: Callable[[], None]
-
-
+_Wrapping = tuple[weakref.ref[Owner], Callable[[], None]]  # and what its dicts announce to
 _wrappings: weakref.WeakKeyDictionary[nn.Module, _Wrapping] = weakref.WeakKeyDictionary()
 
 
 def owner_of(module: nn.Module) -> Owner | None:
-    wrapping = _wrappings.get(module)
-    return wrapping.owner() if wrapping is not None else None
+    return _wrappings[module][0]() if module in _wrappings else None
 
 
 def is_wrapped(module: nn.Module) -> bool:
@@ -137,31 +128,28 @@ def wrap(module: nn.Module, owner: Owner, traced: nn.Module) -> None:
                 caller,
             )
 
-    _wrappings[module] = _Wrapping(reference, announce)
+    _wrappings[module] = reference, announce
     watch(module, announce)
-    share(module, traced)
+    for holder in HOLDERS:  # the shallow copy has the same tensors from now on, whatever they are
+        traced.__dict__[holder] = module.__dict__[holder]
     module.__class__ = _subclass(type(module))
 
 
 def _clipping() -> str | None:
     """Return the name of the function of torch that clips gradients and looks at a weight now."""
-    frame = sys._getframe(2)
-    for _ in range(12):
+    for frame, _ in itertools.islice(traceback.walk_stack(sys._getframe(2)), 12):
         name = frame.f_code.co_name
         if frame.f_globals.get("__name__") == clip_grad.__name__ and name.startswith("clip_grad"):
             return name
-        if frame.f_back is None:
-            break
-        frame = frame.f_back
     return None
 
 
 def unwrap(module: nn.Module) -> None:
     if module in _wrappings:
         resume(module)
-        wrapping = _wrappings.pop(module)
+        _, announce = _wrappings.pop(module)
         module.__class__ = type(module).__bases__[0]
-        unwatch(module, wrapping.announce)
+        unwatch(module, announce)
 
 
 def suspend(module: nn.Module) -> None:
