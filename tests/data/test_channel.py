@@ -10,7 +10,7 @@ from poptorch._data.channel import Channel, Kind
 
 @pytest.fixture
 def ends():
-    both = [Channel(end) for end in socket.socketpair()]
+    both = [Channel(end) for end in socket.socketpair(type=socket.SOCK_SEQPACKET)]
     yield both
     for end in both:
         end.close()
@@ -19,20 +19,21 @@ def ends():
 def test_messages_arrive_in_order_with_their_contents(ends):
     one, other = ends
     readable, writable = os.pipe()
-    one.send(Kind.READY, rows=12, files=[writable])
+    one.send(Kind.READY, rows=12)
+    one.send_file(writable)
     one.send(Kind.ITEM, slot=3, rows=1 << 40)
     one.send(Kind.ERROR, text="x" * 100_000 + "\udc80")
-    files = []
-    assert other.receive(files=files) == (Kind.READY, 0, 12, "")
+    assert other.receive() == (Kind.READY, 0, 12, "")
+    file = other.receive_file()
     assert other.receive() == (Kind.ITEM, 3, 1 << 40, "")
     text = other.receive().text  # what does not fit is cut off in front
     assert text == "x" * (len(text) - 6) + "\\udc80"
     assert 40_000 < len(text) < 100_000
     assert other.receive(0.0) is None
-    os.write(files[0], b"!")
+    os.write(file, b"!")
     assert os.read(readable, 1) == b"!"
-    for file in (readable, writable, *files):
-        os.close(file)
+    for each in (readable, writable, file):
+        os.close(each)
 
 
 @pytest.mark.parametrize("has_unread", [False, True])

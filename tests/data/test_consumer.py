@@ -72,7 +72,7 @@ def test_every_epoch_ends_with_a_verdict_at_debug(
 
 def test_pauses_get_longer_until_a_message_ends_them(monkeypatch):
     """Of a loading process whose two buffers are full."""
-    ours, theirs = map(Channel, socket.socketpair())
+    ours, theirs = map(Channel, socket.socketpair(type=socket.SOCK_SEQPACKET))
     loading = object.__new__(worker._Worker)
     loading._channel, loading._published, loading._freed = theirs, 2, 0
     loading._settings = SimpleNamespace(pause=0.001, slots=2)

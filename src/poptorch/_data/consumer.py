@@ -141,13 +141,13 @@ class Consumer:
         with contextlib.suppress(ConnectionError):
             self._process.channel.send(kind, rows=number)
 
-    def _message(self, files: list[int] | None = None) -> Message:
+    def _message(self) -> Message:
         receive = self._process.channel.receive
         try:
-            while (message := receive(_CHECK_SECONDS, files)) is None:
+            while (message := receive(_CHECK_SECONDS)) is None:
                 # Processes that the worker forked may hold its end of the channel open.
                 if self._process.exit_code is not None:
-                    message = receive(0.0, files)
+                    message = receive(0.0)
                     if message is None:
                         raise EOFError
                     break
@@ -161,15 +161,14 @@ class Consumer:
         return AssertionFailure("An error occurred in the data fetcher", got=reason)
 
     def _announcement(self) -> tuple[ring.Form, list[ring.Tensors]]:
-        files: list[int] = []
         try:
-            message = self._message(files)
-        except AssertionFailure:
+            message = self._message()
+            if message.kind is Kind.FAILED:
+                log.python.error("The loading process could not start:\n%s", message.text)
+                raise _not_started(message.text, has_arrived=bool(message.slot))
+            file = self._process.channel.receive_file()
+        except (AssertionFailure, EOFError):
             raise _not_started(self._process.describe_end()) from None
-        if message.kind is Kind.FAILED:
-            log.python.error("The loading process could not start:\n%s", message.text)
-            raise _not_started(message.text, has_arrived=bool(message.slot))
-        (file,) = files
         try:
             return ring.attach(file, message.rows)
         finally:

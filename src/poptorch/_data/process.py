@@ -26,7 +26,7 @@ from .._base.processes import is_running
 from ..enums import SharingStrategy
 from . import worker
 from .channel import Channel, Kind
-from .ring import ALIGNMENT, nameless_file, reserve
+from .ring import aligned
 
 PATIENCE = 10.0  # seconds between the steps of ending a process: ask, interrupt, kill
 
@@ -46,7 +46,7 @@ class Process:
     def __init__(self, source: Any, strategy: SharingStrategy, settings: worker.Settings) -> None:
         context = multiprocessing.get_context(_METHODS[strategy])
         forks = strategy is SharingStrategy.Fork
-        ours, theirs = socket.socketpair()
+        ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         self.channel = Channel(ours)
         load: Callable[[], worker.Contents]
         if forks:
@@ -186,9 +186,9 @@ class Pickled:
         places, end = [], 0
         for part in content:
             places.append(slice(end, end + part.nbytes))
-            end += -(-part.nbytes // ALIGNMENT) * ALIGNMENT
-        self._descriptor = _disk_file() if self._on_disk else nameless_file("poptorch_dataset")
-        reserve(self._descriptor, end)
+            end += aligned(part.nbytes)
+        self._descriptor = _disk_file() if self._on_disk else os.memfd_create("poptorch_dataset")
+        os.posix_fallocate(self._descriptor, 0, end)
         with mmap.mmap(self._descriptor, end) as memory:
             for part, place in zip(content, places, strict=True):
                 memory[place] = part

@@ -10,7 +10,6 @@ import math
 import mmap
 import os
 import pickle
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,31 +36,23 @@ class Form:
 
     @staticmethod
     def of(element: Any) -> Form:
-        kind = _kind_of(element)
-        if kind in (torch.Tensor, list):
-            return Form(kind)
-        return Form(dict, tuple(element)) if kind is dict else Form(kind, template=element)
+        kind, keys, _ = _parts(element)
+        return Form(kind, keys, None if kind in (torch.Tensor, list, dict) else element)
 
     def split(self, element: Any) -> list[torch.Tensor]:
-        kind = _kind_of(element)
+        kind, keys, tensors = _parts(element)
         if kind is not self.kind:
             raise AssertionFailure(
                 "All elements of the data set must be of the same kind",
                 got=f"{_name(type(element))} after {_name(self.kind)}",
             )
-        if kind is torch.Tensor:
-            tensors = [element]
-        elif kind is dict:
-            if set(element) != set(self.keys):
-                raise AssertionFailure(
-                    "All elements of the data set must have the same keys",
-                    got=f"{list(element)} after {list(self.keys)}",
-                )
+        if set(keys) != set(self.keys):
+            raise AssertionFailure(
+                "All elements of the data set must have the same keys",
+                got=f"{list(keys)} after {list(self.keys)}",
+            )
+        if kind is dict:
             tensors = [element[key] for key in self.keys]
-        elif kind is list:
-            tensors = list(element)
-        else:
-            tensors = list(_parser(element).yieldTensors(element))
         for at, tensor in enumerate(tensors):
             if not isinstance(tensor, torch.Tensor):
                 raise AssertionFailure(
@@ -83,26 +74,26 @@ class Form:
             return tensors
         if self.kind is dict:
             return dict(zip(self.keys, tensors, strict=True))
-        return _parser(self.template).reconstruct(self.template, iter(tensors))
+        parser = trees.exact_parser_of(self.template)
+        if parser is None:
+            raise AssertionFailure(
+                "The argument parser of the data set's elements is gone",
+                got=_name(self.kind),
+                fix="keep the parser registered for as long as the loader is used",
+            )
+        return parser.reconstruct(self.template, iter(tensors))
 
 
-def _kind_of(element: Any) -> type:
-    if trees.exact_parser_of(element) is not None:
-        return type(element)
-    if isinstance(element, dict):
-        return dict
-    return list if isinstance(element, (list, tuple)) else torch.Tensor
-
-
-def _parser(element: Any) -> trees.Parser:
+def _parts(element: Any) -> tuple[type, tuple[Any, ...], list[Any]]:
+    """Return the kind of an element, its keys and its items."""
     parser = trees.exact_parser_of(element)
-    if parser is None:
-        raise AssertionFailure(
-            "The argument parser of the data set's elements is gone",
-            got=_name(type(element)),
-            fix="keep the parser registered for as long as the loader is used",
-        )
-    return parser
+    if parser is not None:
+        return type(element), (), list(parser.yieldTensors(element))
+    if isinstance(element, dict):
+        return dict, tuple(element), list(element.values())
+    if isinstance(element, list | tuple):
+        return list, (), list(element)
+    return torch.Tensor, (), [element]
 
 
 def _name(kind: type) -> str:
@@ -112,27 +103,17 @@ def _name(kind: type) -> str:
 # The memory.
 
 
-def nameless_file(label: str) -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create(label, os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile(prefix=label) as file:
-        return os.dup(file.fileno())
-
-
-def reserve(descriptor: int, size: int) -> None:
-    """Give the file its memory at once: a later write to what is not there would crash."""
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(descriptor, 0, size)
-    else:
-        os.ftruncate(descriptor, size)
+def aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def create(form: Form, specs: Sequence[Spec], count: int) -> tuple[int, int, list[Tensors]]:
     """Return the file of a new ring, where in it the layout is told, and the slots."""
     layout = pickle.dumps((form, specs, count))
-    end = count * _offsets(specs)[1]
-    descriptor = nameless_file("poptorch_ring")
-    reserve(descriptor, end + len(layout))
+    end = count * sum(aligned(math.prod(shape) * dtype.itemsize) for shape, dtype in specs)
+    descriptor = os.memfd_create("poptorch_ring")
+    # At once: a later write to memory that is not there would crash.
+    os.posix_fallocate(descriptor, 0, end + len(layout))
     os.pwrite(descriptor, layout, end)
     return descriptor, end, _slots(descriptor, specs, count)
 
@@ -146,30 +127,17 @@ def attach(descriptor: int, end: int) -> tuple[Form, list[Tensors]]:
 
 def _slots(descriptor: int, specs: Sequence[Spec], count: int) -> list[Tensors]:
     """Return views; the memory stays mapped while any of them, or any view of one, is alive."""
-    offsets, stride = _offsets(specs)
-    memory = mmap.mmap(descriptor, 0)
-    return [
-        [_view(memory, slot * stride + at, *spec) for at, spec in zip(offsets, specs, strict=True)]
-        for slot in range(count)
-    ]
-
-
-def _offsets(specs: Sequence[Spec]) -> tuple[list[int], int]:
-    """Return each tensor's offset in a slot, and the size of a slot."""
-    offsets, end = [], 0
-    for shape, dtype in specs:
-        offsets.append(end)
-        end += -(-math.prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
-    return offsets, end
-
-
-def _view(
-    memory: mmap.mmap, offset: int, shape: tuple[int, ...], dtype: torch.dtype
-) -> torch.Tensor:
-    count = math.prod(shape)
-    if count == 0:
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset).view(shape)
+    memory = torch.frombuffer(mmap.mmap(descriptor, 0), dtype=torch.uint8)
+    slots: list[Tensors] = []
+    at = 0
+    for _ in range(count):
+        slot = []
+        for shape, dtype in specs:
+            size = math.prod(shape) * dtype.itemsize
+            slot.append(memory[at : at + size].view(dtype).view(shape))
+            at += aligned(size)
+        slots.append(slot)
+    return slots
 
 
 def poison(tensors: Tensors) -> None:
@@ -187,13 +155,10 @@ def poison(tensors: Tensors) -> None:
 
 
 def fill_whole(elements: Iterable[Tensors], claim: Callable[[], Tensors]) -> Iterator[int]:
-    source = iter(elements)
-    while True:
-        buffers = claim()
-        tensors = next(source, None)
-        if tensors is None:
-            return
+    buffers = claim()
+    for tensors in elements:
         yield _copy(buffers, tensors)
+        buffers = claim()
 
 
 def fill_packed(
@@ -218,18 +183,15 @@ def fill_packed(
 
 def _copy(buffers: Tensors, tensors: Tensors) -> int:
     """Copy an element, which may have fewer rows than the first; return how many, or ALL_ROWS."""
-    wanted, given = _shapes(buffers), _shapes(tensors)
-    if wanted == given:
-        for buffer, tensor in zip(buffers, tensors, strict=True):
-            buffer.copy_(tensor)
-        return ALL_ROWS
-    _check_inner_shapes(buffers, tensors)
-    limits = {shape[:1] for shape in wanted}
-    rows = common_rows(tensors)
-    if len(limits) > 1 or (rows,) > limits.pop():
-        raise _other_shapes(wanted, given)
+    rows = ALL_ROWS
+    if _shapes(buffers) != _shapes(tensors):
+        _check_inner_shapes(buffers, tensors)
+        rows, limits = common_rows(tensors), {len(buffer) for buffer in buffers}
+        if len(limits) > 1 or rows > limits.pop():
+            raise _other_shapes(buffers, tensors)
+        buffers = [buffer[:rows] for buffer in buffers]
     for buffer, tensor in zip(buffers, tensors, strict=True):
-        buffer[:rows].copy_(tensor)
+        buffer.copy_(tensor)
     return rows
 
 
@@ -245,18 +207,18 @@ def common_rows(tensors: Tensors) -> int:
 
 
 def _check_inner_shapes(buffers: Tensors, tensors: Tensors) -> None:
-    wanted, given = _shapes(buffers), _shapes(tensors)
-    if [(len(s), s[1:]) for s in given] != [(len(s), s[1:]) for s in wanted]:
-        raise _other_shapes(wanted, given)
+    wanted, given = ([(t.dim(), t.shape[1:]) for t in each] for each in (buffers, tensors))
+    if wanted != given:
+        raise _other_shapes(buffers, tensors)
 
 
 def _shapes(tensors: Tensors) -> list[tuple[int, ...]]:
     return [tuple(tensor.shape) for tensor in tensors]
 
 
-def _other_shapes(wanted: list[tuple[int, ...]], given: list[tuple[int, ...]]) -> AssertionFailure:
+def _other_shapes(buffers: Tensors, tensors: Tensors) -> AssertionFailure:
     return AssertionFailure(
         "All elements of the data set must have the shapes of the first one",
-        got=f"shapes {given} after {wanted}",
+        got=f"shapes {_shapes(tensors)} after {_shapes(buffers)}",
         fix="pad the elements, in the data set or in collate_fn, to one shape",
     )

@@ -178,7 +178,8 @@ class _Worker:
             ring.common_rows(tensors)
             specs = [((size, *shape[1:]), dtype) for shape, dtype in specs]
         file, end, self._slots = ring.create(self._form, specs, self._settings.slots)
-        self._channel.send(Kind.READY, rows=end, files=[file])
+        self._channel.send(Kind.READY, rows=end)
+        self._channel.send_file(file)
         os.close(file)
         return tensors
 
