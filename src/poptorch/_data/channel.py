@@ -27,6 +27,7 @@ class Kind(enum.IntEnum):
     END = 7  # end of an iteration; rows is 1 when the worker goes on by itself, else 0
     ERROR = 8  # the data set raised: carries a traceback; the worker waits
     RESTARTED = 9  # what follows belongs to the new iteration
+    GONE = 10  # is not sent: the worker has ended; the text says how
 
 
 class Message(NamedTuple):
@@ -58,20 +59,21 @@ class Channel:
 
         Taking what is there comes first: asking before would make it two calls of the system.
         """
-        while True:
-            try:
-                content = self._socket.recv(_LARGEST, socket.MSG_DONTWAIT)
-            except ConnectionResetError:  # has left messages unread; what it sent is still there
-                continue
-            except BlockingIOError:
-                if seconds == 0.0 or not self._is_readable(seconds):
-                    return None
-                continue
-            if not content:
-                raise EOFError
-            kind, slot, rows = _HEADER.unpack_from(content)
-            text = content[_HEADER.size :].decode(errors="replace")
-            return Message(Kind(kind), slot, rows, text)
+        while (content := self._take()) is None:
+            if seconds == 0.0 or not self._is_readable(seconds):
+                return None
+        if not content:
+            raise EOFError
+        kind, slot, rows = _HEADER.unpack_from(content)
+        return Message(Kind(kind), slot, rows, content[_HEADER.size :].decode(errors="replace"))
+
+    def _take(self) -> bytes | None:
+        try:
+            return self._socket.recv(_LARGEST, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
+        except ConnectionResetError:  # it has left messages unread; what it sent is still there
+            return self._take()
 
     def _is_readable(self, seconds: float | None) -> bool:
         ready = self._poll.poll(None if seconds is None else seconds * 1000)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import enum
 import os
 import time
 from multiprocessing import util
@@ -21,14 +20,6 @@ _CHECK_SECONDS = 0.2  # how soon a killed worker is noticed
 _NEGLIGIBLE = 0.05  # share of waiting below which loading is not what limits a run
 
 
-class _At(enum.Enum):
-    BEGINNING = enum.auto()
-    MIDDLE = enum.auto()
-    END = enum.auto()
-    END_WITH_MORE = enum.auto()  # the worker loads the next iteration already
-    ERROR = enum.auto()
-
-
 class Consumer:
     """Reads the elements of a data set that another process loads.
 
@@ -38,11 +29,10 @@ class Consumer:
     def __init__(self, source: Any, strategy: SharingStrategy, settings: Settings) -> None:
         self.iteration = self.elements = 0
         self._first_asked = self._waited = 0.0  # seconds
-        self._at = _At.BEGINNING
+        self._last: Message | None = None  # that was read in this iteration
         self._workers_iteration = 0  # the number, for the worker, of the one that is read
         self._is_started = settings.preload
         self._current: ring.Tensors = []
-        self._failure = ""
         self._poisons = env.get("POPTORCH_POISON_BUFFERS")
         try:
             self._process = Process(source, strategy, settings)
@@ -57,10 +47,6 @@ class Consumer:
             self.stop()
             raise
 
-    @property
-    def is_stopped(self) -> bool:
-        return not self._stop.still_active()
-
     def stop(self) -> None:
         """End the worker; elements that were handed out stay valid."""
         self._stop()
@@ -71,23 +57,34 @@ class Consumer:
         self._check_usable()
         self.iteration += 1
         self.elements, self._waited = 0, 0.0
-        if self._at is not _At.BEGINNING:
+        last = self._last
+        if last is not None:
             self._workers_iteration += 1
-        if self._at in (_At.BEGINNING, _At.END_WITH_MORE):
+        if last is None or (last.kind is Kind.END and last.rows):
             self._start_loading()
         else:
             self._begin_anew()
-        self._at = _At.BEGINNING
+        self._last = None
 
     def next(self) -> Any:
         """Return the next element: views of the ring that are valid until the next call."""
         self._check_usable()
-        if self._at in (_At.END, _At.END_WITH_MORE):
+        if self._last is None or self._last.kind is Kind.ITEM:
+            self._last = self._next_message()
+        if self._last.kind is Kind.END:
             raise StopIteration
-        if self._at is _At.ERROR:
-            raise self._fail(self._failure)
+        if self._last.kind is not Kind.ITEM:
+            raise self._failed()
+        self._current, rows = self._slots[self._last.slot], self._last.rows
+        return self._form.join(
+            [t.detach() if rows == ALL_ROWS else t[:rows] for t in self._current]
+        )
+
+    def _next_message(self) -> Message:
         self._start_loading()
-        self._release_current()
+        if self._current:
+            self._release()
+            self._tell(Kind.FREE)
         asked = time.perf_counter()
         message = self._message()
         arrived = time.perf_counter()
@@ -96,20 +93,12 @@ class Consumer:
         self.elements += 1
         self._waited += arrived - asked
         if message.kind is Kind.END:
-            self._at = _At.END_WITH_MORE if message.rows else _At.END
             text = verdict(self._waited, arrived - self._first_asked)
             log.python.debug("%d elements: %s", self.elements - 1, text)
-            raise StopIteration
-        if message.kind is Kind.ERROR:
-            raise self._fail(message.text)
-        self._at = _At.MIDDLE
-        self._current, rows = self._slots[message.slot], message.rows
-        return self._form.join(
-            [t.detach() if rows == ALL_ROWS else t[:rows] for t in self._current]
-        )
+        return message
 
     def _check_usable(self) -> None:
-        if self.is_stopped:
+        if not self._stop.still_active():
             raise AssertionFailure(
                 "The asynchronous loader has been terminated",
                 fix="create a new one; terminate() is for the end of the program",
@@ -120,21 +109,19 @@ class Consumer:
             self._is_started = True
             self._tell(Kind.START)
 
-    def _release_current(self) -> None:
-        if self._current:
-            if self._poisons:
-                ring.poison(self._current)
-            self._current = []
-            self._tell(Kind.FREE)
-
-    def _begin_anew(self) -> None:
+    def _release(self) -> None:
         if self._poisons:
             ring.poison(self._current)
         self._current = []
+
+    def _begin_anew(self) -> None:
+        self._release()
         self._is_started = True
         self._tell(Kind.RESTART, self._workers_iteration)
-        while self._message().kind is not Kind.RESTARTED:
-            pass  # what was sent for the iteration that is given up
+        while (message := self._message()).kind is not Kind.RESTARTED:
+            if message.kind is Kind.GONE:
+                self._last = message
+                raise self._failed()
 
     def _tell(self, kind: Kind, number: int = 0) -> None:
         # To a worker that is gone: what it had sent before is still to be read.
@@ -151,23 +138,23 @@ class Consumer:
                     if message is None:
                         raise EOFError
                     break
-        except (EOFError, ConnectionError):
-            raise self._fail(self._process.describe_end()) from None
+        except EOFError:
+            return Message(Kind.GONE, 0, 0, self._process.describe_end())
         return message
 
-    def _fail(self, reason: str) -> Error:
-        # The reason is kept, not the exception: its traceback would keep the loader alive.
-        self._at, self._failure = _At.ERROR, reason
-        return AssertionFailure("An error occurred in the data fetcher", got=reason)
+    def _failed(self) -> Error:
+        assert self._last is not None
+        return AssertionFailure("An error occurred in the data fetcher", got=self._last.text)
 
     def _announcement(self) -> tuple[ring.Form, list[ring.Tensors]]:
+        message = self._message()
+        if message.kind is Kind.FAILED:
+            log.python.error("The loading process could not start:\n%s", message.text)
+        if message.kind is not Kind.READY:
+            raise _not_started(message.text, has_arrived=bool(message.slot))
         try:
-            message = self._message()
-            if message.kind is Kind.FAILED:
-                log.python.error("The loading process could not start:\n%s", message.text)
-                raise _not_started(message.text, has_arrived=bool(message.slot))
             file = self._process.channel.receive_file()
-        except (AssertionFailure, EOFError):
+        except EOFError:
             raise _not_started(self._process.describe_end()) from None
         try:
             return ring.attach(file, message.rows)

@@ -24,7 +24,7 @@ from .._base import trees
 from .._base.errors import Error
 from .._base.processes import is_running
 from . import ring
-from .channel import Channel, Kind, Message
+from .channel import Channel, Kind
 
 Contents = tuple[Any, dict[type, trees.Parser]]
 """A data set, and the registered parsers of its elements."""
@@ -148,7 +148,7 @@ class _Worker:
         except Exception as error:
             self._channel.send(Kind.FAILED, slot=has_arrived, text=_traceback(error))
             return
-        elements = self._first_elements(first)
+        elements = self._elements(first)
         while True:
             try:
                 self._run_iteration(elements)
@@ -190,19 +190,15 @@ class _Worker:
         self._iterator = iterate(self._source)
         self._workers |= {child.pid for child in multiprocessing.active_children() if child.pid}
 
-    def _first_elements(self, first: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-        yield first
-        while not self._started:
-            self._wait_for_command()
-        yield from self._rest()
-
-    def _elements(self) -> Iterator[list[torch.Tensor]]:
-        self._start()
-        yield from self._rest()
-
-    def _rest(self) -> Iterator[list[torch.Tensor]]:
+    def _elements(self, first: list[torch.Tensor] | None = None) -> Iterator[list[torch.Tensor]]:
+        if first is None:
+            self._start()
+        else:
+            yield first
+            while not self._started:
+                self._obey(waits=True)
         while (element := next(self._iterator, _NOTHING)) is not _NOTHING:
-            self._obey_commands()  # before the element gets into a ring that must be forgotten
+            self._obey()  # before the element gets into a ring that must be forgotten
             yield self._form.split(element)
 
     def _run_iteration(self, elements: Iterator[list[torch.Tensor]]) -> None:
@@ -226,43 +222,36 @@ class _Worker:
             goes_on = self._settings.goes_on and self._published > before
             self._channel.send(Kind.END, rows=goes_on)
         while not goes_on:
-            self._wait_for_command()
+            self._obey(waits=True)
 
     def _claim(self) -> ring.Tensors:
-        self._obey_commands()
+        self._obey()
         pause, slots = self._settings.pause, self._settings.slots
         while self._published - self._freed == slots:
             # Waking a process costs the consumer some 15 us. Pauses spare it that as long as they
             # cannot be noticed: none is longer than the ring has been full, and another element
             # is ready meanwhile.
             if pause > _LONGEST_PAUSE or slots == 1:
-                self._wait_for_command()
+                self._obey(waits=True)
             else:
                 time.sleep(pause)
                 pause *= 2
-                self._obey_commands()
+                self._obey()
         return self._slots[self._published % slots]
 
-    def _wait_for_command(self) -> None:
-        message = self._channel.receive()
-        if message is None:
+    def _obey(self, waits: bool = False) -> None:
+        while (message := self._channel.receive(None if waits else 0.0)) is not None:
+            waits = False
+            if message.kind is Kind.FREE:
+                self._freed += 1
+            elif message.kind is Kind.START:
+                self._started = True
+            elif message.kind is Kind.RESTART:
+                raise _Restart(message.rows)
+            else:
+                raise _Stop
+        if waits:
             raise _Stop  # what has returned is the watch on the consumer's process
-        self._obey(message)
-        self._obey_commands()
-
-    def _obey_commands(self) -> None:
-        while (message := self._channel.receive(0.0)) is not None:
-            self._obey(message)
-
-    def _obey(self, message: Message) -> None:
-        if message.kind is Kind.FREE:
-            self._freed += 1
-        elif message.kind is Kind.START:
-            self._started = True
-        elif message.kind is Kind.RESTART:
-            raise _Restart(message.rows)
-        else:
-            raise _Stop
 
 
 def iterate(source: Any) -> Iterator[Any]:
