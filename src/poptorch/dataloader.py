@@ -227,7 +227,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         options, plan = self.options, self._plan
         process, processes = data_share(options.Distributed)
         samples = len(dataset)
-        assert plan.combined is not None  # check_partitioning has refused it
+        assert plan.combined is not None  # check_sources has refused it
         part = shard_range(samples, plan.combined, plan.drop_last, process, processes)
         if shuffles:
             if not options.exists("random_seed"):

@@ -88,35 +88,27 @@ def check_accessor(buffer_size: Any, miss_sleep_time_in_ms: Any, rebatched_size:
 def check_sources(
     dataset: Any, batch_sampler: Any, batch_size: int | None, shuffle: bool | None, processes: int
 ) -> None:
-    if batch_sampler is not None:
-        check_batch_sampler(batch_size, shuffle, processes > 1)
-    elif processes > 1:
-        check_partitioning(batch_size, isinstance(dataset, IterableDataset))
-
-
-def check_batch_sampler(batch_size: int | None, shuffle: bool | None, partitions: bool) -> None:
-    if batch_size != 1 or shuffle:
+    by_hand = "pass auto_distributed_partitioning=False and let the data set yield the part of"
+    if batch_sampler is not None and (batch_size != 1 or shuffle):
         raise Error(
             "batch_sampler is mutually exclusive with batch_size, shuffle",
             got=f"batch_size={batch_size}, shuffle={shuffle}",
             fix="let the batch sampler choose the size and the order of the micro-batches",
         )
-    if partitions:
+    if processes == 1:
+        return
+    if batch_sampler is not None:
         raise Error(
             "batch_sampler is mutually exclusive with auto_distributed_partitioning=True",
             fix="yield the indices of this process only, and pass"
             " auto_distributed_partitioning=False",
         )
-
-
-def check_partitioning(batch_size: int | None, is_iterable: bool) -> None:
-    by_hand = "pass auto_distributed_partitioning=False and let the data set yield the part of"
     if batch_size is None:
         raise AssertionFailure(
             "batch_size=None not allowed when the data set is partitioned over processes",
             fix=f"{by_hand} this process",
         )
-    if is_iterable:
+    if isinstance(dataset, IterableDataset):
         raise AssertionFailure(
             "auto_distributed_partitioning not supported for IterableDataset",
             fix=f"{by_hand} process options.Distributed.processId",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from torch.utils.data import (
@@ -108,9 +108,19 @@ class TensorBatches:
     """Batches of a loader for which ``indexable`` holds: rows by index, not n tensors to stack."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
-        self._tensors, self._rows = _source(loader.dataset)
+        dataset, sampler = loader.dataset, cast(Any, loader.batch_sampler)
+        shard = dataset if isinstance(dataset, Shard) else None
+        whole: Any = dataset if shard is None else shard.dataset
+        self._tensors: Sequence[torch.Tensor] = whole.tensors
         self._size = len(loader)
-        self._batches = _batches(loader)
+        self._batches: Iterator[Sequence[int]]
+        if type(sampler.sampler) is SequentialSampler and (shard is None or shard.order is None):
+            part = range(len(whole)) if shard is None else shard.part
+            samples, size = len(sampler.sampler), sampler.batch_size
+            end = samples - samples % size if sampler.drop_last else samples
+            self._batches = (part[at : min(at + size, end)] for at in range(0, end, size))
+        else:
+            self._batches = iter(sampler) if shard is None else map(shard.rows, sampler)
         # torch's own iterator draws its workers' seed here; drawing it too keeps the shuffles of
         # this and the following epochs the same as torch's.
         torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
@@ -123,9 +133,9 @@ class TensorBatches:
 
     def __next__(self) -> list[torch.Tensor]:
         batch = next(self._batches)
-        if self._rows is None and isinstance(batch, range):
+        if isinstance(batch, range):
             return [tensor[batch.start : batch.stop].clone() for tensor in self._tensors]
-        rows = torch.tensor(self._rows(batch) if self._rows else batch)
+        rows = torch.tensor(batch)
         return [_taken(tensor, rows) for tensor in self._tensors]
 
 
@@ -156,24 +166,3 @@ def _is_plain(tensor: torch.Tensor) -> bool:
         and not tensor.is_quantized
         and not tensor.requires_grad
     )
-
-
-def _source(
-    dataset: Any,
-) -> tuple[Sequence[torch.Tensor], Callable[[Sequence[int]], list[int]] | None]:
-    """Return the tensors, and what translates the sampler's indices to their rows, if needed."""
-    if not isinstance(dataset, Shard):
-        return dataset.tensors, None
-    whole, part = dataset.dataset.tensors, dataset.part
-    if dataset.order is None:
-        return [tensor[part.start : part.stop] for tensor in whole], None
-    return whole, dataset.rows
-
-
-def _batches(loader: DataLoader[Any]) -> Iterator[Sequence[int]]:
-    sampler: Any = loader.batch_sampler
-    if type(sampler.sampler) is RandomSampler:
-        return iter(sampler)
-    samples, size = len(sampler.sampler), sampler.batch_size
-    end = samples - samples % size if sampler.drop_last else samples
-    return (range(at, min(at + size, end)) for at in range(0, end, size))

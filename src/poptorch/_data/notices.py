@@ -15,9 +15,7 @@ from .arrangement import Arrangement
 from .sharding import Shard, shard_range
 
 
-def remainder(
-    loader: Any, plan: Arrangement, process: int, processes: int, programs: int = 1
-) -> None:
+def remainder(loader: Any, plan: Arrangement, process: int, processes: int, programs: int) -> None:
     """Tell about a remainder; ``process`` counts for shards, ``programs`` are the model's sizes."""
     dataset, workers = loader.dataset, loader.num_workers
     if isinstance(dataset, IterableDataset):
@@ -42,22 +40,9 @@ def remainder(
         return
     if plan.drop_last:
         _left_samples(samples, plan.combined, processes)
-    else:
-        size = len(shard_range(samples, plan.combined, False, process, processes))
-        size = size % plan.combined or plan.combined
-        _last_batch(samples, processes, plan, size, programs)
-
-
-def _length(sampler: Any) -> int | None:
-    if getattr(sampler, "reads_to_count", False):  # its length is a pass over the data set
-        return None
-    try:
-        return len(sampler)
-    except TypeError:  # samplers need no length; torch's base class has none
-        return None
-
-
-def _last_batch(samples: int, processes: int, plan: Arrangement, size: int, programs: int) -> None:
+        return
+    size = len(shard_range(samples, plan.combined, False, process, processes))
+    size = size % plan.combined or plan.combined
     begin = (
         f"The data set's {samples} samples are not divisible by the combined batch size"
         f" ({plan.combined}) x {processes} processes: the last batch of this process has {size}"
@@ -81,6 +66,15 @@ def _last_batch(samples: int, processes: int, plan: Arrangement, size: int, prog
         )
     else:
         log.python.info("%s, for which options.programs(%d) allows a program.", begin, programs)
+
+
+def _length(sampler: Any) -> int | None:
+    if getattr(sampler, "reads_to_count", False):  # its length is a pass over the data set
+        return None
+    try:
+        return len(sampler)
+    except TypeError:  # samplers need no length; torch's base class has none
+        return None
 
 
 def _left_samples(samples: int, combined: int, processes: int) -> None:
