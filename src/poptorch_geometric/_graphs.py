@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -59,12 +58,6 @@ def set_attribute(sample: Any, key: Any, name: str, value: Any) -> None:
     (sample if key is None else sample[key])[name] = value
 
 
-def rows(sample: Any, key: Any, name: str, value: torch.Tensor) -> int | None:
-    store = stores(sample)[key]
-    dim = sample.__cat_dim__(name, value, store)
-    return value.shape[dim] if isinstance(dim, int) and value.dim() else None
-
-
 def total(sizes: int | Mapping[Any, int]) -> int:
     return sum(sizes.values()) if isinstance(sizes, Mapping) else sizes
 
@@ -76,47 +69,43 @@ def ranges(starts: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, t
     return first + torch.arange(len(owner)), owner
 
 
-@dataclass(frozen=True)
-class Levels:
-    """Whether attributes are of nodes, of edges or of graphs, decided over all samples."""
+def of_type(kind: Any) -> str:
+    return "" if kind is None else f" of type {kind!r}"
 
-    by_key: Mapping[tuple[Any, str], str]  # of every tensor, by store and name
 
-    @staticmethod
-    def of(samples: Sequence[Any], excluded: Sequence[str]) -> Levels:
-        levels = {}
-        counts = [(node_counts(sample), edge_counts(sample)) for sample in samples]
-        each = [stores(sample) for sample in samples]
-        for key, store in each[0].items():
-            for name, value in store.items():
-                if name in excluded:
-                    continue
-                _check_present(each, key, name)
-                if not isinstance(value, torch.Tensor):
-                    continue
-                lengths = [rows(sample, key, name, stores_of[key][name])
-                           for sample, stores_of in zip(samples, each, strict=True)]  # fmt: skip
-                nodes = [n.get(key) for n, _ in counts]
-                edges = [e.get(key) for _, e in counts]
-                if name == "y" and not is_hetero(samples[0]):
-                    levels[key, name] = _labels(lengths, nodes)
-                else:
-                    levels[key, name] = _level(name, lengths, nodes, edges)
-        return Levels(levels)
+def levels(samples: Sequence[Any], excluded: Sequence[str]) -> dict[tuple[Any, str], str]:
+    """Decide over all samples whether a tensor, by store and name, is of nodes, edges or graphs."""
+    found = {}
+    nodes, edges = list(map(node_counts, samples)), list(map(edge_counts, samples))
+    each = list(map(stores, samples))
+    for key, store in each[0].items():
+        for name, value in store.items():
+            if name in excluded:
+                continue
+            _check_present(each, key, name)
+            if isinstance(value, torch.Tensor):
+                lengths = [_length(*pair, key, name) for pair in zip(samples, each, strict=True)]
+                counts = [n.get(key) for n in nodes], [e.get(key) for e in edges]
+                is_label = name == "y" and not is_hetero(samples[0])
+                found[key, name] = (_label_level if is_label else _level)(name, lengths, *counts)
+    return found
+
+
+def _length(sample: Any, stores: Mapping[Any, Any], key: Any, name: str) -> int | None:
+    value = stores[key][name]
+    dim = sample.__cat_dim__(name, value, stores[key])
+    return value.shape[dim] if isinstance(dim, int) and value.dim() else None
 
 
 def _level(name: str, lengths: list[Any], nodes: list[Any], edges: list[Any]) -> str:
     if None in lengths:
         return GRAPH
-    of_nodes, of_edges = lengths == nodes, lengths == edges
-    if of_nodes and of_edges:
-        return EDGE if "edge" in name else NODE
-    if of_edges:
+    if lengths == edges and (lengths != nodes or "edge" in name):
         return EDGE
-    return NODE if of_nodes else GRAPH
+    return NODE if lengths == nodes else GRAPH
 
 
-def _labels(lengths: list[Any], nodes: list[Any]) -> str:
+def _label_level(name: str, lengths: list[Any], nodes: list[Any], edges: list[Any]) -> str:
     if all(length in (None, 1) for length in lengths):
         return GRAPH
     if lengths == nodes:

@@ -85,7 +85,7 @@ class FixedSizeCollater:
             )
         nodes, edges = _by_type(sizes.num_nodes), _by_type(sizes.num_edges)
         _check_types(samples, nodes, edges)
-        levels = _graphs.Levels.of(samples, self.exclude_keys)
+        levels = _graphs.levels(samples, self.exclude_keys)
         graphs = list(samples)
         if self.trim_nodes or self.trim_edges:
             trimmer = _fitting.Trimmer(samples, nodes, edges, protected)
@@ -211,11 +211,10 @@ def _check_edges(at: int, kind: Any, edge_index: torch.Tensor, counts: Mapping[A
     for row, end in zip(edge_index, _graphs.ends(kind), strict=True):
         least, most = (int(bound) for bound in torch.aminmax(row))
         if least < 0 or most >= counts.get(end, 0):
-            name = "" if kind is None else f" of type {kind!r}"
             raise Error(
                 "An edge joins a node that the graph does not have",
-                got=f"graph {at}: edge_index{name} has numbers from {least} to {most}, "
-                f"the graph {counts.get(end, 0)} nodes",
+                got=f"graph {at}: edge_index{_graphs.of_type(kind)} has numbers from {least} to "
+                f"{most}, the graph {counts.get(end, 0)} nodes",
                 fix=(
                     "number the nodes of each graph from 0",
                     "set num_nodes, where nodes without attributes are meant",
