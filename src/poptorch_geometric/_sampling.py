@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch_geometric.data import HeteroData
 from torch_geometric.sampler import (
     BaseSampler,
     HeteroSamplerOutput,
@@ -47,10 +46,15 @@ class _Met:
     keys: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     per_hop: list[int] = field(default_factory=list)
 
+    def split(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the nodes and their seeds."""
+        return self.keys % self.size, self.keys // self.size
+
     def add(self, keys: torch.Tensor) -> torch.Tensor:
         new: torch.Tensor = torch.unique(keys)
         new = new[~torch.isin(new, self.keys)]
         self.keys = torch.cat([self.keys, new])
+        self.per_hop.append(len(new))
         return new
 
     def places(self, keys: torch.Tensor) -> torch.Tensor:
@@ -73,8 +77,9 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
         time_attr: str | None = None,
         weight_attr: str | None = None,
     ) -> None:
-        self._typed = isinstance(data, HeteroData)
-        self._counts = _graphs.node_counts(data)
+        self._typed = _graphs.is_hetero(data)
+        # Of no nodes 1: keys are divided by it.
+        self._counts = {kind: max(n, 1) for kind, n in _graphs.node_counts(data).items()}
         self._subgraph = SubgraphType(subgraph_type)
         self._replace, self._disjoint = replace, disjoint or time_attr is not None
         if temporal_strategy not in ("uniform", "last"):
@@ -84,24 +89,20 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
         given = num_neighbors
         if not isinstance(given, NumNeighbors):
             given = NumNeighbors(given)
-        kinds = list(_graphs.edge_stores(data))
-        values = given.get_values(kinds if self._typed else None)
+        edges = _graphs.edge_stores(data)
+        values = given.get_values(list(edges) if self._typed else None)
         self._fanouts = values if self._typed else {None: values}
         self._hops = given.num_hops
         self._times: dict[Any, torch.Tensor] = {
             kind: store[time_attr]
             for kind, store in _graphs.node_stores(data).items()
-            if time_attr is not None and time_attr in store and _of_nodes(data, kind, time_attr)
+            if time_attr is not None and time_attr in store and store.is_node_attr(time_attr)
         }
+        time = None if self._times else time_attr
         self._edges = {
-            kind: _incoming(store, self._counts, kind, weight_attr,
-                            None if self._times else time_attr)
-            for kind, store in _graphs.edge_stores(data).items()
-        }  # fmt: skip
-
-    @property
-    def edge_permutation(self) -> None:
-        return  # numbers of edges are those of the whole graph
+            kind: _incoming(store, self._counts[_graphs.ends(kind)[1]], weight_attr, time)
+            for kind, store in edges.items()
+        }
 
     def sample_from_nodes(self, index: NodeSamplerInput, **kwargs: Any) -> Any:
         met = {kind: _Met(count) for kind, count in self._counts.items()}
@@ -113,17 +114,12 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
         times = self._seed_times(index)
         drawn: dict[Any, list[tuple[torch.Tensor, ...]]] = {kind: [] for kind in self._edges}
         for hop in range(self._hops):
-            reached: dict[Any, list[torch.Tensor]] = {kind: [] for kind in met}
-            for kind, edges in self._edges.items():
-                source, target = _graphs.ends(kind)
-                hits = self._draw(edges, fronts[target], self._fanouts[kind][hop], source, target,
-                                  times)  # fmt: skip
+            reached = {kind: [each.keys[:0]] for kind, each in met.items()}
+            for kind in self._edges:
+                hits = self._draw(kind, fronts, self._fanouts[kind][hop], times)
                 drawn[kind].append(hits)
-                reached[source].append(hits[0])
-            for kind, each in met.items():
-                new = each.add(torch.cat(reached[kind])) if reached[kind] else each.keys[:0]
-                fronts[kind] = new
-                each.per_hop.append(len(new))
+                reached[_graphs.ends(kind)[0]].append(hits[0])
+            fronts = {kind: each.add(torch.cat(reached[kind])) for kind, each in met.items()}
         output = self._output(met, drawn)
         output.metadata = (index.input_id, index.time)
         if self._subgraph == SubgraphType.bidirectional:
@@ -141,31 +137,25 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
         )
 
     def _seed_times(self, index: NodeSamplerInput) -> torch.Tensor | None:
-        given: torch.Tensor | None = index.time
-        if given is None and index.input_type in self._times:
+        if index.time is not None or index.input_type not in self._times:
+            given: torch.Tensor | None = index.time
+        else:
             given = self._times[index.input_type][index.node]
-        if given is not None:
-            return given
-        if any(edges.time is not None for edges in self._edges.values()):
+        if given is None and any(edges.time is not None for edges in self._edges.values()):
             raise Error(
                 "Sampling by the time of edges needs the time of every seed",
                 fix="FixedSizeNeighborLoader(..., input_time=...)",
             )
-        return None
+        return given
 
     def _draw(
-        self,
-        edges: _Incoming,
-        front: torch.Tensor,
-        fanout: int,
-        source: Any,
-        target: Any,
-        times: torch.Tensor | None,
+        self, kind: Any, fronts: Mapping[Any, torch.Tensor], fanout: int, times: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return keys of sources, keys of targets and numbers of the edges that are drawn."""
-        size = max(self._counts[target], 1)
-        nodes, seeds = front % size, front // size if self._disjoint else None
-        slots, owner = edges.of(nodes)
+        source, target = _graphs.ends(kind)
+        edges, front, size = self._edges[kind], fronts[target], self._counts[target]
+        seeds = front // size if self._disjoint else None
+        slots, owner = edges.of(front % size)
         when = self._when(edges, slots, source)
         if when is not None and times is not None and seeds is not None:
             early = when <= times[seeds[owner]]
@@ -210,7 +200,9 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
         return order[place < fanout].sort().values
 
     def _output(self, met: Mapping[Any, _Met], drawn: Mapping[Any, Any]) -> Any:
-        nodes = {kind: each.keys % max(each.size, 1) for kind, each in met.items()}
+        split = {kind: each.split() for kind, each in met.items()}
+        nodes = {kind: found for kind, (found, _) in split.items()}
+        batch = {kind: seeds for kind, (_, seeds) in split.items()} if self._disjoint else None
         rows, cols, numbers, per_hop = {}, {}, {}, {}
         for kind, hops in drawn.items():
             source, target = _graphs.ends(kind)
@@ -220,8 +212,6 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
             rows[kind], cols[kind] = met[source].places(parts[0]), met[target].places(parts[1])
             numbers[kind] = parts[2]
             per_hop[kind] = [len(hop[0]) for hop in hops]
-        owners = {kind: each.keys // max(each.size, 1) for kind, each in met.items()}
-        batch = owners if self._disjoint else None
         hop_nodes = {kind: each.per_hop for kind, each in met.items()}
         if self._typed:
             return HeteroSamplerOutput(nodes, rows, cols, numbers, batch, hop_nodes, per_hop)
@@ -231,23 +221,17 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
     def _between(
         self, edges: _Incoming, source: _Met, target: _Met
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        nodes, seeds = target.keys % max(target.size, 1), target.keys // max(target.size, 1)
+        nodes, seeds = target.split()
         slots, owner = edges.of(nodes)
         sources = edges.source[slots] + seeds[owner] * source.size
         inside = torch.isin(sources, source.keys)
         return sources[inside], target.keys[owner][inside], edges.number[slots][inside]
 
 
-def _incoming(
-    store: Any,
-    counts: Mapping[Any, int],
-    kind: Any,
-    weight: str | None,
-    time: str | None,
-) -> _Incoming:
+def _incoming(store: Any, nodes: int, weight: str | None, time: str | None) -> _Incoming:
     row, col = store["edge_index"]
     order = col.argsort(stable=True)
-    ends = torch.bincount(col, minlength=counts[_graphs.ends(kind)[1]]).cumsum(0)
+    ends = torch.bincount(col, minlength=nodes).cumsum(0)
     first = torch.cat([torch.zeros(1, dtype=torch.int64), ends])
     return _Incoming(
         first, row[order], order, _attribute(store, weight, order), _attribute(store, time, order)
@@ -260,12 +244,8 @@ def _attribute(store: Any, name: str | None, order: torch.Tensor) -> torch.Tenso
     if name not in store:
         raise Error("The graph does not have the attribute to sample by", got=repr(name),
                     fix=f"it has {', '.join(map(str, store.keys()))}")  # fmt: skip
-    chosen: torch.Tensor = store[name][order]
-    return chosen
-
-
-def _of_nodes(data: Any, kind: Any, name: str) -> bool:
-    return kind is not None or bool(data.is_node_attr(name))
+    values: torch.Tensor = store[name]
+    return values[order]
 
 
 def _with_replacement(
