@@ -257,10 +257,8 @@ def _with_replacement(
 ) -> torch.Tensor:
     """Draw ``fanout`` candidates of every owner that has any."""
     some = lengths.nonzero()[:, 0].repeat_interleave(fanout)
-    if edges.weight is None:
-        draws = (torch.rand(len(some), dtype=torch.float64) * lengths[some]).long()
-        return before[some] + draws.clamp(max=lengths[some] - 1)
-    sums = torch.cat([torch.zeros(1, dtype=torch.float64), edges.weight[slots].double().cumsum(0)])
+    weights = torch.ones(len(slots)) if edges.weight is None else edges.weight[slots]
+    sums = torch.cat([torch.zeros(1, dtype=torch.float64), weights.double().cumsum(0)])
     low, high = sums[before[some]], sums[before[some] + lengths[some]]
     at = low + torch.rand(len(some), dtype=torch.float64) * (high - low)
     return (torch.searchsorted(sums, at, right=True) - 1).clamp(

@@ -92,8 +92,6 @@ def degree(
 
 
 def softmax_for(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Return a softmax over groups in which what is gone has no part."""
-
     def softmax(
         src: torch.Tensor,
         index: torch.Tensor | None = None,
@@ -103,15 +101,19 @@ def softmax_for(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Te
     ) -> torch.Tensor:
         if index is None or num_nodes is None or not may_be_absent():
             return original(src, index, ptr, num_nodes, dim)
-        safe = somewhere(index)
-        most = scatter(src.detach(), index, dim, num_nodes, "max").index_select(dim, safe)
-        there = _along(index >= 0, src, dim)
-        # A large value that is gone must not make an infinity, whose gradient would be none.
-        powers = torch.where(there, src - most, 0.0).exp() * there
-        total = scatter(powers, index, dim, num_nodes) + 1e-16
-        return powers / total.index_select(dim, safe)
+        return _softmax(src, index, num_nodes, dim)
 
     return softmax
+
+
+def _softmax(src: torch.Tensor, index: torch.Tensor, groups: int, dim: int = 0) -> torch.Tensor:
+    safe = somewhere(index)
+    most = scatter(src.detach(), index, dim, groups, "max").index_select(dim, safe)
+    there = _along(index >= 0, src, dim)
+    # A large value that is gone must not make an infinity, whose gradient would be none.
+    powers = torch.where(there, src - most, 0.0).exp() * there
+    total = scatter(powers, index, dim, groups) + 1e-16
+    return powers / total.index_select(dim, safe)
 
 
 def index_select(module: Any, src: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -130,12 +132,7 @@ def segregate_self_loops(
     edge_index: Edges, edge_attr: Optional = None
 ) -> tuple[Edges, Optional, Edges, Optional]:
     loops = edge_index[0] == edge_index[1]
-    return (
-        leave_out(edge_index, ~loops),
-        edge_attr,
-        leave_out(edge_index, loops),
-        edge_attr,
-    )
+    return leave_out(edge_index, ~loops), edge_attr, leave_out(edge_index, loops), edge_attr
 
 
 def add_remaining_self_loops(
@@ -152,22 +149,24 @@ def add_remaining_self_loops(
     if edge_attr is None:
         return joined, None
     made = compute_loop_attr(edge_index, edge_attr, nodes, False, fill_value)
-    places = torch.where(is_loop & (edge_index[0] >= 0), edge_index[0], nodes)
-    with_spare = torch.cat([made, made.new_zeros(1, *made.shape[1:])])
-    made = with_spare.index_put((places,), edge_attr)[:nodes]
-    return joined, torch.cat([edge_attr, made])
+    return joined, torch.cat([edge_attr, _with_loops(made, edge_index, edge_attr)])
+
+
+def _with_loops(values: torch.Tensor, edge_index: Edges, edge_attr: torch.Tensor) -> torch.Tensor:
+    """Put the attributes of loops into the rows of their nodes."""
+    is_loop = (edge_index[0] == edge_index[1]) & (edge_index[0] >= 0)
+    places = torch.where(is_loop, edge_index[0], len(values))
+    with_spare = torch.cat([values, values.new_zeros(1, *values.shape[1:])])
+    return with_spare.index_put((places,), edge_attr)[: len(values)]
 
 
 def get_self_loop_attr(
     edge_index: Edges, edge_attr: Optional = None, num_nodes: int | None = None
 ) -> torch.Tensor:
     nodes = maybe_num_nodes(edge_index, num_nodes)
-    is_loop = (edge_index[0] == edge_index[1]) & (edge_index[0] >= 0)
     if edge_attr is None:
         edge_attr = torch.ones(edge_index.shape[1], device=edge_index.device)
-    places = torch.where(is_loop, edge_index[0], nodes)
-    spare = edge_attr.new_zeros(nodes + 1, *edge_attr.shape[1:])
-    return spare.index_put((places,), edge_attr)[:nodes]
+    return _with_loops(edge_attr.new_zeros(nodes, *edge_attr.shape[1:]), edge_index, edge_attr)
 
 
 def masked_edge_index(edge_index: Edges, edge_mask: torch.Tensor) -> Edges:
@@ -233,7 +232,7 @@ def select_top_k(module: Any, x: torch.Tensor, batch: Optional = None) -> Select
         score = module.act(score / module.weight.norm(p=2, dim=-1))
     else:
         mark_absent()
-        score = softmax_for(_never)(score, batch, num_nodes=len(x))
+        score = _softmax(score, batch, len(x))
     chosen = topk(score, module.ratio, batch, module.min_score)
     return SelectOutput(
         node_index=chosen,
@@ -242,10 +241,6 @@ def select_top_k(module: Any, x: torch.Tensor, batch: Optional = None) -> Select
         num_clusters=len(chosen),
         weight=torch.where(chosen < 0, 0.0, score[chosen.clamp(min=0)]),
     )
-
-
-def _never(*args: Any) -> torch.Tensor:
-    raise AssertionError("the number of groups is known")
 
 
 def filter_adj(

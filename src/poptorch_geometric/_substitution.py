@@ -29,7 +29,7 @@ def _film(module: Any, x: Any, edge_index: torch.Tensor, edge_type: Any = None) 
     # All edges for every relation.
     x = (x, x) if isinstance(x, torch.Tensor) else x
     beta, gamma = module.film_skip(x[1]).split(module.out_channels, dim=-1)
-    out = gamma * module.lin_skip(x[1]) + beta
+    out: torch.Tensor = gamma * module.lin_skip(x[1]) + beta
     out = out if module.act is None else module.act(out)
     for number, (linear, film_of) in enumerate(zip(module.lins, module.films, strict=True)):
         edges = edge_index
@@ -37,8 +37,7 @@ def _film(module: Any, x: Any, edge_index: torch.Tensor, edge_type: Any = None) 
             edges = _static.leave_out(edge_index, edge_type == number)
         beta, gamma = film_of(x[1]).split(module.out_channels, dim=-1)
         out = out + module.propagate(edges, x=linear(x[0]), beta=beta, gamma=gamma)
-    total: torch.Tensor = out
-    return total
+    return out
 
 
 def _chebyshev_norm(
@@ -154,13 +153,10 @@ def _places(modules: int) -> tuple[tuple[Any, str, Any], ...]:
     for path, owner in list(sys.modules.items()):
         if path.partition(".")[0] == "torch_geometric":
             for attribute, value in list(vars(owner).items()):
-                if callable(value) and _hashable(value) and value in wanted:
+                is_hashable = type(value).__hash__ is not None
+                if callable(value) and is_hashable and value in wanted:
                     places.append((owner, attribute, wanted[value]))
     return tuple(places)
-
-
-def _hashable(value: Any) -> bool:
-    return type(value).__hash__ is not None
 
 
 @call_once

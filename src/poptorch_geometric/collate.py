@@ -109,8 +109,14 @@ class FixedSizeCollater:
             [*graphs, *padding], follow_batch=self.follow_batch, exclude_keys=self.exclude_keys
         )
         if self.add_masks_to_batch:
-            _add_masks(batch, len(graphs), sizes.num_graphs, (nodes, missing_nodes),
-                       (edges, missing_edges))  # fmt: skip
+            batch.graphs_mask = torch.arange(sizes.num_graphs) < len(graphs)
+            for name, all_of, padded in (
+                ("nodes_mask", nodes, missing_nodes),
+                ("edges_mask", edges, missing_edges),
+            ):
+                for kind, size in all_of.items():
+                    mask = torch.arange(size) < size - padded[kind]
+                    _graphs.set_attribute(batch, kind, name, mask)
         return batch
 
     def _say_unknown(self, model: Any) -> None:
@@ -127,10 +133,6 @@ class FixedSizeCollater:
             )
 
 
-# What to_data_list needs; the parts of a combined batch are not at these places any more.
-_PARTS = ("_slice_dict", "_inc_dict")
-
-
 def _as_micro_batch(batch: Any) -> Any:
     """Let a batch remember the numbers of its nodes and edges, and forget its parts.
 
@@ -143,7 +145,7 @@ def _as_micro_batch(batch: Any) -> Any:
     for name, counts in (("num_nodes", nodes), ("num_edges", edges)):
         for kind, count in counts.items():
             _graphs.set_attribute(batch, kind, name, count)
-    for name in _PARTS:
+    for name in ("_slice_dict", "_inc_dict"):  # places of parts, which they will not be at
         vars(batch.stores[0]).pop(name, None)
     return batch
 
@@ -236,18 +238,3 @@ def _check_types(samples: list[Any], nodes: Mapping[Any, int], edges: Mapping[An
                         got=f"sizes for {list(sizes)}",
                         fix="add its size to FixedSizeOptions, or give one number for all types",
                     )
-
-
-def _add_masks(
-    batch: Any,
-    samples: int,
-    graphs: int,
-    nodes: tuple[Mapping[Any, int], Mapping[Any, int]],
-    edges: tuple[Mapping[Any, int], Mapping[Any, int]],
-) -> None:
-    """Mark what is real; nodes and edges are how many there are and how many are padding."""
-    batch.graphs_mask = torch.arange(graphs) < samples
-    for name, (sizes, missing) in (("nodes_mask", nodes), ("edges_mask", edges)):
-        for kind, size in sizes.items():
-            mask = torch.arange(size) < size - missing[kind]
-            _graphs.set_attribute(batch, kind, name, mask)

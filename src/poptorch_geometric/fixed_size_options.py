@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from torch_geometric.data import HeteroData
 from tqdm.auto import tqdm
 
 from poptorch.poptorch_core import Error, InvalidValue
@@ -168,6 +167,6 @@ def _again_and_again(loader: Iterable[Any]) -> Iterator[Any]:
 
 def suited(sizes: FixedSizeOptions, sample: Any) -> FixedSizeOptions:
     """Convert the sizes, in place, if the sample has types and they have not."""
-    if isinstance(sample, HeteroData) and not sizes.is_hetero():
+    if _graphs.is_hetero(sample) and not sizes.is_hetero():
         sizes.to_hetero(sample.node_types, sample.edge_types)
     return sizes

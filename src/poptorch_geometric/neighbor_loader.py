@@ -18,7 +18,7 @@ from .common import with_seeds
 from .dataloader import Combining, with_options
 from .fixed_size_options import FixedSizeOptions
 from .pyg_cluster_loader import check_two_graphs
-from .pyg_dataloader import OverSizeStrategy, Plain, refuse, trimming
+from .pyg_dataloader import OverSizeStrategy, Plain, refuse
 
 __all__ = ["FixedSizeNeighborLoader", "PyGFixedSizeNeighborLoader"]
 
@@ -109,12 +109,9 @@ class PyGFixedSizeNeighborLoader(Plain):
             self.neighbour_loader
         )
         check_two_graphs("FixedSizeNeighborLoader", self.fixed_size_options)
-        self.fixed_size_collater = self._create_collater(
-            fixed_size_options=self.fixed_size_options,
-            add_masks_to_batch=add_pad_masks,
-            follow_batch=follow_batch,
-            exclude_keys=exclude_keys,
-            **trimming(over_size_strategy),
+        keys = {"follow_batch": follow_batch, "exclude_keys": exclude_keys}
+        self.fixed_size_collater = self._fixed(
+            self.fixed_size_options, add_pad_masks, over_size_strategy, **keys
         )
         self._padder = _Neighbourhoods(self.neighbour_loader, self.fixed_size_collater)
         places: Any = range(len(self.neighbour_loader.dataset))

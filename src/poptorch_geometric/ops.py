@@ -58,7 +58,6 @@ def knn(
         AssertionError: shapes do not match.
     """
     cosine = bool(args[0] if args else kwargs.get("cosine", False))
-    x, y = _points(x, batch_x), _points(y, batch_y)
     return _nearest(_distances(x, y, batch_x, batch_y, cosine), k)
 
 
@@ -89,8 +88,7 @@ def knn_graph(
     Raises:
         AssertionError: shapes do not match, or another ``flow``.
     """
-    points = _points(x, batch)
-    distances = _distances(points, points, batch, batch, cosine)
+    distances = _distances(x, x, batch, batch, cosine)
     return _edges(_nearest(_without_self(distances, loop), k), flow)
 
 
@@ -120,8 +118,7 @@ def radius(
     Raises:
         AssertionError: shapes do not match.
     """
-    x, y = _points(x, batch_x), _points(y, batch_y)
-    distances = _distances(x, y, batch_x, batch_y, False)
+    distances = _distances(x, y, batch_x, batch_y)
     return _within(distances, r, min(len(x), max_num_neighbors))
 
 
@@ -149,9 +146,8 @@ def radius_graph(
     Returns:
         int64 [2, N * min(N, max_num_neighbors)]; -1 in both rows where there are fewer.
     """
-    points = _points(x, batch)
-    distances = _without_self(_distances(points, points, batch, batch, False), loop)
-    return _edges(_within(distances, r, min(len(points), max_num_neighbors)), flow)
+    distances = _without_self(_distances(x, x, batch, batch), loop)
+    return _edges(_within(distances, r, min(len(x), max_num_neighbors)), flow)
 
 
 def knn_interpolate(
@@ -201,9 +197,10 @@ def _distances(
     y: torch.Tensor,
     batch_x: torch.Tensor | None,
     batch_y: torch.Tensor | None,
-    cosine: bool,
+    cosine: bool = False,
 ) -> torch.Tensor:
     """Return [M, N], infinite between examples."""
+    x, y = _points(x, batch_x), _points(y, batch_y)
     if x.dim() != 2 or y.dim() != 2 or x.shape[1] != y.shape[1]:
         raise AssertionFailure(
             "Points must be rows of as many numbers each",
@@ -222,8 +219,8 @@ def _distances(
 def _without_self(distances: torch.Tensor, loop: bool) -> torch.Tensor:
     if loop:
         return distances
-    here = torch.arange(len(distances), device=distances.device)
-    return distances.masked_fill(here[:, None] == here[None], torch.inf)
+    same = torch.eye(len(distances), dtype=torch.bool, device=distances.device)
+    return distances.masked_fill(same, torch.inf)
 
 
 def _within(distances: torch.Tensor, r: float, most: int) -> torch.Tensor:
@@ -291,11 +288,10 @@ class InstanceNorm(pyg.InstanceNorm):  # type: ignore[misc]
             mean = self.running_mean.view(1, -1).expand(batch_size, -1)
             var = self.running_var.view(1, -1).expand(batch_size, -1)
             centred = x - mean.index_select(0, groups)
-        out = centred / (var + self.eps).sqrt().index_select(0, groups)
+        out: torch.Tensor = centred / (var + self.eps).sqrt().index_select(0, groups)
         if self.weight is not None and self.bias is not None:
             out = out * self.weight.view(1, -1) + self.bias.view(1, -1)
-        normal: torch.Tensor = out
-        return normal
+        return out
 
 
 class HeteroLinear(pyg.HeteroLinear):  # type: ignore[misc]
@@ -309,9 +305,10 @@ class HeteroLinear(pyg.HeteroLinear):  # type: ignore[misc]
             type_vec: [rows], the type of each.
         """
         chosen = torch.nn.functional.one_hot(type_vec.long(), self.num_types).to(x.dtype)
-        out = torch.einsum("nt,nto->no", chosen, torch.einsum("nc,tco->nto", x, self.weight))
-        biased: torch.Tensor = out if self.bias is None else out + self.bias[type_vec]
-        return biased
+        out: torch.Tensor = torch.einsum(
+            "nt,nto->no", chosen, torch.einsum("nc,tco->nto", x, self.weight)
+        )
+        return out if self.bias is None else out + self.bias[type_vec]
 
 
 class ClusterGCNConv(pyg.ClusterGCNConv):  # type: ignore[misc]

@@ -12,7 +12,7 @@ from poptorch.poptorch_core import AssertionFailure
 from . import _graphs
 from .collate import FixedSizeCollater
 from .fixed_size_options import FixedSizeOptions
-from .pyg_dataloader import OverSizeStrategy, Plain, refuse, trimming
+from .pyg_dataloader import OverSizeStrategy, Plain, refuse
 
 __all__ = ["ClusterData", "FixedSizeClusterLoader"]
 
@@ -44,11 +44,7 @@ class FixedSizeClusterLoader(Plain):
         check_two_graphs("FixedSizeClusterLoader", fixed_size_options)
         self.cluster_data = cluster_data
         self.fixed_size_options = fixed_size_options
-        fixed = self._create_collater(
-            fixed_size_options=fixed_size_options,
-            add_masks_to_batch=add_pad_masks,
-            **trimming(over_size_strategy),
-        )
+        fixed = self._fixed(fixed_size_options, add_pad_masks, over_size_strategy)
         clusters = torch_geometric.loader.ClusterLoader(cluster_data)
         places: Any = range(len(cluster_data))
         super().__init__(

@@ -14,7 +14,7 @@ from poptorch.poptorch_core import AssertionFailure, InvalidValue, Unsupported
 from .collate import FixedSizeCollater
 from .fixed_size_options import FixedSizeOptions, suited
 from .pyg_collate import Collater
-from .stream_packing_sampler import StreamPackingSampler, TrimmedPackingSampler
+from .stream_packing_sampler import StreamPackingSampler
 
 
 class FixedSizeStrategy(enum.Enum):
@@ -38,14 +38,6 @@ class OverSizeStrategy(enum.Enum):
     TrimNodesAndEdges = 4
 
 
-def trimming(strategy: OverSizeStrategy) -> dict[str, bool]:
-    both = OverSizeStrategy.TrimNodesAndEdges
-    return {
-        "trim_nodes": strategy in (OverSizeStrategy.TrimNodes, both),
-        "trim_edges": strategy in (OverSizeStrategy.TrimEdges, both),
-    }
-
-
 def refuse(loader: str, kwargs: Mapping[str, Any], *names: str) -> None:
     for name in names:
         if name in kwargs:
@@ -62,6 +54,18 @@ class Plain(torch.utils.data.DataLoader[Any]):
     def _create_collater(self, **collater_args: Any) -> Any:
         """Return what makes a micro-batch of a list of samples."""
         return FixedSizeCollater(**collater_args)
+
+    def _fixed(
+        self, sizes: FixedSizeOptions, masks: bool, strategy: OverSizeStrategy, **others: Any
+    ) -> Any:
+        both = OverSizeStrategy.TrimNodesAndEdges
+        return self._create_collater(
+            fixed_size_options=sizes,
+            add_masks_to_batch=masks,
+            trim_nodes=strategy in (OverSizeStrategy.TrimNodes, both),
+            trim_edges=strategy in (OverSizeStrategy.TrimEdges, both),
+            **others,
+        )
 
     def _combined(self, collater: Any, size: int | None) -> Any:
         """Return what makes a batch, of so many samples in each micro-batch."""
@@ -129,13 +133,8 @@ class FixedSizeDataLoader(Plain):
             )
         self.fixed_size_options = suited(sizes, dataset[0])
         self.padded_batch_size = batch_size
-        collater = self._create_collater(
-            fixed_size_options=sizes,
-            add_masks_to_batch=add_pad_masks,
-            follow_batch=follow_batch,
-            exclude_keys=exclude_keys,
-            **trimming(over_size_strategy),
-        )
+        keys = {"follow_batch": follow_batch, "exclude_keys": exclude_keys}
+        collater = self._fixed(sizes, add_pad_masks, over_size_strategy, **keys)
         sampler = kwargs.pop("batch_sampler", None)
         if fixed_size_strategy is FixedSizeStrategy.StreamPack:
             if sampler is not None:
@@ -163,8 +162,7 @@ def _packing(
     dataset: Any, sizes: FixedSizeOptions, shuffle: bool, strategy: OverSizeStrategy
 ) -> StreamPackingSampler:
     """Leave one graph, and one node and edge of each type, for padding."""
-    kind = TrimmedPackingSampler if any(trimming(strategy).values()) else StreamPackingSampler
-    return kind(
+    sampler = StreamPackingSampler(
         dataset,
         sizes.num_graphs - 1,
         _less(sizes.num_nodes),
@@ -172,6 +170,8 @@ def _packing(
         base_sampler=RandomSampler(dataset) if shuffle else SequentialSampler(dataset),
         allow_skip_data=strategy is OverSizeStrategy.Skip,
     )
+    sampler._trims = strategy not in (OverSizeStrategy.Error, OverSizeStrategy.Skip)
+    return sampler
 
 
 def _less(sizes: Any) -> Any:

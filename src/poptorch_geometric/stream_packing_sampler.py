@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch.utils.data
@@ -37,6 +37,7 @@ class StreamPackingSampler(torch.utils.data.Sampler[list[int]]):
     Source: PopTorch user guide, "PopTorch ops".
     """
 
+    _trims = False  # whether samples that are too large are micro-batches of their own
     reads_to_count = True  # a loader need not ask for the length just to tell about a remainder
 
     def __init__(
@@ -79,7 +80,10 @@ class StreamPackingSampler(torch.utils.data.Sampler[list[int]]):
             sample = self.data_source[index]
             own = Counter(_graphs.node_counts(sample)), Counter(_graphs.edge_counts(sample))
             if not self._fits(1, *own):
-                yield from self._oversized(index, *own)
+                if self._trims:
+                    yield [index]
+                elif not self.allow_skip_data:
+                    raise self._too_small(index, *own)
                 continue
             if not self._fits(len(pack) + 1, nodes + own[0], edges + own[1]):
                 yield pack
@@ -89,12 +93,8 @@ class StreamPackingSampler(torch.utils.data.Sampler[list[int]]):
         if pack:
             yield pack
 
-    def _oversized(
-        self, index: int, nodes: Counter[Any], edges: Counter[Any]
-    ) -> Iterable[list[int]]:
-        if self.allow_skip_data:
-            return ()
-        raise StateError(
+    def _too_small(self, index: int, nodes: Counter[Any], edges: Counter[Any]) -> StateError:
+        return StateError(
             "The limits are too small to fit in the single sample",
             got=f"sample {index} has nodes {dict(nodes)} and edges {dict(edges)}; a micro-batch "
             f"holds {self.max_num_nodes} and {self.max_num_edges}, of which "
@@ -127,15 +127,6 @@ class StreamPackingSampler(torch.utils.data.Sampler[list[int]]):
         if self._length is None:
             self._length = sum(1 for _ in self)
         return self._length
-
-
-class TrimmedPackingSampler(StreamPackingSampler):
-    """The same, but samples that are too large make micro-batches of their own, to be trimmed."""
-
-    def _oversized(
-        self, index: int, nodes: Counter[Any], edges: Counter[Any]
-    ) -> Iterable[list[int]]:
-        return ([index],)
 
 
 def _largest(samples: Any, counts: Callable[[Any], dict[Any, int]]) -> int:
