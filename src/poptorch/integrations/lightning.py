@@ -145,10 +145,8 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
     def _evaluate(self, name: str, args: tuple[Any, ...]) -> Any:
         executor = self._others.get(name)
         if executor is None:
-            options = self._poptorch_options.clone()
-            executor = poptorch.inferenceModel(
-                _Step(self.lightning_module, name, self._settings), options
-            )
+            step = _Step(self.lightning_module, name, self._settings)
+            executor = poptorch.inferenceModel(step, self._poptorch_options.clone())
             self._others[name] = executor
         result, logged = executor(*_arguments([args]))
         self._log(logged)
@@ -158,13 +156,7 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         for name, value in values.items():
             self.lightning_module.log(name, value, **self._settings[name])
 
-    # Weights.
-
-    def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Return the trained weights."""
-        if self._training is not None:
-            self._training.copyWeightsToHostIfNeeded()
-        return dict(super().lightning_module_state_dict())
+    # Weights, of which those that somebody looks at come from the device by themselves.
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Load weights, also into what is compiled."""
@@ -238,14 +230,11 @@ class _TrainingStep(_Step):
 
     def forward(self, scale: torch.Tensor, *args: Any) -> tuple[torch.Tensor, Any, Any]:  # type: ignore[override]
         result, logged = super().forward(*args)
-        loss = result["loss"] if isinstance(result, dict) else result
-        marked = poptorch.identity_loss(loss * scale[0], reduction="sum")
-        rest = (
-            {key: value for key, value in result.items() if key != "loss"}
-            if loss is not result
-            else None
-        )
-        return marked, rest, logged
+        loss, rest = result, None
+        if isinstance(result, dict):
+            rest = dict(result)
+            loss = rest.pop("loss")
+        return poptorch.identity_loss(loss * scale[0], reduction="sum"), rest, logged
 
 
 def _arguments(window: list[tuple[Any, ...]]) -> tuple[Any, ...]:

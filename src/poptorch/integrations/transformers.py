@@ -178,11 +178,10 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         backend = backends.choose(freeze(self._poptorch_options, training=True).target.backend)
         return self.args.max_grad_norm > 0 and not backends.works_by_stages(backend)
 
-    def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor | None:
+    def _clip_grad_norm(self, model: nn.Module) -> Any:
         if self._training is None or not self._returns_norm():
             return None
-        norm: torch.Tensor = self._training.getAnchoredTensor(_NORM)
-        return norm
+        return self._training.getAnchoredTensor(_NORM)
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         """Compute none: the gradients never leave the program."""
@@ -207,17 +206,9 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
 
     # Checkpoints.
 
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        self._bring_weights()
-        super()._save_checkpoint(model, trial)
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the trained weights; see ``transformers.Trainer``."""
-        self._bring_weights()
-        super().save_model(output_dir, _internal_call)
-
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
-        self._bring_weights()
+        if self._training is not None and self._training.isCompiled():
+            self._training.copyWeightsToHostIfNeeded()
         return super()._finalize_training(*args, **kwargs)
 
     def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> None:
@@ -238,10 +229,6 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         path = os.path.join(checkpoint or "", _RNG_FILE)
         if checkpoint is not None and os.path.isfile(path):
             self._random = torch.load(path, weights_only=True)
-
-    def _bring_weights(self) -> None:
-        if self._training is not None and self._training.isCompiled():
-            self._training.copyWeightsToHostIfNeeded()
 
     def _send_weights(self) -> None:
         for executor in (self._training, self._evaluation):
