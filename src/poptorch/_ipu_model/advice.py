@@ -1,8 +1,4 @@
-"""Advice: what to change so that a model fits, each change priced like the model itself.
-
-A change that is enough alone comes before one that is not, the cheaper one first. Where none is
-enough, those that save most are joined. A model that fits is given what makes it faster.
-"""
+"""Advice: changes that make a model fit, or faster, each priced like the model itself."""
 
 from __future__ import annotations
 
@@ -27,34 +23,26 @@ _OFF, _SHARDED = ".useOnChipStorage(False)", ".useReplicatedTensorSharding(True)
 
 
 class Change(NamedTuple):
-    """What to write, and what it sets."""
-
     text: str
     settings: Mapping[str, Any]
 
 
 class Tried(NamedTuple):
-    """A change and what it comes to."""
-
     change: Change
     priced: Estimate
 
     @property
     def bytes(self) -> float:
-        """On the fullest chip."""
         return self.priced.fullest_bytes
 
 
 class Adviser(NamedTuple):
-    """Looks for changes of a wrapped model."""
-
     spec: Spec
     rows: int  # of the combined batch
     price: Callable[[Mapping[str, Any]], Estimate]  # for changed settings, as ``what_if`` has them
     checkpoints: Callable[[], int]  # how many the model has for recomputation
 
     def advice(self, before: Estimate) -> tuple[Advice, ...]:
-        """Return the changes of an estimated model that help, the best first."""
         if before.fits:
             tried = list(self._priced(self._faster(before)))
             enough = 0.995 * before.seconds
@@ -77,7 +65,7 @@ class Adviser(NamedTuple):
         )  # fmt: skip
 
     def _priced(self, changes: Iterable[Change]) -> Iterator[Tried]:
-        """Price changes, those that the model and the system can take."""
+        """Price the changes that the model and the system can take."""
         for change in changes:
             try:
                 yield Tried(change, self.price(change.settings))
@@ -85,8 +73,7 @@ class Adviser(NamedTuple):
                 log.python.info("Advice: %s is not priced: %s", change.text, error)
 
     def _steps(self) -> tuple[int, int]:
-        """Micro-batches of one replica between updates, or in inference of a call, and their
-        samples."""
+        """Micro-batches of a replica per update, or call in inference, and their samples."""
         loops = self.spec.loops
         steps = loops.accumulation if self.spec.training else loops.iterations
         return steps, self.rows // loops.slices
@@ -96,7 +83,6 @@ class Adviser(NamedTuple):
         return f"options.{name}({count})"
 
     def _faster(self, before: Estimate) -> list[Change]:
-        """What may be faster, and takes memory or chips that idle for it."""
         spec, where, share = self.spec, self.spec.locations, _share(self.spec)
         made = _partials(spec)
         larger = min(_MOST_SHARE, 2 * share)
@@ -178,7 +164,6 @@ class Adviser(NamedTuple):
 
 
 def _rank(tried: Tried) -> tuple[bool, float]:
-    """Enough first, the quickest of it first; then by what is still needed."""
     fits = tried.priced.fits
     return not fits, tried.priced.seconds if fits else tried.bytes
 
@@ -190,7 +175,6 @@ def _partials(spec: Spec) -> list[Change]:
 
 
 def _share(spec: Spec) -> float:
-    """The least that a chip's products may use."""
     return min((share for _, share in spec.runtime.memory_proportions), default=_USUAL)
 
 
@@ -208,7 +192,6 @@ def _recomputation(recompute: bool) -> Change:
 
 
 def _moved(kind: str, on_chip: bool, shared: bool) -> list[Change]:
-    """Other places for a kind of tensor, which replicas may share."""
     made = [_resting(kind, False, False)] if on_chip else []
     if shared:
         made += [_resting(kind, place, True) for place in ((True, False) if on_chip else (False,))]

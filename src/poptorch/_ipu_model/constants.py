@@ -13,8 +13,6 @@ from typing import Any
 
 
 class Mark(enum.StrEnum):
-    """How well a constant is known."""
-
     READ = "read in a public source"
     DERIVED = "derived by arithmetic from public figures"
     FITTED = "fitted to published results by benchmarks/ipu_rows.py"
@@ -106,11 +104,9 @@ class Constants:
 
     @property
     def inside(self) -> tuple[float, ...]:
-        """Those that prices inside a chip depend on."""
         return tuple(getattr(self, name) for name in _INSIDE)
 
     def marked(self, mark: Mark) -> list[str]:
-        """Return the names of the constants with a mark."""
         return [each.name for each in fields(self) if each.metadata["mark"] is mark]
 
 

@@ -32,15 +32,12 @@ class Cost(NamedTuple):
 
     @property
     def total(self) -> float:
-        """All of it."""
         return functools.reduce(operator.add, self)
 
     def plus(self, other: Cost) -> Cost:
-        """Return the sum."""
         return Cost(*map(operator.add, self, other))
 
     def times(self, often: float) -> Cost:
-        """Return so many of it."""
         return Cost(*(cycles * often for cycles in self))
 
 
@@ -49,8 +46,6 @@ FREE = Cost()
 
 @dataclass(frozen=True)
 class Chip:
-    """What prices inside a chip depend on besides the work."""
-
     kind: ChipKind
     tiles: int  # that compute: those that are not kept for I/O
     constants: Constants = DEFAULT
@@ -59,12 +54,10 @@ class Chip:
 
     @property
     def inside(self) -> tuple[object, ...]:
-        """All that prices inside the chip depend on."""
         known = self.kind.name, self.tiles, self.proportion, self.half_partials
         return (*known, *self.constants.inside)
 
     def spread(self, product: Product) -> products.Spread:
-        """Return how a product is spread over the tiles."""
         return products.spread(product, self.kind, self.tiles, self.constants, self.proportion)
 
 
@@ -102,12 +95,10 @@ def _indexed(work: Work, chip: Chip) -> float:
 
 
 def temporary_bytes(work: Work, chip: Chip) -> float:
-    """Return the bytes that the products of a work need while they run, on all tiles."""
     return max((chip.spread(p).bytes * chip.tiles for p in work.all_products), default=0.0)
 
 
 def node_cycles(node: fx.Node, kind: ChipKind) -> float:
-    """Return the cycles of one node; 0 for what only looks at memory in another way."""
     return cost(work_of(node), Chip(kind, kind.tiles)).total
 
 
@@ -119,15 +110,12 @@ def _tensor_bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
 
 
 def slot_bytes(slot: Slot) -> int:
-    """Return the bytes of one replica's value of a slot."""
     return _tensor_bytes(slot.replica_shape, slot.dtype)
 
 
 def node_bytes(node: fx.Node) -> int:
-    """Return the bytes of a node's value."""
     return sum(_tensor_bytes(each.shape, each.dtype) for each in tensors(node))
 
 
 def value_bytes(node: fx.Node) -> int:
-    """Return the bytes of a node's value on the host."""
     return sum(tensor.nbytes for tensor in tensors(node))

@@ -116,7 +116,6 @@ _MADE: dict[str, dict[str, float]] = {
 
 
 def cycles_per_element(name: str, itemsize: int, integers: bool = False) -> float:
-    """Return the cycles per element of an operator, by its name in ``torch.ops.aten``."""
     if integers:
         return _READ["int_div" if name in ("div", "remainder", "floor_divide") else "int_add"][0]
     row = _row(name) or "add"
@@ -128,12 +127,10 @@ def cycles_per_element(name: str, itemsize: int, integers: bool = False) -> floa
 
 
 def is_known(name: str) -> bool:
-    """Tell whether there is a row for an operator; others are taken for an addition."""
     return _row(name) is not None
 
 
 def _row(name: str) -> str | None:
-    """The row of an operator's family."""
     if name in _READ or name in _MADE or name in _SAME:
         return name
     if "norm" in name:

@@ -23,11 +23,9 @@ from .parts import (
 )
 
 FORMAT = 2
-"""Version of the JSON form."""
 
 ERROR_BAND = 1.15
-"""The factor within which the estimates of the rows that constants were fitted to lie; printed by
-``benchmarks/ipu_rows.py``."""
+"""Estimates of the rows that constants were fitted to lie within this factor."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +81,9 @@ class Estimate:
         return "\n".join([*_summary(self), *table(_chips(self)), *_remarks(self)])
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Show it where a notebook shows text."""
         printer.text(str(self))
 
     def _repr_html_(self) -> str:
-        """Show it in a notebook."""
         parts = html_paragraphs(_summary(self)), html_table(_chips(self))
         return "".join([*parts, html_paragraphs(_remarks(self))])
 

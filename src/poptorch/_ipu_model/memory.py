@@ -1,8 +1,7 @@
 """Which bytes are on which chip when: liveness over the actions of a schedule.
 
-State is always there. What waits for another pass comes and goes with the actions, by the rules by
-which the ``staged`` backend keeps and forgets tensors; on top comes what the running pass needs.
-Of a chip's tiles the fullest decides whether a program fits.
+What waits for another pass comes and goes by the rules by which the ``staged`` backend keeps and
+forgets tensors. Of a chip's tiles the fullest decides whether a program fits.
 """
 
 from __future__ import annotations
@@ -35,8 +34,6 @@ _LEAST = 128
 
 @dataclass(frozen=True, eq=False)
 class ChipMemory:
-    """The memory of one chip; bytes."""
-
     always: Mapping[str, float]  # by category, all the time
     peak: Mapping[str, float]  # by category, at the fullest moment
     at: Action | None  # of that moment
@@ -62,8 +59,6 @@ _Name = tuple[str, int]  # slot key and micro-batch
 
 
 class _Effect(NamedTuple):
-    """What one action does to the memory of the chips: the slots' keys."""
-
     brought: Sequence[str] = ()  # comes to its chip from outside, and is there while it runs
     made: Sequence[str] = ()  # stays on its chip when it is done
     sent: Sequence[tuple[int, str]] = ()  # arrives on other chips after the column
@@ -71,11 +66,7 @@ class _Effect(NamedTuple):
 
 
 def _effects(staged: Staged, parked: set[str]) -> dict[_Event, _Effect]:
-    """What every action of a schedule does, by its pass and traffic.
-
-    Args:
-        parked: keys of values that wait elsewhere than on a chip.
-    """
+    """Keys that are ``parked`` name values that wait elsewhere than on a chip."""
     rows = staged.schedule.rows.values()
     events = dict.fromkeys((a.stage_pass, a.traffic) for row in rows for a in row if a is not None)
     kept, forgotten, targets = set(staged.last_readers()), staged.forgotten(), staged.targets()
@@ -100,8 +91,6 @@ def _effects(staged: Staged, parked: set[str]) -> dict[_Event, _Effect]:
 
 
 class _Held:
-    """What waits on a chip, how much it is, and its fullest moment."""
-
     def __init__(self) -> None:
         self.sizes: dict[_Name, float] = {}
         self.total = 0.0
@@ -110,7 +99,6 @@ class _Held:
         self.fullest: tuple[Action | None, dict[_Name, float]] = None, {}
 
     def put(self, name: _Name, size: float) -> None:
-        """Add something, or replace it."""
         self.total += size - self.sizes.pop(name, 0.0)
         self.sizes[name] = size
 
@@ -122,7 +110,6 @@ class _Held:
         gone: Iterable[_Name],
         extra: float,
     ) -> None:
-        """Do an action, which needs so many bytes while it runs."""
         new = (size for name, size in brought.items() if name not in self.sizes)
         most = self.total + extra + sum(new)
         if most > self.most:
@@ -168,8 +155,6 @@ class Tiles:
 
 
 class _Accountant:
-    """Keeps the books of all chips while the actions go by."""
-
     def __init__(self, subject: Subject, prices: Mapping[StagePass, PassPrice]) -> None:
         self._subject, self._prices = subject, prices
         self._staged, self._slots = subject.staged, subject.slots()
@@ -181,7 +166,6 @@ class _Accountant:
         self._effects = _effects(self._staged, self._off_chip_values())
 
     def run(self) -> dict[int, ChipMemory]:
-        """Go through the schedule."""
         schedule = self._staged.schedule
         held = {chip: _Held() for chip in schedule.rows}
         for column in range(schedule.columns):
@@ -213,10 +197,7 @@ class _Accountant:
         return {self._name(key, action): size for key, size in sizes}
 
     def _summed_gradients(self) -> set[str]:
-        """Parts of the gradient of a weight that several stages of its chip use.
-
-        They are added to the accumulator when they are there, whichever pass that is.
-        """
+        """Parts of one weight's gradient from several stages; each is added once it is there."""
         sent = {transfer.value.key for transfer in self._staged.transfers}
         shapes = {(s.shape, s.dtype) for s in self._slots.values() if s.kind is Kind.PARAM}
         return {
@@ -237,7 +218,6 @@ class _Accountant:
         return {slot.key for p in passes for slot in self._subject.waiting_values(p)}
 
     def _state(self, chip: int) -> dict[str, float]:
-        """Bytes of the state that rests on a chip, by key."""
         homes = self._staged.homes
         here = [self._slots[key] for key in homes if chip in homes[key] and key in self._slots]
         return {
@@ -278,7 +258,6 @@ class _Accountant:
         return ChipMemory(always, peak, action, waiting, state, live, by_tile)
 
     def _laid(self, state: Mapping[str, float], prices: Iterable[PassPrice]) -> np.ndarray:
-        """Bytes of the state on every tile that computes."""
         blocks = {path: share for own in prices for path, share in own.inside.blocks.items()}
         tiles = Tiles(self._subject.chip.tiles)
         for key, size in state.items():

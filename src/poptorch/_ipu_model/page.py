@@ -1,7 +1,4 @@
-"""``report.html``: ``profile.json`` as one file that a browser opens without server or network.
-
-Plotly draws, and travels inside the file; patterns tell apart what colours do.
-"""
+"""``report.html``: a profile as one file that a browser opens without server or network."""
 
 from __future__ import annotations
 
@@ -28,10 +25,7 @@ _said: list[Path] = []
 
 
 def write(profile: Profile, path: Path, before: Profile | None = None) -> bool:
-    """Write a report, compared with another one if there is one; say whether it was.
-
-    Without plotly it is not, and how to get that is said once.
-    """
+    """Say whether a report was written: without plotly it is not, and a warning says so once."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError:
@@ -44,7 +38,6 @@ def write(profile: Profile, path: Path, before: Profile | None = None) -> bool:
 
 
 def html(profile: Profile, plotly: str, before: Profile | None = None) -> str:
-    """Return the page; ``plotly`` is the library's JavaScript."""
     import jinja2  # which torch's compiler brings
 
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -99,7 +92,6 @@ def _passes(priced: Mapping[str, Any]) -> Iterator[tuple[str, int, int, list[Map
 
 
 def figures(profile: Profile) -> dict[str, dict[str, Any]]:
-    """Return the drawings by the id of their place."""
     priced, measured = profile["estimated"], profile["measured"]
     chips = priced["chips"]
     drawn = {
@@ -135,7 +127,6 @@ def _bar(name: str, at: int, **more: Any) -> dict[str, Any]:
 
 
 def _memory(chips: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Bytes at the fullest moment of each chip, by category, under the limit."""
     names = [f"IPU {chip['chip']}" for chip in chips]
     bars = [
         _bar(category, at, x=names, y=[chip["peak"].get(category, 0) / _MEBI for chip in chips])
@@ -147,7 +138,6 @@ def _memory(chips: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _tiles(chips: Sequence[Mapping[str, Any]], tile_bytes: int) -> dict[str, Any]:
-    """Bytes of every tile at the fullest moment of its chip, under the limit."""
     lines = [_steps(chip, [round(size / 1024, 3) for size in chip["tiles"]]) for chip in chips]
     last = max(len(chip["tiles"]) for chip in chips) - 1
     limit = _line("limit", 2 * [tile_bytes / 1024], x=[0, last], line={"dash": "longdash"})
@@ -155,7 +145,6 @@ def _tiles(chips: Sequence[Mapping[str, Any]], tile_bytes: int) -> dict[str, Any
 
 
 def _liveness(chips: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Bytes of every chip along the schedule."""
     lines = [
         _steps(chip, [size / _MEBI for size in chip["live"]], x=list(range(len(chip["live"]))))
         for chip in chips
@@ -164,7 +153,6 @@ def _liveness(chips: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _schedule(priced: Mapping[str, Any]) -> dict[str, Any]:
-    """A lane per chip; the forward, backward and update passes."""
     scale = 1e3 / priced["clock"]
     bars = []
     for at, (letter, name) in enumerate((("F", "forward"), ("B", "backward"), ("U", "update"))):
@@ -184,7 +172,6 @@ def _schedule(priced: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _calls(calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the first calls took on this machine."""
     bars = [
         _bar(part, at, x=list(range(len(calls))), y=[call[part] * 1e3 for call in calls])
         for at, part in enumerate(("outside", "prepare", "device", "collect"))

@@ -1,7 +1,6 @@
-"""What one run of a pass takes inside its chip: cycles, operator by operator, and memory.
+"""What one run of a pass takes inside its chip: cycles and memory, operator by operator.
 
-None of it depends on where tensors rest, on loop counts or on what joins the chips, so it is found
-out once for all variants of a program that differ in those.
+It does not depend on homes, loop counts and links, so that variants of a program share it.
 """
 
 from __future__ import annotations
@@ -41,8 +40,6 @@ Works = Mapping[fx.Node, Work]
 
 @dataclass(frozen=True, eq=False)
 class PassCost:
-    """What one run of a pass takes inside its chip."""
-
     cost: Cost
     values: float  # bytes of its own values at its fullest moment
     temporary: float  # bytes that the operator of that moment needs besides
@@ -53,13 +50,10 @@ class PassCost:
 
     @property
     def bytes(self) -> float:
-        """At its fullest moment."""
         return self.values + self.temporary
 
 
 class Pass:
-    """A pass of a program, with what has been found out about it."""
-
     def __init__(self, stage_pass: StagePass, graph: Graph) -> None:
         self._stage_pass, self._graph = stage_pass, graph
         self._held: dict[fx.Node, int] | None = None  # bytes while its operators run, in order
@@ -67,13 +61,11 @@ class Pass:
         self._costs: dict[object, PassCost] = {}
 
     def works(self, halves: Halves) -> Works:
-        """Return what its operators ask for."""
         if halves not in self._works:
             self._works[halves] = _works(self._graph, halves)
         return self._works[halves]
 
     def cost(self, chip: Chip, shares: int = 1) -> PassCost:
-        """Return what it takes on a chip, if so many replicas each do a part of it."""
         key = chip.inside, shares
         if key not in self._costs:
             works = self.works(chip.half_partials)
@@ -108,7 +100,6 @@ class Pass:
         return most
 
     def _operators(self, works: Works, chip: Chip) -> Iterator[OperatorEstimate]:
-        """One row for each kind of operator of each module."""
         rows: dict[tuple[str, str], dict[Work, int]] = defaultdict(Counter)
         lines: dict[tuple[str, str], tuple[str, int] | None] = {}
         for node, work in works.items():
@@ -161,7 +152,6 @@ def _fused(node: fx.Node, work: Work, is_state: bool) -> Work:
 
 
 def _divided(works: Works, shares: int) -> Works:
-    """The works of a pass whose loops are spread over replicas."""
     if shares == 1:
         return works
     made = {
@@ -186,7 +176,7 @@ def _accumulating(graph: Graph) -> set[fx.Node]:
 
 
 def _blocks(graph: Graph, works: Works, chip: Chip) -> dict[str, float]:
-    """Which share of each weight a tile holds that holds a block of it, by its path."""
+    """Share of each weight that lies on a tile that has a block of it, by path."""
     inputs = zip(graph.placeholders, graph.inputs, strict=True)
     weights = {node: slot.weight for node, slot in inputs if slot.kind is Kind.PARAM}
     made: dict[str, float] = {}
@@ -203,10 +193,7 @@ def _blocks(graph: Graph, works: Works, chip: Chip) -> dict[str, float]:
 
 
 def peak_bytes(graph: Graph) -> int:
-    """Return the most bytes of intermediate values that are alive at once, from shapes alone.
-
-    Inputs are not counted, and a view costs nothing but keeps what it views alive.
-    """
+    """Return the most bytes of intermediate values that are alive at once, inputs not counted."""
     order = list(graph.module.graph.nodes)
     owners = {node: storage_root(node) for node in order}
     sizes = {node: _all_bytes(node.meta.get("val")) for node in order if node.op != "placeholder"}
@@ -220,12 +207,7 @@ def _held(
     kept: Iterable[fx.Node] = (),
     in_place: Callable[[fx.Node], bool] = lambda node: False,
 ) -> Iterator[int]:
-    """Yield the bytes that are alive while each node runs: from its maker to its last reader.
-
-    Args:
-        sizes: bytes of what owners hold.
-        in_place: whether a node writes over operands that die with it.
-    """
+    """Yield the bytes that are alive while each node runs: from its maker to its last reader."""
     last: dict[fx.Node, int] = {}
     for at, node in enumerate(order):
         last |= {owners.get(each, each): at for each in (node, *node.all_input_nodes)}
@@ -252,9 +234,8 @@ def _all_bytes(value: object) -> int:
 def _held_values(graph: Graph, works: Works) -> dict[fx.Node, int]:
     """What a pass holds besides what it reads, operator by operator.
 
-    Activations that a backward pass computes again are computed as late as they can be, so that
-    checkpoints help. Elementwise operators write over operands that die with them. A mask that was
-    drawn at random is drawn again from its seed, as PopTorch does it, and takes no memory.
+    Elementwise operators write over operands that die with them. A mask that was drawn at random is
+    drawn again from its seed, as PopTorch does it, and takes no memory.
     """
     order = list(_in_demand(graph))
     streamed = _never_whole(graph)
@@ -271,11 +252,7 @@ def _held_values(graph: Graph, works: Works) -> dict[fx.Node, int]:
 
 
 def _in_demand(graph: Graph) -> Iterator[fx.Node]:
-    """Yield the operators of a pass in the order in which they need least memory.
-
-    Those of another direction come when they are first needed; what adds a gradient to its
-    accumulator as soon as the gradient is there.
-    """
+    """Yield operators when they are first needed: recomputed late, gradients added early."""
     nodes = [node for node in graph.module.graph.nodes if node.op == "call_function"]
     direction = graph.name.lstrip("0123456789")[:1]
     # Weight after weight, where a pass updates them.
@@ -309,10 +286,7 @@ def _direction(node: fx.Node) -> Direction:
 
 
 def _never_whole(graph: Graph) -> set[fx.Node]:
-    """Values inside the loop that updates a tensor: of each only the element at hand exists.
-
-    What is reduced has to be there as a whole, as the update whose norm LAMB takes.
-    """
+    """Values inside the loop that updates a tensor: of each only the element at hand exists."""
     inside = set()
     for node in _accumulating(graph):
         size = _elements(node)
@@ -327,7 +301,6 @@ def _elements(node: fx.Node) -> int:
 
 
 def _owner(node: fx.Node) -> fx.Node:
-    """The node whose memory holds a node's value."""
     while node.op == "call_function" and node.all_input_nodes:
         source_node = node.args[0] if node.args else None
         # A conversion for a product is part of it, unless it turns a result into what is kept.

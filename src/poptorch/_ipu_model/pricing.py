@@ -25,15 +25,9 @@ from .subject import Subject
 _TRIED = 1.1
 _MATTERS = 0.005
 _SHOWN = 12
-"""So many tensors of a chip are listed."""
 
 
 def price(subject: Subject, system: str, guesses: bool = True) -> Estimate:
-    """Return what a staged program costs.
-
-    Args:
-        subject: the program and what it is priced for.
-    """
     timeline = simulate(subject)
     memories = memory_of(subject, timeline.prices)
     seconds, cycles = _duration(subject, timeline)
@@ -71,7 +65,6 @@ def price(subject: Subject, system: str, guesses: bool = True) -> Estimate:
 
 
 def device_seconds(subject: Subject) -> float:
-    """Return the seconds of a call on the chips, without everything else that ``price`` finds."""
     return simulate(subject).cycles * subject.flushes / subject.clock
 
 
@@ -101,7 +94,6 @@ def _bound(chips: tuple[ChipEstimate, ...]) -> dict[str, float]:
 
 
 def _best_type(subject: Subject) -> tuple[int, bool]:
-    """The narrowest operands of products, and whether sums are kept in 16 bits."""
     made = [
         product
         for each in subject.passes.values()
@@ -127,7 +119,7 @@ def _operators(subject: Subject, timeline: Timeline) -> tuple[OperatorEstimate, 
 def _guesses(
     subject: Subject, seconds: float, chips: tuple[ChipEstimate, ...]
 ) -> tuple[Guess, ...]:
-    """Which guesses the result depends on: what changes in proportion if they do."""
+    """Guesses that the result depends on: each is tried 10 % larger."""
     known = {each.name: each.metadata for each in fields(Constants)}
     size = max(chip.bytes for chip in chips)
     guesses = []
@@ -170,8 +162,6 @@ _CATEGORY = {
 
 
 class _Names:
-    """Knows the tensors of a program."""
-
     def __init__(self, subject: Subject, prices: Mapping[StagePass, PassPrice]) -> None:
         self._prices, self._slots = prices, subject.slots()
         self._makers: dict[str, fx.Node] = {}
@@ -187,7 +177,6 @@ class _Names:
                         self._readers.setdefault(slot.weight, next(iter(node.users)))
 
     def culprit(self, chips: tuple[ChipEstimate, ...], held: Mapping[int, ChipMemory]) -> Culprit:
-        """Return what takes most on the fullest chip."""
         fullest = max(chips, key=lambda chip: chip.bytes)
         real = {k: v for k, v in fullest.peak.items() if k != memory.GAPS}
         category = max(real, key=lambda name: real[name])
@@ -198,7 +187,6 @@ class _Names:
         )  # fmt: skip
 
     def live(self, held: ChipMemory) -> tuple[LiveTensor, ...]:
-        """Return the largest tensors of a chip at its fullest moment."""
         sizes = {**held.state, **held.waiting}
         return tuple(
             LiveTensor(key, self._category(key), sizes[key], *_place(self._node_of(key)))
@@ -209,7 +197,6 @@ class _Names:
         return _CATEGORY.get(self._slots[key].kind, memory.WEIGHTS)
 
     def _largest(self, category: str, held: ChipMemory) -> tuple[str, fx.Node | None]:
-        """The largest tensor of a category, and an operator that makes or reads it."""
         sizes = {
             key: size
             for key, size in {**held.state, **held.waiting}.items()
@@ -226,14 +213,12 @@ class _Names:
         return key, self._node_of(key)
 
     def _node_of(self, key: str) -> fx.Node | None:
-        """An operator that makes a value, or else the first that reads it or its weight."""
         if key in self._makers:
             return self._makers[key]
         return self._readers.get(self._slots[key].weight) or self._readers.get(key)
 
 
 def _place(node: fx.Node | None) -> tuple[str, str]:
-    """The module and the user's line of an operator."""
     if node is None:
         return "", ""
     line = line_of(node)

@@ -1,9 +1,7 @@
-"""How a matrix product is spread over the tiles of a chip, and what that takes.
+"""How a matrix product is spread over the tiles of a chip. Method: poplin's planner (PopLibs, MIT).
 
 Every tile gets a block of rows, columns and inner elements, such that the matrix unit's cycles and
-the exchange of operands and partial sums together are fewest, within the memory that a product may
-use; of equal ones that which needs less memory. That small blocks are inefficient follows from it.
-Method: PopLibs (MIT), poplin's planner.
+the exchange of operands and partial sums are fewest within the memory that a product may use.
 """
 
 from __future__ import annotations
@@ -29,7 +27,6 @@ class Spread(NamedTuple):
 
     @property
     def cycles(self) -> float:
-        """Without the supersteps' own cost."""
         return self.compute + self.exchange
 
 
@@ -42,7 +39,6 @@ class _Unit(NamedTuple):
 
 
 def _unit(kind: ChipKind, itemsize: int, half_partials: bool) -> _Unit:
-    """Return the matrix unit for a data type."""
     if itemsize == 1 and kind.generation == 21:
         return _Unit(32, 16, 4)
     if itemsize <= 2:
@@ -51,7 +47,6 @@ def _unit(kind: ChipKind, itemsize: int, half_partials: bool) -> _Unit:
 
 
 def peak_macs(kind: ChipKind, itemsize: int, half_partials: bool) -> float:
-    """Return the multiplications per cycle of a tile at best."""
     unit = _unit(kind, itemsize, half_partials)
     return unit.inner * unit.columns / unit.row_cycles
 
@@ -63,10 +58,7 @@ _AS_FAST = 1.02
 
 @functools.lru_cache(maxsize=4096)
 def spread(product: Product, kind: ChipKind, tiles: int, c: Constants, proportion: float) -> Spread:
-    """Return the best way to spread a product over so many tiles.
-
-    It may use the ``proportion`` of a tile's memory, if it says nothing else.
-    """
+    """Find the best way; it may use a ``proportion`` of a tile, unless it names its own share."""
     unit = _unit(kind, product.itemsize, product.half_partials)
     proportion = max(product.share or proportion, _LEAST_SHARE)
     tried: list[Spread] = []
@@ -95,7 +87,6 @@ def _groups(count: int, tiles: int) -> list[int]:
 
 
 def _parts(size: int, tiles: int) -> list[int]:
-    """Numbers of parts that are worth trying."""
     most = min(size, tiles)
     tried = {1, most}
     power = 1

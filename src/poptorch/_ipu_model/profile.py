@@ -85,7 +85,6 @@ def profile(
     measured: Measured | None,
     settings: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Return the content of ``profile.json``; ``estimated`` is an Estimate as plain values."""
     return {
         "format": FORMAT,
         "poptorch": VERSION,
@@ -105,7 +104,6 @@ _FIX = f"a {NAME} of version {FORMAT}, as options.enableProfiling(DIR) has one w
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the content of a profile: of a file, or of the one in a directory."""
     file = Path(path)
     file = file / NAME if file.is_dir() else file
     try:
@@ -121,7 +119,6 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def cycles_of(operator: Mapping[str, Any]) -> float:
-    """Return all cycles of an operator's row."""
     return float(operator["compute"] + operator["exchange"] + operator["sync"])
 
 
@@ -132,7 +129,6 @@ def pass_of_action(name: str) -> str:
 
 
 def text(profile: Profile) -> str:
-    """Return the summary for a terminal: verdict, rates, chips, the dearest operators."""
     priced, culprit, here = profile["estimated"], profile["estimated"]["culprit"], []
     largest = f"; largest: {culprit['tensor']} {culprit['line']}" if culprit["tensor"] else ""
     lines = [
@@ -177,14 +173,12 @@ class Change(NamedTuple):
 
     @property
     def change(self) -> float:
-        """How much more it is, as a share of what it was."""
         if self.before == self.after:
             return 0.0
         return self.after / self.before - 1 if self.before else float("inf")
 
 
 def compare(before: Profile, after: Profile) -> list[Change]:
-    """Return the figures of two profiles: memory of the fullest chip, cycles, their parts."""
     old, new = _figures(before), _figures(after)
     return [Change(name, old.get(name, 0.0), new.get(name, 0.0)) for name in {**old, **new}]
 
@@ -201,7 +195,6 @@ def _figures(profile: Profile) -> dict[str, float]:
 
 
 def parse_budget(text: str) -> dict[str, float]:
-    """Return the shares that a text like ``memory=3%,cycles=1%`` allows."""
     allowed = {}
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\w+)\s*=\s*(\d+(?:\.\d+)?)\s*%\s*", part)
@@ -212,12 +205,10 @@ def parse_budget(text: str) -> dict[str, float]:
 
 
 def exceeded(changes: list[Change], allowed: Mapping[str, float]) -> list[Change]:
-    """Return the figures that grew by more than is allowed."""
     return [each for each in changes if each.change > allowed.get(each.name, float("inf"))]
 
 
 def changes_text(changes: list[Change]) -> str:
-    """Return a table of the figures."""
     head = ["figure", "before", "now", "change"]
     rows = [[c.name, f"{c.before:,.0f}", f"{c.after:,.0f}", f"{c.change:+.1%}"] for c in changes]
     return "\n".join(table([head, *rows]))
@@ -228,9 +219,8 @@ def changes_text(changes: list[Change]) -> str:
 _PARTS = ("streaming memory", "host link", "compute", "exchange", "sync")
 _LANES = ("action", "compute", "exchange", "sync", "host", "streaming")
 _HERE = 1000
-"""The process that stands for this machine, apart from the chips, whose times are estimated."""
+"""The process number of this machine, apart from the chips."""
 _MEASURED = ("calls", "actions", "operators")
-"""Lanes of this machine."""
 
 
 class Span(NamedTuple):
@@ -243,7 +233,6 @@ class Span(NamedTuple):
 
 
 def trace(profile: Profile, spans: Iterable[Span] = ()) -> dict[str, Any]:
-    """Return the trace of one run of the schedule, and of calls that were measured here."""
     priced, calls = profile["estimated"], (profile["measured"] or {}).get("first", ())
     events: list[dict[str, Any]] = []
     for chip in priced["chips"]:

@@ -1,7 +1,6 @@
-"""Going through a schedule's actions in the order in which the ``staged`` backend does them.
+"""Times of a schedule's actions, done in the order in which the ``staged`` backend does them.
 
-Every chip does its row's actions one after another. One begins when its chip is free and what it
-reads has been computed and has arrived; until then the chip waits. What is sent keeps the sender
+An action begins when its chip is free and what it reads has arrived. What is sent keeps the sender
 busy. The parts of every chip's time add up to the whole.
 """
 
@@ -33,8 +32,6 @@ class PassPrice(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """A schedule with its times."""
-
     actions: tuple[Action, ...]  # in the order of the columns
     by_chip: Mapping[int, Cost]  # of one run of the schedule; all have the same total
     cycles: float  # of one run
@@ -42,12 +39,10 @@ class Timeline(NamedTuple):
 
 
 def named(cost: Cost) -> dict[str, float]:
-    """Return cycles by what estimates call their parts."""
     return {_NAMES.get(name, name): cycles for name, cycles in cost._asdict().items()}
 
 
 def simulate(subject: Subject) -> Timeline:
-    """Return how long a schedule takes, by action."""
     prices = {each: _price(each, subject) for each in subject.staged.graphs}
     return _Clock(subject, prices).run()
 
@@ -67,10 +62,7 @@ def _price(stage_pass: StagePass, subject: Subject) -> PassPrice:
 
 
 def _streamed(stage_pass: StagePass, subject: Subject) -> float:
-    """Bytes of state that a pass fetches from streaming memory and takes back.
-
-    Phased strategies have actions of their own for that.
-    """
+    """Bytes of state from and to streaming memory; phased strategies have actions for that."""
     spec, graph = subject.spec, subject.staged.graphs[stage_pass]
     if spec.placement.phased:
         return 0.0
@@ -82,8 +74,6 @@ def _streamed(stage_pass: StagePass, subject: Subject) -> float:
 
 
 class _Clock:
-    """Adds up actions."""
-
     def __init__(self, subject: Subject, prices: Mapping[StagePass, PassPrice]) -> None:
         self._subject, self._prices = subject, prices
         rows = subject.staged.schedule.rows
@@ -92,7 +82,6 @@ class _Clock:
         self._slots = subject.slots()
 
     def run(self) -> Timeline:
-        """Go through the schedule."""
         staged, sync = self._subject.staged, self._subject.constants.external_sync
         free, by_chip = self._free, self._by_chip
         own: dict[tuple[StagePass, Traffic | None], tuple[Cost, dict[str, float], float]] = {}
@@ -123,14 +112,12 @@ class _Clock:
         return Timeline(tuple(actions), by_chip, max(free.values(), default=0.0), self._prices)
 
     def _meet(self) -> None:
-        """Let every chip wait for the last one."""
         now = max(self._free.values(), default=0.0)
         for chip, before in self._by_chip.items():
             self._by_chip[chip] = before.plus(Cost(bubble=now - self._free[chip]))
             self._free[chip] = now
 
     def _cost(self, stage_pass: StagePass, traffic: Traffic | None) -> Cost:
-        """Cycles of an action on its chip."""
         subject, clock = self._subject, self._subject.clock
         if traffic is not None:
             streaming = subject.staged.workload.streaming
@@ -148,7 +135,6 @@ class _Clock:
         return cost._replace(exchange=cost.exchange + gathered, host=host, streaming=streamed)
 
     def _gathered(self, stage_pass: StagePass) -> float:
-        """Cycles to bring together weights of which every replica holds a part."""
         subject = self._subject
         if stage_pass.is_update or not subject.spec.locations.weight.sharded:
             return 0.0
@@ -157,7 +143,6 @@ class _Clock:
         return subject.all_gather(size) * subject.clock
 
     def _sending(self, stage_pass: StagePass, traffic: Traffic | None) -> float:
-        """Cycles until what an action sends to other chips has arrived."""
         size = sum(
             slot_bytes(transfer.value)
             for transfer in self._subject.staged.transfers
@@ -166,7 +151,6 @@ class _Clock:
         return self._subject.sent(size) * self._subject.clock
 
     def _reduce(self) -> None:
-        """Add up the gradients of all replicas."""
         subject = self._subject
         if subject.replicas == 1:
             return

@@ -1,4 +1,4 @@
-"""What is priced: a staged program with its settings, the chips that it is for and what joins them.
+"""What is priced: a staged program with its settings, its chips and what joins them.
 
 Chips of a pod are joined by IPU-Links; pods by the gateways of their machines. Replicas add up
 gradients in a ring inside a pod, and then between pods, each chip with its part.
@@ -25,8 +25,6 @@ POD = 64
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """What is priced."""
-
     staged: Staged
     passes: Mapping[StagePass, Pass]  # shared by variants with the same passes
     spec: Spec
@@ -42,38 +40,29 @@ class Subject:
 
     @property
     def constants(self) -> Constants:
-        """Of the cost model."""
         return self.chip.constants
 
     def with_constants(self, **changes: float) -> Subject:
-        """Return the same with other constants."""
         return replace(self, chip=replace(self.chip, constants=replace(self.constants, **changes)))
 
     @property
     def clock(self) -> float:
-        """Cycles per second."""
         return self.chip.kind.clock_mhz * 1e6
 
     @property
     def flushes(self) -> int:
-        """How often a call goes through the schedule."""
         return self.spec.loops.iterations if self.spec.training else 1
 
     def slots(self) -> dict[str, Slot]:
-        """Return the slots of all passes by key."""
         graphs = self.staged.graphs.values()
         return {slot.key: slot for graph in graphs for slot in (*graph.inputs, *graph.outputs)}
 
     def chip_of(self, stage_pass: StagePass) -> Chip:
-        """Return the chip that a pass runs on."""
         own = self.proportions.get(self.staged.workload.chip_of(stage_pass))
         return self.chip if own is None else replace(self.chip, proportion=own)
 
     def inside(self, stage_pass: StagePass) -> PassCost:
-        """Return what one run of a pass takes inside its chip.
-
-        A sharded update is divided: each replica updates the weights whose state it holds.
-        """
+        """A sharded update is divided: each replica updates the weights whose state it holds."""
         divided = stage_pass.is_update and self.spec.locations.optimizer.sharded
         shares = self.replicas if divided else 1
         return self.passes[stage_pass].cost(self.chip_of(stage_pass), shares)
@@ -89,12 +78,10 @@ class Subject:
         return kinds.get(slot.kind, Location())
 
     def is_off_chip(self, slot: Slot) -> bool:
-        """Tell whether a state tensor rests in streaming memory."""
         where = self._location(slot)
         return not where.on_chip and slot.numel >= max(where.min_off_chip or 0, 2)
 
     def shares(self, slot: Slot) -> int:
-        """Return over how many replicas a state tensor is spread."""
         return self.replicas if self._location(slot).sharded and slot.numel > 1 else 1
 
     def waiting_values(self, stage_pass: StagePass) -> list[Slot]:
@@ -146,11 +133,7 @@ class Subject:
         return size / min(self.constants.host_bytes, self._network)
 
     def from_host(self, size: float, meanwhile: float) -> float:
-        """Seconds that a chip waits for bytes from the host.
-
-        They are fetched into the machine's memory before they are needed, ``meanwhile``, and read
-        from there.
-        """
+        """Seconds of waiting for bytes that the machine fetches ``meanwhile``."""
         return max(self.streamed(size), size / self._network - meanwhile)
 
     def streamed(self, size: float) -> float:

@@ -45,7 +45,7 @@ SETTINGS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "ipus_per_replica": _COUNT,
     "chip": (lambda value: isinstance(value, str), "mk1, mk2, bow or c600"),
 }  # fmt: skip
-"""What can be varied: which values can be, and what is said of others."""
+"""By name: which values can be, and what is said of others."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,6 @@ class Variant:
 
     @staticmethod
     def of(settings: Mapping[str, object], priced: Estimate) -> Variant:
-        """Return the line of an estimate."""
         return Variant(
             settings, priced.items_per_second, priced.fullest_bytes, priced.fits, priced.culprit,
             priced.bound["bubble"], priced.share_of_peak,
@@ -94,11 +93,9 @@ class WhatIf(tuple[Variant, ...]):
         return "\n".join(table(self._rows()))
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Show it where a notebook shows text."""
         printer.text(str(self))
 
     def _repr_html_(self) -> str:
-        """Show it in a notebook."""
         return html_table(self._rows())
 
     def _rows(self) -> list[list[str]]:
@@ -130,12 +127,10 @@ class WhatIf(tuple[Variant, ...]):
 
 
 def ranked(variants: list[Variant]) -> WhatIf:
-    """Return the table."""
     return WhatIf(sorted(variants, key=lambda each: (not each.fits, -each.items_per_second)))
 
 
 def check(vary: Mapping[str, Sequence[Any]], training: bool) -> None:
-    """Check the values that settings are to have."""
     if not isinstance(vary, Mapping):
         raise Error(
             "what_if needs values by the names of settings", got=f"vary={vary!r}",

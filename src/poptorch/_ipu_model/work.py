@@ -1,8 +1,4 @@
-"""What an operator asks of a chip, read off shapes alone: a Work.
-
-Equal operators give equal Works, so that a model of 24 layers is priced as one layer. Attention is
-captured as the products that it is made of, which PopTorch runs.
-"""
+"""What an operator asks of a chip, read off shapes alone; equal operators give equal Works."""
 
 from __future__ import annotations
 
@@ -37,14 +33,11 @@ class Product:
 
     @property
     def macs(self) -> int:
-        """Multiplications."""
         return self.groups * self.rows * self.inner * self.columns
 
 
 @dataclass(frozen=True)
 class Work:
-    """What one operator asks of a chip."""
-
     products: tuple[Product, ...] = ()  # two in a convolution's backward pass
     cycles: float = 0.0  # of vector loops, all worker slots of all tiles together
     moved: int = 0  # bytes that change tiles before the loops run
@@ -57,18 +50,15 @@ class Work:
 
     @functools.cached_property
     def flops(self) -> int:
-        """Multiplications and additions of the products."""
         own = 2 * sum(product.macs for product in self.products)
         return own + sum(often * part.flops for part, often in self.parts)
 
     @functools.cached_property
     def all_products(self) -> tuple[Product, ...]:
-        """Those of its parts included, each once."""
         return (*self.products, *(one for part, _ in self.parts for one in part.all_products))
 
     @property
     def all_cycles(self) -> float:
-        """Of loops, those of its parts included."""
         return self.cycles + sum(often * part.all_cycles for part, often in self.parts)
 
     @functools.cached_property
@@ -114,7 +104,6 @@ _MOVES = {
 
 
 def work_of(node: fx.Node, halves: Halves = (False, False)) -> Work:
-    """Return what a node of a captured graph asks for; ``halves`` keep their sums in 16 bits."""
     if node.op != "call_function":
         return NOTHING
     packet = str(getattr(node.target, "overloadpacket", node.target))
@@ -141,7 +130,6 @@ def work_of(node: fx.Node, halves: Halves = (False, False)) -> Work:
 
 
 def tensors(node: object) -> list[torch.Tensor]:
-    """Return the tensors of a node's value."""
     assert isinstance(node, fx.Node)
     value = node.meta.get("val")
     parts = value if isinstance(value, list | tuple) else (value,)
@@ -155,15 +143,11 @@ def is_identity(node: fx.Node) -> bool:
 
 
 def is_product(node: fx.Node) -> bool:
-    """Whether a node is computed by the matrix unit."""
     return node.target in _PRODUCTS
 
 
 def is_conversion_of_product(node: fx.Node) -> bool:
-    """Tell whether a node only says in which format a product on the matrix unit reads or writes.
-
-    Captured graphs write a product of halves as one of floats between two conversions.
-    """
+    """Captured graphs write a product of halves as one of floats between two conversions."""
     if node.target is not aten._to_copy.default:
         return False
     source = node.args[0]
@@ -179,10 +163,7 @@ def _of_product(node: fx.Node) -> bool:
 
 
 def _scales_mask(node: fx.Node) -> bool:
-    """Whether a node scales what was drawn at random, which is one loop with drawing it.
-
-    Source: PopLibs (MIT), poprand::dropout.
-    """
+    """Scaling what was drawn at random is one loop with drawing it (PopLibs, poprand::dropout)."""
     scaling = node.target in (aten.div.Scalar, aten.div.Tensor, aten.mul.Tensor, aten.div_.Scalar)
     inputs = node.all_input_nodes
     return scaling and len(inputs) == 1 and draws(inputs[0])
@@ -198,7 +179,6 @@ def weight_of(node: object) -> fx.Node | None:
 
 
 def right_operand(node: fx.Node) -> object:
-    """Return the operand of a product that has the columns."""
     return node.args[2 if node.target in _ADDING_PRODUCTS else 1]
 
 
@@ -207,7 +187,6 @@ def _shape(node: object) -> tuple[int, ...]:
 
 
 def _size(node: fx.Node) -> int:
-    """Bytes of an element of the first operand."""
     return tensors(node.args[0])[0].element_size()
 
 

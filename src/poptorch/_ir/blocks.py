@@ -1,8 +1,7 @@
-"""The user's blocks in a captured graph: visits to them, stages made of them, a label on each node.
+"""The user's blocks in a captured graph: visits to them, stages of them, a label on each node.
 
-A block may be entered several times; each entry is a visit. A node of the forward pass carries the
-visit that was active when it ran, a node of the backward pass that of the node it differentiates.
-Placement adds the stage pass in which the node runs.
+A block may be entered several times; each entry is a visit. A node of the backward pass has the
+visit of the node that it differentiates. Placement adds the stage pass.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from torch import fx
 from .._base import source
 
 META = "poptorch"
-"""The key of the label in the ``custom`` entry of a node's meta."""
+"""The key of the label in the ``custom`` entry of a node's meta; of other entries there:"""
 KEEP = "poptorch_keep"
-"""The key of the mark on values that the backward pass shall not compute again."""
+"""Marks values that the backward pass shall not compute again."""
 MEMORY = "poptorch_available_memory"
-"""The key of the share of a tile's memory that the user lets a product use."""
+"""The share of a tile's memory that the user lets a product use."""
 PARTIALS = "poptorch_partials"
-"""The key of the dtype in which a convolution of a ``MultiConv`` keeps its sums."""
+"""The dtype in which a convolution of a ``MultiConv`` keeps its sums."""
 LINE = "poptorch_line"
-"""The key of the user's line that a node of the backward pass goes back to."""
+"""The user's line that a node of the backward pass goes back to."""
 
 OUTSIDE = -1
 """Stands for the visit of nodes that ran after a block had ended and before the next began."""
@@ -36,8 +35,6 @@ OUTSIDE = -1
 
 @dataclass(frozen=True)
 class Visit:
-    """One entry into a block while ``forward`` ran."""
-
     block: str | None = None  # its id; None for what runs before the first block
     ipu: int | None = None  # the device that the annotation names
     line: str | None = None  # the user's line that entered it, described
@@ -45,8 +42,6 @@ class Visit:
 
 @dataclass(frozen=True)
 class Stage:
-    """Blocks that run together on one chip."""
-
     chip: int  # among the model's own devices
     blocks: tuple[str, ...] = ()  # in order of their first visit; before the first block: none
     phase: int | None = None  # the forward phase; None in unphased strategies
@@ -57,8 +52,6 @@ class Stage:
 
 
 class Direction(enum.StrEnum):
-    """What a stage does, or a chip after the last micro-batch."""
-
     FORWARD = "F"
     BACKWARD = "B"
     UPDATE = "U"
@@ -103,7 +96,6 @@ class StagePass:
 
 
 def stage_passes(stages: int, training: bool) -> list[StagePass]:
-    """Return the passes of one micro-batch in their order, without updates."""
     forward = [StagePass(stage) for stage in range(stages)]
     backward = [StagePass(stage, Direction.BACKWARD) for stage in reversed(range(stages))]
     return forward + (backward if training else [])
@@ -128,12 +120,10 @@ class Label:
 
     @property
     def path(self) -> str:
-        """By which name users are told of it: the scopes, then the module."""
         return "/".join(filter(None, (self.scope, self.module)))
 
 
 def label_of(node: fx.Node) -> Label:
-    """Return the label of a node; a blank one where none was written."""
     label = _custom(node).get(META)
     return label if isinstance(label, Label) else Label()
 
@@ -143,23 +133,19 @@ def relabel(node: fx.Node, label: Label) -> None:
 
 
 def pass_of(node: fx.Node) -> StagePass | None:
-    """Return where a placed node runs; None for placeholders and the like."""
     return label_of(node).stage_pass
 
 
 def reader_passes(node: fx.Node) -> list[StagePass]:
-    """Return where the placed nodes that read a result run."""
     return [where for user in node.users if (where := pass_of(user)) is not None]
 
 
 def keep_line(node: fx.Node, line: tuple[str, int] | None) -> None:
-    """Note the (file, line) that a node of the backward pass goes back to."""
     if line is not None:
         node.meta["custom"] = {**_custom(node), LINE: line}
 
 
 def line_of(node: fx.Node) -> tuple[str, int] | None:
-    """Return the user's (file, line) that a node comes from, or None."""
     noted: tuple[str, int] | None = _custom(node).get(LINE)
     return noted or source.innermost_user_line(node.meta.get("stack_trace"))
 
@@ -176,13 +162,11 @@ def forget_kept(node: fx.Node) -> None:
 
 
 def memory_share_of(node: fx.Node) -> float | None:
-    """Return the share of a tile that the user lets a product use, or None."""
     share: float | None = _custom(node).get(MEMORY)
     return share
 
 
 def partials_of(node: fx.Node) -> torch.dtype | None:
-    """Return the dtype in which the user wants a convolution's sums kept, or None."""
     dtype: torch.dtype | None = _custom(node).get(PARTIALS)
     return dtype
 

@@ -13,10 +13,8 @@ ALIGNMENT = 64
 BUCKET = 4 << 20
 """Bytes that are exchanged at once for each process, unless a single tensor is larger.
 
-While gloo waits for the messages of one sum it works on another: two processes add 14.8 MB up in
-0.9 of the time when they are in two pieces or four, 20 MiB in three in 0.82. 2.7 MB in two pieces
-take 1.05 to 1.5 times as long, and so do, of eight processes on two cores, pieces of 8 MB
-(medians of 24 to 60 in turn, beside other work).
+While gloo waits for one sum it works on another: two processes add 14.8 MB up in 0.9 of the time
+when they are in two pieces. Smaller pieces take longer: 2.7 MB in two 1.05 to 1.5 times as long.
 """
 
 
@@ -30,12 +28,10 @@ class Member:
 
 @dataclass(frozen=True)
 class Bundle:
-    """Weights that lie behind one another.
+    """Weights behind one another; padding between members starts at zero.
 
-    Attributes:
-        slot: the flat parameter, 1-d. Padding between members starts at zero.
-        members: the weights; a tensor of any role that belongs to ``slot`` has those of the
-            members as its views, ``flat[offset:][:numel].view(shape)``.
+    A tensor of any role that belongs to ``slot`` has those of the members as its views,
+    ``flat[offset:][:numel].view(shape)``.
     """
 
     slot: Slot
@@ -50,7 +46,6 @@ class View:
 
 
 def laid_out(slots: Iterable[Slot]) -> tuple[tuple[Member, ...], int]:
-    """Return where tensors begin that lie behind one another, and how many elements all take."""
     members, end = [], 0
     for slot in slots:
         members.append(Member(slot, end))
@@ -72,5 +67,4 @@ def in_chunks(slots: Iterable[Slot], most: int) -> list[list[Slot]]:
 
 
 def blocks_of(slot: Slot) -> int:
-    """Return how many stretches of ALIGNMENT elements a tensor takes in a bundle."""
     return -(-slot.numel // ALIGNMENT)

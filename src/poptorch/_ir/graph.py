@@ -23,14 +23,12 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class SlotFunction:
-    """A pure function over named tensors, before it is traced into a Graph."""
-
     name: str
     function: Callable[[Tensors], Tensors]  # by slot key, both
     inputs: tuple[Slot, ...]
     outputs: tuple[Slot, ...]  # one that is also an input is an update of state
     initial: Mapping[str, float] = field(default_factory=dict)
-    """First values of the state that it introduces, by slot key; what is not listed starts at 0."""
+    """By slot key, of the state that it introduces; what is not listed starts at 0."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,12 +68,10 @@ class Graph:
 
     @property
     def updates(self) -> frozenset[str]:
-        """Keys of the state that it changes: those that are read and written."""
         read = {slot.key for slot in self.inputs if slot.is_state}
         return frozenset(slot.key for slot in self.outputs if slot.key in read)
 
     def copy(self) -> Graph:
-        """Return a graph that may be edited without touching this one."""
         graph = fx.Graph()
         graph.output(graph.graph_copy(self.module.graph, val_map={}))
         return Graph(self.name, graph_module(self.module, graph), self.inputs, self.outputs)
@@ -104,9 +100,8 @@ def compose(
 ) -> Graph:
     """Join graphs into one: what one part writes, the next parts read.
 
-    Inputs that no earlier part writes become inputs of the whole. Gradients are handed over and
-    disappear unless ``keep`` names their kind, and so do the outputs whose keys ``drop`` names;
-    every other output stays, the latest writer winning.
+    Gradients are handed over and disappear unless ``keep`` names their kind, and so do outputs that
+    ``drop`` names by key. Of other outputs that several parts write the latest stays.
     """
     graph = fx.Graph()
     attributes: dict[str, object] = {}
@@ -151,20 +146,17 @@ def _free_inputs(parts: Sequence[Graph]) -> list[Slot]:
 
 
 def placeholder(graph: fx.Graph, key: str) -> fx.Node:
-    """Add an input whose name in Python is unique, and as much like the slot's key as can be."""
     node = graph.placeholder(key)
     node.target = node.name
     return node
 
 
 def lazily() -> contextlib.AbstractContextManager[None]:
-    """Within the block torch writes the Python code of graph modules when they first run."""
     lazy = private.optional("use_lazy_graph_module")
     return contextlib.nullcontext() if lazy is None else lazy(True)
 
 
 def graph_module(attributes: nn.Module | Mapping[str, Any], graph: fx.Graph) -> fx.GraphModule:
-    """Return a module that owns a graph, its code written when it first runs."""
     chosen = private.optional("get_graph_module_cls")
     with lazily():
         kind: Any = fx.GraphModule if chosen is None else chosen()

@@ -27,11 +27,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def encode(value: Any) -> Json:
-    """Return a value, in which graphs may be, as JSON.
-
-    Raises:
-        TypeError: it holds something that has no JSON form.
-    """
+    """Return a value, in which graphs may be, as JSON, or raise a TypeError."""
     return json_codec.encode(value, _graph_form)
 
 
@@ -49,11 +45,6 @@ def _graph_form(value: Any) -> Json:
 
 
 def encode_nodes(module: fx.GraphModule) -> list[Json]:
-    """Return the nodes of a module as JSON.
-
-    Raises:
-        TypeError: one holds something that has no JSON form.
-    """
     numbers = {node: at for at, node in enumerate(module.graph.nodes)}
     return [_encode_node(node, module, numbers) for node in module.graph.nodes]
 
@@ -111,11 +102,7 @@ def _target(name: str) -> Callable[..., Any]:
 
 
 def decode(data: Json) -> Graph:
-    """Return the graph that ``encode`` was given; its nodes have no values.
-
-    Raises:
-        Unreadable: it names an operator or value that does not exist here.
-    """
+    """Return the graph that ``encode`` was given, its nodes without values, or raise Unreadable."""
     content = data["graph"]
     read = partial(json_codec.decode, classes={"Slot": Slot, "Kind": Kind})
     module = _decode_nodes(content["nodes"])

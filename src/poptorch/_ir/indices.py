@@ -1,10 +1,8 @@
 """Which values of a graph are indices, their ranges, and what must be true for it not to fail.
 
-An index that is an input of the graph, through views and casts, can be looked at before anything
-runs. What the graph computes itself cannot, unless its range is known: a graph with such an index,
-or with another operator that looks at values, may fail half way. What is taken out of an input,
-positions out of a buffer or labels that are shifted, cannot fail while the whole input is in range;
-what is left out may be anything, so that this is a premise and no check.
+An index that is an input, through views and casts, can be checked before anything runs. What the
+graph computes itself cannot, unless its range is known. What is taken out of an input cannot fail
+while the whole input is in range; what is left out may be anything: a premise and no check.
 """
 
 from __future__ import annotations
@@ -107,8 +105,6 @@ _RUNNING_USER_CODE = {
 
 @dataclass(frozen=True)
 class Range:
-    """What the numbers of an input must lie in."""
-
     slot: Slot  # a batch, a buffer or a constant
     least: int
     most: int
@@ -117,7 +113,6 @@ class Range:
     line: tuple[str, int] | None  # the user's
 
     def outside(self, value: torch.Tensor) -> list[tuple[int, ...]]:
-        """Return the places of the numbers that are not allowed."""
         if value.is_meta:  # a buffer of another process, which looks at it
             return []
         count = value.numel()
@@ -138,8 +133,6 @@ class Range:
 
 @dataclass(frozen=True)
 class _Use:
-    """An index that an operator reads, and what it must lie in."""
-
     index: fx.Node
     least: int
     most: int
@@ -148,15 +141,13 @@ class _Use:
 
 @dataclass(frozen=True)
 class _Source:
-    """Where an index has its values from."""
-
     value: Any  # a node, or a number
     ignored: frozenset[int]  # what of it does not become an index
     whole: bool = True  # whether the index has all values of it, and no others
 
 
 def ranges(graphs: Sequence[Graph]) -> tuple[Range, ...]:
-    """Return what can be checked of the inputs of graphs; of several alike the first."""
+    """Return what can be checked of graphs' inputs; of several alike the first."""
     result: dict[Any, Range] = {}
     for graph in graphs:
         slots = graph.arguments
@@ -172,13 +163,9 @@ def ranges(graphs: Sequence[Graph]) -> tuple[Range, ...]:
 
 
 def premises(graphs: Mapping[str, Graph], checked: bool) -> dict[str, tuple[Range, ...] | None]:
-    """Return by graph what must be true of its inputs for it not to fail because of a value.
+    """Return by graph which ranges of whole inputs it needs not to fail because of a value.
 
-    Args:
-        checked: whether the inputs that ``ranges`` names are checked.
-
-    Returns:
-        Ranges of whole inputs that no graph writes; None for a graph that may fail in any case.
+    With ``checked`` the inputs that ``ranges`` names are. A graph with None may fail in any case.
     """
     written = {slot.key for graph in graphs.values() for slot in graph.outputs}
     return {name: _premises(graph, checked, written) for name, graph in graphs.items()}
@@ -242,7 +229,6 @@ def _may_raise(node: fx.Node) -> bool:
 
 
 def _sources(use: _Use) -> Iterator[_Source]:
-    """Yield what an index has its values from: graph inputs, numbers, what else is computed."""
     ahead = [_Source(use.index, use.ignored)]
     seen = set[_Source]()
     while ahead:
@@ -288,7 +274,6 @@ def _is_mask(node: fx.Node) -> bool:
 
 
 def _is_allowed(source: _Source, use: _Use) -> bool:
-    """Whether the values of a node, or a number, are known to be in range."""
     if not isinstance(source.value, fx.Node):
         return use.least <= source.value <= use.most or source.value in source.ignored
     least, most = _bounds(source.value)
@@ -331,7 +316,6 @@ def _shape(node: Any) -> torch.Size:
 
 
 def _uses(node: fx.Node) -> list[_Use]:
-    """Return the indices that an operator reads; masks of bools are none."""
     target, args = node.target, cast("Any", node.args)
     uses: list[_Use] = []
     if target is aten.embedding.default:

@@ -1,7 +1,6 @@
-"""How many micro-batches a call has, and in which order they lie in a batch.
+"""How many micro-batches a call has, and in which order they lie in a batch, slowest first:
 
-A combined input holds the rows of all its micro-batches along dimension 0, slowest first: device
-iterations, accumulation steps, groups of replicas that read the same, rows of one micro-batch.
+device iterations, accumulation steps, groups of replicas that read the same, rows of a micro-batch.
 Results come back in the same order, for every replica. A *step* is what all replicas do at one
 accumulation step of one iteration; steps are counted through the call.
 """
@@ -19,8 +18,6 @@ from ..enums import CommGroupType
 
 @dataclass(frozen=True)
 class Lanes:
-    """Micro-batches that run side by side, as one vectorised axis."""
-
     steps: int  # successive steps in one run, the slower part
     replicas: int = 1  # in one run, the faster part: all there are
 
@@ -47,7 +44,6 @@ class Loops:
 
     @functools.cached_property
     def input_groups(self) -> int:
-        """Groups of replicas that read different inputs."""
         return self.replicas // self.input_group_size
 
     @property
@@ -56,12 +52,10 @@ class Loops:
 
     @functools.cached_property
     def slices(self) -> int:
-        """Micro-batches that one combined input is cut into."""
         return self.steps * self.input_groups
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches that a call runs; replicas of a group each run theirs."""
         return self.steps * self.replicas
 
     def step(self, iteration: int, accumulated: int) -> int:
@@ -76,11 +70,9 @@ class Loops:
         return replica // self.input_group_size
 
     def slice_of(self, step: int, replica: int) -> int:
-        """Return which slice of a combined input a replica reads at a step."""
         return step * self.input_groups + self.input_group(replica)
 
     def micro_batch(self, step: int, replica: int) -> int:
-        """Return the number of a micro-batch among all that a call runs."""
         return step * self.replicas + replica
 
     def cut(self, value: torch.Tensor, lanes: Lanes | None = None) -> Sequence[torch.Tensor]:

@@ -20,12 +20,10 @@ _MAY_VIEW = {
 
 
 def writes(node: fx.Node) -> bool:
-    """Tell whether a node changes one of its arguments."""
     return isinstance(node.target, Operator) and bool(node.target._schema.is_mutable)
 
 
 def written_by(node: fx.Node) -> list[fx.Node]:
-    """Return which of its arguments a node changes."""
     if not writes(node):
         return []
     arguments = node.target._schema.arguments  # type: ignore[union-attr]
@@ -37,13 +35,11 @@ def written_by(node: fx.Node) -> list[fx.Node]:
 
 
 def draws(node: fx.Node) -> bool:
-    """Tell whether a node draws random numbers."""
     target = node.target
     return isinstance(target, Operator) and torch.Tag.nondeterministic_seeded in target.tags
 
 
 def may_view(node: fx.Node) -> bool:
-    """Tell whether the result of a node may share storage with its first argument."""
     target = node.target
     if target is operator.getitem:  # one of several results, of a split for instance
         return True

@@ -16,12 +16,10 @@ from .slots import Kind, Slot
 from .spec import Location, Spec, Strategy
 
 RESULTS = (Kind.LOSS, Kind.OUTPUT, Kind.ANCHOR, Kind.BATCH)
-"""What passes make for the host."""
 PER_MICRO_BATCH = (Kind.VALUE, Kind.BATCH)
 """What passes read of which every micro-batch has its own."""
 
 _WIDEST = 24
-"""Columns of the schedule that are shown."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,31 +44,24 @@ class Transfer:
 class Staged:
     """A program cut into one graph per stage pass, with what passes between chips.
 
-    Attributes:
-        graphs: by pass, in their order. Inputs are state and micro-batches, which the pass's own
-            chip holds, and ``value.*``: results of other passes for the same micro-batch. Outputs
-            are results for the host, new state of the chip, and ``value.*``.
-        homes: chips that hold each state tensor, optimizer state included, by slot key.
-        transfers: what passes between chips.
-        parts: which of the processes that share the stages runs each chip; empty for one process.
+    Inputs are state and micro-batches, which the pass's own chip holds, and ``value.*``: results of
+    other passes for the same micro-batch. Outputs are results, new state, and ``value.*``.
     """
 
-    graphs: Mapping[StagePass, Graph]
-    homes: Mapping[str, tuple[int, ...]]
+    graphs: Mapping[StagePass, Graph]  # in the order of the passes
+    homes: Mapping[str, tuple[int, ...]]  # chips that hold each state tensor, by slot key
     transfers: tuple[Transfer, ...]
     workload: Workload
     schedule: Schedule
-    parts: Mapping[int, int] = field(default_factory=dict)
+    parts: Mapping[int, int] = field(default_factory=dict)  # process of each chip; empty for one
 
     def part_of(self, stage_pass: StagePass) -> int:
         return self.parts.get(self.workload.chip_of(stage_pass), 0)
 
     def holders(self, key: str) -> list[int]:
-        """Return the processes whose chips hold a state tensor; the first one's value counts."""
         return sorted({self.parts.get(chip, 0) for chip in self.homes[key]})
 
     def last_readers(self) -> dict[tuple[int, str], StagePass]:
-        """Return the last pass on a chip that reads a value or batch input, by chip and key."""
         return {
             (self.workload.chip_of(each), slot.key): each
             for each, graph in self.graphs.items()
@@ -79,21 +70,18 @@ class Staged:
         }
 
     def forgotten(self) -> dict[StagePass, list[str]]:
-        """Return what no pass of a chip reads after this one, by slot key."""
         forgotten: dict[StagePass, list[str]] = defaultdict(list)
         for (_, key), stage_pass in self.last_readers().items():
             forgotten[stage_pass].append(key)
         return forgotten
 
     def targets(self) -> dict[str, list[int]]:
-        """Return the chips that each value is sent to, by slot key."""
         targets: dict[str, list[int]] = defaultdict(list)
         for transfer in self.transfers:
             targets[transfer.value.key].append(transfer.target)
         return targets
 
     def makers(self) -> dict[str, int]:
-        """Return which process has each result for the host, by slot key."""
         return {
             slot.key: self.part_of(each)
             for each, graph in self.graphs.items()
@@ -116,12 +104,10 @@ class Plan:
     spec: Spec
     layout: Layout
     staged: Staged | None = field(default=None, metadata={"saved": False})
-    """The same program cut into the passes of its stages, where that was asked for."""
     tier: str = field(default="", metadata={"saved": False})
-    """What runs it at the moment, as a line; empty where nothing does."""
+    """As a line; empty where nothing runs it."""
 
     def describe(self) -> str:
-        """Return the program and every graph in it, operator by operator."""
         graphs = map(str, self.program.graphs.values())
         return "\n\n".join((str(self.program), *graphs))
 
@@ -314,7 +300,6 @@ def _grid(schedule: Schedule) -> list[str]:
 
 
 def _legend(staged: Staged) -> list[str]:
-    """What the letters of the schedule mean, as far as they occur."""
     letters = {
         "F": "1F0: forward of stage 1, micro-batch 0",
         "B": "1B0: backward",

@@ -27,8 +27,6 @@ class Axis(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Run:
-    """Run one graph on the device's state and, if it reads any, one micro-batch."""
-
     graph: str
 
 
@@ -43,16 +41,13 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Reduce:
-    """Add tensors of one kind up over the processes, in place, one flat bucket after another.
-
-    One that does not wait only begins; the next one waits for both.
-    """
+    """Add tensors of one kind up over the processes, in place, one flat bucket after another."""
 
     kind: str  # accum, or squares of what processes have parts of
     operation: str  # mean or sum: whether the update divides by the number of processes too
     processes: int
     buckets: tuple[Bundle, ...] = ()  # what travels at once; its members are views of it
-    waits: bool = True  # whether all is added up when the next node begins
+    waits: bool = True  # for all sums, and those of a Reduce before it that only began
 
     @property
     def bytes(self) -> int:
@@ -107,8 +102,6 @@ class Gather:
 
 @dataclass(frozen=True)
 class Emit:
-    """Return results to the host: which tensors, and which of a call's many values."""
-
     slots: tuple[Slot, ...]
     mode: OutputMode
     period: int = 1
@@ -121,7 +114,6 @@ class Emit:
         return self.mode, self.period
 
     def count(self, key: str, loops: Loops) -> int:
-        """Return how many results of a slot that every micro-batch writes a call returns."""
         mode, period = self.mode_of(key)
         if mode in (OutputMode.Final, OutputMode.Sum):
             return loops.replicas
@@ -141,11 +133,9 @@ Node = Run | Repeat | Reduce | Scatter | Gather | Emit
 class Program:
     """A whole call: loops around runs of graphs, then the results.
 
-    Attributes:
-        lanes: what runs side by side, or None. Slots of batches and results then have a leading
-            lane dimension, and those of state with a value for each replica a replica one.
-        bundles: weights that share a storage. What graphs read and write is that, or where the
-            processes keep parts the weights themselves.
+    With lanes slots of batches and results have a leading lane dimension, and those of state with a
+    value for each replica a replica one. Graphs read and write bundles, or where processes keep
+    parts their weights themselves.
     """
 
     body: tuple[Node, ...]  # the last is the Emit
@@ -153,7 +143,7 @@ class Program:
     loops: Loops
     initial: Mapping[str, float]  # first values of state that the update introduces, by slot key
     lanes: Lanes | None = None
-    bundles: tuple[Bundle, ...] = ()
+    bundles: tuple[Bundle, ...] = ()  # weights that share a storage
 
     @property
     def emit(self) -> Emit:
@@ -166,7 +156,6 @@ class Program:
         return any(graph.random for graph in self.graphs.values())
 
     def state_slots(self) -> dict[str, Slot]:
-        """Every tensor that lives on the device, by key."""
         slots = {
             slot.key: slot
             for graph in self.graphs.values()
@@ -185,7 +174,6 @@ class Program:
 
     @property
     def buckets(self) -> list[Bundle]:
-        """Tensors of the state that processes exchange at once."""
         return [bucket for reduce in self.nodes(Reduce) for bucket in reduce.buckets]
 
     @property
@@ -225,7 +213,6 @@ class Program:
         ]
 
     def walk(self, body: Sequence[Node] | None = None) -> Iterator[Node]:
-        """Yield every node, parents before children."""
         for node in self.body if body is None else body:
             yield node
             if isinstance(node, Repeat):
@@ -286,24 +273,16 @@ def _divides(node: Reduce | Scatter) -> str:
 
 @dataclass(eq=False)
 class State:
-    """The device's own copy of all that lives from call to call. The only mutable value.
+    """The device's own copy of all that lives from call to call. The only mutable value."""
 
-    Attributes:
-        tensors: by slot key, in the slot's ``device_shape``. They keep their identity: they are
-            only written in place, so executables may bind to them once.
-        rng: the state of the device's random generator, or None before it is seeded.
-        updates: optimizer updates done so far.
-    """
-
+    # By slot key, in the ``device_shape``; only written in place: executables bind to them once.
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
-    rng: torch.Tensor | None = None
+    rng: torch.Tensor | None = None  # of the device's generator; None before it is seeded
     updates: int = 0
 
     def write(self, key: str, value: torch.Tensor) -> None:
-        """Copy a value into a tensor, in place, to every replica."""
         self.tensors[key].copy_(value.detach())
 
     def read(self, slot: Slot, replica: int = 0) -> torch.Tensor:
-        """Return the tensor of a slot; of one replica where each has its own."""
         value = self.tensors[slot.key]
         return value[replica] if slot.replicas > 1 else value

@@ -28,8 +28,6 @@ _MOVED = "#d9d9d9"
 
 
 class Traffic(enum.StrEnum):
-    """Traffic with streaming memory that belongs to an action."""
-
     LOAD = "L"
     STORE = "S"
 
@@ -45,7 +43,6 @@ class Action:
         return f"{self.traffic or ''}{self.stage_pass}{number}"
 
     def describe(self) -> str:
-        """Return what it is in words, for pictures."""
         number = self.stage_pass.stage
         if self.stage_pass.is_update:
             what = f"update on chip {number}, round {self.stage_pass.round}"
@@ -60,10 +57,7 @@ Row = tuple[Action | None, ...]
 
 @dataclass(frozen=True)
 class Schedule:
-    """A grid of actions: a row for each chip, all of the same length.
-
-    ``str`` writes one line per chip, for instance ``chip 0: 0F0 0F1 . 0B0``.
-    """
+    """Rows of one length; ``str`` is a line per chip, for instance ``chip 0: 0F0 0F1 . 0B0``."""
 
     rows: Mapping[int, Row]
 
@@ -72,7 +66,6 @@ class Schedule:
         return max((len(row) for row in self.rows.values()), default=0)
 
     def cells(self) -> Iterator[tuple[int, int, Action]]:
-        """Yield (column, chip, action), column by column."""
         for column in range(self.columns):
             for chip, row in self.rows.items():
                 action = row[column] if column < len(row) else None
@@ -86,7 +79,6 @@ class Schedule:
         return 1 - sum(1 for _ in self.cells()) / size if size else 0.0
 
     def grid(self, mark: tuple[int, int] | None = None) -> str:
-        """Return aligned text; the cell ``mark``, (chip, column), is between angle brackets."""
 
         def text(chip: int, column: int) -> str:
             row = self.rows[chip]
@@ -107,7 +99,6 @@ class Schedule:
         return self.grid()
 
     def to_svg(self) -> str:
-        """Return the grid as an SVG picture: a row for each chip, a column for each step."""
         width, height = _CELL
         left, top = _MARGIN
         rows = list(self.rows)
@@ -133,11 +124,7 @@ class Schedule:
         return "\n".join([*lines, "</svg>\n"])
 
     def to_trace(self, microseconds: float = 1000.0) -> str:
-        """Return Chrome trace JSON, which browsers' trace viewers open, a thread for each chip.
-
-        Args:
-            microseconds: shown length of a column; the schedule itself knows no times.
-        """
+        """Return Chrome trace JSON, a thread for each chip, columns of so many ``microseconds``."""
         events: list[dict[str, object]] = [
             {"ph": "M", "name": "thread_name", "pid": 0, "tid": chip,
              "args": {"name": f"chip {chip}"}}
@@ -195,10 +182,7 @@ class Workload:
 
     @functools.cached_property
     def fetches(self) -> Mapping[StagePass, list[StagePass]]:
-        """Passes whose stores the load of a pass brings back, by the pass that loads.
-
-        Of the same micro-batch where they come earlier, of the one before where they do not.
-        """
+        """Passes whose stores a load brings back; of later ones those of the last micro-batch."""
         return {loading: list(self._stored_for(loading)) for loading in self.streaming.loads}
 
     def _stored_for(self, loading: StagePass) -> Iterator[StagePass]:
@@ -211,7 +195,6 @@ class Workload:
                 yield storing
 
     def with_traffic(self, stage_pass: StagePass, micro_batch: int = 0) -> list[Action]:
-        """Return the actions of a pass: loading, computing, storing."""
         actions = [Action(stage_pass, micro_batch)]
         if stage_pass in self.streaming.loads:
             actions.insert(0, Action(stage_pass, micro_batch, Traffic.LOAD))

@@ -1,8 +1,4 @@
-"""Spec: every resolved setting of one executor, frozen. The cache key hashes it whole.
-
-``poptorch.options`` translates an ``Options`` object into a Spec once, when a model is wrapped;
-nothing below the front door imports ``Options``.
-"""
+"""Spec: every resolved setting of one executor, frozen; the cache key hashes it whole."""
 
 from __future__ import annotations
 
@@ -27,16 +23,12 @@ Setting = bool | int | float | str | None
 
 @dataclass(frozen=True)
 class Output:
-    """Which results of a call come back: a resolved mode (never Default) and its period."""
-
     mode: OutputMode = OutputMode.Final
     period: int = 1
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """How gradients are combined over accumulation steps, replicas and processes."""
-
     type: ReductionType = ReductionType.Mean
     strategy: MeanReductionStrategy = MeanReductionStrategy.Post
     automatic_loss_scaling: bool = False
@@ -82,11 +74,7 @@ class NamedStage:
 
 @dataclass(frozen=True)
 class Placement:
-    """How the user spread a model's blocks over devices and time: an execution strategy.
-
-    Which stage a block of a traced model gets is decided by the placement room.
-    Source: PopTorch user guide, "Parallel execution".
-    """
+    """An execution strategy. Source: PopTorch user guide, "Parallel execution"."""
 
     strategy: Strategy = Strategy.PIPELINED
     auto_stage: AutoStage | None = AutoStage.SameAsIpu  # None when stages are named
@@ -95,8 +83,7 @@ class Placement:
     liveness: Liveness = Liveness.AlwaysLive  # when tensors leave the chip in phased strategies
     interleaved: bool = False  # alternate forward and backward passes: fewer activations wait
     first_release: bool = False
-    """Whether the 1.0 interface was used, in whose rule a pipeline needs as many micro-batches as
-    it has forward stages; later ones ask for 2 n - 1 in training."""
+    """The 1.0 interface was used: a pipeline needs only as many micro-batches as forward stages."""
 
     @property
     def phased(self) -> bool:
@@ -104,7 +91,6 @@ class Placement:
 
     @property
     def phase_stride(self) -> int:
-        """Internal phases per forward phase that the user named."""
         return _STRIDE[self.liveness]
 
     @property
@@ -128,8 +114,6 @@ class Placement:
 
 @dataclass(frozen=True)
 class Location:
-    """Where one kind of tensor rests (PopTorch user guide, "Options")."""
-
     on_chip: bool = True  # rather than in streaming memory
     sharded: bool = False  # each replica holds a part
     load_by_io_tiles: bool = False
@@ -140,8 +124,6 @@ class Location:
 
 @dataclass(frozen=True)
 class Locations:
-    """Where every kind of tensor rests, and how many tiles per chip are kept for I/O."""
-
     activation: Location = field(default_factory=Location)
     weight: Location = field(default_factory=Location)
     optimizer: Location = field(default_factory=Location)
@@ -151,8 +133,6 @@ class Locations:
 
 @dataclass(frozen=True)
 class Target:
-    """What runs the program."""
-
     backend: str = "auto"  # a registered name, or "auto"
     seed: int | None = None  # None for a non-deterministic one
     synthetic_data: bool = False  # host input and output are skipped
@@ -188,14 +168,11 @@ class Runtime:
 
     @property
     def half_partials(self) -> tuple[bool, bool]:
-        """Whether matrix products, and convolutions, keep their sums in 16 bits on an IPU."""
         return self.half_matmuls, self.half_convolutions
 
 
 @dataclass(frozen=True)
 class Spec:
-    """Every resolved setting of one executor."""
-
     training: bool = False  # the program computes gradients and updates weights
     loops: Loops = field(default_factory=Loops)
     output: Output = field(default_factory=Output)
@@ -224,7 +201,6 @@ class Spec:
 
     @property
     def process(self) -> int:
-        """Which of all processes of the job this one is."""
         return self.target.process_id * self.target.parts + self.target.part
 
     @property
@@ -238,15 +214,10 @@ class Spec:
 
     @property
     def first_replica(self) -> int:
-        """Of this process, among those of all."""
         return self.target.process_id * self.loops.replicas
 
     def for_cache(self) -> Spec:
-        """This Spec without what may change from run to run.
-
-        That is the Runtime part, the seed, and which of several processes this one is: the first
-        process compiles for all.
-        """
+        """Without what may change from run to run; the first process compiles for all."""
         target = replace(self.target, seed=None, process_id=0, part=0)
         return replace(self, target=target, runtime=Runtime())
 
@@ -263,11 +234,7 @@ class OptimGroup:
 
 @dataclass(frozen=True)
 class OptimSpec:
-    """An optimizer's compiled-in structure; its own settings and variables are for all groups.
-
-    The values of variable hyper-parameters are inputs of the update graph, so that changing them
-    never recompiles.
-    """
+    """An optimizer's compiled-in structure; its own settings and variables are for all groups."""
 
     algorithm: str  # sgd, adam, adamw, rmsprop or lamb
     groups: tuple[OptimGroup, ...]
@@ -279,7 +246,6 @@ class OptimSpec:
 
     @property
     def max_grad_norm(self) -> float:
-        """The norm of all gradients to which they are clipped; infinity if they are not."""
         limit = dict(self.settings).get("max_grad_norm", math.inf)
         assert isinstance(limit, float)
         return limit

@@ -1,7 +1,4 @@
-"""Verifiers: the rules that every value keeps at the borders between rooms, quoted when broken.
-
-A broken rule is our own bug, never the user's, hence ``AssertionError`` and not ``poptorch.Error``.
-"""
+"""The rules that values keep between rooms. A broken one is our own bug: an AssertionError."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from .._ir.schedule import Action, Schedule, Traffic, Workload
 
 
 class ScheduleError(AssertionError):
-    """A schedule does not do its workload. The text shows the grid with the faulty cell marked."""
+    """The text shows the grid with the faulty cell marked."""
 
     def __init__(self, schedule: Schedule, reason: str, cell: tuple[int, int] | None) -> None:
         self.reason = reason
@@ -57,7 +57,6 @@ def _check_rows(schedule: Schedule, workload: Workload) -> None:
 
 
 def _needs(action: Action, workload: Workload) -> Iterator[Action]:
-    """Yield what must be done in earlier columns, whether it is in the workload or not."""
     stage_pass, micro_batch = action.stage_pass, action.micro_batch
     if action.traffic is Traffic.STORE:
         yield Action(stage_pass, micro_batch)

@@ -41,7 +41,6 @@ class _Grid:
         return max(map(len, self.rows.values()))
 
     def put(self, action: Action, earliest: int = 0) -> None:
-        """Append an action to its chip's row, not before a column."""
         row = self.rows[self._workload.chip_of(action.stage_pass)]
         row += [None] * (earliest - len(row))
         row.append(action)
@@ -52,7 +51,6 @@ class _Grid:
             self.put(action, earliest)
 
     def put_update(self) -> None:
-        """Append the update, every round after all that was there before it."""
         for _, members in itertools.groupby(self._workload.updates, lambda each: each.round):
             start = self.columns
             for stage_pass in members:
@@ -63,10 +61,9 @@ class _Grid:
 
 
 def _grouped(workload: Workload, grid: _Grid) -> None:
-    """In one cycle every chip does forward passes, then every chip backward passes.
+    """Stage by stage forward, then backward; each handles micro-batch t - its delay in cycle t.
 
-    Not GPipe's order, which does all forward passes of an update first. Every stage handles
-    micro-batch t - its delay in cycle t.
+    Not GPipe's order, which does all forward passes of an update first.
     """
     stages, count = len(workload.stages), workload.micro_batches
     delays = {each: each.delay(stages) for each in workload.passes}
@@ -79,10 +76,7 @@ def _grouped(workload: Workload, grid: _Grid) -> None:
 
 
 def _interleaved(workload: Workload, grid: _Grid) -> None:
-    """Backward goes first, so that fewer activations wait; stage s of n runs at most n - s ahead.
-
-    Known as 1F1B (Narayanan et al., "PipeDream", 2019).
-    """
+    """1F1B: backward goes first; stage s of n runs at most n - s ahead (PipeDream, 2019)."""
     done: Counter[StagePass] = Counter()  # every pass handles its micro-batches in order
     left = len(workload.passes) * workload.micro_batches
     while left:
@@ -112,7 +106,6 @@ def _is_ready(stage_pass: StagePass, workload: Workload, done: Counter[StagePass
 
 
 def _sharded(workload: Workload, grid: _Grid) -> None:
-    """One chip works at a time."""
     for micro_batch in range(workload.micro_batches):
         for stage_pass in workload.passes:
             for action in workload.with_traffic(stage_pass, micro_batch):
@@ -120,11 +113,10 @@ def _sharded(workload: Workload, grid: _Grid) -> None:
 
 
 def _phased(workload: Workload, placement: Placement, grid: _Grid) -> None:
-    """Phase by phase, forward and then back.
+    """Phase by phase, forward and then back; chips of one phase work side by side.
 
-    Chips of one phase work side by side and wait for what they read of one another. Serial phases
-    follow one another. Parallel phases alternate between two groups of chips: one group loads and
-    stores while the other computes.
+    Serial phases follow one another. Parallel phases alternate between two groups of chips: one
+    loads and stores while the other computes.
     """
     parallel = placement.strategy is Strategy.PARALLEL_PHASED
     for micro_batch in range(workload.micro_batches):
