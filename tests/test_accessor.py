@@ -36,7 +36,7 @@ from helpers.loaders import ASYNC_MODES, FORK, loader, options, values
 from helpers.patience import eventually
 from poptorch._base.errors import Error
 from poptorch.argparsers import registerCustomArgParser
-from poptorch.dataloader import AsynchronousDataAccessor
+from poptorch.dataloader import AsynchronousDataAccessor, DataLoader
 from poptorch.enums import DataLoaderMode, SharingStrategy
 
 pytestmark = pytest.mark.slow
@@ -332,6 +332,25 @@ def test_torch_s_workers_are_started_as_the_program_would_start_them(strategy):
             made = accessor(StartMethod(1), sharing_strategy=strategy)
             assert METHODS[int(next(made))] == method
             made.terminate()
+    finally:
+        multiprocessing.set_start_method(before, force=True)
+
+
+@pytest.mark.parametrize(("workers", "method"), [(1, "fork"), (0, "fork"), (1, "spawn")])
+def test_a_loader_with_workers_is_forked_where_torch_forks_them(workers, method):
+    class Local(Numbers):
+        """Cannot be pickled."""
+
+    before = multiprocessing.get_start_method()
+    try:
+        multiprocessing.set_start_method(method, force=True)
+        if workers and method == "fork":
+            made = DataLoader(options(), Local(2), mode=DataLoaderMode.Async, num_workers=workers)
+            assert values(made) == [[0], [1]]
+            made.terminate()
+        else:
+            with pytest.raises((AttributeError, Error), match="Local"):
+                DataLoader(options(), Local(2), mode=DataLoaderMode.Async, num_workers=workers)
     finally:
         multiprocessing.set_start_method(before, force=True)
 

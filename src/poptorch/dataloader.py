@@ -5,6 +5,7 @@ Source: PopTorch user guide, "Efficient data batching"; what they need beneath i
 
 from __future__ import annotations
 
+import multiprocessing
 import traceback
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,7 +51,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         auto_distributed_partitioning: give each process its part; otherwise each reads all.
         mode: load here, in another process, or in another process that assembles the combined
             batches from smaller ones.
-        async_options: arguments of ``AsynchronousDataAccessor`` for the asynchronous modes.
+        async_options: arguments of ``AsynchronousDataAccessor`` for the asynchronous modes. With
+            ``num_workers`` and Python's start method "fork", which torch starts workers by, the
+            loading process is forked, too: ``sharing_strategy`` is ``Fork`` by default.
         rebatched_worker_size: batch size of the workers in mode ``AsyncRebatched``, at most the
             combined batch size, which is the default.
         batch_sampler: yields the indices of one micro-batch at a time; excludes ``batch_size``,
@@ -128,7 +131,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             self._accessor = AsynchronousDataAccessor(
                 # Not of a subclass, whose own __iter__ would be applied there and here.
                 self._for_another_process(DataLoader),
-                **(async_options or {}),
+                **(_started_as(num_workers) | (async_options or {})),
                 rebatched_size=self._plan.rebatched,
             )
 
@@ -489,6 +492,16 @@ def _accessible(loader: DataLoader, rebatched_size: int | None) -> DataLoader:
 
 def _counts_combined(dataset: Any) -> bool:
     return isinstance(dataset, DataLoader) and dataset._plan.rebatched is not None
+
+
+def _started_as(workers: int) -> dict[str, Any]:
+    """Return how the loading process starts: as torch starts the workers of a loader.
+
+    A fork is there 1.6 s before a server has imported torch.
+    """
+    method = multiprocessing.get_start_method(allow_none=True)
+    forks = (method or multiprocessing.get_all_start_methods()[0]) == "fork"
+    return {"sharing_strategy": SharingStrategy.Fork} if workers and forks else {}
 
 
 def _check(options: Options, async_options: dict[str, Any] | None) -> None:
