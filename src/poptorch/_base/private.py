@@ -167,7 +167,6 @@ ATTRIBUTES = {
     "_optimizer_step_pre_hooks": "of an optimizer: what it would call before a step",
     "_post_accumulate_grad_hooks": "of a tensor: what reads its whole gradient",
     "_version": "of a tensor: how often it was written",
-    "_validate_args": "of distributions: whether values are looked at",
 }
 UNDOCUMENTED = {
     "current_callable": "of a compiled graph: the function around its library",
@@ -175,6 +174,7 @@ UNDOCUMENTED = {
     "mutation_renames": "of a scheduler's node: names of what was written into",
     "original_output_strides": "of an output node: the strides that its values keep",
     "read_writes": "of a scheduler's node: what it depends on",
+    "_validate_args": "of distributions: whether values are looked at",
     "user_visible_output_idxs": "of an output node: which values keep their strides",
 }
 

@@ -6,7 +6,10 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
 
 _lock = threading.RLock()
 
@@ -24,6 +27,16 @@ def one_at_a_time() -> Iterator[None]:
     """Let no other thread capture or compile: torch's tracer is not for several."""
     with _lock:
         yield
+
+
+@contextlib.contextmanager
+def holding(variable: ContextVar[_T], value: _T) -> Iterator[None]:
+    """Within the block a variable has a value."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
 
 
 _METHODS = (

@@ -12,12 +12,13 @@ from torch import nn
 
 from .._base import trees
 from .._base.errors import Error
+from .._base.threads import holding
 from .._ir import slots
 from .._ir.loops import Lanes
 from .._ir.slots import Slot
 from .._ir.spec import Precision
 from .._ops import annotate
-from .._ops.context import autocasting, listening
+from .._ops.context import autocast_settings, listening
 from .capture_context import CaptureContext, Overrides
 from .failures import explained
 from .losses import final_loss
@@ -182,7 +183,7 @@ def _user_code(
     with (
         replaced(request.module, request.tensors, leaves, request.users, again) as reassigned,
         context.reads.by_torch(),
-        autocasting(precision.autocast, precision.autocast_policy),
+        holding(autocast_settings, (precision.autocast, precision.autocast_policy)),
         Overrides(context, request.tensors, leaves, precision, request.priced),
     ):
         yield reassigned

@@ -13,7 +13,7 @@ from .._base import log, source
 from .._base.errors import Error
 from .._ops.context import Candidate
 from .recorded import leads_to, original
-from .trace import gradient_origin, outermost
+from .trace import outermost
 
 _NAMES = (
     "binary_cross_entropy", "binary_cross_entropy_with_logits", "cosine_embedding_loss",
@@ -120,7 +120,7 @@ def _same_values(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 def _reaches(start: torch.Tensor, goal: torch.Tensor) -> bool:
     seen = set()
-    first, wanted = gradient_origin(start), gradient_origin(goal)
+    first, wanted = outermost(start).grad_fn, outermost(goal).grad_fn
     stack = [first] if wanted is not None else []
     while stack:
         node = stack.pop()

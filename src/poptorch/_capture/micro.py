@@ -21,7 +21,7 @@ from .._ops import annotate
 from .._ops.context import Replicas
 from . import marks, trace
 from .capture_context import CaptureContext
-from .failures import explained_backward
+from .failures import explained
 from .forward import GRADIENT, Forward, Names, Request, run_forward
 from .lanes import NotVectorisable, folded, lane_by_lane, reason_of, run_lanes
 from .recompute import recomputed
@@ -209,7 +209,7 @@ class _Recording:
         self, loss: torch.Tensor, leaves: list[torch.Tensor], seed: torch.Tensor
     ) -> tuple[torch.Tensor | None, ...]:
         try:
-            with explained_backward(self.request.module):
+            with explained(self.request.module, backward=True):
                 return torch.autograd.grad(loss, leaves, grad_outputs=seed, allow_unused=True)
         except Exception as error:
             if self.request.lanes is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from .._base import private
+from .._base.threads import holding
 from .._ir.operators import Operator, draws, writes, written_by
 from .trace import untraced, without_data
 
@@ -34,13 +35,8 @@ def _recorders() -> tuple[Any, ...]:
     return _outer.get() if mode is None else (*_outer.get(), mode.tracer)
 
 
-@contextlib.contextmanager
-def surroundings_waiting() -> Iterator[None]:
-    token = _outer.set(_recorders())
-    try:
-        yield
-    finally:
-        _outer.reset(token)
+def surroundings_waiting() -> contextlib.AbstractContextManager[None]:
+    return holding(_outer, _recorders())
 
 
 def recorded(tensor: torch.Tensor) -> tuple[fx.Node, torch.nn.Module] | None:

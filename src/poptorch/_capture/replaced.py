@@ -72,38 +72,65 @@ def replaced(
     Yields:
         After the block, what each tensor of a batch norm was reassigned to.
     """
+    over, thread = False, threading.get_ident()
+
+    def checkpointed(
+        usual: Callable[..., Any],
+        fn: Callable[..., Any],
+        preserve_rng_state: bool,
+        context_fn: Any,
+        determinism_check: str,
+        debug: bool,
+        early_stop: bool,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with again() if over else contextlib.nullcontext():
+                return fn(*args, **kwargs)
+
+        chosen = run if threading.get_ident() == thread else fn
+        rest = (preserve_rng_state, context_fn, determinism_check, debug, early_stop, *args)
+        return usual(chosen, *rest, **kwargs)
+
     reassigned: dict[str, torch.Tensor] = {}
     changes = [
         *_tensors(places, values, users),
         *_methods(root),
         # Checkpoints of the older kind start a backward pass inside of the one that is captured.
         (CheckpointFunction, "apply", staticmethod(_newer_checkpoint)),
+        (Distribution, "_validate_args", False),  # it would look at values
     ]
-    with _changed(changes), _checkpoints_in(again), _without_dynamo(), _unvalidated():
-        yield reassigned
-        for path, tied in places.items():
-            _check(path, tied, values[path], reassigned)
+    checkpoints = private.standing_in({"checkpoint_without_reentrant_generator": checkpointed})
+    try:
+        with _changed(changes), checkpoints, _without_dynamo():
+            yield reassigned
+            for path, tied in places.items():
+                _check(path, tied, values[path], reassigned)
+    finally:
+        over = True
 
 
 @contextlib.contextmanager
 def _changed(changes: list[Change]) -> Iterator[None]:
     before = [(owner, name, vars(owner).get(name, _ABSENT)) for owner, name, _ in changes]
     try:
-        for owner, name, value in changes:
-            _set(owner, name, value)
+        for change in changes:
+            _set(*change)
         yield
     finally:
-        for owner, name, value in before:
-            _set(owner, name, value)
+        for change in before:
+            _set(*change)
 
 
 def _set(owner: Any, name: str, value: Any) -> None:
-    if isinstance(owner, type):
-        delattr(owner, name) if value is _ABSENT else setattr(owner, name, value)
-    elif value is _ABSENT:
-        owner.__dict__.pop(name, None)
+    kind = (
+        type if isinstance(owner, type) else object
+    )  # modules have a ``__setattr__`` of their own
+    if value is _ABSENT:
+        kind.__delattr__(owner, name)
     else:
-        owner.__dict__[name] = value  # modules have a ``__setattr__`` with ideas of its own
+        kind.__setattr__(owner, name, value)
 
 
 def _tensors(
@@ -141,22 +168,18 @@ def _check(path: str, tied: Tied, value: torch.Tensor, reassigned: dict[str, tor
 
 
 def _methods(root: nn.Module) -> Iterator[Change]:
+    ours: Callable[..., Any]
     for part in root.modules():
         if isinstance(part, nn.RNNBase) and "check_input" not in part.__dict__:
-            yield (
-                part,
-                "check_input",
-                by_thread(functools.partial(_check_shape, part), part.check_input),
-            )
+            name, ours = "check_input", _check_shape
         elif isinstance(part, BATCH_NORMS) and _averages(part):
-            yield (
-                part,
-                "forward",
-                by_thread(functools.partial(_averaging_forward, part), part.forward),
-            )
+            name, ours = "forward", _averaging_forward
+        else:
+            continue
+        yield part, name, by_thread(functools.partial(ours, part), getattr(part, name))
 
 
-def _check_shape(layer: nn.RNNBase, x: torch.Tensor, sizes: torch.Tensor | None) -> None:
+def _check_shape(layer: Any, x: torch.Tensor, sizes: torch.Tensor | None) -> None:
     dtype: Any = layer.weight_ih_l0.dtype
     type(layer).check_input(layer, x.new_empty(x.shape, dtype=dtype, device="meta"), sizes)
 
@@ -186,36 +209,6 @@ def _newer_checkpoint(function: Callable[..., Any], preserve_rng_state: bool, *a
 
 
 @contextlib.contextmanager
-def _checkpoints_in(again: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
-    over, thread = False, threading.get_ident()
-
-    def checkpointed(
-        usual: Callable[..., Any],
-        fn: Callable[..., Any],
-        preserve_rng_state: bool,
-        context_fn: Any,
-        determinism_check: str,
-        debug: bool,
-        early_stop: bool,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            with again() if over else contextlib.nullcontext():
-                return fn(*args, **kwargs)
-
-        chosen = run if threading.get_ident() == thread else fn
-        rest = (preserve_rng_state, context_fn, determinism_check, debug, early_stop, *args)
-        return usual(chosen, *rest, **kwargs)
-
-    try:
-        with private.standing_in({"checkpoint_without_reentrant_generator": checkpointed}):
-            yield
-    finally:
-        over = True
-
-
-@contextlib.contextmanager
 def _without_dynamo() -> Iterator[None]:
     if "torch._dynamo" not in sys.modules:  # nobody has compiled anything
         yield
@@ -224,13 +217,3 @@ def _without_dynamo() -> Iterator[None]:
         # Hooks that listen to all modules are called for the wrapper, too: once more is no harm.
         warnings.filterwarnings("ignore", r"Using `torch.compile\(module\)` when there are global")
         yield
-
-
-@contextlib.contextmanager
-def _unvalidated() -> Iterator[None]:
-    before = Distribution._validate_args
-    Distribution.set_default_validate_args(False)
-    try:
-        yield
-    finally:
-        Distribution.set_default_validate_args(before)

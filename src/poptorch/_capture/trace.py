@@ -24,7 +24,7 @@ from torch import fx
 
 from .._base import private
 from .._base.source import is_user_file
-from .._base.threads import one_at_a_time
+from .._base.threads import holding, one_at_a_time
 from .._ir.graph import lazily
 from .._ops import annotate, effects
 from . import purity
@@ -42,10 +42,6 @@ def fake_mode() -> Any:
 def fake_tensor(mode: Any, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     with mode:
         return torch.empty(tuple(shape), dtype=dtype)
-
-
-def gradient_origin(tensor: torch.Tensor) -> Any:
-    return outermost(tensor).grad_fn
 
 
 @contextlib.contextmanager
@@ -71,10 +67,6 @@ def _attention_in_products() -> Iterator[None]:
         cuda.allow_fp16_bf16_reduction_math_sdp(before)
 
 
-def is_lane(tensor: torch.Tensor) -> bool:
-    return bool(private.is_batchedtensor(tensor))
-
-
 @one_at_a_time()  # estimates lower their updates when they are asked for
 def trace(
     function: Callable[[list[torch.Tensor]], list[torch.Tensor]],
@@ -96,12 +88,11 @@ def trace(
     with (
         lazily(),
         fx_traceback.preserve_node_meta(),
-        _without_fused_lstm(),
+        _torchs_settings(),
         contextlib.nullcontext() if runs else _attention_in_products(),
-        _quiet(),
         _noting_lines(),
         without_values,
-        _active(mode),
+        holding(_active_mode, mode),
     ):
         recorded = private.traced(function, [list(inputs)], _honest())
     if edit is not None:
@@ -128,12 +119,14 @@ def trace_part(
 
 
 def outermost(tensor: torch.Tensor) -> torch.Tensor:
-    whole: torch.Tensor = private.get_unwrapped(tensor) if is_lane(tensor) else tensor
+    whole: torch.Tensor = tensor
+    if private.is_batchedtensor(tensor):
+        whole = private.get_unwrapped(tensor)
     return whole
 
 
 def without_data(tensor: torch.Tensor) -> bool:
-    return hasattr(tensor, "fake_mode") or tensor.is_meta or is_lane(tensor)
+    return hasattr(tensor, "fake_mode") or tensor.is_meta or private.is_batchedtensor(tensor)
 
 
 def fill_in_values(
@@ -164,30 +157,23 @@ def untraced() -> contextlib.AbstractContextManager[None]:
 def run_recorded(
     function: Callable[[list[torch.Tensor]], list[torch.Tensor]], inputs: Tensors
 ) -> None:
-    with _without_fused_lstm(), _quiet():
+    with _torchs_settings():
         private.traced(function, [list(inputs)])
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    # The error that reaches the user says it better than torch's log of the same failure.
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = before
-
-
-@contextlib.contextmanager
-def _without_fused_lstm() -> Iterator[None]:
+def _torchs_settings() -> Iterator[None]:
     # oneDNN's fused LSTM keeps a workspace only while autograd records, which it does not when the
     # graph runs. Where our form of it does not apply the layer is taken apart into its steps.
-    (before,) = torch.backends.mkldnn.set_flags(_enabled=False)[:1]  # type: ignore[no-untyped-call]
+    (enabled,) = torch.backends.mkldnn.set_flags(_enabled=False)[:1]  # type: ignore[no-untyped-call]
+    # The error that reaches the user says it better than torch's log of the same failure.
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    disabled, logger.disabled = logger.disabled, True
     try:
         yield
     finally:
-        torch.backends.mkldnn.set_flags(_enabled=before)  # type: ignore[no-untyped-call]
+        logger.disabled = disabled
+        torch.backends.mkldnn.set_flags(_enabled=enabled)  # type: ignore[no-untyped-call]
 
 
 def _honest() -> dict[Any, Callable[..., Any]]:
@@ -209,29 +195,13 @@ def _honest() -> dict[Any, Callable[..., Any]]:
     }
 
 
-def needs_value(error: Exception) -> bool:
-    return isinstance(error, private.optional("DataDependentOutputException") or ())
-
-
-def has_dynamic_shape(error: Exception) -> bool:
-    return isinstance(error, private.optional("DynamicOutputShapeException") or ())
-
-
 def _mode_of(inputs: Tensors) -> Any:
     of_inputs = (t.fake_mode for t in inputs if hasattr(t, "fake_mode"))
     return next(of_inputs, None) or _active_mode.get() or fake_mode()
 
 
+# Parts without inputs are traced in the mode of their surroundings.
 _active_mode: ContextVar[Any] = ContextVar("poptorch_fake_mode", default=None)
-
-
-@contextlib.contextmanager
-def _active(mode: Any) -> Iterator[None]:
-    token = _active_mode.set(mode)
-    try:
-        yield
-    finally:
-        _active_mode.reset(token)
 
 
 def _lift_constants(module: fx.GraphModule, after: int) -> list[torch.Tensor]:
@@ -244,20 +214,13 @@ def _lift_constants(module: fx.GraphModule, after: int) -> list[torch.Tensor]:
     values: list[torch.Tensor] = []
     anchor = placeholders[-1] if placeholders else None
     for target, nodes in reads.items():
-        point = module.graph.inserting_after(anchor) if anchor else _at_start(module.graph)
-        with point:
+        with module.graph.inserting_after(anchor) if anchor else module.graph.inserting_before():
             anchor = module.graph.placeholder(f"constant_{len(values)}")
         for node in nodes:
             node.replace_all_uses_with(anchor)
             module.graph.erase_node(node)
         values.append(getattr(module, target))
     return values
-
-
-@contextlib.contextmanager
-def _at_start(graph: fx.Graph) -> Iterator[None]:
-    with graph.inserting_before(next(iter(graph.nodes))):
-        yield
 
 
 def _noting_lines() -> contextlib.AbstractContextManager[None]:

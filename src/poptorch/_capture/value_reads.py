@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -78,29 +77,15 @@ class ValueReads:
         # What is true or false is asked for a branch.
         if func in _BRANCHES or (func is _T.item and args[0].dtype is torch.bool):
             return self.branch(*_comparison(func, args, kwargs), what)
-        return self.number(args[0], read, what) if what else self.text(args[0], read)
-
-    def branch(self, tensor: torch.Tensor, decide: Callable[[_T], Any], what: str) -> Any:
-        known = constant_value(tensor)
-        if known is None and self.state:
-            answer = value_of_inputs(tensor, self.state)
-            if answer is not None:
-                known, indices = answer
-                self.relied.update(dict.fromkeys(indices, source.calling_line()))
-        if known is None and not self.real:
-            raise BranchOnData
-        decided = _really(decide, tensor if known is None else known)
-        if known is None:
-            self.branches[Read(what, source.calling_line())] = bool(decided)
-        return decided
-
-    def number(self, tensor: torch.Tensor, read: Callable[[_T], Any], what: str) -> Any:
-        known = constant_value(tensor)
+        known = constant_value(args[0])
         if known is not None:
             return _really(read, known)
+        line = source.calling_line()
+        if not what:
+            return self._print(args[0], line)
         if self.collect:
-            self.forbidden.append(Read(what, source.calling_line()))
-            return _really(read, tensor)
+            self.forbidden.append(Read(what, line))
+            return _really(read, args[0])
         raise Uncapturable(
             "A tensor's value is needed while the model is being captured",
             got=f"{what} of a tensor whose values are known only when the program runs",
@@ -111,21 +96,33 @@ class ValueReads:
             ),
         )
 
+    def branch(self, tensor: torch.Tensor, decide: Callable[[_T], Any], what: str) -> Any:
+        known = constant_value(tensor)
+        if known is None and self.state:
+            answer = value_of_inputs(tensor, self.state)
+            if answer is not None:
+                known, indices = answer
+                self.relied.update(dict.fromkeys(indices, source.calling_line()))
+        if known is not None:
+            return _really(decide, known)
+        if not self.real:
+            raise BranchOnData
+        decided = _really(decide, tensor)
+        self.branches[Read(what, source.calling_line())] = bool(decided)
+        return decided
+
     def shape(self, operator: str) -> None:
         if not self.collect:
             raise dynamic_shape(operator, source.calling_line())
         self.shapes.append(Read(operator, source.calling_line()))
 
-    def text(self, tensor: torch.Tensor, write: Callable[[_T], str]) -> str:
-        known = constant_value(tensor)
-        if known is not None:
-            return str(_really(write, known))
-        self.printed.append(source.calling_line())
+    def _print(self, tensor: torch.Tensor, line: str | None) -> str:
+        self.printed.append(line)
         if len(self.printed) == 1 and not self.collect:
             log.python.warning(
                 "forward prints a tensor at %s: that happens once, at capture, and shows no "
                 "values. Use poptorch.ipu_print_tensor to print them each time the program runs.",
-                self.printed[0],
+                line,
             )
         kind = f"size={tuple(tensor.shape)}, dtype={tensor.dtype}, device={tensor.device}"
         return f"tensor(<unavailable>, {kind})"
@@ -141,10 +138,9 @@ class ValueReads:
                 answer,
             )
 
-    def by_torch(self) -> contextlib.AbstractContextManager[None]:
+    def by_torch(self) -> Any:
         """Within the block the questions of torch's own compiled code are answered, too."""
-        mode: contextlib.AbstractContextManager[None] = _dispatch_mode()(self)
-        return mode
+        return _dispatch_mode()(self)
 
 
 @functools.cache

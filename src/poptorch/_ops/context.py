@@ -15,6 +15,7 @@ from torch import fx
 
 from .._base import source
 from .._base.errors import Error
+from .._base.threads import holding
 from . import annotate
 
 GROUP = "poptorch_multi_conv"  # the note of which group a convolution belongs to
@@ -111,13 +112,8 @@ def listener() -> Capture | None:
     return _capture.get()
 
 
-@contextlib.contextmanager
-def listening(capture: Capture | None) -> Iterator[None]:
-    token = _capture.set(capture)
-    try:
-        yield
-    finally:
-        _capture.reset(token)
+def listening(capture: Capture | None) -> contextlib.AbstractContextManager[None]:
+    return holding(_capture, capture)
 
 
 Rules = tuple[tuple[str, ...], ...]
@@ -125,12 +121,3 @@ Rules = tuple[tuple[str, ...], ...]
 
 autocast_settings: ContextVar[tuple[bool, Rules]]
 autocast_settings = ContextVar("poptorch_autocast", default=(True, ()))
-
-
-@contextlib.contextmanager
-def autocasting(enabled: bool, rules: Rules) -> Iterator[None]:
-    token = autocast_settings.set((enabled, rules))
-    try:
-        yield
-    finally:
-        autocast_settings.reset(token)

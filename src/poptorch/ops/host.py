@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from .._base.errors import Error
+from .._base.threads import holding
 from .._ops.context import Capture, listener
 from .._ops.effects import define_effect
 from .._ops.library import copied
@@ -102,11 +103,8 @@ class CPU:
     def _run(
         self, tensors: list[torch.Tensor], kwargs: dict[str, Any]
     ) -> tuple[list[torch.Tensor], bool]:
-        token = _running.set(self._id)
-        try:
+        with holding(_running, self._id):
             returned = self._layer_to_call(*tensors, **kwargs)
-        finally:
-            _running.reset(token)
         bare = isinstance(returned, torch.Tensor)
         return check.tensors(returned, f"Host call '{self._id}' must return tensors"), bare
 
