@@ -8,7 +8,6 @@ import linecache
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
@@ -22,21 +21,7 @@ from . import micro
 from .capture_context import CaptureContext
 from .forward import Request, refuse_holders, run_forward
 from .trace import forgetting_sources, run_recorded
-from .value_reads import Uncapturable, ValueReads
-
-
-@dataclass(frozen=True)
-class Finding:
-    what: str
-    line: str | None  # the user's, described
-    fatal: bool  # whether the model cannot be compiled because of it
-    certain: bool  # whether it ran; else it stands on a path that the first inputs do not take
-    fix: str
-
-    def __str__(self) -> str:
-        verdict = "error" if self.fatal else "note"
-        doubt = "" if self.certain else ", if this line runs"
-        return f"{self.line or 'unknown line'}\n    {verdict}{doubt}: {self.what}\n    {self.fix}"
+from .value_reads import NUMBER_FIX, PRINT_FIX, SHAPE_FIX, Finding, Uncapturable, ValueReads
 
 
 class Explanation(list[Finding]):
@@ -57,12 +42,9 @@ class Explanation(list[Finding]):
         return "\n".join([head, *map(str, self)])
 
 
-_NUMBER_FIX = "keep it a tensor (torch.where, masks), pass it as a Python number, or poptorch.CPU"
 _BRANCH_FIX = (
     "decided by the first inputs for all; torch.where and poptorch.cond decide at run time"
 )
-_SHAPE_FIX = "give results a fixed size: torch.where, masked_fill, x[mask] = value, topk"
-_PRINT_FIX = "poptorch.ipu_print_tensor prints values each time the program runs"
 
 
 def capture(request: Request) -> micro.Micro:
@@ -90,30 +72,46 @@ def _further(findings: Explanation, said: str) -> str:
 @forgetting_sources()
 def explain(request: Request) -> Explanation:
     reads = ValueReads(real=True, collect=True)
-    executed = _Executed()
-    findings = Explanation()
+    codes: dict[CodeType, None] = {}
+    lines: set[tuple[str, int]] = set()
+
+    def note(frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
+        code = frame.f_code
+        if not source.is_model_file(code.co_filename):
+            return None
+        codes[code] = None
+        lines.add((code.co_filename, frame.f_lineno))
+        return note
 
     def run(flat: list[torch.Tensor]) -> list[torch.Tensor]:
         count = len(request.state)
         leaves = {s.path: t for s, t in zip(request.state, flat[:count], strict=True)}
-        trained = request.trained
         for path, leaf in leaves.items():
-            leaf.requires_grad_(path in trained and leaf.is_floating_point())
+            leaf.requires_grad_(path in request.trained and leaf.is_floating_point())
         context = CaptureContext(request.training, reads=reads)
         batch = flat[count : count + len(request.batch)]
-        with executed, torch.set_grad_enabled(request.training):
-            return list(run_forward(request, context, batch, leaves).tensors)
+        before = sys.gettrace()
+        sys.settrace(note)
+        try:
+            with torch.set_grad_enabled(request.training):
+                return list(run_forward(request, context, batch, leaves).tensors)
+        finally:
+            sys.settrace(before)
 
-    error: Exception | None = None
+    errors = []
     try:
         with torch.random.fork_rng(devices=[]):
             run_recorded(run, micro.real_inputs(request))
-    except Exception as failure:
-        error = failure
-    findings += _noticed(reads)
-    if error is not None:
-        findings.append(_raised(error))
-    findings += _on_other_paths(executed, {finding.line for finding in findings})
+    except Exception as error:
+        errors.append(_raised(error))
+    noticed = sorted((*dict.fromkeys(reads.findings), *_branches(reads)), key=_kind)
+    findings = Explanation([*noticed, *errors])
+    known = {finding.line for finding in findings}
+    suspects = [(code, *suspect) for code in codes for suspect in _suspects(code)]
+    for code, line, what, fix in suspects:
+        place = source.describe(code.co_filename, line)
+        if (code.co_filename, line) not in lines and place not in known:
+            findings.append(Finding(what, place, True, False, fix))
     return findings
 
 
@@ -133,17 +131,14 @@ def search(module: nn.Module) -> Explanation:
     return Explanation(dict.fromkeys(suspects))
 
 
-def _noticed(reads: ValueReads) -> Iterator[Finding]:
-    for read in dict.fromkeys(reads.forbidden):
-        yield Finding(f"{read.what} needs a tensor's value", read.line, True, True, _NUMBER_FIX)
-    for read in dict.fromkeys(reads.shapes):
-        what = f"{read.what}: the shape of its result depends on values"
-        yield Finding(what, read.line, True, True, _SHAPE_FIX)
-    for read, answer in reads.branches.items():
-        what = f"a branch on {read.what}, {answer} for the first inputs"
-        yield Finding(what, read.line, False, True, _BRANCH_FIX)
-    for line in dict.fromkeys(reads.printed):
-        yield Finding("printing shows no values", line, False, True, _PRINT_FIX)
+def _branches(reads: ValueReads) -> Iterator[Finding]:
+    for (what, line), answer in reads.branches.items():
+        title = f"a branch on {what}, {answer} for the first inputs"
+        yield Finding(title, line, False, True, _BRANCH_FIX)
+
+
+def _kind(finding: Finding) -> int:
+    return (NUMBER_FIX, SHAPE_FIX, _BRANCH_FIX, PRINT_FIX).index(finding.fix)
 
 
 def _raised(error: Exception) -> Finding:
@@ -154,40 +149,8 @@ def _raised(error: Exception) -> Finding:
     return Finding(what, source.raising_line(raised), True, True, fix)
 
 
-class _Executed:
-    def __init__(self) -> None:
-        self.codes: dict[CodeType, None] = {}
-        self.lines: set[tuple[str, int]] = set()
-
-    def __enter__(self) -> None:
-        self._before = sys.gettrace()
-        sys.settrace(self._call)
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(self._before)
-
-    def _call(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
-        code = frame.f_code
-        if not source.is_model_file(code.co_filename):
-            return None
-        self.codes[code] = None
-        return self._line
-
-    def _line(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any]:
-        self.lines.add((frame.f_code.co_filename, frame.f_lineno))
-        return self._line
-
-
 _METHODS = {"item", "tolist", "numpy"}
 _SHAPES = {"nonzero", "unique", "masked_select", "unique_consecutive", "argwhere"}
-
-
-def _on_other_paths(executed: _Executed, known: set[str | None]) -> Iterator[Finding]:
-    for code in executed.codes:
-        for line, what, fix in _suspects(code):
-            place = source.describe(code.co_filename, line)
-            if (code.co_filename, line) not in executed.lines and place not in known:
-                yield Finding(what, place, True, False, fix)
 
 
 def _suspects(code: CodeType) -> Iterator[tuple[int, str, str]]:
@@ -202,6 +165,6 @@ def _suspects(code: CodeType) -> Iterator[tuple[int, str, str]]:
             continue
         line, name = first + node.lineno - 1, node.func.attr
         if name in _METHODS and len(node.args) == 0:
-            yield line, f".{name}() needs a tensor's value", _NUMBER_FIX
+            yield line, f".{name}() needs a tensor's value", NUMBER_FIX
         elif name in _SHAPES:
-            yield line, f"{name}: the shape of its result depends on values", _SHAPE_FIX
+            yield line, f"{name}: the shape of its result depends on values", SHAPE_FIX

@@ -16,6 +16,7 @@ from .._base.errors import Error
 from .._ir.graph import Graph
 from .._ir.loops import Lanes
 from .._ir.operators import draws
+from .._ir.slots import Kind
 from .._ops import annotate, streams
 from .._ops.context import Replicas
 from .capture_context import CaptureContext
@@ -96,10 +97,6 @@ def batch_norm_statistics(request: Request) -> list[str]:
     return [path for name in _STATISTICS for path in _paths(request, name)]
 
 
-def folded(request: Request) -> set[str]:
-    return {*batch_norm_statistics(request), *_paths(request, _COUNT)}
-
-
 def _paths(request: Request, name: str) -> list[str]:
     return [
         path
@@ -144,17 +141,19 @@ def reason_of(error: Exception) -> str:
     return f"{text} ({where})" if where else text
 
 
-# Random operators: each lane draws what it would draw alone.
-
-
-def lane_by_lane(graph: Graph, lanes: int) -> Graph:
+def lane_by_lane(request: Request, graph: Graph) -> Graph:
     """Let each lane draw what it would draw alone."""
+    assert request.lanes is not None
+    folded = {*batch_norm_statistics(request), *_paths(request, _COUNT)}
+    for slot in graph.outputs:
+        if slot.kind in (Kind.BUFFER, Kind.PARAM) and slot.path not in folded:
+            raise NotVectorisable(f"{slot.kind} {slot.path} is changed in place")
     if not graph.random:
         return graph
     graph = graph.copy()
     fxgraph = graph.module.graph
     for number, node in enumerate([node for node in fxgraph.nodes if draws(node)]):
-        _replace_draw(fxgraph, node, lanes, number)
+        _replace_draw(fxgraph, node, request.lanes.count, number)
     fxgraph.eliminate_dead_code()
     fxgraph.lint()
     graph.module.recompile()

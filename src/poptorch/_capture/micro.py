@@ -23,8 +23,9 @@ from . import marks, trace
 from .capture_context import CaptureContext
 from .failures import explained
 from .forward import GRADIENT, Forward, Names, Request, run_forward
-from .lanes import NotVectorisable, folded, lane_by_lane, reason_of, run_lanes
+from .lanes import NotVectorisable, lane_by_lane, reason_of, run_lanes
 from .recompute import recomputed
+from .recorded import storage_of
 from .value_reads import BranchOnData, ValueReads
 
 aten = torch.ops.aten
@@ -64,12 +65,15 @@ def say_narrowed(dtype: torch.dtype) -> None:
 
 
 class _Recording:
+    done: Forward
+    blocks: annotate.Recorder
+
     def __init__(self, request: Request, reads: ValueReads) -> None:
         self.request = request
         self.slots: list[Slot] = []
-        self.structure: trees.Structure | None = None
-        self.hosts: dict[int, torch.Tensor] = {}
-        self.names: tuple[str, ...] = ()
+        self.overlaps: dict[str, str] = {}
+        # By path, a value for each lane of weights whose gradients of each replica are anchored.
+        self.own: dict[str, torch.Tensor] = {}
         self.context = CaptureContext(
             request.training,
             request.lanes is not None,
@@ -77,10 +81,6 @@ class _Recording:
             reads=reads,
             replicas=Replicas(request.replicas, apart=request.apart, processes=request.processes),
         )
-        self.overlaps: dict[str, str] = {}
-        self.visits: tuple[Visit, ...] = ()
-        # By path, a value for each lane of weights whose gradients of each replica are anchored.
-        self.own: dict[str, torch.Tensor] = {}
 
     def lower_hints(self, graph: fx.Graph) -> None:
         groups = self.context.groups
@@ -92,42 +92,34 @@ class _Recording:
             raise NotVectorisable(error.args[0]) from error
 
     def __call__(self, flat: list[torch.Tensor]) -> list[torch.Tensor]:
-        with annotate.recording(self.request.module) as blocks:
-            results = self._run(flat, blocks)
-        self.visits = tuple(blocks.visits)
-        return results
-
-    def _run(self, flat: list[torch.Tensor], blocks: annotate.Recorder) -> list[torch.Tensor]:
         request = self.request
         values = dict(zip((slot.key for slot in request.inputs), flat, strict=True))
-        leaves = {slot.path: self._leaf(slot, values[slot.key]) for slot in request.state}
+        leaves = {
+            slot.path: values[slot.key].detach().requires_grad_(slot.path in request.trained)
+            for slot in request.state
+        }
         batch = [values[slot.key] for slot in request.batch]
         forward = run_lanes if request.lanes else run_forward
-        with torch.enable_grad() if request.training else torch.no_grad():
+        grad = torch.enable_grad() if request.training else torch.no_grad()
+        with annotate.recording(request.module) as self.blocks, grad:
             seen = self._seen(leaves, values)
             _register_hooks(request, seen)
-            done = forward(request, self.context, batch, seen)
+            self.done = done = forward(request, self.context, batch, seen)
             results = self._outputs(done)
             if done.loss is not None:
-                blocks.begin_backward()
+                self.blocks.begin_backward()
                 done.names.add("loss", done.loss)
-                results += self._gradients(done.loss, leaves, values, done.names)
-        for tensor in batch:
-            done.names.add("input", tensor)
-        for slot in request.state:
-            value = leaves[slot.path]
-            done.names.add(slot.path, value if slot.lanes else self._in_lanes(value))
-        self.names = done.names.all
-        results += self._anchors(done.names)
-        after = {**done.leaves, **{path: leaves[path] for path in {*request.grouped, *self.own}}}
-        self.slots += [*request.state, *request.batch]
-        results += [after[slot.path].detach() for slot in request.state]
+                results += self._gradients(done.loss, leaves, values)
+            for tensor in batch:
+                done.names.add("input", tensor)
+            for slot in request.state:
+                value = leaves[slot.path]
+                done.names.add(slot.path, value if slot.lanes else self._in_lanes(value))
+            results += self._anchors(done.names)
+            after = done.leaves | {path: leaves[path] for path in {*request.grouped, *self.own}}
+            self.slots += [*request.state, *request.batch]
+            results += [after[slot.path].detach() for slot in request.state]
         return results + batch
-
-    def _leaf(self, slot: Slot, value: torch.Tensor) -> torch.Tensor:
-        if slot.kind is Kind.PARAM and slot.path in self.request.trained:
-            return value.detach().requires_grad_()
-        return value.detach()
 
     def _seen(
         self, leaves: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]
@@ -153,7 +145,6 @@ class _Recording:
         return seen
 
     def _outputs(self, done: Forward) -> list[torch.Tensor]:
-        self.structure, self.hosts = done.structure, done.hosts
         results = []
         for index, tensor in enumerate(done.tensors):
             if index in done.hosts:
@@ -178,9 +169,8 @@ class _Recording:
         loss: torch.Tensor,
         leaves: Mapping[str, torch.Tensor],
         values: Mapping[str, torch.Tensor],
-        names: Names,
     ) -> list[torch.Tensor]:
-        trained = [path for path in leaves if leaves[path].requires_grad]
+        trained = [slot for slot in self.request.state if leaves[slot.path].requires_grad]
         if not trained or not loss.requires_grad:
             return []
         annotate.follow_backward(loss)
@@ -190,20 +180,20 @@ class _Recording:
             if not isinstance(factor, float) or factor != 1.0:
                 seed = seed * factor
         if any(isinstance(s, Slot) and s.kind is Kind.OPTSTATE for s in self.request.loss_scaling):
-            names.add("finalLossScale", self._in_lanes(seed.reshape(-1)[0]))
-        differentiated = [*(leaves[path] for path in trained), *self.own.values()]
-        grads = self._backward(loss, differentiated, seed)
-        own = {p: g for p, g in zip(self.own, grads[len(trained) :], strict=True) if g is not None}
-        gradients = [
-            (path, g.to_dense() if g.is_sparse else g)
-            for path, g in zip(trained, grads[: len(trained)], strict=True)
-            if g is not None
-        ]
-        params = {slot.path: slot for slot in self.request.state}
-        self.slots += [slots.gradient(params[path], g.dtype) for path, g in gradients]
-        for path, gradient in gradients:
-            names.add(f"{GRADIENT}{path}", own.get(path, gradient))
-        return [g for _, g in gradients]
+            self.done.names.add("finalLossScale", self._in_lanes(seed.reshape(-1)[0]))
+        gradients = []
+        differentiated = [*(leaves[slot.path] for slot in trained), *self.own.values()]
+        found = self._backward(loss, differentiated, seed)
+        own = dict(zip(self.own, found[len(trained) :], strict=True))
+        for slot, gradient in zip(trained, found, strict=False):
+            if gradient is not None:
+                dense = gradient.to_dense() if gradient.is_sparse else gradient
+                self.slots.append(slots.gradient(slot, dense.dtype))
+                of_lanes = own.get(slot.path)
+                named = dense if of_lanes is None else of_lanes
+                self.done.names.add(f"{GRADIENT}{slot.path}", named)
+                gradients.append(dense)
+        return gradients
 
     def _backward(
         self, loss: torch.Tensor, leaves: list[torch.Tensor], seed: torch.Tensor
@@ -241,10 +231,11 @@ def capture(request: Request) -> Micro:
     try:
         reads = ValueReads(state=_constant_state(request))
         micro = _capture(request, inputs, reads)
-        if {request.state[at].key for at in reads.relied}.isdisjoint(
-            slot.key for slot in micro.graph.outputs
-        ):
-            return replace(micro, decided=_decisions(request, reads))
+        relied = [(request.state[at], line) for at, line in reads.relied.items()]
+        if {slot.key for slot, _ in relied}.isdisjoint(slot.key for slot in micro.graph.outputs):
+            held = {slot.path: request.tensors[slot.path].tensor for slot, _ in relied}
+            decided = (Decision(s.path, line, held[s.path].detach().clone()) for s, line in relied)
+            return replace(micro, decided=tuple(decided))
     except BranchOnData:
         pass
     if request.lanes is not None:
@@ -269,12 +260,6 @@ def _constant_state(request: Request) -> dict[int, torch.Tensor]:
     }
 
 
-def _decisions(request: Request, reads: ValueReads) -> tuple[Decision, ...]:
-    read = ((request.state[at].path, line) for at, line in reads.relied.items())
-    tensors = request.tensors
-    return tuple(Decision(path, line, tensors[path].tensor.detach().clone()) for path, line in read)
-
-
 def real_inputs(request: Request) -> list[torch.Tensor]:
     assert request.examples is not None, "forward branches on data, but there is none"
     state = [request.tensors[s.path].tensor.detach().to(s.dtype, copy=True) for s in request.state]
@@ -283,48 +268,31 @@ def real_inputs(request: Request) -> list[torch.Tensor]:
     return [*state, *batch, *(torch.ones(slot.shape, dtype=slot.dtype) for slot in rest)]
 
 
-def _check_folded(request: Request, graph: Graph) -> None:
-    known = folded(request)
-    for slot in graph.outputs:
-        if slot.kind in (Kind.BUFFER, Kind.PARAM) and slot.path not in known:
-            raise NotVectorisable(f"{slot.kind} {slot.path} is changed in place")
-
-
 def _evolving(graph: Graph, replicas: int) -> Graph:
     """Every replica has its own value of what forward changes."""
     written = {slot.key for slot in graph.outputs if slot.kind in (Kind.BUFFER, Kind.CONSTANT)}
-
-    def marked(slot: Slot) -> Slot:
-        return replace(slot, replicas=replicas) if slot.key in written else slot
-
-    return replace(
-        graph,
-        inputs=tuple(map(marked, graph.inputs)),
-        outputs=tuple(map(marked, graph.outputs)),
+    inputs, outputs = (
+        tuple(replace(slot, replicas=replicas) if slot.key in written else slot for slot in ends)
+        for ends in (graph.inputs, graph.outputs)
     )
+    return replace(graph, inputs=inputs, outputs=outputs)
 
 
 def _without_unchanged(graph: Graph) -> Graph:
-    placeholders = dict(zip((s.key for s in graph.inputs), graph.placeholders, strict=True))
-    kept = [
-        (slot, node)
-        for slot, node in zip(graph.outputs, graph.returned, strict=True)
-        if placeholders.get(slot.key) is not node
-    ]
+    given = {slot.key: node for node, slot in graph.arguments.items()}
+    kept = [(slot, node) for slot, node in graph.results if given.get(slot.key) is not node]
     fxgraph = graph.module.graph
-    output = next(node for node in fxgraph.nodes if node.op == "output")
-    output.args = (tuple(node for _, node in kept),)
+    fxgraph.output_node().args = (tuple(node for _, node in kept),)
     fxgraph.eliminate_dead_code()
-    inputs, written = [], {slot.key for slot, _ in kept}
-    for slot, node in zip(graph.inputs, graph.placeholders, strict=True):
+    inputs, outputs = [], tuple(slot for slot, _ in kept)
+    written = {slot.key for slot in outputs}
+    for node, slot in graph.arguments.items():
         if node.users or slot.kind is Kind.BATCH or slot.key in written:
             inputs.append(slot)
         else:
             fxgraph.erase_node(node)
     fxgraph.lint()
-    return Graph(
-        graph.name, graph_module(graph.module, fxgraph), tuple(inputs), tuple(s for s, _ in kept)
-    )
+    return Graph(graph.name, graph_module(graph.module, fxgraph), tuple(inputs), outputs)
 
 
 def _capture(request: Request, inputs: list[torch.Tensor], reads: ValueReads) -> Micro:
@@ -337,24 +305,23 @@ def _capture(request: Request, inputs: list[torch.Tensor], reads: ValueReads) ->
     _refuse_views(constants, {path: tied[path].tensor for path in request.trained})
     constant_slots = tuple(slots.constant(index, value) for index, value in enumerate(constants))
     graph = Graph("micro", module, (*request.inputs, *constant_slots), tuple(recording.slots))
-    assert recording.structure is not None
     graph = _without_unchanged(graph)
     _refuse_mixed(graph.module.graph)
     if request.lanes is not None:
-        _check_folded(request, graph)
-        graph = lane_by_lane(graph, request.lanes.count)
+        graph = lane_by_lane(request, graph)
     elif request.replicas > 1:
         graph = _evolving(graph, request.replicas)
     if request.recompute:
         graph = recomputed(graph)
+    done = recording.done
     return Micro(
         graph,
         {slot.key: value for slot, value in zip(constant_slots, constants, strict=True)},
-        recording.structure,
-        {at: tensor.detach() for at, tensor in recording.hosts.items()},
-        recording.names,
+        done.structure,
+        {at: tensor.detach() for at, tensor in done.hosts.items()},
+        done.names.all,
         recording.overlaps,
-        recording.visits,
+        tuple(recording.blocks.visits),
         recording.context.exchanging,
     )
 
@@ -385,12 +352,9 @@ def _register_hooks(request: Request, leaves: Mapping[str, torch.Tensor]) -> Non
 
 
 _OPERANDS = {
-    aten.mm.default: 2,
-    aten.mv.default: 2,
-    aten.dot.default: 2,
-    aten.addmm.default: 3,
-    aten.addmv.default: 3,
-}
+    aten.mm.default: 2, aten.mv.default: 2, aten.dot.default: 2,
+    aten.addmm.default: 3, aten.addmv.default: 3,
+}  # fmt: skip
 
 
 def _refuse_mixed(graph: fx.Graph) -> None:
@@ -409,9 +373,9 @@ def _refuse_mixed(graph: fx.Graph) -> None:
 
 
 def _refuse_views(constants: Sequence[torch.Tensor], trained: Mapping[str, torch.Tensor]) -> None:
-    paths = {_storage(tensor): path for path, tensor in trained.items() if tensor.numel()}
+    paths = {storage_of(tensor): path for path, tensor in trained.items() if tensor.numel()}
     for constant in constants:
-        path = paths.get(_storage(constant)) if constant.numel() else None
+        path = paths.get(storage_of(constant)) if constant.numel() else None
         if path is not None:
             raise Error(
                 "forward uses a view of a weight that was made outside of it",
@@ -419,7 +383,3 @@ def _refuse_views(constants: Sequence[torch.Tensor], trained: Mapping[str, torch
                 "program would go on with the values of now, and not train it",
                 fix="make the view in forward, from the parameter",
             )
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()

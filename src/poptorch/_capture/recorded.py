@@ -138,12 +138,12 @@ class _Evaluator:
             self._forget(written_by(node))
 
     def _forget(self, written: list[fx.Node]) -> None:
-        storages = {_storage(self._values[n][0]) for n in written if n in self._values}
+        storages = {storage_of(self._values[n][0]) for n in written if n in self._values}
         if storages:
             self._values = {
                 node: known
                 for node, known in self._values.items()
-                if not isinstance(known[0], torch.Tensor) or _storage(known[0]) not in storages
+                if not isinstance(known[0], torch.Tensor) or storage_of(known[0]) not in storages
             }
 
 
@@ -160,5 +160,5 @@ def _known(
     return mine[bool(given)].value(node)
 
 
-def _storage(tensor: torch.Tensor) -> int:
+def storage_of(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()

@@ -40,7 +40,7 @@ def dynamic_shape(operator: str, line: str | None) -> Uncapturable:
         got=f"{operator}: the shape of its result depends on values",
         where=line,
         fix=(
-            "give results a fixed size: torch.where, masked_fill, x[mask] = value, topk",
+            SHAPE_FIX,
             "select before the model is called, or on the host with poptorch.CPU",
         ),
     )
@@ -50,10 +50,23 @@ class BranchOnData(BaseException):
     """Forward branches on values that the capture does not have yet."""
 
 
+NUMBER_FIX = "keep it a tensor (torch.where, masks), pass it as a Python number, or poptorch.CPU"
+SHAPE_FIX = "give results a fixed size: torch.where, masked_fill, x[mask] = value, topk"
+PRINT_FIX = "poptorch.ipu_print_tensor prints values each time the program runs"
+
+
 @dataclass(frozen=True)
-class Read:
+class Finding:
     what: str
-    line: str | None
+    line: str | None  # the user's, described
+    fatal: bool  # whether the model cannot be compiled because of it
+    certain: bool  # whether it ran; else it stands on a path that the first inputs do not take
+    fix: str
+
+    def __str__(self) -> str:
+        verdict = "error" if self.fatal else "note"
+        doubt = "" if self.certain else ", if this line runs"
+        return f"{self.line or 'unknown line'}\n    {verdict}{doubt}: {self.what}\n    {self.fix}"
 
 
 @dataclass(eq=False)
@@ -64,10 +77,9 @@ class ValueReads:
     state: Mapping[int, torch.Tensor] = field(default_factory=dict)  # by place among the inputs
     relied: dict[int, str | None] = field(default_factory=dict)  # of it, with the line that asked
     collect: bool = False  # note forbidden questions and answer them
-    branches: dict[Read, bool] = field(default_factory=dict)  # decided by the first inputs
-    forbidden: list[Read] = field(default_factory=list)
-    printed: list[str | None] = field(default_factory=list)
-    shapes: list[Read] = field(default_factory=list)
+    # By question and line, what the first inputs decided.
+    branches: dict[tuple[str, str | None], bool] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
 
     def answer(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         def read(value: torch.Tensor) -> Any:
@@ -84,7 +96,8 @@ class ValueReads:
         if not what:
             return self._print(args[0], line)
         if self.collect:
-            self.forbidden.append(Read(what, line))
+            title = f"{what} needs a tensor's value"
+            self.findings.append(Finding(title, line, True, True, NUMBER_FIX))
             return _really(read, args[0])
         raise Uncapturable(
             "A tensor's value is needed while the model is being captured",
@@ -108,33 +121,35 @@ class ValueReads:
         if not self.real:
             raise BranchOnData
         decided = _really(decide, tensor)
-        self.branches[Read(what, source.calling_line())] = bool(decided)
+        self.branches[what, source.calling_line()] = bool(decided)
         return decided
 
     def shape(self, operator: str) -> None:
+        line = source.calling_line()
         if not self.collect:
-            raise dynamic_shape(operator, source.calling_line())
-        self.shapes.append(Read(operator, source.calling_line()))
+            raise dynamic_shape(operator, line)
+        title = f"{operator}: the shape of its result depends on values"
+        self.findings.append(Finding(title, line, True, True, SHAPE_FIX))
 
     def _print(self, tensor: torch.Tensor, line: str | None) -> str:
-        self.printed.append(line)
-        if len(self.printed) == 1 and not self.collect:
+        if not self.findings and not self.collect:
             log.python.warning(
                 "forward prints a tensor at %s: that happens once, at capture, and shows no "
                 "values. Use poptorch.ipu_print_tensor to print them each time the program runs.",
                 line,
             )
+        self.findings.append(Finding("printing shows no values", line, False, True, PRINT_FIX))
         kind = f"size={tuple(tensor.shape)}, dtype={tensor.dtype}, device={tensor.device}"
         return f"tensor(<unavailable>, {kind})"
 
     def warn(self) -> None:
-        for read, answer in self.branches.items():
+        for (what, line), answer in self.branches.items():
             log.python.warning(
                 "forward branches on the values of tensors at %s (%s is %s for the first inputs): "
                 "the program takes this path for all inputs. torch.where and poptorch.cond decide "
                 "when the program runs.",
-                read.line,
-                read.what,
+                line,
+                what,
                 answer,
             )
 
