@@ -11,6 +11,7 @@ from torch import nn
 
 from .._base import log, source
 from .._base.errors import Error
+from .._ir.operators import functions_before, reachable
 from .._ops.context import Candidate
 from .recorded import leads_to, original
 from .trace import outermost
@@ -119,15 +120,7 @@ def _same_values(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 
 def _reaches(start: torch.Tensor, goal: torch.Tensor) -> bool:
-    seen = set()
     first, wanted = outermost(start).grad_fn, outermost(goal).grad_fn
-    stack = [first] if wanted is not None else []
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        if node is wanted and node is not first:
-            return True
-        seen.add(node)
-        stack.extend(parent for parent, _ in node.next_functions)
-    return False
+    if first is None or first is wanted:
+        return False
+    return wanted in reachable([first], functions_before)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import fx
@@ -37,18 +38,20 @@ def lower(
     groups: Mapping[int, Group],
 ) -> dict[str, str]:
     marked = [node for node in graph.nodes if node.target is hint]
-    borders = _Borders(graph, inputs, outputs)
     overlaps: dict[str, str] = {}
     for node in marked:
         kind = Hint(node.args[1])
         if kind is Hint.OVERLAP_INPUT:
-            overlaps[borders.check_input(node)] = str(node.args[2])
+            overlaps[_input_key(graph, inputs, node)] = str(node.args[2])
         elif kind is Hint.OVERLAP_OUTPUT:
-            overlaps[borders.check_output(node)] = str(node.args[2])
+            overlaps[_output_key(graph, outputs, node)] = str(node.args[2])
         elif kind is Hint.AVAILABLE_MEMORY:
             _limit_memory(node)
         else:
-            note_on(_maker(_unmarked(node)), **{KEEP: True})
+            source = _unmarked(node)
+            # Notes on one of an operator's several results would get lost.
+            several = source.target is operator.getitem
+            note_on(source.all_input_nodes[0] if several else source, **{KEEP: True})
     for node in marked:
         node.replace_all_uses_with(node.args[0])
         graph.erase_node(node)
@@ -60,13 +63,6 @@ def _unmarked(node: fx.Node) -> fx.Node:
     while node.target is hint:
         node = node.args[0]  # type: ignore[assignment]
     return node
-
-
-def _maker(node: fx.Node) -> fx.Node:
-    """Notes on one of an operator's several results would get lost."""
-    source = node.args[0] if node.target is operator.getitem else node
-    assert isinstance(source, fx.Node)
-    return source
 
 
 def _limit_memory(mark: fx.Node) -> None:
@@ -90,58 +86,49 @@ def _say_without_memory(line: str) -> None:
     )
 
 
-class _Borders:
-    def __init__(self, graph: fx.Graph, inputs: Sequence[Slot], outputs: Sequence[Slot]) -> None:
-        places = [node for node in graph.nodes if node.op == "placeholder"]
-        pairs = zip(places, inputs, strict=False)
-        self._batch = {node: slot.key for node, slot in pairs if slot.kind is Kind.BATCH}
-        (self._output,) = (node for node in graph.nodes if node.op == "output")
-        returned = self._output.args[0]
-        assert isinstance(returned, list | tuple)
-        self._returned = [
-            (node, slot.key)
-            for node, slot in zip(returned, outputs, strict=False)
-            if slot.kind in (Kind.OUTPUT, Kind.LOSS)
-        ]
+def _input_key(graph: fx.Graph, inputs: Sequence[Slot], mark: fx.Node) -> str:
+    (tensor,) = mark.all_input_nodes
+    pairs = zip(graph.find_nodes(op="placeholder"), inputs, strict=False)
+    batch = {node: slot.key for node, slot in pairs if slot.kind is Kind.BATCH}
+    if tensor not in batch:
+        raise _misplaced(
+            mark,
+            "poptorch.set_overlap_for_input applied on a node which is not a tensor input "
+            "to the model",
+            "mark an argument of forward, once, before anything else uses it",
+        )
+    if any(user is not mark and user.op != "output" for user in tensor.users):
+        raise _misplaced(
+            mark,
+            "poptorch.set_overlap_for_input must be the only op applied to an input",
+            "use the tensor that it returns everywhere",
+        )
+    return batch[tensor]
 
-    def check_input(self, mark: fx.Node) -> str:
-        tensor = mark.args[0]
-        if not isinstance(tensor, fx.Node) or tensor not in self._batch:
-            raise _misplaced(
-                mark,
-                "poptorch.set_overlap_for_input applied on a node which is not a tensor input "
-                "to the model",
-                "mark an argument of forward, once, before anything else uses it",
-            )
-        if any(user not in (mark, self._output) for user in tensor.users):
-            raise _misplaced(
-                mark,
-                "poptorch.set_overlap_for_input must be the only op applied to an input",
-                "use the tensor that it returns everywhere",
-            )
-        return self._batch[tensor]
 
-    def check_output(self, mark: fx.Node) -> str:
-        keys = self._returns_of(mark)
-        if not keys:
-            raise _misplaced(
-                mark,
-                "poptorch.set_overlap_for_output applied on a node which is not a tensor output "
-                "to the model",
-                "return the tensor that it returns",
-            )
-        if len(self._returns_of(_unmarked(mark))) > 1:
-            raise _misplaced(
-                mark,
-                "poptorch.set_overlap_for_output cannot be used with a tensor that is returned "
-                "twice",
-                "return the tensor once",
-            )
-        return keys[0]
-
-    def _returns_of(self, node: fx.Node) -> list[str]:
-        same = set(_same_value(node))
-        return [key for value, key in self._returned if value in same]
+def _output_key(graph: fx.Graph, outputs: Sequence[Slot], mark: fx.Node) -> str:
+    results: Any = graph.output_node().args[0]
+    returned = [
+        (node, slot.key)
+        for node, slot in zip(results, outputs, strict=False)
+        if slot.kind in (Kind.OUTPUT, Kind.LOSS)
+    ]
+    same, whole = set(_same_value(mark)), set(_same_value(_unmarked(mark)))
+    keys = [key for node, key in returned if node in same]
+    if not keys:
+        raise _misplaced(
+            mark,
+            "poptorch.set_overlap_for_output applied on a node which is not a tensor output "
+            "to the model",
+            "return the tensor that it returns",
+        )
+    if sum(node in whole for node, _ in returned) > 1:
+        raise _misplaced(
+            mark,
+            "poptorch.set_overlap_for_output cannot be used with a tensor that is returned twice",
+            "return the tensor once",
+        )
+    return keys[0]
 
 
 def _same_value(node: fx.Node) -> Iterator[fx.Node]:

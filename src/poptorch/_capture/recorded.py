@@ -14,7 +14,7 @@ from torch import fx
 
 from .._base import private
 from .._base.threads import holding
-from .._ir.operators import Operator, draws, writes, written_by
+from .._ir.operators import Operator, draws, reachable, writes, written_by
 from .trace import untraced, without_data
 
 aten = torch.ops.aten
@@ -52,16 +52,7 @@ def leads_to(source: torch.Tensor, result: torch.Tensor) -> bool:
     first, last = (recorded(tensor) for tensor in (source, result))
     if first is None or last is None:
         return False
-    seen: set[fx.Node] = set()
-    stack = list(last[0].all_input_nodes)
-    while stack:
-        node = stack.pop()
-        if node is first[0]:
-            return True
-        if node not in seen:
-            seen.add(node)
-            stack.extend(node.all_input_nodes)
-    return False
+    return first[0] in reachable(last[0].all_input_nodes, lambda node: node.all_input_nodes)
 
 
 def original(tensor: torch.Tensor) -> fx.Node | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import fx
@@ -37,6 +39,23 @@ def written_by(node: fx.Node) -> list[fx.Node]:
 def draws(node: fx.Node) -> bool:
     target = node.target
     return isinstance(target, Operator) and torch.Tag.nondeterministic_seeded in target.tags
+
+
+def reachable(start: Iterable[Any], parents: Callable[[Any], Iterable[Any]]) -> set[Any]:
+    """Return some nodes, of any graph, and all that parents lead to from there."""
+    found: set[Any] = set()
+    waiting = list(start)
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting.extend(parents(node))
+    return found
+
+
+def functions_before(function: Any) -> list[Any]:
+    """Return autograd's functions that come after one in the backward pass."""
+    return [parent for parent, _ in function.next_functions if parent is not None]
 
 
 def may_view(node: fx.Node) -> bool:

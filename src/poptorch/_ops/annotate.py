@@ -21,6 +21,7 @@ from torch.nn.modules.module import (
 from .._base import private, source
 from .._base.threads import only_here
 from .._ir.blocks import META, OUTSIDE, Label, Visit, keep_line, label_of, relabel
+from .._ir.operators import functions_before, reachable
 
 Heard = Callable[[nn.Module, Any, str], None]
 _DEPTH = "poptorch_backward"  # the note of how many of autograd's functions are being called
@@ -165,18 +166,13 @@ def follow_backward(loss: torch.Tensor) -> None:
     if hook is None:
         return
     hook([loss.grad_fn])
-    waiting, seen = [loss.grad_fn], {loss.grad_fn}
-    while waiting:
-        function = waiting.pop()
-        function.register_prehook(lambda _: _enter(1))
-        function.register_hook(lambda _inputs, _outputs: _enter(-1))
-        following = {parent for parent, _ in function.next_functions if parent is not None}
-        waiting.extend(following - seen)
-        seen |= following
 
+    def enter(functions: int) -> None:
+        note(**{_DEPTH: _notes().get(_DEPTH, 0) + functions})
 
-def _enter(functions: int) -> None:
-    note(**{_DEPTH: _notes().get(_DEPTH, 0) + functions})
+    for function in reachable([loss.grad_fn], functions_before):
+        function.register_prehook(lambda _: enter(1))
+        function.register_hook(lambda _inputs, _outputs: enter(-1))
 
 
 def copy_to_backward(graph: fx.Graph) -> None:

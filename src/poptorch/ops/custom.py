@@ -7,7 +7,6 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
@@ -27,24 +26,17 @@ Backward = Callable[
 ]
 
 
-@dataclass(frozen=True, eq=False)
-class Definition:
-    name: str
-    domain: str
-    version: int
-    forward: Forward
-    backward: Backward | None = None
+_registered: dict[str, tuple[Forward, Backward | None]] = {}
+_TABLE = "see the table of attributes in the guide"
+# By type, what a number is called, and the least and the largest.
+_RANGES: dict[type, tuple[str, float, float]] = {
+    float: ("Popart float", torch.finfo(torch.float32).min, torch.finfo(torch.float32).max),
+    int: ("64-bit integer", torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max),
+}
 
 
-_registered: dict[str, Definition] = {}
-
-
-def _key_of(name: str, domain: str, version: int) -> str:
+def _key_of(name: str, domain: str, version: object) -> str:
     return f"{domain}:{name}:{version}"
-
-
-_FLOAT32 = torch.finfo(torch.float32)
-_INT64 = torch.iinfo(torch.int64)
 
 
 def register_custom_op(
@@ -72,9 +64,7 @@ def register_custom_op(
             got=f"forward={forward!r}, backward={backward!r}",
             fix="register_custom_op('Cube', 'custom.ops', 1, forward, backward)",
         )
-    _registered[_key_of(name, domain, version)] = Definition(
-        name, domain, version, forward, backward
-    )
+    _registered[_key_of(name, domain, version)] = forward, backward
 
 
 def custom_op(
@@ -114,15 +104,12 @@ def custom_op(
         check.tensor(value, f"custom_op '{name}' must take torch.tensor inputs and examples")
     checked = _checked(attributes or {})
     key = _key_of(name, domain, domain_version)
-    definition = _registered.get(key)
-    if definition is not None:
-        return _of_user(key, definition, tensors, templates, checked)
-    packet = getattr(getattr(torch.ops, domain.replace(".", "_")), name, None)
-    operator = getattr(packet, "default", packet)
+    if key in _registered:
+        return _of_user(key, tensors, kinds_of(templates), checked)
+    library = getattr(torch.ops, domain.replace(".", "_"))
+    operator = _overload(library, name)
     if operator is not None:
-        pair = getattr(getattr(torch.ops, domain.replace(".", "_")), f"{name}Grad", None)
-        gradient = getattr(pair, "default", pair)
-        return _of_library(operator, gradient, tensors, templates, checked)
+        return _of_library(operator, _overload(library, f"{name}Grad"), tensors, templates, checked)
     if domain_version not in known.versions(name, domain):
         _unknown(name, domain, domain_version)
     results = [known.call(name, tensors, checked, templates)]
@@ -130,26 +117,27 @@ def custom_op(
     return results
 
 
+def _overload(library: Any, name: str) -> Any:
+    packet = getattr(library, name, None)
+    return getattr(packet, "default", packet)
+
+
 def _of_user(
-    key: str,
-    definition: Definition,
-    tensors: list[torch.Tensor],
-    templates: list[torch.Tensor],
-    attributes: dict[str, Any],
+    key: str, tensors: list[torch.Tensor], wanted: tuple[Kind, ...], attributes: dict[str, Any]
 ) -> list[torch.Tensor]:
-    wanted = kinds_of(templates)
-    if definition.backward is None and _needs_gradient(tensors):
+    forward, backward = _registered[key]
+    if backward is None and _needs_gradient(tensors):
         try:
-            results = list(definition.forward(tensors, attributes))
+            results = list(forward(tensors, attributes))
         except Exception as error:
             raise _without_gradient(key, "forward cannot be looked into") from error
         check.like_examples(key, results, wanted)
         if not any(result.requires_grad for result in results):
             raise _without_gradient(key)
         return results
-    outputs: list[torch.Tensor] = _custom_op(
-        tensors, key, json.dumps(attributes, sort_keys=True), _templates_text(wanted)
-    )
+    shapes = json.dumps([[shape, str(dtype).removeprefix("torch.")] for shape, dtype in wanted])
+    outputs: list[torch.Tensor]
+    outputs = _custom_op(tensors, key, json.dumps(attributes, sort_keys=True), shapes)
     return outputs
 
 
@@ -160,8 +148,7 @@ def _of_library(
     templates: list[torch.Tensor],
     attributes: dict[str, Any],
 ) -> list[torch.Tensor]:
-    results = _call_library(operator, tensors, attributes, templates)
-    outputs = [results] if isinstance(results, torch.Tensor) else list(results)
+    outputs = _as_list(_call_library(operator, tensors, attributes, templates))
     check.like_examples(str(operator), outputs, kinds_of(templates))
     capture = listener()
     if capture is not None and capture.training and _needs_gradient(tensors):
@@ -173,6 +160,10 @@ def _of_library(
             _pair(operator, gradient)
             return _of_library(operator, None, tensors, templates, attributes)
     return outputs
+
+
+def _as_list(results: Any) -> list[torch.Tensor]:
+    return [results] if isinstance(results, torch.Tensor) else list(results)
 
 
 def _pair(operator: Any, gradient: Any) -> None:
@@ -191,7 +182,7 @@ def _pair(operator: Any, gradient: Any) -> None:
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         tensors = ctx.saved_tensors
         found = _call_library(gradient, [*tensors, *gradients], ctx.attributes, tensors)
-        results = iter([found] if isinstance(found, torch.Tensor) else found)
+        results = iter(_as_list(found))
         return tuple(next(results) if flows else None for flows in ctx.differentiable)
 
     name = operator._schema.name
@@ -212,19 +203,16 @@ def _without_gradient(key: str, why: str = "") -> Error:
 
 
 def _unknown(name: str, domain: str, version: int) -> NoReturn:
-    same = (d for d in _registered.values() if (d.name, d.domain) == (name, domain))
-    others = sorted(d.version for d in same) or known.versions(name, domain)
+    start = _key_of(name, domain, "")
+    same = (key.removeprefix(start) for key in _registered if key.startswith(start))
+    others = sorted(int(n) for n in same if n.isdecimal()) or known.versions(name, domain)
     elsewhere = f"; it is registered in version {', '.join(map(str, others))}" if others else ""
-    namespace = domain.replace(".", "_")
-    raise_with = (
-        f"poptorch.register_custom_op('{name}', '{domain}', {version}, forward, backward)\n"
-        f"or load a library that defines torch.ops.{namespace}.{name}: "
-        "torch.ops.load_library(path)"
-    )
     raise Error(
         f"Unknown custom operator '{name}' in domain '{domain}'",
         got=f"version {version}{elsewhere}",
-        fix=raise_with,
+        fix=f"poptorch.register_custom_op('{name}', '{domain}', {version}, forward, backward)\n"
+        f"or load a library that defines torch.ops.{domain.replace('.', '_')}.{name}: "
+        "torch.ops.load_library(path)",
     )
 
 
@@ -232,47 +220,37 @@ def _checked(attributes: dict[str, Any]) -> dict[str, Any]:
     result = {}
     for key, value in attributes.items():
         if not isinstance(key, str):
-            _invalid("All attribute keys must be strings", repr(key))
-        _check_ascii(key, "key")
-        many = isinstance(value, list | tuple)
-        for item in value if many else (value,):
+            _invalid("All attribute keys must be strings", key)
+        if not key.isascii():
+            _invalid("key contains non-ASCII characters", key)
+        values = list(value) if isinstance(value, list | tuple) else [value]
+        for item in values:
             _check_value(key, item)
-        if many and len({type(item) for item in value}) > 1:
-            _invalid(f"The elements of attribute '{key}' must all be the same type", repr(value))
-        result[key] = list(value) if many else value
+        if len({type(item) for item in values}) > 1:
+            _invalid(f"The elements of attribute '{key}' must all be the same type", value)
+        result[key] = values if isinstance(value, list | tuple) else value
     return result
 
 
 def _check_value(key: str, value: Any) -> None:
-    if not isinstance(value, float | int | str):
-        title = f"Attribute '{key}': Attribute values must be float, int, str, or a list of these"
-        _invalid(title, f"{type(value).__name__} {value!r}")
     if isinstance(value, str):
-        _check_ascii(value, f"attribute '{key}'")
-    elif isinstance(value, float):
-        _check_range(key, value, _FLOAT32.min, _FLOAT32.max, "Popart float")
-    else:
-        _check_range(key, value, _INT64.min, _INT64.max, "64-bit integer")
-
-
-def _check_range(key: str, value: float, low: float, high: float, kind: str) -> None:
-    if math.isnan(value) or low <= value <= high:
+        if not value.isascii():
+            _invalid(f"attribute '{key}' contains non-ASCII characters", value)
         return
-    side = "low" if value < low else "high"
-    raise Error(
-        f"{value} is too {side} for a {kind} attribute",
-        got=f"attribute '{key}'",
-        fix=f"use a value from {low} to {high}",
-    )
+    if not isinstance(value, float | int):
+        title = f"Attribute '{key}': Attribute values must be float, int, str, or a list of these"
+        raise InvalidValue(title, got=f"{type(value).__name__} {value!r}", fix=_TABLE)
+    kind, low, high = _RANGES[float if isinstance(value, float) else int]
+    if not math.isnan(value) and not low <= value <= high:
+        raise Error(
+            f"{value} is too {'low' if value < low else 'high'} for a {kind} attribute",
+            got=f"attribute '{key}'",
+            fix=f"use a value from {low} to {high}",
+        )
 
 
-def _check_ascii(text: str, where: str) -> None:
-    if not text.isascii():
-        _invalid(f"{where} contains non-ASCII characters", repr(text))
-
-
-def _invalid(title: str, got: str) -> None:
-    raise InvalidValue(title, got=got, fix="see the table of attributes in the guide")
+def _invalid(title: str, value: object) -> NoReturn:
+    raise InvalidValue(title, got=repr(value), fix=_TABLE)
 
 
 def accessAttributes(attribute_id_str: str) -> dict[str, Any]:
@@ -307,10 +285,6 @@ def accessAttributes(attribute_id_str: str) -> dict[str, Any]:
     return attributes
 
 
-def _templates_text(kinds: Sequence[Kind]) -> str:
-    return json.dumps([[shape, str(dtype).removeprefix("torch.")] for shape, dtype in kinds])
-
-
 def _templates(text: str) -> list[Kind]:
     return [(tuple(shape), getattr(torch, dtype)) for shape, dtype in json.loads(text)]
 
@@ -318,7 +292,8 @@ def _templates(text: str) -> list[Kind]:
 def _call_user(
     inputs: list[torch.Tensor], key: str, attributes: str, outputs: str
 ) -> list[torch.Tensor]:
-    results = list(_registered[key].forward(_copies(inputs), json.loads(attributes)))
+    forward, _ = _registered[key]
+    results = list(forward(_copies(inputs), json.loads(attributes)))
     wanted = _templates(outputs)
     check.like_examples(key, results, wanted)
     pairs = zip(results, wanted, strict=True)
@@ -345,7 +320,7 @@ def _call_user_backward(
     key: str,
     attributes: str,
 ) -> list[torch.Tensor]:
-    backward = _registered[key].backward
+    _, backward = _registered[key]
     assert backward is not None
     parts = (_copies(inputs), _copies(outputs), _copies(gradients))
     results = list(backward(*parts, json.loads(attributes)))
@@ -421,8 +396,7 @@ def _has_gradient(
         torch.empty_like(x).requires_grad_(x.is_floating_point() and x.requires_grad)
         for x in inputs
     ]
-    results = operator(*probes, **attributes)
-    outputs = [results] if isinstance(results, torch.Tensor) else list(results)
+    outputs = _as_list(operator(*probes, **attributes))
     wanted = [probe for probe in probes if probe.requires_grad]
     try:
         with warnings.catch_warnings():
