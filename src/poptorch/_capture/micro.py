@@ -14,7 +14,7 @@ from torch import fx
 from .._base import log, source, trees
 from .._base.errors import Error
 from .._ir import blocks, slots
-from .._ir.blocks import Visit
+from .._ir.blocks import Label, Visit
 from .._ir.graph import Graph, graph_module
 from .._ir.slots import Kind, Slot, narrowed
 from .._ops import annotate
@@ -107,7 +107,7 @@ class _Recording:
             self.done = done = forward(request, self.context, batch, seen)
             results = self._outputs(done)
             if done.loss is not None:
-                self.blocks.begin_backward()
+                self.blocks.set(Label(backward=True))
                 done.names.add("loss", done.loss)
                 results += self._gradients(done.loss, leaves, values)
             for tensor in batch:

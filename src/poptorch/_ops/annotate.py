@@ -19,7 +19,7 @@ from torch.nn.modules.module import (
 )
 
 from .._base import private, source
-from .._base.threads import only_here
+from .._base.threads import holding, only_here
 from .._ir.blocks import META, OUTSIDE, Label, Visit, keep_line, label_of, relabel
 from .._ir.operators import functions_before, reachable
 
@@ -34,19 +34,8 @@ class Recorder:
         self.visits: list[Visit] = []
         self.calls: collections.Counter[nn.Module] = collections.Counter()
         self.annotations: list[int] = []  # numbers of the BeginBlocks, in the order of first calls
-        self._heard: Heard | None = None
+        self.heard: Heard | None = None  # is told of what modules return
         self.set(Label())
-
-    @contextlib.contextmanager
-    def in_forward(self, heard: Heard) -> Iterator[None]:
-        self.visits, self._heard = [Visit()], heard
-        self.annotations.clear()
-        self.set(Label(visit=0))
-        try:
-            yield
-        finally:
-            self.set(Label())
-            self._heard = None
 
     def start(self, block: str, ipu: int | None) -> None:
         self.visits.append(Visit(block, ipu, source.calling_line()))
@@ -54,22 +43,6 @@ class Recorder:
 
     def end(self) -> None:
         self.set(replace(self.label, visit=OUTSIDE))
-
-    @contextlib.contextmanager
-    def scope(self, name: str) -> Iterator[None]:
-        outer = self.label.scope
-        self.set(replace(self.label, scope=f"{outer}/{name}".lstrip("/")))
-        try:
-            yield
-        finally:
-            self.set(replace(self.label, scope=outer))
-
-    def returned(self, module: nn.Module, output: Any) -> None:
-        if self._heard is not None:
-            self._heard(module, output, self.label.scope)
-
-    def begin_backward(self) -> None:
-        self.set(Label(backward=True))
 
     def set(self, label: Label) -> None:
         self.label = label
@@ -80,14 +53,34 @@ def recorder() -> Recorder | None:
     return _recorder.get()
 
 
-def in_forward(heard: Heard) -> contextlib.AbstractContextManager[None]:
-    active = _recorder.get()
-    return contextlib.nullcontext() if active is None else active.in_forward(heard)
+@contextlib.contextmanager
+def in_forward(heard: Heard) -> Iterator[None]:
+    mine = _recorder.get()
+    if mine is None:
+        yield
+        return
+    mine.visits, mine.heard = [Visit()], heard
+    mine.annotations.clear()
+    mine.set(Label(visit=0))
+    try:
+        yield
+    finally:
+        mine.set(Label())
+        mine.heard = None
 
 
-def named(name: str) -> contextlib.AbstractContextManager[None]:
-    active = _recorder.get()
-    return contextlib.nullcontext() if active is None else active.scope(name)
+@contextlib.contextmanager
+def named(name: str) -> Iterator[None]:
+    mine = _recorder.get()
+    if mine is None:
+        yield
+        return
+    outer = mine.label.scope
+    mine.set(replace(mine.label, scope=f"{outer}/{name}".lstrip("/")))
+    try:
+        yield
+    finally:
+        mine.set(replace(mine.label, scope=outer))
 
 
 def note(**values: Any) -> None:
@@ -121,21 +114,8 @@ def _set_notes(notes: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def recording(module: nn.Module) -> Iterator[Recorder]:
-    before = _notes()
-    mine = Recorder()
-    token = _recorder.set(mine)
-    try:
-        with _following_modules(module, mine):
-            yield mine
-    finally:
-        _recorder.reset(token)
-        _set_notes(before)
-
-
-@contextlib.contextmanager
-def _following_modules(root: nn.Module, mine: Recorder) -> Iterator[None]:
-    """Hooks of all modules: none is touched."""
+def recording(root: nn.Module) -> Iterator[Recorder]:
+    before, mine = _notes(), Recorder()
     paths = {part: name for name, part in root.named_modules()}
     outer: list[str] = []
 
@@ -146,17 +126,17 @@ def _following_modules(root: nn.Module, mine: Recorder) -> Iterator[None]:
 
     def leave(module: nn.Module, _: Any, output: Any) -> None:
         mine.set(replace(mine.label, module=outer.pop()))
-        mine.returned(module, output)
+        if mine.heard is not None:
+            mine.heard(module, output, mine.label.scope)
 
-    handles = (
-        register_module_forward_pre_hook(only_here(enter)),
-        register_module_forward_hook(only_here(leave), always_call=True),
-    )
+    # Hooks of all modules: none is touched.
+    entered = register_module_forward_pre_hook(only_here(enter))
+    left = register_module_forward_hook(only_here(leave), always_call=True)
     try:
-        yield
+        with holding(_recorder, mine), entered, left:
+            yield mine
     finally:
-        for handle in handles:
-            handle.remove()
+        _set_notes(before)
 
 
 def follow_backward(loss: torch.Tensor) -> None:
@@ -189,16 +169,11 @@ def origins(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
             forward.setdefault(node.meta["seq_nr"], node)
     numbers, differentiated = sorted(forward), {}
     for node in graph.nodes:
-        if not label_of(node).backward or not _differentiates(node) or "seq_nr" not in node.meta:
-            continue
-        at = bisect.bisect_left(numbers, node.meta["seq_nr"])
-        if at < len(numbers):
-            differentiated[node] = forward[numbers[at]]
+        if label_of(node).backward and notes_on(node).get(_DEPTH) and "seq_nr" in node.meta:
+            at = bisect.bisect_left(numbers, node.meta["seq_nr"])
+            if at < len(numbers):
+                differentiated[node] = forward[numbers[at]]
     return differentiated
-
-
-def _differentiates(node: fx.Node) -> bool:
-    return bool(notes_on(node).get(_DEPTH, 0))
 
 
 def note_on(node: fx.Node, **values: Any) -> None:

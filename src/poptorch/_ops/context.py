@@ -60,14 +60,11 @@ class Capture(abc.ABC):
     exchanging: bool = False  # replicas exchange something, so that they must run side by side
     losses: list[Candidate] = field(default_factory=list)
     groups: dict[int, Group] = field(default_factory=dict)
-    _numbers: Iterator[int] = field(default_factory=itertools.count)
+    numbers: Iterator[int] = field(default_factory=itertools.count)  # of prints without a title
     _group_is_open: bool = False
 
     def mark_loss(self, loss: torch.Tensor, name: str) -> None:
         self.losses.append(Candidate(loss, name, source.calling_line()))
-
-    def number(self) -> int:
-        return next(self._numbers)
 
     def together(self) -> Replicas:
         self.exchanging = True

@@ -37,13 +37,11 @@ def repeat(
 def branch(
     condition: torch.Tensor, taken: Function, otherwise: Function, operands: Tensors
 ) -> list[torch.Tensor]:
-    def first(*values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(_fresh(taken(*values)))
+    def fresh(function: Function) -> Callable[..., Any]:
+        return lambda *values: tuple(_fresh(function(*values)))
 
-    def second(*values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(_fresh(otherwise(*values)))
-
-    return list(private.cond_op(condition.reshape(()), first, second, tuple(_separate(operands))))
+    bodies = fresh(taken), fresh(otherwise)
+    return list(private.cond_op(condition.reshape(()), *bodies, tuple(_separate(operands))))
 
 
 def is_control_flow(node: fx.Node) -> bool:
@@ -56,11 +54,6 @@ def _parts(graph: fx.Graph, node: fx.Node) -> list[fx.Graph]:
     named = [a.target for a in node.args if isinstance(a, fx.Node) and a.op == "get_attr"]
     read = [getattr(owner, str(name)) for name in named]
     return [part.graph for part in read if isinstance(part, fx.GraphModule)]
-
-
-def _first_operand(node: fx.Node) -> fx.Node:
-    (operand, *_) = (a for a in node.all_input_nodes if a.op != "get_attr")
-    return operand
 
 
 def _fresh(tensors: Tensors) -> list[torch.Tensor]:
@@ -79,14 +72,11 @@ def _separate(tensors: Tensors) -> list[torch.Tensor]:
 
 
 _EFFECTS: set[Any] = set()
-AFTER = ", Tensor[] after) -> "
 
 
 def define_effect(
     name: str, schema: str, kernel: Callable[..., Any], fake: Callable[..., Any], **rest: Any
 ) -> Any:
-    assert AFTER in schema, f"{name} needs an argument 'after'"
-
     def refuse(*_: object) -> None:
         raise NotImplementedError(f"poptorch::{name} runs once per micro-batch, in order")
 
@@ -99,16 +89,12 @@ def _pass_on(x: torch.Tensor, after: list[torch.Tensor]) -> torch.Tensor:
     return x.clone()
 
 
-wait = define_effect("wait", f"(Tensor x{AFTER}Tensor", _pass_on, _pass_on)
-
-
-def has_effects(graph: fx.Graph) -> bool:
-    return any(is_effect(graph, node) for node in graph.nodes)
+wait = define_effect("wait", "(Tensor x, Tensor[] after) -> Tensor", _pass_on, _pass_on)
 
 
 def is_effect(graph: fx.Graph, node: fx.Node) -> bool:
     if is_control_flow(node):
-        return any(has_effects(part) for part in _parts(graph, node))
+        return any(is_effect(part, inner) for part in _parts(graph, node) for inner in part.nodes)
     return node.target in _EFFECTS
 
 
@@ -124,7 +110,7 @@ def _wait_for(graph: fx.Graph, node: fx.Node, earlier: fx.Node) -> None:
     if not is_control_flow(node):
         node.args = (*node.args[:-1], [earlier])
         return
-    operand = _first_operand(node)
+    operand = next(each for each in node.all_input_nodes if each.op != "get_attr")
     with graph.inserting_before(node):
         waiting = graph.call_function(wait, (operand, [earlier]))
     waiting.meta["val"] = operand.meta["val"]

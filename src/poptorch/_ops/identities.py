@@ -18,13 +18,11 @@ class Hint(enum.StrEnum):
     KEEP = "keep"
 
 
+def _copy(x: torch.Tensor, *_: object) -> torch.Tensor:
+    return x.clone()
+
+
 def _identity(name: str, arguments: str = "") -> Any:
-    def copy(x: torch.Tensor, *_: str) -> torch.Tensor:
-        return x.clone()
-
-    def like(x: torch.Tensor, *_: str) -> torch.Tensor:
-        return torch.empty_like(x)
-
     def pass_on(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         return gradient, *[None] * arguments.count(",")
 
@@ -32,23 +30,16 @@ def _identity(name: str, arguments: str = "") -> Any:
         return operator(x, *rest), in_dims[0]
 
     schema = f"(Tensor x{arguments}) -> Tensor"
-    operator = define(name, schema, copy, like, backward=pass_on, vmap=batched)
+    operator = define(name, schema, _copy, _copy, backward=pass_on, vmap=batched)
     return operator
 
 
 nop = _identity("nop")
 hint = _identity("hint", ", str kind, str value, str where")
 
-
-def _copy_after(x: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    return x.clone()
-
-
 # A value as it is at a moment of the backward pass: nothing computed from it can be moved to before
 # that moment, or be taken for what was computed in the forward pass.
-after_gradient = define(
-    "after_gradient", "(Tensor x, Tensor gradient) -> Tensor", _copy_after, _copy_after
-)
+after_gradient = define("after_gradient", "(Tensor x, Tensor gradient) -> Tensor", _copy, _copy)
 
 Rule = Callable[[torch.Tensor], torch.Tensor]
 

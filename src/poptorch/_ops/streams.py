@@ -40,8 +40,7 @@ def _generators(count: int) -> list[torch.Generator]:
     return _lanes[:count]
 
 
-SHARES = "shares"
-"""The kind whose parameters are a tensor: of each number the chance of being 1."""
+SHARES = "shares"  # the kind that draws ones, whose tensor has the chance of each
 
 _Fill = Callable[[torch.Tensor, torch.Tensor, float, float, torch.Generator], object]
 _FILLS: dict[str, _Fill] = {
@@ -64,27 +63,17 @@ def _draw(
     return result
 
 
-def _empty(like: torch.Tensor, *_: object) -> torch.Tensor:
-    return torch.empty_like(like)
-
-
 draw = define(
     "draw",
     "(Tensor like, str kind, float a, float b, int lanes, int number) -> Tensor",
     _draw,
-    _empty,
+    lambda like, *_: torch.empty_like(like),
     tags=(torch.Tag.nondeterministic_seeded,),
 )
-"""(lanes, ...) to random numbers of the same shape and type, lane by lane.
-
-``kind`` names the distribution, ``a`` and ``b`` its parameters; ``number`` counts the draws of a
-graph, so that no two of them are the same operator on the same arguments.
-"""
-
-Drawn = tuple[str, float, float]
+"""Draws lane by lane; ``number`` keeps two draws of a graph from being taken for one."""
 
 
-def lane_by_lane(target: Any, args: Sequence[Any]) -> Drawn | None:
+def lane_by_lane(target: Any, args: Sequence[Any]) -> tuple[str, float, float] | None:
     rule = _RULES.get(target)
     if rule is None:
         return None

@@ -31,10 +31,6 @@ def _ctc(
     return losses, gradient.contiguous()
 
 
-def _ctc_shape(log_probs: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return log_probs.new_empty(log_probs.shape[1]), log_probs.new_empty(log_probs.shape)
-
-
 def _keep_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
     ctx.save_for_backward(output[1])
     ctx.mark_non_differentiable(output[1])
@@ -51,7 +47,7 @@ ctc_losses = define(
     "(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, int blank,"
     " bool zero_infinity) -> (Tensor, Tensor)",
     _ctc,
-    _ctc_shape,
+    lambda x, *_: (x.new_empty(x.shape[1]), x.new_empty(x.shape)),
     backward=_ctc_backward,
     setup_context=_keep_gradient,
 )
@@ -59,17 +55,11 @@ ctc_losses = define(
 # Torch tells the shapes of grouped products for bfloat16 only, and wants rows that begin at
 # multiples of 16 bytes. How many rows belong to a group is known only when the program runs.
 
-Gradients = tuple[torch.Tensor | None, torch.Tensor | None, None]
-
-
-def _groups(ends: torch.Tensor) -> list[slice]:
-    marks = [0, *ends.tolist()]
-    return [slice(start, end) for start, end in itertools.pairwise(marks)]
-
 
 def _product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     result = a.new_zeros(_grouped_shape(a, b, ends))
-    for at, rows in enumerate(_groups(ends)):
+    groups = itertools.pairwise([0, *ends.tolist()])
+    for at, rows in enumerate(itertools.starmap(slice, groups)):
         if a.dim() == 2 and b.dim() == 3:
             result[rows] = a[rows] @ b[at]
         elif a.dim() == 3:
@@ -84,11 +74,7 @@ def _grouped_shape(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> tupl
     return (*groups, a.shape[-2], b.shape[-1])
 
 
-def _keep_operands(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _grouped_backward(ctx: Any, gradient: torch.Tensor) -> Gradients:
+def _grouped_backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     a, b, ends = ctx.saved_tensors
     of_a, of_b, _ = ctx.needs_input_grad
     return (
@@ -104,17 +90,12 @@ grouped_product = define(
     _product,
     lambda a, b, ends: a.new_empty(_grouped_shape(a, b, ends)),
     backward=_grouped_backward,
-    setup_context=_keep_operands,
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
 )
-"""Rows of ``a``, columns of ``b`` or what is summed over, in groups that end at ``ends``.
+"""Groups end at ``ends``, ascending: of rows of ``a``, columns of ``b``, or of what is summed over.
 
-Args:
-    a: (rows, inner), or (groups, rows, inner).
-    b: (groups, inner, columns), or (inner, columns).
-    ends: (groups), the place after the last of each group, ascending.
-
-Returns:
-    (rows, columns), zero in rows and columns of no group; (groups, rows, columns) of two matrices.
+(rows, inner) or (groups, rows, inner) with (groups, inner, columns) or (inner, columns) give
+(rows, columns), zero where no group is, or of two matrices (groups, rows, columns).
 """
 
 # Taken apart into its steps an LSTM of two layers and 32 steps is a graph of thousands of nodes,

@@ -67,7 +67,7 @@ def ipu_print_tensor(
         summarise_threshold, edge_items, max_line_width, digits, float_format, separator,
         open_bracket, close_bracket,
     )  # fmt: skip
-    name = title or f"tensor_{capture.number()}"
+    name = title or f"tensor_{next(capture.numbers)}"
     gradient = f"{name}_gradient" if print_gradient else ""
     return _print_tensor(tensor, name, gradient, layout.to_text(), [])  # type: ignore[no-any-return]
 
