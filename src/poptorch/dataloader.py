@@ -176,7 +176,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         Returns:
             An iterator of its own. In the asynchronous modes a newer one ends the older one.
         """
-        notices.remember(self, self._plan)
+        iteration = self._begin()
+        notices.remember(self, iteration, self._plan)
+        return iteration
+
+    def _begin(self) -> Any:
         if self._options is not None and self._options.Distributed.numProcesses > 1:
             self._announce_length()
         if self._accessor is not None:

@@ -38,6 +38,15 @@ def test_batches_that_a_model_cuts_otherwise_are_said_once(mode, caplog) -> None
     assert caplog.text.count(said + "model takes it as 1 of 8") == 1
 
 
+@pytest.mark.filterwarnings("ignore:This process .* use of fork")
+@pytest.mark.parametrize("mode", poptorch.DataLoaderMode)
+def test_a_loader_that_only_the_loop_holds_is_compared_too(mode, caplog) -> None:
+    executor = wrapped(options())
+    for batch in loader(mode=mode, accumulation=4):
+        executor(*batch)
+    assert "makes it of 4 micro-batches of 2" in caplog.text
+
+
 def test_nothing_is_said_of_the_same_counts_of_other_batches_or_of_inference(caplog) -> None:
     for counts in ({"iterations": 4}, {"accumulation": 4}):  # the loader cuts both alike
         executor = wrapped(options(iterations=2, accumulation=2))

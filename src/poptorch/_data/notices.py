@@ -161,12 +161,12 @@ class EndingEarly:
         return batch
 
 
-_iterated: list[tuple[weakref.ref[DataLoader[object]], Arrangement]] = []  # the last loader
+_iterated: list[tuple[list[weakref.ref[Any]], Arrangement]] = []  # the last loader
 
 
-def remember(loader: DataLoader[object], plan: Arrangement) -> None:
-    """Take a loader for the one whose batches a model gets next."""
-    _iterated[:] = [(weakref.ref(loader), plan)]
+def remember(loader: DataLoader[object], iteration: Any, plan: Arrangement) -> None:
+    """Take a loader for the one whose batches a model gets next, while it or its loop lasts."""
+    _iterated[:] = [([weakref.ref(loader), weakref.ref(iteration)], plan)]
 
 
 def other_counts(tensors: Sequence[torch.Tensor], loops: Loops) -> None:
@@ -175,8 +175,9 @@ def other_counts(tensors: Sequence[torch.Tensor], loops: Loops) -> None:
     Where the sizes happen to divide, a call would make other updates than were meant.
     """
     rows = next((tensor.shape[0] for tensor in tensors if tensor.dim()), 0)
-    for loader, plan in _iterated[:]:
-        if loader() is None or plan.combined != rows or plan.steps == loops.slices:
+    for sources, plan in _iterated[:]:
+        is_over = all(source() is None for source in sources)
+        if is_over or plan.combined != rows or plan.steps == loops.slices:
             continue
         _iterated.clear()
         log.python.warning(
