@@ -28,7 +28,7 @@ _DENSE = "pass a dense tensor with values: tensor.to_dense(), tensor.dequantize(
 _OWN = "pass a tensor with memory of its own: tensor.clone() before its storage was resized"
 _PLAIN = "pass a plain tensor of this process: torch.tensor(...), tensor.as_subclass(torch.Tensor)"
 _COMPLAINT = re.compile("out of (range|bounds)")
-_CHECKED = ("options.Precision.checkIndices(False) before wrapping leaves this check out",)
+_CHECKED = "options.Precision.checkIndices(False) before wrapping leaves this check out"
 
 
 @dataclass(frozen=True, eq=False)
@@ -308,28 +308,18 @@ def refuse_kind(path: str, what: str, fix: str) -> NoReturn:
     )
 
 
+@dataclass(frozen=True, eq=False)
 class Indices:
-    """What the inputs of one compilation must lie in; ``ranges`` is empty where the check is off.
+    """What the inputs of one compilation must lie in."""
 
-    ``premises`` are of inputs that indices are made of, asked for when a call has failed.
-    """
-
-    def __init__(
-        self,
-        ranges: Sequence[Range],
-        paths: Sequence[str],
-        premises: Callable[[], Iterable[Range]] = tuple,
-    ) -> None:
-        self._ranges = ranges
-        self._paths = paths
-        self._premises = premises
+    ranges: Sequence[Range]  # none where the check is off
+    premises: Callable[[], Iterable[Range]]  # of inputs that indices are made of
+    paths: Sequence[str]
 
     def check(self, batch: Sequence[torch.Tensor], state: State) -> None:
-        for wanted in self._ranges:
-            value = _value(wanted, batch, state)
-            places = wanted.outside(value)
-            if places:
-                raise self._error(wanted, value, places[0], _CHECKED)
+        error = self._first(self.ranges, batch, state, _CHECKED)
+        if error is not None:
+            raise error
 
     def explain(
         self, error: BaseException, batch: Sequence[torch.Tensor], state: State
@@ -337,30 +327,30 @@ class Indices:
         """Return what to raise for a call that failed: an error that names the input, if it can."""
         if not isinstance(error, RuntimeError | IndexError) or not _COMPLAINT.search(str(error)):
             return error
-        for wanted in self._premises():
-            value = _value(wanted, batch, state)
-            for place in wanted.outside(value)[:1]:
-                better = self._error(wanted, value, place, ())
-                better.__notes__ = getattr(error, "__notes__", [])
-                return better
-        return error
+        better = self._first(self.premises(), batch, state)
+        if better is None:
+            return error
+        better.__notes__ = getattr(error, "__notes__", [])
+        return better
 
-    def _error(
-        self, wanted: Range, value: torch.Tensor, place: tuple[int, ...], more: tuple[str, ...]
-    ) -> Error:
-        slot = wanted.slot
-        name = self._paths[slot.index] if slot.kind is Kind.BATCH else slot.path
-        besides = "".join(f", or {each}" for each in sorted(wanted.ignored))
-        at = f"[{', '.join(map(str, place))}]" if place else ""
-        line = "" if wanted.line is None else f", at {source.describe(*wanted.line)}"
-        return Error(
-            "Index out of range",
-            got=f'input "{name}"{at} is {value[place].item()}; {wanted.operator} takes '
-            f"{wanted.least} to {wanted.most}{besides}{line}",
-            fix=("pass labels and indices within the range, or make the layer larger", *more),
-        )
-
-
-def _value(wanted: Range, batch: Sequence[torch.Tensor], state: State) -> torch.Tensor:
-    slot = wanted.slot
-    return batch[slot.index] if slot.kind is Kind.BATCH else state.tensors[slot.key]
+    def _first(
+        self, ranges: Iterable[Range], batch: Sequence[torch.Tensor], state: State, *more: str
+    ) -> Error | None:
+        """Return an error about the first index that is out of range."""
+        for wanted in ranges:
+            slot, is_input = wanted.slot, wanted.slot.kind is Kind.BATCH
+            value = batch[slot.index] if is_input else state.tensors[slot.key]
+            places = wanted.outside(value)
+            if not places:
+                continue
+            name = self.paths[slot.index] if is_input else slot.path
+            besides = "".join(f", or {each}" for each in sorted(wanted.ignored))
+            at = f"[{', '.join(map(str, places[0]))}]" if places[0] else ""
+            line = "" if wanted.line is None else f", at {source.describe(*wanted.line)}"
+            return Error(
+                "Index out of range",
+                got=f'input "{name}"{at} is {value[places[0]].item()}; {wanted.operator} takes '
+                f"{wanted.least} to {wanted.most}{besides}{line}",
+                fix=("pass labels and indices within the range, or make the layer larger", *more),
+            )
+        return None

@@ -53,7 +53,7 @@ class Variant:
         narrow, paths = self.spec.precision.narrow_64bit, self.inputs.bound.paths
         self.store: StateStore | None = None  # from the first use; shares weights with others'
         self.outputs = Outputs(compiled.outputs, compiled.host_outputs, narrow)
-        self.indices = Indices(compiled.ranges(), paths, compiled.premises)
+        self.indices = Indices(compiled.ranges(), compiled.premises, paths)
         self.changed_inputs = compiled.changed_inputs()  # positions; forward writes into them
         self.synthetic = self.inputs.synthetic() if self.spec.target.synthetic_data else None
 
