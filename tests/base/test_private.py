@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import pkgutil
 from pathlib import Path
 
 import pytest
@@ -322,7 +323,7 @@ def test_no_stand_in_for_what_is_not_as_it_was(way: str, monkeypatch, caplog) ->
     else:
         stand_ins = {PLACE: lambda usual, self, source: None}
     with private.standing_in(stand_ins):
-        assert private._resolve("torch._inductor.cpu_vec_isa:VecISA.check_build") is usual
+        assert pkgutil.resolve_name("torch._inductor.cpu_vec_isa:VecISA.check_build") is usual
     (warning,) = [r.message for r in caplog.records if r.levelno == logging.WARNING]
     assert "check_build" in warning
     assert private.QUICK in warning

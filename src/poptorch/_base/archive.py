@@ -30,8 +30,6 @@ LARGEST_JSON = 64 << 20
 class InvalidFile(AssertionFailure):
     """A file that is damaged, incomplete, or nothing that this library wrote."""
 
-    __module__ = "poptorch"
-
 
 def refuse(path: str | os.PathLike[str], why: str, fix: str | None = None) -> NoReturn:
     raise InvalidFile("Invalid file", got=f"{os.fspath(path)}: {why}", fix=fix)

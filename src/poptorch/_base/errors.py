@@ -12,14 +12,9 @@ LONG_MESSAGES, MAX_LINES = "poptorch_error.log", 80
 PYTHON_ERROR = "poptorch_py_error"
 _MORE = " " * 10  # before the second and later lines of a part
 _SHOWN_LINES = 8  # of these in a message that is cut
-
-
-_KEPT = "\t\n"
 _CONTROL = (*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _HALVES = range(0xD800, 0xE000)  # of characters: no file takes one alone, JSON does
-_ESCAPED = {
-    code: ascii(chr(code))[1:-1] for code in (*_CONTROL, *_HALVES) if chr(code) not in _KEPT
-}
+_ESCAPED = {code: ascii(chr(code))[1:-1] for code in {*_CONTROL, *_HALVES} - {*b"\t\n"}}
 
 
 def visible(text: str) -> str:
@@ -54,6 +49,10 @@ class Error(Exception):
         self.message = _shortened(visible(_compose(title, got, where, fix)))
         self.location = location
         super().__init__(title)
+
+    def __init_subclass__(cls) -> None:
+        if cls.__module__.startswith("poptorch."):  # tracebacks show the name that users import
+            cls.__module__ = "poptorch"
 
     def __str__(self) -> str:
         text = f"'{self.type}': {self.message}"
@@ -124,8 +123,6 @@ def _shortened(message: str) -> str:
 class RecoverableError(Error):
     """A device failure that a reset can fix; ``recovery_action`` names the reset."""
 
-    __module__ = "poptorch"
-
     def __init__(self, title: str, *, recovery_action: str = "", **parts: Any) -> None:
         super().__init__(title, **parts)
         self.recovery_action = recovery_action
@@ -134,52 +131,34 @@ class RecoverableError(Error):
 class UnrecoverableError(Error):
     """A device failure that needs maintenance."""
 
-    __module__ = "poptorch"
-
 
 class AssertionFailure(Error, AssertionError):  # noqa: N818 (the builtin is AssertionError)
     """A rule of use was broken where PopTorch asserted (argument binding, option types)."""
-
-    __module__ = "poptorch"
 
 
 class OperatorError(Error, RuntimeError):
     """An operator of a program failed, where PyTorch raises RuntimeError."""
 
-    __module__ = "poptorch"
-
 
 class StateError(Error, RuntimeError):
     """The objects are in a state that forbids the request where PopTorch raised RuntimeError."""
-
-    __module__ = "poptorch"
 
 
 class InvalidValue(Error, ValueError):  # noqa: N818 (the builtin's own name is ValueError)
     """A value outside the accepted set where PopTorch raised ValueError."""
 
-    __module__ = "poptorch"
-
 
 class InvalidType(Error, TypeError):  # noqa: N818 (the builtin's own name is TypeError)
     """An object of the wrong kind where PopTorch raised TypeError."""
-
-    __module__ = "poptorch"
 
 
 class InvalidAttribute(Error, AttributeError):  # noqa: N818 (the builtin is AttributeError)
     """An unknown or frozen attribute where PopTorch raised AttributeError."""
 
-    __module__ = "poptorch"
-
 
 class Unsupported(Error, NotImplementedError):  # noqa: N818 (the builtin's own name is longer)
     """Something that is not done, where PopTorch raised NotImplementedError."""
 
-    __module__ = "poptorch"
-
 
 class InvalidKey(Error, KeyError):  # noqa: N818 (the builtin's own name is KeyError)
     """A name outside the accepted set where PopTorch raised KeyError."""
-
-    __module__ = "poptorch"

@@ -12,14 +12,13 @@ from . import env
 from .errors import InvalidValue, visible
 
 LEVELS = {
-    "TRACE": logging.DEBUG, "TRACE_ALL": logging.DEBUG,
-    "DEBUG": logging.DEBUG, "DEBUG_IR": logging.DEBUG,
+    "TRACE_ALL": logging.DEBUG, "TRACE": logging.DEBUG,
+    "DEBUG_IR": logging.DEBUG, "DEBUG": logging.DEBUG,
     "INFO": logging.INFO, "WARN": logging.WARNING,
     "ERR": logging.ERROR, "OFF": logging.CRITICAL,
 }  # fmt: skip
 LEGACY_LEVELS = {0: "TRACE", 1: "DEBUG", 2: "INFO", 3: "WARN", 4: "ERR", 6: "OFF"}
 _PUBLIC = "DEBUG, ERR, INFO, OFF, TRACE, TRACE_ALL, WARN"
-_SHORT = {"WARNING": "warning", "CRITICAL": "critical"}
 
 python = logging.getLogger("poptorch::python")
 engine = logging.getLogger("poptorch:cpp")
@@ -32,7 +31,7 @@ class _Formatter(logging.Formatter):
         self._colour = colour
 
     def format(self, record: logging.LogRecord) -> str:
-        record.level = _SHORT.get(record.levelname, record.levelname.lower())
+        record.level = record.levelname.lower()
         text = visible(super().format(record))
         if self._colour and record.levelno >= logging.WARNING:
             text = f"\033[33m{text}\033[0m"
@@ -56,11 +55,8 @@ def setup() -> None:
     destination = env.get("POPTORCH_LOG_DEST")
     for logger, where in ((python, "stderr"), (engine, destination)):
         if not logger.handlers:
-            handler: logging.Handler
-            if where in ("stderr", "stdout"):
-                handler = _CurrentStream(where)
-            else:
-                handler = _file(where)
+            is_stream = where in ("stderr", "stdout")
+            handler = _CurrentStream(where) if is_stream else _file(where)
             handler.setFormatter(_Formatter(colour and where != destination))
             logger.addHandler(handler)
     set_level(env.get("POPTORCH_LOG_LEVEL"))
@@ -83,29 +79,24 @@ def _file(path: str) -> logging.Handler:
         return _CurrentStream("stderr")
 
 
-class _Repeats(logging.Filter):
-    """Suppresses engine lines that were shown often enough since the last compilation."""
-
-    limit = 4
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: collections.Counter[str] = collections.Counter()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        message = record.getMessage()
-        self.counts[message] += 1
-        return self.counts[message] <= self.limit
+_seen: collections.Counter[str] = collections.Counter()  # engine lines since the last compilation
+_most_repeats = 4
 
 
-_repeats = _Repeats()
-engine.addFilter(_repeats)
+def _is_new_enough(record: logging.LogRecord) -> bool:
+    message = record.getMessage()
+    _seen[message] += 1
+    return _seen[message] <= _most_repeats
+
+
+engine.addFilter(_is_new_enough)
 
 
 def limit_repeats(limit: int) -> None:
     """Show identical engine lines at most so often from now on (``Options.maxRepeatLogs``)."""
-    _repeats.limit = limit
-    _repeats.counts.clear()
+    global _most_repeats
+    _most_repeats = limit
+    _seen.clear()
 
 
 def set_level(level: str | int) -> None:
@@ -132,7 +123,7 @@ def set_level(level: str | int) -> None:
 
 def shows(level: str) -> bool:
     """Tell whether messages of a named level appear, finer than Python's levels allow."""
-    order = ("TRACE_ALL", "TRACE", "DEBUG_IR", "DEBUG", "INFO", "WARN", "ERR", "OFF")
+    order = [*LEVELS]
     return order.index(level) >= order.index(_level)
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import inspect
+import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -54,19 +54,10 @@ REQUIRED = {
 }
 
 CONTROL_FLOW = "poptorch.for_loop and poptorch.cond cannot be captured"
-VALUES = "errors about values that are read while capturing are torch's own"
-RECURRENT = "recurrent layers run one micro-batch after another, and not over packed sequences"
 BACKWARD = "operators of the backward pass are placed where their neighbours are"
-OPERATORS = "operators of other libraries that give no shapes cannot be called by name"
-BESIDE = "weights cannot be read while a model is captured"
 MEMORY = "every model that is wrapped leaves 0.1 MB of text behind"
 UNREAD = "capturing takes longer"
 LINES = "errors and stages do not name the lines of forward that operators come from"
-GROUPED = "products of groups (mixtures of experts) are captured in bfloat16 only"
-INTERPRETED = "calls before optimised code is there take longer with Adam and AdamW"
-NESTED = "models with parts that torch.compile has compiled cannot be captured"
-CHECKPOINTS = "torch.utils.checkpoint in a model computes wrong gradients"
-JOBS = "processes that met before the model was wrapped cannot train it together"
 KEPT_CODE = "compiled code is not kept for later processes"
 KEPT_GRAPHS = "programs that call Python are compiled again in each process"
 COMPLAINTS = "a C++ compiler's complaint is not cut short"
@@ -79,11 +70,11 @@ OPTIONAL = {
         "torch._higher_order_ops.while_loop:while_loop_op",
         "torch._higher_order_ops.cond:cond_op",
     ),
-    VALUES: (
+    "errors about values that are read while capturing are torch's own": (
         "torch._subclasses.fake_tensor:DataDependentOutputException",
         "torch._subclasses.fake_tensor:DynamicOutputShapeException",
     ),
-    RECURRENT: (
+    "recurrent layers run one micro-batch after another, and not over packed sequences": (
         "torch._decomp.decompositions:lstm_impl",
         "torch._decomp.decompositions:gru_impl",
         "torch._decomp.decompositions:rnn_tanh_input",
@@ -96,19 +87,33 @@ OPTIONAL = {
         "torch._C:_VariableFunctions._pad_packed_sequence",
     ),
     BACKWARD: ("torch._functorch._aot_autograd.logging_utils:setup_stacktrace_preservation_hooks",),
-    OPERATORS: ("torch._subclasses.fake_tensor:UnsupportedOperatorException",),
-    BESIDE: ("torch.utils._python_dispatch:_disable_current_modes",),
+    "operators of other libraries that give no shapes cannot be called by name": (
+        "torch._subclasses.fake_tensor:UnsupportedOperatorException",
+    ),
+    "weights cannot be read while a model is captured": (
+        "torch.utils._python_dispatch:_disable_current_modes",
+    ),
     MEMORY: ("torch.fx.graph_module:_loader",),
     UNREAD: (
         "torch.fx._lazy_graph_module:_get_graph_module_cls",
         "torch.fx._lazy_graph_module:_use_lazy_graph_module",
     ),
     LINES: ("torch.fx.proxy:TracerBase.create_node",),
-    GROUPED: ("torch:_grouped_mm",),
-    INTERPRETED: ("torch:_fused_adamw_",),
-    NESTED: ("torch._dynamo.config:error_on_nested_fx_trace",),
-    CHECKPOINTS: ("torch.utils.checkpoint:_checkpoint_without_reentrant_generator",),
-    JOBS: ("torch.distributed.distributed_c10d:_get_default_store",),
+    "products of groups (mixtures of experts) are captured in bfloat16 only": (
+        "torch:_grouped_mm",
+    ),
+    "calls before optimised code is there take longer with Adam and AdamW": (
+        "torch:_fused_adamw_",
+    ),
+    "models with parts that torch.compile has compiled cannot be captured": (
+        "torch._dynamo.config:error_on_nested_fx_trace",
+    ),
+    "torch.utils.checkpoint in a model computes wrong gradients": (
+        "torch.utils.checkpoint:_checkpoint_without_reentrant_generator",
+    ),
+    "processes that met before the model was wrapped cannot train it together": (
+        "torch.distributed.distributed_c10d:_get_default_store",
+    ),
     KEPT_CODE: (
         "torch._C:_aoti.alloc_tensors_by_stealing_from_void_ptrs",
         "torch._C:_aoti.unsafe_alloc_void_ptrs_from_tensors",
@@ -183,7 +188,7 @@ _said = set[str]()  # first lines of warnings
 
 
 class Gone(Error):  # noqa: N818 (as for every Error here)
-    __module__ = "poptorch"
+    """A name that this release of torch does not have."""
 
 
 def __getattr__(name: str) -> Any:
@@ -191,7 +196,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(name)
     path, lost = ROWS[name]
     try:
-        return _resolve(path)
+        return pkgutil.resolve_name(path)
     except (ImportError, AttributeError) as error:
         raise Gone(
             f"torch {torch.__version__} has no {path.replace(':', '.')}",
@@ -200,14 +205,10 @@ def __getattr__(name: str) -> Any:
         ) from error
 
 
-def _resolve(path: str) -> Any:
-    module, _, attributes = path.partition(":")
-    return functools.reduce(getattr, attributes.split("."), importlib.import_module(module))
-
-
 def demand(lost: str) -> None:
-    for path in (REQUIRED | OPTIONAL)[lost]:
-        __getattr__(path.replace(":", ".").rpartition(".")[2].lstrip("_"))
+    for name, (_, without_it) in ROWS.items():
+        if without_it == lost:
+            __getattr__(name)
 
 
 def has(lost: str) -> bool:
@@ -264,7 +265,7 @@ def settings(wanted: Mapping[str, Any]) -> Iterator[None]:
                     raise
                 go_on_without(gone)
                 continue
-            stack.enter_context(importlib.import_module(module).patch({key: value}))
+            stack.enter_context(pkgutil.resolve_name(module).patch({key: value}))
         yield
 
 
@@ -284,15 +285,17 @@ def standing_in(stand_ins: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
             if arguments != list(inspect.signature(usual).parameters):
                 _warn(f"torch {torch.__version__} calls {path} in another way; {lost}")
                 continue
-            stack.enter_context(_replaced(path, usual, stand_in))
+            module, _, attributes = path.partition(":")
+            owners, _, attribute = attributes.rpartition(".")
+            owner = pkgutil.resolve_name(f"{module}:{owners}")
+            stack.enter_context(replaced(owner, attribute, stand_in))
         yield
 
 
 @contextlib.contextmanager
-def _replaced(path: str, usual: Any, stand_in: Callable[..., Any]) -> Iterator[None]:
-    module, _, attributes = path.partition(":")
-    *owners, name = attributes.split(".")
-    owner = functools.reduce(getattr, owners, importlib.import_module(module))
+def replaced(owner: Any, name: str, stand_in: Callable[..., Any]) -> Iterator[None]:
+    """Let a stand-in take the place of a function or method, which it gets as first argument."""
+    usual = getattr(owner, name)
 
     @functools.wraps(usual)
     def function(*arguments: Any, **options: Any) -> Any:

@@ -16,7 +16,7 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -31,16 +31,7 @@ ADAPTERS = {
 """What is imported by the program, and what then has parsers and substitutes for its objects."""
 
 
-class Parser(Protocol):
-    """What a registered type needs: its tensors in a fixed order, and the way back."""
-
-    def yieldTensors(self, struct: Any) -> Iterable[torch.Tensor]:  # noqa: N802
-        """Yield the tensors of the object."""
-
-    def reconstruct(self, original_structure: Any, tensor_iterator: Iterator[torch.Tensor]) -> Any:
-        """Build a new object of the same kind around other tensors."""
-
-
+Parser = Any  # what has the methods of poptorch.ICustomArgParser
 _parsers: dict[type, Parser] = {}
 _like_dataclasses: list[type] = []
 
@@ -109,11 +100,13 @@ def _open(value: Any, order: tuple[Any, ...] | None) -> Level | None:
         if order is not None and order != keys:
             known = [key for key in order if key in value]
             keys = (*known, *(key for key in value if key not in order))
-        build = functools.partial(_mapping_of, dict_builder(value), keys)
+        build = functools.partial(_keyed, dict_builder(value), keys)
         return Level([value[key] for key in keys], keys, build)
     if has_fields(value):
         fields = fields_of(value)
-        build = functools.partial(_instance_of, type(value), tuple(fields))
+        build = functools.partial(
+            _keyed, functools.partial(with_fields, type(value)), tuple(fields)
+        )
         return Level(fields.values(), tuple(fields), build, dotted=True)
     return None
 
@@ -155,12 +148,8 @@ def with_fields(kind: Any, fields: Mapping[str, Any]) -> Any:
     return made
 
 
-def _mapping_of(build: Callable[[dict[Any, Any]], Any], keys: Any, items: list[Any]) -> Any:
+def _keyed(build: Callable[[dict[Any, Any]], Any], keys: Any, items: list[Any]) -> Any:
     return build(dict(zip(keys, items, strict=True)))
-
-
-def _instance_of(kind: type, names: tuple[str, ...], items: list[Any]) -> Any:
-    return with_fields(kind, dict(zip(names, items, strict=True)))
 
 
 def _reconstructed(parser: Parser, original: Any, items: list[Any]) -> Any:

@@ -8,9 +8,9 @@ import functools
 import os
 import runpy
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 PIPE_CLOSED = 128 + 13  # what a shell reports of a program that SIGPIPE ended
 
@@ -20,22 +20,18 @@ def add(commands: Any, name: str, does: str, example: str, details: str = "") ->
         name,
         help=does,
         description=f"{does[0].upper()}{does[1:]}.\n{details}".strip(),
-        epilog=shown(example),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        **page(example),
     )
 
 
-def shown(example: str) -> str:
-    return "example:\n" + "\n".join(f"  {line}" for line in example.strip().splitlines())
+def page(example: str) -> dict[str, Any]:
+    """Return how a help page is laid out, with command lines to copy."""
+    lines = "\n".join(f"  {line}" for line in example.strip().splitlines())
+    formatter = argparse.RawDescriptionHelpFormatter
+    return {"epilog": f"example:\n{lines}", "formatter_class": formatter}
 
 
-class Main(Protocol):
-    """The entry point of a command: its arguments, by default the process's, to its status."""
-
-    def __call__(self, arguments: Sequence[str] | None = None) -> int: ...
-
-
-def quiet_when_closed(main: Main) -> Main:
+def quiet_when_closed(main: Callable[..., int]) -> Callable[..., int]:
     """Let a command end without a word when the reader of its output has gone (``| head``)."""
 
     @functools.wraps(main)
@@ -65,22 +61,3 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
             runpy.run_path(path, run_name="__main__")
     finally:
         sys.argv, sys.path[:] = before
-
-
-@contextlib.contextmanager
-def intercepted(methods: Sequence[tuple[type, str, Callable[..., Any]]]) -> Iterator[None]:
-    """Within the block functions stand in for methods of classes; they get these first."""
-    with contextlib.ExitStack() as stack:
-        for cls, name, stand_in in methods:
-            usual = vars(cls)[name]
-            stack.callback(setattr, cls, name, usual)
-            setattr(cls, name, _around(usual, stand_in))
-        yield
-
-
-def _around(usual: Any, stand_in: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(usual)
-    def called(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        return stand_in(usual, self, *args, **kwargs)
-
-    return called

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from .._base.errors import Error, visible
+from .._base.private import replaced
 from .._ipu_model import page, profile
 from .._systems import parse
-from .commands import Enough, add, intercepted, run_script
+from .commands import Enough, add, run_script
 
 _OURS = ("--system", "--all", "--json", "--html")
 
@@ -78,7 +79,7 @@ def _pricing(chosen: argparse.Namespace, priced: list[Any]) -> Iterator[None]:
                 raise Enough
         return usual(executor, *args, **kwargs)
 
-    with intercepted([(PoplarExecutor, name, first) for name in ("__call__", "compile")]):
+    with replaced(PoplarExecutor, "__call__", first), replaced(PoplarExecutor, "compile", first):
         yield
 
 

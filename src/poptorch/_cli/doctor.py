@@ -19,10 +19,11 @@ from torch import nn
 
 from .. import _capture, dataloader, wrappers
 from .._base import source
+from .._base.private import replaced
 from .._data.consumer import verdict
 from ..executor import PoplarExecutor
 from ..options import Options
-from .commands import Enough, add, intercepted, run_script
+from .commands import Enough, add, run_script
 
 CALLS = 20
 _DESCRIPTION = """
@@ -181,13 +182,12 @@ class Watch:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        methods: list[tuple[type, str, Any]] = [
-            (PoplarExecutor, "__call__", self._call),
-            (PoplarExecutor, "compile", self._compile),
-            (dataloader.DataLoader, "__iter__", self._iterate),
-            (dataloader.AsynchronousDataAccessor, "__next__", self._next),
-        ]
-        with intercepted(methods):
+        with (
+            replaced(PoplarExecutor, "__call__", self._call),
+            replaced(PoplarExecutor, "compile", self._compile),
+            replaced(dataloader.DataLoader, "__iter__", self._iterate),
+            replaced(dataloader.AsynchronousDataAccessor, "__next__", self._next),
+        ):
             yield
 
     def summary(self) -> str:

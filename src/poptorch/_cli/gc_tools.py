@@ -14,7 +14,7 @@ from .._base import VERSION
 from .._base.errors import Error
 from .._pod import Holder
 from .._systems import System
-from .commands import quiet_when_closed, shown
+from .commands import page, quiet_when_closed
 
 _CARD_HEAD = (
     "IPU-M", "Serial", "IPU-M SW", "Server version", "ICU FW", "Type", "ID", "IPU#", "Routing",
@@ -30,8 +30,7 @@ def monitor(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="gc-monitor",
         description="The devices of the system, and the processes that hold them.",
-        epilog=shown("gc-monitor\ngc-monitor --json --no-card-info"),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        **page("gc-monitor\ngc-monitor --json --no-card-info"),
     )
     parser.add_argument("--no-card-info", action="store_true", help="leave the devices out")
     parser.add_argument("-j", "--json", action="store_true", help="print JSON")
@@ -125,8 +124,7 @@ def info(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="gc-info",
         description="The device ids of the system, single chips and groups of them.",
-        epilog=shown("gc-info --list-devices\ngc-info --device-id 0 --json"),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        **page("gc-info --list-devices\ngc-info --device-id 0 --json"),
     )
     parser.add_argument("-l", "--list-devices", action="store_true", help="list every device id")
     parser.add_argument("-d", "--device-id", type=int, metavar="N", help="tell about one device")

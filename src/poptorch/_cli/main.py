@@ -15,7 +15,7 @@ from .._compile.cache import Entry, differences, entries, trim
 from ..options import Options
 from ..options.overview import describe
 from . import costs, doctor
-from .commands import add, quiet_when_closed, shown
+from .commands import add, page, quiet_when_closed
 
 FAULTY = 2  # argparse's own status for a command line that cannot be understood
 MEGABYTE = 1_000_000
@@ -27,8 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="poptorch",
         description="Tools beside the library. Each command has a help page of its own.",
-        epilog=shown("poptorch doctor --help"),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        **page("poptorch doctor --help"),
     )
     parser.add_argument("--version", action="version", version=f"poptorch {VERSION}")
     commands = parser.add_subparsers(required=True, metavar="command")

@@ -23,7 +23,7 @@ from typing import Any
 
 from .._base import env
 from . import agents
-from .commands import quiet_when_closed, shown
+from .commands import page, quiet_when_closed
 
 KILLED = 128
 """What a shell adds to the number of the signal that ended a program."""
@@ -94,8 +94,7 @@ def parser() -> argparse.ArgumentParser:
         prog="poprun",
         usage="poprun [options] program [arguments]",
         description="Run a program in several processes that train together.",
-        epilog=shown(_EXAMPLE),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        **page(_EXAMPLE),
         allow_abbrev=False,
     )
     add = result.add_argument
