@@ -199,11 +199,9 @@ def test_an_imported_configuration_is_read_like_options(stored, said, tmp_path, 
 def test_output_of_one_instance_is_shown_by_its_host_only(tmp_path: Path, monkeypatch) -> None:
     reader = poprun.parser()
     arguments = ["--num-instances=4", "--host=b,a", "--only-output-from-instance=1", "true"]
-    values = vars(reader.parse_args(arguments))
-    first = poprun._job(reader, values)
-    values["rendezvous"] = first.meeting.option("a", 1)
-    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{first.meeting.key}\n"))
-    second = poprun._job(reader, values)
+    first = poprun.complete(reader, reader.parse_args(arguments))
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{first.key}\n"))
+    second = poprun.complete(reader, reader.parse_args(["--rendezvous=1", *arguments]))
     configs = [poprun._config(made, str(tmp_path)) for made in (first, second)]
     shown = [config.logs_specs._local_ranks_filter for config in configs]
     assert [ranks & {0, 1} for ranks in shown] == [{1}, set()]
@@ -217,25 +215,22 @@ def test_the_key_of_a_job_is_told_to_nobody_but_its_hosts(tmp_path: Path, monkey
     shell.chmod(0o755)
     monkeypatch.setenv("POPTORCH_REMOTE_SHELL", str(shell))
     reader = poprun.parser()
-    values = vars(reader.parse_args(["--host=a,b", "--num-instances=2", "true"]))
-    made = poprun._job(reader, values)
+    arguments = ["--host=a,b", "--num-instances=2", "true"]
+    made = poprun.complete(reader, reader.parse_args(arguments))
     assert poprun._start_at("b", made, 1).wait(HANGS) == 0
     command, key = said.read_text().splitlines()
-    assert "--rendezvous=a:29400/2/b/1" in command
-    assert key == made.meeting.key
+    assert "--host=a,b --port=29400 --rendezvous=1" in command
+    assert key == made.key
     config = poprun._config(made, "")
     assert config.rdzv_configs["key"] == key
     assert key not in command + config.run_id
-    other = poprun._job(
-        reader, vars(reader.parse_args(["--host=a,b", "--num-instances=2", "true"]))
-    )
-    assert other.meeting.key != key
+    assert poprun.complete(reader, reader.parse_args(arguments)).key != key
 
 
 def test_on_one_host_nobody_else_can_write_to_where_the_agents_meet(tmp_path: Path) -> None:
     """They unpickle what they read there."""
     reader = poprun.parser()
-    made = poprun._job(reader, vars(reader.parse_args(["--num-instances=2", "true"])))
+    made = poprun.complete(reader, reader.parse_args(["--num-instances=2", "true"]))
     config = poprun._config(made, str(tmp_path))
     place = RendezvousParameters(
         config.rdzv_backend, config.rdzv_endpoint, config.run_id, 1, 1, **config.rdzv_configs
@@ -250,7 +245,7 @@ def test_processes_that_share_stages_have_the_same_replicas(monkeypatch) -> None
     monkeypatch.setattr(os, "environ", {**os.environ})
     reader = poprun.parser()
     arguments = ["--num-instances=4", "--stage-processes=2", "--num-replicas=6", "true"]
-    made = poprun._job(reader, vars(reader.parse_args(arguments)))
+    made = poprun.complete(reader, reader.parse_args(arguments))
     assert [line[-6:] for line in poprun.topology(made).splitlines()[1:]] == [
         "0 to 2", "0 to 2", "3 to 5", "3 to 5",
     ]  # fmt: skip
@@ -262,9 +257,9 @@ def test_a_host_file_names_a_host_in_each_line(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_text("a slots=2  # the first\n\n# none\nb\n")
     reader = poprun.parser()
-    values = vars(reader.parse_args([f"--hostfile={file}", "--num-instances=4", "true"]))
-    made = poprun._job(reader, values)
-    assert (made.hosts, made.here, made.replicas) == (("a", "b"), 2, 4)
+    arguments = [f"--hostfile={file}", "--num-instances=4", "true"]
+    made = poprun.complete(reader, reader.parse_args(arguments))
+    assert (made.hosts, made.here, made.num_replicas) == (["a", "b"], 2, 4)
     assert poprun.topology(made).splitlines()[3] == "       2  b  2 to 2"
 
 

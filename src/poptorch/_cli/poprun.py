@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +58,7 @@ IDLE = {
     "--sync-type": "TYPE",
 }
 """What concerns MPI, partition servers or the fabric: accepted, without effect, and said so."""
+Job = argparse.Namespace  # the options, and what ``complete`` adds
 _EXAMPLE = """
 poprun --num-instances 2 --num-replicas 4 python train.py --epochs 3
 poprun --num-instances 2 --only-output-from-instance 0 --max-restarts 3 python train.py
@@ -67,11 +67,10 @@ poprun --host a,b --num-instances 4 python train.py
 
 
 def _flag(text: str) -> bool:
-    words = {"yes": True, "y": True, "true": True, "1": True}
-    words |= {"no": False, "n": False, "false": False, "0": False}
-    if text.lower() not in words:
+    yes, no = ("yes", "y", "true", "1"), ("no", "n", "false", "0")
+    if text.lower() not in yes + no:
         raise argparse.ArgumentTypeError(f"yes or no, not {text}")
-    return words[text.lower()]
+    return text.lower() in yes
 
 
 def _number(least: int, most: int | None = None) -> Callable[[str], int]:
@@ -98,25 +97,19 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = result.add_argument
-    add("--num-instances", type=_number(1), metavar="N", help="processes, on all hosts (1)")
+    add("--num-instances", type=_number(1), default=1, metavar="N",
+        help="processes, on all hosts (1)")  # fmt: skip
     add("--num-replicas", type=_number(1), metavar="N", help="replicas, of all processes (as many)")
-    add("--ipus-per-replica", type=_number(1), metavar="N", help="chips of each replica (1)")
-    add("--stage-processes", type=_number(1), metavar="N",
+    add("--ipus-per-replica", type=_number(1), default=1, metavar="N",
+        help="chips of each replica (1)")  # fmt: skip
+    add("--stage-processes", type=_number(1), default=1, metavar="N",
         help="processes that share the stages of each model (1)")  # fmt: skip
     add("-H", "--host", metavar="A,B", help="hosts, the first of them this one; the others by ssh")
     add("--hostfile", metavar="FILE", help="a file with a host in each line")
-    add(
-        "--port",
-        type=_number(1, 65535),
-        metavar="PORT",
-        help="of the first host, to meet at (29400)",
-    )
-    add(
-        "--max-restarts",
-        type=_number(0),
-        metavar="N",
-        help="start all again after a failure (0 times)",
-    )
+    add("--port", type=_number(1, 65535), default=29400, metavar="PORT",
+        help="of the first host, to meet at (29400)")  # fmt: skip
+    add("--max-restarts", type=_number(0), default=0, metavar="N",
+        help="start all again after a failure (0 times)")  # fmt: skip
     add("--executable-cache-path", metavar="DIR", help="executables that all processes share")
     add("--only-output-from-instance", type=_number(0), metavar="N", help="show no other's output")
     add("--offline-mode", type=_flag, nargs="?", const=True, metavar="yes/no",
@@ -125,58 +118,23 @@ def parser() -> argparse.ArgumentParser:
     add("--print-topology", type=_flag, metavar="yes/no", help="print who has which replicas")
     add("--import-config", metavar="FILE", help="read options from a JSON file; others win")
     add("--export-config", metavar="FILE", help="write the options to a JSON file")
-    add("-v", dest="verbosity", action="count", help="say more; -vv still more")
+    add("-v", dest="verbosity", action="count", default=0, help="say more; -vv still more")
     for name, value in IDLE.items():
         add(name, metavar=value, nargs="?", const="yes", help="without effect here")
-    add("--rendezvous", help=argparse.SUPPRESS)  # what poprun gives to itself on other hosts
+    # Which of the hosts this is: what poprun gives to itself on all but the first.
+    add("--rendezvous", type=int, default=0, help=argparse.SUPPRESS)
     add("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return result
-
-
-@dataclass(frozen=True)
-class Meeting:
-    """Where several hosts meet, and which of them this is."""
-
-    endpoint: str
-    hosts: int
-    name: str  # of this host
-    place: int  # as they were named: the first has the first processes
-    key: str  # guards it; other hosts read it from their standard input, which nobody else sees
-
-    def option(self, name: str, place: int) -> str:
-        return f"{self.endpoint}/{self.hosts}/{name}/{place}"
-
-
-@dataclass(frozen=True)
-class Job:
-    program: tuple[str, ...]
-    instances: int  # processes on all hosts
-    replicas: int  # of all processes
-    ipus_per_replica: int
-    stage_processes: int  # that share the stages of each model
-    hosts: tuple[str, ...]  # the first one is this one, unless another host has started this
-    meeting: Meeting | None  # None on one host
-    restarts: int  # how often all are started again after a failure
-    cache: str | None  # folder of executables that all share
-    only: int | None  # the process whose output is shown, None for all
-    offline: bool  # compile without devices
-    numa: bool  # bind each process to a NUMA node
-    verbosity: int  # 0 to 2
-
-    @property
-    def local_replicas(self) -> int:
-        """How many replicas a process has, or has stages of."""
-        return self.replicas * self.stage_processes // self.instances
-
-    @property
-    def here(self) -> int:
-        return self.instances // (self.meeting.hosts if self.meeting else 1)
 
 
 @quiet_when_closed
 def main(arguments: Sequence[str] | None = None) -> int:
     reader = parser()
     chosen = reader.parse_args(arguments)
+    if chosen.import_config:
+        # Before those of the command line, of which the last counts.
+        words = _imported(reader, chosen)
+        chosen = reader.parse_args([*words, *(sys.argv[1:] if arguments is None else arguments)])
     if chosen.program[:1] == ["--"]:
         del chosen.program[0]
     if not chosen.program:
@@ -185,103 +143,83 @@ def main(arguments: Sequence[str] | None = None) -> int:
         name = chosen.program[0]
         script = f" that can be executed: poprun python {name}" if Path(name).is_file() else ""
         reader.error(f"there is no program {name}{script}")
-    values = _with_config(reader, vars(chosen))
-    idle = [name for name in IDLE if values[_destination(name)] is not None]
+    if chosen.export_config:
+        left_out = ("program", "import_config", "export_config", "rendezvous")
+        given = {n: v for n, v in vars(chosen).items() if v != reader.get_default(n)}
+        kept = {name: value for name, value in given.items() if name not in left_out}
+        Path(chosen.export_config).write_text(json.dumps(kept, indent=2) + "\n")
+    idle = [name for name in IDLE if getattr(chosen, _destination(name)) is not None]
     if idle:
         print(f"poprun: without effect here: {', '.join(idle)}", file=sys.stderr)
-    job = _job(reader, values)
-    if values["print_topology"]:
+    job = complete(reader, chosen)
+    if job.print_topology:
         print(topology(job))
     return launch(job)
 
 
-def _with_config(reader: argparse.ArgumentParser, given: dict[str, Any]) -> dict[str, Any]:
-    values = dict(given)
-    if values["import_config"]:
-        try:
-            stored = dict(json.loads(Path(values["import_config"]).read_text()))
-            said = "v" * stored.pop("verbosity", 0)
-        except (OSError, TypeError, ValueError) as error:
-            reader.error(f"--import-config: {error}")
-        unknown = sorted(stored.keys() - values.keys())
-        if unknown:
-            reader.error(f"--import-config: there is no option {', '.join(unknown)}")
-        words = [f"--{name.replace('_', '-')}={value}" for name, value in stored.items()]
-        read = vars(reader.parse_args([*words, *([f"-{said}"] if said else [])]))
-        values |= {name: value for name, value in read.items() if given[name] in (None, [])}
-    if values["export_config"]:
-        left_out = ("program", "import_config", "export_config", "rendezvous")
-        kept = {n: v for n, v in values.items() if v is not None and n not in left_out}
-        Path(values["export_config"]).write_text(json.dumps(kept, indent=2) + "\n")
-    return values
+def _imported(reader: argparse.ArgumentParser, chosen: Job) -> list[str]:
+    try:
+        stored = dict(json.loads(Path(chosen.import_config).read_text()))
+        said = "v" * stored.pop("verbosity", 0)
+    except (OSError, TypeError, ValueError) as error:
+        reader.error(f"--import-config: {error}")
+    unknown = sorted(stored.keys() - vars(chosen).keys())
+    if unknown:
+        reader.error(f"--import-config: there is no option {', '.join(unknown)}")
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in stored.items()]
+    return words if chosen.verbosity or not said else [*words, f"-{said}"]
 
 
 def _destination(option: str) -> str:
     return option.removeprefix("--").replace("-", "_")
 
 
-def _job(reader: argparse.ArgumentParser, values: dict[str, Any]) -> Job:
-    instances = values["num_instances"] or 1
-    shared = values["stage_processes"] or 1
+def complete(reader: argparse.ArgumentParser, job: Job) -> Job:
+    """Check what was chosen, and add what follows from it."""
+    instances, shared = job.num_instances, job.stage_processes
     if instances % shared:
         reader.error(
             f"--num-instances {instances} must be a multiple of --stage-processes {shared}"
         )
     models = instances // shared
-    replicas = values["num_replicas"] or models
-    hosts = _hosts(reader, values)
-    if replicas % models:
+    job.num_replicas = job.num_replicas or models
+    job.hosts = _hosts(reader, job)
+    if job.num_replicas % models:
         of_each = f", {shared} for each model" if shared > 1 else ""
         reader.error(
-            f"--num-replicas {replicas} must be a multiple of --num-instances {instances}{of_each}"
+            f"--num-replicas {job.num_replicas} must be a multiple of --num-instances "
+            f"{instances}{of_each}"
         )
-    if instances % len(hosts):
-        reader.error(f"--num-instances {instances} must be a multiple of the {len(hosts)} hosts")
-    only = values["only_output_from_instance"]
+    if instances % len(job.hosts):
+        of_hosts = f"a multiple of the {len(job.hosts)} hosts"
+        reader.error(f"--num-instances {instances} must be {of_hosts}")
+    only = job.only_output_from_instance
     if only is not None and only >= instances:
         reader.error(f"--only-output-from-instance {only}: there are {instances} instances")
-    if values["rendezvous"]:
-        endpoint, count, name, place = values["rendezvous"].split("/")
-        meeting = Meeting(endpoint, int(count), name, int(place), sys.stdin.readline().strip())
-    elif len(hosts) > 1:
-        endpoint = f"{hosts[0]}:{values['port'] or 29400}"
-        meeting = Meeting(endpoint, len(hosts), hosts[0], 0, secrets.token_hex())
-    else:
-        meeting = None
-    return Job(
-        program=tuple(values["program"]),
-        instances=instances,
-        replicas=replicas,
-        ipus_per_replica=values["ipus_per_replica"] or 1,
-        stage_processes=shared,
-        hosts=hosts,
-        meeting=meeting,
-        restarts=values["max_restarts"] or 0,
-        cache=values["executable_cache_path"],
-        only=only,
-        offline=bool(values["offline_mode"]),
-        numa=bool(values["numa_aware"]),
-        verbosity=values["verbosity"] or 0,
-    )
+    job.local_replicas = job.num_replicas // models  # that a process has, or has stages of
+    job.here = instances // len(job.hosts)
+    # It guards the meeting; other hosts read it from their input, which nobody else sees.
+    job.key = sys.stdin.readline().strip() if job.rendezvous else secrets.token_hex()
+    return job
 
 
-def _hosts(reader: argparse.ArgumentParser, values: dict[str, Any]) -> tuple[str, ...]:
-    if values["hostfile"]:
+def _hosts(reader: argparse.ArgumentParser, job: Job) -> list[str]:
+    if job.hostfile:
         try:
-            lines = Path(values["hostfile"]).read_text().splitlines()
+            lines = Path(job.hostfile).read_text().splitlines()
         except OSError as error:
             reader.error(f"--hostfile: {error}")
         named = [line.split("#")[0].split()[:1] for line in lines]
         hosts = [name[0] for name in named if name]
     else:
-        hosts = [name for name in (values["host"] or "").split(",") if name]
-    return tuple(hosts) or ("localhost",)
+        hosts = [name for name in (job.host or "").split(",") if name]
+    return hosts or ["localhost"]
 
 
 def topology(job: Job) -> str:
     lines = ["instance  host  replicas"]
-    for index in range(job.instances):
-        host = job.hosts[index * len(job.hosts) // job.instances]
+    for index in range(job.num_instances):
+        host = job.hosts[index * len(job.hosts) // job.num_instances]
         first = index // job.stage_processes * job.local_replicas
         lines.append(f"{index:>8}  {host}  {first} to {first + job.local_replicas - 1}")
     return "\n".join(lines)
@@ -293,7 +231,7 @@ def launch(job: Job) -> int:
     others = [
         _start_at(host, job, place)
         for place, host in enumerate(job.hosts)
-        if place and job.meeting is not None
+        if place and not job.rendezvous
     ]
     try:
         status = _run(job)
@@ -308,14 +246,14 @@ def _set_environment(job: Job) -> None:
     cores = len(os.sched_getaffinity(0))
     env.set_if_absent("OMP_NUM_THREADS", str(max(1, cores // job.here)))
     env.set_if_absent("PYTHONUNBUFFERED", "1")  # what processes print is shown at once
-    env.put("POPDIST_NUM_TOTAL_REPLICAS", str(job.replicas))
+    env.put("POPDIST_NUM_TOTAL_REPLICAS", str(job.num_replicas))
     env.put("POPDIST_NUM_LOCAL_REPLICAS", str(job.local_replicas))
     env.put("POPDIST_NUM_IPUS_PER_REPLICA", str(job.ipus_per_replica))
     env.put("POPDIST_STAGE_PROCESSES", str(job.stage_processes))
     env.put("POPDIST_UNIFORM_REPLICAS_PER_INSTANCE", "1")
-    if job.cache:
-        env.put("POPTORCH_CACHE_DIR", job.cache)
-    if job.offline:
+    if job.executable_cache_path:
+        env.put("POPTORCH_CACHE_DIR", job.executable_cache_path)
+    if job.offline_mode:
         env.set_if_absent("POPTORCH_DEFAULT_OPTIONS", '{"useOfflineIpuTarget": []}')
     if job.verbosity:
         env.set_if_absent("POPTORCH_LOG_LEVEL", "INFO" if job.verbosity == 1 else "DEBUG")
@@ -323,17 +261,18 @@ def _set_environment(job: Job) -> None:
 
 def _start_at(host: str, job: Job, place: int) -> subprocess.Popen[str]:
     """Let another host start its part; it needs the same folders and programs."""
-    assert job.meeting is not None
     own = {
-        "--num-instances": job.instances,
-        "--num-replicas": job.replicas,
+        "--num-instances": job.num_instances,
+        "--num-replicas": job.num_replicas,
         "--ipus-per-replica": job.ipus_per_replica,
         "--stage-processes": job.stage_processes,
-        "--max-restarts": job.restarts,
-        "--executable-cache-path": job.cache,
-        "--only-output-from-instance": job.only,
-        "--numa-aware": "yes" if job.numa else None,
-        "--rendezvous": job.meeting.option(host, place),
+        "--max-restarts": job.max_restarts,
+        "--executable-cache-path": job.executable_cache_path,
+        "--only-output-from-instance": job.only_output_from_instance,
+        "--numa-aware": job.numa_aware,
+        "--host": ",".join(job.hosts),
+        "--port": job.port,
+        "--rendezvous": place,
     }
     options = [f"{name}={value}" for name, value in own.items() if value is not None]
     command = [sys.executable, "-m", "poptorch._cli.poprun", *options, *job.program]
@@ -342,7 +281,7 @@ def _start_at(host: str, job: Job, place: int) -> subprocess.Popen[str]:
     other = subprocess.Popen([*remote_shell(), host, text], stdin=subprocess.PIPE, text=True)
     assert other.stdin is not None
     with contextlib.suppress(BrokenPipeError), other.stdin:  # it ended: its status says so
-        other.stdin.write(f"{job.meeting.key}\n")
+        other.stdin.write(f"{job.key}\n")
     return other
 
 
@@ -361,10 +300,10 @@ def _run(job: Job) -> int:
     folder = tempfile.mkdtemp(prefix="poprun-")
     # The agent substitutes its variables.
     command = [text.replace("$", "$$") for text in job.program]
-    cores = numa_cores(NODES, os.sched_getaffinity(0), job.here) if job.numa else []
+    cores = numa_cores(NODES, os.sched_getaffinity(0), job.here) if job.numa_aware else []
     if cores:
         command = [sys.executable, "-ISc", _BIND, json.dumps(cores), "${local_rank}", *command]
-    elif job.numa:
+    elif job.numa_aware:
         print(f"poprun: --numa-aware: there are no nodes at {NODES}", file=sys.stderr)
     try:
         elastic_launch(_config(job, folder), command[0])(*command[1:])
@@ -394,32 +333,31 @@ def _config(job: Job, folder: str) -> Any:
     from torch.distributed.elastic.multiprocessing import Std
     from torch.distributed.launcher.api import LaunchConfig
 
-    more: dict[str, Any] = {}
-    if job.meeting is None:
+    place, hosts, only = job.rendezvous, len(job.hosts), job.only_output_from_instance
+    if hosts == 1:
         # A file: the agent unpickles what it reads there, and torch's store listens on every
         # network of this machine, to whoever connects.
         backend, endpoint = "c10d", os.path.join(folder, "meeting")
-        place, key = 0, secrets.token_hex()
-        more["rdzv_configs"] = {"store_type": "file"}
-        more["local_addr"] = "localhost"
+        settings: dict[str, Any] = {"store_type": "file"}
+        address: str | None = "localhost"
     else:
         agents.register()
-        backend, endpoint = agents.BACKEND, job.meeting.endpoint
-        place, key = job.meeting.place, job.meeting.key
+        backend, endpoint = agents.BACKEND, f"{job.hosts[0]}:{job.port}"
         # Told, because a host's idea of its own name need not be that of the others.
-        more["rdzv_configs"] = {"is_host": place == 0, "key": key, "place": place}
-        more["local_addr"] = _resolvable(job.meeting.name)
-    shown = None if job.only is None else {job.only - place * job.here}
-    hosts = job.meeting.hosts if job.meeting else 1
+        settings = {"is_host": place == 0, "key": job.key, "place": place}
+        address = _resolvable(job.hosts[place])
+    shown = None if only is None else {only - place * job.here}
     return LaunchConfig(
         min_nodes=hosts,
         max_nodes=hosts,
         nproc_per_node=job.here,
-        run_id=hashlib.sha256(key.encode()).hexdigest(),  # everybody may know it
+        run_id=hashlib.sha256(job.key.encode()).hexdigest(),  # everybody may know it
         role="",
         rdzv_backend=backend,
         rdzv_endpoint=endpoint,
-        max_restarts=job.restarts,
+        rdzv_configs=settings,
+        local_addr=address,
+        max_restarts=job.max_restarts,
         monitor_interval=0.1,
         log_line_prefix_template="[${rank}] ",
         logs_specs=_logs(
@@ -431,7 +369,6 @@ def _config(job: Job, folder: str) -> Any:
             local_ranks_filter=shown,
         ),
         shutdown_timeout=_PATIENCE,
-        **more,
     )
 
 
@@ -477,8 +414,8 @@ def _say_failed(job: Job, error: Any) -> int:
         code = each.exitcode
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
         mark = ", the first to end" if rank == first and len(failures) > 1 else ""
-        print(f"poprun: instance {rank} of {job.instances} {how}{mark}", file=sys.stderr)
-    again = f" after {job.restarts} restarts" if job.restarts else ""
+        print(f"poprun: instance {rank} of {job.num_instances} {how}{mark}", file=sys.stderr)
+    again = f" after {job.max_restarts} restarts" if job.max_restarts else ""
     print(f"poprun: the job has failed{again}; all instances have ended", file=sys.stderr)
     code = int(failure.exitcode)
     return KILLED - code if code < 0 else code
