@@ -121,7 +121,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 
 _TRIES = 3
-_tries: collections.Counter[str] = collections.Counter()
+_tries: collections.Counter[float] = collections.Counter()
 """How often it was tried to free a device: fixtures of modules keep some, as do logs of tests."""
 
 
@@ -133,10 +133,10 @@ def _devices_of_earlier_tests() -> None:
         _tries.update(_held())
 
 
-def _held() -> set[str]:
+def _held() -> set[float]:
     from poptorch import _pod
 
-    return {holder.token for holder in _pod.holders() if holder.process.pid == os.getpid()}
+    return {holder.since for holder in _pod.holders() if holder.process.pid == os.getpid()}
 
 
 @pytest.fixture(autouse=True, scope="session")

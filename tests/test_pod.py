@@ -172,15 +172,15 @@ def test_eight_processes_wait_for_four_chips_each() -> None:
 
 def test_a_number_that_was_given_to_another_process_is_no_holder() -> None:
     _pod.acquire(1).release()
-    path = Path(os.environ["POPTORCH_POD_DIR"]) / "virtual-mk2-4.json"
+    path = Path(os.environ["POPTORCH_POD_DIR"]) / "virtual-mk2-4.old.json"
     entry = {
-        "device": 0, "chips": [0], "since": 0.0, "token": "old",
+        "device": 0, "chips": [0], "since": 0.0,
         "process": {"pid": os.getpid(), "started": 1, "command": "python", "user": "me"},
     }  # fmt: skip
-    path.write_text(json.dumps([entry]))
+    path.write_text(json.dumps(entry))
     assert held() == []
     assert _pod.acquire(1).chips == (0,)
-    assert "old" not in path.read_text()
+    assert not path.exists()
 
 
 def test_a_link_in_a_shared_folder_is_not_written_through(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_an_unusable_directory_is_one_warning(
 ) -> None:
     own: list[tempfile.TemporaryDirectory[str]] = []
     monkeypatch.setattr(_pod, "_own", own)
-    entry = tmp_path / f"{_systems.current().name}.json"
+    entry = tmp_path / f"{_systems.current().name}.x.json"
     if place == "a file":
         (tmp_path / "file").write_text("")
         tmp_path /= "file"
@@ -238,14 +238,14 @@ def test_collecting_a_lease_while_another_is_acquired_loses_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     first = _pod.acquire(1)
-    write, released = _pod._write, []
+    write, released = _pod._written, []
 
-    def collect_then_write(path, present):
+    def collect_then_write(holder, file):
         if not released:
             released.append(first.release())
-        write(path, present)
+        return write(holder, file)
 
-    monkeypatch.setattr(_pod, "_write", collect_then_write)
+    monkeypatch.setattr(_pod, "_written", collect_then_write)
     second = _pod.acquire(1)
     assert held() == list(second.chips)
     assert _systems.current().chips == 4

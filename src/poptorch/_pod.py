@@ -1,6 +1,6 @@
-"""Chips held across the processes of a user, in one locked file per system.
+"""Chips held across the processes of a user, a small file for each holder.
 
-An entry counts as long as its process lives, so whatever happens to a holder, its chips are free.
+A file counts as long as its process lives, so chips are free whatever happens to their holder.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ._systems import System
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.05, 1.0
 _LOCK_SECONDS = 30.0
-_LARGEST = 1 << 24  # bytes of the file: some 50,000 holders
+_LARGEST = 1 << 20  # bytes of a file
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,6 @@ class Holder:
     chips: tuple[int, ...]
     process: ProcessIdentity
     since: float  # seconds since the epoch
-    token: str  # tells this entry apart from all others
 
 
 class Lease:
@@ -66,7 +65,7 @@ def acquire(count: int, ipu_id: int | None = None, wait: bool = False) -> Lease:
     while True:
         try:
             lease, busy = _try(system, wanted)
-        except (_Unusable, OSError, filelock.Timeout) as trouble:
+        except OSError as trouble:
             _keep_to_itself(str(trouble))
             lease, busy = _try(system, wanted)
         if lease is not None:
@@ -81,14 +80,14 @@ def acquire(count: int, ipu_id: int | None = None, wait: bool = False) -> Lease:
 
 def holders(system: System | None = None) -> list[Holder]:
     try:
-        entries = _read(_path(system or _systems.current()))
-    except (_Unusable, OSError) as error:
+        present = _present(*_place(system or _systems.current()))
+    except OSError as error:
         raise Error(
             "The file or directory in which devices are bookkept cannot be used",
             got=str(error),
             fix="delete it, or set POPTORCH_POD_DIR to another directory",
         ) from error
-    return sorted(entries, key=lambda holder: holder.since)
+    return sorted(present, key=lambda holder: holder.since)
 
 
 def _candidates(system: System, count: int, ipu_id: int | None) -> list[int]:
@@ -149,38 +148,26 @@ def _all_busy(count: int, ipu_id: int | None, busy: Iterable[Holder]) -> Error:
 
 def _try(system: System, wanted: Iterable[int]) -> tuple[Lease | None, list[Holder]]:
     """Write this process down for the first free device; else return who is in the way."""
-    path = _path(system)
-    with _lock(path):
-        present = _read(path)
+    folder, name = _place(system)
+    with filelock.FileLock(folder / f"{name}.lock", timeout=_LOCK_SECONDS):
+        present = _present(folder, name)
         busy = {chip for holder in present for chip in holder.chips}
         for device in wanted:
             chips = tuple(system.devices[device])
             if busy.isdisjoint(chips):
-                process, token = ProcessIdentity.current(), secrets.token_hex(8)
-                mine = Holder(device, chips, process, time.time(), token)
-                _write(path, [*present, mine])
-                give_back = functools.partial(_give_back, path, mine.token, os.getpid())
-                return Lease(device, chips, give_back), []
+                holder = Holder(device, chips, ProcessIdentity.current(), time.time())
+                file = _written(holder, folder / f"{name}.{secrets.token_hex(8)}.json")
+                return Lease(device, chips, functools.partial(_give_back, file, os.getpid())), []
     return None, present
 
 
-_returned: set[str] = set()
-
-
-def _give_back(path: Path, token: str, pid: int) -> None:
-    """Strike an entry out. The garbage collector may do so while another one is being written."""
+def _give_back(file: Path, pid: int) -> None:
     if os.getpid() != pid:  # a forked copy of the lease holds nothing
         return
-    _returned.add(token)
     try:
-        with _lock(path):
-            _write(path, _read(path))
-    except (_Unusable, OSError, filelock.Timeout) as trouble:  # it ends with this process
-        log.engine.debug("A device is not struck out of %s: %s", path, trouble)
-
-
-class _Unusable(Exception):  # noqa: N818 (it never reaches users)
-    """The file or directory in which devices are bookkept cannot be used."""
+        file.unlink(missing_ok=True)
+    except OSError as trouble:  # it ends with this process
+        log.engine.debug("A device is not given back: %s", trouble)
 
 
 _own: list[tempfile.TemporaryDirectory[str]] = []
@@ -196,54 +183,43 @@ def _keep_to_itself(why: str) -> None:
     _own.append(folder)
 
 
-def _path(system: System) -> Path:
-    """The file of a system, in the environment's directory or in one of the user's own."""
-    chosen, user = env.get("POPTORCH_POD_DIR"), ProcessIdentity.current().user
-    if hasattr(os, "getuid"):
-        user = str(os.getuid())
-    folder = Path(chosen or Path(tempfile.gettempdir()) / f"poptorch-pod-{user}")
+def _place(system: System) -> tuple[Path, str]:
+    """Return the folder of the files, chosen or one of the user's own, and their name."""
+    chosen = env.get("POPTORCH_POD_DIR")
+    folder = Path(chosen or Path(tempfile.gettempdir()) / f"poptorch-pod-{os.getuid()}")
     if _own:
         folder = Path(_own[-1].name)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not chosen and hasattr(os, "getuid") and folder.stat().st_uid != os.getuid():
-        raise _Unusable(f"{folder} belongs to another user")
-    return folder / f"{system.name}.json"
+    if not chosen and folder.stat().st_uid != os.getuid():
+        raise OSError(f"{folder} belongs to another user")
+    return folder, system.name
 
 
-def _lock(path: Path) -> filelock.BaseFileLock:
-    # A lock of the operating system, which ends with the process, however that ends. One object
-    # for each path and thread: taking it again inside itself is allowed.
-    return filelock.FileLock(path.with_suffix(".lock"), timeout=_LOCK_SECONDS, is_singleton=True)
+def _present(folder: Path, name: str) -> list[Holder]:
+    """Return the holders that live; remove the files of others."""
+    present = []
+    for file in folder.glob(f"{name}.*.json"):
+        try:
+            entry = json.loads(archive.read_text(file, _LARGEST))
+            process = ProcessIdentity(**entry["process"])
+            holder = Holder(entry["device"], tuple(entry["chips"]), process, entry["since"])
+        except FileNotFoundError:  # it has just been given back
+            continue
+        except archive.InvalidFile as error:  # a pipe, which would wait, for one
+            raise OSError(str(error)) from error
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise OSError(f"{file} was not written by this version") from error
+        if process.lives:
+            present.append(holder)
+        else:
+            file.unlink(missing_ok=True)
+    return present
 
 
-def _read(path: Path) -> list[Holder]:
-    try:
-        entries = json.loads(archive.read_text(path, _LARGEST))
-        present = [
-            Holder(
-                entry["device"], tuple(entry["chips"]), ProcessIdentity(**entry["process"]),
-                entry["since"], entry["token"],
-            )
-            for entry in entries
-        ]  # fmt: skip
-    except FileNotFoundError:
-        return []
-    except archive.InvalidFile as error:  # a pipe, which would wait, for one
-        raise _Unusable(str(error)) from error
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise _Unusable(f"{path} was not written by this version") from error
-    return [holder for holder in present if holder.process.lives]
-
-
-def _write(path: Path, present: Iterable[Holder]) -> None:
-    """Replace the file at once: readers do not lock."""
-    temporary = path.with_suffix(f".{os.getpid()}-{secrets.token_hex(8)}")
-    entries = [dataclasses.asdict(holder) for holder in present if holder.token not in _returned]
-    try:
-        # Not through a link that somebody has put there, in a folder that several users share.
-        with temporary.open("x") as file:
-            json.dump(entries, file)
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+def _written(holder: Holder, file: Path) -> Path:
+    """Write a file that is whole when it appears: readers do not lock."""
+    unfinished = file.with_suffix(".unfinished")
+    # Not through a link that somebody has put there, in a folder that several users share.
+    with unfinished.open("x") as opened:
+        json.dump(dataclasses.asdict(holder), opened)
+    return unfinished.rename(file)

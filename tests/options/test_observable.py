@@ -289,7 +289,7 @@ VARIABLES: dict[str, tuple[dict[str, str], dict[str, str], Callable[[], Any]]] =
     "POPTORCH_IPU_MODEL_VERSION": ({"": "ipu1"}, {"POPTORCH_IPU_MODEL": "1"}, spec),
     "POPLAR_ENGINE_OPTIONS": ({"": '{"autoReport.all": "true"}'}, {}, spec),
     "POPTORCH_POD": ({"": "4"}, {}, lambda: poptorch.ipuHardwareIsAvailable(8)),
-    "POPTORCH_POD_DIR": ({"": "pod"}, {}, lambda: _pod._path(_systems.current())),
+    "POPTORCH_POD_DIR": ({"": "pod"}, {}, lambda: _pod._place(_systems.current())),
     "POPTORCH_WAIT_FOR_IPU": ({"": "1"}, {}, waits_for_chips),
     "OMPI_COMM_WORLD_SIZE": ({"": "2"}, {}, processes),
     "OMPI_COMM_WORLD_RANK": (
