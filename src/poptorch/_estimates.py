@@ -11,7 +11,7 @@ from tqdm import tqdm
 from ._base import log
 from ._base.errors import Error
 from ._ipu_model import Estimate, Variant, WhatIf, variants
-from ._repricing import repricer_of
+from ._repricing import Repricer
 from .executor import PoplarExecutor
 
 __all__ = ["Estimate", "Variant", "WhatIf", "estimate", "what_if"]
@@ -80,9 +80,11 @@ def what_if(
             ``poptorch.estimate`` raises.
     """
     _check_wrapped(executor, "what_if")
-    variants.check(vary, executor._session.optimizer is not None)
+    training = executor._optimizer is not None
+    variants.check(vary, training)
     with executor._session.lock():
-        repricer = repricer_of(executor._session, executor._options, args, kwargs, system)
+        captures = executor._session.captures(args, kwargs)
+        repricer = Repricer(executor._options, captures, system, training)
         combined = [dict(zip(vary, v, strict=True)) for v in itertools.product(*vary.values())]
         bar = tqdm(combined, "Pricing", leave=False, disable=None if progress else True)
         lines, errors = list[Variant](), list[Error]()

@@ -12,33 +12,14 @@ from . import _compile
 from ._base.errors import Error
 from ._ipu_model import LOCATIONS, POD, PRECISIONS, Adviser, Estimate
 from ._session.pricing import Captures
-from ._session.session import Session
-from ._systems import System, parse
+from ._systems import parse
 from .options import Options, TensorLocationSettings
 from .options.freeze import freeze
 
 
-def advised(session: Session, options: Options, captures: Captures, priced: Estimate) -> Estimate:
-    training = session.optimizer is not None
-    return Repricer(options, captures, parse(priced.system), training).advised(priced)
-
-
-def repricer_of(
-    session: Session,
-    options: Options,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    system: str,
-) -> Repricer:
-    chips, training = parse(system), session.optimizer is not None
-    return Repricer(options, session.captures(args, kwargs), chips, training)
-
-
 class Repricer:
-    def __init__(
-        self, options: Options, captures: Captures, system: System, training: bool
-    ) -> None:
-        self._options, self._captures, self._system = options, captures, system
+    def __init__(self, options: Options, captures: Captures, system: str, training: bool) -> None:
+        self._options, self._captures, self._system = options, captures, parse(system)
         self._rows, self._training = captures.rows, training
 
     def advised(self, priced: Estimate) -> Estimate:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import datetime
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,12 +14,16 @@ import torch
 from torch import nn
 
 from ._base import log
+from ._base.errors import AssertionFailure, Error
 from ._capture import Explanation
 from ._capture.failures import UserFrames
-from ._inspection import Inspection
+from ._ipu_model import Estimate
+from ._ir.plan import Plan
 from ._ir.spec import Spec
-from ._repricing import advised
-from ._session import files, loading, wrapping
+from ._repricing import Repricer
+from ._session import counters, files, loading, wrapping
+from ._session.counters import Latency, Stamps
+from ._session.inputs import CompiledInputs
 from ._session.model import Model
 from ._session.proxy import ParameterProxy
 from ._session.session import Session
@@ -34,7 +39,7 @@ _TRACED = (
 )  # fmt: skip
 
 
-class PoplarExecutor(Inspection):
+class PoplarExecutor:
     """A model wrapped by ``trainingModel`` or ``inferenceModel``; not created directly.
 
     Reading any attribute that is not listed here reads it from the wrapped module.
@@ -55,24 +60,24 @@ class PoplarExecutor(Inspection):
     ) -> None:
         self._options = options
         self._loss = loss
-        kind = "inferenceModel" if optimizer is None else "trainingModel"
-        self._channel = Channel(f"poptorch.{kind}")
+        training = optimizer is not None
+        self._channel = Channel(f"poptorch.{'trainingModel' if training else 'inferenceModel'}")
         self._channel.instrument(self, *_TRACED)
         shallow = copy.copy(model)  # shares tensors and sub-modules, not top-level attributes
-        self._user_model = model if optimizer is not None else shallow
+        self._user_model = model if training else shallow
         owner = weakref.ref(self)
         entry = _with_loss(shallow, loss) if loss is not None else None
         self._session = Session(
-            Model(shallow, model, entry, optimizer is not None),
+            Model(shallow, model, entry, training),
             lambda: _alive(owner)._settings(),
             optimizer,
             owner,
             lambda: _alive(owner)._progress(),
         )
-        self._session.reports.advise = lambda captures, priced: advised(
-            _alive(owner)._session, _alive(owner)._options, captures, priced
-        )
-        if optimizer is not None:
+        self._session.reports.advise = lambda captures, priced: Repricer(
+            options, captures, priced.system, training
+        ).advised(priced)
+        if training:
             self._adopt_strategy()
             self._wrap()
         # An executor that is dropped must not take trained weights with it.
@@ -297,7 +302,126 @@ class PoplarExecutor(Inspection):
     def rng_state(self, state: Sequence[int] | None) -> None:
         self._session.rng_state = state
 
+    def isCompiled(self) -> bool:
+        """Tell whether the model is compiled."""
+        return self._session.is_compiled
+
+    def plan(self) -> Plan:
+        """Return the compiled program with its placement; ``print`` shows it.
+
+        Raises:
+            poptorch.Error: not compiled, or destroyed.
+        """
+        return self._session.plan()
+
+    def estimate(self, *args: Any, system: str = "bow:16", **kwargs: Any) -> Estimate:
+        """Return what the program would cost on IPUs; see ``poptorch.estimate``."""
+        with self._session.lock():
+            captures, training = self._session.captures(args, kwargs), self._optimizer is not None
+            repricer = Repricer(self._options, captures, system, training)
+            return repricer.advised(repricer.price({}, guesses=True))
+
+    # What a call cost.
+
+    def compilationTime(self) -> datetime.timedelta:
+        """Return how long compiling took.
+
+        Raises:
+            poptorch.Error: not compiled, or the progress bar is switched off.
+        """
+        if not self.isCompiled():
+            raise Error("Please compile the model before asking for its compilation time")
+        elapsed = self._options._progress_bar.elapsed
+        if not self._options._show_compilation_progress_bar or elapsed is None:
+            raise Error(
+                "The compilation time is measured by the progress bar, which is off",
+                fix="options.showCompilationProgressBar(True)",
+            )
+        return elapsed
+
+    def cycleCount(self) -> int:
+        """Return the cycles that a call would take on IPUs, as the cost model estimates them.
+
+        Raises:
+            poptorch.Error: ``logCycleCount`` is off, or the model has not run.
+        """
+        if not self._options._Popart.options.get("instrumentWithHardwareCycleCounter", False):
+            raise Error("Cycle count logging is disabled", fix="options.logCycleCount(True)")
+        if self._session.last is None:
+            raise Error("Please run the model at least once before asking for its cycle count")
+        with self._session.lock():
+            return self._session.reports.cycles(self._session.now)
+
+    def getPerfCounters(self) -> Stamps:
+        """Return time stamps of the last call in seconds, by kind, per tensor.
+
+        The kinds are ``input``, ``input_complete``, ``output`` and ``output_complete``.
+        """
+        return self._session.counters()
+
+    def getLatency(self) -> Latency:
+        """Return (min, max, mean) seconds from handing an input over to having the result."""
+        return counters.latency(self.getPerfCounters(), "input", "output_complete")
+
+    def getHostIpuLatency(self) -> Latency:
+        """Return (min, max, mean) seconds that inputs travelled to the device."""
+        return counters.latency(self.getPerfCounters(), "input", "input_complete")
+
+    def getComputeLatency(self) -> Latency:
+        """Return (min, max, mean) seconds between the last input and the last output."""
+        return counters.latency(self.getPerfCounters(), "input_complete", "output", first=max)
+
+    def getIpuHostLatency(self) -> Latency:
+        """Return (min, max, mean) seconds that outputs travelled to the host."""
+        return counters.latency(self.getPerfCounters(), "output", "output_complete")
+
+    # Tensors inside.
+
+    def getTensorNames(self) -> list[str]:
+        """Return the names of the tensors of the program, those that can be anchored first.
+
+        Raises:
+            AssertionError: not compiled.
+        """
+        session, optimizer = self._session, self._session.optimizer
+        if not session.is_compiled:
+            raise AssertionFailure("Tensor names are known once the model is compiled")
+        return session.now.tensor_names() + (optimizer.names() if optimizer is not None else [])
+
+    def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
+        """Return the value that an anchored tensor had in the last call.
+
+        Args:
+            short_name: as in ``options.anchorTensor(short_name, long_name)``.
+
+        Returns:
+            A tensor shaped by the anchor's output mode.
+
+        Raises:
+            AssertionError: there is no such anchor, or no call was made.
+        """
+        last = self._session.last
+        anchors = last.anchors if last is not None else {}
+        if short_name not in anchors:
+            raise AssertionFailure(
+                f"No tensor with name {short_name}",
+                got=f"anchored in the last call: {', '.join(anchors) or 'nothing'}",
+                fix="options.anchorTensor(short_name, long_name) before wrapping, then one call",
+            )
+        return anchors[short_name]
+
     # Inside.
+
+    @property
+    def _executable(self) -> object | None:
+        return self._session.now.compiled.executable if self.isCompiled() else None
+
+    @property
+    def _executable_inputs(self) -> CompiledInputs | None:
+        return self._session.now.arguments() if self.isCompiled() else None
+
+    def _debugGetPopartIR(self) -> str:
+        return self.plan().describe()
 
     @property
     def _optimizer(self) -> torch.optim.Optimizer | None:

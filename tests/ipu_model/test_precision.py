@@ -23,7 +23,7 @@ from poptorch import Estimate
 from poptorch._ipu_model.constants import DEFAULT
 from poptorch._ipu_model.products import spread
 from poptorch._ipu_model.work import Product
-from poptorch._repricing import repricer_of
+from poptorch._repricing import Repricer
 from poptorch._systems import KINDS
 
 sizes = st.integers(1, 4096)
@@ -88,8 +88,9 @@ def priced(dtype: torch.dtype, shape: tuple[int, int, str], rows: int, optimizer
         executor = poptorch.inferenceModel(model, options.deviceIterations(4))
     batch = torch.empty(4 * rows, shape[1], dtype=dtype, device="meta")
     try:
-        repricer = repricer_of(executor._session, executor._options, (batch,), {}, "bow:1")
-        return repricer.price({})  # without advice
+        captures = executor._session.captures((batch,), {})
+        # Without advice.
+        return Repricer(executor._options, captures, "bow:1", bool(optimizer)).price({})
     finally:
         executor.destroy()
 
