@@ -87,7 +87,8 @@ def _run(module: str, arguments: list[str], output: str, variables: dict[str, st
         status = int(importlib.import_module(module).main(*arguments) or 0)
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else 1
-    except BaseException:
+    except BaseException as error:
+        sys.last_value = error
         sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
     try:
         atexit._run_exitfuncs()

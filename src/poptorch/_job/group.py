@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import datetime
+import functools
 import hashlib
 import json
 import os
@@ -21,6 +22,7 @@ from . import heartbeat
 from .heartbeat import Heartbeat, Loss
 from .rendezvous import Background, Impatience, open_store, store_owner
 
+dist = torch.distributed  # which torch has imported by itself
 MEETING = datetime.timedelta(minutes=10)
 """How long the first process waits for the last one to start."""
 _SLICE = datetime.timedelta(seconds=heartbeat.INTERVAL)
@@ -35,8 +37,6 @@ Message = tuple[torch.Tensor, int, int]
 
 def join(index: int, count: int, patience: float) -> ProcessGroup:
     """Meet the others, unless done; ``patience``: seconds without a heartbeat until one is lost."""
-    import torch.distributed as dist
-
     global _group
     if _group is None:
         if dist.is_initialized() and (dist.get_rank(), dist.get_world_size()) != (index, count):
@@ -72,17 +72,14 @@ class ProcessGroup:
         self._lost: Error | None = None
         self._cause: Loss | None = None
         self._pending = False
-        self._ended = ""
         self._some: dict[tuple[int, ...], Any] = {}  # torch's groups of some of the processes
         self._store = open_store(index, count, MEETING)
         self._texts_written = 0  # the exchange of this process's latest text
         self._heartbeat = Heartbeat(self._store, index, count, patience, store_owner())
         self._owner = os.getpid()
-        _note_failures(self)
 
     def connect(self) -> None:
         """Connect the processes; torch's default group is the script's, so nothing mixes."""
-        import torch.distributed as dist
 
         def connect_all() -> Any:
             if not dist.is_initialized():
@@ -91,7 +88,8 @@ class ProcessGroup:
                 )
             return dist.new_group(backend="gloo", timeout=_NEVER)
 
-        self._pg = self._in_background(connect_all, "their addresses")
+        with self._exchange("their addresses"):
+            self._pg = self._outcome(connect_all, "their addresses")
         log.python.info("Process %d of %d: all have met", self.index, self.count)
 
     # Exchanges. All processes call them in the same order.
@@ -120,8 +118,6 @@ class ProcessGroup:
 
     def put_together(self, tensors: Sequence[torch.Tensor], what: str) -> None:
         """Fill flat tensors with the processes' equal parts; each has its own in place."""
-        import torch.distributed as dist
-
         # gloo's own gathering copies all of it once more: 64 MB between two processes take it
         # 268 ms, and these 72.
         with self._exchange(what):
@@ -141,8 +137,6 @@ class ProcessGroup:
         members: Sequence[int] = (),
     ) -> None:
         """Replace tensors, alike in the processes, by those of one process."""
-        import torch.distributed as dist
-
         with self._exchange(what):
             group = self._among(members, what)
             for tensor in tensors:
@@ -153,19 +147,15 @@ class ProcessGroup:
 
     def pass_on(self, sent: Sequence[Message], received: Sequence[Message], what: str) -> None:
         """Exchange tensors with single processes; all call this, as it counts as an exchange."""
-        import torch.distributed as dist
-
         with self._exchange(what):
             works: list[Any] = [
                 dist.irecv(t, other, self._pg, tag=number) for t, other, number in received
             ]
             works += [dist.isend(t, other, self._pg, tag=number) for t, other, number in sent]
             if works:
-                self._wait([Background(lambda: [work.wait() for work in works])], what)
+                self._outcome(lambda: [work.wait() for work in works], what)
 
     def gather(self, tensor: torch.Tensor, what: str) -> list[torch.Tensor]:
-        import torch.distributed as dist
-
         parts = [torch.empty_like(tensor) for _ in range(self.count)]
         with self._exchange(what):
             self._wait([dist.all_gather(parts, tensor, group=self._pg, async_op=True)], what)
@@ -193,32 +183,25 @@ class ProcessGroup:
             self._texts_written = number
             return texts
 
-        texts: list[str] = self._in_background(exchange, what)
+        with self._exchange(what):
+            texts: list[str] = self._outcome(exchange, what)
         return texts
 
     # Waiting.
 
     def _among(self, members: Sequence[int], what: str) -> Any:
         """Return torch's group of some of the processes; of all if none are named."""
-        import torch.distributed as dist
-
         if not members or len(members) == self.count:
             return self._pg
         key = tuple(members)
         if key not in self._some:
-            making = Background(
-                lambda: dist.new_group(
-                    [*key], backend="gloo", timeout=_NEVER, use_local_synchronization=True
-                )
-            )
-            self._wait([making], what)
-            self._some[key] = making.result()
+            make = functools.partial(dist.new_group, use_local_synchronization=True)
+            self._some[key] = self._outcome(lambda: make([*key], _NEVER, "gloo"), what)
         return self._some[key]
 
-    def _in_background(self, do: Callable[[], Any], what: str) -> Any:
-        with self._exchange(what):
-            doing = Background(do)
-            self._wait([doing], what)
+    def _outcome(self, do: Callable[[], Any], what: str) -> Any:
+        doing = Background(do)
+        self._wait([doing], what)
         return doing.result()
 
     @contextlib.contextmanager
@@ -293,15 +276,16 @@ class ProcessGroup:
 
     # The end.
 
-    def note(self, error: BaseException) -> None:
-        first = next(iter(str(error).splitlines()), "")
-        self._ended = f"it ended by {type(error).__name__}: {first}"
-
     def leave(self) -> None:
         """The process ends; a fork of it is no part of the job."""
         if os.getpid() != self._owner:
             return
-        self._heartbeat.stop(self._ended or "it has ended", self._cause)
+        why = "it has ended"
+        error = getattr(sys, "last_value", None)  # that nobody caught
+        if error is not None:
+            first = next(iter(str(error).splitlines()), "")
+            why = f"it ended by {type(error).__name__}: {first}"
+        self._heartbeat.stop(why, self._cause)
         self._heartbeat.leave_last()
         if self._pending:
             # torch's destructor would wait for an exchange that nobody answers.
@@ -321,17 +305,6 @@ def _added(group: Any, tensors: Sequence[torch.Tensor]) -> list[Any]:
 def _leave() -> None:
     if _group is not None:
         _group.leave()
-
-
-def _note_failures(group: ProcessGroup) -> None:
-    """Let the others know by which exception this process ends."""
-    before = sys.excepthook
-
-    def hook(kind: Any, error: BaseException, traceback: Any) -> None:
-        group.note(error)
-        before(kind, error, traceback)
-
-    sys.excepthook = hook
 
 
 def compare(facts: Mapping[str, str], what: str) -> dict[int, dict[str, str]]:
