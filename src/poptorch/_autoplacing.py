@@ -11,7 +11,7 @@ from torch import nn
 
 from ._base.errors import InvalidValue
 from ._base.tables import size_text, table
-from ._systems import System, parse
+from ._systems import parse
 from .ops import BeginBlock, removeBlocks
 from .options import Options
 from .wrappers import inferenceModel, trainingModel
@@ -103,8 +103,21 @@ def autoplace(
             fix="one of them",
         )  # fmt: skip
     chosen = Options() if options is None else options.clone()
-    limit = memory_per_ipu if system is None else parse(system)
-    shares = _shares(model, chosen, optimizer, example, num_ipus, limit)
+    args, kwargs = ((), example) if isinstance(example, Mapping) else (example, {})
+    args = tuple(args) if isinstance(args, tuple | list) else (args,)
+    if model.training:
+        executor = trainingModel(model, chosen, optimizer)
+    else:
+        executor = inferenceModel(model, chosen)
+    try:
+        session = executor._session
+        if system is None:
+            shares = session.shares(args, kwargs, num_ipus, memory_per_ipu)
+        else:
+            captures = session.captures(args, kwargs)
+            shares = captures.fitting(session._settings(), parse(system), num_ipus)
+    finally:
+        executor.destroy()
     removeBlocks(model)
     for share in shares:
         if share.begins is not None:
@@ -119,26 +132,3 @@ def autoplace(
         for share in shares
     ]  # fmt: skip
     return Placement(model, PlacementTable(rows))
-
-
-def _shares(
-    model: nn.Module,
-    options: Options,
-    optimizer: torch.optim.Optimizer | None,
-    example: Any,
-    chips: int,
-    limit: int | System | None,
-) -> list[Any]:
-    args, kwargs = ((), example) if isinstance(example, Mapping) else (example, {})
-    args = tuple(args) if isinstance(args, tuple | list) else (args,)
-    if not model.training:
-        executor = inferenceModel(model, options)
-    else:
-        executor = trainingModel(model, options, optimizer)
-    try:
-        session = executor._session
-        if isinstance(limit, System):
-            return session.captures(args, kwargs).fitting(session._settings(), limit, chips)
-        return session.shares(args, kwargs, chips, limit)
-    finally:
-        executor.destroy()

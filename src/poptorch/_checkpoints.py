@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import atexit
+import concurrent.futures
 import copy
 import functools
 import json
@@ -23,6 +24,7 @@ import torch
 from . import _job
 from ._base import archive, log, trees
 from ._base.errors import AssertionFailure, Error
+from ._job.rendezvous import Background
 from ._session import files, host_random, loading
 from .dataloader import DataLoader
 from .executor import PoplarExecutor
@@ -443,31 +445,27 @@ class _Writing:
         self._files, self._awaited, self._finish = files, awaited, finish
         self._patience = patience
         self._abandoned = threading.Event()
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._go, name="poptorch checkpoint", daemon=True)
         atexit.register(self._leave)
-        self._thread.start()
+        self._doing = Background(self._go)
 
     def _go(self) -> None:
-        try:
-            _write(self._files)
-            while not all(path.exists() for path in self._awaited):
-                if self._abandoned.wait(_LOOK):
-                    return
-            self._finish()
-        except BaseException as error:  # raised where somebody waits
-            self._error = error
+        _write(self._files)
+        while not all(path.exists() for path in self._awaited):
+            if self._abandoned.wait(_LOOK):
+                return
+        self._finish()
 
     def wait(self) -> None:
-        self._thread.join()
-        atexit.unregister(self._leave)
-        if self._error is not None:
-            raise self._error
+        try:
+            self._doing.result()
+        finally:
+            atexit.unregister(self._leave)
 
     def _leave(self) -> None:
         """The process ends: others may never write what is waited for."""
-        self._thread.join(self._patience)
+        concurrent.futures.wait([self._doing], self._patience)
         self._abandoned.set()
-        if self._thread.is_alive() or self._error is not None:
-            why = self._error or "files of other processes are not there"
+        missing = "files of other processes are not there"
+        why = self._doing.exception() if self._doing.done() else missing
+        if why is not None:
             log.python.warning("The last checkpoint is not whole: %s", why)

@@ -119,7 +119,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             shuffle=shuffle if has_sampler else bool(shuffle),
             num_workers=num_workers,
             drop_last=self._plan.worker_drop_last,
-            persistent_workers=_persist(persistent_workers, num_workers),
+            persistent_workers=num_workers > 0
+            if persistent_workers is None
+            else persistent_workers,
             batch_sampler=batch_sampler,
             **kwargs,
         )
@@ -516,10 +518,6 @@ def _check(options: Options, async_options: dict[str, Any] | None) -> None:
             "rebatched_size must not be in async_options",
             fix="use mode=DataLoaderMode.AsyncRebatched, which assembles combined batches",
         )
-
-
-def _persist(wanted: bool | None, workers: int) -> bool:
-    return workers > 0 if wanted is None else wanted
 
 
 def _loops(options: Options) -> Loops:

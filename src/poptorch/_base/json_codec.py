@@ -94,10 +94,18 @@ def decode(
             return torch.device(content)
         case "enum":
             name, member = content
-            return _member(name, member, classes)
+            kind: Any = classes.get(name, object)
+            if not issubclass(kind, enum.Enum) or member not in kind.__members__:
+                raise Unreadable(f"There is no {name}.{member}")
+            return kind[member]
         case "value":
             name, fields = content
-            return _made(name, {key: inner(item) for key, item in fields.items()}, classes)
+            kind = classes.get(name, object)
+            if not dataclasses.is_dataclass(kind):
+                raise Unreadable(f"There is no {name}")
+            if unknown := fields.keys() - {field.name for field in dataclasses.fields(kind)}:
+                raise Unreadable(f"{name} has no {', '.join(sorted(unknown))}")
+            return classes[name](**{key: inner(item) for key, item in fields.items()})
     if form in _OF_TORCH:
         value = getattr(torch, content, None)
         if not isinstance(value, _OF_TORCH[form]):
@@ -106,19 +114,3 @@ def decode(
     if form not in readers:
         raise Unreadable(f"Unknown form {form!r}")
     return readers[form](content)
-
-
-def _member(name: str, member: str, classes: Mapping[str, type]) -> Any:
-    kind: Any = classes.get(name, object)
-    if not issubclass(kind, enum.Enum) or member not in kind.__members__:
-        raise Unreadable(f"There is no {name}.{member}")
-    return kind[member]
-
-
-def _made(name: str, fields: Mapping[str, Any], classes: Mapping[str, type]) -> Any:
-    kind: Any = classes.get(name, object)
-    if not dataclasses.is_dataclass(kind):
-        raise Unreadable(f"There is no {name}")
-    if unknown := fields.keys() - {field.name for field in dataclasses.fields(kind)}:
-        raise Unreadable(f"{name} has no {', '.join(sorted(unknown))}")
-    return classes[name](**fields)

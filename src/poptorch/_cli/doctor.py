@@ -234,7 +234,12 @@ class Watch:
 
     def _iterate(self, original: Any, loader: Any) -> Any:
         self._loads = True
-        return _Timed(self._timed(lambda: original(loader)), self._timed)
+        return self._each(self._timed(lambda: original(loader)))
+
+    def _each(self, batches: Any) -> Iterator[Any]:
+        end = object()
+        while (batch := self._timed(lambda: next(batches, end))) is not end:
+            yield batch
 
     def _next(self, original: Any, accessor: Any) -> Any:
         self._loads = True
@@ -246,17 +251,3 @@ class Watch:
             return work()
         finally:
             self._waited += time.perf_counter() - start
-
-
-class _Timed:
-    def __init__(self, batches: Any, timed: Callable[[Callable[[], Any]], Any]) -> None:
-        self._batches, self._timed = batches, timed
-
-    def __iter__(self) -> _Timed:
-        return self
-
-    def __next__(self) -> Any:
-        return self._timed(lambda: next(self._batches))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._batches, name)
