@@ -12,7 +12,7 @@ from .._base.errors import Error
 from .._capture import Tied, tensors_of, untraced
 from .._compile import Compiled, agreement
 from .._ir import verify
-from .._ir.bundle import View
+from .._ir.bundle import Member, View
 from .._ir.plan import Plan
 from .._ir.program import Program, State
 from .._ir.slots import Kind, Slot
@@ -141,11 +141,8 @@ class StateStore:
         ]
         self.layout = Layout(plan)
         self._waiting: Tensors | None = None if agreed else {}  # parts written before agreeing
-        self.host_versions: HostVersions = (
-            HostVersions(self._value_of) if other is None else other.host_versions
-        )
-        self.state = State()
-        self.state.tensors = {} if other is None else self._alike(other)
+        self.host_versions = HostVersions(self._value_of)
+        self.state = State({} if other is None else self._alike(other))
         self._allocate(compiled)
         if other is None:
             self.write_all()
@@ -160,10 +157,8 @@ class StateStore:
                 first = program.initial.get(key, 0.0)
                 tensors[key] = torch.full(slot.device_shape, first, dtype=slot.dtype)
         for bucket in program.buckets:
-            flat = tensors[bucket.slot.key]
             for member in bucket.members:
-                part = flat[member.offset :][: member.slot.numel]
-                tensors[member.slot.key] = part.view(member.slot.shape)
+                tensors[member.slot.key] = _viewed(tensors[bucket.slot.key], member)
         self.layout.place_parts(tensors)
         for view in program.views():
             tensors[view.slot.key] = _viewed(tensors[view.flat], view)
@@ -368,7 +363,7 @@ class StateStore:
             self.write(key, value)
 
 
-def _viewed(flat: torch.Tensor, view: View) -> torch.Tensor:
+def _viewed(flat: torch.Tensor, view: View | Member) -> torch.Tensor:
     return flat[view.offset :][: view.slot.numel].view(view.slot.shape)
 
 

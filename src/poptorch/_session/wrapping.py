@@ -30,8 +30,7 @@ class Watched(dict[str, Any]):
 
     def __init__(self, entries: dict[str, Any]) -> None:
         super().__init__(entries)
-        # Several where models have a module in common.
-        self.listeners: list[Callable[[], None]] = []
+        self.listeners: list[Callable[[], None]] = []  # of each model that has the module
 
     def _announce(self, changes: bool) -> None:
         for listener in self.listeners:
@@ -76,12 +75,10 @@ def unwatch(module: nn.Module, announce: Callable[[], None]) -> None:
     for sub in module.modules():
         for holder in HOLDERS:
             entries = sub.__dict__[holder]
-            if isinstance(entries, Watched):
-                others = [listener for listener in entries.listeners if listener is not announce]
-                if others:
-                    entries.listeners[:] = others
-                else:
-                    sub.__dict__[holder] = dict(entries.items())
+            if isinstance(entries, Watched) and announce in entries.listeners:
+                entries.listeners.remove(announce)
+                if not entries.listeners:
+                    sub.__dict__[holder] = dict(entries)
 
 
 class Owner(Protocol):
