@@ -14,9 +14,8 @@ from .._base.errors import Error
 from .._ir.spec import Spec
 from ..enums import ConnectionType, MeanReductionStrategy, OutputMode
 from .distributed import data_share
-from .general import grouping_problem
 from .locations import freeze_locations
-from .options import Options
+from .options import Options, grouping_problem
 from .overview import report_idle, settings
 from .popart import WANTS_REPORT, validate_popart
 from .strategies import PipelinedExecution, ShardedExecution

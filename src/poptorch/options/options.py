@@ -4,33 +4,98 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
+import torch
+
 from .._base import env, log
-from .._base.errors import AssertionFailure
-from ..enums import OutputMode
-from .container import merge
+from .._base.errors import AssertionFailure, InvalidValue
+from .._base.source import OURS
+from ..enums import CommGroupType, ConnectionType, OutputMode, SyncPattern
+from .container import Container, merge
 from .distributed import _DistributedOptions
 from .files import apply_json, load_from_file
-from .general import GeneralOptions, is_on
 from .groups import _JitOptions, _PrecisionOptions, _TrainingOptions
 from .locations import _TensorLocationOptions
 from .overview import changes, idle
 from .popart import _PopartOptions
 from .progress import CompilationProgressBar
-from .strategies import PipelinedExecution, ShardedExecution
-from .table import deprecated, expect, show, show_pairs
+from .strategies import PipelinedExecution, ShardedExecution, _IExecutionStrategy
+from .table import (
+    ESTIMATES,
+    HINT,
+    LOGS,
+    MISSING,
+    RESULTS,
+    RULES,
+    Backend,
+    Private,
+    Value,
+    deprecated,
+    expect,
+    option,
+    row,
+    show,
+    show_pairs,
+)
 
 GROUPS = ("Distributed", "Jit", "Precision", "TensorLocations", "Training", "_Popart")
-NO_SETTINGS = "{}"
 _RENAMED = {"anchor_mode": "output_mode", "anchor_return_period": "output_return_period"}
+PROFILING_KEYS = ("autoReport.all", "autoReport.directory", "debug.allowOutOfMemory")
 
 
-class Options(GeneralOptions):
+def is_on(enabled: Any) -> bool:
+    """Accept the 0 or 1 of older scripts, too."""
+    expect("enabled", enabled, (bool, int))
+    return bool(enabled)
+
+
+def _texts(values: Any, name: str) -> list[str]:
+    expect(name, values, (list, tuple))
+    for part in values:
+        expect(name, part, str)
+    return list(values)
+
+
+def _check_period(period: object) -> None:
+    if not isinstance(period, int) or period < 1:
+        raise AssertionFailure(
+            "OutputMode.EveryN needs a positive output_return_period",
+            got=repr(period),
+            fix="for instance outputMode(OutputMode.EveryN, 2)",
+        )
+
+
+def grouping_problem(replicas: int, size: int, kind: CommGroupType) -> str | None:
+    if kind == CommGroupType.All:
+        return "The input group type cannot be All"
+    if replicas < size:
+        return "The input group size cannot be larger than the replication factor"
+    if size < 1 or replicas % size:
+        return "The input group size must be a factor of the replication factor"
+    return None
+
+
+def _device_index(key: str) -> int:
+    if not isinstance(key, str) or not key.startswith("IPU"):
+        raise AssertionFailure(
+            "Keys of the available memory proportion must start with IPU",
+            got=repr(key),
+            fix='for instance setAvailableMemoryProportion({"IPU0": 0.5})',
+        )
+    try:
+        return int(key.removeprefix("IPU"))
+    except ValueError:
+        raise InvalidValue("The device index after IPU must be an integer", got=repr(key)) from None
+
+
+class Options(Container):
     """Settings of a model wrapper and of a DataLoader.
 
-    Setters return the object that they belong to, so that calls chain. Giving the options to a
-    wrapper or a loader freezes them; ``clone`` returns a copy that can be changed.
+    Setters return the object that they belong to, so that calls chain; of a value of another type
+    than in the signature they raise an ``AssertionFailure`` (an ``AssertionError``). Giving the
+    options to a wrapper or a loader freezes them; ``clone`` returns a copy that can be changed.
 
     At construction the environment applies: rank and size of OpenMPI or torchrun,
     POPTORCH_CACHE_DIR, then POPTORCH_DEFAULT_OPTIONS.
@@ -39,6 +104,32 @@ class Options(GeneralOptions):
         json.JSONDecodeError: POPTORCH_DEFAULT_OPTIONS is malformed.
         InvalidAttribute: it names an unknown setter (an ``AttributeError``).
     """
+
+    replication_factor: int
+    input_group_size: int
+    input_cgt: CommGroupType
+    broadcast_buffers: bool
+    device_iterations: int
+    log_dir: str
+    max_repeat_logs: int
+    auto_round_num_ipus: bool
+    anchored_tensors: dict[str, list[Any]]
+    output_mode: int
+    output_return_period: int
+    connection_type: int
+    sync_pattern: int
+    available_memory_proportion: dict[int, float]
+    ipu_id: int
+    ipu_version: int
+    model_name: str
+    random_seed: int
+    use_model: bool
+    lane_memory: int
+    _execution_strategy: _IExecutionStrategy
+    _relax_optimizer_checks: bool
+    _show_compilation_progress_bar: bool
+    _module_namescope_enabled: bool
+    _source_location_excludes: list[str]
 
     def __init__(self) -> None:
         self._popart = _PopartOptions()
@@ -57,7 +148,7 @@ class Options(GeneralOptions):
             log.python.info("From POPTORCH_CACHE_DIR environment variable: caching in %s", cache)
             self.enableExecutableCaching(cache)
         settings = env.get("POPTORCH_DEFAULT_OPTIONS")
-        if settings != NO_SETTINGS:
+        if settings != "{}":
             log.python.info("From POPTORCH_DEFAULT_OPTIONS environment variable: %s", settings)
             try:
                 self.from_json(settings)
@@ -94,6 +185,378 @@ class Options(GeneralOptions):
     def _Popart(self) -> _PopartOptions:
         """Settings passed through to the backend compiler."""
         return self._popart
+
+    @option(RESULTS, "replication_factor", 1, field="loops.replicas", least=1)
+    def replicationFactor(self, replication_factor: int) -> Self:
+        """Set the number of data-parallel copies in this process."""
+
+    @row(
+        RESULTS,
+        Value("input_group_size", 1, field="loops.input_group_size", least=1),
+        Value("input_cgt", CommGroupType.Consecutive, field="loops.input_group_type"),
+    )
+    def inputReplicaGrouping(
+        self, input_group_size: int, input_group_type: CommGroupType = CommGroupType.Consecutive
+    ) -> Self:
+        """Let replicas of one group receive the same inputs; call after ``replicationFactor``.
+
+        Args:
+            input_group_size: replicas per group; ignored with ``NoGrouping``.
+            input_group_type: ``Consecutive``, ``Orthogonal`` or ``NoGrouping``.
+
+        Raises:
+            InvalidValue: the type is ``All``, or the size is larger than, or no factor of, the
+                replication factor (a ``ValueError``).
+        """
+        expect("input_group_type", input_group_type, CommGroupType)
+        if input_group_type == CommGroupType.NoGrouping:
+            input_group_size, input_group_type = 1, CommGroupType.Consecutive
+        expect("input_group_size", input_group_size, int)
+        problem = grouping_problem(self.replication_factor, input_group_size, input_group_type)
+        if problem:
+            raise InvalidValue(
+                problem,
+                got=f"{input_group_size} of {self.replication_factor} replicas",
+                fix="call replicationFactor first, then group by one of its divisors",
+            )
+        return self.set(input_group_size=input_group_size, input_cgt=input_group_type)
+
+    @option(RESULTS, "broadcast_buffers", True, field="broadcast_buffers")
+    def broadcastBuffers(self, broadcast_buffers: bool = True) -> Self:
+        """Say whether all replicas share one value of each buffer."""
+
+    @option(RESULTS, "device_iterations", 1, field="loops.iterations", least=1)
+    def deviceIterations(self, device_iterations: int) -> Self:
+        """Set the micro-steps (inference) or optimiser steps (training) per call."""
+
+    @option(MISSING, "log_dir", ".", here=True)
+    def logDir(self, log_dir: str) -> Self:
+        """Say where log files go: the one log goes where POPTORCH_LOG_DEST says."""
+
+    @option(
+        LOGS,
+        "max_repeat_logs",
+        4,
+        check=lambda lines: 2**64 - 1 if lines is None else lines,
+        least=0,
+        field="runtime.max_repeat_logs",
+    )
+    def maxRepeatLogs(self, max_lines: int | None) -> Self:
+        """Limit how often an identical log line is repeated; None for no limit."""
+
+    @option(RULES, "auto_round_num_ipus", False, field="target.auto_round")
+    def autoRoundNumIPUs(self, auto_round_num_ipus: bool = True) -> Self:
+        """Permit a device count that is no power of two, by reserving more."""
+
+    @row(RESULTS, Value("anchored_tensors", {}, decides="anchors"))
+    def anchorTensor(
+        self,
+        short_name: str,
+        long_name: str,
+        output_mode: OutputMode | None = None,
+        output_return_period: int | None = 1,
+        anchor_mode: OutputMode | None = None,
+        anchor_return_period: int | None = None,
+    ) -> None:
+        """Keep an intermediate tensor of each run, for ``executor.getAnchoredTensor``.
+
+        Args:
+            short_name: what to call it; a name used before is replaced.
+            long_name: the tensor's name in the program, as ``getTensorNames()`` lists it.
+            output_mode: None for the model's own output mode.
+            output_return_period: for ``EveryN``, which needs a positive one; forced to 1 otherwise.
+            anchor_mode, anchor_return_period: their names in earlier releases. Deprecated.
+        """
+        if anchor_mode is not None:
+            deprecated("anchorTensor(anchor_mode=)", "output_mode=")
+            output_mode = anchor_mode
+        if anchor_return_period is not None:
+            deprecated("anchorTensor(anchor_return_period=)", "output_return_period=")
+            output_return_period = anchor_return_period
+        self._check_writable("anchored_tensors")
+        expect("short_name", short_name, str)
+        expect("long_name", long_name, str)
+        if output_mode is not None:
+            expect("output_mode", output_mode, OutputMode)
+        if output_mode == OutputMode.EveryN:
+            _check_period(output_return_period)
+        else:
+            output_return_period = 1
+        entry = [long_name, output_mode is None, output_mode, output_return_period]
+        self.anchored_tensors[short_name] = entry
+
+    @row(
+        RESULTS,
+        Value("output_mode", int(OutputMode.Default), kind=OutputMode, decides="output.mode"),
+        Value("output_return_period", 1, decides="output.period"),
+    )
+    def outputMode(self, output_mode: OutputMode, output_return_period: int | None = None) -> Self:
+        """Choose which results of a call come back; by default all, in training the final ones.
+
+        Args:
+            output_mode: ``Final``, ``EveryN``, ``All``, ``Sum`` or ``Default``.
+            output_return_period: for ``EveryN``, which needs a positive one: return one result per
+                so many iterations. It must divide ``deviceIterations``, which is checked at
+                compile. Else unused.
+        """
+        expect("output_mode", output_mode, OutputMode)
+        if output_mode == OutputMode.EveryN:
+            _check_period(output_return_period)
+        elif output_return_period is not None:
+            log.python.info(
+                "The output return period %s is ignored: OutputMode.%s has none",
+                output_return_period,
+                output_mode.name,
+            )
+        period = 1 if output_return_period is None else output_return_period
+        return self.set(output_mode=int(output_mode), output_return_period=period)
+
+    def defaultOutputMode(self) -> bool:
+        """Tell whether the output mode is still ``OutputMode.Default``."""
+        return self.output_mode == OutputMode.Default
+
+    @option(
+        RULES,
+        "connection_type",
+        int(ConnectionType.Always),
+        kind=ConnectionType,
+        field="runtime.connection",
+        frozen=ConnectionType,
+    )
+    def connectionType(self, connection_type: ConnectionType) -> Self:
+        """Choose when to acquire the device."""
+
+    @option(HINT, "sync_pattern", int(SyncPattern.Full), kind=SyncPattern)
+    def syncPattern(self, sync_pattern: SyncPattern) -> Self:
+        """Choose how chips and host synchronise."""
+
+    @option(
+        ESTIMATES,
+        "available_memory_proportion",
+        {},
+        kind=dict,
+        check=lambda parts: {_device_index(key): part for key, part in parts.items()},
+        decides="runtime.memory_proportions",
+    )
+    def setAvailableMemoryProportion(self, available_memory_proportion: dict[str, float]) -> Self:
+        """Set the budget of temporary memory per device, replacing earlier ones.
+
+        Args:
+            available_memory_proportion: for instance ``{"IPU0": 0.5}``, indices of the model's own
+                devices to a part of their memory, 0 to 1, which is checked at compile.
+
+        Raises:
+            AssertionFailure: a key does not start with "IPU" (an ``AssertionError``).
+            InvalidValue: the rest of a key is no integer (a ``ValueError``).
+        """
+
+    @row(RESULTS, Value("random_seed", kind=int, field="target.seed"))
+    def randomSeed(self, random_seed: int) -> Self:
+        """Seed the device generator; also calls ``torch.manual_seed`` on the host, now."""
+        self._check_writable("random_seed")
+        expect("random_seed", random_seed, int)
+        if not -(1 << 63) <= random_seed < 1 << 64:  # torch's generators have 64 bits
+            raise InvalidValue(
+                "The random seed is out of range",
+                got=repr(random_seed),
+                fix="use a number from 0 to 2**64 - 1",
+            )
+        torch.manual_seed(random_seed)
+        return self.createOrSet(random_seed=random_seed)
+
+    @option(RULES, "use_model", kind=int, check=bool, decides="target.device")
+    def useIpuModel(self, use_model: bool) -> Self:
+        """Take no chips of the system; estimates are of the model's. Beats POPTORCH_IPU_MODEL."""
+
+    @option(RULES, "ipu_id", field="runtime.ipu_id")
+    def useIpuId(self, ipu_id: int) -> Self:
+        """Attach to one device id, which must hold model devices x replicas exactly."""
+
+    @row(RULES, Value("ipu_version", decides="target.generation"))
+    def useOfflineIpuTarget(self, ipu_version: int = 2) -> Self:
+        """Compile only, for a given generation: sets ``ConnectionType.Never``.
+
+        Args:
+            ipu_version: 1 (Mk1), 2 (Mk2) or 21 (Mk2 with FP8); checked at compile.
+        """
+        expect("ipu_version", ipu_version, int)
+        self.createOrSet(ipu_version=ipu_version)
+        return self.connectionType(ConnectionType.Never)
+
+    @option(LOGS, "model_name", field="runtime.model_name")
+    def modelName(self, name: str) -> Self:
+        """Name the model in printed plans, and the folder of its reports."""
+
+    @option(
+        RULES,
+        "_execution_strategy",
+        PipelinedExecution(),
+        store=Private,
+        kind=_IExecutionStrategy,
+        field="placement",
+        frozen=lambda strategy: strategy._frozen(),
+    )
+    def setExecutionStrategy(self, strategy: _IExecutionStrategy) -> Self:
+        """Choose how annotated blocks become stages."""
+
+    @option(HINT, "enableStableNorm", store=Backend)
+    def enableStableNorm(self, enabled: bool) -> Self:
+        """Compute the variance of normalisation layers in two passes, as is always done."""
+
+    @option(
+        RESULTS,
+        "syntheticDataMode",
+        store=Backend,
+        check=lambda enabled: 2 if is_on(enabled) else 0,
+        field="target.synthetic_data",
+        frozen=bool,
+    )
+    def enableSyntheticData(self, enabled: bool | int) -> Self:
+        """Skip host input and output, to time the device alone; the outputs are meaningless."""
+
+    @option(
+        RESULTS,
+        "updatableNamedBuffers",
+        store=Backend,
+        check=lambda buffers: _texts(buffers, "buffers"),
+        field="updatable_buffers",
+        frozen=tuple,
+    )
+    def updatableNamedBuffers(self, buffers: Sequence[str]) -> Self:
+        """Name the buffers that ``executor.copyNamedBuffersToDevice()`` may update."""
+
+    @option(
+        LOGS,
+        "instrumentWithHardwareCycleCounter",
+        False,
+        store=Backend,
+        check=is_on,
+        field="runtime.cycle_count",
+    )
+    def logCycleCount(self, log_cycle_count: bool) -> Self:
+        """Estimate the cycles of a call on IPUs, for ``executor.cycleCount()``."""
+
+    @row(
+        LOGS,
+        *(
+            Backend("engineOptions", part=key, here=True, decides="runtime.report")
+            for key in PROFILING_KEYS
+        ),
+    )
+    def enableProfiling(self, profile_dir: str | os.PathLike[str] | None = None) -> Self:
+        """Have profile reports written under a directory.
+
+        They hold estimates for IPUs and what was measured here. Adds three keys to the engine
+        options set before. POPLAR_ENGINE_OPTIONS beats them.
+
+        Args:
+            profile_dir: None for the working directory.
+        """
+        expect("profile_dir", profile_dir, (str, os.PathLike, type(None)))
+        directory = (os.fspath(profile_dir) if profile_dir is not None else "") or "."
+        chosen = dict(zip(PROFILING_KEYS, ("true", directory, "true"), strict=True))
+        before = self._popart.options.get("engineOptions", {})
+        expect("engineOptions", before, dict)
+        self._popart.setEngineOptions({**before, **chosen})
+        text = env.get("POPLAR_ENGINE_OPTIONS")
+        for key in PROFILING_KEYS:
+            if key in text:
+                log.python.warning(
+                    "The profiling setting %s is overridden by POPLAR_ENGINE_OPTIONS", key
+                )
+        return self
+
+    @option(LOGS, "_show_compilation_progress_bar", True, store=Private, reader="executor")
+    def showCompilationProgressBar(self, show: bool = True) -> Self:
+        """Show a progress bar while compiling; ``compilationTime()`` needs it."""
+
+    @row(LOGS, Private("_module_namescope_enabled", True, field="module_scopes"))
+    def disableModuleNamescope(self) -> Self:
+        """Name operators without the path of their module: ``Op`` for ``layer/Op``."""
+        self._module_namescope_enabled = False
+        return self
+
+    @option(
+        LOGS,
+        "_source_location_excludes",
+        [OURS, "site-packages/torch", "site-packages/poptorch"],
+        store=Private,
+        check=lambda excludes: _texts(excludes, "excludes"),
+        field="runtime.source_excludes",
+        frozen=tuple,
+        here=True,
+    )
+    def sourceLocationExcludes(self, excludes: Sequence[str]) -> Self:
+        """Replace the path fragments that are skipped when the user's own line is sought.
+
+        This library's files, torch's and Python's are skipped whatever the list says.
+        """
+
+    def appendToLocationExcludes(self, *excludes: str) -> Self:
+        """Add path fragments to ``sourceLocationExcludes``."""
+        return self.sourceLocationExcludes([*self._source_location_excludes, *excludes])
+
+    @option(LOGS, "_relax_optimizer_checks", False, store=Private, reader="executor")
+    def relaxOptimizerAttributesChecks(self, relax: bool = True) -> Self:
+        """Log unknown optimiser attributes at DEBUG instead of WARNING."""
+
+    @row(
+        LOGS,
+        Backend("cachePath", decides="runtime.cache_dir", here=True),
+        Backend("enableEngineCaching", decides="runtime.cache_dir", here=True),
+    )
+    def enableExecutableCaching(self, path: str | os.PathLike[str] | None) -> Self:
+        """Keep executables in a directory and reuse them; None switches this off.
+
+        With None the path of an earlier call stays stored.
+        """
+        if path is None:
+            self._popart.set("enableEngineCaching", False)
+            return self
+        expect("path", path, (str, os.PathLike))
+        self._popart.set("cachePath", os.fspath(path)).set("enableEngineCaching", True)
+        return self
+
+    @option(RESULTS, "backend", "auto", decides="target.backend")
+    def backend(self, name: str) -> Self:
+        """Choose the backend that runs the programs; beats POPTORCH_BACKEND.
+
+        Args:
+            name: ``"auto"``: the environment's choice; without one the reference
+                backend at once, and optimised code as soon as a run has lasted long enough to
+                repay compiling it in the background. ``"optimise"``: optimised code from the
+                first call on. ``"reference"``: operators one by one, always. Or another
+                registered backend. Unknown names fail at compile.
+        """
+
+    @option(RESULTS, "lanes", 0, least=0, field="lanes")
+    def lanes(self, count: int) -> Self:
+        """Fix how many micro-batches of a call run side by side; 0 lets the library choose.
+
+        Args:
+            count: by its own choice the library takes those of 64 rows, more where their
+                intermediate values stay in the caches, within ``laneMemory``; 1 runs one
+                micro-batch after another; another number is rounded down to one that divides the
+                accumulation steps (in inference, the iterations) times the replicas.
+        """
+
+    @option(RESULTS, "lane_memory", 0, least=0, field="lane_memory")
+    def laneMemory(self, lane_memory: int) -> Self:
+        """Limit the bytes of intermediate values of lanes; 0 lets the library choose.
+
+        The library's choice is 1 GiB, halved until a quarter of the free
+        memory holds it.
+        """
+
+    @option(RULES, "programs", 1, least=1, field="runtime.programs")
+    def programs(self, count: int) -> Self:
+        """Keep the model compiled for so many kinds of inputs; the least recently used goes first.
+
+        With 1, PopTorch's rule, inputs unlike the first call's are an error.
+        With more, another batch size, length or set of arguments compiles a program of its own; all
+        share weights, optimizer state and random numbers. ``train()`` and ``eval()`` do not count.
+        In inference a batch that does not divide into the device iterations runs in one of them.
+        """
 
     def clone(self) -> Self:
         """Return a deep copy that is not frozen."""
