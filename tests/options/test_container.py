@@ -120,7 +120,7 @@ def test_frozen_writes_are_attribute_errors(group):
     ):
         with pytest.raises(AttributeError, match="Can't modify frozen Options"):
             write()
-    group._unfreeze()
+    group._freeze(False)
     assert group.set(count=2).count == 2
 
 

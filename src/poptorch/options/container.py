@@ -24,31 +24,24 @@ class Container:
     """
 
     _declared: tuple[str, ...]
-    _is_frozen: bool
+    _is_frozen = False
     _values: dict[str, Any]
 
     def __init__(self, **defaults: Any) -> None:
         values = table.defaults(type(self)) | defaults
         vars(self).update(table.defaults(type(self), table.Private))
         # The plain dictionary survives pickling and goes through no rules of attributes.
-        vars(self).update(_declared=tuple(values), _is_frozen=False, _values=values)
+        vars(self).update(_declared=tuple(values), _values=values)
 
-    def _freeze(self) -> None:
-        """Forbid writes to this object and to every group nested in it."""
-        self._set_frozen(True)
-
-    def _unfreeze(self) -> None:
-        """Allow writes again, nested groups included."""
-        self._set_frozen(False)
-
-    def _set_frozen(self, frozen: bool) -> None:
+    def _freeze(self, frozen: bool = True) -> None:
+        """Forbid writes to this object and to every group nested in it, or allow them again."""
         vars(self)["_is_frozen"] = frozen
         for child in (*vars(self).values(), *self._values.values()):
             if isinstance(child, Container):
-                child._set_frozen(frozen)
+                child._freeze(frozen)
 
     def _check_writable(self, name: str) -> None:
-        if vars(self).get("_is_frozen", False):
+        if self._is_frozen:
             raise InvalidAttribute(
                 "Can't modify frozen Options",
                 got=f"a write of {name} after the options were given to a model or a DataLoader",
@@ -59,7 +52,7 @@ class Container:
         new = type(self).__new__(type(self))
         memo[id(self)] = new
         vars(new).update(copy.deepcopy(vars(self), memo))
-        new._unfreeze()
+        new._freeze(False)
         return new
 
     def __copy__(self) -> Self:
@@ -78,29 +71,20 @@ class Container:
             self._check_writable(name)
             if name not in self._values:
                 raise AssertionFailure(f"Invalid option {name}", fix=self._suggest(name))
-        return self._store(values)
+        return self.createOrSet(**values)
 
     def createOrSet(self, **values: Any) -> Self:
         """Store values like ``set``, declaring names that are new (without a type check)."""
         for name in values:
             self._check_writable(name)
-        return self._store(values)
-
-    def _store(self, values: dict[str, Any]) -> Self:
-        checked = {name: self._typed(name, value) for name, value in values.items()}
+        checked = {}
+        for name, value in values.items():
+            wanted = type(self._values.get(name, value))
+            expect(f"option {name}", value, wanted)
+            # A bool or an enum member in the place of an int would narrow later type checks.
+            checked[name] = int(value) if wanted is int else value
         self._values.update(checked)
         return self
-
-    def _typed(self, name: str, value: Any) -> Any:
-        wanted = type(self._values.get(name, value))
-        if not isinstance(value, wanted):
-            raise AssertionFailure(
-                f"Unexpected type for option {name}",
-                got=f"{value!r}, of type {type(value).__name__}",
-                fix=f"pass a value of type {wanted.__name__}",
-            )
-        # A bool or an enum member stored in the place of an int would narrow later type checks.
-        return int(value) if wanted is int else value
 
     def exists(self, name: str) -> bool:
         """Tell whether a value is stored under the name."""

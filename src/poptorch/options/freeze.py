@@ -50,7 +50,7 @@ def prepare(options: Options, training: bool) -> Options:
 
 
 def use_running_mean(own: Options) -> None:
-    own._unfreeze()
+    own._freeze(False)
     own.Training.setMeanAccumulationAndReplicationReductionStrategy(MeanReductionStrategy.Running)
     own._freeze()
 

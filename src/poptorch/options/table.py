@@ -25,7 +25,7 @@ def expect(name: str, value: Any, types: type | tuple[type, ...]) -> None:
         raise AssertionFailure(
             f"Unexpected type for {name}",
             got=f"{value!r}, of type {type(value).__name__}",
-            fix=f"pass {' or '.join(kind.__name__ for kind in wanted)}",
+            fix=f"pass a value of type {' or '.join(kind.__name__ for kind in wanted)}",
         )
 
 
@@ -89,9 +89,6 @@ class _Unset:
 
     def __repr__(self) -> str:
         return "unset"
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Unset:
-        return self
 
 
 UNSET = _Unset()
