@@ -110,6 +110,9 @@ def test_the_parity_of_phases_and_devices_holds_for_defaults_too() -> None:
     with pytest.raises(poptorch.Error, match="even phases must run on even IPUs"):
         chain(("A", 0), ("B", 0), strategy=strategy)
     assert stages(chain(("A", 0), ("B", 1), strategy=strategy)) == [(0, ("A",)), (1, ("B",))]
+    strategy.phase(1).ipus(2)
+    with pytest.raises(poptorch.Error, match="even phases must run on even IPUs"):
+        chain(("A", 0), ("B", 1), strategy=strategy)
     serial = poptorch.SerialPhasedExecution(Phase("A"), Phase("B"))
     assert stages(chain(("A", 0), ("B", 0), strategy=serial)) == [(0, ("A",)), (0, ("B",))]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
 from .._base import log
-from .._base.errors import AssertionFailure, Error
+from .._base.errors import AssertionFailure
 from .._ir.spec import NamedStage, Placement, Strategy
 from ..enums import AutoStage, Liveness
 from .table import expect
@@ -255,22 +255,17 @@ class _IPhasedExecution(_IExecutionStrategy):
         }
 
     def _frozen(self) -> Placement:
-        stages = tuple(
-            NamedStage(stage.blocks, number, phase_number, stage._ipu)
-            for phase_number, phase in enumerate(self._phases)
-            for number, stage in enumerate(phase.stages)
-        )
-        self._check(stages)
         return Placement(
             strategy=self._kind,
             auto_stage=None,
-            stages=stages,
+            stages=tuple(
+                NamedStage(stage.blocks, number, phase_number, stage._ipu)
+                for phase_number, phase in enumerate(self._phases)
+                for number, stage in enumerate(phase.stages)
+            ),
             separate_backward_phase=self._separate_backward_phase,
             liveness=self._tensors_liveness,
         )
-
-    def _check(self, stages: Sequence[NamedStage]) -> None:
-        """Refuse what the strategy does not allow (PopTorch user guide, "Parallel execution")."""
 
     def __repr__(self) -> str:
         text = f"{type(self).__name__}({', '.join(map(repr, self._phases))})"
@@ -305,16 +300,6 @@ class ParallelPhasedExecution(_IPhasedExecution):
         expect("off_chip", off_chip, bool)
         self._tensors_liveness = Liveness.OffChipAfterFwd if off_chip else Liveness.AlwaysLive
         return self
-
-    def _check(self, stages: Sequence[NamedStage]) -> None:
-        for stage in stages:
-            if stage.ipu is not None and stage.phase is not None and (stage.ipu - stage.phase) % 2:
-                raise Error(
-                    "In parallel phased execution even phases must run on even IPUs and odd phases "
-                    "on odd IPUs",
-                    got=f"phase {stage.phase} with blocks {', '.join(stage.blocks)} "
-                    f"on IPU {stage.ipu}",
-                )
 
 
 def _unwrapped(phases: Sequence[Any]) -> Sequence[Any]:
