@@ -23,14 +23,14 @@ from .._systems import ChipKind
 from .stages import with_passes
 
 
-@dataclass(frozen=True)
+@dataclass
 class Unit:
     begins: str | None  # path of the module whose forward begins it; None before any
-    cycles: float  # of one micro-batch, forward and backward
-    weight_bytes: int  # parameters, their gradients and optimizer state, and buffers
-    saved_bytes: int  # kept of one micro-batch for the backward pass
-    entering_bytes: int  # what crosses its beginning in the forward pass
-    joined: bool  # whether it has to be on the chip of the unit before it
+    cycles: float = 0.0  # of one micro-batch, forward and backward
+    weight_bytes: int = 0  # parameters, their gradients and optimizer state, and buffers
+    saved_bytes: int = 0  # kept of one micro-batch for the backward pass
+    entering_bytes: int = 0  # what crosses its beginning in the forward pass
+    joined: bool = False  # whether it has to be on the chip of the unit before it
 
 
 def find_units(
@@ -42,7 +42,32 @@ def find_units(
     """
     graph, begins = _in_blocks(graph, modules)
     graph = with_passes(graph, {number: number for number in range(len(begins))}, len(begins))
-    return _measured(graph, begins, state_bytes, kind)
+    units = [Unit(path) for path in begins]
+    kept = set[fx.Node]()
+    for node in graph.operators:
+        where = pass_of(node)
+        assert where is not None
+        units[where.stage].cycles += node_cycles(node, kind)
+        if where.backward:
+            continue
+        readers = reader_passes(node)
+        if any(reader.backward for reader in readers):
+            kept.add(storage_root(node))
+        last = max((r.stage for r in readers if not r.backward), default=where.stage)
+        for crossed in units[where.stage + 1 : last + 1]:
+            crossed.entering_bytes += value_bytes(node)
+    for node in kept:
+        where = pass_of(node)
+        if where is not None:  # not of an input
+            units[where.stage].saved_bytes += value_bytes(node)
+    for node, slot in graph.arguments.items():
+        if slot.kind not in (Kind.PARAM, Kind.BUFFER):
+            continue
+        stages = [reader.stage for reader in reader_passes(node)] or [0]
+        units[min(stages)].weight_bytes += state_bytes[slot.path]
+        for unit in units[min(stages) + 1 : max(stages) + 1]:  # one weight lives on one chip
+            unit.joined = True
+    return units
 
 
 def cut_at(graph: Graph, begins: Sequence[str]) -> tuple[Graph, tuple[Visit, ...]]:
@@ -89,47 +114,6 @@ def _entries(forward: Sequence[fx.Node], modules: Sequence[str]) -> dict[int, st
     return entries
 
 
-def _measured(
-    graph: Graph,
-    begins: Sequence[str | None],
-    state_bytes: Mapping[str, int],
-    kind: ChipKind,
-) -> list[Unit]:
-    count = len(begins)
-    cycles, weights, saved, entering = [0.0] * count, [0] * count, [0] * count, [0] * count
-    joined = [False] * count
-    kept = set[fx.Node]()
-    for node in graph.module.graph.nodes:
-        where = pass_of(node)
-        if where is None:
-            continue
-        cycles[where.stage] += node_cycles(node, kind)
-        if where.backward:
-            continue
-        readers = reader_passes(node)
-        if any(reader.backward for reader in readers):
-            kept.add(storage_root(node))
-        last = max((r.stage for r in readers if not r.backward), default=where.stage)
-        for crossed in range(where.stage + 1, last + 1):
-            entering[crossed] += value_bytes(node)
-    for node in kept:
-        where = pass_of(node)
-        if where is not None:
-            saved[where.stage] += value_bytes(node)
-    for node, slot in graph.arguments.items():
-        if slot.kind not in (Kind.PARAM, Kind.BUFFER):
-            continue
-        stages = [reader.stage for reader in reader_passes(node)]
-        first, last = (min(stages), max(stages)) if stages else (0, 0)
-        weights[first] += state_bytes[slot.path]
-        for unit in range(first + 1, last + 1):  # one weight lives on one chip
-            joined[unit] = True
-    return [
-        Unit(*values)
-        for values in zip(begins, cycles, weights, saved, entering, joined, strict=True)
-    ]
-
-
 @dataclass(frozen=True)
 class Share:
     ipu: int
@@ -159,19 +143,12 @@ def balance(units: Sequence[Unit], chips: int, limit: int, pipelined: bool) -> l
             fix=("use fewer IPUs", "put parts of forward into modules of their own"),
         )
     ends = [*places, len(units)]
-
-    def slower(slowest: float, share: Share) -> float:
-        return max(slowest, share.cycles)
-
-    def crossing(crossed: float, share: Share) -> float:
-        return crossed + share.entering_bytes
-
     kept = [2 * (chips - 1 - chip) + 1 if pipelined else 1 for chip in range(chips)]
-    fastest = _best(units, ends, kept, slower, limit, math.inf)
+    fastest = _best(units, ends, kept, lambda slowest, s: max(slowest, s.cycles), limit)
     if fastest is None:
         raise _does_not_fit(units, chips, limit)
     # Not in one pass: the fastest first part may cross more than one that is fast enough.
-    best = _best(units, ends, kept, crossing, limit, fastest[0])
+    best = _best(units, ends, kept, lambda sent, s: sent + s.entering_bytes, limit, fastest[0])
     assert best is not None, "the fastest is among them"
     return best[1]
 
@@ -182,7 +159,7 @@ def _best(
     kept: Sequence[int],
     joined: Callable[[float, Share], float],
     most_bytes: int,
-    most_cycles: float,
+    most_cycles: float = math.inf,
 ) -> tuple[float, list[Share]] | None:
     before: dict[int, tuple[float, list[Share]]] = {0: (0.0, [])}  # by where the last one ends
     for chip, micro_batches in enumerate(kept):

@@ -13,7 +13,7 @@ from collections.abc import Collection
 import torch
 from torch import fx
 
-from .._ipu_model import work_of
+from .._ipu_model import value_bytes, work_of
 from .._ir.blocks import StagePass
 from .._ir.graph import Graph
 from .._ir.operators import aten, draws, may_view, storage_root
@@ -36,19 +36,17 @@ def early(graph: Graph) -> tuple[Graph, Graph] | None:
     would draw random numbers or have effects outside of it.
     """
     graph = graph.copy()
-    nodes = _operators(graph)
-    at = _best(graph, nodes)
+    nodes = graph.operators
+    at = _best(graph)
     if at is None:
         return None
     before = set(nodes[:at])
-    first = _sources([node for node in graph.returned if node in before], nodes)
+    first = _sources([node for node in graph.returned if node in before])
     second = {node for node in nodes if node not in first}
     if any(draws(node) or node.is_impure() for node in second):
         return None
     contiguous = _make_contiguous(first)
-    passes = {
-        node: StagePass(int(node in second)) for node in _operators(graph) if node.op != "get_attr"
-    }
+    passes = {node: StagePass(int(node in second)) for node in graph.operators}
 
     def inline(node: fx.Node, _: StagePass) -> bool:
         several = any(map(_several, node.all_input_nodes))
@@ -59,12 +57,8 @@ def early(graph: Graph) -> tuple[Graph, Graph] | None:
     return made, left
 
 
-def _operators(graph: Graph) -> list[fx.Node]:
-    nodes = graph.module.graph.nodes
-    return [node for node in nodes if node.op not in ("placeholder", "output")]
-
-
-def _best(graph: Graph, nodes: list[fx.Node]) -> int | None:
+def _best(graph: Graph) -> int | None:
+    nodes = graph.operators
     order = {node: at for at, node in enumerate(nodes, 1)}
     sizes = {
         order[node]: slot.bytes
@@ -85,20 +79,17 @@ def _best(graph: Graph, nodes: list[fx.Node]) -> int | None:
 
 
 def _seconds(node: fx.Node) -> float:
-    value = node.meta.get("val")
-    if node.op == "get_attr" or storage_root(node) is not node:
+    if storage_root(node) is not node:
         return 0.0
-    results = value if isinstance(value, tuple | list) else [value]
-    size = sum(each.nbytes for each in results if isinstance(each, torch.Tensor))
-    return work_of(node).flops / _FLOPS + size / _BYTES
+    return work_of(node).flops / _FLOPS + value_bytes(node) / _BYTES
 
 
-def _sources(results: Collection[fx.Node], nodes: Collection[fx.Node]) -> set[fx.Node]:
-    """Return the nodes that some are made of, with all results of operators that have several."""
-    own, sources, stack = set(nodes), set[fx.Node](), list(results)
+def _sources(stack: list[fx.Node]) -> set[fx.Node]:
+    """Return the operators behind some, with all results of those that have several."""
+    sources = set[fx.Node]()
     while stack:
         node = stack.pop()
-        if node in own and node not in sources:
+        if node.op == "call_function" and node not in sources:
             sources.add(node)
             stack += node.all_input_nodes
             if _several(node):
@@ -110,11 +101,11 @@ def _make_contiguous(nodes: Collection[fx.Node]) -> set[fx.Node]:
     """Add contiguous views of what lies otherwise: graphs are compiled for contiguous inputs."""
     views = set[fx.Node]()
     for node in nodes:
-        value = node.meta.get("val")
-        if not isinstance(value, torch.Tensor) or value.is_contiguous() or not _is_own(node):
+        value, root = node.meta.get("val"), storage_root(node)
+        own = root is node or (node.target is operator.getitem and root is node.args[0])
+        if not isinstance(value, torch.Tensor) or value.is_contiguous() or not own:
             continue
-        strides = value.stride()
-        order = sorted(range(value.dim()), key=lambda axis: -strides[axis])
+        order = sorted(range(value.dim()), key=value.stride, reverse=True)
         back = [order.index(axis) for axis in range(value.dim())]
         made = node.graph
         users = [user for user in node.users if user.op != "output"]
@@ -128,11 +119,6 @@ def _make_contiguous(nodes: Collection[fx.Node]) -> set[fx.Node]:
             user.replace_input_with(node, same)
         views.add(view)
     return views
-
-
-def _is_own(node: fx.Node) -> bool:
-    root = storage_root(node)
-    return root is node or (node.target is operator.getitem and root is node.args[0])
 
 
 def _several(node: fx.Node) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import torch
 from torch import fx
 
+from .._ipu_model import value_bytes
 from .._ir import slots
 from .._ir.blocks import Direction, StagePass, is_kept, pass_of, stage_passes
 from .._ir.graph import Graph, graph_module, placeholder
@@ -248,12 +249,7 @@ def _placed(graph: Graph, homes: Homes) -> tuple[dict[fx.Node, StagePass], set[f
             replicated.add(node)
             continue
         # Next to the largest thing that it reads: small results are sent, not weights.
-        chip = min((-_size(i), where.stage) for i, where in inputs.items())[1]
+        chip = min((-value_bytes(i), where.stage) for i, where in inputs.items())[1]
         rounds = max(where.round + (where.stage != chip) for where in inputs.values())
         placed[node] = StagePass(chip, Direction.UPDATE, rounds)
     return placed, replicated
-
-
-def _size(node: fx.Node) -> int:
-    value = node.meta.get("val")
-    return value.numel() if isinstance(value, torch.Tensor) else 0
