@@ -2,7 +2,7 @@
 
 from .balance import Share, balance, cut_at, find_units
 from .early import early
-from .place import check_batches, log_layout, operator_names, place
+from .place import check_batches, log_layout, place
 from .split import split, split_update, update_homes
 from .streaming import find_streaming
 
@@ -15,7 +15,6 @@ __all__ = [
     "find_streaming",
     "find_units",
     "log_layout",
-    "operator_names",
     "place",
     "split",
     "split_update",

@@ -15,20 +15,13 @@ from .._ir.graph import Graph
 from .._ir.plan import Layout
 from .._ir.slots import Kind, Slot
 from .._ir.spec import Placement, Spec, Strategy
-from .stages import group_visits, resolve, runs_before_blocks, with_passes
+from .stages import group_visits, resolve, with_passes
 
 LIMIT = 64  # most devices that one process may use
-_EVERYWHERE = (Kind.HYPER, Kind.RNG)
-_MODES = {
-    Strategy.PIPELINED: "Pipelined",
-    Strategy.SHARDED: "Sharded",
-    Strategy.SERIAL_PHASED: "Phased",
-    Strategy.PARALLEL_PHASED: "Phased",
-}
 
 
 def place(graph: Graph, visits: Sequence[Visit], spec: Spec) -> Layout:
-    placed = resolve(visits, spec.placement, runs_before_blocks(graph))
+    placed = resolve(graph, visits, spec.placement)
     stages, of_visit = group_visits(graph, placed, spec.placement)
     graph = with_passes(graph, of_visit, len(stages))
     chips = max(stage.chip for stage in stages) + 1 if graph.operators else 0
@@ -44,34 +37,26 @@ def check_batches(depth: int, stages: int, spec: Spec) -> None:
     if spec.placement.strategy is not Strategy.PIPELINED:
         return
     loops, first_release = spec.loops, spec.placement.first_release
-    if spec.training:
-        needed = stages if first_release else 2 * depth - 1
-        if loops.accumulation < needed:
-            raise _too_little_accumulation(loops.accumulation, depth, needed, first_release)
+    given = loops.accumulation if spec.training else loops.iterations
+    needed = stages if first_release else 2 * depth - 1 if spec.training else depth
+    if given >= needed:
         return
-    needed = stages if first_release else depth
-    if loops.iterations < needed:
-        raise Error(
-            "deviceIterations must be greater than or equal to the number of pipeline stages "
-            f"({needed})",
-            got=f"deviceIterations({loops.iterations}) with {needed} stages",
-            fix=f"options.deviceIterations({needed}), or use fewer devices",
+    if not spec.training:
+        name, setter = "deviceIterations", f"options.deviceIterations({needed})"
+        got = f"deviceIterations({given}) with {needed} stages"
+    elif first_release:
+        name, setter = "gradientAccumulation", f"gradient_accumulation={needed}"
+        got = f"gradient_accumulation={given} with {needed} stages"
+    else:
+        name, setter = "gradientAccumulation", f"options.Training.gradientAccumulation({needed})"
+        got = (
+            f"Training.gradientAccumulation({given}) with {depth} forward stages; "
+            f"when training there are {depth - 1} additional stages for the backward pass"
         )
-
-
-def _too_little_accumulation(given: int, depth: int, needed: int, first_release: bool) -> Error:
-    title = "gradientAccumulation must be greater than or equal to the number of pipeline stages"
-    if first_release:
-        return Error(
-            f"{title} ({needed})",
-            got=f"gradient_accumulation={given} with {needed} stages",
-            fix=f"gradient_accumulation={needed}, or use fewer devices",
-        )
-    return Error(
-        f"{title} ({needed})",
-        got=f"Training.gradientAccumulation({given}) with {depth} forward stages; "
-        f"when training there are {depth - 1} additional stages for the backward pass",
-        fix=f"options.Training.gradientAccumulation({needed}), or use fewer devices",
+    raise Error(
+        f"{name} must be greater than or equal to the number of pipeline stages ({needed})",
+        got=got,
+        fix=f"{setter}, or use fewer devices",
     )
 
 
@@ -111,7 +96,7 @@ def find_homes(graph: Graph, stages: Sequence[Stage]) -> dict[str, tuple[int, ..
     for node, slot in graph.arguments.items():
         if not slot.is_state:
             continue
-        if slot.kind in _EVERYWHERE:
+        if slot.kind in (Kind.HYPER, Kind.RNG):
             homes[slot.key] = chips
             continue
         touching = [*node.users, *([written[slot.key]] if slot.key in written else [])]
@@ -184,7 +169,12 @@ def _placed(node: fx.Node, layout: Layout, placement: Placement) -> str:
     where = f"stage({stage_pass.delay(len(layout.stages))})"
     if stage.phase is not None:
         where = f"phase({phase_number(stage_pass, layout, placement)})"
-    return f"{_type(node)}, mode({_MODES[placement.strategy]}), ipu({stage.chip}), {where}"
+    mode = "Phased" if placement.phased else placement.strategy.capitalize()
+    value, kind = node.meta.get("val"), "tuple"
+    if isinstance(value, torch.Tensor):
+        dtype = str(value.dtype).removeprefix("torch.")
+        kind = f"{dtype}({', '.join(map(str, value.shape))})"
+    return f"{kind}, mode({mode}), ipu({stage.chip}), {where}"
 
 
 def phase_number(stage_pass: StagePass, layout: Layout, placement: Placement) -> int:
@@ -198,11 +188,3 @@ def phase_number(stage_pass: StagePass, layout: Layout, placement: Placement) ->
     if stage_pass.backward:
         phase = 2 * max(phases) - phase + (0 if placement.shares_last_phase else 2)
     return phase * placement.phase_stride
-
-
-def _type(node: fx.Node) -> str:
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor):
-        return "tuple"
-    dtype = str(value.dtype).removeprefix("torch.")
-    return f"{dtype}({', '.join(map(str, value.shape))})"

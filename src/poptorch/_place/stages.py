@@ -37,12 +37,8 @@ class PlacedVisit:
     chip: int
 
 
-def runs_before_blocks(graph: Graph) -> bool:
-    return any(_forward_visit(node) == 0 for node in graph.module.graph.nodes)
-
-
-def resolve(visits: Sequence[Visit], placement: Placement, begun: bool) -> list[PlacedVisit]:
-    """Return where each visit runs; ``begun``: something before the first block is stage 0."""
+def resolve(graph: Graph, visits: Sequence[Visit], placement: Placement) -> list[PlacedVisit]:
+    begun = any(_forward_visit(node) == 0 for node in graph.operators)  # before the first block
     first_phase = 0 if placement.phased else None
     placed = [PlacedVisit(visits[0], 0, first_phase, 0)]
     automatic: dict[str, int] = {}
@@ -75,13 +71,12 @@ def _tell_unused(blocks: Set[str | None], placement: Placement) -> None:
 
 
 def _automatic(visit: Visit, placement: Placement, number: int, begun: bool) -> PlacedVisit:
+    stage = number  # sharded: "if no Stage is specified, the user_id is used", one after another
     if placement.auto_stage == AutoStage.AutoIncrement:
-        stage = number + begun
-        return PlacedVisit(visit, stage, None, _device(visit, None, stage))
-    if visit.ipu is None and placement.strategy is Strategy.SHARDED:
-        # "if no Stage is specified, the user_id is used", one after another
-        return PlacedVisit(visit, number, None, _device(visit, None, number))
-    if visit.ipu is None:
+        stage += begun
+    elif visit.ipu is not None:
+        stage = visit.ipu
+    elif placement.strategy is not Strategy.SHARDED:
         raise AssertionFailure(
             "poptorch.AutoStage.SameAsIpu was selected but no IPU was specified for block "
             f"{visit.block}",
@@ -91,7 +86,7 @@ def _automatic(visit: Visit, placement: Placement, number: int, begun: bool) -> 
                 "or choose PipelinedExecution(poptorch.AutoStage.AutoIncrement)",
             ),
         )
-    return PlacedVisit(visit, visit.ipu, None, visit.ipu)
+    return PlacedVisit(visit, stage, None, _device(visit, None, stage))
 
 
 def _named(visit: Visit, placement: Placement) -> PlacedVisit:
@@ -161,13 +156,10 @@ def _tell_unread(placed: Sequence[PlacedVisit], used: Mapping[int, PlacedVisit])
     """A block whose results nothing reads is left out: its device may be missed."""
     read = {item.visit.block for item in used.values()}
     unread = {item.visit.block: item.visit.line for item in placed[1:]}
-    unread = {block: line for block, line in unread.items() if block not in read}
-    if unread:
+    texts = [f"{b} ({line})" if line else f"{b}" for b, line in unread.items() if b not in read]
+    if texts:
         log.python.warning(
-            "Nothing reads the results of these blocks, which are left out: %s",
-            "; ".join(
-                f"{block} ({line})" if line else f"{block}" for block, line in unread.items()
-            ),
+            "Nothing reads the results of these blocks, which are left out: %s", "; ".join(texts)
         )
 
 
@@ -179,7 +171,16 @@ def _flow(graph: Graph) -> tuple[set[int], dict[tuple[int, int], fx.Node]]:
         if visit is None:
             continue
         if visit == OUTSIDE:
-            raise _no_block(node)
+            raise Error(
+                "No active Block, all the ops must belong to a Block",
+                got=f"{node.target} runs after a block has ended and before another begins",
+                where=_line(node),
+                fix=(
+                    "put it inside a poptorch.Block of its own, the loss too",
+                    "or use poptorch.Block.start or BeginBlock, which last until another block "
+                    "begins",
+                ),
+            )
         visits.add(visit)
         for before in map(_forward_visit, node.all_input_nodes):
             if before not in (None, visit):
@@ -234,18 +235,6 @@ def _stage(members: Sequence[PlacedVisit]) -> Stage:
 def _line(node: fx.Node) -> str | None:
     line = source.innermost_user_line(node.stack_trace)
     return source.describe(*line) if line else None
-
-
-def _no_block(node: fx.Node) -> Error:
-    return Error(
-        "No active Block, all the ops must belong to a Block",
-        got=f"{node.target} runs after a block has ended and before another begins",
-        where=_line(node),
-        fix=(
-            "put it inside a poptorch.Block of its own, the loss too",
-            "or use poptorch.Block.start or BeginBlock, which last until another block begins",
-        ),
-    )
 
 
 def _against_the_flow(start: PlacedVisit, end: PlacedVisit, node: fx.Node) -> Error:
