@@ -115,12 +115,12 @@ def test_bundles_hold_one_group_and_dtype_each_at_aligned_places():
     spec, bundles = flatten(ours.spec, params)
     found = {b.slot.path: [(m.slot.path, m.offset) for m in b.members] for b in bundles}
     assert found == {
-        "~0.float32": [("a", 0), ("b", 64)],
-        "~1.float32": [("c", 0)],
-        "~1.float16": [("d", 0)],
+        "~0.float32.0": [("a", 0), ("b", 64)],
+        "~1.float32.0": [("c", 0)],
+        "~1.float16.0": [("d", 0)],
     }
     assert [b.slot.shape for b in bundles] == [(192,), (64,), (64,)]
-    assert [g.params for g in spec.groups] == [("~0.float32",), ("~1.float32", "~1.float16")]
+    assert [g.params for g in spec.groups] == [("~0.float32.0",), ("~1.float32.0", "~1.float16.0")]
 
 
 def test_every_kind_of_optimizer_has_its_algorithm() -> None:

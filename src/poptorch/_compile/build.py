@@ -103,43 +103,35 @@ class _TrainingGraphs:
         """Return runs that add their gradients to accumulators, and the update."""
         reduction, rounding = self.spec.reduction, self.spec.precision.stochastic_rounding
         add = _update.accumulate(self.optim, self.gradients, reduction, self.batches)
-        ending = self._ending(
-            lambda gradients: [_update.finish(self.optim, gradients, reduction, self.batches)]
-        )
-        return {"micro": compose("micro", [self.micro, lower(add, rounding)]), **ending}
+        micro = compose("micro", [self.micro, lower(add, rounding)])
+        return {"micro": micro, **self._ending(_update.finish)}
 
     def apart(self, parts: Sequence[Graph]) -> dict[str, Graph]:
         """Return one run, in one or two parts, whose gradients others add theirs to; the update."""
-
-        def descaling(gradients: Sequence[Slot]) -> list[SlotFunction]:
-            scale = _update.scale(self.optim, gradients, self.spec.reduction, self.batches)
-            return [_update.take_back(gradients), *([scale] if scale is not None else [])]
-
         made = {}
         for name, part in zip(_MADE, parts, strict=False):
             gradients = [slot for slot in part.outputs if slot.kind is Kind.GRADIENT]
             made[name] = compose(name, [part, lower(_update.hand_over(gradients))])
-        return {**made, **self._ending(descaling)}
+        return {**made, **self._ending(_update.take_back)}
 
     def fused(self) -> dict[str, Graph]:
         scale = _update.scale(self.optim, self.gradients, self.spec.reduction, self.batches)
         parts = [self.micro, *([self._lowered(scale)] if scale is not None else [])]
         return {"step": compose("step", [*parts, self._update(parts[-1])])}
 
-    def _ending(
-        self, descaling: Callable[[Sequence[Slot]], list[SlotFunction]]
-    ) -> dict[str, Graph]:
-        before = [self._lowered(each) for each in descaling(self.own)]
-        graphs = {"update": compose("update", [*before, self._update(before[-1])])}
+    def _ending(self, descaling: Callable[..., SlotFunction]) -> dict[str, Graph]:
+        given = self.spec.reduction, self.batches
+        descaled = self._lowered(descaling(self.optim, self.own, *given))
+        graphs = {"update": compose("update", [descaled, self._update(descaled)])}
         of_parts = [slot for slot in self.own if slot.weight in self.parts]
         if of_parts:
             parts = [slot for slot in self.updated if slot.path in self.parts]
-            first = [lower(each) for each in descaling(of_parts)]
-            dtype = gradient_dtype(before[-1])
-            own = _update.own_squares(self.optim, parts, dtype, self.parts)
+            first = lower(descaling(self.optim, of_parts, *given))
+            dtype = gradient_dtype(descaled)
+            own = _update.own_squares(self.optim, parts, dtype)
             if own is not None:
-                emptied = {slot.key for graph in first for slot in graph.outputs}
-                graphs["squares"] = compose("squares", [*first, lower(own)], drop=emptied)
+                emptied = {slot.key for slot in first.outputs}
+                graphs["squares"] = compose("squares", [first, lower(own)], drop=emptied)
         return graphs
 
     def _update(self, source: Graph) -> Graph:

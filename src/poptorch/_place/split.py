@@ -187,10 +187,9 @@ def _recomputable(placed: Mapping[fx.Node, StagePass], stages: int) -> dict[fx.N
     again = {}
     for node, stage_pass in placed.items():
         made_at_random = any(draws(source) for source in (node, *node.all_input_nodes))
+        kept = made_at_random or is_kept(node) or node.is_impure()
         at_once = stage_pass.stage == last and node not in before
-        if stage_pass.backward or at_once or made_at_random or is_kept(node):
-            continue
-        if not node.is_impure():
+        if not (stage_pass.backward or at_once or kept):
             again[node] = stage_pass.stage
     return again
 
@@ -224,32 +223,31 @@ def split_update(graph: Graph, homes: Homes) -> dict[StagePass, Graph]:
         for slot, node in graph.results
         if node in replicated
     }
-
-    def inline(node: fx.Node, _: StagePass) -> bool:
-        return node in replicated
-
-    def fallback(slot: Slot, _: fx.Node) -> StagePass:
-        return last[homes[slot.key][0]]
-
-    return Cutter(graph, placed, inline, copies, fallback).cut(passes)
+    cutter = Cutter(
+        graph,
+        placed,
+        lambda node, _: node in replicated,
+        copies,
+        lambda slot, _: last[homes[slot.key][0]],
+    )
+    return cutter.cut(passes)
 
 
 def _placed(graph: Graph, homes: Homes) -> tuple[dict[fx.Node, StagePass], set[fx.Node]]:
     placed: dict[fx.Node, StagePass] = {}
     replicated: set[fx.Node] = set()
-    on_one_chip = {
+    where = {  # what is on one chip
         node: StagePass(homes[slot.key][0], Direction.UPDATE)
         for node, slot in graph.arguments.items()
         if len(homes[slot.key]) == 1 and slot.kind is not Kind.HYPER
     }
     for node in graph.operators:
-        inputs = {i: on_one_chip[i] for i in node.all_input_nodes if i in on_one_chip}
-        inputs |= {i: placed[i] for i in node.all_input_nodes if i in placed}
+        inputs = {i: where[i] for i in node.all_input_nodes if i in where}
         if not inputs:
             replicated.add(node)
             continue
         # Next to the largest thing that it reads: small results are sent, not weights.
-        chip = min((-value_bytes(i), where.stage) for i, where in inputs.items())[1]
-        rounds = max(where.round + (where.stage != chip) for where in inputs.values())
-        placed[node] = StagePass(chip, Direction.UPDATE, rounds)
+        chip = min((-value_bytes(i), own.stage) for i, own in inputs.items())[1]
+        rounds = max(own.round + (own.stage != chip) for own in inputs.values())
+        placed[node] = where[node] = StagePass(chip, Direction.UPDATE, rounds)
     return placed, replicated

@@ -6,7 +6,7 @@ compiled in a second instead of half a minute.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -25,7 +25,7 @@ def flatten(
     params: Sequence[Slot],
     name: str = "~",
     multiple: int = ALIGNMENT,
-    most: int | None = None,
+    most: int = 1 << 62,
 ) -> tuple[OptimSpec, tuple[Bundle, ...]]:
     """Return the optimizer over bundles of its weights, and the bundles, both for ``lower``.
 
@@ -39,44 +39,32 @@ def flatten(
     groups: list[OptimGroup] = []
     for index, group in enumerate(spec.groups):
         members = [by_path[path] for path in group.params if path in by_path]
-        made = [
-            _bundle(f"{name}{index}.{label}", same, multiple)
-            for label, same in _together(members, most)
-        ]
-        bundles += made
-        others = [path for path in group.params if path not in by_path]
-        paths = (*(bundle.slot.path for bundle in made), *others)
-        groups.append(replace(group, params=paths))
+        paths = []
+        for dtype in dict.fromkeys(slot.dtype for slot in members):
+            same = [slot for slot in members if slot.dtype == dtype]
+            for number, chunk in enumerate(in_chunks(same, most)):
+                paths.append(f"{name}{index}.{str(dtype).removeprefix('torch.')}.{number}")
+                laid, end = laid_out(chunk)
+                length = -(-end // multiple) * multiple
+                bundles.append(Bundle(slots.param(paths[-1], (length,), dtype), laid))
+        paths += [path for path in group.params if path not in by_path]
+        groups.append(replace(group, params=tuple(paths)))
     return replace(spec, groups=tuple(groups)), tuple(bundles)
 
 
-def _together(members: Sequence[Slot], most: int | None) -> Iterator[tuple[str, list[Slot]]]:
-    for dtype in dict.fromkeys(slot.dtype for slot in members):
-        same = [slot for slot in members if slot.dtype == dtype]
-        label = str(dtype).removeprefix("torch.")
-        if most is None:
-            yield label, same
-            continue
-        for number, chunk in enumerate(in_chunks(same, most)):
-            yield f"{label}.{number}", chunk
-
-
-def _bundle(path: str, params: Sequence[Slot], multiple: int) -> Bundle:
-    members, end = laid_out(params)
-    return Bundle(slots.param(path, (-(-end // multiple) * multiple,), params[0].dtype), members)
-
-
 def spread(bundles: Sequence[Bundle]) -> SlotFunction:
+    weights = tuple(member.slot for bundle in bundles for member in bundle.members)
+    strides = {slot.key: torch.empty(slot.shape, device="meta").stride() for slot in weights}
+
     def function(tensors: _Tensors) -> dict[str, torch.Tensor]:
         return {
             member.slot.key: tensors[bundle.slot.key].as_strided(
-                member.slot.shape, _strides(member.slot.shape), member.offset
+                member.slot.shape, strides[member.slot.key], member.offset
             )
             for bundle in bundles
             for member in bundle.members
         }
 
-    weights = tuple(member.slot for bundle in bundles for member in bundle.members)
     return SlotFunction("spread", function, tuple(bundle.slot for bundle in bundles), weights)
 
 
@@ -100,11 +88,3 @@ def _joined(bundle: Bundle, tensors: _Tensors) -> torch.Tensor:
         if rest:
             parts.append(padding[:rest])
     return torch.cat(parts)
-
-
-def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, size = [], 1
-    for extent in reversed(shape):
-        strides.append(size)
-        size *= extent
-    return tuple(reversed(strides))

@@ -209,7 +209,7 @@ def _corrects(settings: Settings) -> bool:
     return bool(settings["bias_correction"])
 
 
-def _adam_shares(hyper: Scalars, count: Tensor | None) -> Prepared:
+def _adam_prepare(settings: Settings, hyper: Scalars, count: Tensor | None) -> Prepared:
     prepared: dict[str, Scalar] = {name: hyper[name] for name in ("eps", "weight_decay")}
     prepared["first_share"] = _complement(hyper, "beta1")
     prepared["second_share"] = _complement(hyper, "beta2")
@@ -217,11 +217,6 @@ def _adam_shares(hyper: Scalars, count: Tensor | None) -> Prepared:
     if count is not None:
         prepared["first_factor"] = 1 / _correction(hyper, "beta1", count)
         prepared["root_factor"] = torch.rsqrt(_correction(hyper, "beta2", count))
-    return prepared
-
-
-def _adam_prepare(settings: Settings, hyper: Scalars, count: Tensor | None) -> Prepared:
-    prepared = _adam_shares(hyper, count)
     prepared["descent"] = -(hyper["lr"] * prepared["first_factor"])
     prepared["shrink"] = 1 - hyper["lr"] * hyper["weight_decay"]
     return prepared
@@ -253,7 +248,7 @@ def _adamw_step(weight: Tensor, gradient: Tensor, moments: Tensors, values: Scal
 
 
 def _lamb_prepare(settings: Settings, hyper: Scalars, count: Tensor | None) -> Prepared:
-    prepared = _adam_shares(hyper, count)
+    prepared = _adam_prepare(settings, hyper, count)
     return prepared | {"descent": -hyper["lr"], "max_weight_norm": hyper["max_weight_norm"]}
 
 

@@ -5,7 +5,7 @@ Between ``accumulate`` and ``finish`` the program sums ``accum.*`` over replicas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +22,6 @@ _THRESHOLD = 1e-7
 _LIMITS = (2.0**-24, 2.0**24)
 _FACTOR, _BEYOND = slots.LOSS_SCALE_FACTOR.key, slots.BEYOND_EDGE.key
 _Tensors = Mapping[str, torch.Tensor]
-_Pairs = Sequence[tuple[Slot, Slot]]
 
 
 @dataclass(frozen=True)
@@ -51,17 +50,24 @@ def accumulate(
 ) -> SlotFunction:
     """Running keeps the mean so far and reads ``counter.micro``: the number of gradients in it."""
     accums = tuple(_accumulator(spec, slot) for slot in gradients)
-    running = _is_running(spec, reduction)
+    running = (
+        reduction.type == ReductionType.Mean
+        and reduction.strategy == MeanReductionStrategy.Running
+        and spec.algorithm != "sgd_combined"
+    )
     share_of_one, _ = _shares(spec, reduction, batches)
     watched = _watched(gradients, reduction)
 
     def function(tensors: _Tensors) -> dict[str, torch.Tensor]:
         results = {}
-        kept, share = _weights(tensors, share_of_one) if running else (1.0, share_of_one)
+        weights: Mapping[str, Scalar] = {"kept": 1.0, "share": share_of_one}
+        if running:
+            count = tensors[slots.MICRO.key] + 1
+            weights = materialised({"kept": 1 - 1 / count, "share": share_of_one / count})
         for gradient, accum in zip(gradients, accums, strict=True):
             wide = torch.promote_types(accum.dtype, torch.float32)
             old, new = tensors[accum.key].to(wide), tensors[gradient.key].to(wide)
-            result = plus_scaled(_scaled(old, kept), new, share)
+            result = plus_scaled(_scaled(old, weights["kept"]), new, weights["share"])
             results[accum.key] = result.to(accum.dtype)
         if watched:
             results[_BEYOND] = tensors[_BEYOND] + _count_beyond(watched, tensors)
@@ -74,19 +80,21 @@ def accumulate(
 
 def hand_over(gradients: Sequence[Slot]) -> SlotFunction:
     """Stand for ``accumulate`` where processes add up what a single run makes."""
-    accums = tuple(slots.accumulator(slot, slot.dtype) for slot in gradients)
-    function = _renaming(tuple(zip(gradients, accums, strict=True)))
+    pairs = [(slot, slots.accumulator(slot, slot.dtype)) for slot in gradients]
+    accums = tuple(accum for _, accum in pairs)
+
+    def function(tensors: _Tensors) -> dict[str, torch.Tensor]:
+        return {accum.key: tensors[slot.key] for slot, accum in pairs}
+
     return SlotFunction("hand_over", function, (*accums, *gradients), accums)
 
 
-def take_back(gradients: Sequence[Slot]) -> SlotFunction:
-    accums = tuple(slots.accumulator(slot, slot.dtype) for slot in gradients)
-    function = _renaming(tuple(zip(accums, gradients, strict=True)))
-    return SlotFunction("take_back", function, accums, tuple(gradients))
-
-
-def _renaming(pairs: _Pairs) -> Callable[[_Tensors], dict[str, torch.Tensor]]:
-    return lambda tensors: {new.key: tensors[old.key] for old, new in pairs}
+def take_back(
+    spec: OptimSpec, gradients: Sequence[Slot], reduction: Reduction, batches: MicroBatches
+) -> SlotFunction:
+    """Stand for ``finish`` after ``hand_over``."""
+    accums = [slots.accumulator(slot, slot.dtype) for slot in gradients]
+    return _descaling(spec, accums, gradients, reduction, _whole(reduction, batches))
 
 
 def finish(
@@ -96,21 +104,24 @@ def finish(
     accums = [_accumulator(spec, slot) for slot in gradients]
     divisor = _shares(spec, reduction, batches)[1]
     counted = batches.chunks * batches.summed
-    return _descaling("finish", spec, accums, gradients, reduction, divisor, counted)
+    return _descaling(spec, accums, gradients, reduction, divisor, counted)
 
 
 def scale(
     spec: OptimSpec, gradients: Sequence[Slot], reduction: Reduction, batches: MicroBatches
 ) -> SlotFunction | None:
     """Accumulate and finish in one, for ``batches.chunks`` of 1; None if there is nothing to do."""
-    divisor = float(batches.total) if reduction.type == ReductionType.Mean else 1.0
+    divisor = _whole(reduction, batches)
     if _divisor(spec, divisor) == 1 and not _factors(spec, _watched(gradients, reduction)):
         return None
-    return _descaling("scale", spec, gradients, gradients, reduction, divisor)
+    return _descaling(spec, gradients, gradients, reduction, divisor)
+
+
+def _whole(reduction: Reduction, batches: MicroBatches) -> float:
+    return float(batches.total) if reduction.type == ReductionType.Mean else 1.0
 
 
 def _descaling(
-    name: str,
     spec: OptimSpec,
     sources: Sequence[Slot],
     gradients: Sequence[Slot],
@@ -121,14 +132,15 @@ def _descaling(
     """Return the function from scaled sums to descaled gradients, and to the next loss scale.
 
     Args:
-        sources: accumulators, which are emptied, or the gradients themselves.
-        counted: of accumulators, the gradients whose elements ``beyond`` has counted; else 0.
+        sources: accumulators, or the gradients themselves.
+        counted: of accumulators that are emptied, the gradients whose elements ``beyond`` has
+            counted; else 0.
     """
     pairs = [
         (source, slots.gradient(slot, torch.promote_types(slot.dtype, torch.float32)))
         for source, slot in zip(sources, gradients, strict=True)
     ]
-    watched = _watched(gradients, reduction)
+    watched = _watched(gradients if counted else sources, reduction)
     elements = sum(slot.numel for slot in watched) * (counted or 1)
     factors = _factors(spec, watched)
 
@@ -140,7 +152,8 @@ def _descaling(
         results = {new.key: _scaled(tensors[old.key].to(new.dtype), factor) for old, new in pairs}
         if watched:
             beyond = tensors[_BEYOND] if counted else _count_beyond(watched, tensors)
-            results[_FACTOR] = _next_factor(tensors[_FACTOR], beyond / elements)
+            halves, before = beyond / elements > _THRESHOLD, tensors[_FACTOR]
+            results[_FACTOR] = torch.where(halves, before / 2, before * 2).clamp(*_LIMITS)
         if counted:
             results |= {slot.key: torch.zeros_like(tensors[slot.key]) for slot in emptied}
         return results
@@ -149,7 +162,8 @@ def _descaling(
     state = (slots.LOSS_SCALE_FACTOR,) if watched else ()
     outputs = (*(new for _, new in pairs), *emptied, *state)
     inputs = (*(emptied or sources), *factors)
-    return SlotFunction(name, function, inputs, outputs, {_FACTOR: 1.0} if watched else {})
+    initial = {_FACTOR: 1.0} if watched else {}
+    return SlotFunction("descale", function, inputs, outputs, initial)
 
 
 def _factors(spec: OptimSpec, watched: Sequence[Slot]) -> tuple[Slot, ...]:
@@ -160,12 +174,6 @@ def _factors(spec: OptimSpec, watched: Sequence[Slot]) -> tuple[Slot, ...]:
 def _divisor(spec: OptimSpec, divisor: float) -> float:
     constant = "loss_scaling" not in spec.variables
     return divisor * float(spec.setting("loss_scaling") or 1.0) if constant else divisor
-
-
-def _weights(tensors: _Tensors, share_of_one: float) -> tuple[Scalar, Scalar]:
-    count = tensors[slots.MICRO.key] + 1
-    weights = materialised({"kept": 1 - 1 / count, "share": share_of_one / count})
-    return weights["kept"], weights["share"]
 
 
 def _scaled(tensor: torch.Tensor, factor: Scalar) -> torch.Tensor:
@@ -195,12 +203,6 @@ def _shares(spec: OptimSpec, reduction: Reduction, batches: MicroBatches) -> tup
     return 1.0, float(batches.total)
 
 
-def _is_running(spec: OptimSpec, reduction: Reduction) -> bool:
-    mean = reduction.type == ReductionType.Mean
-    running = reduction.strategy == MeanReductionStrategy.Running
-    return mean and running and spec.algorithm != "sgd_combined"
-
-
 def _watched(gradients: Sequence[Slot], reduction: Reduction) -> tuple[Slot, ...]:
     """Return the gradients that decide about the automatic part of the loss scale.
 
@@ -216,7 +218,3 @@ def _count_beyond(gradients: Sequence[Slot], tensors: _Tensors) -> torch.Tensor:
     """Count infinities and NaNs, too."""
     within = [(tensors[slot.key].abs() <= _EDGE).sum(dtype=torch.float32) for slot in gradients]
     return sum(slot.numel for slot in gradients) - torch.stack(within).sum()
-
-
-def _next_factor(factor: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
-    return torch.where(share > _THRESHOLD, factor / 2, factor * 2).clamp(*_LIMITS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -50,9 +50,13 @@ def lower(
             are needed the function reads the squares that ``own_squares`` makes, added up.
         norms: where the norm of all gradients goes besides, where these are clipped by it.
     """
+    algorithm = ALGORITHMS[spec.algorithm]
     groups = _groups_of(spec, params, gradient_dtype)
-    squares = _Squares.of(spec, groups, in_parts)
     weights = [weight for group in groups for weight in group.weights]
+    apart = [weight for weight in weights if weight.slot.path in in_parts]
+    squares = _squares_slot(spec, apart)
+    places = {weight.slot.path: at * SQUARES for at, weight in enumerate(apart)}
+    norms = norms if spec.clips and weights else ()
     outputs: list[Slot] = [slots.STEP] if any(group.counts for group in groups) else []
     initial: dict[str, float] = {}
     for weight in weights:
@@ -60,42 +64,35 @@ def lower(
         initial |= {s.key: m.initial for m, s in weight.moments if m.initial}
     if stochastic_rounding and any(slot.dtype.itemsize == 2 for slot in outputs):
         outputs.append(slots.ROUNDING)
-    inputs: list[Slot] = [] if squares is None else [squares.slot]
+    inputs: list[Slot] = [] if squares is None else [squares]
     inputs += [weight.gradient for weight in weights]
     inputs = [*outputs, *inputs, *_hypers_of(groups)]
-    given = tuple(norms) if spec.clips and weights else ()
-    function = _function(spec, groups, tuple(outputs), squares, given)
-    return SlotFunction("update", function, tuple(inputs), (*outputs, *given), initial)
 
-
-def _function(
-    spec: OptimSpec,
-    groups: Sequence[_Group],
-    outputs: tuple[Slot, ...],
-    squares: _Squares | None,
-    norms: tuple[Slot, ...],
-) -> Callable[[_Tensors], dict[str, torch.Tensor]]:
     def update(tensors: _Tensors) -> dict[str, torch.Tensor]:
         counters = [slot for slot in outputs if slot in (slots.STEP, slots.ROUNDING)]
         results = {slot.key: tensors[slot.key] + 1 for slot in counters}
         store = RandomRounding(tensors.get(slots.ROUNDING.key))
-        norm = _gradient_norm(spec, groups, tensors, squares)
         clip: Scalar = 1.0
-        if norm is not None:
-            limit = spec.max_grad_norm
+        if spec.clips and weights:
+            terms = _sums_of_squares((w for w in weights if w.slot.path not in places), tensors)
+            if squares is not None:
+                terms.append(tensors[squares.key][0])
+            norm, limit = torch.sqrt(torch.stack(terms).sum()), spec.max_grad_norm
             clip = (limit / norm.clamp(min=max(limit, _TINY))).as_strided((), ())
             results |= {slot.key: norm.to(slot.dtype).as_strided((), ()) for slot in norms}
         for group in groups:
             for weight, (value, gradient, state, values) in group.steps(clip, tensors):
-                if squares is not None:
-                    values = squares.with_those_of(weight, values, tensors)
-                updated, state = group.algorithm.step(value, gradient, state, values)
+                if squares is not None and not spec.clips and weight.slot.path in places:
+                    at = places[weight.slot.path]
+                    own = tensors[squares.key][at : at + SQUARES].to(weight.compute_dtype)
+                    values = {**values, **{f"square_{i}": own[i] for i in range(SQUARES)}}
+                updated, state = algorithm.step(value, gradient, state, values)
                 results[weight.slot.key] = store(updated, weight.slot.dtype)
                 for moment, slot in weight.moments:
                     results[slot.key] = store(state[moment.name], slot.dtype)
         return results
 
-    return update
+    return SlotFunction("update", update, tuple(inputs), (*outputs, *norms), initial)
 
 
 @dataclass(frozen=True)
@@ -168,96 +165,51 @@ def _hypers_of(groups: Sequence[_Group]) -> list[Slot]:
     return [hypers[key] for key in sorted(hypers)]
 
 
-# Norms of gradients and weights, also where a process has only parts of them: the squares of its
-# parts are added up over the processes before the update.
+# Where a process has only parts of weights, the squares that norms are made of are added up over
+# the processes before the update.
 
 
-@dataclass(frozen=True)
-class _Squares:
-    """Which sums of squares an update needs of weights in parts."""
-
-    slot: Slot  # one sum of all gradients if these are clipped, or those of each weight
-    places: Mapping[str, int]  # by path, where a weight's begin; none where gradients are clipped
-    in_parts: frozenset[str]
-
-    @classmethod
-    def of(
-        cls, spec: OptimSpec, groups: Sequence[_Group], in_parts: Collection[str]
-    ) -> _Squares | None:
-        weights = [(g, w) for g in groups for w in g.weights if w.slot.path in in_parts]
-        measured = [w.slot.path for group, w in weights if group.algorithm.squares is not None]
-        if not weights or not (spec.clips or measured):
-            return None
-        assert not (spec.clips and measured), "what is clipped by a norm has none of its own"
-        count = 1 if spec.clips else len(measured) * SQUARES
-        wide = any(weight.compute_dtype == torch.float64 for _, weight in weights)
-        slot = slots.squares(count, torch.float64 if wide else torch.float32)
-        places = {path: at * SQUARES for at, path in enumerate(measured)}
-        return cls(slot, places, frozenset(w.slot.path for _, w in weights))
-
-    def with_those_of(self, weight: _Weight, values: Scalars, tensors: _Tensors) -> Scalars:
-        at = self.places.get(weight.slot.path)
-        if at is None:
-            return values
-        own = tensors[self.slot.key][at : at + SQUARES].to(weight.compute_dtype)
-        return {**values, **{f"square_{i}": own[i] for i in range(SQUARES)}}
+def _squares_slot(spec: OptimSpec, apart: Sequence[_Weight]) -> Slot | None:
+    """Hold one sum of squares of all gradients if these are clipped, or those of each weight."""
+    measures = ALGORITHMS[spec.algorithm].squares is not None
+    if not apart or not (spec.clips or measures):
+        return None
+    assert not (spec.clips and measures), "what is clipped by a norm has none of its own"
+    wide = any(weight.compute_dtype == torch.float64 for weight in apart)
+    count = 1 if spec.clips else len(apart) * SQUARES
+    return slots.squares(count, torch.float64 if wide else torch.float32)
 
 
 def own_squares(
-    spec: OptimSpec,
-    params: Sequence[Slot],
-    gradient_dtype: torch.dtype | None,
-    in_parts: Collection[str],
+    spec: OptimSpec, parts: Sequence[Slot], gradient_dtype: torch.dtype | None
 ) -> SlotFunction | None:
-    groups = _groups_of(spec, params, gradient_dtype)
-    squares = _Squares.of(spec, groups, in_parts)
+    """Return the function to the squares of a process's parts of weights, if the update has any."""
+    measure = ALGORITHMS[spec.algorithm].squares
+    groups = _groups_of(spec, parts, gradient_dtype)
+    weights = [weight for group in groups for weight in group.weights]
+    squares = _squares_slot(spec, weights)
     if squares is None:
         return None
-    made = squares
 
     def function(tensors: _Tensors) -> dict[str, torch.Tensor]:
-        sums: list[torch.Tensor] = []
-        if not made.places:
-            sums.append(_sum_of_squares(groups, tensors, made.in_parts))
-        for group in groups:
-            measure = group.algorithm.squares
-            if measure is not None:
-                for _, step in group.steps(1.0, tensors):
-                    sums += measure(*step)
-        return {made.slot.key: torch.stack([each.to(made.slot.dtype) for each in sums])}
+        if measure is None:
+            sums = [torch.stack(_sums_of_squares(weights, tensors)).sum()]
+        else:
+            steps = (step for group in groups for _, step in group.steps(1.0, tensors))
+            sums = [each for step in steps for each in measure(*step)]
+        return {squares.key: torch.stack([each.to(squares.dtype) for each in sums])}
 
-    weights = [weight for group in groups for weight in group.weights]
-    inputs: list[Slot] = [made.slot, *(weight.gradient for weight in weights)]
-    if made.places:
+    inputs: list[Slot] = [squares, *(weight.gradient for weight in weights)]
+    if measure is not None:
         inputs += [s for w in weights for s in (w.slot, *(slot for _, slot in w.moments))]
         inputs += [slots.STEP] if any(group.counts for group in groups) else []
         inputs += _hypers_of(groups)
-    return SlotFunction("squares", function, tuple(inputs), (made.slot,))
+    return SlotFunction("squares", function, tuple(inputs), (squares,))
 
 
-def _gradient_norm(
-    spec: OptimSpec, groups: Sequence[_Group], tensors: _Tensors, squares: _Squares | None
-) -> torch.Tensor | None:
-    if not spec.clips or not any(group.weights for group in groups):
-        return None
-    if squares is None:
-        square = _sum_of_squares(groups, tensors)
-    else:
-        here = {w.slot.path for group in groups for w in group.weights} - squares.in_parts
-        square = tensors[squares.slot.key][0]
-        if here:
-            square = square + _sum_of_squares(groups, tensors, here)
-    return torch.sqrt(square)
-
-
-def _sum_of_squares(
-    groups: Sequence[_Group], tensors: _Tensors, paths: Collection[str] | None = None
-) -> torch.Tensor:
-    weights = [
-        w for group in groups for w in group.weights if paths is None or w.slot.path in paths
-    ]
+def _sums_of_squares(weights: Iterable[_Weight], tensors: _Tensors) -> list[torch.Tensor]:
     gradients = [tensors[w.gradient.key].to(w.compute_dtype) for w in weights]
-    return torch.stack([(each * each).sum() for each in gradients]).sum()
+    return [(each * each).sum() for each in gradients]
 
 
 class RandomRounding:
