@@ -13,7 +13,7 @@ from .._ir.slots import Slot
 from .._ir.spec import OptimSpec
 from . import KINDS
 from .arguments import number
-from .kind import Hypers, Shown
+from .kind import Hypers, Shown, as_it_is
 
 _KINDS = {kind.algorithm: kind for kind in KINDS}
 
@@ -103,13 +103,10 @@ def _hypers(spec: OptimSpec, values: Mapping[str, float], index: int) -> dict[st
 
 
 def to_ipu_param(spec: OptimSpec, values: Mapping[str, float]) -> dict[str, torch.Tensor]:
-    shown_values = {
+    return {
         name: torch.tensor(shown.show(hypers), dtype=torch.float32)
         for name, shown, hypers, _ in _entries(spec, values)
     }
-    scaling = dict(spec.settings).get("loss_scaling", values.get(slots.LOSS_SCALING.key))
-    shown_values["lossScaling_FLOAT"] = torch.tensor(scaling, dtype=torch.float32)
-    return shown_values
 
 
 def from_ipu_param(
@@ -121,35 +118,25 @@ def from_ipu_param(
     is not rounded. The first weight of a group speaks for the group.
     """
     result = dict(values)
-    name = "lossScaling_FLOAT"
-    scaling = values.get(slots.LOSS_SCALING.key)
-    if name in param and scaling is not None:
-        loaded = number("loss_scaling", param[name])
-        if _differs(loaded, scaling):
-            result[slots.LOSS_SCALING.key] = loaded
-    settled: set[tuple[int, str]] = set()
+    settled: set[str] = set()
     for name, shown, _, index in _entries(spec, values):
-        if name not in param or (index, shown.hyper) in settled:
-            continue
-        settled.add((index, shown.hyper))
-        hypers = _hypers(spec, result, index)
-        loaded = number(name, param[name])
-        taken = shown.take(loaded, hypers)
-        if taken is None or not _differs(loaded, shown.show(hypers)):
-            continue
         key = slots.hyper(shown.hyper, index).key
-        if key in result:
+        if name not in param or key not in result or key in settled:
+            continue
+        settled.add(key)
+        hypers = _hypers(spec, result, index)
+        loaded = number("loss_scaling" if key == slots.LOSS_SCALING.key else name, param[name])
+        taken = shown.take(loaded, hypers)
+        current = torch.tensor(shown.show(hypers), dtype=torch.float32)
+        if taken is not None and loaded != float(current):
             result[key] = slots.hyper_value(shown.hyper, taken)
     return result
-
-
-def _differs(loaded: float, current: float) -> bool:
-    return loaded != float(torch.tensor(current, dtype=torch.float32))
 
 
 def _entries(
     spec: OptimSpec, values: Mapping[str, float]
 ) -> Iterator[tuple[str, Shown, Hypers, int]]:
+    yield "lossScaling_FLOAT", as_it_is("", "loss_scaling"), _hypers(spec, values, -1), -1
     for index, group in enumerate(spec.groups):
         hypers = _hypers(spec, values, index)
         for shown in _KINDS[spec.algorithm].shown(dict(group.settings)):

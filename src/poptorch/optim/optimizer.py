@@ -15,7 +15,6 @@ from .._base.errors import AssertionFailure, StateError
 from .arguments import pair_of_betas
 
 _KEYS = ("ipu_state", "ipu_param")
-_ACCUMULATION_DTYPES = (torch.float16, torch.float32)
 Params = Iterable[Any]
 
 
@@ -131,7 +130,13 @@ class Optimizer(DeviceState):
         if "betas" in given:
             given["betas"] = pair_of_betas(given["betas"])
         own = {name: given.get(name, default) for name, default in self._own.items()}
-        _check_accumulation_types(own)
+        dtypes = (value for name, value in own.items() if name.endswith("accum_type"))
+        wrong = [str(dtype) for dtype in dtypes if dtype not in (torch.float16, torch.float32)]
+        if wrong:
+            raise AssertionFailure(
+                "Accumulation types must be either torch.float32 or torch.float16",
+                got=", ".join(wrong),
+            )
         self._initialise(given["params"], given)
         Optimizer.__init__(self)
         self._take(own, given)
@@ -226,13 +231,3 @@ class Optimizer(DeviceState):
         state["variable_attrs"] = copy.deepcopy(state["variable_attrs"])
         other.__setstate__(state)
         return other
-
-
-def _check_accumulation_types(own: Mapping[str, Any]) -> None:
-    dtypes = (value for name, value in own.items() if name.endswith("accum_type"))
-    wrong = [str(dtype) for dtype in dtypes if dtype not in _ACCUMULATION_DTYPES]
-    if wrong:
-        raise AssertionFailure(
-            "Accumulation types must be either torch.float32 or torch.float16",
-            got=", ".join(wrong),
-        )
