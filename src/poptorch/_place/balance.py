@@ -36,10 +36,7 @@ class Unit:
 def find_units(
     graph: Graph, state_bytes: Mapping[str, int], modules: Sequence[str], kind: ChipKind
 ) -> list[Unit]:
-    """Cut a micro graph at every place where a block may begin.
-
-    ``state_bytes`` has every parameter and buffer by path, with all that training keeps for it.
-    """
+    """``state_bytes`` has parameters and buffers by path, with all that training keeps for them."""
     graph, begins = _in_blocks(graph, modules)
     graph = with_passes(graph, {number: number for number in range(len(begins))}, len(begins))
     units = [Unit(path) for path in begins]
@@ -129,10 +126,7 @@ class Share:
 
 
 def balance(units: Sequence[Unit], chips: int, limit: int, pipelined: bool) -> list[Share]:
-    """Cut the row so that the slowest chip is as fast as possible, then so that least crosses.
-
-    In a pipeline a chip that is d stages before the end keeps activations of 2 d + 1 micro-batches.
-    """
+    """Cut so that the slowest chip is as fast as possible, then so that least crosses."""
     places = [
         n for n, unit in enumerate(units) if n and unit.begins is not None and not unit.joined
     ]
@@ -143,6 +137,7 @@ def balance(units: Sequence[Unit], chips: int, limit: int, pipelined: bool) -> l
             fix=("use fewer IPUs", "put parts of forward into modules of their own"),
         )
     ends = [*places, len(units)]
+    # Of how many micro-batches a chip keeps activations.
     kept = [2 * (chips - 1 - chip) + 1 if pipelined else 1 for chip in range(chips)]
     fastest = _best(units, ends, kept, lambda slowest, s: max(slowest, s.cycles), limit)
     if fastest is None:

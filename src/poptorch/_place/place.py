@@ -84,10 +84,7 @@ def reserve(per_replica: int, spec: Spec) -> int:
 
 
 def find_homes(graph: Graph, stages: Sequence[Stage]) -> dict[str, tuple[int, ...]]:
-    """Return the chips of every state input of a placed graph, by slot key.
-
-    Weights have one home; what is only read may be copied to several.
-    """
+    """Return the chips of every state input, by slot key; weights have one home."""
     chips = tuple(sorted({stage.chip for stage in stages}))
     # Buffers and constants that forward changes, with the node of the new value.
     changed = graph.updates
@@ -178,11 +175,7 @@ def _placed(node: fx.Node, layout: Layout, placement: Placement) -> str:
 
 
 def phase_number(stage_pass: StagePass, layout: Layout, placement: Placement) -> int:
-    """Return the internal number of the phase of a pass.
-
-    Backward phases go on where the forward ones end, in reverse. They share the last one, or
-    leave it and the next free.
-    """
+    """Backward phases go on, in reverse, where the forward ones end, or leave two numbers free."""
     phases = [stage.phase or 0 for stage in layout.stages]
     phase = phases[stage_pass.stage]
     if stage_pass.backward:

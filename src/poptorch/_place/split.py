@@ -24,13 +24,9 @@ class Cutter:
     """Cuts a graph into passes that run one after another in their order.
 
     What a pass reads of another becomes a ``value.*`` between them. So does the old value of a
-    state tensor that an earlier pass has changed by then.
-
-    Args:
-        inline: whether a pass may compute a node of another pass again.
-        copies: outputs that several passes compute and return, each the last that reads its own
-            copy of the state; by slot key.
-        fallback: the pass that returns an output which no node of a pass computes.
+    state tensor that an earlier pass has changed by then. Outputs in ``copies`` several passes
+    return, each the last that reads its own copy of the state; what no pass computes returns
+    ``fallback``.
     """
 
     def __init__(
@@ -129,9 +125,8 @@ def split(
 ) -> tuple[dict[StagePass, Graph], Homes]:
     """Cut a micro graph into the passes that its labels name; return these and the homes of state.
 
-    With ``recompute`` backward passes compute activations again from what their stage was given.
-    What was drawn at random is kept, and so is what the user wants kept; the last stage, which goes
-    back at once, keeps everything behind the last of these.
+    With ``recompute`` backward passes compute activations again, but not what was drawn at random
+    or the user wants kept; the last stage keeps everything behind the last of these.
     """
     graph = with_passes(graph, {}, len(layout.stages))
     homes = find_homes(graph, layout.stages)
@@ -148,7 +143,6 @@ def split(
     passes = stage_passes(len(layout.stages), training)
 
     def fallback(_: Slot, node: fx.Node) -> StagePass:
-        """For an output that is an input as it came: where that input is."""
         source = graph.arguments[node]
         if source.kind is Kind.BATCH:
             return passes[0]
@@ -158,10 +152,7 @@ def split(
 
 
 def _free(graph: Graph, placed: Collection[fx.Node]) -> dict[fx.Node, frozenset[str]]:
-    """Nodes that any pass may make for itself, with the state tensors that they are views of.
-
-    These are views of inputs that forward leaves untouched, and tensors that are made of nothing.
-    """
+    """Views of untouched inputs and what is made of nothing, with the state they are views of."""
     changed = graph.updates
     free: dict[fx.Node, frozenset[str]] = {
         node: frozenset({slot.key} if slot.is_state else ())
@@ -177,10 +168,9 @@ def _free(graph: Graph, placed: Collection[fx.Node]) -> dict[fx.Node, frozenset[
 
 
 def _recomputable(placed: Mapping[fx.Node, StagePass], stages: int) -> dict[fx.Node, int]:
-    """Forward nodes that backward passes may compute again, with their stage.
+    """Return the forward nodes that backward passes may compute again, with their stage.
 
-    Source for the last stage: PopART (MIT), willow/src/transforms/pipeline.cpp, which keeps what
-    lies between the final checkpoints and the loss.
+    Source for the last stage: PopART (MIT), willow/src/transforms/pipeline.cpp.
     """
     last = stages - 1
     before = _before_checkpoints([n for n, where in placed.items() if where == StagePass(last)])

@@ -37,23 +37,15 @@ class Moment:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One update algorithm.
-
-    Attributes:
-        counts: whether the group needs the number of updates made so far.
-        prepare: scalar work done once per group: from the settings, the hyper-parameters and, where
-            counted, the number of this update (from 1) to the values that ``step`` reads.
-        step: weight, descaled gradient, moments and prepared values to the new weight and moments.
-        squares: of an algorithm that needs norms of whole weights: from what ``step`` takes to the
-            SQUARES sums of squares of which they are roots. Where others have parts of the weight
-            ``step`` reads the whole sums as the values ``square_0`` and ``square_1``.
-    """
+    """One update algorithm; settings are those of a group."""
 
     moments: Callable[[Settings], tuple[Moment, ...]]
-    counts: Callable[[Settings], bool]
-    prepare: Callable[[Settings, Scalars, Tensor | None], Prepared]
-    step: Callable[[Tensor, Tensor, Tensors, Scalars], Stepped]
+    counts: Callable[[Settings], bool]  # whether it needs the number of this update, from 1
+    prepare: Callable[[Settings, Scalars, Tensor | None], Prepared]  # once per group
+    step: Callable[[Tensor, Tensor, Tensors, Scalars], Stepped]  # weight, descaled gradient, ...
     squares: Callable[[Tensor, Tensor, Tensors, Scalars], list[Tensor]] | None = None
+    """The SQUARES sums of squares of norms of whole weights. Where others have parts of a weight
+    ``step`` reads the whole sums as the values ``square_0`` and ``square_1``."""
 
 
 def storage_dtype(settings: Settings, name: str) -> torch.dtype:

@@ -26,19 +26,12 @@ _Tensors = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class MicroBatches:
-    """How many micro-batches meet where on the way to one update.
+    """How many micro-batches meet where on the way to one update."""
 
-    Attributes:
-        lanes: micro-batches whose gradients one ``gradient.*`` is already the sum of.
-        chunks: accumulate steps per update; ``counter.micro`` counts them from 0.
-        summed: accumulators that the program adds up before ``finish`` (replicas, processes).
-        replicas: all data-parallel copies, whether they are lanes, chunks or summed.
-    """
-
-    lanes: int = 1
-    chunks: int = 1
-    summed: int = 1
-    replicas: int = 1
+    lanes: int = 1  # whose gradients one ``gradient.*`` is already the sum of
+    chunks: int = 1  # accumulate steps per update; ``counter.micro`` counts them from 0
+    summed: int = 1  # accumulators that are added up before ``finish`` (replicas, processes)
+    replicas: int = 1  # all data-parallel copies, whether they are lanes, chunks or summed
 
     @property
     def total(self) -> int:
@@ -129,13 +122,7 @@ def _descaling(
     divisor: float,
     counted: int = 0,
 ) -> SlotFunction:
-    """Return the function from scaled sums to descaled gradients, and to the next loss scale.
-
-    Args:
-        sources: accumulators, or the gradients themselves.
-        counted: of accumulators that are emptied, the gradients whose elements ``beyond`` has
-            counted; else 0.
-    """
+    """``counted``: gradients that ``beyond`` has seen, of sources that are emptied afterwards."""
     pairs = [
         (source, slots.gradient(slot, torch.promote_types(slot.dtype, torch.float32)))
         for source, slot in zip(sources, gradients, strict=True)
@@ -204,11 +191,7 @@ def _shares(spec: OptimSpec, reduction: Reduction, batches: MicroBatches) -> tup
 
 
 def _watched(gradients: Sequence[Slot], reduction: Reduction) -> tuple[Slot, ...]:
-    """Return the gradients that decide about the automatic part of the loss scale.
-
-    The share of their elements beyond an eighth of the largest half number halves it after an
-    update, or doubles it (PopTorch user guide, "Optimizers").
-    """
+    """Return what decides about the automatic loss scale (PopTorch user guide, "Optimizers")."""
     if not reduction.automatic_loss_scaling:
         return ()
     return tuple(slot for slot in gradients if slot.dtype == torch.float16)

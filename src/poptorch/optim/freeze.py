@@ -39,12 +39,9 @@ def freeze(
 ) -> tuple[OptimSpec, HyperValues]:
     """Translate an optimizer into its compiled-in structure and the values that may change.
 
-    Args:
-        path_of: ``address()`` of each of the model's parameters to its path in the program; others
-            are left out.
-        compiled: the structure that it is to continue with: of a torch optimizer, what is variable
-            there stays so, and a constant of another value becomes variable. Without it only
-            zeros that switch a term off are constant.
+    Parameters whose ``address()`` is not in ``path_of`` are left out. A torch optimizer that
+    continues with the structure ``compiled`` keeps what is variable there, and a constant of
+    another value becomes variable; else only zeros that switch a term off are constant.
     """
     kind = _kind_of(optimizer)
     _warn_of_subclass(optimizer)

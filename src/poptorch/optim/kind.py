@@ -39,28 +39,17 @@ def as_it_is(name: str, hyper: str) -> Shown:
 
 @dataclass(frozen=True)
 class Kind:
-    """One accepted kind of optimizer.
+    """One accepted kind of optimizer."""
 
-    Attributes:
-        algorithm: its name in OptimSpec and in the table of formulas.
-        classes: the classes, torch's first where there is one.
-        hypers: numeric attributes of groups.
-        structure: attributes of the optimizer object that shape the update, with the values that
-            a torch optimizer stands for.
-        moments: the formula's moments by the documented prefixes of their names in ``ipu_state``.
-        shown: the entries of ``ipu_param``, from the constant settings of a group.
-        agreed: flags that shape the update and have the same value in all groups.
-        variant: the other kind that an optimizer of these classes may stand for.
-    """
-
-    algorithm: str
-    classes: tuple[type, ...]
-    hypers: tuple[str, ...]
-    structure: Mapping[str, Any]
-    moments: Mapping[str, str]
-    shown: Callable[[Mapping[str, Setting]], Sequence[Shown]]
-    agreed: tuple[str, ...] = ()
+    algorithm: str  # its name in OptimSpec and in the table of formulas
+    classes: tuple[type, ...]  # torch's first where there is one
+    hypers: tuple[str, ...]  # numeric attributes of groups
+    structure: Mapping[str, Any]  # attributes that shape the update; what torch's stand for
+    moments: Mapping[str, str]  # the formula's, by the documented prefixes in ``ipu_state``
+    shown: Callable[[Mapping[str, Setting]], Sequence[Shown]]  # by a group's constant settings
+    agreed: tuple[str, ...] = ()  # flags that shape the update, the same in all groups
     variant: Callable[[torch.optim.Optimizer], Kind | None] = lambda optimizer: None
+    """The other kind that an optimizer of these classes may stand for."""
 
 
 def agreed(optimizer: torch.optim.Optimizer, name: str) -> bool:

@@ -39,12 +39,7 @@ def check_replacement(
     strategy: MeanReductionStrategy | None = None,
     again: bool = False,
 ) -> bool:
-    """Return whether another program is needed: False if at most values of variables differ.
-
-    Args:
-        strategy: the mean reduction strategy that is compiled in, where there is a mean.
-        again: may be compiled again, for other constants.
-    """
+    """Return whether other constants need a program, where ``again`` allows it; refuse the rest."""
     if needs_running_mean(new) and strategy not in (None, MeanReductionStrategy.Running):
         raise InvalidValue(
             "accum_type=torch.float16 needs MeanReductionStrategy.Running, but the model is "

@@ -79,10 +79,7 @@ def apply_calls(options: Any, text: str, name: str = "the options") -> None:
 
 
 def apply_data(options: Any, text: str) -> None:
-    """Apply what ``as_calls`` returned, which may have come through strangers' hands.
-
-    Nothing is called but the setters of the table: no method that reads a file.
-    """
+    """Apply what ``as_calls`` returned; strangers may have changed it: only setters are called."""
     rows = ((setting, value) for setting in settings(options) for value in setting.row.values)
     known = {_setter(setting, value) for setting, value in rows if not value.here}
     for line in text.splitlines():

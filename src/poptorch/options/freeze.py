@@ -31,10 +31,7 @@ _EACH_RUNS_ALL = "options.Distributed.stageProcesses(1): each process runs all s
 
 
 def prepare(options: Options, training: bool) -> Options:
-    """Freeze the caller's options and return the executor's own frozen copy.
-
-    In the copy the output mode is resolved, and anchors without a mode take that one.
-    """
+    """Freeze the options; in the copy, the executor's own, the output mode is resolved."""
     if not training:
         check_inference(options)
     mode, period = resolved_output(options, training)

@@ -105,10 +105,7 @@ class _TensorLocationOptions(Container):
 
 
 def freeze_locations(options: Any, phased: bool) -> Locations:
-    """Phased strategies rest everything off chip by default; one replica shards nothing.
-
-    Source: PopTorch user guide, "Parallel execution".
-    """
+    """Phased strategies rest everything off chip by default; one replica shards nothing."""
     values: Mapping[str, Any] = options.TensorLocations._values
     replicas = options.replication_factor * data_share(options.Distributed)[1]
 
