@@ -26,7 +26,7 @@ class Cutter:
     What a pass reads of another becomes a ``value.*`` between them. So does the old value of a
     state tensor that an earlier pass has changed by then. Outputs in ``copies`` several passes
     return, each the last that reads its own copy of the state; what no pass computes returns
-    ``fallback``.
+    the one that ``fallback`` names.
     """
 
     def __init__(

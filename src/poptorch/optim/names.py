@@ -124,7 +124,7 @@ def from_ipu_param(
         if name not in param or key not in result or key in settled:
             continue
         settled.add(key)
-        hypers = _hypers(spec, result, index)
+        hypers = _hypers(spec, result, max(index, 0))
         loaded = number("loss_scaling" if key == slots.LOSS_SCALING.key else name, param[name])
         taken = shown.take(loaded, hypers)
         current = torch.tensor(shown.show(hypers), dtype=torch.float32)
@@ -136,7 +136,7 @@ def from_ipu_param(
 def _entries(
     spec: OptimSpec, values: Mapping[str, float]
 ) -> Iterator[tuple[str, Shown, Hypers, int]]:
-    yield "lossScaling_FLOAT", as_it_is("", "loss_scaling"), _hypers(spec, values, -1), -1
+    yield "lossScaling_FLOAT", as_it_is("", "loss_scaling"), _hypers(spec, values, 0), -1
     for index, group in enumerate(spec.groups):
         hypers = _hypers(spec, values, index)
         for shown in _KINDS[spec.algorithm].shown(dict(group.settings)):

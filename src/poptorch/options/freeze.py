@@ -18,14 +18,12 @@ from .locations import freeze_locations
 from .options import Options, grouping_problem
 from .overview import report_idle, settings
 from .popart import WANTS_REPORT, validate_popart
-from .strategies import PipelinedExecution, ShardedExecution
-from .table import UNSET, Setting, Value, show
+from .strategies import PipelinedExecution
+from .table import UNSET, show
 
 STAGED = "staged"
 """The backend that runs stages one by one, and on several processes."""
-GENERATIONS = (1, 2, 21)
 MODEL_VERSIONS = {"ipu1": 1, "ipu2": 2, "ipu21": 21}
-SMALL_MODEL_TILES = 4
 _ANCHOR_MODES = {OutputMode.Final: "FINAL/1", OutputMode.All: "ALL/1", OutputMode.Sum: "Sum/1"}
 _EACH_RUNS_ALL = "options.Distributed.stageProcesses(1): each process runs all stages"
 
@@ -64,22 +62,25 @@ def resolved_output(options: Options, training: bool) -> tuple[OutputMode, int]:
 def freeze(options: Options, training: bool) -> Spec:
     """Check the compile-time conditions and translate options, the user's or ``prepare``'s."""
     validate_popart(options._Popart.options)
-    check(options)
-    engine_options(options)
     fields: dict[str, Any] = {"training": training}
-    for setting in settings(options):
-        for value in setting.row.values:
-            stored = value.read(setting.group)
-            if value.field and stored is not UNSET:
-                _take(fields, value.field, value.frozen(stored), setting.option)
+    for option, group, row in settings(options):
+        for value in row.values:
+            stored, kind = value.read(group), value.kind
+            if stored is UNSET:
+                continue
+            if value.least is not None and stored < value.least:
+                raise Error(f"{option} must be at least {value.least}", got=str(stored))
+            # Assignment lets any integer through.
+            if kind is not None and issubclass(kind, enum.Enum) and stored not in list(kind):
+                raise Error(f"{value.name} holds no {kind.__name__}", got=str(stored))
+            if not value.field:
+                continue
+            made, before = value.frozen(stored), fields.get(value.field, UNSET)
+            if before not in (UNSET, made):  # a key of ``_Popart`` beats the option of the field
+                log.engine.warning("%s: forced by the user from %s to %s", option, before, made)
+            fields[value.field] = made
+    check(options)
     return assemble(fields | _decided(options, training, fields["placement"].phased))
-
-
-def _take(fields: dict[str, Any], field: str, value: Any, option: str) -> None:
-    """Keep a field's value; a key of ``_Popart`` beats the option of the same field."""
-    if value != fields.get(field, value):
-        log.engine.warning("%s: forced by the user from %s to %s", option, fields[field], value)
-    fields[field] = value
 
 
 def assemble(fields: Mapping[str, Any]) -> Spec:
@@ -170,9 +171,6 @@ def engine_options(options: Options) -> dict[str, str]:
 
 
 def check(options: Options) -> None:
-    for setting in settings(options):
-        for value in setting.row.values:
-            _check_stored(setting, value)
     if not 0 <= options.Distributed.processId < options.Distributed.numProcesses:
         raise Error(
             "The process id must be smaller than the number of processes",
@@ -215,16 +213,6 @@ def check(options: Options) -> None:
         check_return_period(f"anchorTensor({name!r})", mode, period, options)
 
 
-def _check_stored(setting: Setting, value: Value) -> None:
-    """Check a number's lower bound, and an enum's integer, which assignment lets through."""
-    stored = value.read(setting.group)
-    if value.least is not None and stored < value.least:
-        raise Error(f"{setting.option} must be at least {value.least}", got=str(stored))
-    kind = value.kind
-    if kind is not None and issubclass(kind, enum.Enum) and stored not in (UNSET, *kind):
-        raise Error(f"{value.name} holds no {kind.__name__}", got=str(stored))
-
-
 def check_return_period(setter: str, mode: Any, period: int, options: Options) -> None:
     iterations = options.device_iterations
     if mode == OutputMode.EveryN and (period < 1 or period > iterations or iterations % period):
@@ -239,14 +227,12 @@ def check_inference(options: Options) -> None:
     accumulation = options.Training.gradient_accumulation
     if accumulation == 1:
         return
-    strategy = options._execution_strategy
-    pipelined = isinstance(strategy, PipelinedExecution)
     advice = "; use Options.deviceIterations to process several batches in a pipeline"
+    pipelined = type(options._execution_strategy) is PipelinedExecution
     raise Error(
         "You must set gradientAccumulation to 1 for inference",
         got=f"Training.gradientAccumulation({accumulation})",
-        fix="options.clone().Training.gradientAccumulation(1)"
-        + (advice if pipelined and not isinstance(strategy, ShardedExecution) else ""),
+        fix=f"options.clone().Training.gradientAccumulation(1){advice if pipelined else ''}",
     )
 
 
@@ -277,7 +263,7 @@ def choose_device(options: Options) -> DeviceChoice:
             fix="drop one of the two",
         )
     generation = options.ipu_version if options.exists("ipu_version") else None
-    if generation is not None and generation not in GENERATIONS:
+    if generation is not None and generation not in MODEL_VERSIONS.values():
         raise Error(
             "Invalid offline IPU version",
             got=repr(generation),
@@ -296,8 +282,15 @@ def _choose_model(options: Options) -> DeviceChoice:
     reason = f"From {decided}: Ipu model: {'Enabled' if enabled else 'Disabled'}"
     if not enabled:
         return DeviceChoice("ipu", reason=reason if decided else None)
-    tiles = SMALL_MODEL_TILES if variable == "POPTORCH_SMALL_IPU_MODEL" else None
-    return DeviceChoice("model", _model_generation(), tiles, reason)
+    tiles = 4 if variable == "POPTORCH_SMALL_IPU_MODEL" else None
+    version = env.get("POPTORCH_IPU_MODEL_VERSION")
+    if version not in MODEL_VERSIONS:
+        raise Error(
+            "Invalid IPU model version",
+            got=f"POPTORCH_IPU_MODEL_VERSION={version}",
+            fix=f"use one of {', '.join(MODEL_VERSIONS)}",
+        )
+    return DeviceChoice("model", MODEL_VERSIONS[version], tiles, reason)
 
 
 def model_from_environment() -> tuple[str | None, bool]:
@@ -308,17 +301,6 @@ def model_from_environment() -> tuple[str | None, bool]:
     if small is not None:
         return "POPTORCH_SMALL_IPU_MODEL", small
     return None, False
-
-
-def _model_generation() -> int:
-    version = env.get("POPTORCH_IPU_MODEL_VERSION")
-    if version not in MODEL_VERSIONS:
-        raise Error(
-            "Invalid IPU model version",
-            got=f"POPTORCH_IPU_MODEL_VERSION={version}",
-            fix=f"use one of {', '.join(MODEL_VERSIONS)}",
-        )
-    return MODEL_VERSIONS[version]
 
 
 # The DEBUG lines in which users look for their settings (PopTorch user guide, "Options").

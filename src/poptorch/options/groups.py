@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
@@ -136,10 +135,6 @@ def _name(function: Any) -> str:
     return name.lower() if isinstance(function, type) else name
 
 
-def _in_order(names: dict[str, Sequence[str]]) -> tuple[tuple[str, ...], ...]:
-    return tuple(tuple(names[rule]) for rule in _AUTOCAST_RULES if names)
-
-
 class _PrecisionOptions(Container):
     """Number formats of the device."""
 
@@ -204,7 +199,7 @@ class _PrecisionOptions(Container):
         {},
         check=_names_by_rule,
         field="precision.autocast_policy",
-        frozen=_in_order,
+        frozen=lambda names: tuple(tuple(names[rule]) for rule in _AUTOCAST_RULES if names),
         instead="casts in forward: tensor.half(), tensor.float()",
     )
     def autocastPolicy(self, policy: Any) -> Self:

@@ -127,17 +127,13 @@ def _options_from(values: Mapping[str, Any]) -> Options:
         options.Jit.traceModel(False)
     mode, period = values.get("anchor_mode"), values.get("anchor_return_period")
     if mode is not None:
-        options.outputMode(_output_mode(mode), period)
+        known = mode if isinstance(mode, OutputMode) else _MODES.get(str(mode).upper())
+        if known is None:
+            fix = f"use {', '.join(_MODES)}"
+            raise InvalidValue("Unknown anchor_mode", got=repr(mode), fix=fix)
+        options.outputMode(known, period)
     elif period is not None:
         log.python.warning(
             "anchor_return_period=%s is ignored: only anchor_mode='EVERYN' has a period", period
         )
     return options
-
-
-def _output_mode(mode: Any) -> OutputMode:
-    if isinstance(mode, OutputMode):
-        return mode
-    if not isinstance(mode, str) or mode.upper() not in _MODES:
-        raise InvalidValue("Unknown anchor_mode", got=repr(mode), fix=f"use {', '.join(_MODES)}")
-    return _MODES[mode.upper()]

@@ -314,18 +314,15 @@ def _unwrapped(phases: Sequence[Any]) -> Sequence[Any]:
 def _phase_of(item: Any) -> Phase:
     if isinstance(item, Phase):
         return item
-    if isinstance(item, (list, tuple)):
-        return Phase(*item)
-    return Phase(item)
+    return Phase(*item) if isinstance(item, (list, tuple)) else Phase(item)
 
 
 def _stage_of(item: Stage | str | Sequence[str]) -> Stage:
     if isinstance(item, Stage):
         return item
-    if isinstance(item, str):
-        return Stage(item)
-    if isinstance(item, (list, tuple)) and item and all(isinstance(part, str) for part in item):
-        return Stage(*item)
+    blocks = item if isinstance(item, (list, tuple)) else [item]
+    if blocks and all(isinstance(block, str) for block in blocks):
+        return Stage(*blocks)
     raise AssertionFailure(f"Invalid stage: {_WHAT}", got=repr(item))
 
 
