@@ -14,7 +14,7 @@ from .._ir.blocks import StagePass
 from .._ir.plan import Staged
 from .._ir.program import Emit
 from .._ir.slots import Kind, Slot
-from .._ir.spec import Location, Spec
+from .._ir.spec import Spec
 from .constants import Constants
 from .cycles import Chip
 from .pass_cost import Pass, PassCost
@@ -69,20 +69,12 @@ class Subject:
 
     # Where state rests, and what waits for the backward pass.
 
-    def _location(self, slot: Slot) -> Location:
-        where = self.spec.locations
-        kinds = {
-            Kind.PARAM: where.weight, Kind.OPTSTATE: where.optimizer,
-            Kind.ACCUM: where.accumulator,
-        }  # fmt: skip
-        return kinds.get(slot.kind, Location())
-
     def is_off_chip(self, slot: Slot) -> bool:
-        where = self._location(slot)
-        return not where.on_chip and slot.numel >= max(where.min_off_chip or 0, 2)
+        return self.spec.locations.of(slot).off_chip(slot)
 
     def shares(self, slot: Slot) -> int:
-        return self.replicas if self._location(slot).sharded and slot.numel > 1 else 1
+        sharded = self.spec.locations.of(slot).sharded
+        return self.replicas if sharded and slot.numel > 1 else 1
 
     def waiting_values(self, stage_pass: StagePass) -> list[Slot]:
         """Return what waits for the backward pass, of what a pass makes or reads back."""

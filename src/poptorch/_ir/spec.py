@@ -17,6 +17,7 @@ from ..enums import (
 )
 from . import slots
 from .loops import Loops
+from .slots import Kind
 
 Setting = bool | int | float | str | None
 
@@ -121,6 +122,10 @@ class Location:
     min_off_chip: int | None = None  # with fewer elements on chip; None: the machine's default
     min_sharded: int | None = None  # with fewer elements whole; None: the default, 8192
 
+    def off_chip(self, slot: slots.Slot) -> bool:
+        """Tell whether a tensor rests in streaming memory."""
+        return not self.on_chip and slot.numel >= max(self.min_off_chip or 0, 2)
+
 
 @dataclass(frozen=True)
 class Locations:
@@ -129,6 +134,14 @@ class Locations:
     optimizer: Location = field(default_factory=Location)
     accumulator: Location = field(default_factory=Location)
     io_tiles: int | None = None
+
+    def of(self, slot: slots.Slot) -> Location:
+        state = {
+            Kind.PARAM: self.weight,
+            Kind.OPTSTATE: self.optimizer,
+            Kind.ACCUM: self.accumulator,
+        }
+        return state.get(slot.kind, Location())
 
 
 @dataclass(frozen=True)

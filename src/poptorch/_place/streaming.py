@@ -11,7 +11,7 @@ from .._ir.graph import Graph
 from .._ir.plan import Layout, values_read
 from .._ir.schedule import Streaming
 from .._ir.slots import Kind, Slot
-from .._ir.spec import Location, Locations, Spec
+from .._ir.spec import Location, Spec
 from ..enums import Liveness
 
 Graphs = Mapping[StagePass, Graph]
@@ -22,10 +22,15 @@ def find_streaming(graphs: Graphs, layout: Layout, spec: Spec) -> Streaming:
     placement, locations = spec.placement, spec.locations
     if not placement.phased:
         return Streaming()
+
+    def rests_off_chip(slot: Slot) -> bool:
+        handed_on = slot.kind is Kind.GRADIENT
+        return (locations.accumulator if handed_on else locations.of(slot)).off_chip(slot)
+
     loads, stores, drops = Lists(list), Lists(list), Lists(list)
     for stage_pass, graph in graphs.items():
-        read = {s.key for s in graph.inputs if _rests_off_chip(s, locations)}
-        written = {s.key for s in graph.outputs if _rests_off_chip(s, locations)}
+        read = {s.key for s in graph.inputs if rests_off_chip(s)}
+        written = {s.key for s in graph.outputs if rests_off_chip(s)}
         loads[stage_pass] += sorted(read)
         stores[stage_pass] += sorted(written)
         drops[stage_pass] += sorted(read - written)
@@ -38,21 +43,6 @@ def find_streaming(graphs: Graphs, layout: Layout, spec: Spec) -> Streaming:
             loads[after].append(key)
     lists = (loads, stores, drops)
     return Streaming(*({p: tuple(keys) for p, keys in by.items() if keys} for by in lists))
-
-
-def _rests_off_chip(slot: Slot, locations: Locations) -> bool:
-    kinds = {
-        Kind.PARAM: locations.weight,
-        Kind.OPTSTATE: locations.optimizer,
-        Kind.ACCUM: locations.accumulator,
-        Kind.GRADIENT: locations.accumulator,
-    }
-    location = kinds.get(slot.kind)
-    return location is not None and _is_off_chip(slot, location)
-
-
-def _is_off_chip(slot: Slot, location: Location) -> bool:
-    return not location.on_chip and slot.numel >= max(location.min_off_chip or 0, 2)
 
 
 def _share_last_phase(layout: Layout, loads: Lists, drops: Lists) -> None:
@@ -80,7 +70,7 @@ def _gaps(
     readers = {stage_pass: values_read(graphs[stage_pass]) for stage_pass in passes}
     for source in passes:
         for slot in graphs[source].outputs:
-            if slot.kind is not Kind.VALUE or not _is_off_chip(slot, location):
+            if slot.kind is not Kind.VALUE or not location.off_chip(slot):
                 continue
             users = [p for p in passes if p == source or slot.key in readers[p]]
             for chip in sorted(set(chips.values())):

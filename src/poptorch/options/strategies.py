@@ -99,6 +99,8 @@ class Phase:
 class _IExecutionStrategy:
     """Stages, found by the ids of their blocks."""
 
+    _kind: Strategy
+
     def __init__(self, stages: Iterable[Stage]) -> None:
         self._all_stages = list(stages)
         self._stage_numbers: dict[str, int] = {}
@@ -124,10 +126,7 @@ class _IExecutionStrategy:
         return self._all_stages[self._stage_numbers[block_id]]
 
     def _backend_options(self) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def _frozen(self) -> Placement:
-        raise NotImplementedError
+        return {"execution_mode": int(self._kind is Strategy.SHARDED)}
 
 
 class PipelinedExecution(_IExecutionStrategy):
@@ -164,9 +163,6 @@ class PipelinedExecution(_IExecutionStrategy):
         expect("use", use, bool)
         self._interleaved = use
         return self
-
-    def _backend_options(self) -> dict[str, Any]:
-        return {"execution_mode": int(self._kind is Strategy.SHARDED)}
 
     def _frozen(self) -> Placement:
         return Placement(
@@ -205,8 +201,6 @@ class _IPhasedExecution(_IExecutionStrategy):
         AssertionFailure: no phases, any other argument, or a block in two stages
             (an ``AssertionError``).
     """
-
-    _kind: Strategy
 
     def __init__(self, *phases: Phase | Stage | str | Sequence[Any]) -> None:
         if not phases:
