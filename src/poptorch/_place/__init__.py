@@ -5,18 +5,3 @@ from .early import early
 from .place import check_batches, log_layout, place
 from .split import split, split_update, update_homes
 from .streaming import find_streaming
-
-__all__ = [
-    "Share",
-    "balance",
-    "check_batches",
-    "cut_at",
-    "early",
-    "find_streaming",
-    "find_units",
-    "log_layout",
-    "place",
-    "split",
-    "split_update",
-    "update_homes",
-]

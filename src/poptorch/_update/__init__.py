@@ -3,17 +3,3 @@
 from .bundles import flatten, gather, spread
 from .reduction import MicroBatches, accumulate, finish, hand_over, scale, take_back
 from .step import lower, own_squares
-
-__all__ = [
-    "MicroBatches",
-    "accumulate",
-    "finish",
-    "flatten",
-    "gather",
-    "hand_over",
-    "lower",
-    "own_squares",
-    "scale",
-    "spread",
-    "take_back",
-]
