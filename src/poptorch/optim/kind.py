@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,12 +30,16 @@ class Shown:
 
     name: str  # as documented
     hyper: str  # the hyper-parameter that a loaded value determines
-    show: Callable[[Hypers], float]
-    take: Callable[[float, Hypers], float | None]  # None if it cannot be told
+    show: Callable[[Hypers], float]  # affine in the hyper-parameter
+
+    def take(self, value: float, hypers: Hypers) -> float | None:
+        """Return the hyper-parameter that shows as a value; None if it cannot be told."""
+        zero, one = (self.show({**hypers, self.hyper: number}) for number in (0.0, 1.0))
+        return (value - zero) / (one - zero) if one != zero else None
 
 
 def as_it_is(name: str, hyper: str) -> Shown:
-    return Shown(name, hyper, lambda hypers: hypers[hyper], lambda value, hypers: value)
+    return Shown(name, hyper, operator.itemgetter(hyper))
 
 
 @dataclass(frozen=True)

@@ -92,13 +92,11 @@ class LAMB(Optimizer, torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._step_one(group, parameter, parameter.grad)
+                    self._step_one(group, parameter)
         return loss
 
-    def _step_one(
-        self, group: dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor
-    ) -> None:
-        state = self.state[parameter]
+    def _step_one(self, group: dict[str, Any], parameter: Any) -> None:
+        state, gradient = self.state[parameter], parameter.grad
         if not state:
             state["step"] = 0
             state["exp_avg"] = torch.zeros_like(parameter)

@@ -81,46 +81,31 @@ class SGD(Optimizer, torch.optim.SGD):
 
 _SHOWN_WITHOUT_MOMENTUM = (
     Shown(
-        "scaledLearningRate0",
-        "lr",
-        lambda h: h["lr"] * (1 - h["dampening"]) / h["loss_scaling"],
-        lambda value, h: _ratio(value * h["loss_scaling"], 1 - h["dampening"]),
+        "scaledLearningRate0", "lr", lambda h: h["lr"] * (1 - h["dampening"]) / h["loss_scaling"]
     ),
     Shown(
         "weightDecayScaleFactor0",
         "weight_decay",
         lambda h: 1 - h["lr"] * (1 - h["dampening"]) * h["weight_decay"],
-        lambda value, h: _ratio(1 - value, h["lr"] * (1 - h["dampening"])),
     ),
 )
 
 
 def _shown(number: int, scaling: str) -> tuple[Shown, ...]:
     return (
-        Shown(
-            f"scaledLearningRate{number}",
-            "lr",
-            lambda h: h["lr"] / h[scaling],
-            lambda value, h: value * h[scaling],
-        ),
+        Shown(f"scaledLearningRate{number}", "lr", lambda h: h["lr"] / h[scaling]),
         as_it_is(f"scaledMomentum{number}", "momentum"),
         Shown(
             f"dampeningScaleFactor{number}",
             "dampening",
             lambda h: (1 - h["dampening"]) * h[scaling] / h["loss_scaling"],
-            lambda value, h: 1 - value * h["loss_scaling"] / h[scaling],
         ),
         Shown(
             f"scaledWeightDecay{number}",
             "weight_decay",
             lambda h: (1 - h["dampening"]) * h[scaling] * h["weight_decay"],
-            lambda value, h: _ratio(value, (1 - h["dampening"]) * h[scaling]),
         ),
     )
-
-
-def _ratio(value: float, divisor: float) -> float | None:
-    return value / divisor if divisor else None
 
 
 _HYPERS = ("lr", "momentum", "dampening", "weight_decay", "nesterov")

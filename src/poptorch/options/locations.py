@@ -120,10 +120,6 @@ def freeze_locations(options: Any, phased: bool) -> Locations:
             min_sharded=stored.get("minElementsForReplicatedTensorSharding"),
         )
 
-    return Locations(
-        location("activation"),
-        location("weight"),
-        location("optimizer"),
-        location("accumulator"),
-        values.get("numIOTiles"),
-    )
+    kinds = ("activation", "weight", "optimizer", "accumulator")
+    activation, weight, optimizer, accumulator = map(location, kinds)
+    return Locations(activation, weight, optimizer, accumulator, values.get("numIOTiles"))

@@ -140,9 +140,6 @@ class Options(Container):
         self._jit = _JitOptions()
         self._progress_bar = CompilationProgressBar()
         super().__init__()
-        self._apply_environment()
-
-    def _apply_environment(self) -> None:
         cache = env.get("POPTORCH_CACHE_DIR")
         if cache:
             log.python.info("From POPTORCH_CACHE_DIR environment variable: caching in %s", cache)

@@ -22,7 +22,6 @@ from .table import (
     Row,
     deprecated,
     expect,
-    show,
 )
 
 INITIAL = {"instrumentWithHardwareCycleCounter": False, "rearrangeAnchorsOnHost": False}
@@ -185,10 +184,6 @@ class _PopartOptions(Container):
         deprecated("_Popart.Set", "_Popart.set")
         return self.set(key, value)
 
-    def __repr__(self) -> str:
-        pairs = sorted((str(key), show(value)) for key, value in self._values.items())
-        return f"{type(self).__name__}({', '.join(f'{key}={value}' for key, value in pairs)})"
-
 
 def mean_or_sum(kind: Any) -> ReductionType:
     accepted = (ReductionType.Mean, ReductionType.Sum)
@@ -214,7 +209,11 @@ def validate_popart(options: dict[Any, Any]) -> None:
             raise Error(f"Unknown value type for the option {key!r}", got=repr(value))
         if key not in KEYS[kind]:
             raise Error(f"Unknown {kind} option: {key}", got=f"{key} = {value!r}", fix=_fix(key))
-        _check_range(key, value)
+        last = LAST_MEMBER.get(key)
+        for item in value if kind == "list" else [value]:
+            if last is not None and isinstance(item, int) and not 0 <= item <= last:
+                fix = f"use 0 to {last}"
+                raise Error(f"Value of {key} is out of range", got=str(item), fix=fix)
         if key == "logDir":
             log.python.warning("_Popart.set('logDir', ...) is ignored: use Options.logDir")
 
@@ -232,13 +231,6 @@ def _kind(value: Any) -> str | None:
         )
         return "dictionary" if plain else None
     return None
-
-
-def _check_range(key: str, value: Any) -> None:
-    last = LAST_MEMBER.get(key)
-    for item in value if isinstance(value, (list, tuple, set, frozenset)) else [value]:
-        if last is not None and isinstance(item, int) and not 0 <= item <= last:
-            raise Error(f"Value of {key} is out of range", got=str(item), fix=f"use 0 to {last}")
 
 
 def _fix(key: Any) -> str:
