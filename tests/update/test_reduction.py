@@ -8,7 +8,7 @@ from helpers.updating import Training, Workload, frozen, zeros
 from poptorch._ir.slots import BEYOND_EDGE, LOSS_SCALE_FACTOR, param
 from poptorch._ir.slots import gradient as gradient_of
 from poptorch._ir.spec import Reduction
-from poptorch._update import MicroBatches, accumulate, finish, scale
+from poptorch._update import Accumulation
 from poptorch.enums import MeanReductionStrategy, ReductionType
 
 FACTOR = LOSS_SCALE_FACTOR.key
@@ -34,9 +34,9 @@ def one(dtype=torch.float32, shape=(), **settings):
     return spec, [gradient_slot("w", shape, dtype)], values
 
 
-def run(spec, slots, reduction, batches, gradients, hypers=None):
+def run(accumulation, slots, gradients, hypers=None):
     """Feed chunks of gradients (each a dict) through accumulate and finish; return the tensors."""
-    add, end = (f(spec, slots, reduction, batches) for f in (accumulate, finish))
+    add, end = accumulation.accumulate(slots), accumulation.finish(slots)
     tensors = zeros(add) | zeros(end) | dict(hypers or {})
     for micro, chunk in enumerate(gradients):
         tensors |= {f"gradient.{n}": g for n, g in chunk.items()}
@@ -67,7 +67,7 @@ def test_eight_micro_batches_of_four_equal_one_batch_of_32(name, strategy, kind,
     ours = Training(make(parameters.values(), **OPTIMIZERS[name]), parameters, torch.float32)
     slots = [gradient_slot(n, tuple(g.shape), torch.float32) for n, g in whole.items()]
     reduction = Reduction(kind, strategy)
-    got = run(ours.spec, slots, reduction, MicroBatches(lanes=lanes, chunks=8 // lanes), chunks)
+    got = run(Accumulation(ours.spec, reduction, lanes, chunks=8 // lanes), slots, chunks)
     factor = 8 if kind is ReductionType.Sum else 1
     want = {n: factor * g.float() for n, g in whole.items()}
     for n, gradient in want.items():
@@ -84,18 +84,17 @@ def test_eight_micro_batches_of_four_equal_one_batch_of_32(name, strategy, kind,
 @pytest.mark.parametrize("strategy", MeanReductionStrategy)
 def test_identical_micro_batches(strategy):
     spec, slots, _ = one()
-    batches, gradient = MicroBatches(chunks=5), {"w": torch.tensor(1.5)}
-    mean = run(spec, slots, Reduction(strategy=strategy), batches, [gradient] * 5)
-    total = run(spec, slots, Reduction(ReductionType.Sum, strategy), batches, [gradient] * 5)
-    assert float(mean["gradient.w"]) == pytest.approx(1.5)
-    assert float(total["gradient.w"]) == pytest.approx(7.5)
+    for kind, expected in ((ReductionType.Mean, 1.5), (ReductionType.Sum, 7.5)):
+        accumulation = Accumulation(spec, Reduction(kind, strategy), chunks=5)
+        got = run(accumulation, slots, [{"w": torch.tensor(1.5)}] * 5)
+        assert float(got["gradient.w"]) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("strategy", MeanReductionStrategy)
 def test_replicas_that_are_summed_between(strategy):
     spec, slots, _ = one()
-    reduction, batches = Reduction(strategy=strategy), MicroBatches(chunks=2, summed=2, replicas=2)
-    add, end = (f(spec, slots, reduction, batches) for f in (accumulate, finish))
+    made = Accumulation(spec, Reduction(strategy=strategy), chunks=2, summed=2, replicas=2)
+    add, end = made.accumulate(slots), made.finish(slots)
     total = torch.tensor(0.0)
     for replica in range(2):
         tensors = zeros(add)
@@ -111,11 +110,9 @@ def test_replicas_that_are_summed_between(strategy):
 def test_running_stays_in_range_in_half_where_post_overflows():
     spec, slots, _ = one(torch.float16, accum_type=torch.float16)
     gradients = [{"w": torch.tensor(40000.0, dtype=torch.float16)}] * 4
-    batches = MicroBatches(chunks=4)
-    post = run(spec, slots, Reduction(), batches, gradients)
-    running = run(
-        spec, slots, Reduction(strategy=MeanReductionStrategy.Running), batches, gradients
-    )
+    post = run(Accumulation(spec, Reduction(), chunks=4), slots, gradients)
+    reduction = Reduction(strategy=MeanReductionStrategy.Running)
+    running = run(Accumulation(spec, reduction, chunks=4), slots, gradients)
     assert post["accum.w"].dtype == torch.float16
     assert post["gradient.w"].isinf()
     assert float(running["gradient.w"]) == 40000.0
@@ -127,7 +124,8 @@ def test_float_accumulators_keep_what_half_loses():
     found = {}
     for dtype in (torch.float16, torch.float32):
         spec, slots, _ = one(torch.float16, accum_type=dtype)
-        sums = run(spec, slots, Reduction(ReductionType.Sum), MicroBatches(chunks=4097), gradients)
+        accumulation = Accumulation(spec, Reduction(ReductionType.Sum), chunks=4097)
+        sums = run(accumulation, slots, gradients)
         found[dtype] = float(sums["gradient.w"])
     assert found == {torch.float16: 1.0, torch.float32: 2.0}
 
@@ -135,21 +133,23 @@ def test_float_accumulators_keep_what_half_loses():
 def test_combined_sgd_adds_gradients_already_divided():
     spec, slots, _ = one(torch.float16, use_combined_accum=True, accum_type=torch.float16)
     gradients = [{"w": torch.tensor(40000.0, dtype=torch.float16)}] * 4
-    got = run(spec, slots, Reduction(), MicroBatches(chunks=4), gradients)
+    got = run(Accumulation(spec, Reduction(), chunks=4), slots, gradients)
     assert float(got["gradient.w"]) == 40000.0
 
 
 def test_nothing_to_scale():
     spec, slots, _ = one()
-    assert scale(spec, slots, Reduction(), MicroBatches()) is None
-    assert scale(spec, slots, Reduction(ReductionType.Sum), MicroBatches(lanes=4)) is None
+    assert not Accumulation(spec, Reduction()).scales(slots)
+    assert not Accumulation(spec, Reduction(ReductionType.Sum), lanes=4).scales(slots)
 
 
 @pytest.mark.spec("optimizers", 7)
 def test_loss_scaling_is_an_input_and_is_divided_out():
     spec, slots, values = one(loss_scaling=8.0)
     assert values == {"hyper.loss_scaling": 8.0, "hyper.0.lr": 0.1}
-    piece = scale(spec, slots, Reduction(), MicroBatches(lanes=4))
+    accumulation = Accumulation(spec, Reduction(), lanes=4)
+    assert accumulation.scales(slots)
+    piece = accumulation.scale(slots)
     given = {"gradient.w": torch.tensor(1.0), "hyper.loss_scaling": torch.tensor(8.0)}
     assert float(piece.function(given)["gradient.w"]) == 1 / 32
     given["hyper.loss_scaling"] = torch.tensor(2.0)
@@ -164,7 +164,8 @@ def test_descaling_widens_first(constant):
         optimizer.variable_attrs.markAsConstant("loss_scaling")
     spec, values = frozen(optimizer, {"w": parameter})
     slots = [gradient_slot("w", (), torch.float16)]
-    piece = scale(spec, slots, Reduction(), MicroBatches())
+    assert Accumulation(spec, Reduction()).scales(slots)
+    piece = Accumulation(spec, Reduction()).scale(slots)
     given = {"gradient.w": torch.tensor(2.0**-6, dtype=torch.float16)}
     given |= {key: torch.tensor(value) for key, value in values.items()}
     got = piece.function({slot.key: given[slot.key] for slot in piece.inputs})["gradient.w"]
@@ -179,7 +180,8 @@ class TestAutomaticLossScaling:
         parameter = torch.nn.Parameter(torch.zeros(4))
         optimizer = poptorch.optim.SGD([parameter], lr=0.1)
         spec, _ = frozen(optimizer, {"w": parameter})
-        return scale(spec, [gradient_slot("w", (4,), dtype)], self.reduction, MicroBatches())
+        accumulation, slots = Accumulation(spec, self.reduction), [gradient_slot("w", (4,), dtype)]
+        return accumulation.scale(slots) if accumulation.scales(slots) else None
 
     def step(self, value, factor=4.0):
         gradient = torch.tensor([value, 0, 0, 0], dtype=torch.float16)
@@ -205,8 +207,9 @@ class TestAutomaticLossScaling:
         spec, slots, _ = one(torch.float16)
         chunk = {"w": torch.tensor(1.0, dtype=torch.float16)}
         large = {"w": torch.tensor(HALF_MAX, dtype=torch.float16)}
-        calm = run(spec, slots, self.reduction, MicroBatches(chunks=3), [chunk] * 3)
-        wild = run(spec, slots, self.reduction, MicroBatches(chunks=3), [chunk, large, chunk])
+        accumulation = Accumulation(spec, self.reduction, chunks=3)
+        calm = run(accumulation, slots, [chunk] * 3)
+        wild = run(accumulation, slots, [chunk, large, chunk])
         assert (float(calm[FACTOR]), float(wild[FACTOR])) == (
             2.0,
             0.5,

@@ -46,10 +46,10 @@ def training_program(
     loops = spec.loops
     side_by_side = lanes.count if lanes is not None else 1
     runs = loops.accumulation * loops.replicas // side_by_side
-    batches = _update.MicroBatches(
-        lanes=side_by_side, chunks=runs, summed=loops.processes, replicas=loops.all_replicas
+    accumulation = _update.Accumulation(
+        optim, spec.reduction, side_by_side, runs, loops.processes, loops.all_replicas
     )
-    made = _TrainingGraphs(micro, spec, optim, batches, shards)
+    made = _TrainingGraphs(micro, spec, accumulation, shards)
     gather = (Gather(loops.processes, shards),) if shards else ()
     body: tuple[Node, ...]
     if runs > 1:
@@ -85,11 +85,11 @@ class _TrainingGraphs:
         self,
         micro: Graph,
         spec: Spec,
-        optim: OptimSpec,
-        batches: _update.MicroBatches,
+        accumulation: _update.Accumulation,
         shards: Sequence[Shard],
     ) -> None:
-        self.micro, self.spec, self.optim, self.batches = micro, spec, optim, batches
+        self.micro, self.spec, self.accumulation = micro, spec, accumulation
+        self.optim = accumulation.optim
         self.initial: dict[str, float] = {}
         part_of = {member.slot.weight: s.part for s in shards for member in s.whole.members}
         self.parts = frozenset(part.path for part in part_of.values())
@@ -101,10 +101,10 @@ class _TrainingGraphs:
 
     def separate(self) -> dict[str, Graph]:
         """Return runs that add their gradients to accumulators, and the update."""
-        reduction, rounding = self.spec.reduction, self.spec.precision.stochastic_rounding
-        add = _update.accumulate(self.optim, self.gradients, reduction, self.batches)
-        micro = compose("micro", [self.micro, lower(add, rounding)])
-        return {"micro": micro, **self._ending(_update.finish)}
+        rounding = self.spec.precision.stochastic_rounding
+        add = lower(self.accumulation.accumulate(self.gradients), rounding)
+        micro = compose("micro", [self.micro, add])
+        return {"micro": micro, **self._ending(self.accumulation.finish)}
 
     def apart(self, parts: Sequence[Graph]) -> dict[str, Graph]:
         """Return one run, in one or two parts, whose gradients others add theirs to; the update."""
@@ -112,21 +112,21 @@ class _TrainingGraphs:
         for name, part in zip(_MADE, parts, strict=False):
             gradients = [slot for slot in part.outputs if slot.kind is Kind.GRADIENT]
             made[name] = compose(name, [part, lower(_update.hand_over(gradients))])
-        return {**made, **self._ending(_update.take_back)}
+        return {**made, **self._ending(self.accumulation.take_back)}
 
     def fused(self) -> dict[str, Graph]:
-        scale = _update.scale(self.optim, self.gradients, self.spec.reduction, self.batches)
-        parts = [self.micro, *([self._lowered(scale)] if scale is not None else [])]
+        parts = [self.micro]
+        if self.accumulation.scales(self.gradients):
+            parts.append(self._lowered(self.accumulation.scale(self.gradients)))
         return {"step": compose("step", [*parts, self._update(parts[-1])])}
 
-    def _ending(self, descaling: Callable[..., SlotFunction]) -> dict[str, Graph]:
-        given = self.spec.reduction, self.batches
-        descaled = self._lowered(descaling(self.optim, self.own, *given))
+    def _ending(self, descaling: Callable[[Sequence[Slot]], SlotFunction]) -> dict[str, Graph]:
+        descaled = self._lowered(descaling(self.own))
         graphs = {"update": compose("update", [descaled, self._update(descaled)])}
         of_parts = [slot for slot in self.own if slot.weight in self.parts]
         if of_parts:
             parts = [slot for slot in self.updated if slot.path in self.parts]
-            first = lower(descaling(self.optim, of_parts, *given))
+            first = lower(descaling(of_parts))
             dtype = gradient_dtype(descaled)
             own = _update.own_squares(self.optim, parts, dtype)
             if own is not None:

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from .. import _place, _schedule, _update
 from .._base.errors import Error
 from .._ir.blocks import StagePass
-from .._ir.graph import Graph, SlotFunction, compose
+from .._ir.graph import Graph, compose
 from .._ir.plan import Layout, Staged, Transfer, values_read, values_written
 from .._ir.schedule import Workload
 from .._ir.slots import Kind, Slot
-from .._ir.spec import OptimSpec, Reduction, Spec, Strategy
+from .._ir.spec import OptimSpec, Spec, Strategy
 from .build import gradient_dtype
 from .lower import Make, lower, lower_by_example
 
@@ -26,8 +26,8 @@ def updating(micro: Graph, spec: Spec, optim: OptimSpec | None, priced: bool = F
     if optim is None:
         return None, None
     loops = spec.loops
-    batches = _update.MicroBatches(
-        chunks=loops.accumulation, summed=loops.all_replicas, replicas=loops.all_replicas
+    accumulation = _update.Accumulation(
+        optim, spec.reduction, 1, loops.accumulation, loops.all_replicas, loops.all_replicas
     )
     gradients = [slot for slot in micro.outputs if slot.kind is Kind.GRADIENT]
     trained = {slot.path for slot in gradients}
@@ -38,26 +38,16 @@ def updating(micro: Graph, spec: Spec, optim: OptimSpec | None, priced: bool = F
             return lower_by_example(make, slots, optim, stochastic)
         return lower(make(slots), stochastic)
 
-    reduction, rounding = spec.reduction, spec.precision.stochastic_rounding
+    rounding = spec.precision.stochastic_rounding
     adding, before = None, list[Graph]()
-    if batches.chunks > 1:
-        before = [traced(lambda g: _update.finish(optim, g, reduction, batches), gradients)]
-        adding = traced(
-            lambda g: _update.accumulate(optim, g, reduction, batches), gradients, rounding
-        )
-    elif _update.scale(optim, gradients, reduction, batches) is not None:
-        before = [traced(lambda g: _scaling(optim, g, reduction, batches), gradients)]
+    if loops.accumulation > 1:
+        before = [traced(accumulation.finish, gradients)]
+        adding = traced(accumulation.accumulate, gradients, rounding)
+    elif accumulation.scales(gradients):
+        before = [traced(accumulation.scale, gradients)]
     dtype = gradient_dtype(before[0] if before else micro)
     update = traced(lambda p: _update.lower(optim, p, dtype, rounding), params)
     return adding, compose("update", [*before, update])
-
-
-def _scaling(
-    optim: OptimSpec, gradients: Sequence[Slot], reduction: Reduction, batches: _update.MicroBatches
-) -> SlotFunction:
-    scaling = _update.scale(optim, gradients, reduction, batches)
-    assert scaling is not None
-    return scaling
 
 
 def stage(layout: Layout, spec: Spec, optim: OptimSpec | None) -> Staged:

@@ -1,5 +1,5 @@
 """OptimSpec and gradients -> the functions that accumulate, descale and update."""
 
 from .bundles import flatten, gather, spread
-from .reduction import MicroBatches, accumulate, finish, hand_over, scale, take_back
+from .reduction import Accumulation, hand_over
 from .step import lower, own_squares
