@@ -30,6 +30,10 @@ MAKERS = {
     "sgd": (lambda w: optim.SGD([w], 0.1), []),
     "momentum": (lambda w: optim.SGD([w], 0.1, momentum=0.5), ["Accl1"]),
     "combined": (lambda w: optim.SGD([w], 0.1, use_combined_accum=True), ["Accl"]),
+    "combined, decay": (
+        lambda w: optim.SGD([w], 0.1, weight_decay=0.1, use_combined_accum=True),
+        ["Accl", "Step"],
+    ),
     "adam": (lambda w: optim.Adam([w]), ["Accl1", "Accl2", "Step"]),
     "adamw": (lambda w: optim.AdamW([w]), ["Accl1", "Accl2", "Step"]),
     "lamb": (lambda w: optim.LAMB([w]), ["Accl1", "Accl2", "Step"]),

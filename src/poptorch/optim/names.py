@@ -44,8 +44,10 @@ def from_ipu_state(
 ) -> dict[str, torch.Tensor]:
     """Ignore unknown names; of missing ones warn, as the device's value stays."""
     loaded: dict[str, torch.Tensor] = {}
+    ages: dict[str, float] = {}
     missing = []
-    for name, key in state_keys(spec).items():
+    keys, (first, *_) = state_keys(spec), _KINDS[spec.algorithm].moments
+    for name, key in keys.items():
         if key not in tensors:
             continue
         if name not in state:
@@ -59,7 +61,10 @@ def from_ipu_state(
             )
         # Weights that joined later were counted less; the shared counter follows the oldest.
         loaded[key] = torch.maximum(loaded[key], value) if key in loaded else value
-    _warn_of_ages(spec, tensors, state)
+        prefix, _, path = name.partition("___")
+        if prefix == "Step" and keys[f"{first}___{path}"] in tensors:
+            ages[path] = float(value)
+    _warn_of_ages(ages)
     if missing:
         log.python.warning(
             "The loaded optimizer state lacks %s: the device's values stay", ", ".join(missing)
@@ -67,17 +72,7 @@ def from_ipu_state(
     return loaded
 
 
-def _warn_of_ages(
-    spec: OptimSpec,
-    tensors: Mapping[str, Slot | torch.Tensor],
-    state: Mapping[str, torch.Tensor],
-) -> None:
-    if slots.STEP.key not in tensors:
-        return
-    keys, ages = state_keys(spec), {}
-    for path in (path for group in spec.groups for path in group.params):
-        if f"Step___{path}" in state and keys[f"Accl1___{path}"] in tensors:
-            ages[path] = float(state[f"Step___{path}"])
+def _warn_of_ages(ages: Mapping[str, float]) -> None:
     oldest = max(ages.values(), default=0.0)
     younger = [path for path, age in ages.items() if age < oldest]
     if younger:
