@@ -141,7 +141,18 @@ def balance(units: Sequence[Unit], chips: int, limit: int, pipelined: bool) -> l
     kept = [2 * (chips - 1 - chip) + 1 if pipelined else 1 for chip in range(chips)]
     fastest = _best(units, ends, kept, lambda slowest, s: max(slowest, s.cycles), limit)
     if fastest is None:
-        raise _does_not_fit(units, chips, limit)
+        weights = sum(unit.weight_bytes for unit in units)
+        largest = max(units, key=lambda unit: unit.weight_bytes + unit.saved_bytes)
+        raise Error(
+            f"No placement on {chips} IPUs fits their memory",
+            got=f"{limit:,} bytes a chip; the model keeps {weights:,} bytes of weights and state, "
+            f"and '{largest.begins or '(start)'}' alone needs "
+            f"{largest.weight_bytes + largest.saved_bytes:,}",
+            fix=(
+                "use more IPUs, a smaller micro-batch or half precision",
+                "cut large modules into smaller ones: a block begins where a module's forward does",
+            ),
+        )
     # Not in one pass: the fastest first part may cross more than one that is fast enough.
     best = _best(units, ends, kept, lambda sent, s: sent + s.entering_bytes, limit, fastest[0])
     assert best is not None, "the fastest is among them"
@@ -161,7 +172,15 @@ def _best(
         best: dict[int, tuple[float, list[Share]]] = {}
         for start, (score, shares) in before.items():
             for end in (place for place in ends if place > start):
-                share = _share(units, chip, start, end, micro_batches)
+                part = units[start:end]
+                share = Share(
+                    chip,
+                    part[0].begins,
+                    sum(unit.cycles for unit in part),
+                    sum(unit.weight_bytes for unit in part),
+                    micro_batches * sum(unit.saved_bytes for unit in part),
+                    part[0].entering_bytes,
+                )
                 if share.bytes > most_bytes or share.cycles > most_cycles:
                     break
                 together = joined(score, share)
@@ -169,30 +188,3 @@ def _best(
                     best[end] = (together, [*shares, share])
         before = best
     return before.get(len(units))
-
-
-def _share(units: Sequence[Unit], ipu: int, start: int, end: int, kept: int) -> Share:
-    part = units[start:end]
-    return Share(
-        ipu,
-        part[0].begins,
-        sum(unit.cycles for unit in part),
-        sum(unit.weight_bytes for unit in part),
-        kept * sum(unit.saved_bytes for unit in part),
-        part[0].entering_bytes,
-    )
-
-
-def _does_not_fit(units: Sequence[Unit], chips: int, limit: int) -> Error:
-    weights = sum(unit.weight_bytes for unit in units)
-    largest = max(units, key=lambda unit: unit.weight_bytes + unit.saved_bytes)
-    return Error(
-        f"No placement on {chips} IPUs fits their memory",
-        got=f"{limit:,} bytes a chip; the model keeps {weights:,} bytes of weights and state, and "
-        f"'{largest.begins or '(start)'}' alone needs "
-        f"{largest.weight_bytes + largest.saved_bytes:,}",
-        fix=(
-            "use more IPUs, a smaller micro-batch or half precision",
-            "cut large modules into smaller ones: a block begins where a module's forward does",
-        ),
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import fx
@@ -55,12 +55,8 @@ def resolve(graph: Graph, visits: Sequence[Visit], placement: Placement) -> list
             visit.block, here.stage, here.phase, here.chip,
         )  # fmt: skip
         placed.append(here)
-    _tell_unused({visit.block for visit in visits}, placement)
-    return placed
-
-
-def _tell_unused(blocks: Set[str | None], placement: Placement) -> None:
-    """A strategy may serve several models; but a name that is not there may be misspelt."""
+    blocks = {visit.block for visit in visits}
+    # A strategy may serve several models; but a name that is not there may be misspelt.
     unused = [name for stage in placement.stages for name in stage.blocks if name not in blocks]
     if unused:
         log.python.warning(
@@ -68,6 +64,7 @@ def _tell_unused(blocks: Set[str | None], placement: Placement) -> None:
             ", ".join(unused),
             ", ".join(sorted(filter(None, blocks))) or "none",
         )
+    return placed
 
 
 def _automatic(visit: Visit, placement: Placement, number: int, begun: bool) -> PlacedVisit:
@@ -142,18 +139,7 @@ def group_visits(
         keys = {visit: (run,) for visit, run in _runs(used).items()}
     else:
         keys = _stage_keys(used)
-    _tell_unread(placed, used)
-    order = sorted(set(keys.values()))
-    of_visit = {visit: order.index(key) for visit, key in keys.items()}
-    members = [[used[v] for v, at in of_visit.items() if at == i] for i in range(len(order))]
-    for (start, end), node in edges.items():
-        if of_visit[start] > of_visit[end]:
-            raise _against_the_flow(used[start], used[end], node)
-    return tuple(map(_stage, members)) or (Stage(0),), of_visit
-
-
-def _tell_unread(placed: Sequence[PlacedVisit], used: Mapping[int, PlacedVisit]) -> None:
-    """A block whose results nothing reads is left out: its device may be missed."""
+    # A block whose results nothing reads is left out: its device may be missed.
     read = {item.visit.block for item in used.values()}
     unread = {item.visit.block: item.visit.line for item in placed[1:]}
     texts = [f"{b} ({line})" if line else f"{b}" for b, line in unread.items() if b not in read]
@@ -161,6 +147,13 @@ def _tell_unread(placed: Sequence[PlacedVisit], used: Mapping[int, PlacedVisit])
         log.python.warning(
             "Nothing reads the results of these blocks, which are left out: %s", "; ".join(texts)
         )
+    order = sorted(set(keys.values()))
+    of_visit = {visit: order.index(key) for visit, key in keys.items()}
+    members = [[used[v] for v, at in of_visit.items() if at == i] for i in range(len(order))]
+    for (start, end), node in edges.items():
+        if of_visit[start] > of_visit[end]:
+            raise _against_the_flow(used[start], used[end], node)
+    return tuple(map(_stage, members)) or (Stage(0),), of_visit
 
 
 def _flow(graph: Graph) -> tuple[set[int], dict[tuple[int, int], fx.Node]]:

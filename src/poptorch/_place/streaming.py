@@ -35,24 +35,19 @@ def find_streaming(graphs: Graphs, layout: Layout, spec: Spec) -> Streaming:
         stores[stage_pass] += sorted(written)
         drops[stage_pass] += sorted(read - written)
     if spec.training and placement.shares_last_phase:
-        _share_last_phase(layout, loads, drops)
+        # Forward and backward of the last phase are one phase: it loads once, at its start.
+        for index, stage in enumerate(layout.stages):
+            if stage.phase == layout.stages[-1].phase:
+                forward, backward = StagePass(index), StagePass(index, Direction.BACKWARD)
+                loads[forward] = sorted({*loads[forward], *loads.pop(backward, ())})
+                drops[backward] = sorted({*drops.pop(forward, ()), *drops[backward]})
     if placement.liveness != Liveness.AlwaysLive and not locations.activation.on_chip:
         each_phase = placement.liveness == Liveness.OffChipAfterEachPhase
         for before, after, key, is_first in _gaps(graphs, layout, locations.activation, each_phase):
             (stores if is_first else drops)[before].append(key)
             loads[after].append(key)
-    lists = (loads, stores, drops)
-    return Streaming(*({p: tuple(keys) for p, keys in by.items() if keys} for by in lists))
-
-
-def _share_last_phase(layout: Layout, loads: Lists, drops: Lists) -> None:
-    """Forward and backward of the last phase are one phase: it loads once, at its start."""
-    last = layout.stages[-1].phase
-    for index, stage in enumerate(layout.stages):
-        if stage.phase == last:
-            forward, backward = StagePass(index), StagePass(index, Direction.BACKWARD)
-            loads[forward] = sorted({*loads[forward], *loads.pop(backward, ())})
-            drops[backward] = sorted({*drops.pop(forward, ()), *drops[backward]})
+    lists = ({p: tuple(keys) for p, keys in by.items() if keys} for by in (loads, stores, drops))
+    return Streaming(*lists)
 
 
 def _gaps(

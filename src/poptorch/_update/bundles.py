@@ -27,12 +27,9 @@ def flatten(
     multiple: int = ALIGNMENT,
     most: int = 1 << 62,
 ) -> tuple[OptimSpec, tuple[Bundle, ...]]:
-    """Return the optimizer over bundles of its weights, and the bundles, both for ``lower``.
+    """Return the optimizer over bundles of ``params``, and the bundles, both for ``lower``.
 
-    Args:
-        params: the slots to bundle, which have a gradient. Others stay as they are.
-        multiple: of ALIGNMENT; what the bundles' lengths are multiples of.
-        most: bytes of a bundle, unless a single weight is larger.
+    Lengths are multiples of ``multiple``; ``most`` bytes, unless a single weight is larger.
     """
     by_path = {param.path: param for param in params}
     bundles: list[Bundle] = []

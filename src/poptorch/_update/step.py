@@ -25,7 +25,6 @@ from .formulas import (
     materialised,
 )
 
-_TINY = torch.finfo(torch.float32).tiny
 _WORD = 2**32 - 1
 _Tensors = Mapping[str, torch.Tensor]
 _Step = tuple[torch.Tensor, torch.Tensor, Tensors, Scalars]
@@ -58,10 +57,8 @@ def lower(
     places = {weight.slot.path: at * SQUARES for at, weight in enumerate(apart)}
     norms = norms if spec.clips and weights else ()
     outputs: list[Slot] = [slots.STEP] if any(group.counts for group in groups) else []
-    initial: dict[str, float] = {}
-    for weight in weights:
-        outputs += [weight.slot, *(slot for _, slot in weight.moments)]
-        initial |= {s.key: m.initial for m, s in weight.moments if m.initial}
+    outputs += [s for w in weights for s in (w.slot, *(slot for _, slot in w.moments))]
+    initial = {s.key: m.initial for w in weights for m, s in w.moments if m.initial}
     if stochastic_rounding and any(slot.dtype.itemsize == 2 for slot in outputs):
         outputs.append(slots.ROUNDING)
     inputs: list[Slot] = [] if squares is None else [squares]
@@ -78,7 +75,8 @@ def lower(
             if squares is not None:
                 terms.append(tensors[squares.key][0])
             norm, limit = torch.sqrt(torch.stack(terms).sum()), spec.max_grad_norm
-            clip = (limit / norm.clamp(min=max(limit, _TINY))).as_strided((), ())
+            largest = norm.clamp(min=max(limit, torch.finfo(torch.float32).tiny))
+            clip = (limit / largest).as_strided((), ())
             results |= {slot.key: norm.to(slot.dtype).as_strided((), ()) for slot in norms}
         for group in groups:
             for weight, (value, gradient, state, values) in group.steps(clip, tensors):

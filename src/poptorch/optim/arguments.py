@@ -61,8 +61,16 @@ def checked(*later: str) -> Callable[[_Init], _Init]:
             at = names.index(later[0]) if later else len(args)
             order = names
             if len(args) > at and _is_number(args[at]):
-                _warn_of_old_order(cls, args[at], names[at - 1])
                 order = old
+                if cls not in _warned:
+                    _warned.add(cls)
+                    log.python.warning(
+                        "%s was given its arguments in the order of the 1.x releases: %s is taken "
+                        "as loss_scaling. Pass what follows %s by keyword",
+                        cls,
+                        args[at],
+                        names[at - 1],
+                    )
                 if len(args) > len(old) or {*old[: len(args)]} & kwargs.keys():
                     raise TypeError(f"{cls}() got an argument twice, or too many of them")
             given = dict(zip(order, args, strict=False))
@@ -75,18 +83,6 @@ def checked(*later: str) -> Callable[[_Init], _Init]:
         return cast("_Init", checking)
 
     return decorate
-
-
-def _warn_of_old_order(cls: str, scale: Any, last: str) -> None:
-    if cls not in _warned:
-        _warned.add(cls)
-        log.python.warning(
-            "%s was given its arguments in the order of the 1.x releases: %s is taken as "
-            "loss_scaling. Pass what follows %s by keyword",
-            cls,
-            scale,
-            last,
-        )
 
 
 def _is_number(value: Any) -> bool:

@@ -19,9 +19,6 @@ from .kind import Kind, agreed
 from .optimizer import Optimizer
 
 HyperValues = dict[str, float]
-_TERMS = ("momentum", "dampening", "weight_decay")
-"""At zero they leave a term out, and with it the state and the work that it needs."""
-
 _warned: weakref.WeakSet[type] = weakref.WeakSet()
 
 
@@ -118,7 +115,9 @@ def _is_constant(
         return True  # torch leaves the buffer as it is for as long
     if compiled is not None and name != "nesterov":
         return part not in compiled.variables and dict(compiled.settings).get(part) == value
-    return name in ("nesterov", "loss_scaling") or (name in _TERMS and value == 0)
+    # At zero they leave a term out, and with it the state and the work that it needs.
+    off = name in ("momentum", "dampening", "weight_decay") and value == 0
+    return off or name in ("nesterov", "loss_scaling")
 
 
 def _freeze_group(
@@ -140,7 +139,11 @@ def _freeze_group(
         value = group[name] if name in group else getattr(optimizer, name)
         if name == "dampening" and whole:
             value = 0.0  # torch dampens what enters a momentum, PopTorch every gradient
-        for part, one in _numbers(name, value):
+        if name == "betas":
+            numbers = dict(zip(("beta1", "beta2"), pair_of_betas(value), strict=True))
+        else:
+            numbers = {name: number(name, value)}
+        for part, one in numbers.items():
             if _is_constant(optimizer, name, part, one, same):
                 settings[part] = one
             else:
@@ -149,10 +152,3 @@ def _freeze_group(
     if group.get("nesterov") and (group["momentum"] == 0 or group["dampening"] != 0):
         raise InvalidValue("Nesterov momentum requires a momentum and zero dampening")
     return OptimGroup(params, tuple(sorted(settings.items())), tuple(variables))
-
-
-def _numbers(name: str, value: Any) -> list[tuple[str, float]]:
-    """Split ``betas`` into ``beta1`` and ``beta2``."""
-    if name == "betas":
-        return list(zip(("beta1", "beta2"), pair_of_betas(value), strict=True))
-    return [(name, number(name, value))]

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextvars import ContextVar
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Self
 
 from .._base.errors import AssertionFailure
 
 Attributes = Mapping[str, Mapping[str, str]]
-_NONE: Attributes = MappingProxyType({})
 # What operators that are created now would carry.
-current: ContextVar[Attributes] = ContextVar("poptorch attributes", default=_NONE)
+current: ContextVar[Attributes] = ContextVar("poptorch attributes", default=MappingProxyType({}))
 
 
 class Attribute:
@@ -55,5 +54,5 @@ class Attribute:
         current.set(self._outer.pop())
 
     def __repr__(self) -> str:
-        pairs: dict[str, Any] = self._attributes
-        return f"Attribute({', '.join(f'{name}={value!r}' for name, value in pairs.items())})"
+        pairs = (f"{name}={value!r}" for name, value in self._attributes.items())
+        return f"Attribute({', '.join(pairs)})"

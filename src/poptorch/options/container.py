@@ -23,15 +23,13 @@ class Container:
     private names that exist can be assigned.
     """
 
-    _declared: tuple[str, ...]
     _is_frozen = False
     _values: dict[str, Any]
 
     def __init__(self, **defaults: Any) -> None:
-        values = table.defaults(type(self)) | defaults
         vars(self).update(table.defaults(type(self), table.Private))
         # The plain dictionary survives pickling and goes through no rules of attributes.
-        vars(self).update(_declared=tuple(values), _values=values)
+        vars(self)["_values"] = table.defaults(type(self)) | defaults
 
     def _freeze(self, frozen: bool = True) -> None:
         """Forbid writes to this object and to every group nested in it, or allow them again."""
@@ -145,14 +143,8 @@ class Container:
             return f"did you mean {' or '.join(close)}?"
         return f"{type(self).__name__} stores {', '.join(sorted(self._values)) or 'no values'}"
 
-    def _ordered(self) -> dict[str, Any]:
-        """Stored values: declared names in their order, then those created later, sorted."""
-        later = sorted(set(self._values) - set(self._declared))
-        names = [name for name in self._declared if name in self._values] + later
-        return {name: self._values[name] for name in names}
-
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({show_pairs(self._ordered())})"
+        return f"{type(self).__name__}({show_pairs(dict(sorted(self._values.items())))})"
 
 
 def merge(result: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:

@@ -6,15 +6,12 @@ import ast
 import enum
 import inspect
 import json
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from .. import enums
-from .._base import archive
 from .._base.errors import InvalidAttribute, InvalidValue
 from . import locations, strategies
 from .overview import settings
@@ -49,26 +46,20 @@ class ConfigFileError(Exception):
     """A configuration file holds something that is no option call."""
 
 
-def load_from_file(options: Any, filepath: str | os.PathLike[str]) -> None:
-    """Line numbers of errors count effective lines, as PopTorch's did."""
-    apply_calls(options, archive.read_text(filepath), Path(filepath).name)
-
-
 def apply_calls(options: Any, text: str, name: str = "the options") -> None:
-    calls = []
-    count = 0
+    """Line numbers of errors count effective lines, as PopTorch's did."""
+    calls: list[tuple[str, ast.Call]] = []
     for number, line in enumerate(text.splitlines(), start=1):
         statement = line.strip()
         if not statement or statement.startswith("#"):
             continue
-        count += 1
         try:
             calls.append((f"line {number} of {name}: {statement}", _parse(statement)))
         except (SyntaxError, ValueError, RecursionError) as error:
             detail = error.msg if isinstance(error, SyntaxError) else str(error)
             raise ConfigFileError(
-                f"SyntaxError at line {count} of {name}: {detail} (line {number} of the file)"
-                f"\n> {statement}"
+                f"SyntaxError at line {len(calls) + 1} of {name}: {detail} "
+                f"(line {number} of the file)\n> {statement}"
             ) from error
     for place, call in calls:
         try:

@@ -30,8 +30,15 @@ _EACH_RUNS_ALL = "options.Distributed.stageProcesses(1): each process runs all s
 
 def prepare(options: Options, training: bool) -> Options:
     """Freeze the options; in the copy, the executor's own, the output mode is resolved."""
-    if not training:
-        check_inference(options)
+    accumulation = options.Training.gradient_accumulation
+    if not training and accumulation != 1:
+        advice = "; use Options.deviceIterations to process several batches in a pipeline"
+        pipelined = type(options._execution_strategy) is PipelinedExecution
+        raise Error(
+            "You must set gradientAccumulation to 1 for inference",
+            got=f"Training.gradientAccumulation({accumulation})",
+            fix=f"options.clone().Training.gradientAccumulation(1){advice if pipelined else ''}",
+        )
     mode, period = resolved_output(options, training)
     options._freeze()
     report_idle(options)
@@ -112,6 +119,9 @@ def _decided(options: Options, training: bool, phased: bool) -> dict[str, Any]:
     popart = options._Popart.options
     convolutions = popart.get("convolutionOptions", {})
     process, processes = data_share(options.Distributed)
+    engine = engine_options(options)
+    wants_report = any(engine.get(key) == "true" for key in WANTS_REPORT)
+    folder = str(Path(engine.get("autoReport.directory", ".")).absolute())
     return {
         "loops.processes": processes,
         "target.process_id": process,
@@ -126,7 +136,7 @@ def _decided(options: Options, training: bool, phased: bool) -> dict[str, Any]:
         "target.device": choice.device,
         "target.generation": choice.generation,
         "target.tiles": choice.tiles,
-        "runtime.report": report_directory(options),
+        "runtime.report": folder if wants_report else None,
         "runtime.cache_dir": None if choice.device == "model" else cache_directory(options),
         "locations": freeze_locations(options, phased),
         "anchors": anchors,
@@ -144,13 +154,6 @@ def cache_directory(options: Options) -> str | None:
     path: str | None = env.get("POPART_CACHE_DIR") or None
     enabled = popart.get("enableEngineCaching", path is not None)
     return popart.get("cachePath", path) if enabled else None
-
-
-def report_directory(options: Options) -> str | None:
-    chosen = engine_options(options)
-    if not any(chosen.get(key) == "true" for key in WANTS_REPORT):
-        return None
-    return str(Path(chosen.get("autoReport.directory", ".")).absolute())
 
 
 def engine_options(options: Options) -> dict[str, str]:
@@ -221,19 +224,6 @@ def check_return_period(setter: str, mode: Any, period: int, options: Options) -
             got=f"period {period} for {iterations} device iterations",
             fix="choose a divisor of deviceIterations",
         )
-
-
-def check_inference(options: Options) -> None:
-    accumulation = options.Training.gradient_accumulation
-    if accumulation == 1:
-        return
-    advice = "; use Options.deviceIterations to process several batches in a pipeline"
-    pipelined = type(options._execution_strategy) is PipelinedExecution
-    raise Error(
-        "You must set gradientAccumulation to 1 for inference",
-        got=f"Training.gradientAccumulation({accumulation})",
-        fix=f"options.clone().Training.gradientAccumulation(1){advice if pipelined else ''}",
-    )
 
 
 # Which kind of device runs a model: the options say, else the environment.

@@ -11,8 +11,6 @@ from .container import Container
 from .distributed import data_share
 from .table import ESTIMATES, RULES, Method, expect, option
 
-_IO_TILES = range(32, 193, 2)
-
 
 class TensorLocationSettings(Container):
     """Where one kind of tensor rests. Starts empty; each method stores one key.
@@ -53,7 +51,7 @@ class TensorLocationSettings(Container):
 
 
 def _io_tiles(count: Any) -> int:
-    if not isinstance(count, int) or count not in _IO_TILES:
+    if not isinstance(count, int) or count not in range(32, 193, 2):
         raise AssertionFailure(
             "numIOTiles must be an even number between 32 and 192",
             got=repr(count),

@@ -5,20 +5,21 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from .._base import env, log
+from .._base import archive, env, log
 from .._base.errors import AssertionFailure, InvalidValue
 from .._base.source import OURS
 from ..enums import CommGroupType, ConnectionType, OutputMode, SyncPattern
 from .container import Container, merge
 from .distributed import _DistributedOptions
-from .files import apply_json, load_from_file
+from .files import apply_calls, apply_json
 from .groups import _JitOptions, _PrecisionOptions, _TrainingOptions
 from .locations import _TensorLocationOptions
-from .overview import changes, idle
+from .overview import GROUPS, changes, idle
 from .popart import _PopartOptions
 from .progress import CompilationProgressBar
 from .strategies import PipelinedExecution, ShardedExecution, _IExecutionStrategy
@@ -36,11 +37,9 @@ from .table import (
     expect,
     option,
     row,
-    show,
     show_pairs,
 )
 
-GROUPS = ("Distributed", "Jit", "Precision", "TensorLocations", "Training", "_Popart")
 _RENAMED = {"anchor_mode": "output_mode", "anchor_return_period": "output_return_period"}
 PROFILING_KEYS = ("autoReport.all", "autoReport.directory", "debug.allowOutOfMemory")
 
@@ -571,7 +570,7 @@ class Options(Container):
                 that name; the lines before it took effect, and a note names the line.
             FileNotFoundError: there is no such file.
         """
-        load_from_file(self, filepath)
+        apply_calls(self, archive.read_text(filepath), Path(filepath).name)
         return self
 
     def from_json(self, string: str) -> Self:
@@ -665,8 +664,8 @@ class Options(Container):
             super().__setattr__(_current_name(name), value)
 
     def __repr__(self) -> str:
-        groups = [f"{name}={show(getattr(self, name))}" for name in GROUPS]
-        return f"{type(self).__name__}({', '.join([show_pairs(self._ordered()), *groups])})"
+        groups = {name: getattr(self, name) for name in sorted((*GROUPS, "_Popart"))}
+        return f"{type(self).__name__}({show_pairs(dict(sorted(self._values.items())) | groups)})"
 
 
 def _current_name(name: str) -> str:

@@ -9,13 +9,13 @@ from .._base import env, log
 from .popart import REPORT_KEYS, key_rows
 from .table import IDLE, MEANING, MISSING, Backend, Setting, rows_of
 
-_GROUPS = ("Training", "Precision", "Distributed", "TensorLocations", "Jit")
+GROUPS = ("Training", "Precision", "Distributed", "TensorLocations", "Jit")
 _reported: set[str] = set()
 
 
 def settings(options: Any) -> list[Setting]:
     """Return every option, the keys of ``_Popart`` that no setter stands for last."""
-    groups = {"": options, **{f"{name}.": getattr(options, name) for name in _GROUPS}}
+    groups = {"": options, **{f"{name}.": getattr(options, name) for name in GROUPS}}
     written = [
         Setting(prefix + row.option, group, row)
         for prefix, group in groups.items()
@@ -41,28 +41,20 @@ def report_idle(options: Any) -> None:
             _reported.add(setting.option)
             say = log.python.warning if setting.row.effect is MISSING else log.python.info
             say("%s has no effect here. %s", setting.option, setting.row.sentence)
-    unread = _unread(env.get("POPLAR_ENGINE_OPTIONS"))
+    try:
+        given = json.loads(env.get("POPLAR_ENGINE_OPTIONS") or "{}")
+    except ValueError:  # refused when the model is compiled
+        given = {}
+    unread = ", ".join(sorted(set(given) - REPORT_KEYS)) if isinstance(given, dict) else ""
     if unread and unread not in _reported:
         _reported.add(unread)
         log.python.warning("POPLAR_ENGINE_OPTIONS: no effect here of %s", unread)
 
 
-def _unread(text: str) -> str:
-    try:
-        given = json.loads(text or "{}")
-    except ValueError:
-        return ""
-    return ", ".join(sorted(set(given) - REPORT_KEYS)) if isinstance(given, dict) else ""
-
-
 def changes(options: Any) -> str:
-    changed = [
-        f"{setting.option}={value.text(setting.group)}"
-        for setting in settings(options)
-        for value in setting.row.values[:1]
-        if setting.changed
-    ]
-    return f"{type(options).__name__}({', '.join(changed)})"
+    changed = (each for each in settings(options) if each.changed)
+    pairs = (f"{each.option}={each.row.values[0].text(each.group)}" for each in changed)
+    return f"{type(options).__name__}({', '.join(pairs)})"
 
 
 def describe(options: Any, every: bool = False) -> str:

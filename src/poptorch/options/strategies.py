@@ -298,11 +298,9 @@ class ParallelPhasedExecution(_IPhasedExecution):
 
 def _unwrapped(phases: Sequence[Any]) -> Sequence[Any]:
     """Return the phases of the documented spelling that wraps all of them in one list."""
-    if len(phases) == 1 and isinstance(phases[0], (list, tuple)):
-        inside = phases[0]
-        if any(isinstance(item, (Phase, list, tuple)) for item in inside):
-            return inside
-    return phases
+    first = phases[0]
+    wrapped = len(phases) == 1 and isinstance(first, (list, tuple))
+    return first if wrapped and any(isinstance(p, (Phase, list, tuple)) for p in first) else phases
 
 
 def _phase_of(item: Any) -> Phase:

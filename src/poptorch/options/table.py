@@ -211,8 +211,7 @@ def option(
 ) -> Callable[[Method], Method]:
     """Record the row of an option and write its setter: check the one argument, keep it, chain.
 
-    Without a default the type is that of the setter's argument; ``more`` is of the ``Value``. Given
-    ``instead`` the setter warns that it is deprecated.
+    Without a default the type is that of the setter's argument; ``more`` is of the ``Value``.
     """
 
     def write(method: Method) -> Method:
