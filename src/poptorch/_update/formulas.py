@@ -20,10 +20,8 @@ Scalars = Mapping[str, Scalar]
 Prepared = dict[str, Scalar]
 Tensors = dict[str, Tensor]
 Stepped = tuple[Tensor, Tensors]
-Settings = Mapping[str, Setting]
-"""What is compiled in, of the optimizer and of one of its groups: no name of a variable."""
-SQUARES = 2
-"""Sums of squares that ``Algorithm.squares`` returns."""
+Settings = Mapping[str, Setting]  # what is compiled in, of the optimizer and one of its groups
+SQUARES = 2  # sums of squares that ``Algorithm.squares`` returns
 
 
 @dataclass(frozen=True)

@@ -144,8 +144,7 @@ class Accumulation:
     def _shares(self) -> tuple[float, float]:
         """What a gradient is multiplied by on its way in, and what the sum is divided by.
 
-        With Running the first is its share in its own chunk, beside the chunk's in the running
-        mean.
+        With Running a gradient has its share in its chunk, and the chunk one in the running mean.
         """
         if self.reduction.type != ReductionType.Mean:
             return 1.0, 1.0

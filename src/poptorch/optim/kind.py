@@ -20,8 +20,7 @@ MOMENT_TYPES = {
 }
 CLIPPING = {"max_grad_norm": math.inf}
 
-Hypers = Mapping[str, float]
-"""All hyper-parameters of a group as plain numbers, ``loss_scaling`` and decay rates included."""
+Hypers = Mapping[str, float]  # all of a group, ``loss_scaling`` and decay rates included
 
 
 @dataclass(frozen=True)

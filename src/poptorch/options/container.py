@@ -143,8 +143,13 @@ class Container:
             return f"did you mean {' or '.join(close)}?"
         return f"{type(self).__name__} stores {', '.join(sorted(self._values)) or 'no values'}"
 
+    def _ordered(self) -> dict[str, Any]:
+        """Defaults as their rows follow one another, then other values, sorted."""
+        names = dict.fromkeys([*table.defaults(type(self)), *sorted(self._values)])
+        return {name: self._values[name] for name in names if name in self._values}
+
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({show_pairs(dict(sorted(self._values.items())))})"
+        return f"{type(self).__name__}({show_pairs(self._ordered())})"
 
 
 def merge(result: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:

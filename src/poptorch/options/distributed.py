@@ -9,8 +9,7 @@ from .._base.errors import InvalidValue
 from .container import Container
 from .table import LOGS, RULES, Value, expect, option, row
 
-TIMEOUT = 15
-"""Seconds, of ``processTimeout``."""
+TIMEOUT = 15  # seconds, of ``processTimeout``
 # Of OpenMPI, which PopTorch read, and of torchrun.
 _LAUNCHERS = (("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("WORLD_SIZE", "RANK"))
 

@@ -21,8 +21,7 @@ from .popart import WANTS_REPORT, validate_popart
 from .strategies import PipelinedExecution
 from .table import UNSET, show
 
-STAGED = "staged"
-"""The backend that runs stages one by one, and on several processes."""
+STAGED = "staged"  # the backend that runs stages one by one, and on several processes
 MODEL_VERSIONS = {"ipu1": 1, "ipu2": 2, "ipu21": 21}
 _ANCHOR_MODES = {OutputMode.Final: "FINAL/1", OutputMode.All: "ALL/1", OutputMode.Sum: "Sum/1"}
 _EACH_RUNS_ALL = "options.Distributed.stageProcesses(1): each process runs all stages"

@@ -665,7 +665,7 @@ class Options(Container):
 
     def __repr__(self) -> str:
         groups = {name: getattr(self, name) for name in sorted((*GROUPS, "_Popart"))}
-        return f"{type(self).__name__}({show_pairs(dict(sorted(self._values.items())) | groups)})"
+        return f"{type(self).__name__}({show_pairs(self._ordered() | groups)})"
 
 
 def _current_name(name: str) -> str:
