@@ -31,9 +31,8 @@ _FLOPS, _BYTES = 50e9, 10e9  # of a core in a second: only what they are to each
 def early(graph: Graph) -> tuple[Graph, Graph] | None:
     """Cut a micro graph where much of the gradients is there and much of the work is left.
 
-    Return the graph that makes the early gradients and what the host gets, and the graph that makes
-    the others from ``value.*`` of the first; None where that would not pay, or where the second
-    would draw random numbers or have effects outside of it.
+    The first part makes the early gradients and what the host gets, the second the others from
+    ``value.*``. None where that would not pay, or if the second would draw or have other effects.
     """
     graph = graph.copy()
     nodes = graph.operators

@@ -49,7 +49,21 @@ def resolve(graph: Graph, visits: Sequence[Visit], placement: Placement) -> list
         else:
             number = automatic.setdefault(visit.block, len(automatic))
             here = _automatic(visit, placement, number, begun)
-        _check_device(here, placement)
+        if here.chip < 0:
+            raise Error(
+                "An IPU id cannot be negative",
+                got=f"block {visit.block} on IPU {here.chip}",
+                where=visit.line,
+            )
+        parallel = placement.strategy is Strategy.PARALLEL_PHASED
+        if parallel and here.phase is not None and (here.phase - here.chip) % 2:
+            raise Error(
+                "In parallel phased execution even phases must run on even IPUs and odd phases on "
+                "odd IPUs",
+                got=f"block {visit.block} of phase {here.phase} on IPU {here.chip}",
+                where=visit.line,
+                fix="choose the devices with strategy.phase(i).ipus(...) or Stage(...).ipu(n)",
+            )
         log.engine.debug(
             "Starting block id=%s stage=%s phase=%s ipu=%s",
             visit.block, here.stage, here.phase, here.chip,
@@ -107,24 +121,6 @@ def _device(visit: Visit, fixed: int | None, stage: int) -> int:
         return visit.ipu
     log.engine.debug("No IPU specified for block %s: default to stage_id %d", visit.block, stage)
     return stage
-
-
-def _check_device(placed: PlacedVisit, placement: Placement) -> None:
-    if placed.chip < 0:
-        raise Error(
-            "An IPU id cannot be negative",
-            got=f"block {placed.visit.block} on IPU {placed.chip}",
-            where=placed.visit.line,
-        )
-    parallel = placement.strategy is Strategy.PARALLEL_PHASED
-    if parallel and placed.phase is not None and (placed.phase - placed.chip) % 2:
-        raise Error(
-            "In parallel phased execution even phases must run on even IPUs and odd phases on odd "
-            "IPUs",
-            got=f"block {placed.visit.block} of phase {placed.phase} on IPU {placed.chip}",
-            where=placed.visit.line,
-            fix="choose the devices with strategy.phase(i).ipus(...) or Stage(...).ipu(n)",
-        )
 
 
 def group_visits(
@@ -250,8 +246,8 @@ def _against_the_flow(start: PlacedVisit, end: PlacedVisit, node: fx.Node) -> Er
 def with_passes(graph: Graph, of_visit: Mapping[int, int], stages: int) -> Graph:
     """Return a graph whose operators say where they run.
 
-    Operators of no visit follow their inputs, as early as those allow; what reads nothing runs
-    where its first reader does. ``of_visit`` is index of a visit to index of its stage.
+    Those of no visit follow their inputs, as early as these allow; what reads nothing runs where
+    its first reader does.
     """
     graph = graph.copy()
     for node in graph.operators:

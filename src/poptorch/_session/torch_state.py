@@ -15,7 +15,7 @@ import torch
 
 from .._base import log
 from ..optim.freeze import address
-from ..optim.optimizer import DeviceLink, DeviceState
+from ..optim.optimizer import DeviceState
 from .wrapping import announce_in
 
 _NAMES = {
@@ -125,12 +125,12 @@ class TorchState(DeviceState):
         super()._ran(updates)
         self._updates += updates
 
-    def _attach_device(self, link: DeviceLink) -> None:
+    def _attach_device(self, link: Any) -> None:
         super()._attach_device(link)
         if self._watched is None:
             self._watch()
 
-    def _read_from(self, link: DeviceLink) -> None:
+    def _read_from(self, link: Any) -> None:
         watched = self._watched
         assert watched is not None
         updates, self._updates = self._updates, 0

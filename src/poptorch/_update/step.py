@@ -43,8 +43,8 @@ def lower(
     Args:
         params: the parameters that have a gradient; others, and those in no group, are left alone.
         gradient_dtype: None for that of each parameter.
-        stochastic_rounding: round weights and moments that are stored in half at random; the
-            function then advances ``rng.rounding``, a 0-d int64 that starts at the seed.
+        stochastic_rounding: round what is stored in half at random; the function then advances
+            ``rng.rounding``, a 0-d int64 that starts at the seed.
         in_parts: paths of those that are this process's parts of weights. Where norms of the whole
             are needed the function reads the squares that ``own_squares`` makes, added up.
         norms: where the norm of all gradients goes besides, where these are clipped by it.

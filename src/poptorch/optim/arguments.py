@@ -14,7 +14,6 @@ from .._base import log
 from .._base.errors import AssertionFailure, InvalidValue
 
 LARGEST = torch.finfo(torch.float32).max
-_SCALINGS = ("loss_scaling", "velocity_scaling")  # gradients are multiplied and divided by them
 _Init = TypeVar("_Init", bound=Callable[..., None])
 _warned: set[str] = set()
 
@@ -27,7 +26,7 @@ def number(name: str, value: Any) -> float:
             f"Expected a number for {name}", got=repr(value), fix="use a number, such as 0.1"
         )
     _check_size(name, value)
-    if name in _SCALINGS and not 0 < value < math.inf:
+    if name in ("loss_scaling", "velocity_scaling") and not 0 < value < math.inf:
         raise InvalidValue(f"{name} must be a positive number", got=repr(value))
     return float(value)
 

@@ -64,15 +64,6 @@ def from_ipu_state(
         prefix, _, path = name.partition("___")
         if prefix == "Step" and keys[f"{first}___{path}"] in tensors:
             ages[path] = float(value)
-    _warn_of_ages(ages)
-    if missing:
-        log.python.warning(
-            "The loaded optimizer state lacks %s: the device's values stay", ", ".join(missing)
-        )
-    return loaded
-
-
-def _warn_of_ages(ages: Mapping[str, float]) -> None:
     oldest = max(ages.values(), default=0.0)
     younger = [path for path, age in ages.items() if age < oldest]
     if younger:
@@ -84,6 +75,11 @@ def _warn_of_ages(ages: Mapping[str, float]) -> None:
             ages[younger[0]],
             oldest,
         )
+    if missing:
+        log.python.warning(
+            "The loaded optimizer state lacks %s: the device's values stay", ", ".join(missing)
+        )
+    return loaded
 
 
 def _hypers(spec: OptimSpec, values: Mapping[str, float], index: int) -> dict[str, float]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import inspect
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -59,29 +58,17 @@ class VariableAttributes:
             )
 
 
-class DeviceLink(Protocol):
-    """What an executor attaches to the optimizer that it trains with."""
-
-    paths: Mapping[int, str]  # of the model's parameters by the address of their values
-
-    def lock(self) -> contextlib.AbstractContextManager[object]:
-        """Return the lock of the executor: no call runs while it is held."""
-
-    def read_state(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """Return the device's ``ipu_state`` and ``ipu_param`` as host tensors."""
-
-
 class DeviceState:
     """The state of an optimizer, read from the device of an executor when somebody looks at it."""
 
     host_state_is_dirty = False
-    _device: weakref.ref[DeviceLink] | None = None
+    _device: weakref.ref[Any] | None = None  # a SessionOptimizer
 
     @property
-    def _link(self) -> DeviceLink | None:
+    def _link(self) -> Any:
         return self._device() if self._device is not None else None
 
-    def _attach_device(self, link: DeviceLink) -> None:
+    def _attach_device(self, link: Any) -> None:
         self._device = weakref.ref(link)
 
     def _detach_device(self) -> None:
@@ -100,7 +87,7 @@ class DeviceState:
                 self._read_from(link)
                 self.host_state_is_dirty = False
 
-    def _read_from(self, link: DeviceLink) -> None:
+    def _read_from(self, link: Any) -> None:
         raise NotImplementedError
 
 
@@ -154,7 +141,7 @@ class Optimizer(DeviceState):
         allowed = [*self.defaults, *self._child_vars]  # type: ignore[attr-defined]
         self.variable_attrs = VariableAttributes((n for n in given if n in allowed), allowed)
 
-    def _read_from(self, link: DeviceLink) -> None:
+    def _read_from(self, link: Any) -> None:
         state, param = link.read_state()
         self._state_dict = {"ipu_state": state, "ipu_param": param}
 

@@ -119,7 +119,7 @@ class AttributeWatch:
 
 
 def _attributes(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, str]]:
-    """Yield (place, name) of attributes that are not known anyway."""
+    """Yield (place, name) of what is not known anyway."""
     for name in optimizer.__dict__:
         if name not in _OF_OBJECTS and not name.startswith("_"):
             yield "optimizer attribute", name

@@ -129,8 +129,9 @@ def _options_from(values: Mapping[str, Any]) -> Options:
     if mode is not None:
         known = mode if isinstance(mode, OutputMode) else _MODES.get(str(mode).upper())
         if known is None:
-            fix = f"use {', '.join(_MODES)}"
-            raise InvalidValue("Unknown anchor_mode", got=repr(mode), fix=fix)
+            raise InvalidValue(
+                "Unknown anchor_mode", got=repr(mode), fix=f"use {', '.join(_MODES)}"
+            )
         options.outputMode(known, period)
     elif period is not None:
         log.python.warning(

@@ -212,8 +212,9 @@ def validate_popart(options: dict[Any, Any]) -> None:
         last = LAST_MEMBER.get(key)
         for item in value if kind == "list" else [value]:
             if last is not None and isinstance(item, int) and not 0 <= item <= last:
-                fix = f"use 0 to {last}"
-                raise Error(f"Value of {key} is out of range", got=str(item), fix=fix)
+                raise Error(
+                    f"Value of {key} is out of range", got=str(item), fix=f"use 0 to {last}"
+                )
         if key == "logDir":
             log.python.warning("_Popart.set('logDir', ...) is ignored: use Options.logDir")
 

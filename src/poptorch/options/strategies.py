@@ -208,7 +208,11 @@ class _IPhasedExecution(_IExecutionStrategy):
                 "There is currently no AutoStage for PhasedExecution",
                 fix="name the phases: SerialPhasedExecution(Phase('A'), Phase('B'))",
             )
-        self._phases = [_phase_of(item) for item in _unwrapped(phases)]
+        inside: Any = phases[0] if len(phases) == 1 else None  # the documented spelling is a list
+        listed = isinstance(inside, (list, tuple))
+        if listed and any(isinstance(item, (Phase, list, tuple)) for item in inside):
+            phases = tuple(inside)
+        self._phases = [_phase_of(item) for item in phases]
         self._separate_backward_phase = False
         self._tensors_liveness = Liveness.AlwaysLive
         super().__init__(stage for phase in self._phases for stage in phase.stages)
@@ -294,13 +298,6 @@ class ParallelPhasedExecution(_IPhasedExecution):
         expect("off_chip", off_chip, bool)
         self._tensors_liveness = Liveness.OffChipAfterFwd if off_chip else Liveness.AlwaysLive
         return self
-
-
-def _unwrapped(phases: Sequence[Any]) -> Sequence[Any]:
-    """Return the phases of the documented spelling that wraps all of them in one list."""
-    first = phases[0]
-    wrapped = len(phases) == 1 and isinstance(first, (list, tuple))
-    return first if wrapped and any(isinstance(p, (Phase, list, tuple)) for p in first) else phases
 
 
 def _phase_of(item: Any) -> Phase:
