@@ -129,9 +129,8 @@ def _options_from(values: Mapping[str, Any]) -> Options:
     if mode is not None:
         known = mode if isinstance(mode, OutputMode) else _MODES.get(str(mode).upper())
         if known is None:
-            raise InvalidValue(
-                "Unknown anchor_mode", got=repr(mode), fix=f"use {', '.join(_MODES)}"
-            )
+            fix = f"use {', '.join(_MODES)}"
+            raise InvalidValue("Unknown anchor_mode", got=repr(mode), fix=fix)
         options.outputMode(known, period)
     elif period is not None:
         log.python.warning(

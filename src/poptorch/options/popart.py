@@ -209,12 +209,10 @@ def validate_popart(options: dict[Any, Any]) -> None:
             raise Error(f"Unknown value type for the option {key!r}", got=repr(value))
         if key not in KEYS[kind]:
             raise Error(f"Unknown {kind} option: {key}", got=f"{key} = {value!r}", fix=_fix(key))
-        last = LAST_MEMBER.get(key)
+        end = LAST_MEMBER.get(key)
         for item in value if kind == "list" else [value]:
-            if last is not None and isinstance(item, int) and not 0 <= item <= last:
-                raise Error(
-                    f"Value of {key} is out of range", got=str(item), fix=f"use 0 to {last}"
-                )
+            if end is not None and isinstance(item, int) and not 0 <= item <= end:
+                raise Error(f"Value of {key} is out of range", got=str(item), fix=f"use 0 to {end}")
         if key == "logDir":
             log.python.warning("_Popart.set('logDir', ...) is ignored: use Options.logDir")
 
