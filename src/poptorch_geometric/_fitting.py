@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from poptorch.poptorch_core import StateError
+from poptorch.poptorch_core import AssertionFailure, StateError
 
 from . import _graphs
 from ._graphs import EDGE, GRAPH, NODE
@@ -89,6 +89,13 @@ def missing(what: str, allowed: Mapping[Any, int], samples: Sequence[Any]) -> di
     for sample in samples:
         present.update(counts(sample))
     for kind, count in present.items():
+        if kind not in allowed:
+            raise AssertionFailure(
+                f"{what[:-1].capitalize()} type {kind!r} exists in the data but not in the fixed "
+                "size options",
+                got=f"sizes for {list(allowed)}",
+                fix="add its size to FixedSizeOptions, or give one number for all types",
+            )
         if count > allowed[kind]:
             name = _graphs.of_type(kind)
             raise StateError(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch_geometric.sampler import (
     BaseSampler,
     HeteroSamplerOutput,
@@ -28,13 +29,13 @@ from . import _graphs
 class _Incoming:
     """The edges of one type, sorted by where they lead."""
 
-    first: torch.Tensor
-    source: torch.Tensor
-    number: torch.Tensor
-    weight: torch.Tensor | None
-    time: torch.Tensor | None
+    first: Tensor
+    source: Tensor
+    number: Tensor
+    weight: Tensor | None
+    time: Tensor | None
 
-    def of(self, nodes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def of(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
         return _graphs.ranges(self.first[nodes], self.first[nodes + 1] - self.first[nodes])
 
 
@@ -43,23 +44,23 @@ class _Met:
     """The nodes of one type that were met, in order; with a seed each where trees are disjoint."""
 
     size: int
-    keys: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    keys: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     per_hop: list[int] = field(default_factory=list)
 
-    def split(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def split(self) -> tuple[Tensor, Tensor]:
         """Return the nodes and their seeds."""
         return self.keys % self.size, self.keys // self.size
 
-    def add(self, keys: torch.Tensor) -> torch.Tensor:
-        new: torch.Tensor = torch.unique(keys)
+    def add(self, keys: Tensor) -> Tensor:
+        new: Tensor = torch.unique(keys)
         new = new[~torch.isin(new, self.keys)]
         self.keys = torch.cat([self.keys, new])
         self.per_hop.append(len(new))
         return new
 
-    def places(self, keys: torch.Tensor) -> torch.Tensor:
+    def places(self, keys: Tensor) -> Tensor:
         order = self.keys.argsort()
-        places: torch.Tensor = order[torch.searchsorted(self.keys[order], keys)]
+        places: Tensor = order[torch.searchsorted(self.keys[order], keys)]
         return places
 
 
@@ -93,7 +94,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
         values = given.get_values(list(edges) if self._typed else None)
         self._fanouts = values if self._typed else {None: values}
         self._hops = given.num_hops
-        self._times: dict[Any, torch.Tensor] = {
+        self._times: dict[Any, Tensor] = {
             kind: store[time_attr]
             for kind, store in _graphs.node_stores(data).items()
             if time_attr is not None and time_attr in store and store.is_node_attr(time_attr)
@@ -112,7 +113,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
         for each in met.values():
             each.per_hop.append(len(each.keys))
         times = self._seed_times(index)
-        drawn: dict[Any, list[tuple[torch.Tensor, ...]]] = {kind: [] for kind in self._edges}
+        drawn: dict[Any, list[tuple[Tensor, ...]]] = {kind: [] for kind in self._edges}
         for hop in range(self._hops):
             reached = {kind: [each.keys[:0]] for kind, each in met.items()}
             for kind in self._edges:
@@ -136,9 +137,9 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
             ),
         )
 
-    def _seed_times(self, index: NodeSamplerInput) -> torch.Tensor | None:
+    def _seed_times(self, index: NodeSamplerInput) -> Tensor | None:
         if index.time is not None or index.input_type not in self._times:
-            given: torch.Tensor | None = index.time
+            given: Tensor | None = index.time
         else:
             given = self._times[index.input_type][index.node]
         if given is None and any(edges.time is not None for edges in self._edges.values()):
@@ -149,8 +150,8 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
         return given
 
     def _draw(
-        self, kind: Any, fronts: Mapping[Any, torch.Tensor], fanout: int, times: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        self, kind: Any, fronts: Mapping[Any, Tensor], fanout: int, times: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return keys of sources, keys of targets and numbers of the edges that are drawn."""
         source, target = _graphs.ends(kind)
         edges, front, size = self._edges[kind], fronts[target], self._counts[target]
@@ -168,7 +169,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
             sources = sources + seeds[owner] * self._counts[source]
         return sources, front[owner], edges.number[slots]
 
-    def _when(self, edges: _Incoming, slots: torch.Tensor, source: Any) -> torch.Tensor | None:
+    def _when(self, edges: _Incoming, slots: Tensor, source: Any) -> Tensor | None:
         if edges.time is not None:
             return edges.time[slots]
         times = self._times.get(source)
@@ -177,12 +178,12 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
     def _choose(
         self,
         edges: _Incoming,
-        owner: torch.Tensor,
-        slots: torch.Tensor,
-        when: torch.Tensor | None,
+        owner: Tensor,
+        slots: Tensor,
+        when: Tensor | None,
         fanout: int,
         count: int,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Return which candidates are drawn: at most ``fanout`` of each owner; sorted by owner."""
         lengths = torch.bincount(owner, minlength=count)
         before = lengths.cumsum(0) - lengths
@@ -220,7 +221,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
 
     def _between(
         self, edges: _Incoming, source: _Met, target: _Met
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         nodes, seeds = target.split()
         slots, owner = edges.of(nodes)
         sources = edges.source[slots] + seeds[owner] * source.size
@@ -238,23 +239,19 @@ def _incoming(store: Any, nodes: int, weight: str | None, time: str | None) -> _
     )
 
 
-def _attribute(store: Any, name: str | None, order: torch.Tensor) -> torch.Tensor | None:
+def _attribute(store: Any, name: str | None, order: Tensor) -> Tensor | None:
     if name is None:
         return None
     if name not in store:
         raise Error("The graph does not have the attribute to sample by", got=repr(name),
                     fix=f"it has {', '.join(map(str, store.keys()))}")  # fmt: skip
-    values: torch.Tensor = store[name]
+    values: Tensor = store[name]
     return values[order]
 
 
 def _with_replacement(
-    edges: _Incoming,
-    slots: torch.Tensor,
-    lengths: torch.Tensor,
-    before: torch.Tensor,
-    fanout: int,
-) -> torch.Tensor:
+    edges: _Incoming, slots: Tensor, lengths: Tensor, before: Tensor, fanout: int
+) -> Tensor:
     """Draw ``fanout`` candidates of every owner that has any."""
     some = lengths.nonzero()[:, 0].repeat_interleave(fanout)
     weights = torch.ones(len(slots)) if edges.weight is None else edges.weight[slots]

@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch_geometric.nn.pool.select import SelectOutput
 from torch_geometric.utils import scatter as _scatter
 from torch_geometric.utils.loop import compute_loop_attr
@@ -38,67 +39,61 @@ def may_be_absent() -> bool:
     return bool(_absent.get())
 
 
-def leave_out(edge_index: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def leave_out(edge_index: Tensor, mask: Tensor) -> Tensor:
     mark_absent()
     return torch.where(mask, edge_index, -1)
 
 
-def somewhere(index: torch.Tensor) -> torch.Tensor:
+def somewhere(index: Tensor) -> Tensor:
     """Return numbers to gather with; what they gather for -1 does not matter."""
     return index.clamp(min=0) if may_be_absent() else index
 
 
 def scatter(
-    src: torch.Tensor,
-    index: torch.Tensor,
-    dim: int = 0,
-    dim_size: int | None = None,
-    reduce: str = "sum",
-) -> torch.Tensor:
+    src: Tensor, index: Tensor, dim: int = 0, dim_size: int | None = None, reduce: str = "sum"
+) -> Tensor:
     """Reduce as torch_geometric does, without what is gone.
 
     Sums get a zero of it. One row more to take it, to be cut off, costs a part of a larger tensor,
     and layers compute in place on that: a step of a GCN of two layers took 5 times as long.
     """
     if not may_be_absent() or dim_size is None:
-        plain: torch.Tensor = _scatter(src, index, dim, dim_size, reduce)
+        plain: Tensor = _scatter(src, index, dim, dim_size, reduce)
         return plain
     dim = dim % src.dim()
     if reduce in ("sum", "add", "mean"):
         there = _along(index >= 0, src, dim)
-        total: torch.Tensor = _scatter(torch.where(there, src, 0), somewhere(index), dim, dim_size)
+        total: Tensor = _scatter(torch.where(there, src, 0), somewhere(index), dim, dim_size)
         if reduce != "mean":
             return total
         return total / _along(degree(index, dim_size, src.dtype).clamp(min=1), src, dim)
     # What is gone goes into one row more: nothing that it could be would leave others alone.
     routed = torch.where(index >= 0, index, dim_size)
-    whole: torch.Tensor = _scatter(src, routed, dim, dim_size + 1, reduce)
+    whole: Tensor = _scatter(src, routed, dim, dim_size + 1, reduce)
     return whole.narrow(dim, 0, dim_size)
 
 
-def _along(values: torch.Tensor, like: torch.Tensor, dim: int) -> torch.Tensor:
+def _along(values: Tensor, like: Tensor, dim: int) -> Tensor:
     shape = [1] * like.dim()
     shape[dim] = -1
     return values.view(shape)
 
 
-def degree(
-    index: torch.Tensor, num_nodes: int | None = None, dtype: torch.dtype | None = None
-) -> torch.Tensor:
+def degree(index: Tensor, num_nodes: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
     if num_nodes is None:
         num_nodes = int(index.max()) + 1
     ones = torch.ones(len(index), dtype=dtype, device=index.device)
     return scatter(ones, index, 0, num_nodes)
 
 
-def softmax_for(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def softmax_for(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def softmax(
-        src: torch.Tensor,
-        index: torch.Tensor | None = None,
-        ptr: torch.Tensor | None = None,
+        src: Tensor,
+        index: Tensor | None = None,
+        ptr: Tensor | None = None,
         num_nodes: int | None = None,
         dim: int = 0,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         if index is None or num_nodes is None or not may_be_absent():
             return original(src, index, ptr, num_nodes, dim)
         return _softmax(src, index, num_nodes, dim)
@@ -106,7 +101,7 @@ def softmax_for(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Te
     return softmax
 
 
-def _softmax(src: torch.Tensor, index: torch.Tensor, groups: int, dim: int = 0) -> torch.Tensor:
+def _softmax(src: Tensor, index: Tensor, groups: int, dim: int = 0) -> Tensor:
     safe = somewhere(index)
     most = scatter(src.detach(), index, dim, groups, "max").index_select(dim, safe)
     there = _along(index >= 0, src, dim)
@@ -116,31 +111,29 @@ def _softmax(src: torch.Tensor, index: torch.Tensor, groups: int, dim: int = 0) 
     return powers / total.index_select(dim, safe)
 
 
-def index_select(module: Any, src: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+def index_select(module: Any, src: Tensor, index: Tensor) -> Tensor:
     return src.index_select(module.node_dim, somewhere(index))
 
 
-Edges = torch.Tensor
-Optional = torch.Tensor | None
-
-
-def remove_self_loops(edge_index: Edges, edge_attr: Optional = None) -> tuple[Edges, Optional]:
+def remove_self_loops(
+    edge_index: Tensor, edge_attr: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
     return leave_out(edge_index, edge_index[0] != edge_index[1]), edge_attr
 
 
 def segregate_self_loops(
-    edge_index: Edges, edge_attr: Optional = None
-) -> tuple[Edges, Optional, Edges, Optional]:
+    edge_index: Tensor, edge_attr: Tensor | None = None
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
     loops = edge_index[0] == edge_index[1]
     return leave_out(edge_index, ~loops), edge_attr, leave_out(edge_index, loops), edge_attr
 
 
 def add_remaining_self_loops(
-    edge_index: Edges,
-    edge_attr: Optional = None,
+    edge_index: Tensor,
+    edge_attr: Tensor | None = None,
     fill_value: Any = None,
     num_nodes: int | None = None,
-) -> tuple[Edges, Optional]:
+) -> tuple[Tensor, Tensor | None]:
     """Give every node one loop, with the attribute of the one that it has had."""
     nodes = maybe_num_nodes(edge_index, num_nodes)
     is_loop = edge_index[0] == edge_index[1]
@@ -152,7 +145,7 @@ def add_remaining_self_loops(
     return joined, torch.cat([edge_attr, _with_loops(made, edge_index, edge_attr)])
 
 
-def _with_loops(values: torch.Tensor, edge_index: Edges, edge_attr: torch.Tensor) -> torch.Tensor:
+def _with_loops(values: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
     """Put the attributes of loops into the rows of their nodes."""
     is_loop = (edge_index[0] == edge_index[1]) & (edge_index[0] >= 0)
     places = torch.where(is_loop, edge_index[0], len(values))
@@ -161,21 +154,21 @@ def _with_loops(values: torch.Tensor, edge_index: Edges, edge_attr: torch.Tensor
 
 
 def get_self_loop_attr(
-    edge_index: Edges, edge_attr: Optional = None, num_nodes: int | None = None
-) -> torch.Tensor:
+    edge_index: Tensor, edge_attr: Tensor | None = None, num_nodes: int | None = None
+) -> Tensor:
     nodes = maybe_num_nodes(edge_index, num_nodes)
     if edge_attr is None:
         edge_attr = torch.ones(edge_index.shape[1], device=edge_index.device)
     return _with_loops(edge_attr.new_zeros(nodes, *edge_attr.shape[1:]), edge_index, edge_attr)
 
 
-def masked_edge_index(edge_index: Edges, edge_mask: torch.Tensor) -> Edges:
+def masked_edge_index(edge_index: Tensor, edge_mask: Tensor) -> Tensor:
     return leave_out(edge_index, edge_mask)
 
 
 def dropout_edge(
-    edge_index: Edges, p: float = 0.5, force_undirected: bool = False, training: bool = True
-) -> tuple[Edges, torch.Tensor]:
+    edge_index: Tensor, p: float = 0.5, force_undirected: bool = False, training: bool = True
+) -> tuple[Tensor, Tensor]:
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"Dropout probability has to be between 0 and 1 (got {p})")
     count = edge_index.shape[1]
@@ -191,12 +184,12 @@ def dropout_edge(
 
 
 def topk(
-    x: torch.Tensor,
+    x: Tensor,
     ratio: float | int | None,
-    batch: torch.Tensor,
+    batch: Tensor,
     min_score: float | None = None,
     tol: float = 1e-7,
-) -> torch.Tensor:
+) -> Tensor:
     """Return the numbers of the best nodes of each graph, then -1 up to the number of all."""
     nodes = len(batch)
     there, x = batch >= 0, x.view(-1)
@@ -223,7 +216,7 @@ def topk(
     return chosen[kept.logical_not().to(torch.int8).argsort(stable=True)]
 
 
-def select_top_k(module: Any, x: torch.Tensor, batch: Optional = None) -> SelectOutput:
+def select_top_k(module: Any, x: Tensor, batch: Tensor | None = None) -> SelectOutput:
     if batch is None:
         batch = torch.zeros(len(x), dtype=torch.int64, device=x.device)
     x = x.view(-1, 1) if x.dim() == 1 else x
@@ -244,12 +237,12 @@ def select_top_k(module: Any, x: torch.Tensor, batch: Optional = None) -> Select
 
 
 def filter_adj(
-    edge_index: Edges,
-    edge_attr: Optional,
-    node_index: torch.Tensor,
-    cluster_index: Optional = None,
+    edge_index: Tensor,
+    edge_attr: Tensor | None,
+    node_index: Tensor,
+    cluster_index: Tensor | None = None,
     num_nodes: int | None = None,
-) -> tuple[Edges, Optional]:
+) -> tuple[Tensor, Tensor | None]:
     nodes = maybe_num_nodes(edge_index, num_nodes)
     if cluster_index is None:
         cluster_index = torch.arange(len(node_index), device=node_index.device)
@@ -260,7 +253,7 @@ def filter_adj(
     return leave_out(renamed, (renamed >= 0).all(0)), edge_attr
 
 
-def get_pooled_batch(select_output: SelectOutput, batch: Optional) -> Optional:
+def get_pooled_batch(select_output: SelectOutput, batch: Tensor | None) -> Tensor | None:
     """Return the graph of each node that is left, -1 for those that are gone."""
     if batch is None:
         return None

@@ -16,6 +16,7 @@ import torch_geometric.nn.conv.rgcn_conv
 import torch_geometric.nn.pool.connect.filter_edges
 import torch_geometric.nn.pool.select.topk
 import torch_geometric.utils
+from torch import Tensor
 from torch_geometric.experimental import set_experimental_mode
 from torch_geometric.utils import get_laplacian
 
@@ -25,11 +26,11 @@ from . import _static, ops
 from .common import call_once
 
 
-def _film(module: Any, x: Any, edge_index: torch.Tensor, edge_type: Any = None) -> torch.Tensor:
+def _film(module: Any, x: Any, edge_index: Tensor, edge_type: Any = None) -> Tensor:
     # All edges for every relation.
-    x = (x, x) if isinstance(x, torch.Tensor) else x
+    x = (x, x) if isinstance(x, Tensor) else x
     beta, gamma = module.film_skip(x[1]).split(module.out_channels, dim=-1)
-    out: torch.Tensor = gamma * module.lin_skip(x[1]) + beta
+    out: Tensor = gamma * module.lin_skip(x[1]) + beta
     out = out if module.act is None else module.act(out)
     for number, (linear, film_of) in enumerate(zip(module.lins, module.films, strict=True)):
         edges = edge_index
@@ -42,26 +43,26 @@ def _film(module: Any, x: Any, edge_index: torch.Tensor, edge_type: Any = None) 
 
 def _chebyshev_norm(
     module: Any,
-    edge_index: torch.Tensor,
+    edge_index: Tensor,
     num_nodes: int | None,
-    edge_weight: torch.Tensor | None,
+    edge_weight: Tensor | None,
     normalization: str | None,
     lambda_max: Any = None,
     dtype: torch.dtype | None = None,
-    batch: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    batch: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     edge_index, weight = get_laplacian(edge_index, edge_weight, normalization, dtype, num_nodes)
     if lambda_max is None:
         there = edge_index[0] >= 0
         lambda_max = 2.0 * torch.where(there, weight, -torch.inf).max()
-    if batch is not None and isinstance(lambda_max, torch.Tensor) and lambda_max.numel() > 1:
+    if batch is not None and isinstance(lambda_max, Tensor) and lambda_max.numel() > 1:
         lambda_max = lambda_max[batch[edge_index[0]]]
     scaled = 2.0 * weight / lambda_max
     scaled = scaled.masked_fill(scaled == torch.inf, 0)
     return edge_index, scaled - (edge_index[0] == edge_index[1]).to(scaled.dtype)
 
 
-def _hetero_batch_norm(module: Any, x: torch.Tensor, type_vec: torch.Tensor) -> torch.Tensor:
+def _hetero_batch_norm(module: Any, x: Tensor, type_vec: Tensor) -> Tensor:
     # What is remembered of absent types stays.
     types = module.num_types
     if not module.training and module.track_running_stats:
@@ -78,13 +79,13 @@ def _hetero_batch_norm(module: Any, x: torch.Tensor, type_vec: torch.Tensor) -> 
             here = _static.degree(type_vec, types, x.dtype).clamp(max=1).view(-1, 1)
             module.running_mean.add_(here * factor * (mean - module.running_mean))
             module.running_var.add_(here * factor * (var - module.running_var))
-    out: torch.Tensor = (x - mean[type_vec]) / var.clamp(module.eps).sqrt()[type_vec]
+    out: Tensor = (x - mean[type_vec]) / var.clamp(module.eps).sqrt()[type_vec]
     if module.affine:
         out = out * module.weight[type_vec] + module.bias[type_vec]
     return out
 
 
-def _mask_label(module: Any, x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def _mask_label(module: Any, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
     known = mask.view(-1, 1) * module.emb(torch.where(mask, y, 0))
     return torch.cat([x, known], dim=-1) if module.method == "concat" else x + known
 

@@ -84,7 +84,6 @@ class FixedSizeCollater:
                 fix="allow more: FixedSizeOptions(num_graphs=...), which counts the padding graph",
             )
         nodes, edges = _by_type(sizes.num_nodes), _by_type(sizes.num_edges)
-        _check_types(samples, nodes, edges)
         levels = _graphs.levels(samples, self.exclude_keys)
         graphs = list(samples)
         if self.trim_nodes or self.trim_edges:
@@ -222,19 +221,3 @@ def _check_edges(at: int, kind: Any, edge_index: torch.Tensor, counts: Mapping[A
                     "set num_nodes, where nodes without attributes are meant",
                 ),
             )
-
-
-def _check_types(samples: list[Any], nodes: Mapping[Any, int], edges: Mapping[Any, int]) -> None:
-    for sample in samples:
-        for what, kinds, sizes in (
-            ("Node", _graphs.node_stores(sample), nodes),
-            ("Edge", _graphs.edge_stores(sample), edges),
-        ):
-            for kind in kinds:
-                if kind not in sizes:
-                    raise AssertionFailure(
-                        f"{what} type {kind!r} exists in the data but not in the fixed size "
-                        "options",
-                        got=f"sizes for {list(sizes)}",
-                        fix="add its size to FixedSizeOptions, or give one number for all types",
-                    )

@@ -115,11 +115,8 @@ class FixedSizeOptions:
         places = range(len(dataset))[:sample_limit]
         shown = len(places) >= MANY if progress_bar is None else progress_bar
         samples = (dataset[at] for at in tqdm(places, disable=not shown))
-        nodes, edges, _ = _largest(samples, "data set")
-        real = batch_size - 1
-        return cls(
-            _each(nodes, lambda n: n * real + 1), _each(edges, lambda e: e * real + 1), batch_size
-        )
+        nodes, edges, _ = _room(samples, batch_size - 1, "data set")
+        return cls(nodes, edges, batch_size)
 
     @classmethod
     def from_loader(cls, loader: Iterable[Any], sample_limit: int = 1000) -> Self:
@@ -130,17 +127,12 @@ class FixedSizeOptions:
             sample_limit: look at so many batches.
         """
         batches = itertools.islice(_again_and_again(loader), sample_limit)
-        nodes, edges, graphs = _largest(batches, "loader")
-        return cls(_each(nodes, lambda n: n + 1), _each(edges, lambda e: e + 1), graphs + 1)
+        nodes, edges, graphs = _room(batches, 1, "loader")
+        return cls(nodes, edges, graphs + 1)
 
 
-def _each(sizes: dict[Any, int], change: Any) -> Sizes:
-    """Change every size; what has one type without a name is a number."""
-    changed: dict[Any, Any] = {kind: change(size) for kind, size in sizes.items()}
-    return changed[None] if list(changed) == [None] else changed
-
-
-def _largest(samples: Iterable[Any], what: str) -> tuple[dict[Any, int], dict[Any, int], int]:
+def _room(samples: Iterable[Any], real: int, what: str) -> tuple[Sizes, Sizes, int]:
+    """Return sizes for ``real`` of the largest samples and padding, and the most graphs of one."""
     nodes: dict[Any, int] = {}
     edges: dict[Any, int] = {}
     graphs = 0
@@ -153,7 +145,12 @@ def _largest(samples: Iterable[Any], what: str) -> tuple[dict[Any, int], dict[An
     if not graphs:
         raise Error(f"The {what} is empty", got="no graph to take sizes from",
                     fix="give the sizes: FixedSizeOptions(num_nodes, num_edges)")  # fmt: skip
-    return nodes, edges, graphs
+    return _times(real, nodes), _times(real, edges), graphs
+
+
+def _times(real: int, largest: dict[Any, int]) -> Sizes:
+    sizes = {kind: size * real + 1 for kind, size in largest.items()}
+    return sizes[None] if list(sizes) == [None] else sizes
 
 
 def _again_and_again(loader: Iterable[Any]) -> Iterator[Any]:

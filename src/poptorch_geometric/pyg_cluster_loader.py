@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch.utils.data
 import torch_geometric.loader
+from torch import Tensor
 
 from poptorch.poptorch_core import AssertionFailure
 
@@ -75,15 +77,15 @@ def check_two_graphs(loader: str, sizes: FixedSizeOptions) -> None:
 class ClusterData(torch_geometric.loader.ClusterData):  # type: ignore[misc]
     """torch_geometric's ``ClusterData``, which takes parts of our own where METIS is missing."""
 
-    def _metis(self, edge_index: torch.Tensor, num_nodes: int) -> torch.Tensor:
+    def _metis(self, edge_index: Tensor, num_nodes: int) -> Tensor:
         try:
-            cluster: torch.Tensor = super()._metis(edge_index, num_nodes)
+            cluster: Tensor = super()._metis(edge_index, num_nodes)
             return cluster
         except ImportError:  # documented: neither pyg-lib nor torch-sparse
             return parts(edge_index, num_nodes, self.num_parts)
 
 
-def parts(edge_index: torch.Tensor, num_nodes: int, count: int) -> torch.Tensor:
+def parts(edge_index: Tensor, num_nodes: int, count: int) -> Tensor:
     """Return the part of each node, where no package with METIS is installed.
 
     Nodes are laid out breadth first, cut into equal parts, and then moved, a few at a time, to
@@ -101,39 +103,36 @@ def parts(edge_index: torch.Tensor, num_nodes: int, count: int) -> torch.Tensor:
     return part
 
 
-def _breadth_first(edges: torch.Tensor, num_nodes: int) -> torch.Tensor:
+def _breadth_first(edges: Tensor, num_nodes: int) -> Tensor:
     """Nodes in the order in which a search from an outermost node meets them."""
     degree = torch.bincount(edges[0], minlength=num_nodes)
-    by_source = edges[:, edges[0].argsort()]
-    starts = torch.cat([torch.zeros(1, dtype=torch.int64), degree.cumsum(0)])
+    targets = edges[1, edges[0].argsort()]
+    starts = degree.cumsum(0) - degree
+
+    def neighbours(nodes: Tensor) -> Tensor:
+        return targets[_graphs.ranges(starts[nodes], degree[nodes])[0]]
+
     met = torch.zeros(num_nodes, dtype=torch.bool)
     order = []
     for seed in degree.argsort().tolist():
         if not met[seed]:
-            reached = _fronts(by_source, starts, degree, seed, met.clone())
-            outermost = int(reached[-1][0])
-            order += _fronts(by_source, starts, degree, outermost, met)
+            outermost = int(_fronts(neighbours, seed, met.clone())[-1][0])
+            order += _fronts(neighbours, outermost, met)
     return torch.cat(order) if order else torch.empty(0, dtype=torch.int64)
 
 
-def _fronts(
-    by_source: torch.Tensor,
-    starts: torch.Tensor,
-    degree: torch.Tensor,
-    seed: int,
-    met: torch.Tensor,
-) -> list[torch.Tensor]:
+def _fronts(neighbours: Callable[[Tensor], Tensor], seed: int, met: Tensor) -> list[Tensor]:
     """Nodes at each distance from one of them; ``met`` is filled in."""
     fronts, front = [], torch.tensor([seed])
     while len(front):
         met[front] = True
         fronts.append(front)
-        neighbours = by_source[1, _graphs.ranges(starts[front], degree[front])[0]]
-        front = torch.unique(neighbours[~met[neighbours]])
+        near = neighbours(front)
+        front = torch.unique(near[~met[near]])
     return fronts
 
 
-def _move(edges: torch.Tensor, part: torch.Tensor, count: int, most: int) -> bool:
+def _move(edges: Tensor, part: Tensor, count: int, most: int) -> bool:
     """Move nodes to the part of most of their neighbours, in place; tell whether one moved."""
     pairs, weights = torch.unique(edges[0] * count + part[edges[1]], return_counts=True)
     node, target = pairs // count, pairs % count

@@ -20,14 +20,11 @@ from .._base.errors import Error
 from .sharding import Shard
 
 
-class Grouped:
+class Grouped(Iterator[Any]):
     def __init__(self, batches: Iterable[Any], size: int, drop_last: bool) -> None:
         self._batches: Iterator[Any] = iter(batches)
         self._size = size
         self._drop_last = drop_last
-
-    def __iter__(self) -> Grouped:
-        return self
 
     def __next__(self) -> Any:
         group: list[Any] = []
@@ -104,7 +101,7 @@ def _concatenated(batches: Sequence[torch.Tensor], equally: bool, name: str) -> 
     return torch.cat(list(batches))
 
 
-class TensorBatches:
+class TensorBatches(Iterator[list[torch.Tensor]]):
     """Batches of a loader for which ``indexable`` holds: rows by index, not n tensors to stack."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
@@ -124,9 +121,6 @@ class TensorBatches:
         # torch's own iterator draws its workers' seed here; drawing it too keeps the shuffles of
         # this and the following epochs the same as torch's.
         torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
-
-    def __iter__(self) -> TensorBatches:
-        return self
 
     def __len__(self) -> int:
         return self._size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -133,16 +133,13 @@ def without_effect(
         log.python.warning("DataLoader: no effect in %s: %s", mode, ", ".join(names))
 
 
-class EndingEarly:
+class EndingEarly(Iterator[Any]):
     """Batches of a data set without a length; warns when there is not a single one."""
 
     def __init__(self, batches: Iterable[Any], plan: Arrangement) -> None:
         self._batches = iter(batches)
         self._plan = plan
         self._has_any = False
-
-    def __iter__(self) -> EndingEarly:
-        return self
 
     def __next__(self) -> Any:
         try:

@@ -118,14 +118,12 @@ class Process:
 
 
 def members(group: int) -> set[int]:
-    return {pid for pid in psutil.pids() if _group(pid) == group and is_running(pid)}
-
-
-def _group(pid: int) -> int | None:
-    try:
-        return os.getpgid(pid)
-    except OSError:  # it has ended, or is hidden
-        return None
+    found = set()
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError):  # it has ended, or is hidden
+            if os.getpgid(pid) == group and is_running(pid):
+                found.add(pid)
+    return found
 
 
 def _signal(send_signal: Any, target: int, number: int) -> None:

@@ -71,18 +71,14 @@ def permutation(samples: int, used: int, seed: int, index: int) -> torch.Tensor:
     order = _drawn(samples, seed, index)
     if index % 2 == 0 or used in (0, samples):
         return order
-    return _with_tail_apart_from(order, _drawn(samples, seed, index - 1)[used:])
+    wanted = _drawn(samples, seed, index - 1)[used:]
+    free = torch.nonzero(~torch.isin(order, wanted)).flatten()[-len(wanted) :]
+    stays = torch.ones(samples, dtype=torch.bool)
+    stays[free] = False
+    return torch.cat([order[stays], order[free]])
 
 
 def _drawn(samples: int, seed: int, index: int) -> torch.Tensor:
     mixed = np.random.SeedSequence((seed % 2**64, index)).generate_state(1, np.uint64)
     generator = torch.Generator().manual_seed(int(mixed[0]))
     return torch.randperm(samples, generator=generator)
-
-
-def _with_tail_apart_from(order: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """Move as many unwanted samples as ``wanted`` has to the end, the rest staying in order."""
-    free = torch.nonzero(~torch.isin(order, wanted)).flatten()[-len(wanted) :]
-    stays = torch.ones(len(order), dtype=torch.bool)
-    stays[free] = False
-    return torch.cat([order[stays], order[free]])
