@@ -4,7 +4,7 @@ Needs the package torch_geometric, and no plug-in of it. Source: PopTorch user g
 ops".
 """
 
-from poptorch import __version__
+from poptorch import __version__, _OverwriteContextManager  # type: ignore[attr-defined]
 
 try:
     import torch_geometric as _torch_geometric  # noqa: F401
@@ -34,4 +34,4 @@ __all__ = [  # noqa: RUF022 (the loaders first)
 ]
 
 registerCustomArgParsers()
-_substitution.register()
+_OverwriteContextManager.registerSubsitutionManager(_substitution.substituted)

@@ -22,15 +22,11 @@ def is_hetero(sample: Any) -> bool:
 
 
 def node_stores(sample: Any) -> dict[Any, Any]:
-    if is_hetero(sample):
-        return {kind: sample[kind] for kind in sample.node_types}
-    return {None: sample.node_stores[0]}
+    return dict(sample.node_items()) if is_hetero(sample) else {None: sample.node_stores[0]}
 
 
 def edge_stores(sample: Any) -> dict[Any, Any]:
-    if is_hetero(sample):
-        return {kind: sample[kind] for kind in sample.edge_types}
-    return {None: sample.edge_stores[0]}
+    return dict(sample.edge_items()) if is_hetero(sample) else {None: sample.edge_stores[0]}
 
 
 def ends(kind: Any) -> tuple[Any, Any]:

@@ -25,7 +25,7 @@ from poptorch.poptorch_core import Error, Unsupported
 from . import _graphs
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Incoming:
     """The edges of one type, sorted by where they lead."""
 
@@ -48,7 +48,6 @@ class _Met:
     per_hop: list[int] = field(default_factory=list)
 
     def split(self) -> tuple[Tensor, Tensor]:
-        """Return the nodes and their seeds."""
         return self.keys % self.size, self.keys // self.size
 
     def add(self, keys: Tensor) -> Tensor:
@@ -99,11 +98,14 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
             for kind, store in _graphs.node_stores(data).items()
             if time_attr is not None and time_attr in store and store.is_node_attr(time_attr)
         }
-        time = None if self._times else time_attr
-        self._edges = {
-            kind: _incoming(store, self._counts[_graphs.ends(kind)[1]], weight_attr, time)
-            for kind, store in edges.items()
-        }
+        self._edges = {}
+        for kind, store in edges.items():
+            source, target = _graphs.ends(kind)
+            self._edges[kind] = _incoming(
+                store, self._counts[target], weight_attr, None if self._times else time_attr
+            )
+            if source in self._times:
+                self._edges[kind].time = self._times[source][self._edges[kind].source]
 
     def sample_from_nodes(self, index: NodeSamplerInput, **kwargs: Any) -> Any:
         met = {kind: _Met(count) for kind, count in self._counts.items()}
@@ -142,7 +144,8 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
             given: Tensor | None = index.time
         else:
             given = self._times[index.input_type][index.node]
-        if given is None and any(edges.time is not None for edges in self._edges.values()):
+        of_edges = not self._times and any(e.time is not None for e in self._edges.values())
+        if given is None and of_edges:
             raise Error(
                 "Sampling by the time of edges needs the time of every seed",
                 fix="FixedSizeNeighborLoader(..., input_time=...)",
@@ -157,7 +160,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
         edges, front, size = self._edges[kind], fronts[target], self._counts[target]
         seeds = front // size if self._disjoint else None
         slots, owner = edges.of(front % size)
-        when = self._when(edges, slots, source)
+        when = None if edges.time is None else edges.time[slots]
         if when is not None and times is not None and seeds is not None:
             early = when <= times[seeds[owner]]
             owner, slots, when = owner[early], slots[early], when[early]
@@ -168,12 +171,6 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
         if seeds is not None:
             sources = sources + seeds[owner] * self._counts[source]
         return sources, front[owner], edges.number[slots]
-
-    def _when(self, edges: _Incoming, slots: Tensor, source: Any) -> Tensor | None:
-        if edges.time is not None:
-            return edges.time[slots]
-        times = self._times.get(source)
-        return None if times is None else times[edges.source[slots]]
 
     def _choose(
         self,

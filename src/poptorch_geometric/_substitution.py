@@ -20,10 +20,7 @@ from torch import Tensor
 from torch_geometric.experimental import set_experimental_mode
 from torch_geometric.utils import get_laplacian
 
-import poptorch
-
 from . import _static, ops
-from .common import call_once
 
 
 def _film(module: Any, x: Any, edge_index: Tensor, edge_type: Any = None) -> Tensor:
@@ -112,7 +109,6 @@ FUNCTIONS: Mapping[str, tuple[Callable[..., Any], ...]] = {
 }  # fmt: skip
 
 
-# Methods of classes, and a setting.
 METHODS: tuple[tuple[Any, str, Any], ...] = (
     (torch_geometric.backend, "use_segment_matmul", False),  # or sizes of segments decide
     (torch_geometric.nn.ChebConv, "__norm__", _chebyshev_norm),
@@ -158,9 +154,3 @@ def _places(modules: int) -> tuple[tuple[Any, str, Any], ...]:
                 if callable(value) and is_hashable and value in wanted:
                     places.append((owner, attribute, wanted[value]))
     return tuple(places)
-
-
-@call_once
-def register() -> None:
-    manager = poptorch._OverwriteContextManager  # type: ignore[attr-defined]  # PopTorch's name
-    manager.registerSubsitutionManager(substituted)

@@ -33,11 +33,7 @@ class SeedBatch(DataBatch):  # type: ignore[misc]
         return int(self["batch_size"])
 
     def __reduce__(self) -> Any:
-        return _made, (), self.__dict__.copy()
-
-
-def _made() -> Any:
-    return with_seeds(DataBatch())
+        return with_seeds, (DataBatch(),), self.__dict__.copy()
 
 
 def with_seeds(batch: Any) -> Any:

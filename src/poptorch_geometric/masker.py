@@ -38,13 +38,7 @@ class NoMasker(Masker):
         """Return the entries."""
         return entries
 
-    def edge_masker(self, entries: Entries, mask: Mask | None = None) -> Entries:
-        """Return the entries."""
-        return entries
-
-    def graph_masker(self, entries: Entries, mask: Mask | None = None) -> Entries:
-        """Return the entries."""
-        return entries
+    edge_masker = graph_masker = node_masker
 
 
 class LayerMasker(abc.ABC):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -113,22 +114,23 @@ class PyGFixedSizeNeighborLoader(Plain):
         self.fixed_size_collater = self._fixed(
             self.fixed_size_options, add_pad_masks, over_size_strategy, **keys
         )
-        self._padder = _Neighbourhoods(self.neighbour_loader, self.fixed_size_collater)
+        self._pad = functools.partial(_padded, self.fixed_size_collater, self.input_type)
+        padder = functools.partial(_sampled, self.neighbour_loader.collate_fn, self._pad)
         places: Any = range(len(self.neighbour_loader.dataset))
         super().__init__(
             dataset=places,
             batch_size=batch_size,
-            collate_fn=self._combined(self._padder, batch_size),
+            collate_fn=self._combined(padder, batch_size),
             **kwargs,
         )
 
     def nativeCollate(self, indices: list[int]) -> Any:
         """Return the sampled neighbourhood of some input nodes, not padded."""
-        return self._padder.sample(indices)
+        return self.neighbour_loader.collate_fn(indices)
 
     def fixedSizeCollate(self, sample: Any) -> Any:
         """Return a sampled neighbourhood padded to the fixed sizes."""
-        return self._padder.padded(sample)
+        return self._pad(sample)
 
 
 class FixedSizeNeighborLoader(
@@ -147,25 +149,21 @@ class FixedSizeNeighborLoader(
     __init__ = with_options(PyGFixedSizeNeighborLoader, after="exclude_keys", add_pad_masks=True)
 
 
-class _Neighbourhoods:
-    def __init__(self, loader: Any, fixed: FixedSizeCollater) -> None:
-        self.sample, self._fixed = loader.collate_fn, fixed
-        self._input_type = loader.input_data.input_type
+def _sampled(sample: Callable[..., Any], pad: Callable[..., Any], indices: list[int]) -> Any:
+    return pad(sample(indices))
 
-    def __call__(self, indices: list[int]) -> Any:
-        return self.padded(self.sample(indices))
 
-    def padded(self, sample: Any) -> Any:
-        sample = copy.copy(sample)
-        kept: list[tuple[Any, str, Any]] = []
-        for key, store in _graphs.stores(sample).items():
-            for name, value in list(store.items()):
-                if name in UNPADDED or value is None or name == "batch":
-                    del store[name]
-                    if name in UNPADDED and value is not None:
-                        kept.append((key, name, value))
-        seeds = next(value for _, name, value in kept if name == "batch_size")
-        batch = self._fixed.collate([sample], {self._input_type: seeds})
-        for key, name, value in kept:
-            _graphs.set_attribute(batch, key, name, value)
-        return batch if _graphs.is_hetero(batch) else with_seeds(batch)
+def _padded(fixed: FixedSizeCollater, input_type: Any, sample: Any) -> Any:
+    sample = copy.copy(sample)
+    kept: list[tuple[Any, str, Any]] = []
+    for key, store in _graphs.stores(sample).items():
+        for name, value in list(store.items()):
+            if name in UNPADDED or value is None or name == "batch":
+                del store[name]
+                if name in UNPADDED and value is not None:
+                    kept.append((key, name, value))
+    seeds = next(value for _, name, value in kept if name == "batch_size")
+    batch = fixed.collate([sample], {input_type: seeds})
+    for key, name, value in kept:
+        _graphs.set_attribute(batch, key, name, value)
+    return batch if _graphs.is_hetero(batch) else with_seeds(batch)

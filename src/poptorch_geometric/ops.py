@@ -7,6 +7,7 @@ Source: PopTorch user guide, "PopTorch ops".
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -358,12 +359,10 @@ class MFConv(pyg.MFConv):  # type: ignore[misc]
             nodes = x[1].shape[self.node_dim]
         degree = _static.degree(edge_index[end], nodes, torch.int64).clamp(max=self.max_degree)
         received = self.propagate(edge_index, x=x, size=size)
-        total = None
+        parts: list[torch.Tensor] = []
         for number, (left, right) in enumerate(zip(self.lins_l, self.lins_r, strict=True)):
             out = left(received)
             if x[1] is not None:
                 out = out + right(x[1])
-            part = out * (degree == number).view(-1, 1)
-            total = part if total is None else total + part
-        assert isinstance(total, torch.Tensor)
-        return total
+            parts.append(out * (degree == number).view(-1, 1))
+        return functools.reduce(torch.add, parts)

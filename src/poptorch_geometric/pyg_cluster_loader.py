@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -48,21 +49,18 @@ class FixedSizeClusterLoader(Plain):
         self.fixed_size_options = fixed_size_options
         fixed = self._fixed(fixed_size_options, add_pad_masks, over_size_strategy)
         clusters = torch_geometric.loader.ClusterLoader(cluster_data)
+        merge = functools.partial(_merged, clusters.collate_fn, fixed)
         places: Any = range(len(cluster_data))
         super().__init__(
             dataset=places,
             batch_size=batch_size,
-            collate_fn=self._combined(_Merging(clusters.collate_fn, fixed), batch_size),
+            collate_fn=self._combined(merge, batch_size),
             **kwargs,
         )
 
 
-class _Merging:
-    def __init__(self, merge: Any, fixed: FixedSizeCollater) -> None:
-        self.merge, self.fixed = merge, fixed
-
-    def __call__(self, clusters: list[int]) -> Any:
-        return self.fixed([self.merge(clusters)])
+def _merged(merge: Any, fixed: FixedSizeCollater, clusters: list[int]) -> Any:
+    return fixed([merge(clusters)])
 
 
 def check_two_graphs(loader: str, sizes: FixedSizeOptions) -> None:

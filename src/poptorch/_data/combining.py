@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -27,12 +28,8 @@ class Grouped(Iterator[Any]):
         self._drop_last = drop_last
 
     def __next__(self) -> Any:
-        group: list[Any] = []
-        for batch in self._batches:
-            group.append(batch)
-            if len(group) == self._size:
-                return join(group)
-        if not group or self._drop_last:
+        group = list(itertools.islice(self._batches, self._size))
+        if not group or (self._drop_last and len(group) < self._size):
             raise StopIteration
         return join(group)
 

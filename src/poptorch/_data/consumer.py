@@ -163,18 +163,15 @@ class Consumer:
 
 
 def _not_started(reason: str, has_arrived: bool = False) -> Error:
-    title = "The asynchronous loader's worker thread failed to start"
-    if has_arrived:
-        return Error(title, got=reason)  # the data set's own fault: its traceback tells all
+    fix = (
+        "data set, collate_fn and worker_init_fn must be picklable and importable, and the"
+        ' script needs the guard: if __name__ == "__main__":',
+        "or share them by fork: async_options={'sharing_strategy': poptorch.SharingStrategy.Fork}",
+    )
     return Error(
-        title,
+        "The asynchronous loader's worker thread failed to start",
         got=reason,
-        fix=(
-            "data set, collate_fn and worker_init_fn must be picklable and importable, and the"
-            ' script needs the guard: if __name__ == "__main__":',
-            "or share them by fork: async_options={'sharing_strategy':"
-            " poptorch.SharingStrategy.Fork}",
-        ),
+        fix=() if has_arrived else fix,  # the data set's own fault: its traceback tells all
     )
 
 

@@ -22,8 +22,7 @@ from .channel import ALL_ROWS
 
 ALIGNMENT = 64  # a cache line, and the widest vector load
 Tensors = Sequence[torch.Tensor]
-Spec = tuple[tuple[int, ...], torch.dtype]
-"""Shape and type of one tensor of the elements."""
+Spec = tuple[tuple[int, ...], torch.dtype]  # of one tensor of the elements
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,6 @@ class Form:
 
 
 def _parts(element: Any) -> tuple[type, tuple[Any, ...], list[Any]]:
-    """Return the kind of an element, its keys and its items."""
     parser = trees.exact_parser_of(element)
     if parser is not None:
         return type(element), (), list(parser.yieldTensors(element))
@@ -98,9 +96,6 @@ def _parts(element: Any) -> tuple[type, tuple[Any, ...], list[Any]]:
 
 def _name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
-
-
-# The memory.
 
 
 def aligned(size: int) -> int:

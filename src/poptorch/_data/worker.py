@@ -26,8 +26,7 @@ from .._base.processes import is_running
 from . import ring
 from .channel import Channel, Kind
 
-Contents = tuple[Any, dict[type, trees.Parser]]
-"""A data set, and the registered parsers of its elements."""
+Contents = tuple[Any, dict[type, trees.Parser]]  # a data set, and the parsers of its elements
 
 
 @dataclass(frozen=True)
@@ -48,8 +47,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 # Neither is an error, and the data set's own handlers of errors must not catch them.
 class _Restart(BaseException):
-    def __init__(self, iteration: int) -> None:
-        self.iteration = iteration
+    """The consumer asked for the iteration of this number."""
 
 
 class _Stop(BaseException):
@@ -153,7 +151,7 @@ class _Worker:
             try:
                 self._run_iteration(elements)
             except _Restart as restart:
-                self._iterations = restart.iteration  # some may have been begun ahead
+                (self._iterations,) = restart.args  # some may have been begun ahead
                 self._published = self._freed = 0
                 self._started = True
                 self._channel.send(Kind.RESTARTED)

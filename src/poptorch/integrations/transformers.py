@@ -114,25 +114,18 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         window, self._window = self._window, []
         self.model.train()
         executor = self._trainer()
-        scale, items = self._scales(len(window), num_items_in_batch)
-        window += window[-1:] * (len(scale) - len(window))  # they count nothing
+        count, steps, items = len(window), self.args.gradient_accumulation_steps, None
+        share = 1 if self._is_scaled(num_items_in_batch) else count
+        scale = (torch.arange(steps) < count) / share
+        if num_items_in_batch is not None:
+            items = torch.as_tensor(num_items_in_batch).repeat(steps)
+        window += window[-1:] * (steps - count)  # they count nothing
         inputs = join(window, equally=True)
         if self._random is not None:
             executor.compile(scale, items, **inputs)  # there is no random state before
             executor.rng_state, self._random = self._random, None
         loss: torch.Tensor = executor(scale, items, **inputs)
         return loss.sum()
-
-    def _scales(
-        self, count: int, items: torch.Tensor | int | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return what each micro-batch's loss counts, and the number of items of the update."""
-        steps = self.args.gradient_accumulation_steps
-        scale = torch.ones(steps)
-        if not self._is_scaled(items):
-            scale /= count
-        scale[count:] = 0
-        return scale, None if items is None else torch.as_tensor(items).repeat(steps)
 
     def _is_scaled(self, items: torch.Tensor | int | None) -> bool:
         """Whether the loss is divided by the items of all steps already; the base asks so, too."""
@@ -200,9 +193,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         if self._evaluation is None:
             options = self._poptorch_options.clone()
             self._evaluation = poptorch.inferenceModel(_Evaluation(self), options)
-        own = self._evaluation
         self.model.eval()
-        return super().prediction_step(own, inputs, prediction_loss_only, ignore_keys)
+        return super().prediction_step(self._evaluation, inputs, prediction_loss_only, ignore_keys)
 
     # Checkpoints.
 
