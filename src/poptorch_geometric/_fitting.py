@@ -24,14 +24,13 @@ def padding_graphs(
     model: Any,
     sizes: FixedSizeOptions,
     levels: Levels,
-    missing_nodes: Mapping[Any, int],
-    missing_edges: Mapping[Any, int],
+    missing: Mapping[str, Mapping[Any, int]],
     count: int,
 ) -> list[Any]:
     """Return ``count`` graphs like ``model``, the missing nodes and edges divided evenly."""
-    nodes = {kind: shares(total, count) for kind, total in missing_nodes.items()}
+    nodes = {kind: shares(total, count) for kind, total in missing["nodes"].items()}
     edges: dict[Any, list[int]] = {}
-    for kind, total in missing_edges.items():
+    for kind, total in missing["edges"].items():
         source, target = _graphs.ends(kind)
         able = sum(1 for pair in zip(nodes[source], nodes[target], strict=True) if all(pair))
         if total and not able:

@@ -83,39 +83,33 @@ class FixedSizeCollater:
                 got=f"{len(samples)} samples + 1 padding graph, where {sizes.num_graphs} fit",
                 fix="allow more: FixedSizeOptions(num_graphs=...), which counts the padding graph",
             )
-        nodes, edges = _by_type(sizes.num_nodes), _by_type(sizes.num_edges)
+        most = {"nodes": _by_type(sizes.num_nodes), "edges": _by_type(sizes.num_edges)}
         levels = _graphs.levels(samples, self.exclude_keys)
         graphs = list(samples)
         if self.trim_nodes or self.trim_edges:
-            trimmer = _fitting.Trimmer(samples, nodes, edges, protected)
+            trimmer = _fitting.Trimmer(samples, most["nodes"], most["edges"], protected)
             graphs = trimmer.trimmed(self.trim_nodes, self.trim_edges, levels)
-        missing_nodes = _fitting.missing("nodes", nodes, graphs)
-        missing_edges = _fitting.missing("edges", edges, graphs)
+        missing = {what: _fitting.missing(what, all_of, graphs) for what, all_of in most.items()}
         spare = sizes.num_graphs - len(graphs)
-        if not spare and (any(missing_nodes.values()) or any(missing_edges.values())):
+        if not spare and any(any(counts.values()) for counts in missing.values()):
             raise StateError(
                 "The collater cannot create additional graphs to pad nodes and edges",
                 got=f"{len(graphs)} samples fill all {sizes.num_graphs} places; nodes "
-                f"{missing_nodes} and edges {missing_edges} are missing",
+                f"{missing['nodes']} and edges {missing['edges']} are missing",
                 fix="leave one place for padding: FixedSizeOptions(num_graphs=samples + 1)",
             )
         if self._unchecked:
             self._say_unknown(graphs[0])
-        padding = _fitting.padding_graphs(
-            graphs[0], sizes, levels, missing_nodes, missing_edges, spare
-        )
+        padding = _fitting.padding_graphs(graphs[0], sizes, levels, missing, spare)
         batch = Batch.from_data_list(
             [*graphs, *padding], follow_batch=self.follow_batch, exclude_keys=self.exclude_keys
         )
         if self.add_masks_to_batch:
             batch.graphs_mask = torch.arange(sizes.num_graphs) < len(graphs)
-            for name, all_of, padded in (
-                ("nodes_mask", nodes, missing_nodes),
-                ("edges_mask", edges, missing_edges),
-            ):
+            for what, all_of in most.items():
                 for kind, size in all_of.items():
-                    mask = torch.arange(size) < size - padded[kind]
-                    _graphs.set_attribute(batch, kind, name, mask)
+                    mask = torch.arange(size) < size - missing[what][kind]
+                    _graphs.set_attribute(batch, kind, f"{what}_mask", mask)
         return batch
 
     def _say_unknown(self, model: Any) -> None:
@@ -133,11 +127,7 @@ class FixedSizeCollater:
 
 
 def _as_micro_batch(batch: Any) -> Any:
-    """Let a batch remember the numbers of its nodes and edges, and forget its parts.
-
-    Tensors of several micro-batches will follow one another, and the numbers are those of one.
-    Anything but a batch of graphs stays as it is.
-    """
+    """Let a batch of graphs remember its own numbers, where others will follow it."""
     if not isinstance(batch, BaseData):
         return batch
     nodes, edges = _graphs.node_counts(batch), _graphs.edge_counts(batch)

@@ -39,7 +39,25 @@ def remainder(loader: Any, plan: Arrangement, process: int, processes: int, prog
     if samples is None or not samples % (plan.combined * processes):
         return
     if plan.drop_last:
-        _left_samples(samples, plan.combined, processes)
+        left = samples % (plan.combined * processes)
+        if left == samples:
+            log.python.warning(
+                "No batch will be loaded: the data set has %d samples, and one combined batch on "
+                "each of %d processes takes %d. Lower the batch size, the device iterations or the "
+                "gradient accumulation.",
+                samples,
+                processes,
+                plan.combined * processes,
+            )
+        else:
+            log.python.info(
+                "drop_last=True: %d of the data set's %d samples are left out of every iteration, "
+                "since one call takes %d samples on each of %d processes.",
+                left,
+                samples,
+                plan.combined,
+                processes,
+            )
         return
     size = len(shard_range(samples, plan.combined, False, process, processes))
     size = size % plan.combined or plan.combined
@@ -75,28 +93,6 @@ def _length(sampler: Any) -> int | None:
         return len(sampler)
     except TypeError:  # samplers need no length; torch's base class has none
         return None
-
-
-def _left_samples(samples: int, combined: int, processes: int) -> None:
-    left = samples % (combined * processes)
-    if left == samples:
-        log.python.warning(
-            "No batch will be loaded: the data set has %d samples, and one combined batch on each "
-            "of %d processes takes %d. Lower the batch size, the device iterations or the gradient "
-            "accumulation.",
-            samples,
-            processes,
-            combined * processes,
-        )
-    else:
-        log.python.info(
-            "drop_last=True: %d of the data set's %d samples are left out of every iteration, "
-            "since one call takes %d samples on each of %d processes.",
-            left,
-            samples,
-            combined,
-            processes,
-        )
 
 
 def _micro_batches(batches: int | None, group: int, drop_last: bool) -> None:
