@@ -16,16 +16,13 @@ from ._graphs import EDGE, GRAPH, NODE
 from .fixed_size_options import FixedSizeOptions
 
 Levels = Mapping[tuple[Any, str], str]
-Masks = list[dict[Any, torch.Tensor]]
+Counts = Mapping[Any, int]  # by type
+Masks = dict[Any, torch.Tensor]  # of one graph, by type
 SPLITS = ("train_mask", "val_mask", "test_mask")  # never true of padding
 
 
 def padding_graphs(
-    model: Any,
-    sizes: FixedSizeOptions,
-    levels: Levels,
-    missing: Mapping[str, Mapping[Any, int]],
-    count: int,
+    model: Any, sizes: FixedSizeOptions, levels: Levels, missing: Mapping[str, Counts], count: int
 ) -> list[Any]:
     """Return ``count`` graphs like ``model``, the missing nodes and edges divided evenly."""
     nodes = {kind: shares(total, count) for kind, total in missing["nodes"].items()}
@@ -58,7 +55,7 @@ def shares(total: int, parts: int) -> list[int]:
 
 
 def _graph(
-    model: Any, sizes: FixedSizeOptions, levels: Levels, lengths: Mapping[str, Mapping[Any, int]]
+    model: Any, sizes: FixedSizeOptions, levels: Levels, lengths: Mapping[str, Counts]
 ) -> Any:
     graph = copy.copy(model)
     defaults = sizes.pad_graph_defaults or {}
@@ -82,7 +79,7 @@ def _graph(
     return graph
 
 
-def missing(what: str, allowed: Mapping[Any, int], samples: Sequence[Any]) -> dict[Any, int]:
+def missing(what: str, allowed: Counts, samples: Sequence[Any]) -> dict[Any, int]:
     counts = _graphs.node_counts if what == "nodes" else _graphs.edge_counts
     present: Counter[Any] = Counter()
     for sample in samples:
@@ -119,11 +116,7 @@ class Trimmer:
     """
 
     def __init__(
-        self,
-        samples: Sequence[Any],
-        nodes: Mapping[Any, int],
-        edges: Mapping[Any, int],
-        protected: Mapping[Any, int],
+        self, samples: Sequence[Any], nodes: Counts, edges: Counts, protected: Counts
     ) -> None:
         self._samples, self._most_nodes, self._most_edges = samples, nodes, edges
         self._nodes = [_whole(_graphs.node_counts(sample)) for sample in samples]
@@ -141,7 +134,7 @@ class Trimmer:
         left = zip(self._samples, self._nodes, self._edges, strict=True)
         return [_kept(*each, levels) for each in left]
 
-    def _trim_nodes(self, limits: Mapping[Any, int]) -> None:
+    def _trim_nodes(self, limits: Counts) -> None:
         for kind, limit in limits.items():
             _shrink(self._nodes, kind, limit, self._protected.get(kind, 0))
         self._drop_dangling()
@@ -164,11 +157,11 @@ class Trimmer:
                     edges[kind] &= nodes[source][row] & nodes[target][col]
 
 
-def _whole(counts: Mapping[Any, int]) -> dict[Any, torch.Tensor]:
+def _whole(counts: Counts) -> Masks:
     return {kind: torch.ones(count, dtype=torch.bool) for kind, count in counts.items()}
 
 
-def _shrink(masks: Masks, kind: Any, limit: int, first: int = 0) -> None:
+def _shrink(masks: Sequence[Masks], kind: Any, limit: int, first: int = 0) -> None:
     """Drop what is too much; of the first graph the first ones stay, of others one at least."""
     surplus = _count(masks, kind) - limit
     if surplus <= 0:
@@ -196,16 +189,11 @@ def _shrink(masks: Masks, kind: Any, limit: int, first: int = 0) -> None:
         masks[at][kind][number] = False
 
 
-def _count(masks: Masks, kind: Any) -> int:
+def _count(masks: Sequence[Masks], kind: Any) -> int:
     return sum(int(mask[kind].sum()) for mask in masks if kind in mask)
 
 
-def _kept(
-    sample: Any,
-    nodes: Mapping[Any, torch.Tensor],
-    edges: Mapping[Any, torch.Tensor],
-    levels: Levels,
-) -> Any:
+def _kept(sample: Any, nodes: Masks, edges: Masks, levels: Levels) -> Any:
     result = copy.copy(sample)
     for key, store in _graphs.stores(sample).items():
         for name, value in list(store.items()):

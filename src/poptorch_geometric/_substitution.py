@@ -67,15 +67,14 @@ def _hetero_batch_norm(module: Any, x: Tensor, type_vec: Tensor) -> Tensor:
     else:
         with torch.no_grad():
             mean, var = module.mean_var(x, type_vec, dim_size=types)
-    if module.training and module.track_running_stats:
-        factor = module.momentum
-        with torch.no_grad():
-            if factor is None:
-                module.num_batches_tracked.add_(1)
-                factor = 1.0 / module.num_batches_tracked
-            here = _static.degree(type_vec, types, x.dtype).clamp(max=1).view(-1, 1)
-            module.running_mean.add_(here * factor * (mean - module.running_mean))
-            module.running_var.add_(here * factor * (var - module.running_var))
+            if module.track_running_stats:
+                factor = module.momentum
+                if factor is None:
+                    module.num_batches_tracked.add_(1)
+                    factor = 1.0 / module.num_batches_tracked
+                here = _static.degree(type_vec, types, x.dtype).clamp(max=1).view(-1, 1)
+                module.running_mean.add_(here * factor * (mean - module.running_mean))
+                module.running_var.add_(here * factor * (var - module.running_var))
     out: Tensor = (x - mean[type_vec]) / var.clamp(module.eps).sqrt()[type_vec]
     if module.affine:
         out = out * module.weight[type_vec] + module.bias[type_vec]

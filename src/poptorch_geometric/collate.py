@@ -113,7 +113,6 @@ class FixedSizeCollater:
         return batch
 
     def _say_unknown(self, model: Any) -> None:
-        """Warn once of defaults for attributes that no graph has."""
         self._unchecked = False
         known = [*model.keys(), *self.exclude_keys]
         defaults = self.fixed_size_options.pad_graph_defaults or {}

@@ -149,13 +149,11 @@ class FixedSizeDataLoader(Plain):
                 got=repr(fixed_size_strategy),
                 fix=" or ".join(map(str, FixedSizeStrategy)),
             )
+        cut: dict[str, Any] = {"batch_size": batch_size - 1, "shuffle": shuffle}
         if sampler is not None:
-            kwargs["batch_sampler"] = sampler
-            kwargs["collate_fn"] = self._combined(collater, None)
-        else:
-            kwargs |= {"batch_size": batch_size - 1, "shuffle": shuffle}
-            kwargs["collate_fn"] = self._combined(collater, batch_size - 1)
-        super().__init__(dataset=dataset, **kwargs)
+            cut = {"batch_sampler": sampler}
+        collate = self._combined(collater, cut.get("batch_size"))
+        super().__init__(dataset=dataset, collate_fn=collate, **cut, **kwargs)
 
 
 def _packing(

@@ -55,10 +55,7 @@ class Channel:
         self._socket.sendall(_HEADER.pack(kind, slot, rows) + carried)
 
     def receive(self, seconds: float | None = None) -> Message | None:
-        """Return the next message; None when there is none within some seconds (None: for ever).
-
-        Taking what is there comes first: asking before would make it two calls of the system.
-        """
+        """Return the next message; None when there is none within some seconds (None: for ever)."""
         while (content := self._take()) is None:
             if seconds == 0.0 or not self._is_readable(seconds):
                 return None
@@ -68,7 +65,7 @@ class Channel:
         return Message(Kind(kind), slot, rows, content[_HEADER.size :].decode(errors="replace"))
 
     def _take(self) -> bytes | None:
-        try:
+        try:  # to ask first whether something is there would make it two calls of the system
             return self._socket.recv(_LARGEST, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return None

@@ -21,13 +21,10 @@ _NEGLIGIBLE = 0.05  # share of waiting below which loading is not what limits a 
 
 
 class Consumer:
-    """Reads the elements of a data set that another process loads.
-
-    ``iteration`` counts those that were begun; ``elements`` those taken in it, its end included.
-    """
+    """Reads the elements of a data set that another process loads."""
 
     def __init__(self, source: Any, strategy: SharingStrategy, settings: Settings) -> None:
-        self.iteration = self.elements = 0
+        self.iteration = self.elements = 0  # begun; taken in this one, its end included
         self._first_asked = self._waited = 0.0  # seconds
         self._last: Message | None = None  # that was read in this iteration
         self._workers_iteration = 0  # the number, for the worker, of the one that is read

@@ -163,10 +163,7 @@ def remember(loader: DataLoader[object], iteration: Any, plan: Arrangement) -> N
 
 
 def other_counts(tensors: Sequence[torch.Tensor], loops: Loops) -> None:
-    """Warn if a training model takes batches apart in another way than the loader made them.
-
-    Where the sizes happen to divide, a call would make other updates than were meant.
-    """
+    """Warn if a training model would make other updates of a loader's batches than were meant."""
     rows = next((tensor.shape[0] for tensor in tensors if tensor.dim()), 0)
     for sources, plan in _iterated[:]:
         is_over = all(source() is None for source in sources)

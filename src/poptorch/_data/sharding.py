@@ -13,10 +13,7 @@ from torch.utils.data import Dataset
 def shard_range(
     samples: int, combined: int, drop_last: bool, process: int, processes: int
 ) -> range:
-    """Return the positions of one process, in a data set or in its permutation.
-
-    With ``drop_last`` all have equally many whole combined batches, otherwise nothing is left over.
-    """
+    """Return a process's positions; with ``drop_last`` all have as many whole combined batches."""
     if drop_last:
         length = combined * (samples // (combined * processes))
         return range(process * length, (process + 1) * length)
@@ -26,10 +23,7 @@ def shard_range(
 
 
 class Shard(Dataset[Any]):
-    """A view of the part of a map-style data set that one process reads.
-
-    ``part`` are positions in ``order``, an int64 permutation of the data set, or in itself.
-    """
+    """The part of a map-style data set, or of a permutation of it, that one process reads."""
 
     def __init__(self, dataset: Any, part: range, order: torch.Tensor | None = None) -> None:
         self.dataset = dataset

@@ -1,7 +1,4 @@
-"""Caches of keys and values of ``transformers``, as arguments and results of models.
-
-They are traversed like dataclasses: tensors are arguments or results, the rest is constant.
-"""
+"""Caches of keys and values of ``transformers`` are traversed as dataclasses are."""
 
 from __future__ import annotations
 

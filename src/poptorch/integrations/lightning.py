@@ -81,8 +81,6 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
             if is_overridden(name, self.lightning_module):
                 _log.warning("%s sees no gradients: they stay in the program", name)
 
-    # Training.
-
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Keep a micro-batch; with the last of an update, make the update.
 
@@ -128,8 +126,6 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         """Return the loss: the program has gone backward."""
         return closure_loss.detach()
 
-    # The other steps.
-
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's ``validation_step`` compiled, and log what it logs."""
         return self._evaluate("validation_step", (*args, *kwargs.values()))
@@ -156,16 +152,12 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         for name, value in values.items():
             self.lightning_module.log(name, value, **self._settings[name])
 
-    # Weights, of which those that somebody looks at come from the device by themselves.
-
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Load weights, also into what is compiled."""
         super().load_model_state_dict(checkpoint, strict)
         for executor in (self._training, *self._others.values()):
             if executor is not None and executor.isAttachedToDevice():
                 executor.copyWeightsToDevice()
-
-    # Checkpoints.
 
     def save_checkpoint(self, checkpoint: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         """Save a checkpoint with the random state of dropout, which lives in the program."""
@@ -226,8 +218,6 @@ class _Step(nn.Module):
 
 
 class _TrainingStep(_Step):
-    """The training step with its loss marked, times what it counts."""
-
     def forward(self, scale: torch.Tensor, *args: Any) -> tuple[torch.Tensor, Any, Any]:  # type: ignore[override]
         result, logged = super().forward(*args)
         loss, rest = result, None

@@ -62,8 +62,6 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         self._random: list[int] | None = None
         self._operations: dict[tuple[tuple[str, torch.Size], ...], int] = {}
 
-    # Training.
-
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train; see ``transformers.Trainer``."""
         try:
@@ -180,8 +178,6 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         """Compute none: the gradients never leave the program."""
         return grad_norm
 
-    # Evaluation.
-
     def prediction_step(
         self,
         model: nn.Module,
@@ -195,8 +191,6 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             self._evaluation = poptorch.inferenceModel(_Evaluation(self), options)
         self.model.eval()
         return super().prediction_step(self._evaluation, inputs, prediction_loss_only, ignore_keys)
-
-    # Checkpoints.
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
         if self._training is not None and self._training.isCompiled():
