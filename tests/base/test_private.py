@@ -47,9 +47,9 @@ def remove(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _warnings_are_said_again(monkeypatch: pytest.MonkeyPatch):
     private._said.clear()
-    substitutes._substitutes.cache_clear()
+    substitutes.substitutes.cache_clear()
     yield
-    substitutes._substitutes.cache_clear()
+    substitutes.substitutes.cache_clear()
 
 
 class Net(nn.Module):

@@ -18,7 +18,7 @@ from .casting import Casting
 from .losses import LOSS_FUNCTIONS
 from .recorded import recorded, surroundings_waiting
 from .replaced import Tied
-from .substitutes import RECURRENT, recurrent, substitute
+from .substitutes import RECURRENT, recurrent, substitutes
 from .value_reads import QUESTIONS, ValueReads
 
 
@@ -82,17 +82,16 @@ class Overrides(TorchFunctionMode):
         args = tuple(map(self._traced_of, args))
         kwargs = {name: self._traced_of(value) for name, value in (kwargs or {}).items()}
         loss = LOSS_FUNCTIONS.get(func) if self._context.training else None
-        result = self._computed(*self._casting(func, args, kwargs))
+        func, args, kwargs = self._casting(func, args, kwargs)
+        if func in QUESTIONS:
+            result = self._context.reads.answer(func, args, kwargs)
+        elif func in RECURRENT and not kwargs:
+            result = recurrent(func, args, self._context.lanes, self._priced)
+        else:
+            result = substitutes().get(func, func)(*args, **kwargs)
         if loss is not None and isinstance(result, torch.Tensor):
             self._context.mark_loss(result, loss)
         return result
-
-    def _computed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if func in QUESTIONS:
-            return self._context.reads.answer(func, args, kwargs)
-        if func in RECURRENT and not kwargs:
-            return recurrent(func, args, self._context.lanes, self._priced)
-        return (substitute(func) or func)(*args, **kwargs)
 
     def _traced_of(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):

@@ -16,7 +16,8 @@ from ..enums import HalfFloatCastingBehavior
 from .losses import LOSS_FUNCTIONS
 
 Call = Callable[..., Any]
-Casted = tuple[Any, tuple[Any, ...], dict[str, Any]]
+Args = tuple[Any, ...]
+Named = dict[str, Any]
 
 # The weights of each layer, by position and by name; the activations are the first argument.
 _WEIGHTS: dict[Any, tuple[int, ...]] = {
@@ -80,8 +81,10 @@ class Casting:
         self._chosen = _TYPES.get(precision.half_float_casting)
         self._strided = precision.strided_group_norm
 
-    def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Casted:
-        args, kwargs = self._in_one_type(_name(func), args, kwargs)
+    def __call__(self, func: Any, args: Args, kwargs: Named) -> tuple[Any, Args, Named]:
+        dtype = self._common_type(_name(func), args)
+        if dtype is not None:
+            args, kwargs = _mixture_in(dtype, args, kwargs)
         if func in _LAYERS and self._chosen and not torch.is_autocast_enabled("cpu"):
             args, kwargs = _activations_in(self._chosen, func, args, kwargs)
         if func in _RECURRENT:
@@ -98,18 +101,16 @@ class Casting:
             args, kwargs = with_tensors(_as_index, (args, kwargs))
         return func, args, kwargs
 
-    def _in_one_type(
-        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _common_type(self, name: str, args: Args) -> Any:
         if torch.is_autocast_enabled("cpu"):
-            return args, kwargs
+            return None
         if name in _DECIDING:
-            return _mixture_in(torch.float32, args, kwargs)
+            return torch.float32
         if name.removesuffix("_") in _REFUSING and name.endswith("_"):
-            return _mixture_in(args[0].dtype, args, kwargs)  # an operator in place keeps its type
+            return args[0].dtype  # an operator in place keeps its type
         if self._chosen is not torch.float32 and (name in _PROMOTING or name in _REFUSING):
-            return _mixture_in(torch.float16, args, kwargs)
-        return _mixture_in(torch.float32, args, kwargs) if name in _REFUSING else (args, kwargs)
+            return torch.float16
+        return torch.float32 if name in _REFUSING else None
 
 
 def _name(function: Any) -> str:
@@ -117,8 +118,8 @@ def _name(function: Any) -> str:
 
 
 def _activations_in(
-    dtype: torch.dtype, layer: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    dtype: torch.dtype, layer: Call, args: Args, kwargs: Named
+) -> tuple[Args, Named]:
     operands = args[:1] + args[3:] if layer in _WITH_STATISTICS else args
     if not _is_mixed((operands, kwargs)):
         return args, kwargs
@@ -139,15 +140,13 @@ def _like(value: Any, activation: torch.Tensor) -> Any:
     return value.to(activation.dtype) if value.is_floating_point() else value
 
 
-def _following(
-    weights: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _following(weights: tuple[int, ...], args: Args, kwargs: Named) -> tuple[Args, Named]:
     activation = args[0] if args else kwargs["input"]
     cast = tuple(_like(v, activation) if at in weights else v for at, v in enumerate(args))
     return cast, {n: _like(v, activation) if n in _NAMES else v for n, v in kwargs.items()}
 
 
-def _heads(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _heads(args: Args, kwargs: Named) -> tuple[Args, Named]:
     bound = _HEADS.bind(*args, **kwargs)
     for name in _HEAD_WEIGHTS:
         if name in bound.arguments:
@@ -155,9 +154,7 @@ def _heads(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ..
     return bound.args, bound.kwargs
 
 
-def _mixture_in(
-    dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _mixture_in(dtype: torch.dtype, args: Args, kwargs: Named) -> tuple[Args, Named]:
     """A given ``out`` keeps its own type."""
     named = {name: value for name, value in kwargs.items() if name != "out"}
     if not _is_mixed((args, named)):
@@ -179,17 +176,14 @@ def _with_statistics(
     bias: torch.Tensor | None = None,
     *rest: Any,
     **named: Any,
-) -> torch.Tensor:
+) -> Any:
     """Running statistics keep a type of their own."""
-    weight, bias = _like(weight, input), _like(bias, input)
-    operands = [t for t in (running_mean, running_var, weight, bias) if t is not None]
-    result: torch.Tensor
-    if all(tensor.dtype == input.dtype for tensor in operands):
-        result = function(input, running_mean, running_var, weight, bias, *rest, **named)
-        return result
-    wide = [None if t is None else t.float() for t in (running_mean, running_var, weight, bias)]
+    operands = running_mean, running_var, _like(weight, input), _like(bias, input)
+    if all(tensor is None or tensor.dtype == input.dtype for tensor in operands):
+        return function(input, *operands, *rest, **named)
+    wide = [None if tensor is None else tensor.float() for tensor in operands]
     result = function(input.float(), *wide, *rest, **named)
-    for kept, updated in zip((running_mean, running_var), wide, strict=False):
+    for kept, updated in zip(operands[:2], wide, strict=False):
         if kept is not None and updated is not None and kept is not updated:
             kept.copy_(updated)
     return result.to(input.dtype)

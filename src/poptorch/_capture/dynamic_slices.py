@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
@@ -20,15 +19,13 @@ _SAME = {
 _SIGN = {aten.add.Tensor: 1, aten.sub.Tensor: -1}
 
 
-@dataclass(frozen=True, eq=False)
-class _Window:
-    start: torch.Tensor
-    size: int
-    step: int
+_Window = tuple[torch.Tensor, int, int]  # start, size and step
 
-    def places(self, extent: int) -> torch.Tensor:
-        offsets = torch.arange(0, self.size, self.step, device=self.start.device)
-        return (self.start.reshape(()).long() + offsets) % extent
+
+def _places(window: _Window, extent: int) -> torch.Tensor:
+    start, size, step = window
+    offsets = torch.arange(0, size, step, device=start.device)
+    return (start.reshape(()).long() + offsets) % extent
 
 
 def getitem(tensor: torch.Tensor, index: Any) -> torch.Tensor:
@@ -37,12 +34,13 @@ def getitem(tensor: torch.Tensor, index: Any) -> torch.Tensor:
         return tensor[fixed] if isinstance(index, tuple) else tensor[index]
     result = tensor[fixed]
     for dim, window in _dims(tensor, fixed, windows):
-        result = result.index_select(dim, window.places(result.shape[dim]))
+        result = result.index_select(dim, _places(window, result.shape[dim]))
     return result
 
 
 def setitem(tensor: torch.Tensor, index: Any, value: Any) -> None:
-    if _is_mask(index) and isinstance(value, torch.Tensor) and value.numel() == 1:
+    mask = isinstance(index, torch.Tensor) and index.dtype == torch.bool
+    if mask and isinstance(value, torch.Tensor) and value.numel() == 1:
         # The gradient of the value would otherwise select with the mask.
         mask = index.view(*index.shape, *[1] * (tensor.dim() - index.dim()))
         tensor.copy_(torch.where(mask, value.to(tensor.dtype).reshape(()), tensor))
@@ -55,15 +53,11 @@ def setitem(tensor: torch.Tensor, index: Any, value: Any) -> None:
         _refuse("two windows at once cannot be assigned to", "assign one dimension at a time")
     view = tensor[fixed]
     ((dim, window),) = _dims(tensor, fixed, windows)
-    places = window.places(view.shape[dim])
+    places = _places(window, view.shape[dim])
     shape = list(view.shape)
     shape[dim] = len(places)
     source_ = torch.as_tensor(value, dtype=view.dtype, device=view.device).expand(shape)
     view.index_copy_(dim, places, source_)
-
-
-def _is_mask(index: Any) -> bool:
-    return isinstance(index, torch.Tensor) and index.dtype == torch.bool
 
 
 def _split(index: Any) -> tuple[tuple[Any, ...], dict[int, _Window]]:
@@ -88,7 +82,7 @@ def _window(item: slice) -> _Window:
     if isinstance(item.start, torch.Tensor) and item.stop is not None:
         (first, low), (second, high) = _linear(item.start), _linear(item.stop)
         if first is second and high > low:
-            return _Window(item.start, high - low, step)
+            return item.start, high - low, step
     _refuse(
         f"the length of {_text(item.start)} : {_text(item.stop)} cannot be told",
         "let the end be the start plus an int: x[i : i + 4], or use poptorch.dynamic_slice",
@@ -134,8 +128,4 @@ def _text(bound: Any) -> str:
 
 
 def _refuse(got: str, fix: str) -> NoReturn:
-    raise Error(
-        "A slice whose bounds are tensors needs a constant length",
-        got=got,
-        fix=fix,
-    )
+    raise Error("A slice whose bounds are tensors needs a constant length", got=got, fix=fix)

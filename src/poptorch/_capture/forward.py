@@ -38,9 +38,7 @@ class Request:
     call: Call  # runs forward on the tensors of ``batch``, putting them back into the arguments
     tensors: Mapping[str, Tied]  # parameters and buffers by path
     state: tuple[Slot, ...]  # their slots, in the same order
-    batch: tuple[
-        Slot, ...
-    ]  # of the flat tensor arguments; with lanes, all have a leading dimension
+    batch: tuple[Slot, ...]  # of the tensor arguments; with lanes, all have a leading dimension
     trained: frozenset[str] = frozenset()  # paths of the parameters that get a gradient
     training: bool = False  # whether a loss is looked for
     loss_scaling: tuple[float | Slot, ...] = ()  # factors on the gradient's seed

@@ -62,7 +62,8 @@ def run_lanes(
         after = {path: done.leaves[path] for path in statistics}
         return [*done.tensors, *losses], after, done.names.found(anchored)
 
-    batched = {path: _spread(value, request, path) for path, value in statistics.items()} | weights
+    kept = {path: 1.0 - _momentum(request.tensors[path]) for path in statistics}
+    batched = {path: _spread(value, lanes) for path, value in statistics.items()} | weights
     for path in counts:
         shared[path] = shared[path].clone()
     try:
@@ -82,8 +83,7 @@ def run_lanes(
     assert recorder is not None
     for path, value in after.items():
         owner = request.tensors[path].places[0][0]
-        kept = (1.0 - _momentum(request.tensors[path])) ** recorder.calls[owner]
-        final[path] = _fold(leaves[path], value, lanes, kept)
+        final[path] = _fold(leaves[path], value, lanes, kept[path] ** recorder.calls[owner])
     for path, before in counts.items():
         final[path] = before + (done.leaves[path] - before) * lanes.steps
     done.names.replace(named)
@@ -98,15 +98,14 @@ def batch_norm_statistics(request: Request) -> list[str]:
 
 
 def _paths(request: Request, name: str) -> list[str]:
+    def tracked(owner: nn.Module) -> bool:
+        return isinstance(owner, BATCH_NORMS) and owner.training and owner.track_running_stats
+
     return [
         path
         for path, tied in request.tensors.items()
-        if all(_is_tracked(owner) and name == own for owner, _, own in tied.places)
+        if all(tracked(owner) and name == own for owner, _, own in tied.places)
     ]
-
-
-def _is_tracked(module: nn.Module) -> bool:
-    return isinstance(module, BATCH_NORMS) and module.training and module.track_running_stats
 
 
 def _momentum(tied: Tied) -> float:
@@ -116,10 +115,7 @@ def _momentum(tied: Tied) -> float:
     return float(momentum.pop())  # type: ignore[arg-type]
 
 
-def _spread(value: torch.Tensor, request: Request, path: str) -> torch.Tensor:
-    lanes = request.lanes
-    assert lanes is not None
-    _momentum(request.tensors[path])
+def _spread(value: torch.Tensor, lanes: Lanes) -> torch.Tensor:
     if lanes.replicas == 1:
         return value.expand(lanes.count, *value.shape).clone()
     spread = value.expand(lanes.steps, *value.shape).clone()

@@ -13,7 +13,7 @@ from torch import fx
 
 from .._base import private
 from .._base.trees import with_tensors
-from .._ir.graph import graph_module, lazily
+from .._ir.graph import copied, lazily
 from .._ir.operators import Operator, draws, writes
 from .._ops.effects import is_control_flow
 from .._ops.rounding import rounded_at_random
@@ -28,7 +28,7 @@ def pure(
     """What was recorded is replayed, two fifths of a capture's time, only where it is not pure."""
     _make_lone_writes_pure(recorded.graph)
     if not stochastic and _is_pure(recorded.graph, inputs, runs):
-        result = _copy(recorded)
+        result = copied(recorded)
     else:
         rules = _half_rules(stochastic) if runs else {}
         result = _functionalize(recorded, inputs, mode, rules)
@@ -82,12 +82,6 @@ def _stays(node: fx.Node, runs: bool) -> bool:
         for value in values
         if value is not None
     )
-
-
-def _copy(module: fx.GraphModule) -> fx.GraphModule:
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(module.graph, val_map={}))
-    return graph_module(module, graph)
 
 
 def _functionalize(

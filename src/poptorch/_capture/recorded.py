@@ -138,8 +138,7 @@ class _Evaluator:
             }
 
 
-_evaluators: weakref.WeakKeyDictionary[fx.Graph, dict[bool, _Evaluator]]
-_evaluators = weakref.WeakKeyDictionary()
+_evaluators = weakref.WeakKeyDictionary[fx.Graph, dict[bool, _Evaluator]]()
 
 
 def _known(

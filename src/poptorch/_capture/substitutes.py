@@ -19,10 +19,6 @@ from .recorded import constant_value
 from .trace import untraced
 
 
-def substitute(function: Any) -> Callable[..., Any] | None:
-    return _substitutes().get(function)
-
-
 def _as_numbers(argument: Any) -> Any:
     known = constant_value(argument) if isinstance(argument, torch.Tensor) else None
     if known is None:
@@ -209,7 +205,7 @@ _SUBSTITUTES: dict[Any, Callable[..., Any]] = {
 
 
 @functools.cache
-def _substitutes() -> dict[Any, Callable[..., Any]]:
+def substitutes() -> dict[Any, Callable[..., Any]]:
     functions = dict(_SUBSTITUTES)
     of_private: dict[str, Callable[..., Any]] = {
         "pack_padded_sequence": _pack,

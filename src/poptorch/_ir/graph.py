@@ -72,9 +72,7 @@ class Graph:
         return frozenset(slot.key for slot in self.outputs if slot.key in read)
 
     def copy(self) -> Graph:
-        graph = fx.Graph()
-        graph.output(graph.graph_copy(self.module.graph, val_map={}))
-        return Graph(self.name, graph_module(self.module, graph), self.inputs, self.outputs)
+        return Graph(self.name, copied(self.module), self.inputs, self.outputs)
 
     def zero_inputs(self) -> list[torch.Tensor]:
         return [torch.zeros(slot.shape, dtype=slot.dtype) for slot in self.inputs]
@@ -93,6 +91,12 @@ class Graph:
             lines.append(f"  {node.name} = {function}({', '.join(map(str, args))})")
         lines += [f"  out {slot} = {names.get(node, node.name)}" for slot, node in self.results]
         return "\n".join(lines)
+
+
+def copied(module: fx.GraphModule) -> fx.GraphModule:
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(module.graph, val_map={}))
+    return graph_module(module, graph)
 
 
 def compose(

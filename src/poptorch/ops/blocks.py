@@ -10,7 +10,7 @@ import contextlib
 import functools
 import itertools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Self
 
 from torch import nn
@@ -257,22 +257,17 @@ def module_repr(m: nn.Module) -> str:
     """Return what ``repr(m)`` is, with ``BeginBlock(user_id=..., ipu_id=...)`` before the name of
     each annotated module.
     """
-    with contextlib.ExitStack() as stack:
-        for module in m.modules():
-            hook = _hook_of(module)
-            if hook is not None:
-                stack.enter_context(_named(module, f"{hook} {module._get_name()}"))  # type: ignore[no-untyped-call]
-        return repr(m)
-
-
-@contextlib.contextmanager
-def _named(module: nn.Module, name: str) -> Iterator[None]:
-    # On the instance: torch looks the name up when it makes the text, and nobody else sees it.
-    module.__dict__["_get_name"] = lambda: name
+    hooks = {module: _hook_of(module) for module in m.modules()}
+    annotated = {module: hook for module, hook in hooks.items() if hook is not None}
     try:
-        yield
+        for module, hook in annotated.items():
+            name = f"{hook} {module._get_name()}"  # type: ignore[no-untyped-call]
+            # On the instance: torch looks the name up when it makes the text.
+            module.__dict__["_get_name"] = lambda name=name: name
+        return repr(m)
     finally:
-        del module.__dict__["_get_name"]
+        for module in annotated:
+            module.__dict__.pop("_get_name", None)
 
 
 def print(m: nn.Module) -> None:

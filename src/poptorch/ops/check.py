@@ -42,6 +42,12 @@ def describe(kinds: Sequence[Kind]) -> str:
     return ", ".join(f"{str(d).removeprefix('torch.')}{list(s)}" for s, d in kinds) or "nothing"
 
 
+def empty(kinds: Iterable[Kind], beside: Iterable[Any]) -> list[torch.Tensor]:
+    """Tensors of kinds, on the device of the first tensor of others."""
+    device = next((x.device for x in beside if isinstance(x, torch.Tensor)), torch.device("cpu"))
+    return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in kinds]
+
+
 def like_examples(name: str, results: Sequence[torch.Tensor], wanted: Sequence[Kind]) -> None:
     """Compare results with kinds; a 64-bit type is as good as the 32-bit type that it becomes."""
     got = kinds_of(results)

@@ -155,8 +155,8 @@ def _returned(body: Body, inputs: list[torch.Tensor]) -> Callable[..., list[torc
 
 
 def _example(graph: torch.fx.GraphModule) -> list[torch.Tensor]:
-    (output,) = (node for node in graph.graph.nodes if node.op == "output")
-    return [node.meta["val"] for node in output.args[0]]
+    results: Any = graph.graph.output_node().args[0]
+    return [node.meta["val"] for node in results]
 
 
 def _common_shapes(taken: list[torch.Tensor], other: list[torch.Tensor]) -> list[tuple[int, ...]]:

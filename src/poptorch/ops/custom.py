@@ -305,14 +305,6 @@ def _copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return [tensor.detach().clone() for tensor in tensors]
 
 
-def _user_shapes(
-    inputs: list[torch.Tensor], key: str, attributes: str, outputs: str
-) -> list[torch.Tensor]:
-    device = inputs[0].device if inputs else torch.device("cpu")
-    templates = _templates(outputs)
-    return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in templates]
-
-
 def _call_user_backward(
     inputs: list[torch.Tensor],
     outputs: list[torch.Tensor],
@@ -334,10 +326,6 @@ def _call_user_backward(
     return [x.new_zeros(x.shape) if g is None else copied(g.detach().to(x.dtype)) for g, x in pairs]
 
 
-def _user_backward_shapes(inputs: list[torch.Tensor], *_: Any) -> list[torch.Tensor]:
-    return [tensor.new_empty(tensor.shape) for tensor in inputs]
-
-
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
     tensors, ctx.key, ctx.attributes, _ = inputs
     ctx.count = len(tensors)
@@ -356,13 +344,13 @@ _custom_op_backward = define(
     "custom_op_backward",
     "(Tensor[] inputs, Tensor[] outputs, Tensor[] gradients, str key, str attributes) -> Tensor[]",
     _call_user_backward,
-    _user_backward_shapes,
+    lambda inputs, *_: [tensor.new_empty(tensor.shape) for tensor in inputs],
 )
 _custom_op = define(
     "custom_op",
     "(Tensor[] inputs, str key, str attributes, str outputs) -> Tensor[]",
     _call_user,
-    _user_shapes,
+    lambda inputs, key, attributes, outputs: check.empty(_templates(outputs), inputs),
     backward=_differentiate,
     setup_context=_remember,
 )
@@ -432,9 +420,7 @@ def _teach(operator: Any) -> None:
     is_list = len(returns) != 1 or "List" in str(returns[0].type)
 
     def rule(*args: Any, **kwargs: Any) -> Any:
-        device = next((a.device for a in args if isinstance(a, torch.Tensor)), "cpu")
-        kinds = seen[_signature(operator, args, kwargs)]
-        results = tuple(torch.empty(shape, dtype=d, device=device) for shape, d in kinds)
-        return results if is_list else results[0]
+        results = check.empty(seen[_signature(operator, args, kwargs)], args)
+        return tuple(results) if is_list else results[0]
 
     torch.library.register_fake(operator, rule)

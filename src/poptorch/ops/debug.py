@@ -69,7 +69,8 @@ def ipu_print_tensor(
     )  # fmt: skip
     name = title or f"tensor_{next(capture.numbers)}"
     gradient = f"{name}_gradient" if print_gradient else ""
-    return _print_tensor(tensor, name, gradient, layout.to_text(), [])  # type: ignore[no-any-return]
+    text = quote(json.dumps(dataclasses.astuple(layout)))
+    return _print_tensor(tensor, name, gradient, text, [])  # type: ignore[no-any-return]
 
 
 def nop(tensor: torch.Tensor) -> torch.Tensor:
@@ -128,13 +129,6 @@ class Layout:
     separator: str = ", "
     open_bracket: str = "("
     close_bracket: str = ")"
-
-    def to_text(self) -> str:
-        return quote(json.dumps(dataclasses.astuple(self)))
-
-    @classmethod
-    def from_text(cls, text: str) -> Layout:
-        return cls(*json.loads(unquote(text)))
 
 
 def tensor_text(title: str, tensor: torch.Tensor, layout: Layout) -> str:
@@ -233,12 +227,9 @@ def _print(
     x: torch.Tensor, title: str, gradient_title: str, layout: str, after: list[torch.Tensor]
 ) -> torch.Tensor:
     if listener() is None:  # a capture on real tensors is no execution
-        print(tensor_text(title, x, Layout.from_text(layout)), file=sys.stderr, flush=True)
+        how = Layout(*json.loads(unquote(layout)))
+        print(tensor_text(title, x, how), file=sys.stderr, flush=True)
     return x.clone()
-
-
-def _same_shape(x: torch.Tensor, *_: Any) -> torch.Tensor:
-    return torch.empty_like(x)
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -255,7 +246,7 @@ _print_tensor = define_effect(
     "print_tensor",
     "(Tensor x, str title, str gradient_title, str layout, Tensor[] after) -> Tensor",
     _print,
-    _same_shape,
+    lambda x, *_: torch.empty_like(x),
     backward=_backward,
     setup_context=_remember,
 )

@@ -94,21 +94,17 @@ def _advance(beam: _Beam, scores: np.ndarray, blank: int, width: int) -> _Beam:
         if parent != _NONE:
             repeated[at] = np.logaddexp(repeated[at], longer[parent, labels[-1]])
             longer[parent, labels[-1]] = -np.inf
-    candidates = np.concatenate([np.logaddexp(ends_blank, repeated), longer.reshape(-1)])
+    blanks = np.concatenate([ends_blank, np.full(longer.size, -np.inf)])
+    ends = np.concatenate([repeated, longer.reshape(-1)])
+    candidates = np.logaddexp(blanks, ends)
     best = np.argsort(-candidates, kind="stable")[:width]
     best = best[candidates[best] > -np.inf]
-    labels_of, blanks, ends = [], [], []
-    for choice in best:
-        if choice < count:
-            labels_of.append(beam.labels[choice])
-            blanks.append(ends_blank[choice])
-            ends.append(repeated[choice])
-        else:
-            source, symbol = divmod(int(choice) - count, classes)
-            labels_of.append((*beam.labels[source], symbol))
-            blanks.append(-np.inf)
-            ends.append(longer[source, symbol])
-    return _Beam(labels_of, np.array(blanks), np.array(ends))
+    labels_of: list[tuple[int, ...]] = []
+    for choice in best.tolist():
+        source, symbol = divmod(choice - count, classes)
+        same = choice < count
+        labels_of.append(beam.labels[choice] if same else (*beam.labels[source], symbol))
+    return _Beam(labels_of, blanks[best], ends[best])
 
 
 def _decode(

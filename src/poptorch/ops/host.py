@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
@@ -68,7 +68,14 @@ class CPU:
             poptorch.Error: in a training model; within another host call; not tensors; or the
                 shapes of results changed.
         """
-        self._check(input)
+        for value in input:
+            check.tensor(value, f"Host call '{self._id}' must take torch.tensor arguments")
+        if _running.get() is not None:
+            raise Error(
+                "Host calls must not overlap",
+                got=f"'{self._id}' is called within '{_running.get()}'",
+                fix="call plain functions inside the function of a poptorch.CPU",
+            )
         capture = listener()
         if capture is None:
             results, bare = self._run(list(input), kwargs)
@@ -90,16 +97,6 @@ class CPU:
         self.inputs = [torch.zeros(shape) for shape in self.in_shapes]
         self.outputs = [torch.zeros(shape) for shape in self.out_shapes]
 
-    def _check(self, tensors: tuple[Any, ...]) -> None:
-        for value in tensors:
-            check.tensor(value, f"Host call '{self._id}' must take torch.tensor arguments")
-        if _running.get() is not None:
-            raise Error(
-                "Host calls must not overlap",
-                got=f"'{self._id}' is called within '{_running.get()}'",
-                fix="call plain functions inside the function of a poptorch.CPU",
-            )
-
     def _run(
         self, tensors: list[torch.Tensor], kwargs: dict[str, Any]
     ) -> tuple[list[torch.Tensor], bool]:
@@ -111,13 +108,13 @@ class CPU:
     def _capture(
         self, capture: Capture, tensors: list[torch.Tensor], kwargs: dict[str, Any]
     ) -> Any:
-        shapes = [tensor.shape for tensor in tensors]
-        dtypes = [tensor.dtype for tensor in tensors]
+        given = [(tensor.shape, tensor.dtype) for tensor in tensors]
         with capture.paused():
-            zeros = [torch.zeros(s, dtype=d) for s, d in zip(shapes, dtypes, strict=True)]
+            zeros = [torch.zeros(shape, dtype=dtype) for shape, dtype in given]
             examples, bare = self._run(zeros, kwargs)
         kinds = check.kinds_of(examples)
-        self.in_shapes, self.out_shapes = shapes, [example.shape for example in examples]
+        self.in_shapes = [shape for shape, _ in given]
+        self.out_shapes = [example.shape for example in examples]
 
         def call(values: list[torch.Tensor]) -> list[torch.Tensor]:
             self.inputs = values
@@ -152,16 +149,9 @@ def _run_site(
     return [copied(result.detach().to(device)) for result in results]
 
 
-def _result_shapes(
-    inputs: Sequence[torch.Tensor], handle: str, after: Sequence[torch.Tensor]
-) -> list[torch.Tensor]:
-    device = inputs[0].device if inputs else torch.device("cpu")
-    return [torch.empty(shape, dtype=d, device=device) for shape, d in _sites[handle][1]]
-
-
 _host_call = define_effect(
     "host_call",
     "(Tensor[] inputs, str handle, Tensor[] after) -> Tensor[]",
     _run_site,
-    _result_shapes,
+    lambda inputs, handle, after: check.empty(_sites[handle][1], inputs),
 )

@@ -101,10 +101,6 @@ def _shape(lhs: torch.Tensor, rhs: torch.Tensor) -> tuple[int, ...]:
     return (*batch, lhs.shape[-2], rhs.shape[-1])
 
 
-def _fake(lhs: torch.Tensor, rhs: torch.Tensor, *_: Any) -> torch.Tensor:
-    return lhs.new_empty(_shape(lhs, rhs))
-
-
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     lhs, rhs, *ctx.settings = inputs
     ctx.save_for_backward(lhs, rhs)
@@ -159,7 +155,7 @@ _serialized_matmul = define(
     "serialized_matmul",
     "(Tensor lhs, Tensor rhs, str cut, int factor, bool exact) -> Tensor",
     _product,
-    _fake,
+    lambda lhs, rhs, *_: lhs.new_empty(_shape(lhs, rhs)),
     backward=_backward,
     setup_context=_remember,
     vmap=_lanes,
