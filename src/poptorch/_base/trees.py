@@ -316,6 +316,13 @@ def same_constant(expected: Any, got: Any) -> bool:
         return same_shape and not bool(differs.any())
 
 
+def dtypes_of(value: Any) -> set[torch.dtype]:
+    """Return the types of the tensors that ``with_tensors`` would replace."""
+    dtypes: set[torch.dtype] = set()
+    with_tensors(lambda tensor: dtypes.add(tensor.dtype), value)
+    return dtypes
+
+
 def with_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
     """Replace tensors in plain tuples, lists and dicts, as operators' arguments have them."""
     if isinstance(value, torch.Tensor):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from .._base.trees import with_tensors
+from .._base.trees import dtypes_of, with_tensors
 from .._ir.spec import Precision
 from ..enums import HalfFloatCastingBehavior
 from .losses import LOSS_FUNCTIONS
@@ -82,7 +82,8 @@ class Casting:
         self._strided = precision.strided_group_norm
 
     def __call__(self, func: Any, args: Args, kwargs: Named) -> tuple[Any, Args, Named]:
-        dtype = self._common_type(_name(func), args)
+        name = getattr(func, "__name__", "").removeprefix("__").removesuffix("__")
+        dtype = self._common_type(name, args)
         if dtype is not None:
             args, kwargs = _mixture_in(dtype, args, kwargs)
         if func in _LAYERS and self._chosen and not torch.is_autocast_enabled("cpu"):
@@ -113,25 +114,15 @@ class Casting:
         return torch.float32 if name in _REFUSING else None
 
 
-def _name(function: Any) -> str:
-    return getattr(function, "__name__", "").removeprefix("__").removesuffix("__")
-
-
 def _activations_in(
     dtype: torch.dtype, layer: Call, args: Args, kwargs: Named
 ) -> tuple[Args, Named]:
     operands = args[:1] + args[3:] if layer in _WITH_STATISTICS else args
-    if not _is_mixed((operands, kwargs)):
+    if not dtypes_of((operands, kwargs)) >= _MIXTURE:
         return args, kwargs
     count = _SEVERAL_ACTIVATIONS.get(layer, 1)
     named = {name: value.to(dtype) for name, value in kwargs.items() if name in _ACTIVATIONS}
     return (*(value.to(dtype) for value in args[:count]), *args[count:]), kwargs | named
-
-
-def _is_mixed(operands: Any) -> bool:
-    dtypes = set()
-    with_tensors(lambda value: dtypes.add(value.dtype), operands)
-    return dtypes >= _MIXTURE
 
 
 def _like(value: Any, activation: torch.Tensor) -> Any:
@@ -157,7 +148,7 @@ def _heads(args: Args, kwargs: Named) -> tuple[Args, Named]:
 def _mixture_in(dtype: torch.dtype, args: Args, kwargs: Named) -> tuple[Args, Named]:
     """A given ``out`` keeps its own type."""
     named = {name: value for name, value in kwargs.items() if name != "out"}
-    if not _is_mixed((args, named)):
+    if not dtypes_of((args, named)) >= _MIXTURE:
         return args, kwargs
 
     def cast(value: torch.Tensor) -> torch.Tensor:

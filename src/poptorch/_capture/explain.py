@@ -104,7 +104,11 @@ def explain(request: Request) -> Explanation:
             run_recorded(run, micro.real_inputs(request))
     except Exception as error:
         errors.append(_raised(error))
-    noticed = sorted((*dict.fromkeys(reads.findings), *_branches(reads)), key=_kind)
+    for (question, asked), answer in reads.branches.items():
+        title = f"a branch on {question}, {answer} for the first inputs"
+        reads.findings.append(Finding(title, asked, False, True, _BRANCH_FIX))
+    kinds = (NUMBER_FIX, SHAPE_FIX, _BRANCH_FIX, PRINT_FIX)
+    noticed = sorted(dict.fromkeys(reads.findings), key=lambda finding: kinds.index(finding.fix))
     findings = Explanation([*noticed, *errors])
     known = {finding.line for finding in findings}
     suspects = [(code, *suspect) for code in codes for suspect in _suspects(code)]
@@ -129,16 +133,6 @@ def search(module: nn.Module) -> Explanation:
         for line, what, fix in _suspects(code)
     )
     return Explanation(dict.fromkeys(suspects))
-
-
-def _branches(reads: ValueReads) -> Iterator[Finding]:
-    for (what, line), answer in reads.branches.items():
-        title = f"a branch on {what}, {answer} for the first inputs"
-        yield Finding(title, line, False, True, _BRANCH_FIX)
-
-
-def _kind(finding: Finding) -> int:
-    return (NUMBER_FIX, SHAPE_FIX, _BRANCH_FIX, PRINT_FIX).index(finding.fix)
 
 
 def _raised(error: Exception) -> Finding:

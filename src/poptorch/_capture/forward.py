@@ -85,35 +85,27 @@ class Forward:
 class Names:
     def __init__(self, module: nn.Module, scopes: bool) -> None:
         self._paths = {sub: path for path, sub in module.named_modules()} if scopes else {}
-        self._tensors: dict[str, torch.Tensor] = {}
+        self.tensors: dict[str, torch.Tensor] = {}
         self._scoped: dict[str, str] = {}  # names of results with the user's name scopes
-
-    @property
-    def all(self) -> tuple[str, ...]:
-        return tuple(self._tensors)
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         free, number = name, 0
-        while free in self._tensors:
+        while free in self.tensors:
             number += 1
             free = f"{name}/{number}"
-        self._tensors[free] = tensor
+        self.tensors[free] = tensor
 
     def find(self, name: str) -> torch.Tensor | None:
         """Return the tensor of a name, the path of a module standing for its last result."""
-        return self._tensors.get(self._full(name))
+        return self.tensors.get(self._full(name))
 
     def found(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
         full = map(self._full, names)
-        return {name: self._tensors[name] for name in full if name in self._tensors}
-
-    def replace(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Let names that ``found`` returned stand for other tensors."""
-        self._tensors |= tensors
+        return {name: self.tensors[name] for name in full if name in self.tensors}
 
     def _full(self, name: str) -> str:
         plain = name.removesuffix(":0")
-        if plain not in self._tensors:
+        if plain not in self.tensors:
             for module, path in self._paths.items():
                 if path and path in (plain, plain.replace("/", ".")):
                     return self._scoped.get(_name(path, module), _name(path, module))

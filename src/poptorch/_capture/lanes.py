@@ -86,7 +86,7 @@ def run_lanes(
         final[path] = _fold(leaves[path], value, lanes, kept[path] ** recorder.calls[owner])
     for path, before in counts.items():
         final[path] = before + (done.leaves[path] - before) * lanes.steps
-    done.names.replace(named)
+    done.names.tensors |= named
     returned = (at for at, tensor in enumerate(done.tensors) if tensor is done.loss)
     loss = outputs[next(returned, -1)] if request.training else None
     tensors = list(outputs[: len(done.tensors)])

@@ -319,7 +319,7 @@ def _capture(request: Request, inputs: list[torch.Tensor], reads: ValueReads) ->
         {slot.key: value for slot, value in zip(constant_slots, constants, strict=True)},
         done.structure,
         {at: tensor.detach() for at, tensor in done.hosts.items()},
-        done.names.all,
+        tuple(done.names.tensors),
         recording.overlaps,
         tuple(recording.blocks.visits),
         recording.context.exchanging,

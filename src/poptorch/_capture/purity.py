@@ -12,7 +12,7 @@ import torch.fx.traceback as fx_traceback
 from torch import fx
 
 from .._base import private
-from .._base.trees import with_tensors
+from .._base.trees import dtypes_of, with_tensors
 from .._ir.graph import copied, lazily
 from .._ir.operators import Operator, draws, writes
 from .._ops.effects import is_control_flow
@@ -57,9 +57,8 @@ _NOTHING = contextlib.nullcontext()  # one for all calls
 
 def without_autocast() -> contextlib.AbstractContextManager[None]:
     """Within the block operators take the types that they are given: casts are recorded once."""
-    if not torch.is_autocast_enabled("cpu"):
-        return _NOTHING
-    return torch.autocast("cpu", enabled=False)
+    active = torch.is_autocast_enabled("cpu")
+    return torch.autocast("cpu", enabled=False) if active else _NOTHING
 
 
 def _is_pure(graph: fx.Graph, inputs: Tensors, runs: bool) -> bool:
@@ -149,7 +148,7 @@ _IN_SINGLE: dict[Any, tuple[int, ...] | None] = {
 
 def _half_rules(stochastic: bool) -> Rules:
     """Return by operator how it is computed instead; ``NotImplemented`` leaves it as it is."""
-    narrow: Round = _at_random if stochastic else _to_nearest
+    narrow: Round = _at_random if stochastic else torch.Tensor.half
     table = {operator: _in_single(operator, half, narrow) for operator, half in _IN_SINGLE.items()}
     if stochastic:
         table |= {
@@ -162,7 +161,7 @@ def _half_rules(stochastic: bool) -> Rules:
 
 def _in_single(operator: Any, half: tuple[int, ...] | None, narrow: Round) -> Callable[..., Any]:
     def compute(*args: Any, **kwargs: Any) -> Any:
-        if not any(_is_half(value) for value in _flat((*args, *kwargs.values()))):
+        if torch.float16 not in dtypes_of((args, kwargs)):
             return NotImplemented
         args, kwargs = with_tensors(_widened, (args, kwargs))
         results = operator(*args, **kwargs)
@@ -176,20 +175,8 @@ def _in_single(operator: Any, half: tuple[int, ...] | None, narrow: Round) -> Ca
     return compute
 
 
-def _flat(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(v for value in values for v in (value if isinstance(value, list) else [value]))
-
-
-def _is_half(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.dtype == torch.float16
-
-
 def _widened(value: torch.Tensor) -> torch.Tensor:
     return value.to(torch.float32) if value.dtype == torch.float16 else value
-
-
-def _to_nearest(value: torch.Tensor) -> torch.Tensor:
-    return value.to(torch.float16)
 
 
 def _at_random(value: torch.Tensor) -> torch.Tensor:
@@ -198,13 +185,12 @@ def _at_random(value: torch.Tensor) -> torch.Tensor:
 
 def _batch_norm(value: torch.Tensor, *args: Any) -> Any:
     # Of the half kernel torch says that its running statistics are float32, which they are not.
-    if not _is_half(args[2]):
-        return NotImplemented
-    return _batch_norm_in_single(value, *args)
+    half = isinstance(args[2], torch.Tensor) and args[2].dtype == torch.float16
+    return _batch_norm_in_single(value, *args) if half else NotImplemented
 
 
 _batch_norm_in_single = _in_single(
-    aten._native_batch_norm_legit_functional.default, (0, 1, 2), _to_nearest
+    aten._native_batch_norm_legit_functional.default, (0, 1, 2), torch.Tensor.half
 )
 
 

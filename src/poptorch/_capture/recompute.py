@@ -54,11 +54,12 @@ def _forward(graph: fx.Graph) -> list[fx.Node]:
 def _kept(graph: Graph) -> set[fx.Node]:
     """Forward nodes whose values are alive anyway, must not be made twice, or are checkpoints."""
     nodes = graph.module.graph.nodes
-    kept = {node for node in nodes if node.op != "call_function" or is_kept(node)}
-    kept |= {node for node in nodes if draws(node) or is_control_flow(node)}
-    kept |= {node for node in nodes if is_effect(graph.module.graph, node)}
-    kept |= set(graph.returned)
-    kept |= {node for node in nodes if any(_crosses(node, user) for user in node.users)}
+    kept = set(graph.returned)
+    for node in nodes:
+        alive = node.op != "call_function" or is_kept(node)
+        once = draws(node) or is_control_flow(node) or is_effect(graph.module.graph, node)
+        if alive or once or any(_crosses(node, user) for user in node.users):
+            kept.add(node)
     # A view of something kept costs nothing, and a kept view keeps what it shows.
     for node in reversed(list(nodes)):
         if node in kept and node.op == "call_function" and may_view(node):

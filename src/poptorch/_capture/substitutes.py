@@ -189,31 +189,25 @@ def recurrent(function: Any, args: tuple[Any, ...], in_lanes: bool, priced: bool
 
 
 _REPEAT = inspect.signature(lambda repeats, dim=None, *, output_size=None: None)
-_SUBSTITUTES: dict[Any, Callable[..., Any]] = {
-    F.ctc_loss: _ctc_loss,
-    F.one_hot: _one_hot,
-    torch.combinations: _combinations,
-    torch.repeat_interleave: _repeat_interleave,
-    torch.Tensor.repeat_interleave: _repeat_interleave,
-    torch.tensor_split: _tensor_split,
-    torch.Tensor.tensor_split: _tensor_split,
-    torch.bincount: _bincount,
-    torch.Tensor.bincount: _bincount,
-    torch.Tensor.__getitem__: dynamic_slices.getitem,
-    torch.Tensor.__setitem__: dynamic_slices.setitem,
-}
 
 
 @functools.cache
 def substitutes() -> dict[Any, Callable[..., Any]]:
-    functions = dict(_SUBSTITUTES)
-    of_private: dict[str, Callable[..., Any]] = {
-        "pack_padded_sequence": _pack,
-        "pad_packed_sequence": _pad,
-        "grouped_mm": _grouped_mm,  # of which ``torch.nn.functional`` has a face
+    functions: dict[Any, Callable[..., Any]] = {
+        F.ctc_loss: _ctc_loss,
+        F.one_hot: _one_hot,
+        torch.combinations: _combinations,
+        torch.repeat_interleave: _repeat_interleave,
+        torch.Tensor.repeat_interleave: _repeat_interleave,
+        torch.tensor_split: _tensor_split,
+        torch.Tensor.tensor_split: _tensor_split,
+        torch.bincount: _bincount,
+        torch.Tensor.bincount: _bincount,
+        torch.Tensor.__getitem__: dynamic_slices.getitem,
+        torch.Tensor.__setitem__: dynamic_slices.setitem,
+        private.optional("pack_padded_sequence"): _pack,
+        private.optional("pad_packed_sequence"): _pad,
+        private.optional("grouped_mm"): _grouped_mm,  # of which ``torch.nn.functional`` has a face
     }
-    for name, function in of_private.items():
-        torchs = private.optional(name)
-        if torchs is not None:
-            functions[torchs] = function
+    functions.pop(None, None)  # of what is gone
     return functions

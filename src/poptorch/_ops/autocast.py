@@ -11,7 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from .._base.log import python as log
-from .._base.trees import with_tensors
+from .._base.trees import dtypes_of, with_tensors
 from .context import Rules, autocast_settings
 
 
@@ -75,20 +75,11 @@ class _ByRules(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         for names, choose in self._rules:
             if name in names:
-                args, kwargs = _in_type(choose, args, kwargs)
+                args, kwargs = _in_type(choose(dtypes_of((args, kwargs))), (args, kwargs))
                 with torch.autocast("cpu", enabled=False):
                     return func(*args, **kwargs)
         return func(*args, **kwargs)
 
 
-def _in_type(
-    choose: Callable[[set[torch.dtype]], torch.dtype], args: tuple[Any, ...], kwargs: Any
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    dtypes: set[torch.dtype] = set()
-    with_tensors(lambda tensor: dtypes.add(tensor.dtype), (args, kwargs))
-    chosen = choose(dtypes)
-
-    def cast(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(chosen) if tensor.is_floating_point() else tensor
-
-    return with_tensors(cast, args), with_tensors(cast, kwargs)
+def _in_type(dtype: torch.dtype, arguments: Any) -> Any:
+    return with_tensors(lambda x: x.to(dtype) if x.is_floating_point() else x, arguments)

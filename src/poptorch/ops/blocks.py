@@ -29,11 +29,6 @@ def remember_compiled(owner: object, model: nn.Module) -> None:
     _compiled[owner] = model
 
 
-def _is_compiled(layer: nn.Module) -> bool:
-    own = layer._modules
-    return any(part._modules is own for model in _compiled.values() for part in model.modules())
-
-
 def _start(user_id: object, ipu_id: int | str | None) -> None:
     recorder = annotate.recorder()
     if recorder is not None:
@@ -98,20 +93,17 @@ class _BeginBlockHook:
             return
         if self._user_id is None:
             self._user_id = _next_id()
-        self._check_order(recorder.annotations)
+        before = recorder.annotations
+        if self._number not in before:
+            if not self._told and any(number > self._number for number in before):
+                self._told = True
+                log.python.warning(
+                    "Block %s was annotated before a block that runs ahead of it: write each "
+                    "BeginBlock in the order in which the layers run",
+                    self._user_id,
+                )
+            before.append(self._number)
         _start(self._user_id, self._ipu_id)
-
-    def _check_order(self, before: list[int]) -> None:
-        if self._number in before:
-            return
-        if not self._told and any(number > self._number for number in before):
-            self._told = True
-            log.python.warning(
-                "Block %s was annotated before a block that runs ahead of it: write each "
-                "BeginBlock in the order in which the layers run",
-                self._user_id,
-            )
-        before.append(self._number)
 
     def __repr__(self) -> str:
         return f"BeginBlock(user_id={self._user_id}, ipu_id={self._ipu_id})"
@@ -166,7 +158,8 @@ def BeginBlock(layer_to_call: Any, user_id: object | None = None, ipu_id: int | 
             got=f"{type(layer_to_call).__name__} with {present}",
             fix="call poptorch.removeBlocks(module) first, or annotate each layer once",
         )
-    if _is_compiled(layer_to_call):
+    parts = (part for model in _compiled.values() for part in model.modules())
+    if any(part._modules is layer_to_call._modules for part in parts):  # it, or a shallow copy
         log.python.warning(
             "BeginBlock on a %s of a model that is compiled: the compiled program goes on without "
             "the block. Call destroy() on the executor, so that the next call compiles with it",

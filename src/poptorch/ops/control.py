@@ -43,14 +43,27 @@ def for_loop(count: int, body: Body, inputs: list[torch.Tensor]) -> list[torch.T
             got=repr(count),
             fix="pass an int; the number of iterations is fixed when the model is compiled",
         )
+    wanted = kinds_of(inputs)
+
+    def step(*values: torch.Tensor) -> list[torch.Tensor]:
+        results = _as_list(body(*values))
+        got = kinds_of(results)
+        if got != wanted:
+            raise Error(
+                "The body of a for_loop must return what it takes",
+                got=f"{describe(got)} for inputs {describe(wanted)}",
+                fix="return one tensor of the same shape and dtype for each input",
+            )
+        return results
+
     capture = listener()
     if capture is None:
         values = [tensor.clone() for tensor in inputs]
         for _ in range(count):
-            values = _returned(body, inputs)(*values)
+            values = step(*values)
         return values
     _only_inference(capture, "for_loop()")
-    graph, captured = capture.body(_returned(body, inputs), inputs)
+    graph, captured = capture.body(step, inputs)
     return effects.repeat(count, graph, inputs, captured)
 
 
@@ -94,7 +107,7 @@ def cond(
     _only_inference(capture, "cond()")
     taken, taken_captured = capture.body(lambda *args: _as_list(then_body(*args)), then_inps)
     other, other_captured = capture.body(lambda *args: _as_list(else_body(*args)), else_inps)
-    shapes = _common_shapes(_example(taken), _example(other))
+    shapes = _common_shapes(taken, other)
     first = [*then_inps, *taken_captured]
 
     def then_branch(*values: torch.Tensor) -> list[torch.Tensor]:
@@ -137,32 +150,10 @@ def _as_list(returned: Any) -> list[torch.Tensor]:
     return check.tensors(returned, "A body must return a tensor, or a tuple or list of tensors")
 
 
-def _returned(body: Body, inputs: list[torch.Tensor]) -> Callable[..., list[torch.Tensor]]:
-    wanted = kinds_of(inputs)
-
-    def checked(*values: torch.Tensor) -> list[torch.Tensor]:
-        results = _as_list(body(*values))
-        got = kinds_of(results)
-        if got != wanted:
-            raise Error(
-                "The body of a for_loop must return what it takes",
-                got=f"{describe(got)} for inputs {describe(wanted)}",
-                fix="return one tensor of the same shape and dtype for each input",
-            )
-        return results
-
-    return checked
-
-
-def _example(graph: torch.fx.GraphModule) -> list[torch.Tensor]:
-    results: Any = graph.graph.output_node().args[0]
-    return [node.meta["val"] for node in results]
-
-
-def _common_shapes(taken: list[torch.Tensor], other: list[torch.Tensor]) -> list[tuple[int, ...]]:
-    first = [(t.numel(), t.dtype) for t in taken]
-    second = [(t.numel(), t.dtype) for t in other]
-    if first != second:
+def _common_shapes(*bodies: torch.fx.GraphModule) -> list[tuple[int, ...]]:
+    results: list[Any] = [body.graph.output_node().args[0] for body in bodies]
+    taken, other = ([node.meta["val"] for node in nodes] for nodes in results)
+    if [(t.numel(), t.dtype) for t in taken] != [(t.numel(), t.dtype) for t in other]:
         raise Error(
             "Both bodies of a cond must return the same number of tensors, of the same dtypes "
             "and sizes",
