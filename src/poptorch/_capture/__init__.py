@@ -2,7 +2,7 @@
 
 from .._ops.context import ReplicasApart
 from .explain import Explanation, capture, explain, search
-from .forward import Call, OverwriteContextManager, Request
+from .forward import OverwriteContextManager, Request
 from .lanes import NotVectorisable, batch_norm_statistics
 from .micro import Decision, Micro, hooks_of, say_narrowed
 from .purity import without_autocast
@@ -11,7 +11,6 @@ from .replaced import Tied, tensors_of
 from .trace import forgetting_sources, untraced
 
 __all__ = [
-    "Call",
     "Decision",
     "Explanation",
     "Micro",

@@ -44,14 +44,13 @@ class CaptureContext(Capture):
         if self.lanes:
             raise NotImplementedError("loops and branches run one micro-batch at a time")
         outer, self.groups = self.groups, {}
-
-        def lower(graph: fx.Graph) -> None:
-            marks.lower(graph, (), (), self.groups)
-
         try:
             with surroundings_waiting():
                 return trace.trace_part(
-                    lambda flat: function(*flat), inputs, lower, self.stochastic
+                    lambda flat: function(*flat),
+                    inputs,
+                    lambda graph: marks.lower(graph, (), (), self.groups),
+                    self.stochastic,
                 )
         finally:
             self.groups = outer

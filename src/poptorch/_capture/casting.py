@@ -99,7 +99,9 @@ class Casting:
         elif func is F.multi_head_attention_forward:
             args, kwargs = _heads(args, kwargs)
         elif func in _LABELS:
-            args, kwargs = with_tensors(_as_index, (args, kwargs))
+            args, kwargs = with_tensors(
+                lambda x: x.long() if x.dtype == torch.int32 else x, (args, kwargs)
+            )
         return func, args, kwargs
 
     def _common_type(self, name: str, args: Args) -> Any:
@@ -197,7 +199,3 @@ def _strided_group_norm(
     weight, bias = (None if t is None else t.index_select(0, order) for t in (weight, bias))
     grouped = input.index_select(1, order)
     return F.group_norm(grouped, num_groups, weight, bias, *rest, **named).index_select(1, back)
-
-
-def _as_index(value: torch.Tensor) -> torch.Tensor:
-    return value.long() if value.dtype == torch.int32 else value

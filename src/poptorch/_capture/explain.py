@@ -42,6 +42,7 @@ class Explanation(list[Finding]):
         return "\n".join([head, *map(str, self)])
 
 
+_RAISED_FIX = "mend this first; what comes after it was not looked at"
 _BRANCH_FIX = (
     "decided by the first inputs for all; torch.where and poptorch.cond decide at run time"
 )
@@ -54,18 +55,14 @@ def capture(request: Request) -> micro.Micro:
     try:
         return micro.capture(request)
     except Uncapturable as error:
-        if request.examples is not None:
-            error.message += _further(explain(request), error.message)
+        fatal = [] if request.examples is None else explain(request).fatal
+        others = [finding for finding in fatal if (finding.line or "") not in error.message]
+        if others:
+            count = f"{len(others)} more construct{'s' * (len(others) > 1)}"
+            error.message += f"\n  {count} of this model cannot be captured:"
+        for finding in others:
+            error.message += f"\n    {finding.what}\n      {finding.line}"
         raise
-
-
-def _further(findings: Explanation, said: str) -> str:
-    others = [finding for finding in findings.fatal if (finding.line or "") not in said]
-    if not others:
-        return ""
-    lines = [f"{finding.what}\n      {finding.line}" for finding in others]
-    count = f"{len(others)} more construct{'s' * (len(others) > 1)}"
-    return "\n    ".join([f"\n  {count} of this model cannot be captured:", *lines])
 
 
 @one_at_a_time()
@@ -103,7 +100,10 @@ def explain(request: Request) -> Explanation:
         with torch.random.fork_rng(devices=[]):
             run_recorded(run, micro.real_inputs(request))
     except Exception as error:
-        errors.append(_raised(error))
+        raised = error.__cause__ or error
+        own = isinstance(raised, Error)
+        what = str(raised.args[0]) if own else f"{type(raised).__name__}: {raised}"
+        errors.append(Finding(what, source.raising_line(raised), True, True, _RAISED_FIX))
     for (question, asked), answer in reads.branches.items():
         title = f"a branch on {question}, {answer} for the first inputs"
         reads.findings.append(Finding(title, asked, False, True, _BRANCH_FIX))
@@ -133,14 +133,6 @@ def search(module: nn.Module) -> Explanation:
         for line, what, fix in _suspects(code)
     )
     return Explanation(dict.fromkeys(suspects))
-
-
-def _raised(error: Exception) -> Finding:
-    raised = error.__cause__ or error
-    own = isinstance(raised, Error)
-    what = str(raised.args[0]) if own else f"{type(raised).__name__}: {raised}"
-    fix = "mend this first; what comes after it was not looked at"
-    return Finding(what, source.raising_line(raised), True, True, fix)
 
 
 _METHODS = {"item", "tolist", "numpy"}

@@ -183,7 +183,14 @@ class _Recording:
             self.done.names.add("finalLossScale", self._in_lanes(seed.reshape(-1)[0]))
         gradients = []
         differentiated = [*(leaves[slot.path] for slot in trained), *self.own.values()]
-        found = self._backward(loss, differentiated, seed)
+        try:
+            with explained(self.request.module, backward=True):
+                found = torch.autograd.grad(loss, differentiated, seed, allow_unused=True)
+        except Exception as error:
+            if self.request.lanes is None:
+                raise
+            # What runs forward code again, as torch.utils.checkpoint, has no lanes here.
+            raise NotVectorisable(reason_of(error)) from error
         own = dict(zip(self.own, found[len(trained) :], strict=True))
         for slot, gradient in zip(trained, found, strict=False):
             if gradient is not None:
@@ -194,18 +201,6 @@ class _Recording:
                 self.done.names.add(f"{GRADIENT}{slot.path}", named)
                 gradients.append(dense)
         return gradients
-
-    def _backward(
-        self, loss: torch.Tensor, leaves: list[torch.Tensor], seed: torch.Tensor
-    ) -> tuple[torch.Tensor | None, ...]:
-        try:
-            with explained(self.request.module, backward=True):
-                return torch.autograd.grad(loss, leaves, grad_outputs=seed, allow_unused=True)
-        except Exception as error:
-            if self.request.lanes is None:
-                raise
-            # What runs forward code again, as torch.utils.checkpoint, has no lanes here.
-            raise NotVectorisable(reason_of(error)) from error
 
     def _anchors(self, names: Names) -> list[torch.Tensor]:
         results = []

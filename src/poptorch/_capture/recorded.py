@@ -125,16 +125,14 @@ class _Evaluator:
             args: Any = fx.map_arg(node.args, lambda n: self._values[n][0])
             kwargs: Any = fx.map_arg(node.kwargs, lambda n: self._values[n][0])
             self._values[node] = target(*args, **kwargs), inputs
-        else:
-            self._forget(written_by(node))
-
-    def _forget(self, written: list[fx.Node]) -> None:
-        storages = {storage_of(self._values[n][0]) for n in written if n in self._values}
+            return
+        written = [self._values[n][0] for n in written_by(node) if n in self._values]
+        storages = {storage_of(value) for value in written}
         if storages:
             self._values = {
-                node: known
-                for node, known in self._values.items()
-                if not isinstance(known[0], torch.Tensor) or storage_of(known[0]) not in storages
+                at: (value, used)
+                for at, (value, used) in self._values.items()
+                if not isinstance(value, torch.Tensor) or storage_of(value) not in storages
             }
 
 

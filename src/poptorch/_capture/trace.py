@@ -71,7 +71,7 @@ def _attention_in_products() -> Iterator[None]:
 def trace(
     function: Callable[[list[torch.Tensor]], list[torch.Tensor]],
     inputs: Tensors,
-    edit: Callable[[fx.Graph], None] | None = None,
+    edit: Callable[[fx.Graph], object] | None = None,
     real: bool = False,
     stochastic: bool = False,
     runs: bool = True,
@@ -108,7 +108,7 @@ def trace(
 def trace_part(
     function: Callable[[list[torch.Tensor]], list[torch.Tensor]],
     inputs: Tensors,
-    edit: Callable[[fx.Graph], None],
+    edit: Callable[[fx.Graph], object],
     stochastic: bool,
 ) -> tuple[fx.GraphModule, list[torch.Tensor]]:
     with private.disable_proxy_modes_tracing():

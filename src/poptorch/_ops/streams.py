@@ -27,10 +27,9 @@ def seed(key: int, step: int, replica: int, part: str = "") -> int:
 
 
 def begin(seeds: Sequence[int]) -> None:
-    if len(seeds) == 1:
-        torch.default_generator.manual_seed(seeds[0])
-        return
-    for generator, value in zip(_generators(len(seeds)), seeds, strict=True):
+    alone = len(seeds) == 1
+    generators = [torch.default_generator] if alone else _generators(len(seeds))
+    for generator, value in zip(generators, seeds, strict=True):
         generator.manual_seed(value)
 
 

@@ -206,21 +206,16 @@ def _number_writer(shown: torch.Tensor, layout: Layout) -> Callable[[Any], str]:
     most = _SIGNIFICANT.get(shown.dtype, 3)
     if layout.float_format == "none" or digits == 0:
         return lambda value: f"{value:.{min(digits or 6, most)}g}"
-    if layout.float_format == "scientific" or (
-        layout.float_format == "auto" and not _readable(shown)
-    ):
+    low, high = _FIXED_RANGE
+    sizes = [abs(v) for v in shown.flatten().tolist() if v and math.isfinite(v)]
+    fixed = layout.float_format == "fixed" or all(low <= size < high for size in sizes)
+    if layout.float_format == "scientific" or not fixed:
         return lambda value: f"{value:.{min(digits, most - 1)}e}"
     return lambda value: f"{value:.{max(0, min(digits, most - 1 - _magnitude(value)))}f}"
 
 
 def _magnitude(value: float) -> int:
     return math.floor(math.log10(abs(value))) if value and math.isfinite(value) else 0
-
-
-def _readable(shown: torch.Tensor) -> bool:
-    low, high = _FIXED_RANGE
-    sizes = [abs(v) for v in shown.flatten().tolist() if v and math.isfinite(v)]
-    return all(low <= size < high for size in sizes)
 
 
 def _print(
