@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .._base.errors import Error, InvalidValue
+from .._base.errors import InvalidValue
 from .._ops import effects
 from .._ops.context import Capture, listener
 from . import check
@@ -37,23 +37,21 @@ def for_loop(count: int, body: Body, inputs: list[torch.Tensor]) -> list[torch.T
         poptorch.Error: in a training model; or the body returns something else than it takes.
     """
     _check_list(inputs, "inputs")
-    if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-        raise Error(
-            "The count of a for_loop must be a Python integer, not negative",
-            got=repr(count),
-            fix="pass an int; the number of iterations is fixed when the model is compiled",
-        )
+    fits = isinstance(count, int) and not isinstance(count, bool) and count >= 0
+    title = "The count of a for_loop must be a Python integer, not negative"
+    fix = "pass an int; the number of iterations is fixed when the model is compiled"
+    check.that(fits, title, repr(count), fix)
     wanted = kinds_of(inputs)
 
     def step(*values: torch.Tensor) -> list[torch.Tensor]:
         results = _as_list(body(*values))
         got = kinds_of(results)
-        if got != wanted:
-            raise Error(
-                "The body of a for_loop must return what it takes",
-                got=f"{describe(got)} for inputs {describe(wanted)}",
-                fix="return one tensor of the same shape and dtype for each input",
-            )
+        check.that(
+            got == wanted,
+            "The body of a for_loop must return what it takes",
+            f"{describe(got)} for inputs {describe(wanted)}",
+            "return one tensor of the same shape and dtype for each input",
+        )
         return results
 
     capture = listener()
@@ -94,12 +92,8 @@ def cond(
     _check_list(then_inps, "then_inps")
     _check_list(else_inps, "else_inps")
     check.tensor(condition, "The condition of cond must be a torch.tensor")
-    if condition.numel() != 1:
-        raise Error(
-            "The condition of cond must have one element",
-            got=f"shape {tuple(condition.shape)}",
-            fix="reduce it: condition.any() or condition.all()",
-        )
+    title, got = "The condition of cond must have one element", f"shape {tuple(condition.shape)}"
+    check.that(condition.numel() == 1, title, got, "reduce it: condition.any() or condition.all()")
     capture = listener()
     if capture is None:
         body, inputs = (then_body, then_inps) if condition else (else_body, else_inps)
@@ -138,12 +132,9 @@ def _check_list(value: Any, name: str) -> None:
 
 
 def _only_inference(capture: Capture, function: str) -> None:
-    if capture.training:
-        raise Error(
-            f"{function} is only supported in inference",
-            got=f"a call of {function} in a training model",
-            fix="write the loop or branch with tensors, or unroll it in Python",
-        )
+    title = f"{function} is only supported in inference"
+    fix = "write the loop or branch with tensors, or unroll it in Python"
+    check.that(not capture.training, title, f"a call of {function} in a training model", fix)
 
 
 def _as_list(returned: Any) -> list[torch.Tensor]:
@@ -153,11 +144,11 @@ def _as_list(returned: Any) -> list[torch.Tensor]:
 def _common_shapes(*bodies: torch.fx.GraphModule) -> list[tuple[int, ...]]:
     results: list[Any] = [body.graph.output_node().args[0] for body in bodies]
     taken, other = ([node.meta["val"] for node in nodes] for nodes in results)
-    if [(t.numel(), t.dtype) for t in taken] != [(t.numel(), t.dtype) for t in other]:
-        raise Error(
-            "Both bodies of a cond must return the same number of tensors, of the same dtypes "
-            "and sizes",
-            got=f"{describe(kinds_of(taken))} and {describe(kinds_of(other))}",
-            fix="return tensors of the same kind from both",
-        )
+    check.that(
+        [(t.numel(), t.dtype) for t in taken] == [(t.numel(), t.dtype) for t in other],
+        "Both bodies of a cond must return the same number of tensors, of the same dtypes "
+        "and sizes",
+        f"{describe(kinds_of(taken))} and {describe(kinds_of(other))}",
+        "return tensors of the same kind from both",
+    )
     return [tuple(t.shape) for t in other]

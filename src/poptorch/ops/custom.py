@@ -58,12 +58,10 @@ def register_custom_op(
             or None for each input. Without one, training traces ``forward`` instead, which must
             then consist of differentiable torch operators.
     """
-    if not callable(forward) or not (backward is None or callable(backward)):
-        raise Error(
-            "A custom operator needs functions",
-            got=f"forward={forward!r}, backward={backward!r}",
-            fix="register_custom_op('Cube', 'custom.ops', 1, forward, backward)",
-        )
+    fits = callable(forward) and (backward is None or callable(backward))
+    got = f"forward={forward!r}, backward={backward!r}"
+    fix = "register_custom_op('Cube', 'custom.ops', 1, forward, backward)"
+    check.that(fits, "A custom operator needs functions", got, fix)
     _registered[_key_of(name, domain, version)] = forward, backward
 
 

@@ -39,24 +39,18 @@ def ctc_beam_search_decoder(
     """
     check.tensor(probs, "ctc_beam_search_decoder: probs must be a torch.tensor")
     check.tensor(lengths, "ctc_beam_search_decoder: lengths must be a torch.tensor")
-    if probs.dim() != 3:
-        check.refuse(
-            "ctc_beam_search_decoder: probs must be rank-3",
-            f"shape {tuple(probs.shape)}",
-            "pass [steps, samples, classes]",
-        )
-    if lengths.shape != probs.shape[1:2]:
-        check.refuse(
-            "ctc_beam_search_decoder: lengths must have one entry per sample",
-            f"shape {tuple(lengths.shape)} for {probs.shape[1]} samples",
-            "pass an integer tensor of shape [samples]",
-        )
-    if not 0 <= blank < probs.shape[2] or not 1 <= top_paths <= beam_width:
-        check.refuse(
-            "ctc_beam_search_decoder: a number is out of range",
-            f"blank={blank}, beam_width={beam_width}, top_paths={top_paths}",
-            "a class as blank, and no more paths than the beam is wide",
-        )
+    title, got = "ctc_beam_search_decoder: probs must be rank-3", f"shape {tuple(probs.shape)}"
+    check.that(probs.dim() == 3, title, got, "pass [steps, samples, classes]")
+    title = "ctc_beam_search_decoder: lengths must have one entry per sample"
+    got = f"shape {tuple(lengths.shape)} for {probs.shape[1]} samples"
+    fits = lengths.shape == probs.shape[1:2]
+    check.that(fits, title, got, "pass an integer tensor of shape [samples]")
+    check.that(
+        0 <= blank < probs.shape[2] and 1 <= top_paths <= beam_width,
+        "ctc_beam_search_decoder: a number is out of range",
+        f"blank={blank}, beam_width={beam_width}, top_paths={top_paths}",
+        "a class as blank, and no more paths than the beam is wide",
+    )
     paths: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = _ctc_beam_search(
         probs.detach(), lengths, blank, beam_width, top_paths
     )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .._base import source, trees
-from .._base.errors import AssertionFailure, Error, InvalidValue
+from .._base.errors import AssertionFailure, InvalidValue
 from .._ops.context import listener
 from .._ops.identities import Hint, hint
 from ..enums import OverlapMode
@@ -34,12 +34,9 @@ def set_available_memory(tensor: torch.Tensor, available_memory_proportion: floa
     check.tensor(tensor, "set_available_memory can only set available memory for torch.tensor")
     proportion = available_memory_proportion
     number = isinstance(proportion, int | float) and not isinstance(proportion, bool)
-    if not number or not 0 <= proportion <= 1:
-        raise Error(
-            "The available memory proportion must be a number between 0 and 1",
-            got=repr(proportion),
-            fix="pass a share of memory; the system's default is 0.6",
-        )
+    title = "The available memory proportion must be a number between 0 and 1"
+    fix = "pass a share of memory; the system's default is 0.6"
+    check.that(number and 0 <= proportion <= 1, title, repr(proportion), fix)
     return _hinted(tensor, Hint.AVAILABLE_MEMORY, repr(float(proportion)))
 
 
@@ -110,12 +107,9 @@ def _checkpoint(tensor: Any) -> torch.Tensor:
 
 
 def _overlapped(function: str, tensors: Any, mode: OverlapMode, kind: Hint) -> Any:
-    if not isinstance(mode, OverlapMode):
-        raise Error(
-            f"{function} needs a poptorch.OverlapMode",
-            got=repr(mode),
-            fix="for instance poptorch.OverlapMode.OverlapAccumulationLoop",
-        )
+    title = f"{function} needs a poptorch.OverlapMode"
+    fix = "for instance poptorch.OverlapMode.OverlapAccumulationLoop"
+    check.that(isinstance(mode, OverlapMode), title, repr(mode), fix)
     if mode is OverlapMode.NoOverlap:
         return tensors
     leaves, structure = trees.flatten(tensors)

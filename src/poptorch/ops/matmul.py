@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 
-from .._base.errors import AssertionFailure, Error
+from .._base.errors import AssertionFailure
 from .._ops.context import listener
 from .._ops.library import define
 from ..enums import MatMulSerializationMode
+from . import check
 
 _ROWS, _REDUCED, _COLUMNS = "input_channels", "reducing_dim", "output_channels"
 _DIMENSIONS = {_ROWS: "rows of lhs", _REDUCED: "columns of lhs", _COLUMNS: "columns of rhs"}
@@ -48,12 +49,10 @@ def serializedMatMul(
     left = lhs.unsqueeze(0) if lhs.dim() == 1 else lhs
     right = rhs.unsqueeze(1) if rhs.dim() == 1 else rhs
     extents = {_ROWS: left.shape[-2], _REDUCED: left.shape[-1], _COLUMNS: right.shape[-1]}
-    if factor < 0 or extents[mode.value] % factor:
-        raise Error(
-            "The factor of serializedMatMul must divide the dimension that is cut",
-            got=f"factor={factor}, {_DIMENSIONS[mode.value]}: {extents[mode.value]}",
-            fix="choose a factor that divides it, or pad the operand",
-        )
+    fits = factor > 0 and extents[mode.value] % factor == 0
+    title = "The factor of serializedMatMul must divide the dimension that is cut"
+    got = f"factor={factor}, {_DIMENSIONS[mode.value]}: {extents[mode.value]}"
+    check.that(fits, title, got, "choose a factor that divides it, or pad the operand")
     result: torch.Tensor = _serialized_matmul(left, right, mode.value, factor, keep_precision)
     if lhs.dim() == 1:
         result = result.squeeze(-2)

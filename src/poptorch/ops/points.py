@@ -37,10 +37,8 @@ def fps(
         poptorch.Error: an argument of another kind or outside its range.
     """
     check.tensor(src, "fps: src must be a torch.tensor")
-    if src.dim() != 2:
-        check.refuse(
-            "fps: src must be 2-dimensional", f"shape {tuple(src.shape)}", "[points, features]"
-        )
+    title, got = "fps: src must be 2-dimensional", f"shape {tuple(src.shape)}"
+    check.that(src.dim() == 2, title, got, "[points, features]")
     _check_segments(ptr, src.shape[0])
     if not isinstance(ratio, float) or not 0 < ratio <= 1:
         check.refuse("fps: ratio must be a float in (0, 1]", repr(ratio), "for instance ratio=0.5")
@@ -61,12 +59,9 @@ def _check_segments(ptr: Any, points: int) -> None:
         and (ptr[0], ptr[-1]) == (0, points)
         and all(start < end for start, end in itertools.pairwise(ptr))
     )
-    if not fits:
-        check.refuse(
-            "fps: ptr must be a list of segment boundaries",
-            f"{ptr!r} for {points} points",
-            f"a list of ascending ints from 0 to {points}",
-        )
+    title = "fps: ptr must be a list of segment boundaries"
+    wanted = f"a list of ascending ints from 0 to {points}"
+    check.that(fits, title, f"{ptr!r} for {points} points", wanted)
 
 
 def nearest(

@@ -113,7 +113,6 @@ def _check_window(
 
 
 def _check_int(value: Any, name: str, function: str) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        check.refuse(
-            f"{function}: {name} must be an integer", repr(value), "it is compiled in: pass an int"
-        )
+    fits = isinstance(value, int) and not isinstance(value, bool)
+    title = f"{function}: {name} must be an integer"
+    check.that(fits, title, repr(value), "it is compiled in: pass an int")
