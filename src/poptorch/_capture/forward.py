@@ -48,12 +48,10 @@ class Request:
     processes: int = 1  # that have as many replicas each
     apart: str = "a single micro-batch is looked at"  # why replicas run one after another
     lanes: Lanes | None = None  # micro-batches side by side; gradients are then sums over them
-    # (short name, tensor name) of tensors that come back beside the outputs; names that no tensor
-    # of the forward and backward pass has are left to later stages.
+    # (short name, tensor name); those that no tensor of forward or backward has are for others.
     anchors: tuple[tuple[str, str], ...] = ()
     module_scopes: bool = True  # tensors are named after the path of the module that made them
-    # By path, the group of each replica, for parameters whose leading dimension holds one value per
-    # group; forward sees the value of its replica's group.
+    # By path, the group of each replica: which value in the parameter's leading dimension it sees.
     grouped: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     arguments: Mapping[str, trees.Structure] = field(default_factory=dict)
     priced: bool = False  # the graph is for an estimate, not to run

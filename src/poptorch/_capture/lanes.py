@@ -1,7 +1,4 @@
-"""Lanes: several micro-batches side by side, as a vmap axis inside the traced step.
-
-Weights are not batched: operators see all lanes at once, gradients are sums over the lanes.
-"""
+"""Lanes: micro-batches side by side as an axis of vmap; gradients of weights are sums over them."""
 
 from __future__ import annotations
 

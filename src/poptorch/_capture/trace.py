@@ -98,7 +98,7 @@ def trace(
     if edit is not None:
         edit(recorded.graph)
     annotate.copy_to_backward(recorded.graph)
-    constants = _lift_constants(recorded, len(inputs))
+    constants = _lift_constants(recorded)
     fakes = [mode.from_tensor(tensor) for tensor in (*inputs, *constants)]
     pure = purity.pure(recorded, fakes, mode, stochastic, runs)
     effects.chain(pure.graph)
@@ -204,13 +204,12 @@ def _mode_of(inputs: Tensors) -> Any:
 _active_mode: ContextVar[Any] = ContextVar("poptorch_fake_mode", default=None)
 
 
-def _lift_constants(module: fx.GraphModule, after: int) -> list[torch.Tensor]:
+def _lift_constants(module: fx.GraphModule) -> list[torch.Tensor]:
     reads: dict[str, list[fx.Node]] = {}
     for node in module.graph.nodes:
         if node.op == "get_attr" and isinstance(getattr(module, node.target, None), torch.Tensor):
             reads.setdefault(node.target, []).append(node)
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
-    assert len(placeholders) == after
     values: list[torch.Tensor] = []
     anchor = placeholders[-1] if placeholders else None
     for target, nodes in reads.items():

@@ -33,11 +33,7 @@ def _start(user_id: object, ipu_id: int | str | None) -> None:
     recorder = annotate.recorder()
     if recorder is not None:
         device = None if ipu_id is None else int(ipu_id)
-        recorder.start(_next_id() if user_id is None else str(user_id), device)
-
-
-def _next_id() -> str:
-    return str(next(_automatic))
+        recorder.start(str(next(_automatic) if user_id is None else user_id), device)
 
 
 class Block(nn.Module):
@@ -92,7 +88,7 @@ class _BeginBlockHook:
         if recorder is None:
             return
         if self._user_id is None:
-            self._user_id = _next_id()
+            self._user_id = str(next(_automatic))
         before = recorder.annotations
         if self._number not in before:
             if not self._told and any(number > self._number for number in before):

@@ -135,8 +135,7 @@ class CPU:
 
 
 _numbers: dict[str, itertools.count[int]] = {}
-# The places of programs that call the host, as long as the process lives: a function of lists of
-# CPU tensors, and shape and dtype of each result.
+# By place in a program, for good: a function of lists of CPU tensors, and kinds of its results.
 _sites: dict[str, tuple[Callable[..., list[torch.Tensor]], tuple[check.Kind, ...]]] = {}
 
 

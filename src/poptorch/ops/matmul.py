@@ -68,8 +68,7 @@ def _check_type(value: Any, name: str, kind: type) -> None:
         )
 
 
-# Which dimension is cut in the products of the backward pass: of the gradient with the transposed
-# right operand, and of the transposed left operand with the gradient.
+# Which dimension is cut in the backward pass: of gradient @ right.mT, and of left.mT @ gradient.
 _FOR_LEFT = {_ROWS: _ROWS, _REDUCED: _COLUMNS, _COLUMNS: _REDUCED}
 _FOR_RIGHT = {_ROWS: _REDUCED, _REDUCED: _ROWS, _COLUMNS: _COLUMNS}
 # Where result, left and right operand are cut.
