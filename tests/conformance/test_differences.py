@@ -772,6 +772,9 @@ def test_estimates() -> None:
 
 # Rows that are shown by tests of their own parts, by their first cells.
 ELSEWHERE = {
+    "`binary_cross_entropy` refuses probabilities outside 0 to 1": (
+        "backends/test_whole.py::test_compiled_probabilities_outside_0_to_1_are_not_refused"
+    ),
     "needs IPUs, or the SDK's simulator": "test_wheel.py::test_the_readme_trains_where_nothing_else_is_installed",
     "compiles before the first result": "compile/test_tiers.py::test_a_takeover_keeps_weights_moments_statistics_and_random_numbers_and_is_said",
     "a missing toolchain is an error": "conformance/test_backends.py::test_without_a_compiler_the_reference_backend_runs",

@@ -6,19 +6,14 @@ import contextlib
 import itertools
 import os
 import threading
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from types import FrameType
 from typing import Any
 
 import torch
-from torch import fx
 
 from .. import _job
-from .._base import interrupts, source
-from .._base.errors import Error, OperatorError
+from .._base import interrupts
 from .._ir import slots
-from .._ir.blocks import line_of
 from .._ir.loops import Lanes, Loops
 from .._ir.plan import Plan, Report
 from .._ir.program import Axis, Emit, Gather, Node, Program, Reduce, Repeat, Run, Scatter, State
@@ -26,6 +21,7 @@ from .._ir.slots import Kind, Slot
 from .._ops import streams
 from ..enums import OutputMode
 from . import stopwatch
+from .failing import explained
 from .prepare import returned
 from .process import Threads
 from .protocol import Compiled
@@ -118,13 +114,7 @@ class LoopExecutable:
         step, replica = step_of(self._program, index), index[Axis.REPLICAS]
         if name in self._random:
             streams.begin(self._seeds(step, replica))
-        try:
-            results = stopwatch.action(name, run, slices, step, index)
-        except RuntimeError as error:
-            better = _explained(error)
-            if better is error:
-                raise
-            raise better from error
+        results = stopwatch.action(name, run, slices, step, index)
         self._whole.ran(name, self._bound[0])
         collector.take(run.emitted, results, step, replica)
 
@@ -135,39 +125,6 @@ class LoopExecutable:
             return [keys.seed(step, first + replica)]
         places = itertools.product(range(lanes.steps), range(lanes.replicas))
         return [keys.seed(step + at, first + each) for at, each in places]
-
-
-def _explained(error: RuntimeError) -> RuntimeError:
-    """Return what to raise for a failed graph: ours of torch's errors, naming the user's line."""
-    frames = list(traceback.walk_tb(error.__traceback__))
-    if isinstance(error, Error) or any(
-        source.is_user_file(frame.f_code.co_filename) for frame, _ in frames
-    ):
-        return error
-    node = next((node for place in reversed(frames) if (node := _running(*place))), None)
-    line = line_of(node) if node is not None else None
-    operator = f"{node.target}: " if node is not None else ""
-    return OperatorError(
-        "An operator of the program failed",
-        got=operator + str(error).split("\nException raised from", 1)[0].strip(),
-        where=source.describe(*line) if line is not None else None,
-        fix=(
-            "look at the operands there: poptorch.ipu_print_tensor",
-            "call the model without its wrapper, for torch's own traceback",
-        ),
-    )
-
-
-def _running(frame: FrameType, line: int) -> fx.Node | None:
-    """Return the node that a frame runs, of a graph's code or of an interpreter."""
-    if isinstance(node := frame.f_locals.get("n"), fx.Node):
-        return node
-    module = frame.f_locals.get("self")
-    if not (isinstance(module, fx.GraphModule) and frame.f_code.co_filename.startswith("<eval")):
-        return None
-    lines = getattr(module, "_lineno_map", None) or {}
-    at = lines.get(line - getattr(module, "_prologue_start", 0))
-    return None if at is None else list(module.graph.nodes)[at]
 
 
 class _BoundRun:
@@ -184,7 +141,7 @@ class _BoundRun:
         self._first_replica = plan.spec.first_replica
         program = self._program = plan.program
         self._loops = program.loops
-        graph = program.graphs[name]
+        graph = self._graph = program.graphs[name]
         outputs, inputs = returned(graph), list(enumerate(graph.inputs))
         self._batch = [(at, s.index) for at, s in inputs if s.kind is Kind.BATCH]
         self._counters = [(at, s) for at, s in inputs if s.kind is Kind.COUNTER]
@@ -209,7 +166,13 @@ class _BoundRun:
             arguments[place] = torch.tensor(float(count))
         for place, key in self._taken:
             arguments[place] = self._handed.pop(key)
-        results = self._function(arguments)  # type: ignore[arg-type]
+        try:
+            results = self._function(arguments)  # type: ignore[arg-type]
+        except (RuntimeError, IndexError) as error:
+            better = explained(error, self._graph, arguments)
+            if better is error:
+                raise
+            raise better from error
         for place, key in self._given:
             self._handed[key] = results[place]
         return results

@@ -1,0 +1,73 @@
+"""Which operator failed while a program ran, and the user's line that called it."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+from torch import fx
+
+from .._base import source
+from .._base.errors import Error, OperatorError, OperatorIndexError
+from .._ir.blocks import line_of
+from .._ir.graph import Graph
+from .._ops.effects import has_effects
+
+_TRAILER = re.compile("\n+(?:Exception raised from|While executing)")  # torch's inside
+
+
+def explained(error: Exception, graph: Graph, arguments: Sequence[Any]) -> Exception:
+    """Return what to raise for a graph that failed: our error of torch's, or the user's own.
+
+    Compiled code does not say which operator it was, so that the graph is interpreted then.
+    """
+    if isinstance(error, Error) or _is_users(error):
+        return error
+    found, node = error, _failed(error)
+    if node is None and not has_effects(graph.module.graph):
+        try:
+            fx.Interpreter(graph.module).run(*arguments)
+        except Exception as again:
+            if (node := _failed(again)) is not None:
+                found = again
+    line = line_of(node) if node is not None else None
+    operator = f"{node.target}: " if node is not None else ""
+    kind = OperatorIndexError if isinstance(error, IndexError) else OperatorError
+    return kind(
+        "An operator of the program failed",
+        got=operator + _TRAILER.split(str(found), maxsplit=1)[0].strip(),
+        where=source.describe(*line) if line is not None else None,
+        fix=(
+            "look at the operands there: poptorch.ipu_print_tensor",
+            "call the model without its wrapper, for torch's own traceback",
+        ),
+    )
+
+
+def _is_users(error: Exception) -> bool:
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return any(
+        source.is_user_file(frame.f_code.co_filename)
+        for frame in frames
+        if not frame.f_globals.get("__name__", "").startswith("torch.")  # generated code
+    )
+
+
+def _failed(error: Exception) -> fx.Node | None:
+    frames = reversed(list(traceback.walk_tb(error.__traceback__)))
+    return next((node for place in frames if (node := _running(*place))), None)
+
+
+def _running(frame: FrameType, line: int) -> fx.Node | None:
+    """Return the node that a frame runs, of a graph's code or of an interpreter."""
+    if isinstance(node := frame.f_locals.get("n"), fx.Node):
+        return node
+    module = frame.f_locals.get("self")
+    if not (isinstance(module, fx.GraphModule) and frame.f_code.co_filename.startswith("<eval")):
+        return None
+    lines = getattr(module, "_lineno_map", None) or {}
+    at = lines.get(line - getattr(module, "_prologue_start", 0))
+    return None if at is None else list(module.graph.nodes)[at]
