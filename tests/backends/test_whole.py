@@ -282,13 +282,8 @@ def test_compiled_operators_that_refuse_values_leave_all_as_it_was(name: str) ->
 
 @pytest.mark.slow
 def test_compiled_probabilities_outside_0_to_1_are_not_refused() -> None:
-    losses = {}
-    for backend in ("reference", "inductor"):
-        model = poptorch.inferenceModel(nn.BCELoss(), options().backend(backend))
-        given = torch.tensor([0.5, 1.5]), torch.ones(2)
-        if backend == "reference":
-            with pytest.raises(poptorch.Error, match="binary_cross_entropy"):
-                model(*given)
-        else:
-            losses[backend] = model(*given)
-    torch.testing.assert_close(losses["inductor"], torch.compile(nn.BCELoss())(*given))
+    given = torch.tensor([0.5, 1.5]), torch.ones(2)
+    with pytest.raises(poptorch.Error, match="binary_cross_entropy"):
+        poptorch.inferenceModel(nn.BCELoss(), options())(*given)
+    compiled = poptorch.inferenceModel(nn.BCELoss(), options().backend("inductor"))
+    assert compiled(*given).isnan()

@@ -14,7 +14,7 @@ from .._base import source
 from .._base.errors import Error, OperatorError, OperatorIndexError
 from .._ir.blocks import line_of
 from .._ir.graph import Graph
-from .._ops.effects import has_effects
+from .._ops.effects import is_effect
 
 _TRAILER = re.compile("\n+(?:Exception raised from|While executing)")  # torch's inside
 
@@ -26,8 +26,8 @@ def explained(error: Exception, graph: Graph, arguments: Sequence[Any]) -> Excep
     """
     if isinstance(error, Error) or _is_users(error):
         return error
-    found, node = error, _failed(error)
-    if node is None and not has_effects(graph.module.graph):
+    found, node, nodes = error, _failed(error), graph.module.graph.nodes
+    if node is None and not any(is_effect(graph.module.graph, each) for each in nodes):
         try:
             fx.Interpreter(graph.module).run(*arguments)
         except Exception as again:
