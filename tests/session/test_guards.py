@@ -320,6 +320,16 @@ def test_a_number_that_changes_between_wrapping_and_compiling_counts_in_training
     assert TOLD not in caplog.text
 
 
+def test_a_number_that_changes_between_wrapping_for_inference_and_compiling_is_said(caplog) -> None:
+    model = Annealed().eval()
+    expected = model(X).detach()
+    executor = poptorch.inferenceModel(model, options())
+    model.temperature = 2.0
+    for _ in range(3):
+        torch.testing.assert_close(run(executor, X), expected)
+    assert caplog.text.count(TOLD + "Annealed.temperature was 1.0 and is 2.0: ") == 1
+
+
 @dataclasses.dataclass
 class Config:
     scale: float = 1.0
@@ -387,6 +397,17 @@ def test_a_tensor_that_is_replaced_between_wrapping_and_compiling_counts_in_trai
     model.mask = torch.ones(3)
     run(executor, X, X)
     assert "mask was tensor([0., 0., 0.]) and is tensor([1., 1., 1.])" in caplog.text
+
+
+def test_a_tensor_that_is_replaced_between_wrapping_for_inference_and_compiling_is_said(
+    caplog,
+) -> None:
+    model = Weighted()
+    executor = poptorch.inferenceModel(model, options())
+    model.mask = torch.zeros(3)
+    run(executor, X)
+    run(executor, X)
+    assert "mask was tensor([1., 0., 1.]) and is tensor([0., 0., 0.])" in caplog.text
 
 
 EDITS = {

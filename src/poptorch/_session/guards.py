@@ -236,6 +236,7 @@ class Attributes:
             for path, owner in owners
             for name, value in _held(vars(owner)).items()
         ]
+        self._users, self._wrapped = vars(users), _held(vars(module))
         self._remedy = (
             f"pass what changes to forward as a tensor, or {DESTROY if trained else _WRAP}"
         )
@@ -251,13 +252,19 @@ class Attributes:
             text for own, name, value, text in self._before if not _same(own.get(name), value)
         }
         looks = []
+        compiled = []
         named: dict[int, str] = {}
-        for own, name, value, text in self._before:
+        for own, name, present, text in self._before:
+            # The user's own module may have changed since it was wrapped for inference.
+            value = self._wrapped.get(name, present) if own is self._users else present
             inside = list(map(id, _tensors(value)))
             if text not in set_inside and (not inside or not read.isdisjoint(inside)):
                 looks.append((own, name, text))
+                compiled.append(value)
                 named |= dict.fromkeys(inside, text)
-        return [self._values(looks), self._versions(tensors, named)]
+        values = self._values(looks)
+        values.expected = compiled
+        return [values, self._versions(tensors, named)]
 
     def _values(self, looks: list[tuple[dict[str, Any], str, str]]) -> Guard:
         def read() -> list[Any]:
