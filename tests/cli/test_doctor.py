@@ -69,6 +69,28 @@ print("the end")
 """
 
 
+def test_a_model_that_cannot_be_compiled_ends_the_script(script, capsys) -> None:
+    file = script(
+        """
+class Counted(torch.nn.Module):
+    def forward(self, x):
+        return x.nonzero()
+
+for model in (torch.nn.Identity(), Counted(), torch.nn.ReLU()):
+    try:
+        poptorch.inferenceModel(model)(torch.ones(2))
+    except poptorch.Error:
+        print("caught")
+"""
+    )
+    assert main(["doctor", file]) == 1
+    out = capsys.readouterr().out
+    assert "Identity, inference" in out
+    assert "Counted, inference" in out
+    assert "ReLU" not in out
+    assert "caught" not in out
+
+
 def test_a_script_runs_to_its_end_with_its_arguments(script, capsys) -> None:
     assert main(["doctor", script(LOOP), "3"]) == 0
     out = capsys.readouterr().out

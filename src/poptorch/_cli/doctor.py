@@ -28,7 +28,8 @@ from .commands import Enough, add, run_script
 CALLS = 20
 _DESCRIPTION = """
 With a script: runs it, as python would; explains every model that it wraps before that is compiled,
-ends it after some calls, and says at last whether the host or the device limited the run.
+ends it after some calls or before a model that cannot be compiled, and says at last whether the
+host or the device limited the run.
 
 With FILE.py:NAME, a module, a class or a function that makes one: imports that file, which runs all
 of it but what stands under if __name__ == "__main__", then explains that module. With shapes of its
