@@ -21,6 +21,7 @@ def frozen(optimizer, **settings):
     return freeze(optimizer, {p.data_ptr(): f"p{p.numel()}" for p in parameters}, **settings)
 
 
+@pytest.mark.spec("optimizers", 12)
 @pytest.mark.parametrize(
     "make, algorithm",
     [

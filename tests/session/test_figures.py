@@ -29,7 +29,7 @@ def batch(rows: int):
     return torch.randn(rows, 3), torch.randn(rows, 2)
 
 
-@pytest.mark.spec("executor", 45, 46)
+@pytest.mark.spec("executor", 45)
 @pytest.mark.parametrize(
     ("mode", "period", "results"),
     [

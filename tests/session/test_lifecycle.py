@@ -264,6 +264,7 @@ def test_replicas_draw_different_numbers() -> None:
     assert not torch.equal(got[:256], got[256:])
 
 
+@pytest.mark.spec("executor", 46)
 def test_synthetic_data() -> None:
     opts = options(iterations=2).enableSyntheticData(True)
     wrapper = poptorch.inferenceModel(lambda x: x * 2, opts)
