@@ -50,7 +50,7 @@ class Record(pl.Callback):
 
 
 def trainer(ours: bool, folder: Path, *callbacks: pl.Callback, **settings: Any) -> pl.Trainer:
-    strategy = PopTorchStrategy(options().programs(3)) if ours else "auto"
+    strategy = PopTorchStrategy(options()) if ours else "auto"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Lightning, about loggers and hardware
         return pl.Trainer(

@@ -191,6 +191,14 @@ class PlainWeighted(PLAIN):
     compute_loss = Weighted.compute_loss
 
 
+def test_a_short_last_batch_has_a_program_with_options_of_the_users_own(tmp_path: Path) -> None:
+    quiet = poptorch.Options().backend("reference").showCompilationProgressBar(False)
+    changes = {"gradient_accumulation_steps": 1, "num_train_epochs": 1}
+    trainer = made(Trainer, bert(count=6), arguments(tmp_path, **changes), options=quiet)
+    trainer.train()
+    assert trainer.state.global_step == 2
+
+
 def test_a_loss_of_the_users_own(tmp_path: Path) -> None:
     both = []
     for kind in (Weighted, PlainWeighted):

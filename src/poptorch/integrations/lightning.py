@@ -44,7 +44,8 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
 
     Args:
         options: a copy is used: backend, caches, precision and so on; counts come from the
-            Trainer. By default up to four kinds of batches stay compiled.
+            Trainer. Up to four kinds of batches stay compiled unless ``options.programs`` asks for
+            more than one.
 
     Raises:
         poptorch.Error: when fitting begins: manual optimization, several optimizers, clipping by
@@ -55,7 +56,9 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
 
     def __init__(self, options: poptorch.Options | None = None) -> None:
         super().__init__(device="cpu")
-        self._poptorch_options = poptorch.Options().programs(4) if options is None else options
+        self._poptorch_options = poptorch.Options() if options is None else options.clone()
+        if self._poptorch_options._values["programs"] == 1:
+            self._poptorch_options.programs(4)
         self._training: poptorch.PoplarExecutor | None = None
         self._others: dict[str, poptorch.PoplarExecutor] = {}
         self._window: list[tuple[Any, ...]] = []

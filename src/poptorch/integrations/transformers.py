@@ -43,8 +43,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     Args:
         args, kwargs: of ``transformers.Trainer``.
         options: a copy is used: backend, caches, precision and so on; counts of iterations,
-            accumulation and replicas come from the Trainer's own arguments. By default up to four
-            lengths of sequences stay compiled (``options.programs(4)``).
+            accumulation and replicas come from the Trainer's own arguments. Up to four
+            lengths of sequences stay compiled unless ``options.programs`` asks for more than one.
 
     Raises:
         poptorch.Error: an argument that names another way to run the model, such as
@@ -268,8 +268,9 @@ def _check(args: Any) -> None:
 
 
 def _checked(options: poptorch.Options | None) -> poptorch.Options:
-    if options is None:
-        return poptorch.Options().programs(4)
+    options = poptorch.Options() if options is None else options.clone()
+    if options._values["programs"] == 1:
+        options.programs(4)
     counts = {
         "deviceIterations": options.device_iterations,
         "replicationFactor": options.replication_factor,
@@ -282,4 +283,4 @@ def _checked(options: poptorch.Options | None) -> poptorch.Options:
                 got=str(count),
                 fix="gradient_accumulation_steps and per_device_train_batch_size",
             )
-    return options.clone()
+    return options
