@@ -292,6 +292,16 @@ def test_an_interrupted_consumer_loses_nothing(monkeypatch):
     assert values(iter(lambda: next(made, None), None)) == [[1], [2], [3]]
 
 
+def test_an_interrupted_beginning_leaves_nothing_to_read(monkeypatch):
+    made = accessor(Numbers(4), SharingStrategy.Fork)
+    assert next(made) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(made._consumer, "_message", lambda *_: signal.raise_signal(2))
+        with pytest.raises(KeyboardInterrupt):
+            iter(made)
+    assert values(made) == [[0], [1], [2], [3]]
+
+
 @pytest.mark.parametrize(
     "strategy, cycles", [(SharingStrategy.Fork, 16), (SharingStrategy.ForkServer, 3)]
 )

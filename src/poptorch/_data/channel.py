@@ -26,7 +26,7 @@ class Kind(enum.IntEnum):
     ITEM = 6  # a slot is full; rows says how many are valid, or ALL_ROWS
     END = 7  # end of an iteration; rows is 1 when the worker goes on by itself, else 0
     ERROR = 8  # the data set raised: carries a traceback; the worker waits
-    RESTARTED = 9  # what follows belongs to the new iteration
+    RESTARTED = 9  # what follows belongs to the new iteration; rows: which one
     GONE = 10  # is not sent: the worker has ended; the text says how
 
 

@@ -154,7 +154,7 @@ class _Worker:
                 (self._iterations,) = restart.args  # some may have been begun ahead
                 self._published = self._freed = 0
                 self._started = True
-                self._channel.send(Kind.RESTARTED)
+                self._channel.send(Kind.RESTARTED, rows=self._iterations)
             self.end()
             elements = self._elements()
 
