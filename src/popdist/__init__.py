@@ -16,23 +16,11 @@ from poptorch._base.errors import InvalidValue
 from poptorch.options.distributed import TIMEOUT
 
 __all__ = [
-    "checkNumIpusPerReplica",
-    "execute_on_instances",
-    "finalizeBackend",
-    "getDeviceId",
-    "getInstanceIndex",
-    "getLocalInstanceIndex",
-    "getNumInstances",
-    "getNumIpusPerReplica",
-    "getNumLocalReplicas",
-    "getNumStageProcesses",
-    "getNumTotalReplicas",
-    "init",
-    "initializeBackend",
-    "isPopdistEnvSet",
-    "registerBackend",
-    "registerCommunicator",
-]
+    "checkNumIpusPerReplica", "execute_on_instances", "finalizeBackend", "getDeviceId",
+    "getInstanceIndex", "getLocalInstanceIndex", "getNumInstances", "getNumIpusPerReplica",
+    "getNumLocalReplicas", "getNumStageProcesses", "getNumTotalReplicas", "init",
+    "initializeBackend", "isPopdistEnvSet", "registerBackend", "registerCommunicator",
+]  # fmt: skip
 
 
 def isPopdistEnvSet() -> bool:

@@ -12,10 +12,7 @@ __all__ = ["Options"]
 
 
 def _refuse(name: str, instead: str) -> NoReturn:
-    raise StateError(
-        f"Cannot call `{name}` with popdist.poptorch.Options",
-        fix=instead,
-    )
+    raise StateError(f"Cannot call `{name}` with popdist.poptorch.Options", fix=instead)
 
 
 class _Distributed(type(poptorch.Options().Distributed)):  # type: ignore[misc]

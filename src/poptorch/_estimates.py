@@ -10,7 +10,9 @@ from tqdm import tqdm
 
 from ._base import log
 from ._base.errors import Error
-from ._ipu_model import Estimate, Variant, WhatIf, variants
+from ._ipu_model import variants
+from ._ipu_model.estimate import Estimate
+from ._ipu_model.variants import Variant, WhatIf
 from ._repricing import Repricer
 from .executor import PoplarExecutor
 

@@ -10,7 +10,10 @@ import torch
 
 from . import _compile
 from ._base.errors import Error
-from ._ipu_model import LOCATIONS, POD, PRECISIONS, Adviser, Estimate
+from ._ipu_model.advice import Adviser
+from ._ipu_model.estimate import Estimate
+from ._ipu_model.subject import POD
+from ._ipu_model.variants import LOCATIONS, PRECISIONS
 from ._session.pricing import Captures
 from ._systems import parse
 from .options import Options, TensorLocationSettings

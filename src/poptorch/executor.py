@@ -17,7 +17,7 @@ from ._base import log
 from ._base.errors import AssertionFailure, Error
 from ._capture import Explanation
 from ._capture.failures import UserFrames
-from ._ipu_model import Estimate
+from ._ipu_model.estimate import Estimate
 from ._ir.plan import Plan
 from ._ir.spec import Spec
 from ._repricing import Repricer

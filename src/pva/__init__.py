@@ -8,21 +8,376 @@ Source: libpva's public documentation; PopVision tutorials.
 
 from __future__ import annotations
 
-from ._names import (
-    IPU,
-    Event,
-    OperationAnalysis,
-    Process,
-    Program,
-    ProgramVisitor,
-    Report,
-    Thread,
-    Trace,
-    openReport,
-    openTrace,
-)
+import enum
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import SimpleNamespace as Values
+from typing import Any
+
+from poptorch import Error
+from poptorch._base import archive
+from poptorch._ipu_model import profile
+from poptorch._ipu_model.constants import DEFAULT
 
 __all__ = [
     "IPU", "Event", "OperationAnalysis", "Process", "Program", "ProgramVisitor", "Report",
     "Thread", "Trace", "openReport", "openTrace",
 ]  # fmt: skip
+
+
+class IPU:
+    """Names of chips."""
+
+    class Architecture(enum.StrEnum):
+        """Generations of chips."""
+
+        Ipu1 = "Ipu1"
+        Ipu2 = "Ipu2"
+        Ipu21 = "Ipu21"
+
+
+# The program, as a tree that visitors walk.
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A part of the program.
+
+    Attributes:
+        type: what it is.
+        name: of the operator, pass or loop.
+        children: its parts, in order.
+        computeset: what is computed, of ``OnTileExecute``: ``name`` of the operator, ``vertices``,
+            one for each time that the operator stands in the pass.
+        vars: tensors by name; the cost model does not list them by program.
+        count: how often a ``Repeat`` runs its parts.
+        cycles: estimated, of one run.
+    """
+
+    class Type(enum.StrEnum):
+        """Kinds of programs; a subset of Poplar's."""
+
+        Sequence = "Sequence"
+        Repeat = "Repeat"
+        OnTileExecute = "OnTileExecute"
+        DoExchange = "DoExchange"
+        Sync = "Sync"
+
+    type: Program.Type
+    name: str
+    children: tuple[Program, ...] = field(default=(), repr=False)
+    computeset: Values | None = None
+    vars: tuple[str, ...] = ()
+    count: int = 1
+    cycles: float = 0.0
+
+    def accept(self, visitor: ProgramVisitor) -> None:
+        """Have a visitor visit this program."""
+        getattr(visitor, f"visit{self.type}")(self)
+
+
+class ProgramVisitor:
+    """Walks a program: override what is of interest. What has parts visits them."""
+
+    def visitSequence(self, program: Program) -> None:
+        """Visit the parts of a sequence, or of a loop, once."""
+        for each in program.children:
+            each.accept(self)
+
+    visitRepeat = visitSequence
+
+    def visitOnTileExecute(self, program: Program) -> None:
+        """Visit what tiles compute."""
+
+    def visitDoExchange(self, program: Program) -> None:
+        """Visit an exchange between tiles."""
+
+    def visitSync(self, program: Program) -> None:
+        """Visit a synchronisation."""
+
+
+def _passes(priced: Mapping[str, Any]) -> dict[str, Program]:
+    """The programs of the passes: for every operator exchange, computing, waiting."""
+    steps: dict[str, list[Program]] = {}
+    kinds = Program.Type
+    for each in priced["operators"]:
+        own = steps.setdefault(each["stage_pass"], [])
+        name = f"{each['module']}/{each['name']}".lstrip("/")
+        if each["exchange"]:
+            own.append(Program(kinds.DoExchange, name, cycles=each["exchange"]))
+        computed = Values(name=name, vertices=(name,) * each["count"])
+        own.append(Program(kinds.OnTileExecute, name, (), computed, cycles=each["compute"]))
+        if each["sync"]:
+            own.append(Program(kinds.Sync, name, cycles=each["sync"]))
+    return {name: Program(kinds.Sequence, name, tuple(own)) for name, own in steps.items()}
+
+
+# What a report has: values under libpva's names, bytes where they tell of memory.
+
+
+class Compilation:
+    """What compiling found out."""
+
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        self._content, self._priced = content, content["estimated"]
+
+    @property
+    def target(self) -> Values:
+        """What was compiled for: one replica's IPUs, but for ``numReplicas``."""
+        chip, chips = self._content["target"], len(self._priced["chips"])
+        tiles, kind = chips * chip["tiles"], IPU.Architecture(f"Ipu{chip['generation']}")
+        memory, replicas = tiles * chip["tile_bytes"], self._priced["replicas"]
+        return Values(
+            numTiles=tiles, numIPUs=chips, numReplicas=replicas, totalMemory=memory,
+            clockFrequency=chip["clock"], architecture=kind,
+        )  # fmt: skip
+
+    @property
+    def graph(self) -> Values:
+        return Values(numComputeSets=sum(each["count"] for each in self._priced["operators"]))
+
+    @cached_property
+    def programs(self) -> list[Program]:
+        """The program: what a call does."""
+        parts = tuple(own for _, own in sorted(_passes(self._priced).items()))
+        loop = Program(Program.Type.Repeat, "schedule", parts, count=self._priced["runs"])
+        return [Program(Program.Type.Sequence, "call", (loop,))]
+
+    @cached_property
+    def tiles(self) -> list[Values]:
+        """The tiles of a replica's IPUs, each at the fullest moment of its IPU."""
+        padding = 1 + DEFAULT.gaps
+        sizes = (size for chip in self._priced["chips"] for size in chip["tiles"])
+        totals = (Values(includingGaps=size, excludingGaps=size / padding) for size in sizes)
+        return [Values(memory=Values(total=total)) for total in totals]
+
+    @property
+    def alwaysLiveVariables(self) -> list[Values]:
+        """What is on the chips all the time, by category; tensors of state are parts of these."""
+        return [
+            Values(name=f"IPU {chip['chip']}: {name}", size=size)
+            for chip in self._priced["chips"]
+            for name, size in chip["always"].items()
+            if size
+        ]
+
+    @property
+    def livenessProgramSteps(self) -> list[Values]:
+        """What is live besides, column by column of the schedule."""
+        chips = self._priced["chips"]
+        always = sum(sum(chip["always"].values()) for chip in chips)
+        columns = zip(*(chip["live"] for chip in chips), strict=True)
+        return [
+            Values(notAlwaysLiveMemory=Values(bytes=sum(column) - always)) for column in columns
+        ]
+
+
+class Execution:
+    """What a call does, as it was estimated."""
+
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        self._content, self._priced = content, content["estimated"]
+
+    @cached_property
+    def steps(self) -> list[Values]:
+        """The actions of one run of the schedule; other IPUs have no cycles in them."""
+        passes, chips = _passes(self._priced), range(len(self._priced["chips"]))
+        made = []
+        for action in self._priced["schedule"]:
+            name = profile.pass_of_action(action["name"])
+            program = passes.get(name, Program(Program.Type.Sequence, action["name"]))
+            spent = (_cycles(action) if at == action["chip"] else 0.0 for at in chips)
+            ipus = tuple(Values(cycles=cycles) for cycles in spent)
+            made.append(Values(name=action["name"], ipus=ipus, program=program))
+        return made
+
+    @property
+    def totalCycles(self) -> float:
+        """Of one call."""
+        return float(self._priced["cycles"])
+
+    @property
+    def runs(self) -> list[Values]:
+        """The calls that were made while the report was written."""
+        calls = (self._content["measured"] or {}).get("calls", 0)
+        return [Values(name=f"call {number}") for number in range(calls)]
+
+    def blocks(self, tile: int) -> Iterator[Values]:
+        """Yield what a tile does, step by step, in cycles after the schedule's beginning.
+
+        Args:
+            tile: its number; all tiles of an IPU do the same.
+        """
+        for action in self._priced["schedule"]:
+            if action["chip"] == tile // self._content["target"]["tiles"]:
+                start = action["start"]
+                end = start + _cycles(action)
+                yield Values(name=action["name"], cyclesFrom=start, cyclesTo=end)
+
+
+def _cycles(action: Mapping[str, Any]) -> float:
+    return float(sum(action["parts"].values()) + action["sent"])
+
+
+class Report:
+    """A profile report.
+
+    Args:
+        content: of ``profile.json``.
+    """
+
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        self._content = content
+        self.compilation = Compilation(content)
+        self.execution = Execution(content)
+        # Nothing was instrumented: the figures are estimates.
+        self.instrumentationSettings = Values(
+            computeInstrumentationLevel="Off", externalExchangeInstrumentationLevel="Off"
+        )
+        self._shown = 10
+
+    @property
+    def version(self) -> Values:
+        """The version of poptorch, which takes Poplar's place."""
+        text = self._content["poptorch"]
+        major, minor, point = ([int(part) for part in re.findall(r"\d+", text)] + [0, 0, 0])[:3]
+        return Values(major=major, minor=minor, point=point, packageHash="", string=text)
+
+    poplarVersion = version
+
+    def listPrintLength(self, length: int) -> None:
+        """Set how many operators printing shows."""
+        self._shown = length
+
+    def __str__(self) -> str:
+        dear = self._content["estimated"]["operators"][: self._shown]
+        lines = [f"{each['name']} {each['module']} {each['line']}" for each in dear]
+        return "\n".join([f"{self._content['name']}, {self.compilation.target}", *lines])
+
+
+class OperationAnalysis:
+    """The operators of a report, the dearest first."""
+
+    def __init__(self, report: Report) -> None:
+        rows = report._content["estimated"]["operators"]
+        self.operations = list(map(_operation, rows))
+
+
+def _operation(row: Mapping[str, Any]) -> Values:
+    match = re.match(r"(.+?):(\d+)", row["line"])
+    file, line = (match[1], int(match[2])) if match else ("", 0)
+    name = f"{row['module']}/{row['name']}".lstrip("/")
+    context = Values(name=name, location=Values(fileName=file, lineNumber=line))
+    return Values(
+        name=row["name"], debugContext=context, replacedDebugContext=None,
+        cycles=profile.cycles_of(row), flops=row["flops"],
+    )  # fmt: skip
+
+
+def openReport(
+    profile_path: str | os.PathLike[str], debug_path: str | os.PathLike[str] | None = None
+) -> Report:
+    """Open a profile report.
+
+    Args:
+        profile_path: ``profile.json`` or ``profile.pop``, or their directory.
+        debug_path: accepted; the report itself has what debug information there is.
+
+    Raises:
+        poptorch.Error: there is none, or it has another form.
+    """
+    return Report(profile.read(profile_path))
+
+
+# Traces of this machine.
+
+
+class Event:
+    """A stretch of time on a thread.
+
+    Attributes:
+        label: what was done.
+        channel: what it belongs to.
+        timestamp: seconds after the trace began.
+        duration: seconds.
+    """
+
+    def __init__(self, row: dict[str, Any]) -> None:
+        self.label, self.channel = row["name"], row.get("cat", "")
+        self.timestamp, self.duration = row["ts"] / 1e6, row["dur"] / 1e6
+        self._children: list[Event] = []
+
+    def children(self) -> list[Event]:
+        """Return the events inside this one, without those inside them."""
+        return self._children
+
+    def __repr__(self) -> str:
+        return f"<{self.channel}.{self.label}: {self.duration:.6f} s>"
+
+
+@dataclass(frozen=True)
+class Thread:
+    """A thread; ``events`` are those that lie in no other."""
+
+    tid: int
+    events: list[Event]
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process and its threads, by their numbers."""
+
+    pid: int
+    threads: dict[int, Thread]
+
+    def thread(self, tid: int) -> Thread:
+        """Return a thread by its number."""
+        return self.threads[tid]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A trace; ``processes`` by their numbers."""
+
+    processes: dict[int, Process]
+
+    def process(self, pid: int) -> Process:
+        """Return a process by its number."""
+        return self.processes[pid]
+
+
+def openTrace(path: str | os.PathLike[str]) -> Trace:
+    """Open a trace in the Trace Event Format.
+
+    Raises:
+        poptorch.Error: there is none.
+    """
+    try:
+        rows = json.loads(archive.read_text(path))["traceEvents"]
+    except (Error, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise Error("There is no trace to open", got=f"{os.fspath(path)}: {error}") from None
+    lanes: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for row in rows:
+        if row.get("ph") == "X":
+            lanes.setdefault((row["pid"], row["tid"]), []).append(row)
+    threads: dict[int, dict[int, Thread]] = {}
+    for (pid, tid), own in lanes.items():
+        threads.setdefault(pid, {})[tid] = Thread(tid, _nested(own))
+    return Trace({pid: Process(pid, own) for pid, own in threads.items()})
+
+
+def _nested(rows: list[dict[str, Any]]) -> list[Event]:
+    """Put events inside those that were going on when they began."""
+    outer: list[Event] = []
+    stack: list[Event] = []
+    for row in sorted(rows, key=lambda each: (each["ts"], -each["dur"])):
+        event = Event(row)
+        while stack and event.timestamp >= stack[-1].timestamp + stack[-1].duration:
+            stack.pop()
+        (stack[-1].children() if stack else outer).append(event)
+        stack.append(event)
+    return outer

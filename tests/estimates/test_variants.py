@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import poptorch
-from poptorch._ipu_model import LOCATIONS, Variant
+from poptorch._ipu_model.variants import LOCATIONS, Variant
 from poptorch._session import pricing
 
 WIDE, ROWS = 128, 64

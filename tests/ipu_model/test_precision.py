@@ -49,7 +49,7 @@ def test_halves_and_half_partials_each_halve_the_work_of_the_matrix_unit() -> No
     """Multiplications per cycle and tile: 16, 32, 64. The first generation has no half partials."""
 
     def compute(kind: str, itemsize: int, half_partials: bool) -> float:
-        one = Product(1, 4096, 4096, 4096, 1, 4096 * 4096, False, itemsize, half_partials)
+        one = Product(4096, 4096, 4096, itemsize, half_partials)
         return spread(one, KINDS[kind], KINDS[kind].tiles, DEFAULT, 0.6).compute
 
     assert compute("bow", 2, False) < 0.6 * compute("bow", 4, False)

@@ -14,7 +14,9 @@ import torch
 from torch import nn
 
 import poptorch
-from poptorch._ipu_model import Advice, Adviser, page, profile
+from poptorch._ipu_model import page, profile
+from poptorch._ipu_model.advice import Adviser
+from poptorch._ipu_model.parts import Advice
 
 
 class Net(nn.Module):

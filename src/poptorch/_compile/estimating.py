@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from .. import _capture, _ipu_model, _place
+from .. import _capture, _place
 from .._base.threads import one_at_a_time
-from .._ipu_model import Chip, Constants, Estimate, Pass, Subject
+from .._ipu_model.constants import Constants
+from .._ipu_model.cycles import Chip
+from .._ipu_model.estimate import Estimate
+from .._ipu_model.pass_cost import Pass
+from .._ipu_model.pricing import price
+from .._ipu_model.subject import Subject
+from .._ipu_model.work import work_of
 from .._ir.blocks import StagePass
 from .._ir.plan import Layout
 from .._ir.spec import Locations, OptimSpec, Runtime, Spec
@@ -62,7 +68,7 @@ def with_fewer_checkpoints(captured: Capture, every: int) -> Capture:
 
 
 def estimate(captured: Capture, spec: Spec, system: System, guesses: bool = True) -> Estimate:
-    return _ipu_model.price(subject(captured, spec, system), system.text, guesses)
+    return price(subject(captured, spec, system), system.text, guesses)
 
 
 def subject(captured: Capture, spec: Spec, system: System) -> Subject:
@@ -88,7 +94,7 @@ def _pieces(captured: Capture, own: Spec) -> Pieces:
         cut = staged.cut(updating_of(captured, own), layout, own)
         passes = {each: Pass(each, graph) for each, graph in cut[0].items()}
         nodes = layout.graph.module.graph.nodes
-        flops = sum(_ipu_model.work_of(node).flops for node in nodes)
+        flops = sum(work_of(node).flops for node in nodes)
         captured.pieces[key] = Pieces(layout, cut, passes, flops)
     pieces = captured.pieces[key]
     _place.check_batches(pieces.layout.depth, len(pieces.layout.stages), own)

@@ -7,7 +7,7 @@ import dataclasses
 from .. import _capture
 from .._base import log
 from .._base.resources import available_memory
-from .._ipu_model import peak_bytes
+from .._ipu_model.pass_cost import peak_bytes
 from .._ir.loops import Lanes
 from .._ir.slots import Kind, Slot
 from .._ir.spec import Spec

@@ -13,8 +13,7 @@ from .constants import DEFAULT
 from .estimate import Estimate
 from .parts import Advice
 
-MOST = 5
-"""So many changes are named."""
+MOST = 5  # so many changes are named
 MOST_JOINED = 3
 _USUAL, _LEAST, _MOST_SHARE = DEFAULT.memory_proportion, 0.05, 0.9
 

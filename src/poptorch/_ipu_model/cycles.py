@@ -94,10 +94,6 @@ def _indexed(work: Work, chip: Chip) -> float:
     return 6 * 30 + mine * (19 + 2 * words) + (work.entries - mine) * 8 / 6
 
 
-def temporary_bytes(work: Work, chip: Chip) -> float:
-    return max((chip.spread(p).bytes * chip.tiles for p in work.all_products), default=0.0)
-
-
 def node_cycles(node: fx.Node, kind: ChipKind) -> float:
     return cost(work_of(node), Chip(kind, kind.tiles)).total
 

@@ -13,19 +13,11 @@ from .._base.errors import Error
 from .._base.tables import html_paragraphs, html_table, size_text, table
 from .._systems import parse
 from . import page, profile
-from .parts import (
-    Action,
-    Advice,
-    ChipEstimate,
-    Culprit,
-    Guess,
-    OperatorEstimate,
-)
+from .parts import Action, Advice, ChipEstimate, Culprit, Guess, OperatorEstimate
 
 FORMAT = 2
 
-ERROR_BAND = 1.15
-"""Estimates of the rows that constants were fitted to lie within this factor."""
+ERROR_BAND = 1.15  # estimates of the rows that constants were fitted to lie within this factor
 
 
 @dataclass(frozen=True)

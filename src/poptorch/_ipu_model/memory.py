@@ -28,8 +28,7 @@ STREAMS, GAPS = "host buffers", "gaps and imbalance"
 CATEGORIES = (WEIGHTS, OPTIMIZER, ACCUMULATORS, ACTIVATIONS, TEMPORARY, CODE, STREAMS, GAPS)
 
 _STATE = {Kind.OPTSTATE: OPTIMIZER, Kind.ACCUM: ACCUMULATORS}
-_LEAST = 128
-"""Bytes of a tensor that a tile holds, if it holds any."""
+_LEAST = 128  # bytes of a tensor that a tile holds, if it holds any
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +43,6 @@ class ChipMemory:
 
     @property
     def bytes(self) -> float:
-        """At the fullest moment: as many as if every tile had those of the fullest."""
         return sum(self.peak.values())
 
 
@@ -102,23 +100,6 @@ class _Held:
         self.total += size - self.sizes.pop(name, 0.0)
         self.sizes[name] = size
 
-    def do(
-        self,
-        action: Action,
-        brought: Mapping[_Name, float],
-        made: Mapping[_Name, float],
-        gone: Iterable[_Name],
-        extra: float,
-    ) -> None:
-        new = (size for name, size in brought.items() if name not in self.sizes)
-        most = self.total + extra + sum(new)
-        if most > self.most:
-            self.most, self.fullest = most, (action, {**brought, **self.sizes})
-        for name, size in {**brought, **made}.items():
-            self.put(name, size)
-        for name in gone:
-            self.total -= self.sizes.pop(name, 0.0)
-
 
 class Tiles:
     """Bytes on every tile of a chip that computes.
@@ -159,10 +140,7 @@ class _Accountant:
         self._subject, self._prices = subject, prices
         self._staged, self._slots = subject.staged, subject.slots()
         seeds = self._summed_gradients().union(*(each.seeded for each in subject.passes.values()))
-        self._sizes = {
-            key: 0.0 if key in seeds else float(slot_bytes(slot))
-            for key, slot in self._slots.items()
-        }
+        self._sizes = {k: 0 if k in seeds else slot_bytes(s) for k, s in self._slots.items()}
         self._effects = _effects(self._staged, self._off_chip_values())
 
     def run(self) -> dict[int, ChipMemory]:
@@ -176,9 +154,16 @@ class _Accountant:
                     if action.traffic is None:  # else nothing runs
                         extra = self._prices[action.stage_pass].inside.bytes
                     effect = self._effects[action.stage_pass, action.traffic]
-                    gone = [self._name(key, action) for key in effect.gone]
-                    brought = self._named(effect.brought, action)
-                    mine.do(action, brought, self._named(effect.made, action), gone, extra)
+                    for key in effect.brought:
+                        whole = action.traffic is Traffic.LOAD
+                        size = slot_bytes(self._slots[key]) if whole else self._sizes[key]
+                        mine.put(self._name(key, action), size)
+                    if mine.total + extra > mine.most:
+                        mine.most, mine.fullest = mine.total + extra, (action, dict(mine.sizes))
+                    for key in effect.made:
+                        mine.put(self._name(key, action), self._sizes[key])
+                    for key in effect.gone:
+                        mine.total -= mine.sizes.pop(self._name(key, action), 0.0)
                     sent += [(to, key, action) for to, key in effect.sent]
                 mine.live.append(mine.total + extra)
             for to, key, action in sent:
@@ -188,13 +173,6 @@ class _Accountant:
     def _name(self, key: str, action: Action) -> _Name:
         own = self._slots[key].kind in PER_MICRO_BATCH  # every micro-batch has its own
         return key, action.micro_batch if own else 0
-
-    def _named(self, keys: Iterable[str], action: Action) -> dict[_Name, float]:
-        loaded = action.traffic is Traffic.LOAD
-        sizes = (
-            (key, slot_bytes(self._slots[key]) if loaded else self._sizes[key]) for key in keys
-        )
-        return {self._name(key, action): size for key, size in sizes}
 
     def _summed_gradients(self) -> set[str]:
         """Parts of one weight's gradient from several stages; each is added once it is there."""

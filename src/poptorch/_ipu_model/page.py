@@ -16,8 +16,7 @@ from .profile import Profile, compare, cycles_of, pass_of_action
 GET_PLOTLY = "pip install 'poptorch[report]'"
 
 _MOST_ROWS = 500
-_MOST_ACTIONS = 4000
-"""More bars than that make browsers slow."""
+_MOST_ACTIONS = 4000  # more bars than that make browsers slow
 _PATTERNS = ("", "/", "x", "-", "|", "+", ".", "\\")
 _DASHES = ("solid", "dash", "dot", "dashdot")
 _MEBI = 1 << 20

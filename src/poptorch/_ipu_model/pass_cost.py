@@ -11,15 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import torch
 from torch import fx
 
 from .._base import source
 from .._ir.blocks import Direction, StagePass, label_of, line_of, pass_of
 from .._ir.graph import Graph
 from .._ir.operators import aten, draws, may_view, storage_root
-from .._ir.slots import Kind, Slot
-from .cycles import FREE, Chip, Cost, cost, node_bytes, temporary_bytes
+from .._ir.slots import Kind
+from .cycles import FREE, Chip, Cost, cost, node_bytes, value_bytes
 from .element_cycles import cycles_per_element
 from .parts import OperatorEstimate
 from .work import (
@@ -82,7 +81,7 @@ class Pass:
     @cached_property
     def seeded(self) -> set[str]:
         """Keys of values that it hands on, of which the seed they are drawn from is enough."""
-        made = _returned(self._graph)
+        made = self._graph.results
         return {slot.key for slot, node in made if slot.kind is Kind.VALUE and _is_mask(node)}
 
     def _fullest(
@@ -92,9 +91,8 @@ class Pass:
             self._held = _held_values(self._graph, works)
         most: tuple[float, float, fx.Node | None] = 0.0, 0.0, None
         for node, held in self._held.items():
-            work, temporary = works.get(node, NOTHING), 0.0
-            if work.products or work.parts:
-                temporary = temporary_bytes(work, chip)
+            spreads = map(chip.spread, works.get(node, NOTHING).all_products)
+            temporary = chip.tiles * max((each.bytes for each in spreads), default=0.0)
             if held / shares + temporary > most[0] + most[1]:
                 most = held / shares, temporary, node
         return most
@@ -126,7 +124,7 @@ class Pass:
 
 def _works(graph: Graph, halves: Halves) -> Works:
     """What the nodes of a pass ask for; updates of state are one loop over each tensor."""
-    state = {node for slot, node in _returned(graph) if slot.is_state}
+    state = {node for slot, node in graph.results if slot.is_state}
     fused = _accumulating(graph)
     works = {}
     for node in graph.module.graph.nodes:
@@ -163,8 +161,8 @@ def _divided(works: Works, shares: int) -> Works:
 
 def _accumulating(graph: Graph) -> set[fx.Node]:
     """The elementwise operators that nothing but state is computed from."""
-    results = {node for slot, node in _returned(graph) if slot.is_state}
-    other = {node for slot, node in _returned(graph) if not slot.is_state}
+    results = {node for slot, node in graph.results if slot.is_state}
+    other = {node for slot, node in graph.results if not slot.is_state}
     early: set[fx.Node] = set()
     for node in reversed(list(graph.module.graph.nodes)):
         if node.op != "call_function" or node in other or is_product(node):
@@ -177,7 +175,7 @@ def _accumulating(graph: Graph) -> set[fx.Node]:
 
 def _blocks(graph: Graph, works: Works, chip: Chip) -> dict[str, float]:
     """Share of each weight that lies on a tile that has a block of it, by path."""
-    inputs = zip(graph.placeholders, graph.inputs, strict=True)
+    inputs = graph.arguments.items()
     weights = {node: slot.weight for node, slot in inputs if slot.kind is Kind.PARAM}
     made: dict[str, float] = {}
     for node, work in works.items():
@@ -196,7 +194,7 @@ def peak_bytes(graph: Graph) -> int:
     """Return the most bytes of intermediate values that are alive at once, inputs not counted."""
     order = list(graph.module.graph.nodes)
     owners = {node: storage_root(node) for node in order}
-    sizes = {node: _all_bytes(node.meta.get("val")) for node in order if node.op != "placeholder"}
+    sizes = {node: value_bytes(node) for node in order if node.op != "placeholder"}
     return int(max(_held(order, owners, sizes), default=0))
 
 
@@ -223,14 +221,6 @@ def _held(
         alive -= dying[at]
 
 
-def _all_bytes(value: object) -> int:
-    if isinstance(value, torch.Tensor):
-        return value.nbytes
-    if isinstance(value, Iterable) and not isinstance(value, str):
-        return sum(map(_all_bytes, value))
-    return 0
-
-
 def _held_values(graph: Graph, works: Works) -> dict[fx.Node, int]:
     """What a pass holds besides what it reads, operator by operator.
 
@@ -240,7 +230,7 @@ def _held_values(graph: Graph, works: Works) -> dict[fx.Node, int]:
     order = list(_in_demand(graph))
     streamed = _never_whole(graph)
     sizes = {node: 0 if node in streamed else _own_bytes(node) for node in order}
-    sizes |= {node: 0 for slot, node in _returned(graph) if slot.is_state}  # over the old value
+    sizes |= {node: 0 for slot, node in graph.results if slot.is_state}  # over the old value
 
     def in_place(node: fx.Node) -> bool:
         work = works.get(node, NOTHING)
@@ -330,7 +320,3 @@ def _is_mask(node: fx.Node) -> bool:
     """Whether a value can be drawn again from a seed: drawn at random, perhaps scaled."""
     inputs = node.all_input_nodes
     return draws(node) or (len(inputs) == 1 and draws(inputs[0]) and node.op == "call_function")
-
-
-def _returned(graph: Graph) -> Iterator[tuple[Slot, fx.Node]]:
-    return zip(graph.outputs, graph.returned, strict=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
-from typing import Any
 
 from torch import fx
 
@@ -120,10 +119,12 @@ def _guesses(
     subject: Subject, seconds: float, chips: tuple[ChipEstimate, ...]
 ) -> tuple[Guess, ...]:
     """Guesses that the result depends on: each is tried 10 % larger."""
-    known = {each.name: each.metadata for each in fields(Constants)}
     size = max(chip.bytes for chip in chips)
     guesses = []
-    for name in subject.constants.marked(Mark.GUESS):
+    for constant in fields(Constants):
+        name, meta = constant.name, constant.metadata
+        if meta["mark"] is not Mark.GUESS:
+            continue
         value = getattr(subject.constants, name)
         changed = subject.with_constants(**{name: value * _TRIED})
         timeline = simulate(changed)
@@ -132,7 +133,6 @@ def _guesses(
         larger = max(each.bytes for each in memories.values()) / size - 1
         share = max(abs(slower), abs(larger)) / (_TRIED - 1)
         if share > _MATTERS:
-            meta: Mapping[str, Any] = known[name]
             guesses.append(Guess(name, value, meta["unit"], meta["source"], min(1.0, share)))
     return tuple(sorted(guesses, key=lambda guess: -guess.share))
 
@@ -167,10 +167,10 @@ class _Names:
         self._makers: dict[str, fx.Node] = {}
         self._readers: dict[str, fx.Node] = {}
         for graph in subject.staged.graphs.values():
-            for slot, node in zip(graph.outputs, graph.returned, strict=True):
+            for slot, node in graph.results:
                 if slot.kind is Kind.VALUE and node.op == "call_function":
                     self._makers.setdefault(slot.key, node)
-            for slot, node in zip(graph.inputs, graph.placeholders, strict=True):
+            for node, slot in graph.arguments.items():
                 if node.users:
                     self._readers.setdefault(slot.key, next(iter(node.users)))
                     if slot.kind is Kind.PARAM:

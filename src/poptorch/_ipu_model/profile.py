@@ -218,18 +218,11 @@ def changes_text(changes: list[Change]) -> str:
 
 _PARTS = ("streaming memory", "host link", "compute", "exchange", "sync")
 _LANES = ("action", "compute", "exchange", "sync", "host", "streaming")
-_HERE = 1000
-"""The process number of this machine, apart from the chips."""
+_HERE = 1000  # the process number of this machine, apart from the chips
 _MEASURED = ("calls", "actions", "operators")
 
 
-class Span(NamedTuple):
-    """An action or operator that was timed on this machine; seconds after the first call began."""
-
-    name: str
-    start: float
-    seconds: float
-    is_action: bool
+Span = tuple[str, float, float, bool]  # name, start after the first call, seconds, is an action
 
 
 def trace(profile: Profile, spans: Iterable[Span] = ()) -> dict[str, Any]:

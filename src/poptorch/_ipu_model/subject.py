@@ -19,8 +19,7 @@ from .constants import Constants
 from .cycles import Chip
 from .pass_cost import Pass, PassCost
 
-POD = 64
-"""Chips that IPU-Links join at most."""
+POD = 64  # chips that IPU-Links join at most
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from .._ir.blocks import label_of, memory_share_of, partials_of
+from .._ir.blocks import MEMORY, PARTIALS, label_of, marks
 from .._ir.operators import aten, draws, may_view
 from .element_cycles import cycles_per_element, is_known
 
@@ -20,20 +20,20 @@ from .element_cycles import cycles_per_element, is_known
 class Product:
     """A matrix product or convolution: ``groups`` times [rows, inner] x [inner, columns]."""
 
-    groups: int
     rows: int
     inner: int
     columns: int
-    taps: int  # kernel positions among ``inner`` that read the same input; 1 in a matrix product
-    left: int  # elements of the operand with the rows, before it is spread out over taps
-    resident: bool  # the other operand lies where the product wants it: a weight, forward
     itemsize: int
-    half_partials: bool  # sums are kept in 16 bits
+    half: bool  # operands of 16 bits have sums of 16 bits
+    groups: int = 1
+    resident: bool = False  # the other operand lies where it is wanted: a weight, forward
+    taps: int = 1  # kernel positions among ``inner`` that read the same input
+    left: int = 0  # with taps: elements of the operand with the rows, each counted once
     share: float | None = None  # of a tile that it may use; None for the chip's
 
     @property
-    def macs(self) -> int:
-        return self.groups * self.rows * self.inner * self.columns
+    def half_partials(self) -> bool:
+        return self.half and self.itemsize == 2
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Work:
 
     @functools.cached_property
     def flops(self) -> int:
-        own = 2 * sum(product.macs for product in self.products)
+        own = 2 * sum(p.groups * p.rows * p.inner * p.columns for p in self.products)
         return own + sum(often * part.flops for part, often in self.parts)
 
     @functools.cached_property
@@ -70,8 +70,7 @@ class Work:
 
 NOTHING = Work()
 
-Halves = tuple[bool, bool]
-"""Whether matrix products, and convolutions, keep their sums in 16 bits."""
+Halves = tuple[bool, bool]  # whether matrix products, and convolutions, keep their sums in 16 bits
 
 _FREE = {
     operator.getitem, aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default,
@@ -210,19 +209,10 @@ def _number(argument: object) -> int:
 # Products.
 
 
-def _product(
-    rows: int, inner: int, columns: int, size: int, half: bool, *, groups: int = 1,
-    resident: bool = False, taps: int = 1, left: int | None = None, share: float | None = None,
-) -> Product:  # fmt: skip
-    read = groups * rows * inner if left is None else left
-    half = half and size == 2
-    return Product(groups, rows, inner, columns, taps, read, resident, size, half, share)
-
-
 def _products(node: fx.Node, halves: Halves) -> Work:
-    size, share = _multiplied_size(node), memory_share_of(node)
+    size, share = _multiplied_size(node), marks(node).get(MEMORY)
     if node.target is aten.convolution.default:
-        partials = partials_of(node)
+        partials = marks(node).get(PARTIALS)
         half = halves[1] if partials is None else partials is torch.float16
         return Work(products=(_convolution(node, size, half, share),))
     if node.target is aten.convolution_backward.default:
@@ -232,7 +222,7 @@ def _products(node: fx.Node, halves: Halves) -> Work:
     left, right = _shape(node.args[1 if adding else 0]), _shape(second)
     *groups, rows, inner = left if len(left) > 1 else (1, *left)
     resident = weight_of(second) is not None and not label_of(node).backward
-    product = _product(
+    product = Product(
         rows, inner, right[-1] if len(right) > 1 else 1, size, halves[0],
         groups=math.prod(groups), resident=resident, share=share,
     )  # fmt: skip
@@ -250,7 +240,7 @@ def _convolution(node: fx.Node, size: int, half: bool, share: float | None) -> P
     if transposed:  # [in, out / groups, ...]: every input position gives taps outputs
         columns, inner = weight[1] * groups, data[1] // groups * taps
         inner = max(1, inner * math.prod(data[2:]) // math.prod(out[2:]))
-    return _product(
+    return Product(
         out[0] * math.prod(out[2:]), inner, columns // groups, size, half,
         groups=groups, resident=True, taps=taps, left=math.prod(data), share=share,
     )  # fmt: skip
@@ -266,9 +256,9 @@ def _convolution_backward(
     of_data, of_weight = data[1] // groups, grad[1] // groups
     rows = data[0] * math.prod(data[2:])
     inner = max(1, of_weight * taps * places // max(places, rows))
-    made = functools.partial(_product, size=size, half=half, groups=groups, share=share)
+    made = functools.partial(Product, itemsize=size, half=half, groups=groups, share=share)
     data_gradient = made(rows, inner, of_data, taps=taps, left=math.prod(grad))
-    weight_gradient = made(of_data * taps, places, of_weight, left=math.prod(data))
+    weight_gradient = made(of_data * taps, places, of_weight)
     both = zip(wanted, (data_gradient, weight_gradient), strict=False)
     return tuple(product for needed, product in both if needed)
 
@@ -350,12 +340,11 @@ def _steps(name: str) -> int:
 # Operators that are several: works that run one after another, each so many times.
 
 _FORWARD_CELL = {"sigmoid": 3, "tanh": 2, "add": 8}
-_BACKWARD_CELL = {"neg": 10, "add": 16}
-"""Loops of an LSTM's cell, for each element of its state."""
+_BACKWARD_CELL = {"neg": 10, "add": 16}  # loops of an LSTM's cell, for each element of its state
 
 
 def _matrix(rows: int, inner: int, columns: int, size: int, halves: Halves) -> Work:
-    return Work(products=(_product(rows, inner, columns, size, halves[0], resident=True),))
+    return Work(products=(Product(rows, inner, columns, size, halves[0], resident=True),))
 
 
 def _cell(elements: int, size: int, loops: dict[str, int]) -> Work:
@@ -396,7 +385,7 @@ def _serialized(node: fx.Node, halves: Halves) -> Work:
     sizes = {"input_channels": rows, "reducing_dim": left[-1], "output_channels": right[-1]}
     sizes[cut] = math.ceil(sizes[cut] / factor)
     rows, inner, columns = sizes.values()
-    piece = _product(rows, inner, columns, size, halves[0], groups=groups, resident=shared)
+    piece = Product(rows, inner, columns, size, halves[0], groups=groups, resident=shared)
     adding = (
         cycles_per_element("add", size) * groups * rows * columns if cut == "reducing_dim" else 0.0
     )
@@ -414,7 +403,7 @@ def _grouped(node: fx.Node, halves: Halves) -> Work:
         rows = math.ceil(rows / groups)
     else:
         columns = math.ceil(columns / groups)
-    return Work(products=(_product(rows, inner, columns, size, halves[0], groups=groups),))
+    return Work(products=(Product(rows, inner, columns, size, halves[0], groups=groups),))
 
 
 def _control(node: fx.Node, halves: Halves) -> Work:

@@ -13,24 +13,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import fx
 
 from .._base import source
 
-META = "poptorch"
-"""The key of the label in the ``custom`` entry of a node's meta; of other entries there:"""
-KEEP = "poptorch_keep"
-"""Marks values that the backward pass shall not compute again."""
-MEMORY = "poptorch_available_memory"
-"""The share of a tile's memory that the user lets a product use."""
-PARTIALS = "poptorch_partials"
-"""The dtype in which a convolution of a ``MultiConv`` keeps its sums."""
-LINE = "poptorch_line"
-"""The user's line that a node of the backward pass goes back to."""
+META = "poptorch"  # key of the label in the ``custom`` entry of a node's meta; others there:
+KEEP = "poptorch_keep"  # marks values that the backward pass shall not compute again
+MEMORY = "poptorch_available_memory"  # share of a tile's memory that the user lets a product use
+PARTIALS = "poptorch_partials"  # the dtype in which a convolution of a ``MultiConv`` keeps its sums
+LINE = "poptorch_line"  # the user's line that a node of the backward pass goes back to
 
-OUTSIDE = -1
-"""Stands for the visit of nodes that ran after a block had ended and before the next began."""
+OUTSIDE = -1  # visit of nodes that ran after a block ended and before the next began
 
 
 @dataclass(frozen=True)
@@ -124,12 +117,12 @@ class Label:
 
 
 def label_of(node: fx.Node) -> Label:
-    label = _custom(node).get(META)
+    label = marks(node).get(META)
     return label if isinstance(label, Label) else Label()
 
 
 def relabel(node: fx.Node, label: Label) -> None:
-    node.meta["custom"] = {**_custom(node), META: label}
+    node.meta["custom"] = {**marks(node), META: label}
 
 
 def pass_of(node: fx.Node) -> StagePass | None:
@@ -142,11 +135,11 @@ def reader_passes(node: fx.Node) -> list[StagePass]:
 
 def keep_line(node: fx.Node, line: tuple[str, int] | None) -> None:
     if line is not None:
-        node.meta["custom"] = {**_custom(node), LINE: line}
+        node.meta["custom"] = {**marks(node), LINE: line}
 
 
 def line_of(node: fx.Node) -> tuple[str, int] | None:
-    noted: tuple[str, int] | None = _custom(node).get(LINE)
+    noted: tuple[str, int] | None = marks(node).get(LINE)
     return noted or source.innermost_user_line(node.meta.get("stack_trace"))
 
 
@@ -154,23 +147,13 @@ def is_kept(node: fx.Node) -> bool:
     """Tell whether the user wants a value kept for the backward pass, or one made with it."""
     if node.target is operator.getitem:
         (node, *_) = node.all_input_nodes
-    return bool(_custom(node).get(KEEP))
+    return bool(marks(node).get(KEEP))
 
 
 def forget_kept(node: fx.Node) -> None:
-    node.meta["custom"] = {name: mark for name, mark in _custom(node).items() if name != KEEP}
+    node.meta["custom"] = {name: mark for name, mark in marks(node).items() if name != KEEP}
 
 
-def memory_share_of(node: fx.Node) -> float | None:
-    share: float | None = _custom(node).get(MEMORY)
-    return share
-
-
-def partials_of(node: fx.Node) -> torch.dtype | None:
-    dtype: torch.dtype | None = _custom(node).get(PARTIALS)
-    return dtype
-
-
-def _custom(node: fx.Node) -> Mapping[str, Any]:
+def marks(node: fx.Node) -> Mapping[str, Any]:
     custom: Mapping[str, Any] = node.meta.get("custom") or {}
     return custom

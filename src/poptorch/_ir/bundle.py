@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from .slots import Slot
 
-ALIGNMENT = 64
-"""Members start at multiples of this many elements: 128 bytes in half, 256 in float."""
+ALIGNMENT = 64  # members start at multiples of this many elements: 128 bytes in half, 256 in float
 
 BUCKET = 4 << 20
 """Bytes that are exchanged at once for each process, unless a single tensor is larger.

@@ -35,8 +35,7 @@ class Loops:
     replicas: int = 1  # data-parallel copies in this process
     input_group_size: int = 1  # replicas that read the same input
     input_group_type: CommGroupType = CommGroupType.Consecutive
-    processes: int = 1
-    """Of the job, each with so many replicas; groups where several share a replica's stages."""
+    processes: int = 1  # of the job; groups where several share a replica's stages
 
     @functools.cached_property  # every call asks for it, several times
     def steps(self) -> int:

@@ -16,8 +16,7 @@ from .slots import Kind, Slot
 from .spec import Location, Spec, Strategy
 
 RESULTS = (Kind.LOSS, Kind.OUTPUT, Kind.ANCHOR, Kind.BATCH)
-PER_MICRO_BATCH = (Kind.VALUE, Kind.BATCH)
-"""What passes read of which every micro-batch has its own."""
+PER_MICRO_BATCH = (Kind.VALUE, Kind.BATCH)  # of which every micro-batch has its own
 
 _WIDEST = 24
 
@@ -104,8 +103,7 @@ class Plan:
     spec: Spec
     layout: Layout
     staged: Staged | None = field(default=None, metadata={"saved": False})
-    tier: str = field(default="", metadata={"saved": False})
-    """As a line; empty where nothing runs it."""
+    tier: str = field(default="", metadata={"saved": False})  # a line; empty where nothing runs it
 
     def describe(self) -> str:
         graphs = map(str, self.program.graphs.values())

@@ -254,17 +254,10 @@ class Program:
         return f"run {graph.name}({', '.join(reads)}) -> {', '.join(writes)}"
 
 
-_ORDER = (
-    Kind.PARAM, Kind.BUFFER, Kind.CONSTANT, Kind.BATCH, Kind.GRADIENT, Kind.LOSS, Kind.OUTPUT,
-    Kind.ANCHOR, Kind.COUNTER, Kind.ACCUM, Kind.OPTSTATE, Kind.HYPER, Kind.RNG,
-    Kind.VALUE,
-)  # fmt: skip
-
-
 def _families(slots: Iterable[Slot]) -> list[str]:
     """``param.*`` and so on, in the order of the kinds; a loss is just ``loss``."""
     kinds = {slot.kind for slot in slots}
-    return ["loss" if kind is Kind.LOSS else f"{kind}.*" for kind in _ORDER if kind in kinds]
+    return ["loss" if kind is Kind.LOSS else f"{kind}.*" for kind in Kind if kind in kinds]
 
 
 def _divides(node: Reduce | Scatter) -> str:

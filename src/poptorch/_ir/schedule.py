@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from xml.sax.saxutils import escape
 
@@ -140,11 +140,6 @@ class Schedule:
             for column, chip, action in self.cells()
         ]  # fmt: skip
         return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, indent=1)
-
-
-def padded(rows: Mapping[int, Sequence[Action | None]]) -> dict[int, Row]:
-    columns = max((len(row) for row in rows.values()), default=0)
-    return {chip: (*row, *[None] * (columns - len(row))) for chip, row in rows.items()}
 
 
 Keys = Mapping[StagePass, tuple[str, ...]]

@@ -11,19 +11,21 @@ import torch
 
 
 class Kind(enum.StrEnum):
+    """In the order in which programs print them."""
+
     PARAM = "param"
     BUFFER = "buffer"
+    CONSTANT = "constant"
+    BATCH = "batch"
     GRADIENT = "gradient"
+    LOSS = "loss"
+    OUTPUT = "output"
+    ANCHOR = "anchor"
+    COUNTER = "counter"
     ACCUM = "accum"
     OPTSTATE = "optstate"
     HYPER = "hyper"
     RNG = "rng"
-    BATCH = "batch"
-    CONSTANT = "constant"
-    COUNTER = "counter"
-    LOSS = "loss"
-    OUTPUT = "output"
-    ANCHOR = "anchor"
     VALUE = "value"
 
 
@@ -31,8 +33,7 @@ STATE_KINDS = frozenset(
     {Kind.PARAM, Kind.BUFFER, Kind.ACCUM, Kind.OPTSTATE, Kind.HYPER, Kind.RNG, Kind.CONSTANT}
 )
 DECAY_RATES = frozenset({"alpha", "beta1", "beta2"})
-NORM = "GradientNorm"
-"""The name to anchor for the norm of all gradients, before they are clipped by it."""
+NORM = "GradientNorm"  # anchors the norm of all gradients, before they are clipped by it
 
 
 @dataclass(frozen=True)

@@ -83,8 +83,7 @@ class Placement:
     separate_backward_phase: bool = False  # forward and backward share no phase
     liveness: Liveness = Liveness.AlwaysLive  # when tensors leave the chip in phased strategies
     interleaved: bool = False  # alternate forward and backward passes: fewer activations wait
-    first_release: bool = False
-    """The 1.0 interface was used: a pipeline needs only as many micro-batches as forward stages."""
+    first_release: bool = False  # 1.0 interface: a pipeline needs only a micro-batch per stage
 
     @property
     def phased(self) -> bool:
@@ -103,10 +102,7 @@ class Placement:
     def total_phases(self) -> int:
         """Internal phases that logs report as ``executionPhaseSettings.phases``."""
         highest = max((stage.phase or 0 for stage in self.stages), default=0)
-        if self.liveness != Liveness.AlwaysLive:
-            extra = 3
-        else:
-            extra = 1 if self.separate_backward_phase else 0
+        extra = 3 if self.liveness != Liveness.AlwaysLive else int(self.separate_backward_phase)
         return highest * self.phase_stride + 1 + extra
 
     def find(self, block: str) -> NamedStage | None:
@@ -149,8 +145,7 @@ class Target:
     backend: str = "auto"  # a registered name, or "auto"
     seed: int | None = None  # None for a non-deterministic one
     synthetic_data: bool = False  # host input and output are skipped
-    process_id: int = 0
-    """Which of the processes with replicas this is; of the groups, where several share stages."""
+    process_id: int = 0  # of processes with replicas; of groups, where several share stages
     parts: int = 1  # processes that share the stages of each replica
     part: int = 0  # which of these this one is
     hosts: int = 1  # machines that the processes of the job are on, found out when they meet

@@ -53,16 +53,14 @@ def verify_graph(graph: Graph) -> None:
     for nodes, slots in ((placeholders, graph.inputs), (returned, graph.outputs)):
         for node, slot in zip(nodes, slots, strict=True):
             value = node.meta.get("val")
-            if isinstance(value, torch.Tensor) and not _matches(slot, value):
+            if not isinstance(value, torch.Tensor):
+                continue
+            if (slot.shape, slot.dtype) != (tuple(value.shape), value.dtype):
                 raise _broken("G4", f"graph {graph.name}: {slot} against {value}")
     inputs = {slot.key: slot for slot in graph.inputs}
     for slot in graph.outputs:
         if slot.key in inputs and inputs[slot.key] != slot:
             raise _broken("G5", f"graph {graph.name}: {inputs[slot.key]} becomes {slot}")
-
-
-def _matches(slot: Slot, value: torch.Tensor) -> bool:
-    return slot.shape == tuple(value.shape) and slot.dtype == value.dtype
 
 
 def verify_program(program: Program) -> None:

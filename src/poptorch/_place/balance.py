@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from torch import fx
 
 from .._base.errors import Error
-from .._ipu_model import node_cycles, value_bytes
+from .._ipu_model.cycles import node_cycles, value_bytes
 from .._ir.blocks import Visit, label_of, pass_of, reader_passes, relabel
 from .._ir.graph import Graph
 from .._ir.operators import storage_root

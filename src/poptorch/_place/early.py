@@ -13,7 +13,8 @@ from collections.abc import Collection
 import torch
 from torch import fx
 
-from .._ipu_model import value_bytes, work_of
+from .._ipu_model.cycles import value_bytes
+from .._ipu_model.work import work_of
 from .._ir.blocks import StagePass
 from .._ir.graph import Graph
 from .._ir.operators import aten, draws, may_view, storage_root

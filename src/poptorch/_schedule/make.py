@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from .._ir.blocks import Direction, StagePass
-from .._ir.schedule import Action, Schedule, Traffic, Workload, padded
+from .._ir.schedule import Action, Schedule, Traffic, Workload
 from .._ir.spec import Placement, Strategy
 from ..enums import Liveness
 
@@ -25,7 +25,8 @@ def make(workload: Workload, placement: Placement) -> Schedule:
     else:
         _phased(workload, placement, grid)
     grid.put_update()
-    return Schedule(padded(grid.rows))
+    rows = grid.rows.items()
+    return Schedule({chip: (*row, *[None] * (grid.columns - len(row))) for chip, row in rows})
 
 
 class _Grid:

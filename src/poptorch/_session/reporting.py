@@ -14,7 +14,8 @@ from typing import TypeVar
 from .. import _compile
 from .._base import log, processes, source
 from .._base.errors import Error
-from .._ipu_model import Estimate, page, profile
+from .._ipu_model import page, profile
+from .._ipu_model.estimate import Estimate
 from .._ir.spec import Spec
 from .._systems import KINDS, ChipKind, System, current
 from ..backends import Stopwatch, timing
@@ -139,7 +140,7 @@ class Reports:
             _compile.flat_fields(spec),
         )  # fmt: skip
         spans = [
-            profile.Span(name, start - self._began, seconds, is_action)
+            (name, start - self._began, seconds, is_action)
             for name, start, seconds, is_action in self._watch.spans
         ]
         text, of_trace = json.dumps(content), json.dumps(profile.trace(content, spans))
