@@ -19,27 +19,15 @@ class _Distributed(type(poptorch.Options().Distributed)):  # type: ignore[misc]
     """The place of this process in its job, which the launcher has decided."""
 
     def configureProcessId(self, process_id: int, num_processes: int) -> Self:
-        """Refused.
-
-        Raises:
-            RuntimeError: always.
-        """
+        """Refused: a RuntimeError."""
         _refuse("Distributed.configureProcessId", "poprun --num-instances decides")
 
     def setEnvVarNames(self, var_num_processes: str, var_process_id: str) -> Self:
-        """Refused.
-
-        Raises:
-            RuntimeError: always.
-        """
+        """Refused: a RuntimeError."""
         _refuse("Distributed.setEnvVarNames", "poprun --num-instances decides")
 
     def stageProcesses(self, processes: int) -> Self:
-        """Refused, unless it is what the launcher says: ``popdist`` counts replicas by it.
-
-        Raises:
-            RuntimeError: it is another number.
-        """
+        """Refused, unless it is what the launcher says: ``popdist`` counts replicas by it."""
         if processes != popdist.getNumStageProcesses():
             _refuse(
                 "Distributed.stageProcesses",
@@ -49,11 +37,7 @@ class _Distributed(type(poptorch.Options().Distributed)):  # type: ignore[misc]
         return super().stageProcesses(processes)  # type: ignore[no-any-return]
 
     def disable(self) -> Self:
-        """Refused.
-
-        Raises:
-            RuntimeError: always.
-        """
+        """Refused: a RuntimeError."""
         _refuse("Distributed.disable", "use poptorch.Options in a process that works alone")
 
 

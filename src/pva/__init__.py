@@ -40,9 +40,6 @@ class IPU:
         Ipu21 = "Ipu21"
 
 
-# The program, as a tree that visitors walk.
-
-
 @dataclass(frozen=True, eq=False)
 class Program:
     """A part of the program.
@@ -114,9 +111,6 @@ def _passes(priced: Mapping[str, Any]) -> dict[str, Program]:
         if each["sync"]:
             own.append(Program(kinds.Sync, name, cycles=each["sync"]))
     return {name: Program(kinds.Sequence, name, tuple(own)) for name, own in steps.items()}
-
-
-# What a report has: values under libpva's names, bytes where they tell of memory.
 
 
 class Compilation:
@@ -291,9 +285,6 @@ def openReport(
         poptorch.Error: there is none, or it has another form.
     """
     return Report(profile.read(profile_path))
-
-
-# Traces of this machine.
 
 
 class Event:

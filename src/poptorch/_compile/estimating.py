@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from .. import _capture, _place
 from .._base.threads import one_at_a_time
 from .._ipu_model.constants import Constants
-from .._ipu_model.cycles import Chip
 from .._ipu_model.estimate import Estimate
 from .._ipu_model.pass_cost import Pass
 from .._ipu_model.pricing import price
+from .._ipu_model.products import Chip
 from .._ipu_model.subject import Subject
 from .._ipu_model.work import work_of
 from .._ir.blocks import StagePass

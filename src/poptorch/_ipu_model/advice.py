@@ -64,7 +64,6 @@ class Adviser(NamedTuple):
         )  # fmt: skip
 
     def _priced(self, changes: Iterable[Change]) -> Iterator[Tried]:
-        """Price the changes that the model and the system can take."""
         for change in changes:
             try:
                 yield Tried(change, self.price(change.settings))
@@ -87,15 +86,12 @@ class Adviser(NamedTuple):
         larger = min(_MOST_SHARE, 2 * share)
         if larger > share:
             made.append(_proportion(larger, len(before.chips)))
-        resting = {"weight": where.weight}
-        if spec.training:
-            resting |= {"activation": where.activation, "optimizer": where.optimizer}
-            resting |= {"accumulator": where.accumulator}
-            if spec.recompute is not False:  # pipelines do it unless they are told not to
-                made.append(_recomputation(False))
-        for kind, location in resting.items():
-            if not location.on_chip:
-                made += [_resting(kind, True, location.sharded)]
+        if spec.training and spec.recompute is not False:  # pipelines do it unless told not to
+            made.append(_recomputation(False))
+        for kind in ("weight", "activation", "optimizer", "accumulator"):
+            location = getattr(where, kind)
+            if not location.on_chip and (spec.training or kind == "weight"):
+                made.append(_resting(kind, True, location.sharded))
         steps, micro = self._steps()
         if steps % 2 == 0:
             text = f"{self._stepping(steps // 2)}  # {2 * micro} samples per micro-batch"
@@ -109,7 +105,6 @@ class Adviser(NamedTuple):
         return made
 
     def _smaller(self, before: Estimate) -> list[Change]:
-        """What may need less memory, without capturing the model for another micro-batch."""
         spec, where = self.spec, self.spec.locations
         made = _partials(spec)
         if _share(spec) / 2 >= _LEAST:
@@ -129,7 +124,6 @@ class Adviser(NamedTuple):
         return made
 
     def _joined(self, singles: list[Tried]) -> list[Tried]:
-        """Changes that save most, joined until they are enough."""
         made: list[Tried] = []
         joined = singles[0].change if singles else None
         for single in singles[1:]:

@@ -1,8 +1,7 @@
 """The constants of the cost model: each with its value, its unit and where it comes from.
 
-The facts about chips themselves (tiles, clock, memory) are rows of ``_systems.KINDS``. A *fitted*
-constant, four at most, is what ``benchmarks/ipu_rows.py --fit`` prints, after published results. A
-*guess* has no source that could be found; estimates say how much of a result it decides.
+``benchmarks/ipu_rows.py --fit`` prints *fitted* ones, four at most. A *guess* has no source that
+could be found; estimates say how much of a result it decides.
 """
 
 from __future__ import annotations

@@ -5,18 +5,14 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 from torch import fx
 
 from .._ir.slots import Slot, narrowed
 from .._systems import ChipKind
-from . import products
-from .constants import DEFAULT, Constants
-from .work import NOTHING, Product, Work, tensors, work_of
+from .products import Chip, spread
+from .work import NOTHING, Work, tensors, work_of
 
 
 class Cost(NamedTuple):
@@ -44,23 +40,6 @@ class Cost(NamedTuple):
 FREE = Cost()
 
 
-@dataclass(frozen=True)
-class Chip:
-    kind: ChipKind
-    tiles: int  # that compute: those that are not kept for I/O
-    constants: Constants = DEFAULT
-    proportion: float = DEFAULT.memory_proportion  # of a tile that one product may use
-    half_partials: tuple[bool, bool] = (False, False)  # of matrix products, of convolutions
-
-    @property
-    def inside(self) -> tuple[object, ...]:
-        known = self.kind.name, self.tiles, self.proportion, self.half_partials
-        return (*known, *self.constants.inside)
-
-    def spread(self, product: Product) -> products.Spread:
-        return products.spread(product, self.kind, self.tiles, self.constants, self.proportion)
-
-
 @functools.lru_cache(maxsize=16384)
 def cost(work: Work, chip: Chip) -> Cost:
     if work == NOTHING:
@@ -74,9 +53,9 @@ def cost(work: Work, chip: Chip) -> Cost:
         compute += work.moved / chip.tiles / c.copy_bytes
     if work.entries:
         compute += _indexed(work, chip)
-    for spread in map(chip.spread, work.products):
-        compute, exchange = compute + spread.compute, exchange + spread.exchange
-        steps += spread.steps
+    for each in (spread(product, chip) for product in work.products):
+        compute, exchange = compute + each.compute, exchange + each.exchange
+        steps += each.steps
     total = Cost(compute, exchange, steps * c.step)
     for part, often in work.parts:
         total = total.plus(cost(part, chip).times(often))
@@ -101,16 +80,12 @@ def node_cycles(node: fx.Node, kind: ChipKind) -> float:
 # Bytes on a chip, whose integers have 32 bits at most.
 
 
-def _tensor_bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
-    return math.prod(shape) * narrowed(dtype).itemsize
-
-
 def slot_bytes(slot: Slot) -> int:
-    return _tensor_bytes(slot.replica_shape, slot.dtype)
+    return math.prod(slot.replica_shape) * narrowed(slot.dtype).itemsize
 
 
 def node_bytes(node: fx.Node) -> int:
-    return sum(_tensor_bytes(each.shape, each.dtype) for each in tensors(node))
+    return sum(each.numel() * narrowed(each.dtype).itemsize for each in tensors(node))
 
 
 def value_bytes(node: fx.Node) -> int:

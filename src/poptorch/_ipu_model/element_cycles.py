@@ -1,7 +1,6 @@
 """Cycles per element of the tiles' vector loops, by operator and data type.
 
-Worker code runs in six slots that take turns: a tile does, in the cycles of this table, one element
-on one of them, so that ``elements x cycles`` is what a tile needs when all six have work. Rows from
+The time of a tile whose six workers are all busy is ``elements x cycles``. Rows are from
 ``popopsCycleEstimators.hpp`` of PopLibs (MIT); what that lacks is composed of rows that it has.
 """
 

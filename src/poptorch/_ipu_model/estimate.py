@@ -15,8 +15,6 @@ from .._systems import parse
 from . import page, profile
 from .parts import Action, Advice, ChipEstimate, Culprit, Guess, OperatorEstimate
 
-FORMAT = 2
-
 ERROR_BAND = 1.15  # estimates of the rows that constants were fitted to lie within this factor
 
 
@@ -81,7 +79,7 @@ class Estimate:
 
     def to_dict(self) -> dict[str, object]:
         """Return it as plain values, as ``to_json`` writes them."""
-        return {"format": FORMAT, **asdict(self)}
+        return {"format": 2, **asdict(self)}
 
     def to_json(self, path: str | os.PathLike[str]) -> None:
         """Write it as JSON; the key ``format`` is the version, the others are the attributes."""

@@ -1,8 +1,4 @@
-"""Which bytes are on which chip when: liveness over the actions of a schedule.
-
-What waits for another pass comes and goes by the rules by which the ``staged`` backend keeps and
-forgets tensors. Of a chip's tiles the fullest decides whether a program fits.
-"""
+"""Which bytes are on which chip when: values come and go as the ``staged`` backend keeps them."""
 
 from __future__ import annotations
 
@@ -49,8 +45,6 @@ class ChipMemory:
 def memory_of(subject: Subject, prices: Mapping[StagePass, PassPrice]) -> dict[int, ChipMemory]:
     return _Accountant(subject, prices).run()
 
-
-# What comes to a chip and leaves it with each action.
 
 _Event = tuple[StagePass, Traffic | None]
 _Name = tuple[str, int]  # slot key and micro-batch
@@ -104,9 +98,8 @@ class _Held:
 class Tiles:
     """Bytes on every tile of a chip that computes.
 
-    A weight lies in blocks, as the product that reads it in the forward pass is spread over the
-    tiles; its accumulator and its optimizer's state lie like it. Source: PopLibs (MIT), poplin
-    ConvOptions (startTileMultiplier), poputil TileMapping.
+    Weights, and what belongs to them, lie in blocks, as the forward product that reads them is
+    spread. Source: PopLibs (MIT), poplin ConvOptions (startTileMultiplier), poputil TileMapping.
     """
 
     def __init__(self, count: int) -> None:
@@ -247,10 +240,7 @@ class _Accountant:
         return tiles.bytes
 
     def _tiles(self, state: np.ndarray, totals: dict[str, float]) -> tuple[float, ...]:
-        """Spread bytes over the tiles: code is on every one, and so is what comes and goes.
-
-        What the fullest has more than others counts for all, and becomes a category of ``totals``.
-        """
+        """What the fullest tile has more than others becomes a category of ``totals``."""
         kind = self._subject.chip.kind
         io_tiles = kind.tiles - len(state)
         reserved = io_tiles * kind.tile_bytes

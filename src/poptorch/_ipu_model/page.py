@@ -65,7 +65,7 @@ def _number_text(value: float) -> str:
 
 
 def _operators_here(profile: Profile) -> list[tuple[Mapping[str, Any], float | str]]:
-    """What operators took on this machine, and the ms that they are estimated to take on IPUs."""
+    """Operators that ran here, and the ms that they are estimated to take on IPUs."""
     clock = profile["estimated"]["clock"]
     modelled: dict[tuple[str, str, str], float] = defaultdict(float)
     for each in profile["estimated"]["operators"]:
@@ -78,16 +78,13 @@ def _operators_here(profile: Profile) -> list[tuple[Mapping[str, Any], float | s
 
 
 def _passes(priced: Mapping[str, Any]) -> Iterator[tuple[str, int, int, list[Mapping[str, Any]]]]:
-    """Yield the passes of the schedule: name, chip, how often it is done, operators."""
+    """Yield name, chip, how often it is done, operators."""
     passes: dict[tuple[int, str], list[Mapping[str, Any]]] = defaultdict(list)
     for each in priced["operators"]:
         passes[each["chip"], each["stage_pass"]].append(each)
     runs = Counter(pass_of_action(action["name"].lstrip("LS")) for action in priced["schedule"])
     for (chip, name), own in sorted(passes.items()):
         yield name, chip, runs[name], own
-
-
-# The drawings, as plain data for Plotly.
 
 
 def figures(profile: Profile) -> dict[str, dict[str, Any]]:

@@ -76,7 +76,6 @@ class Action:
 
     @property
     def cycles(self) -> float:
-        """All of its own time."""
         return sum(self.parts.values())
 
 

@@ -1,7 +1,4 @@
-"""What one run of a pass takes inside its chip: cycles and memory, operator by operator.
-
-It does not depend on homes, loop counts and links, so that variants of a program share it.
-"""
+"""What one run of a pass takes inside its chip, in all variants of a program: cycles and memory."""
 
 from __future__ import annotations
 
@@ -14,13 +11,14 @@ from functools import cached_property
 from torch import fx
 
 from .._base import source
-from .._ir.blocks import Direction, StagePass, label_of, line_of, pass_of
+from .._ir.blocks import StagePass, label_of, line_of, pass_of
 from .._ir.graph import Graph
 from .._ir.operators import aten, draws, may_view, storage_root
 from .._ir.slots import Kind
-from .cycles import FREE, Chip, Cost, cost, node_bytes, value_bytes
+from .cycles import FREE, Cost, cost, node_bytes, value_bytes
 from .element_cycles import cycles_per_element
 from .parts import OperatorEstimate
+from .products import Chip, spread
 from .work import (
     NOTHING,
     Halves,
@@ -91,7 +89,7 @@ class Pass:
             self._held = _held_values(self._graph, works)
         most: tuple[float, float, fx.Node | None] = 0.0, 0.0, None
         for node, held in self._held.items():
-            spreads = map(chip.spread, works.get(node, NOTHING).all_products)
+            spreads = (spread(p, chip) for p in works.get(node, NOTHING).all_products)
             temporary = chip.tiles * max((each.bytes for each in spreads), default=0.0)
             if held / shares + temporary > most[0] + most[1]:
                 most = held / shares, temporary, node
@@ -117,9 +115,6 @@ class Pass:
                 spent.compute, spent.exchange, spent.sync,
                 sum(work.flops * count for work, count in counts.items()),
             )  # fmt: skip
-
-
-# What operators ask for.
 
 
 def _works(graph: Graph, halves: Halves) -> Works:
@@ -183,11 +178,8 @@ def _blocks(graph: Graph, works: Works, chip: Chip) -> dict[str, float]:
             source_node = weight_of(right_operand(node))
             if product.resident and source_node in weights:
                 whole = product.groups * product.inner * product.columns * product.itemsize
-                made.setdefault(weights[source_node], chip.spread(product).block / whole)
+                made.setdefault(weights[source_node], spread(product, chip).block / whole)
     return made
-
-
-# Memory while a pass runs.
 
 
 def peak_bytes(graph: Graph) -> int:
@@ -222,11 +214,7 @@ def _held(
 
 
 def _held_values(graph: Graph, works: Works) -> dict[fx.Node, int]:
-    """What a pass holds besides what it reads, operator by operator.
-
-    Elementwise operators write over operands that die with them. A mask that was drawn at random is
-    drawn again from its seed, as PopTorch does it, and takes no memory.
-    """
+    """Elementwise operators write over dying operands; masks are drawn again from seeds."""
     order = list(_in_demand(graph))
     streamed = _never_whole(graph)
     sizes = {node: 0 if node in streamed else _own_bytes(node) for node in order}
@@ -246,7 +234,8 @@ def _in_demand(graph: Graph) -> Iterator[fx.Node]:
     nodes = [node for node in graph.module.graph.nodes if node.op == "call_function"]
     direction = graph.name.lstrip("0123456789")[:1]
     # Weight after weight, where a pass updates them.
-    own = [node for node in nodes if direction != "U" and _direction(node) == direction]
+    placed = ((node, pass_of(node)) for node in nodes if direction != "U")
+    own = [node for node, where in placed if where is not None and where.direction == direction]
     early = _accumulating(graph)
     done: set[fx.Node] = set()
 
@@ -268,11 +257,6 @@ def _in_demand(graph: Graph) -> Iterator[fx.Node]:
             yield node
             ready = (user for user in node.users if user in early and user not in done)
             stack += [user for user in ready if all(map(is_there, user.all_input_nodes))]
-
-
-def _direction(node: fx.Node) -> Direction:
-    where = pass_of(node)
-    return Direction.UPDATE if where is None else where.direction
 
 
 def _never_whole(graph: Graph) -> set[fx.Node]:

@@ -112,9 +112,6 @@ def _operators(subject: Subject, timeline: Timeline) -> tuple[OperatorEstimate, 
     return tuple(sorted(rows, key=lambda row: -row.cycles))
 
 
-# What is not known, and how much it decides.
-
-
 def _guesses(
     subject: Subject, seconds: float, chips: tuple[ChipEstimate, ...]
 ) -> tuple[Guess, ...]:
@@ -152,8 +149,6 @@ def _unknown(subject: Subject, timeline: Timeline) -> Iterator[Guess]:
         why = "nothing is known of it; taken for an addition"
         yield Guess(f"operator {name}", 1.0, "addition/element", why, min(1.0, cycles / busy))
 
-
-# What takes memory, by the names that users know: tensor, module and their line.
 
 _CATEGORY = {
     Kind.OPTSTATE: memory.OPTIMIZER, Kind.ACCUM: memory.ACCUMULATORS,

@@ -1,19 +1,30 @@
-"""How a matrix product is spread over the tiles of a chip. Method: poplin's planner (PopLibs, MIT).
-
-Every tile gets a block of rows, columns and inner elements, such that the matrix unit's cycles and
-the exchange of operands and partial sums are fewest within the memory that a product may use.
-"""
+"""How a matrix product is spread over tiles: the fastest way, as PopLibs' (MIT) planner has it."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from .._systems import ChipKind
-from .constants import Constants
+from .constants import DEFAULT, Constants
 from .work import Product
+
+
+@dataclass(frozen=True)
+class Chip:
+    kind: ChipKind
+    tiles: int  # that compute: those that are not kept for I/O
+    constants: Constants = DEFAULT
+    proportion: float = DEFAULT.memory_proportion  # of a tile that one product may use
+    half_partials: tuple[bool, bool] = (False, False)  # of matrix products, of convolutions
+
+    @property
+    def inside(self) -> tuple[object, ...]:
+        known = self.kind.name, self.tiles, self.proportion, self.half_partials
+        return (*known, *self.constants.inside)
 
 
 class Spread(NamedTuple):
@@ -56,10 +67,8 @@ _AS_FAST = 1.02  # as exact as cycles are: of ways within this the one with leas
 
 
 @functools.lru_cache(maxsize=4096)
-def spread(product: Product, kind: ChipKind, tiles: int, c: Constants, proportion: float) -> Spread:
-    """Find the best way; it may use a ``proportion`` of a tile, unless it names its own share."""
-    unit = _unit(kind, product.itemsize, product.half_partials)
-    proportion = max(product.share or proportion, _LEAST_SHARE)
+def spread(product: Product, chip: Chip) -> Spread:
+    unit, tiles = _unit(chip.kind, product.itemsize, product.half_partials), chip.tiles
     tried: list[Spread] = []
     for groups in _groups(product.groups, tiles):
         rest = tiles // math.ceil(product.groups / groups)
@@ -72,8 +81,8 @@ def spread(product: Product, kind: ChipKind, tiles: int, c: Constants, proportio
             columns = min(math.ceil(product.columns / unit.columns), most)
             for parts in {columns, max(1, columns // 2)}:
                 cut = rows, inner, parts
-                tried.append(_priced(product, unit, groups, cut, c, kind, proportion))
-    taken = [one.cycles + one.steps * c.step for one in tried]
+                tried.append(_priced(product, unit, groups, cut, chip))
+    taken = [one.cycles + one.steps * chip.constants.step for one in tried]
     enough = _AS_FAST * min(taken)
     fast = (one for one, cycles in zip(tried, taken, strict=True) if cycles <= enough)
     return min(fast, key=lambda one: (one.bytes, one.cycles))
@@ -96,14 +105,10 @@ def _parts(size: int, tiles: int) -> list[int]:
 
 
 def _priced(
-    product: Product,
-    unit: _Unit,
-    groups: int,
-    parts: tuple[int, int, int],
-    c: Constants,
-    kind: ChipKind,
-    proportion: float,
+    product: Product, unit: _Unit, groups: int, parts: tuple[int, int, int], chip: Chip
 ) -> Spread:
+    c, kind = chip.constants, chip.kind
+    proportion = max(product.share or chip.proportion, _LEAST_SHARE)
     rows, inner = math.ceil(product.rows / parts[0]), math.ceil(product.inner / parts[1])
     columns, size = math.ceil(product.columns / parts[2]), product.itemsize
     partial = 2 if product.half_partials else 4
@@ -136,8 +141,7 @@ def _priced(
 
 
 def _received(left: tuple[float, int], right: tuple[float, int], kind: ChipKind) -> float:
-    """Bytes that count for the exchange: what two neighbouring tiles both read comes at twice the
-    width, from the second generation on. Of an operand: bytes, and tiles that read the same."""
+    """Bytes to exchange of operands with their readers; neighbours share one at twice the width."""
     shared = max((size for size, readers in (left, right) if readers > 1), default=0.0)
     return left[0] + right[0] - (shared / 2 if kind.generation > 1 else 0.0)
 

@@ -1,14 +1,7 @@
 """``profile.json``: what a program would cost on IPUs and what it cost here, as text and trace.
 
-Version 2 of the form is an object with
-
-- ``format``: 2; ``poptorch``, ``torch``: versions; ``name``: of the model or its use
-- ``estimated``: the attributes of ``poptorch.Estimate``; cycles, bytes, seconds
-- ``target``: ``kind``, ``tiles`` and ``tile_bytes`` of a chip, ``clock`` in cycles per second
-- ``measured``: the attributes of ``Measured``, of this machine and not of IPUs, or null
-- ``settings``: every setting by its path, as text
-
-Readers accept keys that they do not know; a change that breaks them raises ``format``.
+The guide to costs on IPUs describes the form. Readers accept keys that they do not know; a change
+that breaks them raises ``format``.
 """
 
 from __future__ import annotations
@@ -158,8 +151,6 @@ def text(profile: Profile) -> str:
         lines += table([["operator (here)", "module", "direction", "count", "ms in a call"], *here])
     return "\n".join(lines)
 
-
-# Two profiles side by side, and whether the later one needs more than a budget allows.
 
 BUDGETS = ("memory", "cycles")
 

@@ -1,8 +1,4 @@
-"""Times of a schedule's actions, done in the order in which the ``staged`` backend does them.
-
-An action begins when its chip is free and what it reads has arrived. What is sent keeps the sender
-busy. The parts of every chip's time add up to the whole.
-"""
+"""Times of a schedule's actions, in the order in which the ``staged`` backend does them."""
 
 from __future__ import annotations
 
@@ -162,7 +158,7 @@ class _Clock:
                 )
         sync = subject.constants.external_sync
         for chip, before in self._by_chip.items():
-            cycles = subject.all_reduce(sizes[chip]) * subject.clock
+            cycles = 2 * subject.all_gather(sizes[chip]) * subject.clock
             self._by_chip[chip] = before.plus(Cost(exchange=cycles, sync=sync))
             self._free[chip] += cycles + sync
         self._meet()

@@ -1,8 +1,4 @@
-"""What is priced: a staged program with its settings, its chips and what joins them.
-
-Chips of a pod are joined by IPU-Links; pods by the gateways of their machines. Replicas add up
-gradients in a ring inside a pod, and then between pods, each chip with its part.
-"""
+"""What is priced: a staged program with its settings, its chips and what joins them."""
 
 from __future__ import annotations
 
@@ -16,8 +12,8 @@ from .._ir.program import Emit
 from .._ir.slots import Kind, Slot
 from .._ir.spec import Spec
 from .constants import Constants
-from .cycles import Chip
 from .pass_cost import Pass, PassCost
+from .products import Chip
 
 POD = 64  # chips that IPU-Links join at most
 
@@ -66,8 +62,6 @@ class Subject:
         shares = self.replicas if divided else 1
         return self.passes[stage_pass].cost(self.chip_of(stage_pass), shares)
 
-    # Where state rests, and what waits for the backward pass.
-
     def is_off_chip(self, slot: Slot) -> bool:
         return self.spec.locations.of(slot).off_chip(slot)
 
@@ -94,15 +88,10 @@ class Subject:
         return self.constants.link_bytes * self.constants.link_efficiency
 
     def sent(self, size: float) -> float:
-        """Seconds from one chip of a replica to another."""
         return size / self._link
 
-    def all_reduce(self, size: float) -> float:
-        """Seconds to add up what every replica has a value of."""
-        return 2 * self.all_gather(size)
-
     def all_gather(self, size: float) -> float:
-        """Seconds to bring together what every replica has a part of, or to spread it."""
+        """Seconds in a ring inside a pod, over IPU-Links, then between pods, over gateways."""
         inside = max(1, min(self.replicas, POD // self.per_replica))
         pods = math.ceil(self.replicas / inside)
         gateway = self.constants.gateway_bytes * self.constants.link_efficiency
@@ -115,12 +104,10 @@ class Subject:
 
     @property
     def _network(self) -> float:
-        """Bytes per second of one chip, where its machine has one of every replica."""
         per_machine = max(1, self.chip.kind.per_board // self.per_replica)
         return self.constants.network_bytes / min(per_machine, self.replicas)
 
     def to_host(self, size: float) -> float:
-        """Seconds from one chip of every replica to the host."""
         return size / min(self.constants.host_bytes, self._network)
 
     def from_host(self, size: float, meanwhile: float) -> float:
@@ -128,5 +115,4 @@ class Subject:
         return max(self.streamed(size), size / self._network - meanwhile)
 
     def streamed(self, size: float) -> float:
-        """Seconds between a chip and its streaming memory."""
         return size / self.constants.streaming_bytes

@@ -16,18 +16,17 @@ from .._base.tables import html_page, html_table, size_text, table
 from .estimate import Estimate
 from .parts import Culprit
 
-LOCATIONS = {
+LOCATIONS = {  # on chip rather than in streaming memory, shared by replicas
     "on chip": (True, False),
     "off chip": (False, False),
     "on chip, sharded": (True, True),
     "off chip, sharded": (False, True),
 }
-"""On chip rather than in streaming memory, shared by replicas."""
 PRECISIONS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _COUNT = (lambda value: type(value) is int and value > 0), "an int of 1 or more"
 _FLAG = (lambda value: isinstance(value, bool)), "True or False"
 _PLACE = (lambda value: value in LOCATIONS), " or ".join(map(repr, LOCATIONS))
-SETTINGS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+SETTINGS: Mapping[str, tuple[Callable[[Any], bool], str]] = {  # what they can be, and in words
     "micro_batch": _COUNT,
     "accumulation": _COUNT,
     "replicas": _COUNT,
@@ -45,7 +44,6 @@ SETTINGS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "ipus_per_replica": _COUNT,
     "chip": (lambda value: isinstance(value, str), "mk1, mk2, bow or c600"),
 }  # fmt: skip
-"""By name: which values can be, and what is said of others."""
 
 
 @dataclass(frozen=True)

@@ -125,9 +125,6 @@ def work_of(node: fx.Node, halves: Halves = (False, False)) -> Work:
     return _vector(node)
 
 
-# What nodes are.
-
-
 def tensors(node: object) -> list[torch.Tensor]:
     assert isinstance(node, fx.Node)
     value = node.meta.get("val")
@@ -169,7 +166,6 @@ def _scales_mask(node: fx.Node) -> bool:
 
 
 def weight_of(node: object) -> fx.Node | None:
-    """Return the input of a graph that an operand is, looked at in whatever way."""
     while isinstance(node, fx.Node) and node.op == "call_function":
         if node.target is not aten._to_copy.default and not may_view(node):
             return None
@@ -204,9 +200,6 @@ def _multiplied_size(node: fx.Node) -> int:
 def _number(argument: object) -> int:
     assert isinstance(argument, int)
     return argument
-
-
-# Products.
 
 
 def _products(node: fx.Node, halves: Halves) -> Work:
@@ -261,9 +254,6 @@ def _convolution_backward(
     weight_gradient = made(of_data * taps, places, of_weight)
     both = zip(wanted, (data_gradient, weight_gradient), strict=False)
     return tuple(product for needed, product in both if needed)
-
-
-# Rows by index, and loops over elements.
 
 
 def _stated(node: fx.Node) -> torch.Tensor:
@@ -337,8 +327,6 @@ def _steps(name: str) -> int:
     return 1
 
 
-# Operators that are several: works that run one after another, each so many times.
-
 _FORWARD_CELL = {"sigmoid": 3, "tanh": 2, "add": 8}
 _BACKWARD_CELL = {"neg": 10, "add": 16}  # loops of an LSTM's cell, for each element of its state
 
@@ -393,7 +381,6 @@ def _serialized(node: fx.Node, halves: Halves) -> Work:
 
 
 def _grouped(node: fx.Node, halves: Halves) -> Work:
-    """A product for each group, of which each has the same share of what is divided."""
     left, right = _shape(node.args[0]), _shape(node.args[1])
     (groups,), size = _shape(node.args[2]), _size(node)
     rows, inner, columns = left[-2], left[-1], right[-1]
@@ -461,7 +448,6 @@ def _ctc(node: fx.Node, halves: Halves) -> Work:
 
 
 def _distances(node: fx.Node, halves: Halves) -> Work:
-    """The difference of every pair of rows, its power and the sum."""
     first = 1 if "backward" in str(node.target) else 0
     left, right = _shape(node.args[first]), _shape(node.args[first + 1])
     size = _size(node)

@@ -1,8 +1,4 @@
-"""The user's blocks in a captured graph: visits to them, stages of them, a label on each node.
-
-A block may be entered several times; each entry is a visit. A node of the backward pass has the
-visit of the node that it differentiates. Placement adds the stage pass.
-"""
+"""The user's blocks in a captured graph: visits to them, stages of them, a label on each node."""
 
 from __future__ import annotations
 
@@ -96,20 +92,13 @@ def stage_passes(stages: int, training: bool) -> list[StagePass]:
 
 @dataclass(frozen=True)
 class Label:
-    """Where a node comes from, and where it runs.
+    """Where a node comes from, and where it runs; backward nodes have their origin's visit."""
 
-    Attributes:
-        visit: index of the visit, ``OUTSIDE``, or None where only the neighbours can tell.
-        module: path of the innermost module whose ``forward`` made it, or that it differentiates.
-        stage_pass: None before placement, and for what placement does not see.
-        scope: the user's name scopes around it, ``outer/inner``.
-    """
-
-    visit: int | None = None
+    visit: int | None = None  # index or ``OUTSIDE``; None where only the neighbours can tell
     backward: bool = False
-    module: str = ""
-    stage_pass: StagePass | None = None
-    scope: str = ""
+    module: str = ""  # path of the innermost module that made it, or that it differentiates
+    stage_pass: StagePass | None = None  # None before placement, and where that does not see it
+    scope: str = ""  # the user's name scopes around it, ``outer/inner``
 
     @property
     def path(self) -> str:

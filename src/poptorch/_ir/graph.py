@@ -1,8 +1,4 @@
-"""Graph: a pure ATen graph whose every input and output says what it is.
-
-Graphs are copied between rooms, never edited in place. Two graphs join where an output slot of
-one is an input slot of the next, so composition needs no positions.
-"""
+"""Graph: a pure ATen graph with named inputs and outputs; copied between rooms, never edited."""
 
 from __future__ import annotations
 
@@ -27,14 +23,11 @@ class SlotFunction:
     function: Callable[[Tensors], Tensors]  # by slot key, both
     inputs: tuple[Slot, ...]
     outputs: tuple[Slot, ...]  # one that is also an input is an update of state
-    initial: Mapping[str, float] = field(default_factory=dict)
-    """By slot key, of the state that it introduces; what is not listed starts at 0."""
+    initial: Mapping[str, float] = field(default_factory=dict)  # of new state, by key; else 0
 
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A traced function between named tensors: slots of placeholders and results, in order."""
-
     name: str
     module: fx.GraphModule  # returns a tuple
     inputs: tuple[Slot, ...]
@@ -78,7 +71,6 @@ class Graph:
         return [torch.zeros(slot.shape, dtype=slot.dtype) for slot in self.inputs]
 
     def __call__(self, values: Tensors) -> dict[str, torch.Tensor]:
-        """Evaluate it on tensors by key: slow and simple, for tests."""
         results = self.module(*(values[slot.key] for slot in self.inputs))
         return {slot.key: value for slot, value in zip(self.outputs, results, strict=True)}
 

@@ -1,7 +1,6 @@
 """Graphs of torch operators as JSON, for digests, for people and for compiler processes.
 
-Only compiler processes read, and only what the process that started them wrote: a graph becomes
-Python code, so one from elsewhere could run anything.
+Only those read, and only what their starter wrote: a graph becomes Python code.
 """
 
 from __future__ import annotations

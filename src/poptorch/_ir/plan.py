@@ -207,7 +207,6 @@ def _weights(graph: Graph, stages: int) -> list[str]:
 
 
 def _kept(staged: Staged) -> list[str]:
-    """Bytes of forward values and inputs that wait for each stage's backward pass."""
     forward = {
         slot.key
         for stage_pass, graph in staged.graphs.items()

@@ -32,8 +32,6 @@ class Run:
 
 @dataclass(frozen=True)
 class Repeat:
-    """Run the body ``count`` times; inputs and outputs advance along the axis."""
-
     axis: Axis
     count: int
     body: tuple[Node, ...]
@@ -70,8 +68,6 @@ class Reduce:
 
 @dataclass(frozen=True)
 class Shard:
-    """Weights of which each process updates a part, with the optimizer's state of that part."""
-
     whole: Bundle  # the weights behind one another, which every process has
     part: Slot  # what each process updates: equally many elements, in the processes' order
 

@@ -1,9 +1,8 @@
 """Schedule: which chip does what and when; a grid of actions with a text form.
 
-An action is a stage's pass for one micro-batch: ``1F3`` is the forward pass of stage 1 for
-micro-batch 3, ``1B3`` its backward pass, ``0U1`` round 1 of the optimizer's update on chip 0.
-``L1F3`` loads from streaming memory what ``1F3`` needs, ``S1F3`` stores what it leaves. All chips
-go through the columns of the grid in step; what a chip sends arrives between two columns.
+``1F3`` is the forward pass of stage 1 for micro-batch 3, ``1B3`` its backward pass, ``0U1`` round 1
+of the update on chip 0. ``L1F3`` loads from streaming memory what ``1F3`` needs, ``S1F3`` stores
+what it leaves. What a chip sends arrives between two columns.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import enum
 import functools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from xml.sax.saxutils import escape
 
@@ -74,7 +73,6 @@ class Schedule:
 
     @property
     def bubble(self) -> float:
-        """Share of the cells in which a chip idles, from 0 to 1."""
         size = self.columns * len(self.rows)
         return 1 - sum(1 for _ in self.cells()) / size if size else 0.0
 
@@ -142,13 +140,16 @@ class Schedule:
         return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, indent=1)
 
 
+def padded(rows: Mapping[int, Sequence[Action | None]]) -> dict[int, Row]:
+    columns = max((len(row) for row in rows.values()), default=0)
+    return {chip: (*row, *[None] * (columns - len(row))) for chip, row in rows.items()}
+
+
 Keys = Mapping[StagePass, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
 class Streaming:
-    """Tensors between chip and streaming memory: slot keys by pass."""
-
     loads: Keys = field(default_factory=dict)  # brought to the chip before a pass
     stores: Keys = field(default_factory=dict)  # taken off the chip after a pass
     drops: Keys = field(default_factory=dict)  # freed after a pass; streaming memory has them

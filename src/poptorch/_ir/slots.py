@@ -38,8 +38,6 @@ NORM = "GradientNorm"  # anchors the norm of all gradients, before they are clip
 
 @dataclass(frozen=True)
 class Slot:
-    """One named tensor at the border of a graph."""
-
     kind: Kind
     shape: tuple[int, ...]  # in one run; of batches and results for one micro-batch, after lanes
     dtype: torch.dtype  # inside the program
@@ -158,11 +156,8 @@ def value(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Slot:
 
 STEP = Slot(Kind.OPTSTATE, (), torch.float32, "step")
 LOSS_SCALE_FACTOR = Slot(Kind.OPTSTATE, (), torch.float32, "loss_scale_factor")
-BEYOND_EDGE = Slot(Kind.ACCUM, (), torch.float32, "~beyond_edge")
-"""How many elements of this update's gradients were close to overflow so far."""
-ROUNDING = Slot(Kind.RNG, (), torch.int64, "rounding")
-"""What rounding at random in updates depends on: starts at the seed, one more per update."""
-MICRO = Slot(Kind.COUNTER, (), torch.float32, "micro")
-"""Micro-batches, or chunks of lanes, that this update accumulated before."""
+BEYOND_EDGE = Slot(Kind.ACCUM, (), torch.float32, "~beyond_edge")  # elements near overflow
+ROUNDING = Slot(Kind.RNG, (), torch.int64, "rounding")  # starts at the seed, one more per update
+MICRO = Slot(Kind.COUNTER, (), torch.float32, "micro")  # or chunk of lanes, in this update
 REPLICA = Slot(Kind.COUNTER, (), torch.float32, "replica")
 LOSS_SCALING = hyper("loss_scaling")

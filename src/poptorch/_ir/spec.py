@@ -42,8 +42,7 @@ class Precision:
     narrow_64bit: bool = True  # results of 64-bit types come back as 32-bit
     half_float_casting: HalfFloatCastingBehavior = HalfFloatCastingBehavior.Default
     autocast: bool = True  # poptorch.autocast has an effect
-    autocast_policy: tuple[tuple[str, ...], ...] = ()
-    """Names of functions: in half, in float, promoted, demoted when mixed; empty: torch's own."""
+    autocast_policy: tuple[tuple[str, ...], ...] = ()  # functions: half, float, promoted, demoted
     floating_point_exceptions: bool = False  # a run that divides by zero, overflows, ... fails
     stochastic_rounding: bool = False  # float16 results are rounded at random
     strided_group_norm: bool = False  # groups take every n-th channel rather than neighbours
@@ -95,12 +94,10 @@ class Placement:
 
     @property
     def shares_last_phase(self) -> bool:
-        """Whether the backward pass begins in the phase in which the forward pass ends."""
         return self.liveness == Liveness.AlwaysLive and not self.separate_backward_phase
 
     @property
     def total_phases(self) -> int:
-        """Internal phases that logs report as ``executionPhaseSettings.phases``."""
         highest = max((stage.phase or 0 for stage in self.stages), default=0)
         extra = 3 if self.liveness != Liveness.AlwaysLive else int(self.separate_backward_phase)
         return highest * self.phase_stride + 1 + extra

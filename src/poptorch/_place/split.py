@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import torch
 from torch import fx
 
-from .._ipu_model import value_bytes
+from .._ipu_model.cycles import value_bytes
 from .._ir import slots
 from .._ir.blocks import Direction, StagePass, is_kept, pass_of, stage_passes
 from .._ir.graph import Graph, graph_module, placeholder

@@ -19,12 +19,10 @@ class ScheduleError(AssertionError):
 
 
 def check(schedule: Schedule, workload: Workload) -> None:
-    """Check that a schedule does its workload.
+    """Check that every action is done once, on its chip, in a column after what it needs.
 
-    The rules: a row for each chip, all of one length; every action on the chip of its pass, exactly
-    once; every pass after what it reads, in an earlier column; micro-batches in order; loads before
-    and stores after their computation, and loads not before what they bring back was stored;
-    updates after all else on their chip, and each round after the one before it on all chips.
+    Micro-batches are in order; loads come before and stores after their computation, and not before
+    what they bring back was stored; updates after all else on their chip, round after round.
     """
     _check_rows(schedule, workload)
     expected = set(workload.actions())

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from .._ir.blocks import Direction, StagePass
-from .._ir.schedule import Action, Schedule, Traffic, Workload
+from .._ir.schedule import Action, Schedule, Traffic, Workload, padded
 from .._ir.spec import Placement, Strategy
 from ..enums import Liveness
 
@@ -25,8 +25,7 @@ def make(workload: Workload, placement: Placement) -> Schedule:
     else:
         _phased(workload, placement, grid)
     grid.put_update()
-    rows = grid.rows.items()
-    return Schedule({chip: (*row, *[None] * (grid.columns - len(row))) for chip, row in rows})
+    return Schedule(padded(grid.rows))
 
 
 class _Grid:
@@ -62,10 +61,7 @@ class _Grid:
 
 
 def _grouped(workload: Workload, grid: _Grid) -> None:
-    """Stage by stage forward, then backward; each handles micro-batch t - its delay in cycle t.
-
-    Not GPipe's order, which does all forward passes of an update first.
-    """
+    """Not GPipe, which does all forward passes of an update first: it alternates in every cycle."""
     stages, count = len(workload.stages), workload.micro_batches
     delays = {each: each.delay(stages) for each in workload.passes}
     for cycle in range(count + max(delays.values())):
@@ -130,7 +126,6 @@ def _phased(workload: Workload, placement: Placement, grid: _Grid) -> None:
 
 
 def _phases(workload: Workload, micro_batch: int, late: bool) -> Iterator[list[Action]]:
-    """Yield the actions of each phase; late stores are a phase of their own between the passes."""
     stored, stages = [], workload.stages
     for backward, passes in itertools.groupby(workload.passes, lambda each: each.backward):
         for _, members in itertools.groupby(passes, lambda each: stages[each.stage].phase):
