@@ -16,7 +16,7 @@ from .constants import Constants, Mark
 from .cycles import Cost, cost
 from .estimate import ERROR_BAND, Estimate
 from .memory import ChipMemory, memory_of
-from .parts import ChipEstimate, Culprit, Guess, LiveTensor, OperatorEstimate
+from .parts import ChipEstimate, Culprit, Guess, LiveTensor
 from .products import peak_macs
 from .simulate import PassPrice, Timeline, named, simulate
 from .subject import Subject
@@ -39,6 +39,11 @@ def price(subject: Subject, system: str, guesses: bool = True) -> Estimate:
     kind, used = subject.chip.kind, len(chips) * subject.replicas
     flops = subject.flops * subject.spec.loops.steps * subject.replicas
     peak = 2 * peak_macs(kind, *_best_type(subject)) * kind.tiles * subject.clock * used
+    operators = [
+        replace(each, chip=subject.staged.workload.chip_of(stage_pass))
+        for stage_pass, own in timeline.prices.items()
+        for each in own.inside.operators
+    ]
     weighed: tuple[Guess, ...] = ()
     if guesses:
         weighed = (*_guesses(subject, seconds, chips), *_unknown(subject, timeline))
@@ -53,7 +58,7 @@ def price(subject: Subject, system: str, guesses: bool = True) -> Estimate:
         bound=_bound(chips),
         chips=chips,
         replicas=subject.replicas,
-        operators=_operators(subject, timeline),
+        operators=tuple(sorted(operators, key=lambda row: -row.cycles)),
         schedule=timeline.actions,
         runs=subject.flushes,
         guesses=weighed,
@@ -101,15 +106,6 @@ def _best_type(subject: Subject) -> tuple[int, bool]:
     ]
     size = min((product.itemsize for product in made), default=4)
     return size, any(product.half_partials for product in made)
-
-
-def _operators(subject: Subject, timeline: Timeline) -> tuple[OperatorEstimate, ...]:
-    rows = [
-        replace(each, chip=subject.staged.workload.chip_of(stage_pass))
-        for stage_pass, price in timeline.prices.items()
-        for each in price.inside.operators
-    ]
-    return tuple(sorted(rows, key=lambda row: -row.cycles))
 
 
 def _guesses(

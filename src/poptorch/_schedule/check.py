@@ -24,7 +24,12 @@ def check(schedule: Schedule, workload: Workload) -> None:
     Micro-batches are in order; loads come before and stores after their computation, and not before
     what they bring back was stored; updates after all else on their chip, round after round.
     """
-    _check_rows(schedule, workload)
+    if sorted(schedule.rows) != workload.chips:
+        chips = ", ".join(map(str, workload.chips))
+        raise ScheduleError(schedule, f"there must be one row for each of the chips {chips}", None)
+    for chip, row in schedule.rows.items():
+        if len(row) != schedule.columns:
+            raise ScheduleError(schedule, "all rows must have one length", (chip, len(row)))
     expected = set(workload.actions())
     column: dict[Action, int] = {}
     for at, chip, action in schedule.cells():
@@ -43,15 +48,6 @@ def check(schedule: Schedule, workload: Workload) -> None:
     for action in workload.actions():
         if action not in column:
             raise ScheduleError(schedule, f"{action} is missing", None)
-
-
-def _check_rows(schedule: Schedule, workload: Workload) -> None:
-    if sorted(schedule.rows) != workload.chips:
-        chips = ", ".join(map(str, workload.chips))
-        raise ScheduleError(schedule, f"there must be one row for each of the chips {chips}", None)
-    for chip, row in schedule.rows.items():
-        if len(row) != schedule.columns:
-            raise ScheduleError(schedule, "all rows must have one length", (chip, len(row)))
 
 
 def _needs(action: Action, workload: Workload) -> Iterator[Action]:
