@@ -178,7 +178,7 @@ class Workload:
 
     @functools.cached_property
     def fetches(self) -> Mapping[StagePass, list[StagePass]]:
-        """Passes whose stores a load brings back; of later ones those of the last micro-batch."""
+        """Passes whose stores a load brings back; of later passes, of a micro-batch ago."""
         return {loading: list(self._stored_for(loading)) for loading in self.streaming.loads}
 
     def _stored_for(self, loading: StagePass) -> Iterator[StagePass]:
