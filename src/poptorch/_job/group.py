@@ -258,12 +258,12 @@ class ProcessGroup:
 
     def _loss(self, loss: Loss, what: str) -> Error:
         self._cause = loss
-        if loss.index < 0:
+        if loss.process < 0:
             title = "The connection between the processes of the job is lost"
             who = loss.why
         else:
-            title = f"Process {loss.index} of the job is lost"
-            who = f"process {loss.index} of {self.count}: {loss.why}"
+            title = f"Process {loss.process} of the job is lost"
+            who = f"process {loss.process} of {self.count}: {loss.why}"
         self._lost = Error(
             title,
             got=f"{who}; process {self.index} waited for it to exchange {what}",

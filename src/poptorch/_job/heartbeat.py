@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._base import log
 
@@ -23,9 +22,8 @@ SILENT = 4 * INTERVAL
 Beat = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Loss:
-    index: int  # -1 for what is no process of the job
+class Loss(NamedTuple):
+    process: int  # -1 for what is no process of the job
     why: str
 
 
@@ -61,7 +59,7 @@ class Heartbeat:
                 self._wake.clear()
                 self._read()
                 last, beat = self._last, self._next()
-                self._store.set(_key(self._index), json.dumps(beat))
+                self._store.set(f"heartbeat/{self._index}", json.dumps(beat))
                 self._answered = time.monotonic()
                 if last is not None and last is self._last:
                     self._told.set()
@@ -79,7 +77,7 @@ class Heartbeat:
         return beat | (self._last or {"beat": self._count})
 
     def _read(self) -> None:
-        keys = [_key(other) for other in self._others]
+        keys = [f"heartbeat/{other}" for other in self._others]
         if not self._all_there:  # reading would wait for one that has not been written
             keys = [key for key in keys if self._store.check([key])]
             self._all_there = len(keys) == len(self._others)
@@ -101,9 +99,8 @@ class Heartbeat:
 
     def stop(self, why: str, cause: Loss | None) -> None:
         """Write the last heartbeat: this process ends, and why, or which other one is to blame."""
-        of = None if cause is None else [cause.index, cause.why]
         self._told.clear()
-        self._last = {"ended": why, "cause": of}
+        self._last = {"ended": why, "cause": cause}
         self._wake.set()
         if not self._gone:
             self._told.wait(SILENT)
@@ -171,7 +168,3 @@ class Heartbeat:
         if self._owner < 0:
             return Loss(-1, f"the launcher's agent {kept}, and {why}")
         return Loss(self._owner, f"it {kept}, and {why}")
-
-
-def _key(index: int) -> str:
-    return f"heartbeat/{index}"

@@ -16,9 +16,12 @@ from dataclasses import dataclass
 from threading import Thread
 from typing import Any
 
+import torch
+
 from .._base import env, interrupts, log, private
 from .._base.errors import Error
 
+dist: Any = torch.distributed
 NAMESPACE = "poptorch"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 IMPATIENT = 10.0
@@ -35,13 +38,13 @@ _POPDIST = ("POPDIST_NUM_TOTAL_REPLICAS", "POPDIST_NUM_LOCAL_REPLICAS")
 
 @dataclass(frozen=True)
 class Membership:
-    index: int = 0
-    count: int = 1
-    local_index: int = 0  # among the processes on this machine
-    local_replicas: int = 1  # data-parallel copies of a model in this process
-    total_replicas: int = 1
-    ipus_per_replica: int = 1
-    stage_processes: int = 1  # that share the stages of a model, and so its replicas
+    index: int
+    count: int
+    local_index: int  # among the processes on this machine
+    local_replicas: int  # data-parallel copies of a model in this process
+    total_replicas: int
+    ipus_per_replica: int
+    stage_processes: int  # that share the stages of a model, and so its replicas
 
 
 def from_poprun() -> bool:
@@ -55,21 +58,12 @@ def in_job() -> bool:
 
 def membership() -> Membership:
     """One process with one replica where the environment says nothing."""
-    index, count, local_index = 0, 1, 0
-    for of_count, of_index, of_local in _LAUNCHERS:
-        if env.is_set(of_count):
-            index, count, local_index = env.get(of_index), env.get(of_count), env.get(of_local)
-            break
+    launcher = next((names for names in _LAUNCHERS if env.is_set(names[0])), _LAUNCHERS[0])
+    count, index, local_index = map(env.get, launcher)
     local, shared = env.get("POPDIST_NUM_LOCAL_REPLICAS"), env.get("POPDIST_STAGE_PROCESSES")
-    return Membership(
-        index=index,
-        count=count,
-        local_index=local_index,
-        local_replicas=local,
-        total_replicas=env.get("POPDIST_NUM_TOTAL_REPLICAS") or local * count // max(1, shared),
-        ipus_per_replica=env.get("POPDIST_NUM_IPUS_PER_REPLICA"),
-        stage_processes=shared,
-    )
+    total = env.get("POPDIST_NUM_TOTAL_REPLICAS") or local * count // max(1, shared)
+    ipus = env.get("POPDIST_NUM_IPUS_PER_REPLICA")
+    return Membership(index, count, local_index, local, total, ipus, shared)
 
 
 @dataclass(frozen=True)
@@ -154,12 +148,8 @@ class Impatience:
 
 def open_store(index: int, count: int, timeout: datetime.timedelta) -> Any:
     """Return the store that all processes share; waits until process 0 has it."""
-    import torch.distributed as dist
-    from torch.distributed.distributed_c10d import PrefixStore
-    from torch.distributed.rendezvous import rendezvous
-
     if dist.is_initialized():  # by the user's script, for processes that have met
-        return PrefixStore(NAMESPACE, private.get_default_store())
+        return dist.PrefixStore(NAMESPACE, private.get_default_store())
     where = endpoint()
     if where is None:
         raise Error(
@@ -178,14 +168,14 @@ def open_store(index: int, count: int, timeout: datetime.timedelta) -> Any:
     env.set_if_absent("MASTER_PORT", str(where.port))
     try:
         # In a thread, because torch waits for the other processes in a way that nothing interrupts.
-        making = Background(lambda: next(rendezvous("env://", index, count, timeout=timeout)))
+        making = Background(lambda: next(dist.rendezvous("env://", index, count, timeout=timeout)))
         impatience = Impatience(index)
         while not making.done():
             interrupts.check()
             concurrent.futures.wait([making], 0.2)
             impatience.say("the other processes", "begin the job")
-        store = PrefixStore(NAMESPACE, making.result()[0])
-        return PrefixStore(meet(store, index, count, timeout), store)
+        store = dist.PrefixStore(NAMESPACE, making.result()[0])
+        return dist.PrefixStore(meet(store, index, count, timeout), store)
     except (RuntimeError, ValueError) as error:  # torch's network errors are RuntimeErrors
         owner = store_owner()
         listener = "the launcher's agent" if owner < 0 else f"process {owner}"
@@ -209,7 +199,7 @@ def meet(store: Any, index: int, count: int, timeout: datetime.timedelta) -> str
     finds by a new name, until all have accepted it.
     """
     token = uuid.uuid4().hex
-    store.set(_arrived(index), token)
+    store.set(f"arrived/{index}", token)
     end = time.monotonic() + timeout.total_seconds()
     name, impatience = "", Impatience(index)
     while time.monotonic() < end:
@@ -236,7 +226,7 @@ def meet(store: Any, index: int, count: int, timeout: datetime.timedelta) -> str
 
 def _missing(store: Any, index: int, count: int, name: str) -> str:
     """Say who has not come, or has not accepted."""
-    missing = [other for other in range(count) if not store.check([_arrived(other)])]
+    missing = [other for other in range(count) if not store.check([f"arrived/{other}"])]
     if not missing:  # they came, and may have ended since
         others = range(1, count) if index == 0 else [0]
         missing = [other for other in others if not store.check([_accepted(name, other)])]
@@ -245,7 +235,7 @@ def _missing(store: Any, index: int, count: int, name: str) -> str:
 
 def _invite(store: Any, count: int, name: str) -> str:
     """Invite who is there; by another name when somebody has come in the place of another."""
-    keys = [_arrived(index) for index in range(count)]
+    keys = [f"arrived/{index}" for index in range(count)]
     if not store.check(keys):
         return name
     tokens = [store.get(key).decode() for key in keys]
@@ -264,10 +254,6 @@ def _accept(store: Any, index: int, token: str, name: str) -> str:
         return name
     store.set(_accepted(invited, index), "")
     return str(invited)
-
-
-def _arrived(index: int) -> str:
-    return f"arrived/{index}"
 
 
 def _accepted(name: str, index: int) -> str:
