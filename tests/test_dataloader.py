@@ -40,7 +40,7 @@ def test_the_combined_batch_size():
     opts = options(iterations=3, replicas=4, accumulation=2, group=2)
     made = loader(Numbers(100, (5,)), 2, opts=opts)
     assert made.combinedBatchSize == 2 * 3 * (4 // 2) * 2 == 24
-    assert made._combined_batch_size == 24
+    assert made._plan.combined == 24
     assert made.batch_size == 24
     assert [batch.shape for batch in made] == [(24, 5)] * 4
 

@@ -306,7 +306,6 @@ class Checkpoints:
         return [int(path.name) for path in paths if self._path(int(path.name)) == path]
 
     def _clear(self, folder: Path) -> None:
-        """Make the folder of a new checkpoint; remove its namesake, and unfinished ones."""
         if not self._tidy and self._folder.is_dir():
             for left in self._folder.glob(f"{_UNFINISHED}*"):
                 _delete(left)

@@ -1,7 +1,4 @@
-"""Chips held across the processes of a user, a small file for each holder.
-
-A file counts as long as its process lives, so chips are free whatever happens to their holder.
-"""
+"""Chips held across a user's processes: a holder's file counts while its process lives."""
 
 from __future__ import annotations
 
@@ -184,7 +181,6 @@ def _keep_to_itself(why: str) -> None:
 
 
 def _place(system: System) -> tuple[Path, str]:
-    """Return the folder of the files, chosen or one of the user's own, and their name."""
     chosen = env.get("POPTORCH_POD_DIR")
     folder = Path(chosen or Path(tempfile.gettempdir()) / f"poptorch-pod-{os.getuid()}")
     if _own:
@@ -196,7 +192,6 @@ def _place(system: System) -> tuple[Path, str]:
 
 
 def _present(folder: Path, name: str) -> list[Holder]:
-    """Return the holders that live; remove the files of others."""
     present = []
     for file in folder.glob(f"{name}.*.json"):
         try:

@@ -1,8 +1,4 @@
-"""The system that chips come from: which kind, how many, and the device ids that they have.
-
-Ids are those of the machine's list: single chips first, then aligned groups of 2, 4, 8, ...
-Sources: PopTorch user guide, "Environment variables", IPU Programmer's Guide.
-"""
+"""Systems of chips; ids are those of a machine's list: single chips, then groups of 2, 4, 8, ..."""
 
 from __future__ import annotations
 
@@ -46,7 +42,6 @@ class System:
 
     @property
     def text(self) -> str:
-        """As the environment and estimates name it, ``bow:16``."""
         return f"{self.kind.name}:{self.chips}"
 
     @property

@@ -105,7 +105,6 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._plan = arrangement.arrange(
             _loops(options), batch_size, batch_sampler, drop_last, mode, rebatched_worker_size
         )
-        self._combined_batch_size = self._plan.combined
         if self._plan.rebatched is not None:
             self.rebatched_drop_last = drop_last
         alike = options.Distributed.stage_processes > 1 and auto_distributed_partitioning
@@ -113,15 +112,15 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             dataset, shuffle = self._shard(dataset, bool(shuffle)), False
         if hasattr(type(dataset), "__getitem__"):
             dataset = Channel("dataset").instrument(dataset, "__getitem__")
+        if persistent_workers is None:
+            persistent_workers = num_workers > 0
         super().__init__(
             dataset,
             batch_size=self._plan.worker_batch,
             shuffle=shuffle if has_sampler else bool(shuffle),
             num_workers=num_workers,
             drop_last=self._plan.worker_drop_last,
-            persistent_workers=num_workers > 0
-            if persistent_workers is None
-            else persistent_workers,
+            persistent_workers=persistent_workers,
             batch_sampler=batch_sampler,
             **kwargs,
         )
@@ -140,7 +139,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     @property
     def combinedBatchSize(self) -> int | None:
         """Samples in dimension 0 of every tensor; None when ``batch_size`` was None."""
-        return self._combined_batch_size
+        return self._plan.combined
 
     @property
     def options(self) -> Options:

@@ -443,7 +443,6 @@ class PoplarExecutor:
         self._session.is_trainer = True
 
     def _rewrap(self) -> None:
-        """Calling a destroyed training executor wraps the module again."""
         if self._optimizer is not None and not self._session.is_trainer:
             self._wrap()
 

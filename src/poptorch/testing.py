@@ -54,8 +54,6 @@ def injected_fault(place: str, error: BaseException) -> contextlib.AbstractConte
 
 
 class _Net(nn.Module):
-    """Convolution, batch norm with running statistics, a loss: small, but with state."""
-
     def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv2d(1, 3, 3)

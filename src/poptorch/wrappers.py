@@ -162,32 +162,21 @@ def load(
                 "programs here",
             ),
         )
+    executor: PoplarExecutor | None = None
     try:
         own = _options_of(saved) if options is None else options.clone()
         if edit_opts_fn is not None:
             edit_opts_fn(own)
-        return _resumed(saved, module, own, optimizer, loss)
+        training = optimizer is not None
+        executor = PoplarExecutor(module, prepare(own, training), optimizer, loss)
+        loading.resume(executor._session, saved, executor._settings(), whole=True)
+        return executor
     except BaseException:
+        if executor is not None:
+            executor.destroy()
         if undo is not None:
             undo()
         raise
-
-
-def _resumed(
-    saved: files.Saved,
-    module: nn.Module,
-    options: Options,
-    optimizer: torch.optim.Optimizer | None,
-    loss: Callable[..., Any] | None,
-) -> PoplarExecutor:
-    own = prepare(options, training=optimizer is not None)
-    executor = PoplarExecutor(module, own, optimizer, loss)
-    try:
-        loading.resume(executor._session, saved, executor._settings(), whole=True)
-    except BaseException:
-        executor.destroy()
-        raise
-    return executor
 
 
 def _options_of(saved: files.Saved) -> Options:

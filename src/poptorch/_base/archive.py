@@ -67,7 +67,6 @@ def _remove_orphans(path: Path) -> None:
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, bytes]:
-    """Return the parts of a file; together they are no larger than the file."""
     with _opened(path) as file:
         try:
             with zipfile.ZipFile(file) as archive:

@@ -142,7 +142,6 @@ def get(name: str) -> Any:
 
 
 def unknown() -> list[str]:
-    """Return variables that are named like the library's own and are not in the table."""
     return sorted(name for name in os.environ if name.startswith("POPTORCH_") and name not in TABLE)
 
 

@@ -67,12 +67,10 @@ class Error(Exception):
 
 
 def described(error: Exception) -> str:
-    """Return what a log line says of an error: the message of ours, type and text of others."""
     return error.message if isinstance(error, Error) else f"{type(error).__name__}: {error}"
 
 
 def _users_line() -> str | None:
-    """Return the user's line that led to an error; None for one that the user's code makes."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back
@@ -102,7 +100,6 @@ def _compose(
 
 
 def _shortened(message: str) -> str:
-    """Put a message of more than 80 lines into a file; return its parts cut to a few lines each."""
     if message.count("\n") < MAX_LINES:
         return message
     try:

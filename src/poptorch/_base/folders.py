@@ -27,7 +27,6 @@ def trouble(folder: Path) -> str | None:
 
 
 def temporary() -> str | None:
-    """Return the temporary directory, or None: full disks and read-only ones have none."""
     try:
         return tempfile.gettempdir()
     except OSError:
@@ -51,7 +50,6 @@ def of_the_user() -> Path:
 
 @functools.cache
 def of_the_process(why: str) -> Path:
-    """Return a folder that ends with the process, and say why."""
     log.engine.warning("Compiled code is not kept for later processes: %s", why)
     try:
         folder = tempfile.TemporaryDirectory(prefix="poptorch-code-")

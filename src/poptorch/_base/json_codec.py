@@ -28,11 +28,8 @@ class Unreadable(AssertionFailure):
 
 
 def encode(value: Any, special: Callable[[Any], Json] = lambda value: None) -> Json:
-    """Return a value as JSON, all but numbers, texts and lists as ``{form: content}``.
-
-    ``special`` makes forms of values unknown here. A container's subclass has none: it would not
-    come back.
-    """
+    """Return a value as JSON, ``{form: content}`` if need be; ``special`` makes more forms."""
+    # Of the type itself: a subclass of a container would not come back.
     kind, inner = type(value), partial(encode, special=special)
     if value is None or kind in (bool, int, str):
         return value

@@ -21,7 +21,6 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def digest(name: str, data: bytes) -> bytes | None:
-    """None if this user can have no key."""
     key = _key(env.get("POPTORCH_KEY_FILE"))
     if key is None:
         return None

@@ -93,7 +93,6 @@ engine.addFilter(_is_new_enough)
 
 
 def limit_repeats(limit: int) -> None:
-    """Show identical engine lines at most so often from now on (``Options.maxRepeatLogs``)."""
     global _most_repeats
     _most_repeats = limit
     _seen.clear()
@@ -128,6 +127,5 @@ def shows(level: str) -> bool:
 
 
 def trace(message: str, *args: object) -> None:
-    """Log at TRACE, which is below Python's DEBUG."""
     if shows("TRACE"):
         engine.debug(message, *args)

@@ -271,10 +271,7 @@ def settings(wanted: Mapping[str, Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def standing_in(stand_ins: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Let stand-ins take the place of torch's functions, which they get as first argument.
-
-    A function that is gone, or takes other arguments, is left alone, with a warning.
-    """
+    """Let stand-ins take the place of torch's functions, unless these are gone or changed."""
     with contextlib.ExitStack() as stack:
         for name, stand_in in stand_ins.items():
             path, lost = ROWS[name]

@@ -58,7 +58,6 @@ _lost_threads = False
 
 
 def fork_generation() -> int:
-    """Return how many forks lie between this process and the one that imported the library."""
     return _generation
 
 

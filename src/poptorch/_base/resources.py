@@ -55,10 +55,7 @@ def _lines(file: Path) -> list[str]:
 
 
 def memory_can_be_refused() -> bool:
-    """Tell whether asking for memory may fail: ``ulimit -v`` or ``-d``, exact accounting.
-
-    Linux usually grants what is asked for, and ends a process when there is none left.
-    """
+    """Tell whether asking for memory may fail: by ``ulimit``, or exact accounting of Linux."""
     unlimited = resource.RLIM_INFINITY
     return _is_exact() or any(resource.getrlimit(kind)[0] != unlimited for kind in _LIMITS)
 
@@ -69,8 +66,6 @@ def _is_exact() -> bool:
 
 
 class Cores:
-    """Watches how much of the processor's time is idle."""
-
     def __init__(self) -> None:
         self._last: tuple[float, float] | None = None
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import contextlib
 import inspect
 import linecache
+import re
 import sys
 import textwrap
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 OURS = str(Path(__file__).resolve().parent.parent)
 _LONGEST = 100  # characters of a line that are shown
 _PACKAGES = ("/site-packages/", "/dist-packages/")
+_FRAME = re.compile(r'^ *File "(.*?)", line (\d+)', re.M)
 _DEFINES = ("def ", "async def ", "class ")  # its decorators stand before it
 DEFAULT_EXCLUDES = (OURS, "site-packages/torch", "site-packages/poptorch", "lib/python3")
 
@@ -34,7 +35,6 @@ def excluding(parts: Iterable[str]) -> Iterator[None]:
 
 
 def is_user_file(filename: str) -> bool:
-    """Tell whether a file belongs to the user rather than to this library, torch or Python."""
     excludes = (*DEFAULT_EXCLUDES, *_more.get())
     return not filename.startswith("<") and not any(part in filename for part in excludes)
 
@@ -45,7 +45,6 @@ def is_model_file(filename: str) -> bool:
 
 
 def _in_package(filename: str) -> str | None:
-    """Return the path of a file within the folder of packages, or None for any other file."""
     for folder in _PACKAGES:
         _, there, inside = filename.rpartition(folder)
         if there and not filename.startswith(OURS):
@@ -69,14 +68,8 @@ def _shortened(code: str) -> str:
 
 
 def calling_line() -> str | None:
-    """Return the innermost user line on the call stack, described."""
-    return _innermost(_callers(sys._getframe(1)))
-
-
-def _callers(frame: FrameType | None) -> Iterator[tuple[str, int]]:
-    while frame is not None:
-        yield frame.f_code.co_filename, frame.f_lineno
-        frame = frame.f_back
+    stack = traceback.walk_stack(sys._getframe(1))
+    return _innermost((frame.f_code.co_filename, line) for frame, line in stack)
 
 
 def _innermost(places: Iterable[tuple[str, int | None]]) -> str | None:
@@ -92,7 +85,6 @@ def _innermost(places: Iterable[tuple[str, int | None]]) -> str | None:
 
 
 def raising_line(error: BaseException) -> str | None:
-    """Return the innermost user line of an exception's traceback, described, or None."""
     frames = reversed(traceback.extract_tb(error.__traceback__))
     return _innermost((frame.filename, frame.lineno) for frame in frames)
 
@@ -109,12 +101,8 @@ def definition_line(function: Callable[..., Any]) -> str | None:
 
 
 def innermost_user_line(stack_trace: str | None) -> tuple[str, int] | None:
-    """Return (file, line) of the innermost user frame in a formatted stack trace, or None."""
     innermost = None
-    for text in (stack_trace or "").splitlines():
-        part = text.strip()
-        if part.startswith('File "') and '", line ' in part:
-            filename, rest = part[6:].split('", line ', 1)
-            if is_user_file(filename):
-                innermost = filename, int(rest.split(",")[0])
+    for filename, line in _FRAME.findall(stack_trace or ""):
+        if is_user_file(filename):
+            innermost = filename, int(line)
     return innermost

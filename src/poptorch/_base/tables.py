@@ -33,7 +33,6 @@ _STYLE = (
 
 
 def html_page(title: str, body: str) -> str:
-    """Return a page, light or dark as the reader's system is; ``body`` is HTML."""
     title = html.escape(title)
     head = f'<meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>'
     body = f"<h1>{title}</h1>{body}"

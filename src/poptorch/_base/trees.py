@@ -37,7 +37,6 @@ _like_dataclasses: list[type] = []
 
 
 def register(kind: type, parser: Parser | None) -> None:
-    """Let values of a type be traversed by a parser; None forgets the type (unknown or not)."""
     if parser is None:
         _parsers.pop(kind, None)
     else:
@@ -49,7 +48,6 @@ def registered() -> dict[type, Parser]:
 
 
 def parser_of(value: object) -> Parser | None:
-    """Return the parser of the exact type, else of the first registered base class, else None."""
     exact = exact_parser_of(value)
     if exact is not None or not _parsers:
         return exact
@@ -79,8 +77,6 @@ def _import(name: str) -> None:
 
 
 class Level(NamedTuple):
-    """A container taken apart."""
-
     items: Iterable[Any]
     keys: tuple[Any, ...] | None  # of a dict, or the names of fields
     build: Callable[[list[Any]], Any]  # the same container around other items
@@ -159,10 +155,7 @@ def _reconstructed(parser: Parser, original: Any, items: list[Any]) -> Any:
 
 @dataclass(eq=False)
 class Structure:
-    """A value without its tensors, immutable; picklable when its constants are.
-
-    ``==`` means identity, as constants are of any type: compare with ``first_difference``.
-    """
+    """A value without its tensors; ``==`` is identity, compare with ``first_difference``."""
 
     path: str  # of the value: ``x``, ``x[0]``, ``x[key]``, ``x.y``
     kind: type  # torch.Tensor for a tensor of any class
@@ -215,12 +208,7 @@ class Structure:
 def flatten(
     value: Any, name: str = "", like: Structure | None = None
 ) -> tuple[list[torch.Tensor], Structure]:
-    """Split a value into its tensors, in traversal order, and its structure.
-
-    Args:
-        name: path of the whole value; elements get ``name[0]``, ``name[key]``, ``name.field``.
-        like: an earlier structure whose dicts give the order of keys; keys that it lacks follow.
-    """
+    """Split a value into tensors and structure; ``like`` gives the order of keys."""
     tensors: list[torch.Tensor] = []
     return tensors, _describe(value, name, like, tensors, 0)
 
@@ -263,7 +251,6 @@ class Difference:
 
     @property
     def title(self) -> str:
-        """For instance ``Type mismatch for x[0]``."""
         return f"{self.kind} mismatch for {self.path}"
 
     def __str__(self) -> str:
@@ -271,10 +258,7 @@ class Difference:
 
 
 def first_difference(expected: Structure, got: Structure) -> Difference | None:
-    """Compare types, lengths, keys and constants of structures, outside in and left to right.
-
-    Flatten ``got`` with ``like=expected``, so that the order of dict keys does not matter.
-    """
+    """Compare structures outside in; ``got`` was flattened with ``like=expected``."""
     differs = functools.partial(Difference, path=expected.path)
     if expected.kind is not got.kind:
         kinds = f"expected {_name(expected.kind)} but got {_name(got.kind)}"

@@ -1,7 +1,6 @@
 """Where torchrun's agents on several hosts meet: what they write there is signed.
 
-An agent unpickles what it reads, and torch's store takes values from whoever connects to it, and
-tells everybody the names that are in it.
+An agent unpickles what it reads, and torch's store takes values from whoever connects to it.
 """
 
 from __future__ import annotations

@@ -25,7 +25,6 @@ def add(commands: Any, name: str, does: str, example: str, details: str = "") ->
 
 
 def page(example: str) -> dict[str, Any]:
-    """Return how a help page is laid out, with command lines to copy."""
     lines = "\n".join(f"  {line}" for line in example.strip().splitlines())
     formatter = argparse.RawDescriptionHelpFormatter
     return {"epilog": f"example:\n{lines}", "formatter_class": formatter}

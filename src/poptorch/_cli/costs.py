@@ -103,7 +103,6 @@ def add_report(commands: Any) -> None:
 
 
 def _report(chosen: argparse.Namespace) -> int:
-    """Print; return 1 if a budget is exceeded, 2 if there is nothing to print."""
     if (chosen.file is None) == (chosen.compare is None):
         print("poptorch report: give one report, or --compare OLD NEW", file=sys.stderr)
         return 2

@@ -50,7 +50,6 @@ def _add_options(commands: Any) -> None:
 
 
 def _options(chosen: argparse.Namespace) -> int:
-    """Print the table; 2 if a file, or POPTORCH_DEFAULT_OPTIONS, cannot be applied."""
     try:
         options = Options()
         for file in chosen.file:

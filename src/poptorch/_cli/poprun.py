@@ -226,7 +226,6 @@ def topology(job: Job) -> str:
 
 
 def launch(job: Job) -> int:
-    """Run a job to its end; return 0, or the status of the process that failed first."""
     _set_environment(job)
     others = [
         _start_at(host, job, place)
@@ -286,7 +285,6 @@ def _start_at(host: str, job: Job, place: int) -> subprocess.Popen[str]:
 
 
 def remote_shell() -> list[str]:
-    """Return the command that runs its second argument on the host that the first one names."""
     return shlex.split(env.get("POPTORCH_REMOTE_SHELL"))
 
 
@@ -388,7 +386,6 @@ def _logs(local_replicas: int, stage_processes: int, **settings: Any) -> Any:
 def variables(
     torchruns: Mapping[str, str], local_replicas: int, stage_processes: int
 ) -> dict[str, str]:
-    """Return PopDist's and OpenMPI's variables of one process, beside those of torchrun's agent."""
     first = int(torchruns["RANK"]) // stage_processes * local_replicas
     return {
         "POPDIST_REPLICA_INDEX_OFFSET": str(first),
@@ -407,7 +404,6 @@ def _resolvable(host: str) -> str | None:
 
 
 def _say_failed(job: Job, error: Any) -> int:
-    """Say which processes ended how, the first to end first; return its status."""
     failures = sorted(error.failures.items(), key=lambda item: item[1].timestamp)
     first, failure = error.get_first_failure()
     for rank, each in failures:

@@ -62,10 +62,7 @@ def current() -> ProcessGroup:
 
 
 class ProcessGroup:
-    """Process ``index`` of ``count``; an exchange raises Error if one is lost.
-
-    ``what`` says in messages what is exchanged; ``members`` take part, this process among them.
-    """
+    """The processes that train together; exchanges raise Error, naming ``what``, if one is lost."""
 
     def __init__(self, index: int, count: int, patience: float) -> None:
         self.index, self.count = index, count
@@ -136,7 +133,6 @@ class ProcessGroup:
         source: int = 0,
         members: Sequence[int] = (),
     ) -> None:
-        """Replace tensors, alike in the processes, by those of one process."""
         with self._exchange(what):
             group = self._among(members, what)
             for tensor in tensors:
@@ -190,7 +186,6 @@ class ProcessGroup:
     # Waiting.
 
     def _among(self, members: Sequence[int], what: str) -> Any:
-        """Return torch's group of some of the processes; of all if none are named."""
         if not members or len(members) == self.count:
             return self._pg
         key = tuple(members)
@@ -295,7 +290,6 @@ class ProcessGroup:
 
 
 def _added(group: Any, tensors: Sequence[torch.Tensor]) -> list[Any]:
-    """Begin to add contiguous tensors up over a group; return what can be waited for."""
     # dist.all_reduce() does the same and takes 0.05 ms more in the middle of a call.
     flat = (torch.view_as_real(t) if t.is_complex() else t for t in tensors)
     return [group.allreduce([each]) for each in flat]

@@ -28,10 +28,7 @@ class Loss(NamedTuple):
 
 
 class Heartbeat:
-    """Writes this process's heartbeats and reads the others', in a thread with its own connection.
-
-    ``patience``: seconds until a silent process is lost; ``owner`` of the store, -1 for an agent.
-    """
+    """Writes own heartbeats and reads others' in a thread; ``owner`` of the store, -1: an agent."""
 
     def __init__(self, store: Any, index: int, count: int, patience: float, owner: int) -> None:
         self._store = store
@@ -98,7 +95,6 @@ class Heartbeat:
         self._waiting_since = time.monotonic()
 
     def stop(self, why: str, cause: Loss | None) -> None:
-        """Write the last heartbeat: this process ends, and why, or which other one is to blame."""
         self._told.clear()
         self._last = {"ended": why, "cause": cause}
         self._wake.set()

@@ -74,10 +74,7 @@ class Endpoint:
 
 
 def endpoint() -> Endpoint | None:
-    """Return where the environment says that the processes meet; None if it says nothing.
-
-    OpenMPI sets no MASTER_ADDR: on one machine its job's name gives a port.
-    """
+    """Return where the processes meet, if anything says so; OpenMPI's have a port by the job."""
     if env.is_set("MASTER_ADDR") and env.is_set("MASTER_PORT"):
         port = env.get("MASTER_PORT")
         return Endpoint(env.get("MASTER_ADDR"), port, "MASTER_ADDR and MASTER_PORT")
@@ -147,7 +144,6 @@ class Impatience:
 
 
 def open_store(index: int, count: int, timeout: datetime.timedelta) -> Any:
-    """Return the store that all processes share; waits until process 0 has it."""
     if dist.is_initialized():  # by the user's script, for processes that have met
         return dist.PrefixStore(NAMESPACE, private.get_default_store())
     where = endpoint()
@@ -225,7 +221,6 @@ def meet(store: Any, index: int, count: int, timeout: datetime.timedelta) -> str
 
 
 def _missing(store: Any, index: int, count: int, name: str) -> str:
-    """Say who has not come, or has not accepted."""
     missing = [other for other in range(count) if not store.check([f"arrived/{other}"])]
     if not missing:  # they came, and may have ended since
         others = range(1, count) if index == 0 else [0]
