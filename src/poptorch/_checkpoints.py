@@ -227,23 +227,19 @@ class Checkpoints:
                 got=f"{folder}, which process 0 has made, is not there for process {self._process}",
                 fix="keep checkpoints where all hosts see the same files",
             )
-        files = self._files(folder)
+        everyone = range(self._processes if not self._process else 0)
+        awaited = [folder / _name(process) for process in everyone]
+        patience = self._executor._settings().runtime.process_timeout
+        finish = functools.partial(self._finish, folder, final)
+        self._writing = _Writing(self._files(folder), awaited, finish, patience)
         if wait:
             try:
-                _write(files)
-            except BaseException:  # a full disk, for one, must not stay full of what is no use
+                self.wait()
+            except Exception:  # a full disk, for one, must not stay full of what is no use
                 self._tidy = False
                 if self._processes == 1:
                     _delete(folder)
                 raise
-            self._agree(0)  # all is written
-            self._finish(folder, final)
-        else:
-            everyone = range(self._processes if not self._process else 0)
-            awaited = [folder / _name(process) for process in everyone]
-            patience = self._executor._settings().runtime.process_timeout
-            finish = functools.partial(self._finish, folder, final)
-            self._writing = _Writing(files, awaited, finish, patience)
         return final
 
     def wait(self) -> None:
@@ -421,11 +417,6 @@ def _encoded(name: str, stateful: Any) -> Any:
 # Writing.
 
 
-def _write(files: Files) -> None:
-    for path, parts in files.items():
-        archive.write(path, parts)
-
-
 def _synchronise(folder: Path) -> None:
     for path in (*folder.iterdir(), folder):
         handle = os.open(path, os.O_RDONLY)
@@ -448,7 +439,8 @@ class _Writing:
         self._doing = Background(self._go)
 
     def _go(self) -> None:
-        _write(self._files)
+        for path, parts in self._files.items():
+            archive.write(path, parts)
         while not all(path.exists() for path in self._awaited):
             if self._abandoned.wait(_LOOK):
                 return

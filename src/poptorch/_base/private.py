@@ -18,12 +18,11 @@ import torch
 from . import log
 from .errors import Error
 
-CAPTURE = "no model can be captured"
 COMPILER = "programs run on the reference backend, without compiled code"
 
 # By what does not work without them; ``module:attribute``.
 REQUIRED = {
-    CAPTURE: (
+    "no model can be captured": (
         "torch._subclasses.fake_tensor:FakeTensorMode",
         "torch.fx.experimental.proxy_tensor:make_fx",
         "torch.fx.experimental.proxy_tensor:disable_proxy_modes_tracing",
@@ -53,20 +52,20 @@ REQUIRED = {
     ),
 }
 
-CONTROL_FLOW = "poptorch.for_loop and poptorch.cond cannot be captured"
 BACKWARD = "operators of the backward pass are placed where their neighbours are"
-MEMORY = "every model that is wrapped leaves 0.1 MB of text behind"
-UNREAD = "capturing takes longer"
 LINES = "errors and stages do not name the lines of forward that operators come from"
+OPERATORS = "operators of other libraries that give no shapes cannot be called by name"
+BESIDE = "weights cannot be read while a model is captured"
+GROUPED = "products of groups (mixtures of experts) are captured in bfloat16 only"
+INTERPRETED = "calls before optimised code is there take longer with Adam and AdamW"
+NESTED = "models with parts that torch.compile has compiled cannot be captured"
+CHECKPOINTS = "torch.utils.checkpoint in a model computes wrong gradients"
+JOBS = "processes that met before the model was wrapped cannot train it together"
 KEPT_CODE = "compiled code is not kept for later processes"
-KEPT_GRAPHS = "programs that call Python are compiled again in each process"
-COMPLAINTS = "a C++ compiler's complaint is not cut short"
 PRODUCTS = "products call the library that torch asks, on AMD's processors too"
-PATTERNS = "compiled code takes longer"
-QUICK = "compiling takes longer"
 
 OPTIONAL = {
-    CONTROL_FLOW: (
+    "poptorch.for_loop and poptorch.cond cannot be captured": (
         "torch._higher_order_ops.while_loop:while_loop_op",
         "torch._higher_order_ops.cond:cond_op",
     ),
@@ -87,44 +86,30 @@ OPTIONAL = {
         "torch._C:_VariableFunctions._pad_packed_sequence",
     ),
     BACKWARD: ("torch._functorch._aot_autograd.logging_utils:setup_stacktrace_preservation_hooks",),
-    "operators of other libraries that give no shapes cannot be called by name": (
-        "torch._subclasses.fake_tensor:UnsupportedOperatorException",
-    ),
-    "weights cannot be read while a model is captured": (
-        "torch.utils._python_dispatch:_disable_current_modes",
-    ),
-    MEMORY: ("torch.fx.graph_module:_loader",),
-    UNREAD: (
+    OPERATORS: ("torch._subclasses.fake_tensor:UnsupportedOperatorException",),
+    BESIDE: ("torch.utils._python_dispatch:_disable_current_modes",),
+    "every model that is wrapped leaves 0.1 MB of text behind": ("torch.fx.graph_module:_loader",),
+    "capturing takes longer": (
         "torch.fx._lazy_graph_module:_get_graph_module_cls",
         "torch.fx._lazy_graph_module:_use_lazy_graph_module",
     ),
     LINES: ("torch.fx.proxy:TracerBase.create_node",),
-    "products of groups (mixtures of experts) are captured in bfloat16 only": (
-        "torch:_grouped_mm",
-    ),
-    "calls before optimised code is there take longer with Adam and AdamW": (
-        "torch:_fused_adamw_",
-    ),
-    "models with parts that torch.compile has compiled cannot be captured": (
-        "torch._dynamo.config:error_on_nested_fx_trace",
-    ),
-    "torch.utils.checkpoint in a model computes wrong gradients": (
-        "torch.utils.checkpoint:_checkpoint_without_reentrant_generator",
-    ),
-    "processes that met before the model was wrapped cannot train it together": (
-        "torch.distributed.distributed_c10d:_get_default_store",
-    ),
+    GROUPED: ("torch:_grouped_mm",),
+    INTERPRETED: ("torch:_fused_adamw_",),
+    NESTED: ("torch._dynamo.config:error_on_nested_fx_trace",),
+    CHECKPOINTS: ("torch.utils.checkpoint:_checkpoint_without_reentrant_generator",),
+    JOBS: ("torch.distributed.distributed_c10d:_get_default_store",),
     KEPT_CODE: (
         "torch._C:_aoti.alloc_tensors_by_stealing_from_void_ptrs",
         "torch._C:_aoti.unsafe_alloc_void_ptrs_from_tensors",
         "torch._C:_dynamo.guards._torchinductor_pyobject_tensor_data_ptr",
     ),
-    KEPT_GRAPHS: (
+    "programs that call Python are compiled again in each process": (
         "torch._inductor.config:fx_graph_cache",
         "torch._inductor.custom_graph_pass:CustomGraphPass",
         "torch._inductor.custom_graph_pass:CustomSchedulerPass",
     ),
-    COMPLAINTS: ("torch._inductor.exc:CppCompileError",),
+    "a C++ compiler's complaint is not cut short": ("torch._inductor.exc:CppCompileError",),
     PRODUCTS: (
         "torch._inductor.ir:ExternKernel",
         "torch._inductor.ir:FixedLayout",
@@ -135,14 +120,14 @@ OPTIONAL = {
         "torch._inductor.mkldnn_ir:LinearUnary",
         "torch._inductor.mkldnn_ir:_create_output_node",
     ),
-    PATTERNS: (
+    "compiled code takes longer": (
         "torch._functorch.compile_utils:fx_graph_cse",
         "torch._inductor.config:layout_optimization",
         "torch._inductor.config:reorder_for_locality",
         "torch._inductor.config:reorder_for_peak_memory",
         "torch._inductor.fx_passes.joint_graph:joint_graph_passes",
     ),
-    QUICK: (
+    "compiling takes longer": (
         "torch._inductor.config:cpp.vec_isa_ok",
         "torch._inductor.config:cpp_cache_precompile_headers",
         "torch._inductor.config:cpp_wrapper",

@@ -9,10 +9,12 @@ import re
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
+
+from .threads import holding
 
 OURS = str(Path(__file__).resolve().parent.parent)
 _LONGEST = 100  # characters of a line that are shown
@@ -25,13 +27,8 @@ DEFAULT_EXCLUDES = (OURS, "site-packages/torch", "site-packages/poptorch", "lib/
 _more: ContextVar[tuple[str, ...]] = ContextVar("excluded files", default=())
 
 
-@contextlib.contextmanager
-def excluding(parts: Iterable[str]) -> Iterator[None]:
-    token = _more.set(tuple(parts))
-    try:
-        yield
-    finally:
-        _more.reset(token)
+def excluding(parts: Iterable[str]) -> contextlib.AbstractContextManager[None]:
+    return holding(_more, tuple(parts))
 
 
 def is_user_file(filename: str) -> bool:
