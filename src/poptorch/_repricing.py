@@ -81,14 +81,6 @@ class Repricer:
             options.deviceIterations(steps)
 
 
-def _partials(options: Options, half: bool) -> object:
-    return options.Precision.setPartialsType(torch.float16 if half else torch.float32)
-
-
-def _proportion(options: Options, share: float) -> object:
-    return options.setAvailableMemoryProportion({f"IPU{chip}": share for chip in range(POD)})
-
-
 def _located(setter: str) -> Callable[[Options, Any], object]:
     def change(options: Options, where: str) -> object:
         on_chip, sharded = LOCATIONS[where]
@@ -102,8 +94,12 @@ def _located(setter: str) -> Callable[[Options, Any], object]:
 _CHANGES: Mapping[str, Callable[[Options, Any], object]] = {
     "replicas": Options.replicationFactor,
     "recomputation": lambda options, do: options._Popart.set("autoRecomputation", int(do)),
-    "half_partials": _partials,
-    "memory_proportion": _proportion,
+    "half_partials": lambda options, half: options.Precision.setPartialsType(
+        torch.float16 if half else torch.float32
+    ),
+    "memory_proportion": lambda options, share: options.setAvailableMemoryProportion(
+        {f"IPU{chip}": share for chip in range(POD)}
+    ),
     "activation_location": _located("setActivationLocation"),
     "weight_location": _located("setWeightLocation"),
     "optimizer_location": _located("setOptimizerLocation"),

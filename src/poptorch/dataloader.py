@@ -102,8 +102,12 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         processes = shares if auto_distributed_partitioning else 1
         has_sampler = batch_sampler is not None
         arrangement.check_sources(dataset, batch_sampler, batch_size, shuffle, processes)
+        loops = Loops(
+            options.device_iterations, options.Training.gradient_accumulation,
+            options.replication_factor, options.input_group_size,
+        )  # fmt: skip
         self._plan = arrangement.arrange(
-            _loops(options), batch_size, batch_sampler, drop_last, mode, rebatched_worker_size
+            loops, batch_size, batch_sampler, drop_last, mode, rebatched_worker_size
         )
         if self._plan.rebatched is not None:
             self.rebatched_drop_last = drop_last
@@ -517,12 +521,3 @@ def _check(options: Options, async_options: dict[str, Any] | None) -> None:
             "rebatched_size must not be in async_options",
             fix="use mode=DataLoaderMode.AsyncRebatched, which assembles combined batches",
         )
-
-
-def _loops(options: Options) -> Loops:
-    return Loops(
-        options.device_iterations,
-        options.Training.gradient_accumulation,
-        options.replication_factor,
-        options.input_group_size,
-    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -83,17 +84,15 @@ def _options(
     return options.broadcastBuffers(replicas == 1).outputMode(OutputMode.All)
 
 
-def _check_training(
-    backend: str, iterations: int = 1, replicas: int = 1, accumulation: int = 1
-) -> None:
+def _check_training(backend: str, iterations: int = 1, **counts: int) -> None:
     """Two calls of D x R x G micro-batches equal the eager loop over the same rows."""
     torch.manual_seed(0)
     eager = _Net()
-    model, window = copy.deepcopy(eager), replicas * accumulation
+    model, window = copy.deepcopy(eager), math.prod(counts.values())
     ours, optimizer = (
         torch.optim.SGD(each.parameters(), lr=0.05, momentum=0.9) for each in (model, eager)
     )
-    training = trainingModel(model, _options(backend, iterations, replicas, accumulation), ours)
+    training = trainingModel(model, _options(backend, iterations, **counts), ours)
     x, y = _inputs(iterations * window)
     for _ in range(2):
         outputs, losses = training(x, y)

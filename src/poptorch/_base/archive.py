@@ -40,7 +40,7 @@ def write(path: str | os.PathLike[str], parts: Mapping[str, bytes]) -> None:
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in parts.items()}
     header = {"format": FORMAT, "poptorch": VERSION, "digests": digests}
     _remove_orphans(path)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=_prefix(path, os.getpid()))
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.{os.getpid()}-")
     try:
         with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w") as archive:
             archive.writestr(HEADER, json.dumps(header))
@@ -51,10 +51,6 @@ def write(path: str | os.PathLike[str], parts: Mapping[str, bytes]) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
-
-
-def _prefix(path: Path, pid: int | str) -> str:
-    return f".{path.name}.{pid}-"
 
 
 def _remove_orphans(path: Path) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +37,8 @@ def add_estimate(commands: Any) -> None:
 
 def _estimate(chosen: argparse.Namespace) -> int:
     """Return 1 if no wrapped model was used or one does not fit, 2 if there is nothing to run."""
+    from ..executor import PoplarExecutor
+
     try:
         parse(chosen.system)
     except Error as error:
@@ -51,7 +51,19 @@ def _estimate(chosen: argparse.Namespace) -> int:
     if ours:
         print(f"{ours[0]} after {chosen.script} is the script's argument", file=sys.stderr)
     priced: list[Any] = []
-    with _pricing(chosen, priced):
+    seen: list[PoplarExecutor] = []
+
+    def first(usual: Any, executor: PoplarExecutor, /, *args: Any, **kwargs: Any) -> Any:
+        if executor not in seen:
+            seen.append(executor)
+            priced.append(executor.estimate(*args, system=chosen.system, **kwargs))
+            kind = "inference" if executor._optimizer is None else "training"
+            print(f"{type(executor.model).__name__}, {kind}, {priced[-1]}")
+            if not chosen.all:
+                raise Enough
+        return usual(executor, *args, **kwargs)
+
+    with replaced(PoplarExecutor, "__call__", first), replaced(PoplarExecutor, "compile", first):
         run_script(str(chosen.script), chosen.arguments)
     if not priced:
         print(f"{chosen.script} used no wrapped model", file=sys.stderr)
@@ -61,26 +73,6 @@ def _estimate(chosen: argparse.Namespace) -> int:
     if chosen.html:
         priced[-1].to_html(chosen.html)
     return 0 if all(estimate.fits for estimate in priced) else 1
-
-
-@contextlib.contextmanager
-def _pricing(chosen: argparse.Namespace, priced: list[Any]) -> Iterator[None]:
-    from ..executor import PoplarExecutor
-
-    seen: dict[int, PoplarExecutor] = {}  # kept, so that no other object gets the number of one
-
-    def first(usual: Any, executor: PoplarExecutor, /, *args: Any, **kwargs: Any) -> Any:
-        if id(executor) not in seen:
-            seen[id(executor)] = executor
-            priced.append(executor.estimate(*args, system=chosen.system, **kwargs))
-            kind = "inference" if executor._optimizer is None else "training"
-            print(f"{type(executor.model).__name__}, {kind}, {priced[-1]}")
-            if not chosen.all:
-                raise Enough
-        return usual(executor, *args, **kwargs)
-
-    with replaced(PoplarExecutor, "__call__", first), replaced(PoplarExecutor, "compile", first):
-        yield
 
 
 def add_report(commands: Any) -> None:

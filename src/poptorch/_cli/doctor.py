@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib.util
 import os
 import sys
@@ -71,12 +70,17 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def _script(path: str, arguments: list[str], most: int | None) -> int:
-    watch = Watch(_tell, most)
+    watch = Watch(most)
     broken = False
     limit = f", until {most} calls of wrapped models" if most else ""
     print(f"Running {' '.join([path, *arguments])}{limit}", flush=True)
     try:
-        with watch.watching():
+        with (
+            replaced(PoplarExecutor, "__call__", watch.call),
+            replaced(PoplarExecutor, "compile", watch.compile),
+            replaced(dataloader.DataLoader, "__iter__", watch.iterate),
+            replaced(dataloader.AsynchronousDataAccessor, "__next__", watch.next),
+        ):
             run_script(path, arguments)
     except SystemExit as end:
         broken = end.code not in (None, 0)
@@ -170,26 +174,14 @@ def _input(text: str) -> torch.Tensor:
 class Watch:
     """Explains every wrapped model before it is compiled, and measures what calls wait for."""
 
-    def __init__(
-        self, tell: Callable[[PoplarExecutor, _capture.Explanation], None], most: int | None
-    ):
+    def __init__(self, most: int | None) -> None:
         self.calls = 0  # of wrapped models
         self.fatal = 0  # findings that prevent compiling
-        self._tell, self._most = tell, most
+        self._most = most
         self._waited = self._inside = 0.0
         self._loads = False
         self._begin: float | None = None  # the end of the first call, which compiles
         self._end = 0.0
-
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        with (
-            replaced(PoplarExecutor, "__call__", self._call),
-            replaced(PoplarExecutor, "compile", self._compile),
-            replaced(dataloader.DataLoader, "__iter__", self._iterate),
-            replaced(dataloader.AsynchronousDataAccessor, "__next__", self._next),
-        ):
-            yield
 
     def summary(self) -> str:
         if self.calls < 2 or self._begin is None:
@@ -203,13 +195,12 @@ class Watch:
             "calls of wrapped models. No poptorch.DataLoader was used."
         )
 
-    def _compile(self, original: Any, executor: PoplarExecutor, *args: Any, **kwargs: Any) -> Any:
+    def compile(self, original: Any, executor: PoplarExecutor, *args: Any, **kwargs: Any) -> Any:
         self._examine(executor, args, kwargs)
         return original(executor, *args, **kwargs)
 
-    def _call(self, original: Any, executor: PoplarExecutor, *args: Any, **kwargs: Any) -> Any:
-        if not executor.isCompiled():
-            self._examine(executor, args, kwargs)
+    def call(self, original: Any, executor: PoplarExecutor, *args: Any, **kwargs: Any) -> Any:
+        self._examine(executor, args, kwargs)
         start = time.perf_counter()
         result = original(executor, *args, **kwargs)
         self._end = time.perf_counter()
@@ -228,12 +219,12 @@ class Watch:
         if executor.isCompiled():
             return
         findings = executor.explain(*args, **kwargs)
-        self._tell(executor, findings)
+        _tell(executor, findings)
         self.fatal += len(findings.fatal)
         if findings.fatal:
             raise Enough
 
-    def _iterate(self, original: Any, loader: Any) -> Any:
+    def iterate(self, original: Any, loader: Any) -> Any:
         self._loads = True
         return self._each(self._timed(lambda: original(loader)))
 
@@ -242,7 +233,7 @@ class Watch:
         while (batch := self._timed(lambda: next(batches, end))) is not end:
             yield batch
 
-    def _next(self, original: Any, accessor: Any) -> Any:
+    def next(self, original: Any, accessor: Any) -> Any:
         self._loads = True
         return self._timed(lambda: original(accessor))
 

@@ -148,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given = {n: v for n, v in vars(chosen).items() if v != reader.get_default(n)}
         kept = {name: value for name, value in given.items() if name not in left_out}
         Path(chosen.export_config).write_text(json.dumps(kept, indent=2) + "\n")
-    idle = [name for name in IDLE if getattr(chosen, _destination(name)) is not None]
+    idle = [name for name in IDLE if getattr(chosen, name[2:].replace("-", "_")) is not None]
     if idle:
         print(f"poprun: without effect here: {', '.join(idle)}", file=sys.stderr)
     job = complete(reader, chosen)
@@ -168,10 +168,6 @@ def _imported(reader: argparse.ArgumentParser, chosen: Job) -> list[str]:
         reader.error(f"--import-config: there is no option {', '.join(unknown)}")
     words = [f"--{name.replace('_', '-')}={value}" for name, value in stored.items()]
     return words if chosen.verbosity or not said else [*words, f"-{said}"]
-
-
-def _destination(option: str) -> str:
-    return option.removeprefix("--").replace("-", "_")
 
 
 def complete(reader: argparse.ArgumentParser, job: Job) -> Job:
