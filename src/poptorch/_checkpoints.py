@@ -1,9 +1,7 @@
 """``poptorch.Checkpoints``: folders of files without pickles, named when all of it is there."""
 
-# Not torch.distributed.checkpoint's: of its formats only safetensors has no pickle of its own, and
-# that one holds nothing but tensors. Flat parts would need a planner of ours, as naming a folder
-# when it is whole and the loader's place would stay ours, and its exchanges are pickles that wait
-# for a lost process without naming it.
+# Not torch.distributed.checkpoint's: its formats are pickles or hold nothing but tensors, and its
+# exchanges wait for a lost process without naming it.
 
 from __future__ import annotations
 
@@ -37,8 +35,7 @@ _LEAST = {"processes": 1, "samples": 1, "step": 0, "epoch": 0, "taken": 0}  # of
 _LARGEST = 1 << 53
 _LOOK = 0.05  # seconds between looks for files of other processes
 
-Files = Mapping[Path, Mapping[str, bytes]]
-"""By path the parts of each."""
+Files = Mapping[Path, Mapping[str, bytes]]  # by path the parts of each
 
 
 class Checkpoints:
@@ -99,8 +96,6 @@ class Checkpoints:
         self._resumed: Any = None  # and when the checkpoint was made
         self._tidy = False
         self._writing: _Writing | None = None
-
-    # Going on.
 
     def resume(self) -> bool:
         """Go on from the latest checkpoint, if there is one: before the model's first call.
@@ -191,8 +186,6 @@ class Checkpoints:
             pass
         host_random.restore(resumed)
         yield from rest
-
-    # Saving.
 
     def save(self, wait: bool = True) -> Path:
         """Write a checkpoint; a run that is killed meanwhile goes on from the one before.
@@ -290,8 +283,6 @@ class Checkpoints:
             "stateful": {name: _encoded(name, each) for name, each in self._stateful.items()},
         }
 
-    # Folders.
-
     def _path(self, step: int) -> Path:
         return self._folder / f"{step:09d}"
 
@@ -366,9 +357,6 @@ def _read_facts(path: Path) -> dict[str, Any]:
     return {**facts, "stateful": states}
 
 
-# What it keeps of schedulers and other objects with a ``state_dict()``.
-
-
 def _check_states(stateful: Mapping[str, Any], states: Mapping[str, Any]) -> None:
     """Let no state replace what an object does: schedulers take any name as an attribute's."""
     for name, each in stateful.items():
@@ -412,9 +400,6 @@ def _encoded(name: str, stateful: Any) -> Any:
             got=str(error),
             fix="keep it in a file of its own",
         ) from error
-
-
-# Writing.
 
 
 def _synchronise(folder: Path) -> None:

@@ -105,4 +105,3 @@ _CHANGES: Mapping[str, Callable[[Options, Any], object]] = {
     "optimizer_location": _located("setOptimizerLocation"),
     "accumulator_location": _located("setAccumulatorLocation"),
 }
-"""How settings change options; those that are none are not among them."""

@@ -390,7 +390,8 @@ class AsynchronousDataAccessor:
     def __len__(self) -> int:
         """Return the number of elements of one iteration, from the data set's own length."""
         length = len(self._dataset)
-        if self._rebatched_size is None or _counts_combined(self._dataset):
+        plan = self._dataset._plan if isinstance(self._dataset, DataLoader) else None
+        if self._rebatched_size is None or (plan is not None and plan.rebatched is not None):
             return length
         return int(length * self._dataset.batch_size // self._rebatched_size)
 
@@ -497,10 +498,6 @@ def _accessible(loader: DataLoader, rebatched_size: int | None) -> DataLoader:
             fix="use DataLoader(..., mode=DataLoaderMode.AsyncRebatched)",
         )
     return loader._for_another_process(type(loader))
-
-
-def _counts_combined(dataset: Any) -> bool:
-    return isinstance(dataset, DataLoader) and dataset._plan.rebatched is not None
 
 
 def _started_as(workers: int) -> dict[str, Any]:

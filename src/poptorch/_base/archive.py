@@ -21,10 +21,8 @@ from .processes import is_running
 
 FORMAT = 3
 HEADER = "header.json"
-LARGEST_LIST = 4 << 20
-"""Bytes of a file's list of parts: of some ten thousand."""
-LARGEST_JSON = 64 << 20
-"""Bytes of a part that is JSON: as values of Python it is up to twenty times as large."""
+LARGEST_LIST = 4 << 20  # bytes of a file's list of parts: of some ten thousand
+LARGEST_JSON = 64 << 20  # bytes; as values of Python it is up to twenty times as large
 
 
 class InvalidFile(AssertionFailure):

@@ -55,8 +55,15 @@ def setup() -> None:
     destination = env.get("POPTORCH_LOG_DEST")
     for logger, where in ((python, "stderr"), (engine, destination)):
         if not logger.handlers:
-            is_stream = where in ("stderr", "stdout")
-            handler = _CurrentStream(where) if is_stream else _file(where)
+            handler: logging.Handler = _CurrentStream("stderr")
+            try:
+                is_stream = where in ("stderr", "stdout")
+                handler = _CurrentStream(where) if is_stream else logging.FileHandler(where, "w")
+            except OSError as error:
+                python.warning(
+                    "The file of POPTORCH_LOG_DEST cannot be written, the engine's log goes to "
+                    "stderr: %s: %s", where, error.strerror,
+                )  # fmt: skip
             handler.setFormatter(_Formatter(colour and where != destination))
             logger.addHandler(handler)
     set_level(env.get("POPTORCH_LOG_LEVEL"))
@@ -64,19 +71,6 @@ def setup() -> None:
         close = difflib.get_close_matches(name, env.TABLE, n=1)
         hint = f": did you mean {close[0]}?" if close else ""
         python.warning("The environment variable %s has no effect here%s", name, hint)
-
-
-def _file(path: str) -> logging.Handler:
-    try:
-        return logging.FileHandler(path, mode="w")
-    except OSError as error:
-        python.warning(
-            "The file of POPTORCH_LOG_DEST cannot be written, the engine's log goes to stderr: "
-            "%s: %s",
-            path,
-            error.strerror,
-        )
-        return _CurrentStream("stderr")
 
 
 _seen: collections.Counter[str] = collections.Counter()  # engine lines since the last compilation
@@ -121,7 +115,6 @@ def set_level(level: str | int) -> None:
 
 
 def shows(level: str) -> bool:
-    """Tell whether messages of a named level appear, finer than Python's levels allow."""
     order = [*LEVELS]
     return order.index(level) >= order.index(_level)
 

@@ -70,7 +70,6 @@ def calling_line() -> str | None:
 
 
 def _innermost(places: Iterable[tuple[str, int | None]]) -> str | None:
-    """Describe the user's line among places, the innermost first, and another package's in it."""
     inside = None
     for filename, line in places:
         if is_user_file(filename):

@@ -24,13 +24,10 @@ from . import log
 from .errors import Error
 
 DEEPEST = 100  # levels of containers: one that contains itself has no end
-ADAPTERS = {
+ADAPTERS = {  # by what the program imports: what has parsers and substitutes for its objects
     "torch_geometric": "poptorch_geometric",
     "transformers.cache_utils": "poptorch.integrations._caches",
 }
-"""What is imported by the program, and what then has parsers and substitutes for its objects."""
-
-
 Parser = Any  # what has the methods of poptorch.ICustomArgParser
 _parsers: dict[type, Parser] = {}
 _like_dataclasses: list[type] = []
@@ -71,9 +68,6 @@ def _import(name: str) -> None:
         importlib.import_module(name)
     except ImportError as error:  # a release of the package that ours does not know
         log.python.warning("%s cannot be used: %s", name, error)
-
-
-# Containers, one level at a time.
 
 
 class Level(NamedTuple):
@@ -131,7 +125,6 @@ def _of_dataclass(value: object) -> bool:
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass by name, then the other attributes of an instance."""
     names = [f.name for f in dataclasses.fields(value)] if _of_dataclass(value) else []
     return {name: getattr(value, name) for name in names} | getattr(value, "__dict__", {})
 
@@ -176,14 +169,12 @@ class Structure:
 
     @property
     def constants(self) -> tuple[tuple[str, Any], ...]:
-        """(path, value) of everything that is neither a tensor nor a container."""
         return tuple(
             (leaf.path, leaf.value) for leaf in self._leaves if leaf.kind is not torch.Tensor
         )
 
     @functools.cached_property
     def plain(self) -> type | None:
-        """``tuple`` or ``list`` if it is one of nothing but tensors, else None."""
         flat = all(child.kind is torch.Tensor for child in self.children)
         return self.kind if flat and self.kind in (tuple, list) else None
 

@@ -9,11 +9,7 @@ import hashlib
 import hmac
 from typing import Any
 
-BACKEND = "poptorch"
-"""The name that ``LaunchConfig.rdzv_backend`` knows this by.
-
-Its settings: ``key`` is the secret, ``place`` says which of the hosts this one is.
-"""
+BACKEND = "poptorch"  # for ``LaunchConfig.rdzv_backend``; ``place`` is a host's among them
 _BYTES = hashlib.sha256().digest_size
 
 

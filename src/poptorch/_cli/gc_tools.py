@@ -45,17 +45,11 @@ def monitor(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps(_facts(system, holders, not chosen.no_card_info), indent=2))
         return 0
     if not chosen.no_card_info:
-        print(_cards(system))
+        title = f"Partition: {system.name} [active] has {system.chips} reconfigurable IPUs"
+        cards = [[str(v) for v in _card(system, at).values()] for at in range(system.chips)]
+        print(box([("gc-monitor", 15), (title, 81)], _CARD_WIDTHS, [_CARD_HEAD, *cards]))
     print(_processes(system, holders))
     return 0
-
-
-def _cards(system: System) -> str:
-    title = f"Partition: {system.name} [active] has {system.chips} reconfigurable IPUs"
-    rows = [
-        tuple(str(value) for value in _card(system, chip).values()) for chip in range(system.chips)
-    ]
-    return box([("gc-monitor", 15), (title, 81)], _CARD_WIDTHS, [_CARD_HEAD, *rows])
 
 
 def _card(system: System, chip: int) -> dict[str, Any]:
@@ -142,7 +136,15 @@ def info(arguments: Sequence[str] | None = None) -> int:
         if not 0 <= chosen.device_id < len(devices):
             print(f"There is no device {chosen.device_id} in {system.name}", file=sys.stderr)
             return 1
-        devices = [{**devices[chosen.device_id], **_details(system)}]
+        kind = system.kind
+        details = {
+            "board": kind.board,
+            "ipu_version": f"ipu{kind.generation}",
+            "tiles_per_ipu": kind.tiles,
+            "memory_per_tile": f"{kind.tile_bytes} bytes",
+            "clock": f"{kind.clock_mhz}MHz",
+        }
+        devices = [devices[chosen.device_id] | details]
     if chosen.json:
         print(json.dumps(devices, indent=2))
     elif chosen.device_id is not None:
@@ -163,17 +165,6 @@ def _devices(system: System) -> list[dict[str, Any]]:
         }
         for number, chips in enumerate(system.devices)
     ]
-
-
-def _details(system: System) -> dict[str, Any]:
-    kind = system.kind
-    return {
-        "board": kind.board,
-        "ipu_version": f"ipu{kind.generation}",
-        "tiles_per_ipu": kind.tiles,
-        "memory_per_tile": f"{kind.tile_bytes} bytes",
-        "clock": f"{kind.clock_mhz}MHz",
-    }
 
 
 def _line(device: dict[str, Any]) -> str:

@@ -24,24 +24,21 @@ from .._base import env
 from . import agents
 from .commands import page, quiet_when_closed
 
-KILLED = 128
-"""What a shell adds to the number of the signal that ended a program."""
+KILLED = 128  # what a shell adds to the number of the signal that ended a program
 NODES = Path("/sys/devices/system/node")
 _PATIENCE = 20  # seconds from asking processes to end to ending them
-_OPENMPIS = {
+_OPENMPIS = {  # its words for torchrun's, which scripts read themselves
     "OMPI_COMM_WORLD_SIZE": "WORLD_SIZE",
     "OMPI_COMM_WORLD_RANK": "RANK",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "LOCAL_WORLD_SIZE",
     "OMPI_COMM_WORLD_LOCAL_RANK": "LOCAL_RANK",
 }
-"""OpenMPI's words for torchrun's, which scripts read themselves."""
-# Binds a process to the cores of its rank and becomes the program. Torch's own binding is for
-# processes with a GPU each.
+# Binds a process to the cores of its rank. Torch's own binding is for processes with a GPU each.
 _BIND = """import json, os, sys
 cores, rank, *program = sys.argv[1:]
 os.sched_setaffinity(0, json.loads(cores)[int(rank)])
 os.execvp(program[0], program)"""
-IDLE = {
+IDLE = {  # of MPI, partition servers or the fabric: accepted, without effect, and said so
     "--num-ilds": "N",
     "--vipu-server-host": "HOST",
     "--vipu-server-port": "PORT",
@@ -57,7 +54,6 @@ IDLE = {
     "--mpi-local-args": "ARGS",
     "--sync-type": "TYPE",
 }
-"""What concerns MPI, partition servers or the fabric: accepted, without effect, and said so."""
 Job = argparse.Namespace  # the options, and what ``complete`` adds
 _EXAMPLE = """
 poprun --num-instances 2 --num-replicas 4 python train.py --epochs 3
@@ -171,7 +167,6 @@ def _imported(reader: argparse.ArgumentParser, chosen: Job) -> list[str]:
 
 
 def complete(reader: argparse.ArgumentParser, job: Job) -> Job:
-    """Check what was chosen, and add what follows from it."""
     instances, shared = job.num_instances, job.stage_processes
     if instances % shared:
         reader.error(
@@ -339,7 +334,10 @@ def _config(job: Job, folder: str) -> Any:
         backend, endpoint = agents.BACKEND, f"{job.hosts[0]}:{job.port}"
         # Told, because a host's idea of its own name need not be that of the others.
         settings = {"is_host": place == 0, "key": job.key, "place": place}
-        address = _resolvable(job.hosts[place])
+        address = None
+        with contextlib.suppress(OSError):  # of a name that only the remote shell knows
+            socket.getaddrinfo(job.hosts[place], None)
+            address = job.hosts[place]
     shown = None if only is None else {only - place * job.here}
     return LaunchConfig(
         min_nodes=hosts,
@@ -388,15 +386,6 @@ def variables(
         "POPDIST_LOCAL_INSTANCE_INDEX": torchruns["LOCAL_RANK"],
         **{name: torchruns[theirs] for name, theirs in _OPENMPIS.items()},
     }
-
-
-def _resolvable(host: str) -> str | None:
-    """Return a host's name if it has an address; None for one that only the remote shell knows."""
-    try:
-        socket.getaddrinfo(host, None)
-    except OSError:
-        return None
-    return host
 
 
 def _say_failed(job: Job, error: Any) -> int:

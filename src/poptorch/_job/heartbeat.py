@@ -14,10 +14,8 @@ from typing import Any, NamedTuple
 
 from .._base import log
 
-INTERVAL = 1.0
-"""Seconds between two heartbeats."""
-SILENT = 4 * INTERVAL
-"""After a connection broke: seconds without a heartbeat until a process is to blame for it."""
+INTERVAL = 1.0  # seconds between two heartbeats
+SILENT = 4 * INTERVAL  # without one, until a process is to blame for a connection that broke
 
 Beat = dict[str, Any]
 
@@ -86,8 +84,6 @@ class Heartbeat:
 
     def _beat_of(self, other: int) -> Beat:
         return self._beats[other][0] if other in self._beats else {}
-
-    # What its owner does.
 
     def begin(self, what: str) -> None:
         """An exchange begins; the next one does when ``done`` has been raised."""

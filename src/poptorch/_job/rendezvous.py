@@ -24,8 +24,7 @@ from .._base.errors import Error
 dist: Any = torch.distributed
 NAMESPACE = "poptorch"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-IMPATIENT = 10.0
-"""Seconds of waiting after which a line says for whom; then after twice as many, and so on."""
+IMPATIENT = 10.0  # seconds of waiting after which a line says for whom; then twice as many, ...
 _POLL = 0.005  # seconds
 _PORTS = range(20_000, 32_000)  # below those that systems hand out
 # Count, index and index on this machine, by launcher; the first that is set counts.
@@ -57,7 +56,6 @@ def in_job() -> bool:
 
 
 def membership() -> Membership:
-    """One process with one replica where the environment says nothing."""
     launcher = next((names for names in _LAUNCHERS if env.is_set(names[0])), _LAUNCHERS[0])
     count, index, local_index = map(env.get, launcher)
     local, shared = env.get("POPDIST_NUM_LOCAL_REPLICAS"), env.get("POPDIST_STAGE_PROCESSES")
