@@ -53,28 +53,19 @@ def is_running(pid: int) -> bool:
     return _started(pid) is not None
 
 
-_generation = 0
-_lost_threads = False
-
-
-def fork_generation() -> int:
-    return _generation
-
-
-def fork_lost_threads() -> bool:
-    """Tell whether a fork lost native threads: OpenMP, in eager torch too, waits for its own."""
-    return _lost_threads
+forks = 0  # between this process and the one that imported the library
+fork_lost_threads = False  # that are not Python's: OpenMP, in eager torch too, waits for its own
 
 
 def _before_fork() -> None:
-    global _lost_threads
+    global fork_lost_threads
     with contextlib.suppress(OSError):  # elsewhere than on Linux nobody counts them
-        _lost_threads = len(os.listdir("/proc/self/task")) > threading.active_count()
+        fork_lost_threads = len(os.listdir("/proc/self/task")) > threading.active_count()
 
 
 def _after_fork() -> None:
-    global _generation
-    _generation += 1
+    global forks
+    forks += 1
 
 
 os.register_at_fork(before=_before_fork, after_in_child=_after_fork)

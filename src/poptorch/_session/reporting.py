@@ -43,7 +43,7 @@ class Reports:
         self._now: Variant | None = None  # while there is a program
         self._began = self._ended = 0.0
         self._unwritten = False
-        self._process = processes.fork_generation()
+        self._process = processes.forks
         self._reset()
         weakref.finalize(model, _finish, weakref.ref(self))  # a process that ends, above all
 
@@ -159,7 +159,7 @@ class Reports:
 def _finish(reports: weakref.ref[Reports]) -> None:
     """Finish reports that are still there, in the process that they are of."""
     own = reports()
-    if own is not None and own._process == processes.fork_generation():
+    if own is not None and own._process == processes.forks:
         own.finish()
 
 

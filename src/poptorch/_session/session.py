@@ -100,7 +100,7 @@ class Session(Sharing):
         self._settings, self._owner, self._progress = settings, owner, progress
         self._lease: _pod.Lease | None = None
         self._has_chips = False
-        self._process = processes.fork_generation()
+        self._process = processes.forks
         self._agreed = False  # the processes of a job have begun with the same weights
         self._host_version = self._seen_version = 0
         self._version_left = 0  # of the host's values, when a trainer of them went away
@@ -335,7 +335,7 @@ class Session(Sharing):
             self.optimizer.after_run(updates)
 
     def _check_process(self) -> None:
-        process = processes.fork_generation()
+        process = processes.forks
         if process:
             _use_one_thread(process)
         if process == self._process:
@@ -697,7 +697,7 @@ def _refuse_offline(spec: Spec) -> None:
 @functools.cache
 def _use_one_thread(process: int) -> None:
     """Let operators run in a forked process, once in each: threads do not survive a fork."""
-    if processes.fork_lost_threads() and torch.get_num_threads() > 1:
+    if processes.fork_lost_threads and torch.get_num_threads() > 1:
         log.python.warning(
             "This process was forked from one whose operators ran on several threads, which do not "
             "survive that: here they run on one. Fork first, or use the start method 'spawn'"
