@@ -84,7 +84,14 @@ class Checkpoints:
             raise AssertionFailure("Checkpoints are of a model that is wrapped for training")
         if keep < 1:
             raise AssertionFailure("At least one checkpoint must be kept", got=f"keep={keep}")
-        _check_loader(loader)
+        accessed = isinstance(loader, DataLoader) and loader._accessor is not None
+        random = torch.utils.data.RandomSampler
+        if accessed and (loader._permuted is not None or isinstance(loader.sampler, random)):
+            raise AssertionFailure(
+                "Checkpoints need to know the order of the data",
+                got="a loader that shuffles in another process",
+                fix="use DataLoaderMode.Sync, with num_workers for loading during the computation",
+            )
         self.step = self.epoch = 0
         self._folder, self._keep = Path(folder), keep
         self._executor, self._loader, self._stateful = executor, loader, stateful
@@ -315,17 +322,6 @@ class Checkpoints:
         timeout = self._executor._settings().runtime.process_timeout
         group = _job.join(self._process, self._processes, timeout)
         return group.numbers(number, "checkpoints")
-
-
-def _check_loader(loader: Any) -> None:
-    if not isinstance(loader, DataLoader) or loader._accessor is None:
-        return
-    if loader._permuted is not None or isinstance(loader.sampler, torch.utils.data.RandomSampler):
-        raise AssertionFailure(
-            "Checkpoints need to know the order of the data",
-            got="a loader that shuffles in another process",
-            fix="use DataLoaderMode.Sync, with num_workers for loading during the computation",
-        )
 
 
 def _name(process: int) -> str:

@@ -277,7 +277,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return len(self.sampler)
 
 
-class _WorkersIteration:
+class _WorkersIteration(Iterator[Any]):
     """One iteration by torch's persistent workers, which can serve only one at a time."""
 
     def __init__(self, batches: Any) -> None:
@@ -286,9 +286,6 @@ class _WorkersIteration:
 
     def end(self) -> None:
         self._batches = iter(())
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -301,15 +298,12 @@ class _WorkersIteration:
             raise
 
 
-class _RemoteIteration:
+class _RemoteIteration(Iterator[Any]):
     """One iteration of a loading process; keeps its loader, whose end would end the process."""
 
     def __init__(self, owner: DataLoader, consumer: Consumer) -> None:
         self._owner, self._consumer = owner, consumer
         self._number = consumer.iteration
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
 
     def __next__(self) -> Any:
         if self._consumer.iteration != self._number:

@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-PIPE_CLOSED = 128 + 13  # what a shell reports of a program that SIGPIPE ended
-
 
 def add(commands: Any, name: str, does: str, example: str, details: str = "") -> Any:
     return commands.add_parser(
@@ -43,7 +41,7 @@ def quiet_when_closed(main: Callable[..., int]) -> Callable[..., int]:
         except BrokenPipeError:
             # Python writes what is left in its buffer once more when it exits.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return PIPE_CLOSED
+            return 128 + 13  # what a shell reports of a program that SIGPIPE ended
 
     return run
 

@@ -11,6 +11,7 @@ from .._base.errors import Error, visible
 from .._base.private import replaced
 from .._ipu_model import page, profile
 from .._systems import parse
+from ..executor import PoplarExecutor
 from .commands import Enough, add, run_script
 
 _OURS = ("--system", "--all", "--json", "--html")
@@ -37,8 +38,6 @@ def add_estimate(commands: Any) -> None:
 
 def _estimate(chosen: argparse.Namespace) -> int:
     """Return 1 if no wrapped model was used or one does not fit, 2 if there is nothing to run."""
-    from ..executor import PoplarExecutor
-
     try:
         parse(chosen.system)
     except Error as error:

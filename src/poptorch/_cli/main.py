@@ -17,9 +17,7 @@ from ..options.overview import describe
 from . import costs, doctor
 from .commands import add, page, quiet_when_closed
 
-FAULTY = 2  # argparse's own status for a command line that cannot be understood
 MEGABYTE = 1_000_000
-DAY = 86400
 
 
 @quiet_when_closed
@@ -57,7 +55,7 @@ def _options(chosen: argparse.Namespace) -> int:
     except Exception as error:  # whatever a setter raises is about the file's line
         notes = [f"  {note}" for note in getattr(error, "__notes__", ())]
         print(f"poptorch options: {error}", *notes, sep="\n", file=sys.stderr)
-        return FAULTY
+        return 2  # argparse's own status for what cannot be understood
     print(describe(options, every=chosen.all))
     return 0
 
@@ -148,7 +146,7 @@ def _one(present: list[Entry], start: str) -> Entry:
 
 def _trim(chosen: argparse.Namespace) -> int:
     keep = None if chosen.max_mb is None else int(chosen.max_mb * MEGABYTE)
-    newer = None if chosen.days is None else time.time() - chosen.days * DAY
+    newer = None if chosen.days is None else time.time() - chosen.days * 86400
     removed = trim(_folder(chosen), keep, newer)
     for path in removed:
         print(f"removed {path.name}")
