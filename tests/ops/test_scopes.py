@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -131,6 +134,21 @@ def test_multi_conv_options_change_the_estimate(change) -> None:
         return model.estimate(torch.zeros(4, 64, 1024).half()).cycles
 
     assert cycles(change(poptorch.MultiConv())) != cycles(poptorch.MultiConv())
+
+
+def test_multi_conv_options_are_in_the_plan_and_the_profile(tmp_path: Path) -> None:
+    group = poptorch.MultiConv().availableMemoryProportions((0.1, 0.2))
+    module = TwoConvs(group.partialsTypes([torch.float16, torch.float32]))
+    opts = options().enableProfiling(str(tmp_path))
+    model = poptorch.inferenceModel(module, opts)
+    model(X)
+    first = "available memory 0.1, partials type torch.float16"
+    second = "available memory 0.2, partials type torch.float32"
+    lines = [line for line in str(model.plan()).splitlines() if "test_scopes.py:" in line]
+    assert [line.partition("): ")[2] for line in lines] == [first, second]
+    model.destroy()
+    settings = json.loads((tmp_path / "inference" / "profile.json").read_text())["settings"]
+    assert {first, second} <= set(settings.values())
 
 
 def test_multi_conv_says_what_has_no_effect(caplog: pytest.LogCaptureFixture) -> None:

@@ -146,3 +146,17 @@ def forget_kept(node: fx.Node) -> None:
 def marks(node: fx.Node) -> Mapping[str, Any]:
     custom: Mapping[str, Any] = node.meta.get("custom") or {}
     return custom
+
+
+def product_settings(graph: fx.Graph) -> dict[str, str]:
+    """Return what the user set for single products, of the forward pass, by name and line."""
+    found = {}
+    for node in graph.nodes:
+        noted = marks(node)
+        named = {"available memory": noted.get(MEMORY), "partials type": noted.get(PARTIALS)}
+        texts = [f"{name} {value}" for name, value in named.items() if value is not None]
+        if texts and not label_of(node).backward:
+            line = line_of(node)
+            where = f" ({source.describe(*line).split(',')[0]})" if line else ""
+            found[f"{node.name}{where}"] = ", ".join(texts)
+    return found

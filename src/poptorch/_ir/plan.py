@@ -8,7 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .._base.tables import html_text, size_text, table
-from .blocks import Direction, Stage, StagePass, pass_of, reader_passes, stage_passes
+from .blocks import (
+    Direction,
+    Stage,
+    StagePass,
+    pass_of,
+    product_settings,
+    reader_passes,
+    stage_passes,
+)
 from .graph import Graph
 from .program import Program
 from .schedule import Schedule, Workload
@@ -115,6 +123,9 @@ class Plan:
         lines += [self.tier] if self.tier else []
         lines += [str(self.program), _headline(self), *_indented(_stages(self))]
         lines += ["homes", *_indented(_locations(self))]
+        products = product_settings(self.layout.graph.module.graph)
+        if products:
+            lines += ["products", *_indented(f"{at}: {what}" for at, what in products.items())]
         if self.staged is not None:
             lines += ["sent between chips", *_indented(_sent(self.staged))]
             moved = list(_moved(self.staged))

@@ -16,6 +16,7 @@ from .._base import log, processes, source
 from .._base.errors import Error
 from .._ipu_model import page, profile
 from .._ipu_model.estimate import Estimate
+from .._ir.blocks import product_settings
 from .._ir.spec import Spec
 from .._systems import KINDS, ChipKind, System, current
 from ..backends import Stopwatch, timing
@@ -137,7 +138,10 @@ class Reports:
         )  # fmt: skip
         content = profile.profile(
             name, dataclasses.asdict(estimate), modelled(spec), measured,
-            _compile.flat_fields(spec),
+            {
+                **_compile.flat_fields(spec),
+                **product_settings(now.compiled.plan.layout.graph.module.graph),
+            },
         )  # fmt: skip
         spans = [
             (name, start - self._began, seconds, is_action)
