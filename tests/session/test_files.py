@@ -146,7 +146,7 @@ def test_a_number_that_is_too_large_for_the_device_stays_in_the_file(tmp_path: P
 @pytest.mark.spec("executor", 42)
 @pytest.mark.spec("options", 38)
 @pytest.mark.spec("runtime", 24, 25)
-def test_compiled_without_a_device(tmp_path: Path) -> None:
+def test_compiled_without_a_device(tmp_path: Path, caplog) -> None:
     model = Net().eval()
     offline = poptorch.inferenceModel(model, options(iterations=2).useOfflineIpuTarget(21))
     path = tmp_path / "m.poptorch"
@@ -162,6 +162,7 @@ def test_compiled_without_a_device(tmp_path: Path) -> None:
     loaded = poptorch.load(path, edit, trusted=True)
     assert seen == [(ConnectionType.Always, False)]
     assert loaded.options.log_dir == "logs"
+    assert "other settings" not in caplog.text
     got = loaded(X)
     assert got["mode"] == "mean"
     torch.testing.assert_close(got["out"], model(X)["out"].detach())

@@ -154,6 +154,8 @@ def resume(session: Session, saved: Saved, spec: Spec, whole: bool) -> None:
     )
     here = _compile.flat_fields(spec.for_cache())
     there = {name: saved.settings.get(name, "absent")[:80] for name in here}
+    if there["target.device"] == "offline":  # saved to run where there are devices
+        there |= {name: here[name] for name in ("target.device", "target.generation")}
     differences = _compile.differences(here, there)
     if differences:
         log.python.warning(
