@@ -138,7 +138,6 @@ class Adviser(NamedTuple):
         return made
 
     def _divided(self, before: Estimate) -> list[Tried]:
-        """Fewer samples in a micro-batch, and more of them: half, a quarter, an eighth."""
         steps, micro = self._steps()
         changes = [
             Change(

@@ -77,9 +77,6 @@ def node_cycles(node: fx.Node, kind: ChipKind) -> float:
     return cost(work_of(node), Chip(kind, kind.tiles)).total
 
 
-# Bytes on a chip, whose integers have 32 bits at most.
-
-
 def slot_bytes(slot: Slot) -> int:
     return math.prod(slot.replica_shape) * narrowed(slot.dtype).itemsize
 

@@ -1,7 +1,6 @@
-"""Cycles per element of the tiles' vector loops, by operator and data type.
+"""Cycles per element of the tiles' vector loops, while all six workers of a tile are busy.
 
-The time of a tile whose six workers are all busy is ``elements x cycles``. Rows are from
-``popopsCycleEstimators.hpp`` of PopLibs (MIT); what that lacks is composed of rows that it has.
+From ``popopsCycleEstimators.hpp`` of PopLibs (MIT); what that lacks is composed of its rows.
 """
 
 from __future__ import annotations

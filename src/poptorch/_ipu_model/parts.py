@@ -53,9 +53,7 @@ class ChipEstimate:
     peak_at: str  # the action of that moment
     limit: int  # bytes that it has
     live: tuple[float, ...] = field(repr=False)  # bytes at every column of the schedule
-    # Bytes of every tile at the fullest moment; what the fullest has more than others is in
-    # ``peak``, as gaps and imbalance.
-    tiles: tuple[int, ...] = field(repr=False)
+    tiles: tuple[int, ...] = field(repr=False)  # bytes of every tile at the fullest moment
     largest: tuple[LiveTensor, ...] = field(repr=False)  # at the fullest moment
 
     @property

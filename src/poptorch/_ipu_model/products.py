@@ -131,8 +131,7 @@ def _priced(
         compute += sums / parts[1] * 0.75
     needed = left + right + sums * partial
     serial = max(1, math.ceil(needed / (proportion * kind.tile_bytes)))
-    # Sums that one tile makes alone, in the result's type, are the result, which is no temporary;
-    # nor is what lies where it is wanted.
+    # A result that one tile makes alone is no temporary; nor is what lies where it is wanted.
     result = sums * partial if parts[1] == 1 and partial <= size else 0
     extra = needed - result - (right / parts[0] if product.resident else 0)
     exchange = received / (c.exchange_bytes * c.exchange_efficiency)

@@ -213,10 +213,7 @@ _HERE = 1000  # the process number of this machine, apart from the chips
 _MEASURED = ("calls", "actions", "operators")
 
 
-Span = tuple[str, float, float, bool]  # name, start after the first call, seconds, is an action
-
-
-def trace(profile: Profile, spans: Iterable[Span] = ()) -> dict[str, Any]:
+def trace(profile: Profile, spans: Iterable[tuple[str, float, float, bool]] = ()) -> dict[str, Any]:
     priced, calls = profile["estimated"], (profile["measured"] or {}).get("first", ())
     events: list[dict[str, Any]] = []
     for chip in priced["chips"]:

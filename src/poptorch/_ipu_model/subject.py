@@ -30,8 +30,7 @@ class Subject:
     rows: int  # of the combined batches of all processes
     flops: int  # of one micro-batch, forward and backward, nothing computed twice
     overlapped: bool = False  # inputs and outputs travel while the chips compute
-    # of a tile that one product may use, on chips that have their own
-    proportions: Mapping[int, float] = field(default_factory=dict)
+    proportions: Mapping[int, float] = field(default_factory=dict)  # of a tile, by chip
 
     @property
     def constants(self) -> Constants:

@@ -51,9 +51,8 @@ class Direction(enum.StrEnum):
 class StagePass:
     """What one stage does for one micro-batch in one direction, or one chip in the update.
 
-    With n stages a micro-batch goes through ``0F 1F ... (n-1)F``, in training back through
-    ``(n-1)B ... 1B 0B``; then come the chips' updates, ``0U0 1U0``, and the next round of them.
-    Values flow from earlier to later passes only; two compare as their places in this order.
+    A micro-batch goes through ``0F 1F ... (n-1)F``, in training back through ``(n-1)B ... 0B``;
+    then come the chips' updates, ``0U0 1U0``, in rounds. Passes compare as in this order.
     """
 
     stage: int  # in forward order; for updates the chip

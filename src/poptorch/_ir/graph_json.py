@@ -1,7 +1,4 @@
-"""Graphs of torch operators as JSON, for digests, for people and for compiler processes.
-
-Only those read, and only what their starter wrote: a graph becomes Python code.
-"""
+"""Graphs as JSON. Only compiler processes read them: a graph from elsewhere could run any code."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Which values of a graph are indices, their ranges, and what must be true for it not to fail.
 
-An index that is an input, through views and casts, can be checked before anything runs. What the
-graph computes itself cannot, unless its range is known. What is taken out of an input cannot fail
-while the whole input is in range; what is left out may be anything: a premise and no check.
+Inputs, through views and casts, can be checked before anything runs. What is taken out of an input
+cannot fail while the whole input is in range, but may be fine if not: a premise and no check.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from .slots import Kind, Slot
 
 aten = torch.ops.aten
 
-# A part of an input is not among them: the rest may have larger numbers, as the two rows of an
-# edge list between unlike sets have.
+# No part of an input: others may have larger numbers, as rows of edges between unlike sets.
 _KEEPING = {
     aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default,
     aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.expand.default,

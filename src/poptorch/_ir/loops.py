@@ -1,8 +1,8 @@
 """How many micro-batches a call has, and in which order they lie in a batch, slowest first:
 
-device iterations, accumulation steps, groups of replicas that read the same, rows of a micro-batch.
-Results come back in the same order, for every replica. A *step* is what all replicas do at one
-accumulation step of one iteration; steps are counted through the call.
+device iterations, accumulation steps, groups of replicas that read the same, rows. Results come
+back in the same order, for every replica. A *step*, counted through the call, is what all replicas
+do at one accumulation step of one iteration.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ class Lanes:
 
 @dataclass(frozen=True)
 class Loops:
-    """The counts of the device loop (PopTorch user guide, "Features")."""
-
     iterations: int = 1  # device iterations per call; one optimizer update each in training
     accumulation: int = 1  # micro-batches per update and replica; 1 in inference
     replicas: int = 1  # data-parallel copies in this process

@@ -37,8 +37,6 @@ class Reduction:
 
 @dataclass(frozen=True)
 class Precision:
-    """Number formats and rounding (PopTorch user guide, "Half / float 16 support")."""
-
     narrow_64bit: bool = True  # results of 64-bit types come back as 32-bit
     half_float_casting: HalfFloatCastingBehavior = HalfFloatCastingBehavior.Default
     autocast: bool = True  # poptorch.autocast has an effect

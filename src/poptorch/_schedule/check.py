@@ -19,11 +19,7 @@ class ScheduleError(AssertionError):
 
 
 def check(schedule: Schedule, workload: Workload) -> None:
-    """Check that every action is done once, on its chip, in a column after what it needs.
-
-    Micro-batches are in order; loads come before and stores after their computation, and not before
-    what they bring back was stored; updates after all else on their chip, round after round.
-    """
+    """Check that every action is done once, on its chip, after what it needs."""
     if sorted(schedule.rows) != workload.chips:
         chips = ", ".join(map(str, workload.chips))
         raise ScheduleError(schedule, f"there must be one row for each of the chips {chips}", None)
