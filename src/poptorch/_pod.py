@@ -144,7 +144,6 @@ def _all_busy(count: int, ipu_id: int | None, busy: Iterable[Holder]) -> Error:
 
 
 def _try(system: System, wanted: Iterable[int]) -> tuple[Lease | None, list[Holder]]:
-    """Write this process down for the first free device; else return who is in the way."""
     folder, name = _place(system)
     with filelock.FileLock(folder / f"{name}.lock", timeout=_LOCK_SECONDS):
         present = _present(folder, name)

@@ -63,7 +63,6 @@ class Repricer:
         return priced
 
     def _divide(self, options: Options, share: float, steps_given: bool) -> None:
-        """Share a call's rows out: into so many steps, or so many samples for each."""
         rows, loops = self._rows, freeze(options, self._training).loops
         at_once = loops.input_groups * (loops.iterations if self._training else 1)
         if share % 1 or rows % (at_once * share):

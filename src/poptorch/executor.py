@@ -84,8 +84,6 @@ class PoplarExecutor:
         self._finalizer = weakref.finalize(self, _finish, self._session, self._user_model, True)
         self._finalizer.atexit = False
 
-    # Running and compiling.
-
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the model on a combined batch, compiling for these inputs first if need be.
 
@@ -139,8 +137,6 @@ class PoplarExecutor:
     def options(self) -> Options:
         """The executor's own frozen options."""
         return self._options
-
-    # Weights, buffers and the optimizer.
 
     def copyWeightsToHost(self) -> None:
         """Copy parameters and buffers from the device into the module's tensors.
@@ -196,8 +192,6 @@ class PoplarExecutor:
                 log.python.debug("load_state_dict: implicit copyWeightsToDevice()")
                 self.copyWeightsToDevice()
         return result
-
-    # Files.
 
     def save(
         self,
@@ -263,8 +257,6 @@ class PoplarExecutor:
             self._rewrap()
             loading.resume(self._session, saved, self._settings(), whole=False)
 
-    # The device.
-
     def isAttachedToDevice(self) -> bool:
         """Tell whether the executor holds a device; False when not compiled."""
         return self._session.attached
@@ -321,8 +313,6 @@ class PoplarExecutor:
             repricer = Repricer(self._options, captures, system, training)
             return repricer.advised(repricer.price({}, guesses=True))
 
-    # What a call cost.
-
     def compilationTime(self) -> datetime.timedelta:
         """Return how long compiling took.
 
@@ -375,8 +365,6 @@ class PoplarExecutor:
         """Return (min, max, mean) seconds that outputs travelled to the host."""
         return counters.latency(self.getPerfCounters(), "output", "output_complete")
 
-    # Tensors inside.
-
     def getTensorNames(self) -> list[str]:
         """Return the names of the tensors of the program, those that can be anchored first.
 
@@ -409,8 +397,6 @@ class PoplarExecutor:
                 fix="options.anchorTensor(short_name, long_name) before wrapping, then one call",
             )
         return anchors[short_name]
-
-    # Inside.
 
     @property
     def _executable(self) -> object | None:

@@ -52,7 +52,6 @@ def write(path: str | os.PathLike[str], parts: Mapping[str, bytes]) -> None:
 
 
 def _remove_orphans(path: Path) -> None:
-    """Remove what processes left that were killed while they wrote this file."""
     for left in path.parent.glob(glob.escape(f".{path.name}.") + "*-????????"):
         pid = left.name.removeprefix(f".{path.name}.").partition("-")[0]
         if pid.isdigit() and not is_running(int(pid)):

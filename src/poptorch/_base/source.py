@@ -86,7 +86,6 @@ def raising_line(error: BaseException) -> str | None:
 
 
 def definition_line(function: Callable[..., Any]) -> str | None:
-    """Describe where a function, under its decorators, is defined; None for builtins."""
     function = inspect.unwrap(function)
     try:
         lines, first = inspect.getsourcelines(function)

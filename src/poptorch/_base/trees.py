@@ -112,7 +112,6 @@ def dict_builder(value: dict[Any, Any]) -> Callable[[dict[Any, Any]], Any]:
 
 
 def traverse_attributes(kind: type) -> None:
-    """Let objects of a class, or one derived from it, be traversed as dataclasses are."""
     _like_dataclasses.append(kind)
 
 

@@ -147,7 +147,6 @@ class Heartbeat:
         return None
 
     def slow(self) -> list[int]:
-        """Return the processes that have not begun what this one waits for, by the last look."""
         return [i for i in self._others if self._beat_of(i).get("started", 0) < self.doing[0]]
 
     def _silent(self, limit: float, began: float) -> list[int]:

@@ -127,8 +127,6 @@ class Background(Future[Any]):
 
 
 class Impatience:
-    """One wait of a process, which says in the log for whom."""
-
     def __init__(self, index: int) -> None:
         self._index = index
         self._began, self._limit = time.monotonic(), IMPATIENT
