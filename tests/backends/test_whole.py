@@ -12,11 +12,11 @@ from torch import nn
 
 import poptorch
 from helpers.wrapped import options
-from poptorch import backends
 from poptorch._base import resources
 from poptorch._ir.program import State
 from poptorch.backends.driver import LoopExecutable, program_report
 from poptorch.backends.protocol import Compiled
+from poptorch.backends.reference import Reference
 
 X, Y = torch.ones(8, 4), torch.zeros(8, 3)
 
@@ -58,7 +58,7 @@ def copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def in_place(wrapper: poptorch.PoplarExecutor, at: int) -> LoopExecutable:
     plan, runs = wrapper.plan(), list[int]()
     parts = {
-        name: tearing(backends.interpreted(graph), at, runs)
+        name: tearing(Reference().interpreted(graph), at, runs)
         for name, graph in plan.program.graphs.items()
     }
     return LoopExecutable(plan, parts, program_report("toy", plan.program, 0.0), in_place=True)

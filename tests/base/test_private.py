@@ -37,9 +37,8 @@ REQUIRED, OPTIONAL = (
     for table in (private.REQUIRED, private.OPTIONAL)
 )
 IN_COMPILER = (
-    private.KEPT_CODE, private.PRODUCTS, lost_without("fx_graph_cache"),
-    lost_without("CppCompileError"), lost_without("layout_optimization"),
-    lost_without("vec_isa_ok"),
+    private.KEPT_CODE, private.PRODUCTS, lost_without("CppCompileError"),
+    lost_without("layout_optimization"), lost_without("vec_isa_ok"),
 )  # fmt: skip
 
 

@@ -63,7 +63,7 @@ def ready(monkeypatch) -> dict[str, list[int]]:
     def find(self: object, key: str, builder: object) -> object:
         if key not in runs:
             return None
-        function = tiers.backends.interpreted(graphs[key])
+        function = tiers.Reference().interpreted(graphs[key])
         return lambda tensors: runs[key].append(0) or function(tensors)
 
     def missing(self: tiers.PlanCode) -> dict[str, object]:

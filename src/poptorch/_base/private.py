@@ -104,11 +104,6 @@ OPTIONAL = {
         "torch._C:_aoti.unsafe_alloc_void_ptrs_from_tensors",
         "torch._C:_dynamo.guards._torchinductor_pyobject_tensor_data_ptr",
     ),
-    "programs that call Python are compiled again in each process": (
-        "torch._inductor.config:fx_graph_cache",
-        "torch._inductor.custom_graph_pass:CustomGraphPass",
-        "torch._inductor.custom_graph_pass:CustomSchedulerPass",
-    ),
     "a C++ compiler's complaint is not cut short": ("torch._inductor.exc:CppCompileError",),
     PRODUCTS: (
         "torch._inductor.ir:ExternKernel",
@@ -132,6 +127,7 @@ OPTIONAL = {
         "torch._inductor.config:cpp_cache_precompile_headers",
         "torch._inductor.config:cpp_wrapper",
         "torch._inductor.config:cpp_wrapper_build_separate",
+        "torch._inductor.config:fx_graph_cache",
         "torch._inductor.codecache:_worker_compile_cpp",
         "torch._inductor.codegen.cpp:stride_at_vec_range",
         "torch._inductor.codegen.cpp_wrapper_cpu:CppWrapperCpu._write_entry_point_signature",

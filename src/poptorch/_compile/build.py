@@ -17,7 +17,7 @@ from .._ir.loops import Lanes, Loops
 from .._ir.program import Axis, Emit, Gather, Node, Program, Reduce, Repeat, Run, Scatter, Shard
 from .._ir.slots import Kind, Slot
 from .._ir.spec import OptimSpec, Spec
-from ..enums import OutputMode, ReductionType
+from ..enums import ReductionType
 from .lower import lower
 
 
@@ -226,14 +226,7 @@ def emit(micro: Graph, spec: Spec) -> Emit:
     return Emit(results, spec.output.mode, spec.output.period)
 
 
-def _emit(micro: Graph, graphs: Mapping[str, Graph], spec: Spec) -> Emit:
-    results = tuple(slot for slot in micro.outputs if slot.kind in (Kind.LOSS, Kind.OUTPUT))
-    anchors, exceptions = emitted_anchors(graphs, spec)
-    return Emit((*results, *anchors), spec.output.mode, spec.output.period, exceptions)
-
-
 UPDATED = "UpdatedVar___"
-Exceptions = tuple[tuple[str, OutputMode, int], ...]
 
 
 def with_updated_weights(graph: Graph, spec: Spec) -> Graph:
@@ -256,14 +249,13 @@ def with_updated_weights(graph: Graph, spec: Spec) -> Graph:
     return Graph(graph.name, module, graph.inputs, (*graph.outputs, *anchored))
 
 
-def emitted_anchors(graphs: Mapping[str, Graph], spec: Spec) -> tuple[tuple[Slot, ...], Exceptions]:
-    anchored = {
-        slot.path: slot
-        for graph in graphs.values()
-        for slot in graph.outputs
-        if slot.kind is Kind.ANCHOR
-    }
-    for short, long, *_ in spec.anchors:
+def _emit(micro: Graph, graphs: Mapping[str, Graph], spec: Spec) -> Emit:
+    """Return what goes back to the host: results, then anchors in the user's order."""
+    results = [slot for slot in micro.outputs if slot.kind in (Kind.LOSS, Kind.OUTPUT)]
+    outputs = [slot for graph in graphs.values() for slot in graph.outputs]
+    anchored = {slot.path: slot for slot in outputs if slot.kind is Kind.ANCHOR}
+    exceptions = []
+    for short, long, mode, period in spec.anchors:
         if short not in anchored:
             close = difflib.get_close_matches(long, _known(graphs), n=3)
             raise Error(
@@ -273,10 +265,9 @@ def emitted_anchors(graphs: Mapping[str, Graph], spec: Spec) -> tuple[tuple[Slot
                 if close
                 else "getTensorNames() of a compiled model lists the names",
             )
-    slots = tuple(anchored[short] for short, *_ in spec.anchors)
-    return slots, tuple(
-        (anchored[short].key, mode, period) for short, _, mode, period in spec.anchors
-    )
+        results.append(anchored[short])
+        exceptions.append((anchored[short].key, mode, period))
+    return Emit(tuple(results), spec.output.mode, spec.output.period, tuple(exceptions))
 
 
 def _known(graphs: Mapping[str, Graph]) -> list[str]:

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-import torch
-
 from .. import _capture, backends
-from .._base import env, log, trees
+from .._base import env, log
 from .._base.errors import Error
 from .._base.threads import one_at_a_time
 from .._ir import graph_json, indices, verify
@@ -27,12 +25,7 @@ from .tiers import compile_plan, prepare
 class Compiled:
     plan: Plan  # the program and its placement
     executable: backends.Executable  # the backend's result
-    constants: Mapping[str, torch.Tensor]  # first values of ``constant.*`` state
-    outputs: trees.Structure  # the structure that forward returned
-    # returned tensors that forward did not compute, by their place among all
-    host_outputs: Mapping[int, torch.Tensor]
-    names: tuple[str, ...]  # of the tensors that can be anchored
-    decided: tuple[_capture.Decision, ...]  # state whose values decided a Python branch
+    micro: _capture.Micro  # what is known of the captured model, with the plan's graph
 
     def changed_inputs(self) -> list[int]:
         graphs = self.plan.program.graphs.values()
@@ -104,15 +97,7 @@ def compile(
     )
     if facts is not None:
         store.note(facts)
-    return Compiled(
-        plan,
-        executable,
-        micro.constants,
-        micro.outputs,
-        micro.host_outputs,
-        micro.names,
-        micro.decided,
-    )
+    return Compiled(plan, executable, dataclasses.replace(micro, graph=plan.layout.graph))
 
 
 def _refuse_parts(spec: Spec) -> None:
@@ -129,12 +114,10 @@ def _refuse_parts(spec: Spec) -> None:
 def with_stages(plan: Plan, request: _capture.Request, optim: OptimSpec | None) -> Plan:
     """Return a plan that also holds its staged form, for one micro-batch at a time."""
     draft = passes.Draft(request, plan.spec, optim, by_stages=True)
-    draft.program = plan.program
+    draft.layout = plan.layout
     if plan.program.lanes is not None:
         passes.capture(draft)
         passes.place(draft)
-    else:
-        draft.layout = plan.layout
     passes.stage(draft)
     return dataclasses.replace(plan, layout=draft.layout, staged=draft.staged)
 

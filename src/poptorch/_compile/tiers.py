@@ -20,6 +20,7 @@ from .._ir.graph import Graph
 from .._ir.plan import Plan, Report
 from .._ir.program import State
 from ..backends import Backend, Builder, Compiled, Executable, Progress
+from ..backends.reference import Reference
 from . import helper
 from .cache import Store, key_of, store_of
 from .helper import CompileJob
@@ -57,7 +58,7 @@ class PlanCode:
         return {key: self.graphs[name] for name, key in keys if key is not None}
 
     def mixed(self, found: Mapping[str, Compiled]) -> Executable:
-        others = {n: backends.interpreted(g) for n, g in self.graphs.items() if n not in found}
+        others = {n: Reference().interpreted(g) for n, g in self.graphs.items() if n not in found}
         return self.builder.assemble(self.plan, {**others, **found}, 0.0)
 
     def compile_concurrently(self, idle: int) -> None:
@@ -141,7 +142,7 @@ def compile_plan(
     if not isinstance(backend, Builder):
         return backend.compile(plan, progress)
     code = PlanCode(plan, backend, store)
-    reference = backends.available()["reference"]
+    reference = Reference()
     is_missing = None in code.keys.values() or bool(code.missing())
     if background and None not in code.keys.values() and is_missing:
         return Tiered(reference.compile(plan, progress), code, idle)

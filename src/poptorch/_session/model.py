@@ -52,7 +52,7 @@ class Variant:
         self.spec, self.inputs, self.reading = task.spec, task.inputs, task.reading
         narrow, paths = self.spec.precision.narrow_64bit, self.inputs.bound.paths
         self.store: StateStore | None = None  # from the first use; shares weights with others'
-        self.outputs = Outputs(compiled.outputs, compiled.host_outputs, narrow)
+        self.outputs = Outputs(compiled.micro.outputs, compiled.micro.host_outputs, narrow)
         self.indices = Indices(compiled.ranges(), compiled.premises, paths)
         self.changed_inputs = compiled.changed_inputs()  # positions; forward writes into them
         self.synthetic = self.inputs.synthetic() if self.spec.target.synthetic_data else None
@@ -65,7 +65,7 @@ class Variant:
 
     def tensor_names(self) -> list[str]:
         """Return the names of the program's tensors, those that can be anchored first."""
-        names = list(self.compiled.names)
+        names = list(self.compiled.micro.names)
         if self.task.optim is not None:
             visible = self.compiled.plan.program.visible_slots().values()
             names += [f"UpdatedVar___{slot.path}" for slot in visible if slot.kind is Kind.PARAM]

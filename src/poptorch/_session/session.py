@@ -171,12 +171,12 @@ class Session(Sharing):
                 {key: repr(value) for key, value in task.hypers.items()},
             )
         # After capturing: a forward that sets modes or attributes itself has set them by now.
-        tensors, constants = task.reading.tensors, compiled.constants.values()
+        tensors, constants = task.reading.tensors, compiled.micro.constants.values()
         rows = [
             *guards.of_model(
                 self.model.module, self.model.users, self.model.wrapped_forward, tensors
             ),
-            guards.of_decisions(compiled.decided, tensors),
+            guards.of_decisions(compiled.micro.decided, tensors),
             *task.attributes.guards(constants),
         ]
         return Variant(task, self.model.mode(), compiled, rows)

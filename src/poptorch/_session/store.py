@@ -165,7 +165,7 @@ class StateStore:
         if self.agreed:
             self.layout.drop_remote(tensors)
         slots = program.state_slots()
-        for key, value in compiled.constants.items():
+        for key, value in compiled.micro.constants.items():
             if key in slots:
                 self.state.write(key, value)
 

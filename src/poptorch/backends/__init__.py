@@ -11,7 +11,6 @@ from .registry import (
     available,
     checking,
     choose,
-    interpreted,
     works_by_stages,
 )
 from .stopwatch import Stopwatch, timing
@@ -30,7 +29,6 @@ __all__ = [
     "available",
     "checking",
     "choose",
-    "interpreted",
     "keep_freed_memory",
     "limit_threads",
     "timing",

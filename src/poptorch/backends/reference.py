@@ -53,11 +53,7 @@ class Reference:
         return self.executable(plan, functions, report)
 
     def interpreted(self, graph: Graph) -> Compiled:
-        return self.function(prepare(graph))
-
-    @staticmethod
-    def function(module: fx.GraphModule) -> Compiled:
-        module = accept_strides(fuse_adam(module))
+        module = accept_strides(fuse_adam(prepare(graph)))
         forward = fx.GraphModule(module, module.graph).forward  # not module(...): it has no hooks
 
         def run(arguments: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -271,9 +267,8 @@ class Checked(Reference):
 
     executable = _CheckedExecutable
 
-    @staticmethod
-    def function(module: fx.GraphModule) -> Compiled:
-        return _Interpreter(accept_strides(module)).call
+    def interpreted(self, graph: Graph) -> Compiled:
+        return _Interpreter(accept_strides(prepare(graph))).call
 
 
 def _leaves(value: Any) -> list[Any]:

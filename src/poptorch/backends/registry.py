@@ -7,8 +7,7 @@ from importlib.metadata import entry_points
 
 from .._base import log
 from .._base.errors import Error
-from .._ir.graph import Graph
-from .protocol import Backend, Compiled
+from .protocol import Backend
 
 GROUP = "poptorch.backends"
 AUTO, OPTIMISE = "auto", "optimise"
@@ -46,12 +45,6 @@ def choose(name: str) -> Backend:
         "The %s backend cannot work here (%s): running on the reference backend.", wanted, reason
     )
     return backends["reference"]
-
-
-def interpreted(graph: Graph) -> Compiled:
-    from .reference import Reference
-
-    return Reference().interpreted(graph)
 
 
 def checking(backend: Backend) -> Backend:

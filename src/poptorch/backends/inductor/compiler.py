@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from ..._base import log, private
 from ..._ir.operators import Operator
 from ..protocol import Code
 from . import shortcuts
-from .library import code_of, generator
+from .library import code_of
 from .lowering import Decompositions, fakes, lower
 from .products import attention_backward, choose_library
 from .toolchain import explained
@@ -106,15 +106,13 @@ def _compile(
     costs 0.04 ms less. ``plain``: nothing that only saves time takes the place of what torch does.
     """
     mode, inputs = fakes(examples)
-    rewrite = place_writes if plain else _rewrite
     settings = {
         **SETTINGS,
         **({} if plain else shortcuts.settings()),
         "cpp_wrapper": cpp_wrapper,
-        # What is one library is kept elsewhere (``library``): torch's own cache is not asked.
-        "fx_graph_cache": not cpp_wrapper,
-        "post_grad_custom_post_pass": _of_ours("CustomGraphPass", rewrite),
-        "pre_fusion_custom_pass": _of_ours("CustomSchedulerPass", keep_dependencies),
+        "fx_graph_cache": False,  # what is one library is kept elsewhere
+        "post_grad_custom_post_pass": place_writes if plain else _rewrite,
+        "pre_fusion_custom_pass": keep_dependencies,
     }
     stand_ins = {} if plain else shortcuts.stand_ins()
     with private.settings(settings), private.standing_in(stand_ins):
@@ -139,22 +137,6 @@ def _compile(
 def _rewrite(graph: fx.Graph) -> None:
     choose_library(graph)
     place_writes(graph)
-
-
-def _of_ours(name: str, work: Callable[[Any], Any]) -> Any:
-    """Return a pass for one of torch's settings, with the version that torch's cache asks for."""
-    base: Any = private.optional(name)
-    if base is None:
-        return work
-
-    class Pass(base):  # type: ignore[misc]
-        def __call__(self, subject: Any) -> Any:
-            return work(subject)
-
-        def uuid(self) -> str:
-            return generator()
-
-    return Pass()
 
 
 def _add(first: torch.Tensor, second: torch.Tensor, *, alpha: complex = 1) -> Any:
