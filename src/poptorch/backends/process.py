@@ -6,7 +6,7 @@ import ctypes
 import functools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 import torch
 
@@ -33,11 +33,8 @@ class Threads:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._user = 0  # the process's number that everything below was found for
-        self._trial: dict[int, list[float]] | None = None
-        self._slow, self._spent = 0, 0.0  # slow steps in a row, seconds since the last trial
-        self._usual, self._rest = 0.0, 0.0  # seconds of a step, and until the next trial
-        self.chosen = 0  # the number in use
+        self._user = 0  # the process's number that everything was found for
+        self.chosen = 0  # the number of the next call
 
     def __enter__(self) -> None:
         user = torch.get_num_threads()
@@ -45,10 +42,9 @@ class Threads:
         if not self._active:
             return
         if user != self._user:
-            self._user, self._trial = user, None
-            self._settle(user, {})
-        self._now = self._next()
-        if self._now == 1:
+            self._user, self._numbers = user, _numbers(user)
+            self.chosen = next(self._numbers)
+        if self.chosen == 1:
             self._levels = limit(1)
         self._start = self._clock()
 
@@ -56,39 +52,30 @@ class Threads:
         if not self._active:
             return
         seconds = self._clock() - self._start
-        if self._now == 1:
+        if self.chosen == 1:
             limit(self._user, self._levels)
-        if self._trial is not None:
-            self._trial[self._now].append(seconds)
-            self._judge(self._trial)
-        else:  # the first call of all pays for caches and says nothing; a trial follows it
-            self._watch(seconds)
+        self.chosen = self._numbers.send(seconds)
 
-    def _next(self) -> int:
-        if self._trial is None:
-            return self.chosen
-        tried = self._trial[self._user], self._trial[1]
-        return self._user if len(tried[0]) <= len(tried[1]) else 1
 
-    def _watch(self, seconds: float) -> None:
-        self._spent += seconds
-        self._slow = self._slow + 1 if seconds > SLOW * self._usual else 0
-        if self._slow >= PATIENCE or self._spent >= self._rest:
-            self._trial = {self._user: [], 1: []}
-
-    def _judge(self, trial: dict[int, list[float]]) -> None:
-        if len(trial[1]) < len(trial[self._user]):
-            return
-        middle = {number: statistics.median(seconds) for number, seconds in trial.items()}
+def _numbers(user: int) -> Generator[int, float, None]:
+    """Yield each call's number of threads; what is sent is the seconds that it took."""
+    best, usual, rest = user, 0.0, 0.0
+    while True:
+        slow, spent = 0, 0.0
+        while True:  # the first call of all pays for caches and says nothing; a trial follows it
+            seconds = yield best
+            spent += seconds
+            slow = slow + 1 if seconds > SLOW * usual else 0
+            if slow >= PATIENCE or spent >= rest:
+                break
+        trial: dict[int, list[float]] = {user: [], 1: []}
+        middle = {user: 0.0}
+        while len(trial[1]) < PAIRS and max(middle.values()) <= CLEAR * min(middle.values()):
+            for number, times in trial.items():
+                times.append((yield number))
+            middle = {number: statistics.median(times) for number, times in trial.items()}
         best = min(middle, key=lambda number: (middle[number], number))
-        if len(trial[1]) >= PAIRS or max(middle.values()) > CLEAR * middle[best]:
-            self._settle(best, trial)
-            self._trial = None
-
-    def _settle(self, number: int, trial: dict[int, list[float]]) -> None:
-        self.chosen, self._slow, self._spent = number, 0, 0.0
-        self._usual = statistics.median(trial[number]) if trial else 0.0
-        self._rest = REST * sum(map(sum, trial.values()))
+        usual, rest = middle[best], REST * sum(map(sum, trial.values()))
 
 
 def use_one() -> None:

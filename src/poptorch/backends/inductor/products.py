@@ -39,20 +39,14 @@ def choose_library(graph: fx.Graph) -> None:
 
 @functools.cache
 def _operators() -> dict[Any, Any]:
-    product = library.define(
-        "product", "(Tensor a, Tensor b) -> Tensor", torch.mm, lambda a, b: torch.mm(a, b)
-    )
-    product_plus = library.define(
-        "product_plus",
-        "(Tensor bias, Tensor a, Tensor b) -> Tensor",
-        torch.addmm,
-        lambda bias, a, b: torch.addmm(bias, a, b),
-    )
-
-    made = {aten.mm.default: product, aten.addmm.default: product_plus}
-    for usual, ours in made.items():
+    made = {}
+    for name, operands, usual in (
+        ("product", "Tensor a, Tensor b", aten.mm.default),
+        ("product_plus", "Tensor bias, Tensor a, Tensor b", aten.addmm.default),
+    ):
+        made[usual] = library.define(name, f"({operands}) -> Tensor", usual, usual)
         lower = functools.partial(_lowered, usual)
-        private.register_lowering(ours, type_promotion_kind=None)(lower)
+        private.register_lowering(made[usual], type_promotion_kind=None)(lower)
     return made
 
 
