@@ -18,8 +18,7 @@ from poptorch._base import private
 from poptorch._capture import substitutes, value_reads
 from poptorch._compile import cache as code
 from poptorch._compile import helper, tiers
-from poptorch.backends.inductor import library
-from poptorch.backends.inductor.backend import Inductor
+from poptorch.backends.inductor import Inductor, library
 
 VERSION = f"torch {torch.__version__} has no torch."
 

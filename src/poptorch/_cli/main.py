@@ -120,7 +120,7 @@ def _list(chosen: argparse.Namespace) -> int:
     present = entries(_folder(chosen))
     for entry in present:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
-        print(f"{entry.key}  {when}  {entry.size / MEGABYTE:8.2f} MB  {entry.headline}")
+        print(f"{entry.path.stem}  {when}  {entry.size / MEGABYTE:8.2f} MB  {entry.headline}")
     total = sum(entry.size for entry in present)
     print(f"{len(present)} entries, {total / MEGABYTE:.2f} MB")
     return 0
@@ -138,7 +138,7 @@ def _explain(chosen: argparse.Namespace) -> int:
 
 
 def _one(present: list[Entry], start: str) -> Entry:
-    matching = [entry for entry in present if entry.key.startswith(start)]
+    matching = [entry for entry in present if entry.path.stem.startswith(start)]
     if len(matching) != 1:
         sys.exit(f"{len(matching)} entries have a key that starts with {start}")
     return matching[0]

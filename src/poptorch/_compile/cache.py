@@ -268,10 +268,6 @@ class Entry:
     used: float  # when it was last written or found, in seconds since the epoch
 
     @property
-    def key(self) -> str:
-        return self.path.stem
-
-    @property
     def headline(self) -> str:
         names = (name for name in self.facts if name.startswith(_INPUT))
         inputs = " ".join(self.facts[name] for name in sorted(names, key=lambda n: (len(n), n)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from .. import _capture, _place
 from .._base.threads import one_at_a_time
@@ -40,6 +41,9 @@ class Capture:
     # What the optimizer adds, by what decides about that, which recomputation does not.
     updating: dict[object, staged.Added] = field(default_factory=dict)
 
+    def changed(self, **changes: Any) -> Capture:
+        return replace(self, micro=replace(self.micro, **changes), pieces={})
+
 
 @one_at_a_time()
 @_capture.forgetting_sources()
@@ -52,8 +56,7 @@ def capture_for_estimate(request: _capture.Request, optim: OptimSpec | None, row
 
 @one_at_a_time()
 def recomputed(captured: Capture) -> Capture:
-    micro = replace(captured.micro, graph=_capture.recomputed(captured.micro.graph))
-    return replace(captured, micro=micro, pieces={})
+    return captured.changed(graph=_capture.recomputed(captured.micro.graph))
 
 
 def checkpoints(captured: Capture) -> int:
@@ -63,8 +66,7 @@ def checkpoints(captured: Capture) -> int:
 @one_at_a_time()
 def with_fewer_checkpoints(captured: Capture, every: int) -> Capture:
     """Return the same model in which of so many checkpoints the last is one."""
-    graph = _capture.with_fewer_checkpoints(captured.micro.graph, every)
-    return replace(captured, micro=replace(captured.micro, graph=graph), pieces={})
+    return captured.changed(graph=_capture.with_fewer_checkpoints(captured.micro.graph, every))
 
 
 def estimate(captured: Capture, spec: Spec, system: System, guesses: bool = True) -> Estimate:

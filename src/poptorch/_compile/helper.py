@@ -57,7 +57,7 @@ class CompilerProcess:
         self.owner = os.getpid()
         self._waiting_for: set[str] = set()  # keys that have no outcome yet
         self._text = b""
-        self._imported = False
+        self.imported = False
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the process)
         self.socket, theirs = socket.socketpair()
         self.socket.setblocking(False)
@@ -99,11 +99,6 @@ class CompilerProcess:
     def alive(self) -> bool:
         return self.process.poll() is None
 
-    @property
-    def has_imported(self) -> bool:
-        self.look()
-        return self._imported
-
     def look(self) -> dict[str, Outcome]:
         """Return what it has answered since the last time; never waits."""
         ended = False
@@ -119,7 +114,7 @@ class CompilerProcess:
         outcomes: dict[str, Outcome] = {}
         for line in lines:
             answer = json.loads(line)
-            self._imported = True
+            self.imported = True
             outcomes |= {key: (outcome, why) for key, (outcome, why) in answer.items()}
         self._waiting_for -= outcomes.keys()
         if ended and self.busy:
@@ -165,13 +160,12 @@ def take(backend: str) -> CompilerProcess:
 
 
 def is_there(backend: str, imported: bool = False) -> bool:
-    return any(
-        process.owner == os.getpid()
-        and process.alive
-        and process.command == command(backend)
-        and (process.has_imported or not imported)
-        for process in _kept
-    )
+    for process in _kept:
+        mine = process.owner == os.getpid() and process.alive
+        if mine and process.command == command(backend):
+            process.look()
+            return process.imported or not imported
+    return False
 
 
 def warm(backend: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-from dataclasses import replace
 
 from .. import _capture, _place, _systems
 from .._base.errors import Error
@@ -13,7 +12,6 @@ from .._ir.slots import Kind
 from .._ir.spec import OptimSpec, Spec, Strategy
 from .._systems import ChipKind, System
 from .estimating import Capture, estimate, recomputed, updating_of
-from .staged import updating
 
 ENOUGH = 1 << 62  # bytes that hold everything
 
@@ -22,10 +20,8 @@ ENOUGH = 1 << 62  # bytes that hold everything
 def shares(
     request: _capture.Request, spec: Spec, optim: OptimSpec | None, chips: int, limit: int | None
 ) -> list[_place.Share]:
-    micro = _capture.capture(request).graph
-    kind = _systems.current().kind
-    _, update = updating(micro, spec, optim)
-    return _balanced(request, micro, update, spec, kind, chips, limit)
+    captured = Capture(request, _capture.capture(request), optim, rows=0)
+    return _balanced(captured, spec, _systems.current().kind, chips, limit)
 
 
 @one_at_a_time()
@@ -72,22 +68,17 @@ def fitting(captured: Capture, spec: Spec, system: System, chips: int) -> list[_
 def _divided(
     captured: Capture, spec: Spec, kind: ChipKind, chips: int, limit: int | None
 ) -> tuple[list[_place.Share], Capture]:
-    micro, (_, update) = captured.micro, updating_of(captured, spec)
-    made = _balanced(captured.request, micro.graph, update, spec, kind, chips, limit)
-    graph, visits = _place.cut_at(micro.graph, [share.begins or "" for share in made[1:]])
-    return made, replace(captured, micro=replace(micro, graph=graph, visits=visits), pieces={})
+    made = _balanced(captured, spec, kind, chips, limit)
+    begins = [share.begins or "" for share in made[1:]]
+    graph, visits = _place.cut_at(captured.micro.graph, begins)
+    return made, captured.changed(graph=graph, visits=visits)
 
 
 def _balanced(
-    request: _capture.Request,
-    micro: Graph,
-    update: Graph | None,
-    spec: Spec,
-    kind: ChipKind,
-    chips: int,
-    limit: int | None,
+    captured: Capture, spec: Spec, kind: ChipKind, chips: int, limit: int | None
 ) -> list[_place.Share]:
-    modules = [path for path, _ in request.module.named_modules()]
+    micro, (_, update) = captured.micro.graph, updating_of(captured, spec)
+    modules = [path for path, _ in captured.request.module.named_modules()]
     units = _place.find_units(micro, _state_bytes(micro, update), modules, kind)
     pipelined = spec.training and spec.placement.strategy is Strategy.PIPELINED
     return _place.balance(units, chips, limit or kind.tiles * kind.tile_bytes, pipelined)

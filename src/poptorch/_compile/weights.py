@@ -11,7 +11,7 @@ from .._ir.bundle import ALIGNMENT, BUCKET, Bundle
 from .._ir.graph import Graph, compose
 from .._ir.program import Shard
 from .._ir.slots import Kind, Slot
-from .._ir.spec import Location, OptimSpec, Spec
+from .._ir.spec import OptimSpec, Spec
 from .build import UPDATED
 from .lower import lower
 
@@ -55,10 +55,6 @@ def trained_alone(micro: Graph, optim: OptimSpec) -> list[Slot]:
     ]
 
 
-def _fewest(location: Location) -> int:
-    return FEWEST_ELEMENTS if location.min_sharded is None else location.min_sharded
-
-
 def sharded(
     micro: Graph, spec: Spec, optim: OptimSpec, by_stages: bool
 ) -> tuple[OptimSpec, tuple[Shard, ...]]:
@@ -80,7 +76,8 @@ def sharded(
             why,
         )
         return optim, ()
-    least = _fewest(spec.locations.optimizer)
+    asked = spec.locations.optimizer.min_sharded
+    least = FEWEST_ELEMENTS if asked is None else asked
     members = [slot for slot in trained_alone(micro, optim) if slot.numel >= max(1, least)]
     if not members:
         log.python.warning(

@@ -117,8 +117,8 @@ class Replica:
         modules: Mapping[StagePass, fx.GraphModule],
         devices: Mapping[int, Device],
         number: int,
-        first: int = 0,
-        keys: Keys | None = None,
+        first: int,
+        keys: Keys | None,
     ) -> None:
         self.number = number
         self._of_all, self._keys = first + number, keys
@@ -132,21 +132,17 @@ class Replica:
         self._forget, self._targets = staged.forgotten(), staged.targets()
         loaded = staged.workload.streaming.loads.values()
         self._off_chip = {key for keys in loaded for key in keys}
-        self._per_micro_batch = {
-            slot.key
-            for graph in staged.graphs.values()
-            for slot in (*graph.inputs, *graph.outputs)
-            if slot.kind in PER_MICRO_BATCH
-        }
+        graphs = staged.graphs.values()
+        every = [slot for graph in graphs for slot in (*graph.inputs, *graph.outputs)]
+        self._per_micro_batch = {slot.key for slot in every if slot.kind in PER_MICRO_BATCH}
+        self._state = {slot.key: slot for slot in every if slot.is_state}
 
     def fill(self, state: State) -> None:
-        for slot in _state_slots(self._staged):
-            for chip in self._homes(slot.key):
-                if slot.kind is Kind.ACCUM:  # empty between calls; the fused program may have none
-                    value = torch.zeros(slot.shape, dtype=slot.dtype)
-                else:
-                    value = state.read(slot, self.number)
-                self._set(chip, slot.key, value)
+        for key, slot in self._state.items():
+            if slot.kind is Kind.ACCUM:  # empty between calls; the fused program may have none
+                self.write(key, torch.zeros(slot.shape, dtype=slot.dtype))
+            else:
+                self.write(key, state.read(slot, self.number))
 
     def give_back(self, state: State) -> None:
         written = {
@@ -158,19 +154,14 @@ class Replica:
                 state.read(slot, self.number).copy_(self.read(key))
 
     def read(self, key: str) -> torch.Tensor:
-        chip = self._chips[self._homes(key)[0]]
-        return self._rests(chip, key)[key, 0]
-
-    def _homes(self, key: str) -> list[int]:
-        return [chip for chip in self._staged.homes[key] if chip in self._chips]
+        return self._rests(self._homes(key)[0], key)[key, 0]
 
     def write(self, key: str, value: torch.Tensor) -> None:
         for chip in self._homes(key):
-            self._set(chip, key, value)
+            self._rests(chip, key)[key, 0] = chip.device.take(value)
 
-    def _set(self, chip: int, key: str, value: torch.Tensor) -> None:
-        held = self._chips[chip]
-        self._rests(held, key)[key, 0] = held.device.take(value)
+    def _homes(self, key: str) -> list[Chip]:
+        return [self._chips[chip] for chip in self._staged.homes[key] if chip in self._chips]
 
     def gradients(self) -> list[str]:
         """Keys of what is added up over replicas before the update."""
@@ -244,9 +235,7 @@ class Replica:
         devices = [chip.device for chip in self._chips.values()]
         synchronise(devices)
         for target, name, value in self._sent:
-            chip = self._chips[target]
-            with chip.device.working():
-                chip.memory[name] = chip.device.take(value)
+            self.take_in([target], name, value)
         synchronise(devices)  # memory that is freed now may be used again anywhere
         self._sent.clear()
 
@@ -258,13 +247,3 @@ class Replica:
 
     def _name(self, key: str, step: int) -> Name:
         return key, step if key in self._per_micro_batch else 0
-
-
-def _state_slots(staged: Staged) -> list[Slot]:
-    slots = {
-        slot.key: slot
-        for graph in staged.graphs.values()
-        for slot in (*graph.inputs, *graph.outputs)
-        if slot.is_state
-    }
-    return list(slots.values())

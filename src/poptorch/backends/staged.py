@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -245,14 +245,10 @@ class Peers:
                 ),
             )
 
-    @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
+    def together(self) -> contextlib.AbstractContextManager[None]:
         """A call: when one process leaves it in the middle, no other can go on."""
-        if self._parts == 1:
-            yield
-            return
-        with _job.current().unbroken(_VALUES):
-            yield
+        alone = self._parts == 1
+        return contextlib.nullcontext() if alone else _job.current().unbroken(_VALUES)
 
     def deliver(self, replicas: Sequence[Replica], doing: Sequence[tuple[Action, int]]) -> None:
         if self._parts == 1:

@@ -50,13 +50,13 @@ def compile_graph(module: fx.GraphModule, examples: list[torch.Tensor]) -> Code:
     """
     compiled = None
     try:
-        compiled = _compile(module, examples, cpp_wrapper=_callable_from_cpp(module), plain=False)
+        compiled = _compile(module, examples, plain=False)
     except Exception as error:  # whatever it is, the plain way tells whether it is ours
         log.engine.debug("Compiling as torch does: %s", str(error).partition("\n")[0])
         _let_go(error)
     if compiled is None:
         try:
-            compiled = _compile(module, examples, cpp_wrapper=False, plain=True)
+            compiled = _compile(module, examples, plain=True)
         except Exception as error:
             complaint = explained(error)
             if complaint is None:
@@ -96,16 +96,15 @@ def _is_plain(node: fx.Node) -> bool:
     )
 
 
-def _compile(
-    module: fx.GraphModule, examples: list[torch.Tensor], cpp_wrapper: bool, plain: bool
-) -> Any:
-    """Compile once.
+def _compile(module: fx.GraphModule, examples: list[torch.Tensor], plain: bool) -> Any:
+    """Compile once; ``plain``: nothing that only saves time takes the place of what torch does.
 
-    ``cpp_wrapper``: what allocates and calls kernels is C++, one source with all of them: 4.2 s of
-    processor time instead of 9.5 for the tutorial's CNN, 17 instead of 42 for a ResNet-18; a call
-    costs 0.04 ms less. ``plain``: nothing that only saves time takes the place of what torch does.
+    Code that allocates and calls kernels is C++ where it can be, one source with all of them: 4.2 s
+    of processor time instead of 9.5 for the tutorial's CNN, 17 instead of 42 for a ResNet-18; a
+    call costs 0.04 ms less.
     """
     mode, inputs = fakes(examples)
+    cpp_wrapper = not plain and _callable_from_cpp(module)
     settings = {
         **SETTINGS,
         **({} if plain else shortcuts.settings()),
