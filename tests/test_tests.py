@@ -13,7 +13,7 @@ from helpers import compiled
 from helpers.source_tree import ROOT, dotted_names, parse
 from helpers.wrapping import options, runs_compiled
 from poptorch._base import log
-from poptorch.backends.inductor import backend
+from poptorch.backends import inductor
 
 TESTS = ROOT / "tests"
 FILES = sorted(path for path in TESTS.rglob("*.py") if path.name != "__main__.py")
@@ -101,7 +101,7 @@ def not_compiled(monkeypatch: pytest.MonkeyPatch, level: str) -> torch.Tensor:
     def broken(*_: object) -> None:
         raise RuntimeError("on strike")
 
-    monkeypatch.setattr(backend, "compile_graph", broken)
+    monkeypatch.setattr(inductor, "compile_graph", broken)
     log.set_level(level)
     executor = poptorch.inferenceModel(torch.nn.ReLU(), options("optimise"))
     result: torch.Tensor = executor(torch.tensor([-1.0, 2.0]))

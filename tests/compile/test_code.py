@@ -16,7 +16,8 @@ from poptorch._base import archive, folders, keyed
 from poptorch._compile import cache, tiers
 from poptorch._ir import graph_json, slots
 from poptorch._ir.graph import Graph
-from poptorch.backends.inductor import Inductor, backend
+from poptorch.backends import inductor
+from poptorch.backends.inductor import Inductor
 
 pytestmark = pytest.mark.slow
 
@@ -205,7 +206,7 @@ def test_what_torchs_compiler_keeps_is_where_nobody_else_writes(tmp_path, monkey
         seen.append(os.environ["TORCHINDUCTOR_CACHE_DIR"])
         raise ZeroDivisionError
 
-    monkeypatch.setattr(backend, "prepare", fail)
+    monkeypatch.setattr(inductor, "prepare", fail)
     for expected in (True, False):
         with pytest.raises(ZeroDivisionError):
             BUILDER.build(None)

@@ -11,21 +11,25 @@ from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 
-_lock = threading.RLock()
+
+class RenewedLock:
+    """In a forked process it is another one: the thread that holds it is not there."""
+
+    def __init__(self) -> None:
+        self.renew()
+        os.register_at_fork(after_in_child=self.renew)
+
+    def renew(self) -> None:
+        self.now = threading.RLock()
 
 
-def _renew() -> None:  # in a forked process, which does not have the thread that holds it
-    global _lock
-    _lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_renew)
+_lock = RenewedLock()
 
 
 @contextlib.contextmanager
 def one_at_a_time() -> Iterator[None]:
     """Let no other thread capture or compile: torch's tracer is not for several."""
-    with _lock:
+    with _lock.now:
         yield
 
 

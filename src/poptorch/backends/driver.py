@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +11,7 @@ import torch
 
 from .. import _job
 from .._base import interrupts
+from .._base.threads import RenewedLock
 from .._ir import slots
 from .._ir.loops import Lanes, Loops
 from .._ir.plan import Plan, Report
@@ -30,7 +29,7 @@ from .whole import Whole
 Index = dict[Axis, int]
 _GRADIENTS, _SQUARES = "the gradients of an update", "the squares of an update"
 Mode = tuple[OutputMode, int]  # with the period of EveryN
-_Slices = Sequence[Sequence[torch.Tensor]]
+Slices = Sequence[Sequence[torch.Tensor]]
 
 
 class LoopExecutable:
@@ -107,7 +106,7 @@ class LoopExecutable:
         return self._bound[1]
 
     def _run(
-        self, name: str, run: _BoundRun, slices: _Slices, index: Index, collector: Collector
+        self, name: str, run: _BoundRun, slices: Slices, index: Index, collector: Collector
     ) -> None:
         assert self._bound is not None
         interrupts.check()
@@ -154,7 +153,7 @@ class _BoundRun:
         ]
         self.emitted = [slot.key for slot in outputs]
 
-    def __call__(self, slices: _Slices, step: int, index: Index) -> Sequence[torch.Tensor]:
+    def __call__(self, slices: Slices, step: int, index: Index) -> Sequence[torch.Tensor]:
         replica, lanes = index[Axis.REPLICAS], self._program.lanes
         arguments = list(self._arguments[replica])
         at = step // lanes.steps if lanes is not None else self._loops.slice_of(step, replica)
@@ -239,21 +238,13 @@ def step_of(program: Program, index: Index) -> int:
     return step + index[Axis.CHUNKS] * side_by_side
 
 
-_drawing = threading.RLock()
-
-
-def _renew() -> None:  # in a forked process, which does not have the thread that holds it
-    global _drawing
-    _drawing = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_renew)
+_drawing = RenewedLock()
 
 
 @contextlib.contextmanager
 def device_generator() -> Iterator[None]:
     """Give the block torch's default generator, which all threads share; then it is as before."""
-    with _drawing:
+    with _drawing.now:
         host = torch.get_rng_state()
         try:
             yield

@@ -24,7 +24,7 @@ from .._ir.schedule import Action
 from .._ir.slots import Kind, Slot
 from .._ir.spec import Spec
 from .chips import Name, Replica, at_home, devices
-from .driver import Collector, Keys, Wanted, device_generator, program_report
+from .driver import Collector, Keys, Slices, Wanted, device_generator, program_report
 from .prepare import accept_strides
 from .protocol import Executable, Progress
 from .whole import note
@@ -115,9 +115,7 @@ class StagedExecutable:
         self._return_inputs(replicas, slices, batch)
         return self._collected(replicas)
 
-    def _flush(
-        self, flush: int, replicas: Sequence[Replica], slices: Sequence[Sequence[torch.Tensor]]
-    ) -> None:
+    def _flush(self, flush: int, replicas: Sequence[Replica], slices: Slices) -> None:
         """Do the whole schedule once: an update in training, all iterations in inference."""
         schedule, loops = self._staged.schedule, self._plan.program.loops
         reduced = not self._plan.spec.training
@@ -149,10 +147,7 @@ class StagedExecutable:
                 replica.write(key, total)
 
     def _return_inputs(
-        self,
-        replicas: Sequence[Replica],
-        slices: Sequence[Sequence[torch.Tensor]],
-        batch: Sequence[torch.Tensor],
+        self, replicas: Sequence[Replica], slices: Slices, batch: Sequence[torch.Tensor]
     ) -> None:
         for replica in replicas:
             for (key, step), value in replica.results.items():
