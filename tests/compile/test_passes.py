@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 import poptorch
-from poptorch import _compile
 from poptorch._cli.main import main
 from poptorch._compile import passes
 
@@ -36,11 +35,11 @@ def compiled(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["reference", "staged"])
 def test_a_pass_changes_what_it_says(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [field.name for field in dataclasses.fields(_compile.Draft)]
+    names = [field.name for field in dataclasses.fields(passes.Draft)]
     ran = []
 
     def watched(each: passes.Pass) -> passes.Pass:
-        def run(draft: _compile.Draft) -> None:
+        def run(draft: passes.Draft) -> None:
             before = {name: getattr(draft, name, None) for name in names}
             each.run(draft)
             changed = {n for n in names if getattr(draft, n, None) is not before[n]}
@@ -48,16 +47,16 @@ def test_a_pass_changes_what_it_says(backend: str, monkeypatch: pytest.MonkeyPat
 
         return dataclasses.replace(each, run=run)
 
-    monkeypatch.setattr(passes, "PASSES", tuple(map(watched, _compile.PASSES)))
+    monkeypatch.setattr(passes, "PASSES", tuple(map(watched, passes.PASSES)))
     compiled(backend)
-    assert [name for name, _ in ran] == [each.name for each in _compile.PASSES]
-    for (name, changed), each in zip(ran, _compile.PASSES, strict=True):
+    assert [name for name, _ in ran] == [each.name for each in passes.PASSES]
+    for (name, changed), each in zip(ran, passes.PASSES, strict=True):
         assert changed <= set(each.changes), name
     unbundled = {"bundles", "lanes"} if backend == "staged" else {"staged"}
     unbundled |= {"shards"}  # one process trains alone
     assert (
         set().union(*(changed for _, changed in ran))
-        == {name for each in _compile.PASSES for name in each.changes} - unbundled
+        == {name for each in passes.PASSES for name in each.changes} - unbundled
     )
 
 
@@ -71,7 +70,7 @@ def test_each_is_logged_with_its_time(level: str, caplog: pytest.LogCaptureFixtu
     finally:
         poptorch.setLogLevel("WARN")
     logged = [m.removeprefix("Pass ").split(":")[0] for m in caplog.messages if m[:5] == "Pass "]
-    assert logged == [each.name for each in _compile.PASSES if level == "TRACE"]
+    assert logged == [each.name for each in passes.PASSES if level == "TRACE"]
     graphs = [m for m in caplog.messages if m.startswith("graph ")]
     assert all("\n  in  param." in graph for graph in graphs)
     assert bool(graphs) == (level == "TRACE")
@@ -81,7 +80,7 @@ def test_the_command_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["passes"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["pass", "room", "changes", "what", "it", "does"]
-    for number, (line, each) in enumerate(zip(lines[1:], _compile.PASSES, strict=True), 1):
+    for number, (line, each) in enumerate(zip(lines[1:], passes.PASSES, strict=True), 1):
         assert line.startswith(f"{number}")
         assert f"  {each.name}" in line
         assert each.does in line

@@ -11,16 +11,14 @@ from .estimating import (
     subject,
     with_fewer_checkpoints,
 )
-from .passes import PASSES, Draft, passes_text
+from .passes import passes_text
 from .pipeline import Compiled, compile, with_stages, wrapped
 from .shares import fitting, recut, shares
 from .tiers import code_of
 
 __all__ = [
-    "PASSES",
     "Capture",
     "Compiled",
-    "Draft",
     "Share",
     "capture_for_estimate",
     "checkpoints",

@@ -78,7 +78,6 @@ def digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
 
 
 def check_numbers(values: Mapping[str, float], state: Mapping[str, str], other: bool) -> None:
-    """Compare a changed optimizer's numbers, and digests of the state that was loaded, if any."""
     facts = {"compiled in": "changed" if other else "as before"}
     facts |= {key: repr(value) for key, value in values.items()} | dict(state)
     all_facts = _exchanged(facts, "the numbers of the optimizer, which changed")

@@ -38,11 +38,7 @@ def training_program(
     shards: tuple[Shard, ...] = (),
     early: bool = False,
 ) -> Program:
-    """Return the training step: one graph, or a micro step that fills accumulators and an update.
-
-    Between machines, where a reduction takes long, gradients that are early are added up while
-    others are computed.
-    """
+    """Return the training step: one graph, or a micro step that adds gradients up and an update."""
     loops = spec.loops
     side_by_side = lanes.count if lanes is not None else 1
     runs = loops.accumulation * loops.replicas // side_by_side
@@ -100,7 +96,6 @@ class _TrainingGraphs:
         self.updated = _in_parts(weights, part_of)  # what it changes: weights, or parts of them
 
     def separate(self) -> dict[str, Graph]:
-        """Return runs that add their gradients to accumulators, and the update."""
         rounding = self.spec.precision.stochastic_rounding
         add = lower(self.accumulation.accumulate(self.gradients), rounding)
         micro = compose("micro", [self.micro, add])
@@ -210,7 +205,6 @@ def _buckets(accums: Sequence[Slot], most: int, first: int = 0) -> tuple[Bundle,
 
 
 def gradient_dtype(source: Graph) -> torch.dtype | None:
-    """Return the type of all gradients that a graph writes; None if they differ."""
     dtypes = {slot.dtype for slot in source.outputs if slot.kind is Kind.GRADIENT}
     return dtypes.pop() if len(dtypes) == 1 else None
 
@@ -220,7 +214,6 @@ def _repeat(axis: Axis, count: int, body: tuple[Node, ...]) -> tuple[Node, ...]:
 
 
 def emit(micro: Graph, spec: Spec) -> Emit:
-    """Return what goes back to the host of a micro graph, without anchored weights."""
     kinds = (Kind.LOSS, Kind.OUTPUT, Kind.ANCHOR)
     results = tuple(slot for slot in micro.outputs if slot.kind in kinds)
     return Emit(results, spec.output.mode, spec.output.period)
@@ -230,7 +223,6 @@ UPDATED = "UpdatedVar___"
 
 
 def with_updated_weights(graph: Graph, spec: Spec) -> Graph:
-    """Return the graph with ``UpdatedVar___<weight>`` among its results where it is anchored."""
     written = {
         f"{UPDATED}{slot.path}": at
         for at, slot in enumerate(graph.outputs)

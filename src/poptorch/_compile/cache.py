@@ -209,7 +209,6 @@ def log_hit_or_miss(folder: Path, facts: Facts) -> None:
 
 
 def facts_of(plan: Plan, backend: str, arguments: Mapping[str, trees.Structure]) -> Facts:
-    """Return what a program depends on, in words; ``arguments`` say which constant differs."""
     facts = {
         "backend": backend,
         "machine": platform.machine(),

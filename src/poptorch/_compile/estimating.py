@@ -104,7 +104,6 @@ def _pieces(captured: Capture, own: Spec) -> Pieces:
 
 
 def updating_of(captured: Capture, spec: Spec) -> staged.Added:
-    """Return what the optimizer adds to a captured model, for one replica."""
     own = _one_replica(spec)
     loops = replace(own.loops, iterations=1, accumulation=min(own.loops.accumulation, 2))
     own = replace(own, loops=loops)

@@ -36,7 +36,7 @@ def lower_by_example(
 ) -> Graph:
     """Trace one weight of each group, shape and type, and copy its part for the others.
 
-    An estimate of a transformer of 12 layers takes 8 s of processor time instead of 11.
+    A transformer of 12 layers is priced in 8 s instead of 11.
     """
     group = {path: at for at, each in enumerate(optim.groups) for path in each.params}
     examples: dict[str, str] = {}

@@ -98,10 +98,7 @@ def _parts(chips: Sequence[int], processes: int) -> dict[int, int]:
 
 
 def _recomputes(layout: Layout, spec: Spec) -> bool:
-    """Stages of a pipeline compute activations again, unless the user decided.
-
-    Where autoRecomputation asks for it, the captured graph does so already.
-    """
+    """Stages of a pipeline compute activations again, unless the user decided."""
     undecided = spec.recompute is None
     pipelined = spec.placement.strategy is Strategy.PIPELINED and len(layout.stages) > 1
     return undecided and pipelined

@@ -36,8 +36,6 @@ LOOKING = 0.5  # seconds between two looks into the store
 
 
 class PlanCode:
-    """The graphs of a plan as one builder compiles them."""
-
     def __init__(self, plan: Plan, builder: Builder, store: Store) -> None:
         self.plan, self.builder, self.store = plan, builder, store
         self.graphs = plan.program.graphs  # those that run most often come first
@@ -62,9 +60,7 @@ class PlanCode:
         return self.builder.assemble(self.plan, {**others, **found}, 0.0)
 
     def compile_concurrently(self, idle: int) -> None:
-        """Let other processes compile; this one does what they cannot, and the first graph while
-        they import.
-        """
+        """Let other processes compile, and while they import, the first graph in this one."""
         missing = self.missing()
         own = next(iter(missing), None)
         waits = helper.is_there(self.builder.name, imported=True)

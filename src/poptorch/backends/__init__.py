@@ -1,7 +1,6 @@
 """Backends: ways to run a Plan. ``protocol`` is the public seam for others."""
 
 from .process import keep_freed_memory
-from .process import limit as limit_threads
 from .process import use_one as use_one_thread
 from .protocol import Backend, Builder, Code, Compiled, Executable, Progress
 from .registry import (
@@ -30,7 +29,6 @@ __all__ = [
     "checking",
     "choose",
     "keep_freed_memory",
-    "limit_threads",
     "timing",
     "use_one_thread",
     "works_by_stages",

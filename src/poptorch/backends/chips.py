@@ -1,7 +1,4 @@
-"""Chips that hold tensors of their own, for running a schedule literally.
-
-With CUDA devices each has one, in turn, and a stream; without, all are the host's memory.
-"""
+"""Chips that hold tensors of their own: with CUDA devices each has one, in turn, and a stream."""
 
 from __future__ import annotations
 

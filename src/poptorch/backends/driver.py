@@ -33,10 +33,7 @@ Slices = Sequence[Sequence[torch.Tensor]]
 
 
 class LoopExecutable:
-    """Runs a Plan by the functions of its prepared graphs.
-
-    ``in_place``: they write results while they run, rather than at their end.
-    """
+    """Runs a Plan by functions of its graphs; ``in_place``: they write results while they run."""
 
     by_call = False  # whether a call with several updates that fails undoes all of them
 
@@ -270,8 +267,6 @@ class Keys:
 
 
 class Wanted:
-    """Which results of each step the output modes keep: found out once, for all calls."""
-
     def __init__(self, program: Program) -> None:
         emit = program.emit
         self.modes: Mapping[str, Mode] = {slot.key: emit.mode_of(slot.key) for slot in emit.slots}

@@ -7,10 +7,10 @@ draw other numbers than in the fused run.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -179,24 +179,14 @@ class StagedExecutable:
         return collected
 
 
-@dataclass(frozen=True)
-class _Message:
-    """A value on its way from a part to the chips of another that read it."""
-
-    value: Slot
-    source: int
-    target: int
-    chips: tuple[int, ...]
-
-
-def _messages(staged: Staged, after: StagePass) -> list[_Message]:
-    source = staged.part_of(after)
+def _readers(staged: Staged, after: StagePass) -> dict[tuple[Slot, int], list[int]]:
+    """Return what leaves its process after a pass and for which one: chips that read it there."""
     readers: dict[tuple[Slot, int], list[int]] = {}
     for transfer in staged.transfers:
         target = staged.parts.get(transfer.target, 0)
-        if transfer.source == after and target != source:
+        if transfer.source == after and target != staged.part_of(after):
             readers.setdefault((transfer.value, target), []).append(transfer.target)
-    return [_Message(slot, source, to, tuple(chips)) for (slot, to), chips in readers.items()]
+    return readers
 
 
 class Peers:
@@ -214,7 +204,7 @@ class Peers:
         # Those that run the same chips of other replicas, which add up the same gradients.
         self._twins = range(self._part, spec.processes, self._parts)
         self._makers = staged.makers()
-        self._messages = {each: _messages(staged, each) for each in staged.graphs}
+        self._readers = {each: _readers(staged, each) for each in staged.graphs}
 
     @property
     def chips(self) -> list[int]:
@@ -250,22 +240,20 @@ class Peers:
             return
         sent: list[_job.Message] = []
         received: list[_job.Message] = []
-        arrived: list[tuple[Replica, tuple[int, ...], Name, torch.Tensor]] = []
-        messages = [
-            (message, (message.value.key, step), replica)
-            for action, step in doing
-            if action.traffic is None
-            for message in self._messages[action.stage_pass]
-            for replica in replicas
-        ]
-        for number, (message, name, replica) in enumerate(messages):  # alike in all processes
-            if message.source == self._part:
-                value = replica.leaving[name].cpu().contiguous()
-                sent.append((value, self._members[message.target], number))
-            elif message.target == self._part:
-                value = torch.empty(message.value.shape, dtype=message.value.dtype)
-                received.append((value, self._members[message.source], number))
-                arrived.append((replica, message.chips, name, value))
+        arrived: list[tuple[Replica, list[int], Name, torch.Tensor]] = []
+        made = [(each.stage_pass, step) for each, step in doing if each.traffic is None]
+        number = 0  # of a message, alike in all processes
+        for (stage_pass, step), replica in itertools.product(made, replicas):
+            source = self._staged.part_of(stage_pass)
+            for (slot, target), chips in self._readers[stage_pass].items():
+                name, number = (slot.key, step), number + 1
+                if source == self._part:
+                    value = replica.leaving[name].cpu().contiguous()
+                    sent.append((value, self._members[target], number))
+                elif target == self._part:
+                    value = torch.empty(slot.shape, dtype=slot.dtype)
+                    received.append((value, self._members[source], number))
+                    arrived.append((replica, chips, name, value))
         _job.current().pass_on(sent, received, _VALUES)
         for replica, chips, name, value in arrived:
             replica.take_in(chips, name, value)

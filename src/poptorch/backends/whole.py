@@ -22,8 +22,8 @@ _LAST = ("step", "update")  # the graphs that end an update
 
 
 class Whole:
-    """``checked``: indices are looked at before a call. ``by_call``: it is the unit in training,
-    too. ``in_place``: a graph that fails has written a part.
+    """``by_call``: the call is the unit in training, too. ``in_place``: a failed graph wrote a
+    part.
     """
 
     def __init__(

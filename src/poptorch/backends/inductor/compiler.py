@@ -44,10 +44,7 @@ def rules(graph: fx.Graph) -> Decompositions:
 
 
 def compile_graph(module: fx.GraphModule, examples: list[torch.Tensor]) -> Code:
-    """Compile a graph, with trailing writes, for inputs of the examples' sizes and strides.
-
-    The function leaves its list as it is; its results have the strides of the traced ones.
-    """
+    """Compile a graph with trailing writes; results have the strides of the traced ones."""
     compiled = None
     try:
         compiled = _compile(module, examples, plain=False)
@@ -75,10 +72,7 @@ def _let_go(error: BaseException | None) -> None:
 
 
 def _callable_from_cpp(module: fx.GraphModule) -> bool:
-    """Tell whether all operators are torch's own, or ours that return single tensors.
-
-    The C++ wrapper calls others through Python, where a returned list ends the process.
-    """
+    """Tell whether the C++ wrapper can call all operators: a list from Python ends the process."""
     graphs = [part.graph for part in module.modules() if isinstance(part, fx.GraphModule)]
     nodes = [n for graph in graphs for n in graph.nodes if isinstance(n.target, Operator)]
     return all(

@@ -67,8 +67,7 @@ def _entry(usual: Callable[..., None], self: Any) -> None:
 def stride(usual: Callable[..., Any], index: Any, var: Any, vec_length: int | None = None) -> Any:
     """Return how far an index moves when a variable grows by one, as torch's own function does.
 
-    Torch simplifies the difference of two indices. Nearly all are sums of variables times numbers,
-    of which the factor is the answer.
+    Torch simplifies a difference. Nearly all indices are sums of variables times numbers.
     """
     import sympy
 

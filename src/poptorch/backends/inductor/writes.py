@@ -22,10 +22,7 @@ _COPIES = (aten.copy_.default, aten.clone.default)
 
 
 def place_writes(graph: fx.Graph) -> None:
-    """Let every write into a placeholder run as early as it may, with the value it was meant to.
-
-    The code generator drops copies, so that a write may read what another has overwritten.
-    """
+    """Let each write run as early as it may; torch drops copies that keep what it overwrites."""
     _keep_old_values(graph)
     _hoist(graph)
     graph.lint()
