@@ -89,8 +89,7 @@ def subject(captured: Capture, spec: Spec, system: System) -> Subject:
 
 def _pieces(captured: Capture, own: Spec) -> Pieces:
     """Place and cut, unless settings differ only in loop counts or locations."""
-    loops = replace(own.loops, iterations=1, accumulation=min(own.loops.accumulation, 2))
-    key = captured.optim, replace(own, loops=loops, locations=Locations(), runtime=Runtime())
+    key = captured.optim, replace(_shortest(own), locations=Locations(), runtime=Runtime())
     if key not in captured.pieces:
         layout = _place.place(captured.micro.graph, captured.micro.visits, own)
         cut = staged.cut(updating_of(captured, own), layout, own)
@@ -104,9 +103,7 @@ def _pieces(captured: Capture, own: Spec) -> Pieces:
 
 
 def updating_of(captured: Capture, spec: Spec) -> staged.Added:
-    own = _one_replica(spec)
-    loops = replace(own.loops, iterations=1, accumulation=min(own.loops.accumulation, 2))
-    own = replace(own, loops=loops)
+    own = _shortest(_one_replica(spec))
     key = captured.optim, own.loops, own.reduction, own.precision
     if key not in captured.updating:
         made = staged.updating(captured.micro.graph, own, captured.optim, priced=True)
@@ -119,3 +116,8 @@ def _one_replica(spec: Spec) -> Spec:
     loops = replace(spec.loops, replicas=1, input_group_size=1, processes=1)
     target = replace(spec.target, device="model", auto_round=True)
     return replace(spec, loops=loops, target=target)
+
+
+def _shortest(spec: Spec) -> Spec:
+    loops = replace(spec.loops, iterations=1, accumulation=min(spec.loops.accumulation, 2))
+    return replace(spec, loops=loops)

@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 from .. import _capture, backends
 from .._base import env, log
@@ -55,9 +54,9 @@ def compile(
     spec: Spec,
     optim: OptimSpec | None,
     progress: Callable[[float], None],
-    placed: Callable[[int], None] = lambda count: None,
-    background: bool = False,
-    beside: Mapping[str, str] = MappingProxyType({}),
+    placed: Callable[[int], None],
+    background: bool,
+    beside: Mapping[str, str],
 ) -> Compiled:
     verify.verify_spec(spec)
     backend = backends.choose(spec.target.backend)

@@ -25,10 +25,9 @@ from . import helper
 from .cache import Store, key_of, store_of
 from .helper import CompileJob
 
-# Seconds that a compilation takes on the two cores of the table of record with nothing beside it:
-# what starting takes, and so much per node (8 to 10.5 s for 115 to 175 nodes, 14 for 920, 28 for
-# 2050); a run beside it has its part of the machine. Nothing of the machine at hand is in it: one
-# that is busy, or slower, takes longer. Half of it is time that the other cores have to spare.
+# Seconds of a compilation on the two cores of the table of record with nothing beside it, and so
+# much per node (8 to 10.5 s for 115 to 175 nodes, 14 for 920, 28 for 2050); with a run beside it so
+# many times that. Half of it is time that the other cores have to spare.
 STARTING, PER_NODE, BESIDE, SHARE = 8.0, 0.0095, 1.2, 0.5
 SOONER = 2.5  # seconds, where the process that waits compiles: it need not be started
 COMPARED = 5  # calls of the fast tier before its speed is told
@@ -39,21 +38,20 @@ class PlanCode:
     def __init__(self, plan: Plan, builder: Builder, store: Store) -> None:
         self.plan, self.builder, self.store = plan, builder, store
         self.graphs = plan.program.graphs  # those that run most often come first
-        self.keys = {name: key_of(graph, builder) for name, graph in self.graphs.items()}
+        keys = ((name, key_of(graph, builder)) for name, graph in self.graphs.items())
+        self.keys = {name: key for name, key in keys if key is not None}
 
     def expected_seconds(self) -> float:
         nodes = sum(len(graph.module.graph.nodes) for graph in self.graphs.values())
         return STARTING + PER_NODE * nodes
 
     def found(self) -> dict[str, Compiled]:
-        keys = ((name, key) for name, key in self.keys.items() if key is not None)
-        found = ((name, self.store.find(key, self.builder)) for name, key in keys)
+        found = ((name, self.store.find(key, self.builder)) for name, key in self.keys.items())
         return {name: function for name, function in found if function is not None}
 
     def missing(self) -> dict[str, Graph]:
         found = self.found()
-        keys = ((name, key) for name, key in self.keys.items() if name not in found)
-        return {key: self.graphs[name] for name, key in keys if key is not None}
+        return {key: self.graphs[name] for name, key in self.keys.items() if name not in found}
 
     def mixed(self, found: Mapping[str, Compiled]) -> Executable:
         others = {n: Reference().interpreted(g) for n, g in self.graphs.items() if n not in found}
@@ -87,9 +85,9 @@ class PlanCode:
 
     def compile(self, progress: Progress) -> Executable:
         start, functions = time.perf_counter(), dict[str, Compiled]()
-        for done, (name, key) in enumerate(self.keys.items(), 1):
-            functions[name] = self._build(key, self.graphs[name])
-            progress(done / len(self.keys))
+        for done, (name, graph) in enumerate(self.graphs.items(), 1):
+            functions[name] = self._build(self.keys.get(name), graph)
+            progress(done / len(self.graphs))
         return self.builder.assemble(self.plan, functions, time.perf_counter() - start)
 
 
@@ -97,9 +95,8 @@ def code_of(plan: Plan) -> dict[str, bytes]:
     backend = backends.choose(plan.spec.target.backend)
     if not isinstance(backend, Builder):
         return {}
-    store = store_of(plan.spec.runtime.cache_dir)
-    keys = {key_of(graph, backend) for graph in plan.program.graphs.values()} - {None}
-    stored = {key: store.read(key) for key in keys if key is not None}
+    code = PlanCode(plan, backend, store_of(plan.spec.runtime.cache_dir))
+    stored = {key: code.store.read(key) for key in code.keys.values()}
     return {key: code for key, code in stored.items() if code is not None}
 
 
@@ -133,14 +130,15 @@ def prepare(backend: Backend, store: Store) -> int:
 
 
 def compile_plan(
-    backend: Backend, plan: Plan, store: Store, background: bool, progress: Progress, idle: int = 0
+    backend: Backend, plan: Plan, store: Store, background: bool, progress: Progress, idle: int
 ) -> Executable:
     if not isinstance(backend, Builder):
         return backend.compile(plan, progress)
     code = PlanCode(plan, backend, store)
     reference = Reference()
-    is_missing = None in code.keys.values() or bool(code.missing())
-    if background and None not in code.keys.values() and is_missing:
+    can_be_kept = len(code.keys) == len(code.graphs)
+    is_missing = not can_be_kept or bool(code.missing())
+    if background and can_be_kept and is_missing:
         return Tiered(reference.compile(plan, progress), code, idle)
     if is_missing:
         log.engine.info("Compiling, about %.0f s", code.expected_seconds() - SOONER)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -273,17 +274,15 @@ class Wanted:
         self._loops = program.loops
         self._lanes = program.lanes
         self._distinct = set(self.modes.values())
-        self._of: dict[int, dict[Mode, list[int]]] = {}
+        self.of = functools.cache(self._of)
 
-    def of(self, step: int) -> Mapping[Mode, list[int]]:
+    def _of(self, step: int) -> Mapping[Mode, list[int]]:
         """Return, by mode, which of the steps beside this one are kept, counted from it."""
-        if step not in self._of:
-            side_by_side = range(self._lanes.steps if self._lanes is not None else 1)
-            self._of[step] = {
-                mode: [at for at in side_by_side if self._is(mode, step + at)]
-                for mode in self._distinct
-            }
-        return self._of[step]
+        side_by_side = range(self._lanes.steps if self._lanes is not None else 1)
+        return {
+            mode: [at for at in side_by_side if self._is(mode, step + at)]
+            for mode in self._distinct
+        }
 
     def _is(self, mode: Mode, step: int) -> bool:
         if mode[0] is OutputMode.Final:

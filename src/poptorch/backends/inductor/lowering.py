@@ -171,7 +171,7 @@ def _is_pointwise(target: Any, kwargs: Mapping[str, Any]) -> bool:
 def _pointwise(target: Any, args: Any, kwargs: Any) -> Any:
     leaves: list[Any] = []
     map_aggregate((args, kwargs), leaves.append)
-    tensors = [leaf for leaf in leaves if _is_tensor(leaf)]
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     rank = max((t.dim() for t in tensors), default=0)
     largest = max((t for t in tensors if t.dim() == rank), key=torch.Tensor.numel, default=None)
     order = None if largest is None else memory_order(largest)
@@ -179,13 +179,9 @@ def _pointwise(target: Any, args: Any, kwargs: Any) -> Any:
         return target(*args, **kwargs)
 
     def turn(value: Any) -> Any:
-        if not _is_tensor(value) or value.dim() == 0:
+        if not isinstance(value, torch.Tensor) or value.dim() == 0:
             return value
         return value.reshape((1,) * (rank - value.dim()) + value.shape).permute(order)
 
     args, kwargs = map_aggregate((args, kwargs), turn)
     return target(*args, **kwargs).permute(tuple(order.index(d) for d in range(rank)))
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
