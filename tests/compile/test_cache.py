@@ -250,7 +250,7 @@ def test_the_command(folder: Path, capsys, monkeypatch) -> None:
     text = capsys.readouterr().out
     assert "2 entries" in text
     assert "training  float32[4, 4] float32[4, 2]" in text
-    newest, oldest = (entry.key for entry in cache.entries(folder))
+    newest, oldest = (entry.path.stem for entry in cache.entries(folder))
     main(["cache", "explain", newest[:8]])
     assert "loops.iterations: 1" in capsys.readouterr().out
     main(["cache", "--dir", str(folder), "explain", newest, oldest])
