@@ -76,7 +76,12 @@ def compile(
     log.engine.debug("Program:\n%s", plan.program)
     _export(plan)
     if spec.loops.processes > 1 and micro.exchanging:
-        _refuse_parts(spec)
+        if spec.target.parts > 1:
+            raise Error(
+                "Replicas whose stages are on several processes cannot exchange tensors in forward",
+                got=f"Distributed.stageProcesses({spec.target.parts}) and a collective custom_op",
+                fix="options.Distributed.stageProcesses(1): each process runs all stages",
+            )
         # The order of exchanges has to be that of the graph in every process, at all times.
         agreement.meet(spec)
         backend = backends.choose("reference")
@@ -97,15 +102,6 @@ def compile(
     if facts is not None:
         store.note(facts)
     return Compiled(plan, executable, dataclasses.replace(micro, graph=plan.layout.graph))
-
-
-def _refuse_parts(spec: Spec) -> None:
-    if spec.target.parts > 1:
-        raise Error(
-            "Replicas whose stages are on several processes cannot exchange tensors in forward",
-            got=f"Distributed.stageProcesses({spec.target.parts}) and a collective custom_op",
-            fix="options.Distributed.stageProcesses(1): each process runs all stages",
-        )
 
 
 @one_at_a_time()

@@ -58,11 +58,14 @@ def cut(added: Added, layout: Layout, spec: Spec) -> Cut:
     """Cut a step into passes; loop counts and locations do not matter for it."""
     adding, update = added
     micro = layout.graph if adding is None else compose("micro", [layout.graph, adding])
-    graphs, homes = _place.split(micro, layout, spec.training, _recomputes(layout, spec))
+    pipelined = spec.placement.strategy is Strategy.PIPELINED and len(layout.stages) > 1
+    recomputes = pipelined and spec.recompute is None  # where the user decided it is captured so
+    graphs, homes = _place.split(micro, layout, spec.training, recomputes)
     if update is not None:
         update_homes = _place.update_homes(update, homes)
         graphs |= _place.split_update(update, update_homes)
-        homes = _united(homes, update_homes)
+        both = {k: tuple(sorted({*homes.get(k, ()), *chips})) for k, chips in update_homes.items()}
+        homes = {**homes, **both}
     return graphs, homes
 
 
@@ -95,18 +98,6 @@ def _parts(chips: Sequence[int], processes: int) -> dict[int, int]:
             ),
         )
     return {chip: at * processes // len(chips) for at, chip in enumerate(chips)}
-
-
-def _recomputes(layout: Layout, spec: Spec) -> bool:
-    """Stages of a pipeline compute activations again, unless the user decided."""
-    undecided = spec.recompute is None
-    pipelined = spec.placement.strategy is Strategy.PIPELINED and len(layout.stages) > 1
-    return undecided and pipelined
-
-
-def _united(first: Homes, second: Homes) -> dict[str, tuple[int, ...]]:
-    keys = dict.fromkeys([*first, *second])
-    return {key: tuple(sorted({*first.get(key, ()), *second.get(key, ())})) for key in keys}
 
 
 def _needs(graphs: Graphs) -> dict[StagePass, frozenset[StagePass]]:

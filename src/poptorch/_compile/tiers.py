@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -78,10 +77,14 @@ class PlanCode:
                 log.engine.info("Compiling in this process: %s", why)
 
     def _build(self, key: str | None, graph: Graph) -> Compiled:
-        with _few_collections():
+        before = gc.get_threshold()
+        gc.set_threshold(helper.COLLECTING)  # looking for garbage is a fifth of compiling
+        try:
             if key is None:
                 return self.builder.build(graph).run
             return self.store.function(key, graph, self.builder)
+        finally:
+            gc.set_threshold(*before)
 
     def compile(self, progress: Progress) -> Executable:
         start, functions = time.perf_counter(), dict[str, Compiled]()
@@ -98,16 +101,6 @@ def code_of(plan: Plan) -> dict[str, bytes]:
     code = PlanCode(plan, backend, store_of(plan.spec.runtime.cache_dir))
     stored = {key: code.store.read(key) for key in code.keys.values()}
     return {key: code for key, code in stored.items() if code is not None}
-
-
-@contextlib.contextmanager
-def _few_collections() -> Iterator[None]:
-    before = gc.get_threshold()  # looking for garbage is a fifth of compiling
-    gc.set_threshold(helper.COLLECTING)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
 
 
 _cores = Cores()

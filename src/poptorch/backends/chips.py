@@ -100,10 +100,6 @@ class Chip:
         self.streaming[name] = self.read(name, action)
         del self.memory[name]
 
-    def forget(self, name: Name) -> None:
-        self.memory.pop(name, None)
-        self.streaming.pop(name, None)
-
 
 class Replica:
     """One copy of those chips of a model that are here, as number ``first + number`` of all."""
@@ -214,7 +210,8 @@ class Replica:
             else:
                 self._keep(chip, slot, step, value)
         for key in self._forget[action.stage_pass]:
-            chip.forget(self._name(key, step))
+            chip.memory.pop(self._name(key, step), None)
+            chip.streaming.pop(self._name(key, step), None)
 
     def _keep(self, chip: Chip, slot: Slot, step: int, value: torch.Tensor) -> None:
         name = self._name(slot.key, step)

@@ -109,7 +109,8 @@ def _compile(module: fx.GraphModule, examples: list[torch.Tensor], plain: bool) 
     }
     stand_ins = {} if plain else shortcuts.stand_ins()
     with private.settings(settings), private.standing_in(stand_ins):
-        lowered = lower(module, inputs, rules(module.graph), _decompositions())
+        decompositions = {**private.select_decomp_table(), aten.add.Tensor: _add}
+        lowered = lower(module, inputs, rules(module.graph), decompositions)
         tracing = private.tracing(private.TracingContext(mode))
         with tracing, torch.no_grad():
             joint_graph_passes = private.optional("joint_graph_passes")
@@ -135,10 +136,6 @@ def _rewrite(graph: fx.Graph) -> None:
 def _add(first: torch.Tensor, second: torch.Tensor, *, alpha: complex = 1) -> Any:
     """Of ``add(x, mm(a, b), alpha=f)`` torch 2.13 makes ``addmm`` and forgets the factor."""
     return NotImplemented if alpha == 1 else first + second * alpha
-
-
-def _decompositions() -> Decompositions:
-    return {**private.select_decomp_table(), aten.add.Tensor: _add}
 
 
 def _keep_output_strides(lowered: fx.GraphModule, module: fx.GraphModule) -> None:
