@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import sha256
-from typing import Any
 
 import torch
 
@@ -45,19 +44,18 @@ def check_alike(
     plan: Plan, backend: str, arguments: Mapping[str, trees.Structure], beside: Mapping[str, str]
 ) -> None:
     _check_data()
-    _refuse(
-        _job.compare(
-            {**facts_of(plan, backend, arguments), **beside},
-            "digests of their programs and options",
-        ),
+    _compare(
+        {**facts_of(plan, backend, arguments), **beside},
+        "digests of their programs and options",
         "The processes of this job do not train the same program",
         "give all of them the same model, options, optimizer and sizes of batches",
     )
 
 
 def check_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
-    _refuse(
-        _job.compare(digests(tensors), "digests of their first weights"),
+    _compare(
+        digests(tensors),
+        "digests of their first weights",
         "The processes of this job begin with other weights, or other state",
         "give all of them the same seed or the same file, or let process 0 hand its own to all: "
         "options.Distributed.broadcastWeights(True)",
@@ -65,8 +63,9 @@ def check_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def check_written(digests: Mapping[str, str]) -> None:
-    _refuse(
-        _job.compare(digests, "digests of the weights that were written to their devices"),
+    _compare(
+        digests,
+        "digests of the weights that were written to their devices",
         "The processes of this job have written other weights to their devices",
         "load the same weights in every process; nobody hands them round after the first call",
     )
@@ -80,19 +79,17 @@ def digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
 def check_numbers(values: Mapping[str, float], state: Mapping[str, str], other: bool) -> None:
     facts = {"compiled in": "changed" if other else "as before"}
     facts |= {key: repr(value) for key, value in values.items()} | dict(state)
-    all_facts = _exchanged(facts, "the numbers of the optimizer, which changed")
-    _refuse(
-        {index: each for index, each in enumerate(all_facts) if each != all_facts[0] or not index},
+    _compare(
+        facts,
+        "the numbers of the optimizer, which changed",
         "The optimizers of the processes of this job changed in different ways",
         "call setOptimizer with the same numbers in every process, and load the same state",
     )
 
 
-def _exchanged(value: Any, what: str) -> list[Any]:
-    return [json.loads(text) for text in _job.current().texts(json.dumps(value), what)]
-
-
-def _refuse(there: Mapping[int, dict[str, str]], title: str, fix: str) -> None:
+def _compare(facts: Mapping[str, str], what: str, title: str, fix: str) -> None:
+    """Raise an error that lists what differs from process 0, if anything does."""
+    there = _job.compare(facts, what)
     lines = []
     for index, own in there.items():
         apart = differences(own, there[0])
@@ -107,7 +104,8 @@ def _refuse(there: Mapping[int, dict[str, str]], title: str, fix: str) -> None:
 
 def _check_data() -> None:
     """Compare for how many calls the processes have data, and in which order they divide it."""
-    lengths = _exchanged(_job.data_length(), "the lengths of their data")
+    texts = _job.current().texts(json.dumps(_job.data_length()), "the lengths of their data")
+    lengths = [json.loads(text) for text in texts]
     seeds = {index: seed for index, (_, seed) in enumerate(lengths) if seed is not None}
     if len({*seeds.values()}) > 1:
         raise Error(

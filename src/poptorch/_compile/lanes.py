@@ -64,7 +64,6 @@ def _within(
 
 
 def _kept_apart(request: _capture.Request, spec: Spec) -> str | None:
-    """Return why micro-batches run one after another, though replicas could be lanes."""
     if request.grouped:
         return "each replica has weights of its own"
     if request.anchors:
