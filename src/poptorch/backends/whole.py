@@ -22,8 +22,7 @@ _LAST = ("step", "update")  # the graphs that end an update
 
 
 class Whole:
-    """``by_call``: the call is the unit in training, too. ``in_place``: a failed graph wrote a
-    part.
+    """``by_call``: the call is the unit, in training too. ``in_place``: failed graphs have written.
     """
 
     def __init__(

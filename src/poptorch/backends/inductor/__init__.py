@@ -37,9 +37,7 @@ class Inductor:
     # For those who keep compiled graphs: see ``backends.Builder``.
 
     def warm(self) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # as below
-            private.demand(private.COMPILER)
+        private.demand(private.COMPILER)
 
     def build(self, graph: Graph) -> Code:
         """Compile one graph; the code is run, so that its folder is this user's alone."""

@@ -99,9 +99,8 @@ def _is_dense(matrix: Matrix) -> bool:
 
 @functools.cache
 def _suits_processor() -> bool:
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return False
-    return maker() == "AuthenticAMD"
+    available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return available and maker() == "AuthenticAMD"
 
 
 def attention_backward(
