@@ -23,7 +23,7 @@ def lower(source: SlotFunction, stochastic: bool = False, runs: bool = True) -> 
 
     mode = trace.fake_mode()
     inputs = [trace.fake_tensor(mode, slot.shape, slot.dtype) for slot in source.inputs]
-    module, constants = trace.trace(flat, inputs, stochastic=stochastic and runs, runs=runs)
+    module, constants = trace.trace(flat, inputs, stochastic=stochastic, runs=runs)
     assert not constants, f"{source.name} captured tensors of its surroundings"
     return Graph(source.name, module, source.inputs, source.outputs)
 
@@ -31,9 +31,7 @@ def lower(source: SlotFunction, stochastic: bool = False, runs: bool = True) -> 
 Make = Callable[[Sequence[Slot]], SlotFunction]
 
 
-def lower_by_example(
-    make: Make, slots: Sequence[Slot], optim: OptimSpec, stochastic: bool
-) -> Graph:
+def lower_by_example(make: Make, slots: Sequence[Slot], optim: OptimSpec) -> Graph:
     """Trace one weight of each group, shape and type, and copy its part for the others.
 
     A transformer of 12 layers is priced in 8 s instead of 11.
@@ -44,10 +42,10 @@ def lower_by_example(
     for slot in slots:
         kind = (group.get(slot.weight), slot.shape, slot.dtype)
         examples[slot.weight] = first.setdefault(kind, slot.weight)
-    few = lower(make([s for s in slots if examples[s.weight] == s.weight]), stochastic, runs=False)
+    few = lower(make([s for s in slots if examples[s.weight] == s.weight]), runs=False)
     whole, parts = make(slots), _parts(few)
     if parts is None:
-        return lower(whole, stochastic, runs=False)
+        return lower(whole, runs=False)
     graph = fx.Graph()
     inputs = {slot.key: placeholder(graph, slot.key) for slot in whole.inputs}
     shared: dict[fx.Node, fx.Node] = {}

@@ -35,7 +35,7 @@ def updating(micro: Graph, spec: Spec, optim: OptimSpec | None, priced: bool = F
 
     def traced(make: Make, slots: Sequence[Slot], stochastic: bool = False) -> Graph:
         if priced:
-            return lower_by_example(make, slots, optim, stochastic)
+            return lower_by_example(make, slots, optim)
         return lower(make(slots), stochastic)
 
     rounding = spec.precision.stochastic_rounding

@@ -22,8 +22,7 @@ _LAST = ("step", "update")  # the graphs that end an update
 
 
 class Whole:
-    """``by_call``: the call is the unit, in training too. ``in_place``: failed graphs have written.
-    """
+    """``by_call``: the unit is the call, always. ``in_place``: failed graphs wrote a part."""
 
     def __init__(
         self, program: Program, checked: bool, by_call: bool = False, in_place: bool = False
