@@ -60,10 +60,10 @@ class Windows:
 
     @property
     def count(self) -> tuple[int, ...]:
-        return tuple(n // s + 1 for n, s in zip(self._reach, self.stride, strict=True))
+        return tuple(n // s + 1 for n, s in zip(self.reach, self.stride, strict=True))
 
     @property
-    def _reach(self) -> list[int]:
+    def reach(self) -> list[int]:
         """How far the first window can be moved in each dimension."""
         sizes = zip(self.space, self.kernel, self.padding, self.dilation, strict=True)
         return [n + 2 * p - d * (k - 1) - 1 for n, k, p, d in sizes]
@@ -238,12 +238,14 @@ class _Pool:
         x: torch.Tensor, kernel: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,),
         ceil_mode: bool = False,
     ) -> _Pool | None:  # fmt: skip
-        if x.dim() != 4 or not x.is_floating_point() or ceil_mode:
+        if x.dim() != 4 or not x.is_floating_point():
             return None
         channels_last = memory_order(x) == (0, 2, 3, 1)
         if x.shape[1 if channels_last else 0] < LEAST_INNERMOST:
             return None
         windows = Windows.of(x.shape[2:], kernel, stride or kernel, padding, dilation)
+        if ceil_mode and any(n % s for n, s in zip(windows.reach, windows.stride, strict=True)):
+            return None
         return _Pool(windows, channels_last)
 
     def enter(self, x: torch.Tensor) -> torch.Tensor:
