@@ -20,6 +20,7 @@ from .._base import private, source
 from .._base.errors import Error
 from .._ir.blocks import label_of, line_of
 from .._ir.graph import Graph
+from .._ir.operators import reachable
 from .._ir.plan import Plan
 from .._ir.program import Axis
 from . import stopwatch
@@ -105,7 +106,8 @@ def _step(copy: fx.Node, written: Mapping[Any, fx.Node]) -> _Step | None:
         return None
     tensors = weight, gradient, first, second
     scalars = first_share, second_share, factor, eps, descent, shrink
-    inner = _between(new_weight, {*tensors, *scalars})
+    ends = {*tensors, *scalars}
+    inner = reachable([new_weight], lambda node: set(node.all_input_nodes) - ends)
     users = {user for node in inner for user in node.users}
     alone = users <= {*inner, *(written[new] for new in state)}
     return ((*tensors, *scalars), inner) if alone and _are_large(tensors) else None
@@ -134,16 +136,6 @@ def _blend(node: Any) -> tuple[Any, Any, Any]:
     old, difference, share = _plus_scaled(node)
     new, subtracted = _operands(difference, aten.sub.Tensor)
     return (old, new, share) if subtracted is old else (None, None, None)
-
-
-def _between(node: Any, ends: Collection[Any]) -> set[fx.Node]:
-    inner, ahead = set[fx.Node](), [node]
-    while ahead:
-        node = ahead.pop()
-        if node not in ends and node not in inner:
-            inner.add(node)
-            ahead += node.all_input_nodes
-    return inner
 
 
 def _are_large(nodes: Collection[fx.Node]) -> bool:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import fx
 
+from .._base.threads import holding
 from .._ir.blocks import label_of, line_of, pass_of
 
 MOST_SPANS = 4000  # operators of a call that are kept one by one
@@ -64,13 +65,8 @@ class Stopwatch:
 _current: ContextVar[Stopwatch | None] = ContextVar("stopwatch", default=None)
 
 
-@contextlib.contextmanager
-def timing(watch: Stopwatch | None) -> Iterator[None]:
-    token = _current.set(watch)
-    try:
-        yield
-    finally:
-        _current.reset(token)
+def timing(watch: Stopwatch | None) -> contextlib.AbstractContextManager[None]:
+    return holding(_current, watch)
 
 
 def action(name: str, do: Callable[..., Any], *args: object) -> Any:
