@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from . import _compile
+from . import _capture, _compile
 from ._base.errors import Error
 from ._ipu_model.advice import Adviser
 from ._ipu_model.estimate import Estimate
@@ -32,7 +32,8 @@ class Repricer:
 
     def _checkpoints(self) -> int:
         spec = freeze(self._options, self._training)
-        return _compile.checkpoints(self._captures.capture(replace(spec, recompute=False)))
+        captured = self._captures.capture(replace(spec, recompute=False))
+        return len(_capture.checkpoints(captured.micro.graph))
 
     def price(self, settings: Mapping[str, Any], guesses: bool = False) -> Estimate:
         options, chips = self._options.clone(), self._system

@@ -5,7 +5,6 @@ from .cache import differences, flat_fields, store_of
 from .estimating import (
     Capture,
     capture_for_estimate,
-    checkpoints,
     estimate,
     recomputed,
     subject,
@@ -21,7 +20,6 @@ __all__ = [
     "Compiled",
     "Share",
     "capture_for_estimate",
-    "checkpoints",
     "code_of",
     "compile",
     "differences",

@@ -59,10 +59,6 @@ def recomputed(captured: Capture) -> Capture:
     return captured.changed(graph=_capture.recomputed(captured.micro.graph))
 
 
-def checkpoints(captured: Capture) -> int:
-    return len(_capture.checkpoints(captured.micro.graph))
-
-
 @one_at_a_time()
 def with_fewer_checkpoints(captured: Capture, every: int) -> Capture:
     """Return the same model in which of so many checkpoints the last is one."""

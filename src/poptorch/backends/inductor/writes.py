@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
 from ..._base import private
-from ..._ir.operators import Operator, may_view, storage_root
+from ..._ir.operators import Operator, may_view, reachable, storage_root
 
 aten = torch.ops.aten
 _COPIES = (aten.copy_.default, aten.clone.default)
@@ -75,16 +75,11 @@ def _only_for_writes(nodes: Sequence[fx.Node]) -> set[fx.Node]:
     return leading
 
 
-def _readers(write: fx.Node) -> Iterator[fx.Node]:
+def _readers(write: fx.Node) -> set[fx.Node]:
     if write.target is not aten.copy_.default:
-        return
-    views: list[fx.Node] = [write.args[0]]  # type: ignore[list-item]
-    while views:
-        for user in views.pop().users:
-            if user is not write:
-                yield user
-                if may_view(user):
-                    views.append(user)
+        return set()
+    target = write.args[0]
+    return reachable([target], lambda n: n.users if n is target or may_view(n) else ())
 
 
 def keep_dependencies(nodes: list[Any]) -> list[Any]:
