@@ -136,6 +136,12 @@ def test_multi_conv_options_change_the_estimate(change) -> None:
     assert cycles(change(poptorch.MultiConv())) != cycles(poptorch.MultiConv())
 
 
+@pytest.mark.parametrize("value", [2.0, [0.1, -0.1], "0.1"])
+def test_multi_conv_memory_is_a_share(value) -> None:
+    with pytest.raises(AssertionError, match="Invalid available memory proportion"):
+        poptorch.MultiConv().availableMemoryProportions(value)
+
+
 def test_multi_conv_options_are_in_the_plan_and_the_profile(tmp_path: Path) -> None:
     group = poptorch.MultiConv().availableMemoryProportions((0.1, 0.2))
     module = TwoConvs(group.partialsTypes([torch.float16, torch.float32]))

@@ -36,10 +36,10 @@ class MultiConv:
         """Set the memory for temporaries, a share from 0 to 1 each; None for the default.
 
         Raises:
-            AssertionError: neither a float nor a list or tuple of floats.
+            AssertionError: neither a float from 0 to 1 nor a list or tuple of such.
         """
         title = "Invalid available memory proportion"
-        return self._set("availableMemoryProportions", value, _is(float), AssertionFailure, title)
+        return self._set("availableMemoryProportions", value, _is_share, AssertionFailure, title)
 
     def partialsTypes(self, value: _Partials | list[_Partials] | tuple[_Partials, ...]) -> Self:
         """Set the dtype of partial sums: ``torch.float32`` or ``torch.float16``.
@@ -113,3 +113,7 @@ class MultiConv:
 
     def __exit__(self, *failure: Any) -> None:
         self._scope.__exit__(*failure)
+
+
+def _is_share(value: Any) -> bool:
+    return isinstance(value, float) and 0 <= value <= 1
