@@ -68,7 +68,6 @@ def training_program(
 
 
 def _in_parts(tensors: Sequence[Slot], parts: Mapping[str, Slot]) -> list[Slot]:
-    """Return what a process sees of tensors that belong to weights, each once."""
     seen = (slot.of(parts[slot.weight]) if slot.weight in parts else slot for slot in tensors)
     return list(dict.fromkeys(seen))
 

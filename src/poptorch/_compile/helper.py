@@ -210,7 +210,6 @@ class CompileJob:
             raise
 
     def look(self) -> bool:
-        """Tell whether a graph has an outcome since the last time; never waits."""
         before = len(self.outcomes)
         for process in self.processes:
             self.outcomes |= process.look()

@@ -24,7 +24,6 @@ _WHOLE, _PART = "~whole.", "~part."
 def bundled(
     micro: Graph, spec: Spec, optim: OptimSpec
 ) -> tuple[Graph, OptimSpec, tuple[Bundle, ...]]:
-    """Return the micro step and the optimizer over bundles of small weights, and the bundles."""
     members = [slot for slot in trained_alone(micro, optim) if slot.numel <= LARGEST]
     alone = (  # something looks at single weights
         optim.algorithm == "lamb"

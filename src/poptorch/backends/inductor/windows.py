@@ -64,7 +64,6 @@ class Windows:
 
     @property
     def reach(self) -> list[int]:
-        """How far the first window can be moved in each dimension."""
         sizes = zip(self.space, self.kernel, self.padding, self.dilation, strict=True)
         return [n + 2 * p - d * (k - 1) - 1 for n, k, p, d in sizes]
 
