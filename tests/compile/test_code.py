@@ -5,6 +5,8 @@ from __future__ import annotations
 import operator
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -226,7 +228,7 @@ def test_a_graph_without_a_text_form_is_compiled_and_not_kept(store) -> None:
     with pytest.raises(TypeError):
         graph_json.encode(part)
     assert cache.key_of(part, BUILDER) is None
-    odd = tiers.PlanCode.__new__(tiers.PlanCode)
-    odd.keys, odd.graphs, odd.store = {"odd": None}, {"odd": part}, store
+    plan: Any = SimpleNamespace(program=SimpleNamespace(graphs={"odd": part}))
+    odd = tiers.PlanCode(plan, BUILDER, store)
     assert odd.missing() == {}
     assert odd.found() == {}

@@ -11,7 +11,7 @@ from .._ir.bundle import ALIGNMENT, BUCKET, Bundle
 from .._ir.graph import Graph, compose
 from .._ir.program import Shard
 from .._ir.slots import Kind, Slot
-from .._ir.spec import OptimSpec, Spec
+from .._ir.spec import Location, OptimSpec, Spec
 from .build import UPDATED
 from .lower import lower
 
@@ -75,8 +75,7 @@ def sharded(
             why,
         )
         return optim, ()
-    asked = spec.locations.optimizer.min_sharded
-    least = FEWEST_ELEMENTS if asked is None else asked
+    least = _fewest_elements(spec.locations.optimizer)
     members = [slot for slot in trained_alone(micro, optim) if slot.numel >= max(1, least)]
     if not members:
         log.python.warning(
@@ -98,6 +97,10 @@ def sharded(
     parts = {shard.whole.slot.path: shard.part.path for shard in shards}
     groups = [replace(g, params=tuple(parts.get(p, p) for p in g.params)) for g in flat.groups]
     return replace(flat, groups=tuple(groups)), shards
+
+
+def _fewest_elements(location: Location) -> int:
+    return FEWEST_ELEMENTS if location.min_sharded is None else location.min_sharded
 
 
 def _hindrance(spec: Spec, by_stages: bool) -> str:
