@@ -515,7 +515,7 @@ class Session(Sharing):
     def fetch(self) -> None:
         """Fetch newer weights that another trainer of the same tensors has."""
         newest = self._version_left
-        for other in self.others:
+        for other in self.others or ():  # to walk a weak set takes 2 us
             if other.is_trainer and isinstance(other, Session):
                 other._bring_host_up_to_date()
                 newest = max(newest, other._host_version)

@@ -28,6 +28,7 @@ from .protocol import Compiled
 from .whole import Whole
 
 Index = dict[Axis, int]
+_FIRST: Index = dict.fromkeys(Axis, 0)
 _GRADIENTS, _SQUARES = "the gradients of an update", "the squares of an update"
 Mode = tuple[OutputMode, int]  # with the period of EveryN
 Slices = Sequence[Sequence[torch.Tensor]]
@@ -65,7 +66,7 @@ class LoopExecutable:
         runs = self._bind(state)
         collector = Collector(self._program, self._wanted)
         slices = [self._program.loops.cut(value, self._program.lanes) for value in batch]
-        index: Index = dict.fromkeys(Axis, 0)
+        index = _FIRST.copy()
         random = device_generator() if self._random else contextlib.nullcontext()
         # The other context is half the price of no_grad(), 2 us less.
         with interrupts.deferred(), torch.set_grad_enabled(False), random, self._threads:
@@ -271,6 +272,7 @@ class Wanted:
     def __init__(self, program: Program) -> None:
         emit = program.emit
         self.modes: Mapping[str, Mode] = {slot.key: emit.mode_of(slot.key) for slot in emit.slots}
+        self.of_lanes = {slot.key for slot in emit.slots if slot.lanes}
         self._loops = program.loops
         self._lanes = program.lanes
         self._distinct = set(self.modes.values())
@@ -295,7 +297,6 @@ class Wanted:
 class Collector:
     def __init__(self, program: Program, wanted: Wanted) -> None:
         self._lanes = program.lanes
-        self._of_lanes = {slot.key for slot in program.emit.slots if slot.lanes}
         self._wanted = wanted
         self._kept: dict[str, list[torch.Tensor]] = {key: [] for key in wanted.modes}
         self._sums: dict[str, dict[int, torch.Tensor]] = {}
@@ -304,7 +305,7 @@ class Collector:
         self, keys: Sequence[str], values: Sequence[torch.Tensor], step: int, replica: int
     ) -> None:
         """Keep what is wanted of a run, or of several side by side from ``step`` on."""
-        steps, modes = self._wanted.of(step), self._wanted.modes
+        steps, modes, of_lanes = self._wanted.of(step), self._wanted.modes, self._wanted.of_lanes
         for key, value in zip(keys, values, strict=True):
             mode = modes.get(key)
             if mode is None or not steps[mode]:
@@ -312,7 +313,7 @@ class Collector:
             lanes = self._lanes
             part = value
             if lanes is not None:  # what has no lanes is of a whole update
-                part = _steps(value, steps[mode], lanes) if key in self._of_lanes else value[None]
+                part = _steps(value, steps[mode], lanes) if key in of_lanes else value[None]
             if mode[0] is OutputMode.Sum:
                 self._add(key, part, replica)
             else:
