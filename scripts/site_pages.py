@@ -32,7 +32,14 @@ are `poptorch.Error`; where one is a builtin exception, too, that stands beside 
 COMMANDS = """\
 # Commands
 
-`python -m poptorch` is `poptorch`.
+`python -m poptorch` is `poptorch`. Their exit statuses:
+
+| status | meaning |
+|---|---|
+| 0 | all is well |
+| 1 | `doctor` found what stops a model, `estimate` one that does not fit, `report` too much |
+| 2 | wrong use: arguments, a missing file or device, a script without a wrapped model |
+| other | of `poprun`: that of the process that failed first, or 128 and its signal |
 
 """
 

@@ -64,7 +64,7 @@ def test_a_script_without_models_is_a_failure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "script.py").write_text("")
-    assert main(["estimate", str(tmp_path / "script.py")]) == 1
+    assert main(["estimate", str(tmp_path / "script.py")]) == 2
     assert "used no wrapped model" in capsys.readouterr().err
 
 
@@ -74,7 +74,7 @@ def test_what_cannot_be_run_or_priced_is_one_message(
     assert main(["estimate", "--system", "x:2", script, "8"]) == 2
     assert "There is no such system" in capsys.readouterr().err
     assert main(["estimate", str(tmp_path / "none.py")]) == 2
-    assert "there is no script" in capsys.readouterr().err
+    assert "There is no file" in capsys.readouterr().err
 
 
 def test_our_options_behind_the_script_are_said_to_be_the_scripts(
@@ -121,6 +121,7 @@ def test_reports_are_printed_and_compared(
     assert main(["report", "--compare", old, new, "--budget", "memory=3%,cycles=1%"]) == 1
     assert "over budget: cycles +1.5%, allowed +1.0%" in capsys.readouterr().out
     assert main(["report", str(tmp_path)]) == 2
+    assert main(["cache", "--dir", str(tmp_path / "nowhere"), "list"]) == 2
     assert main(["report"]) == 2
     assert main(["report", old, "--budget", "speed=1%"]) == 2
 

@@ -51,6 +51,14 @@ def test_faulty_options_of_the_environment_are_named(monkeypatch, capsys) -> Non
     assert "POPTORCH_DEFAULT_OPTIONS" in capsys.readouterr().err
 
 
+def test_an_error_does_not_name_the_command_as_the_users_line(monkeypatch, capsys) -> None:
+    monkeypatch.setattr("sys.argv", [__file__, "report", "nowhere"])
+    assert main() == 2
+    error = capsys.readouterr().err
+    assert error.startswith("There is no profile to read\n  Got:    nowhere")
+    assert Path(__file__).name not in error
+
+
 def test_the_version(capsys) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--version"])

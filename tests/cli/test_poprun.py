@@ -156,7 +156,7 @@ def test_other_hosts_are_reached_by_a_shell(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (["--num-instances=2", "--num-replicas=3", "true"], "must be a multiple"),
+        (["-n", "2", "--num-replicas=3", "true"], "must be a multiple"),
         (["--num-instances=3", "--stage-processes=2", "true"], "must be a multiple of --stage-pro"),
         (["--host=a,b", "--num-instances=3", "true"], "must be a multiple of the 2 hosts"),
         (["--num-instances=0", "true"], "at least 1"),

@@ -8,9 +8,27 @@ import functools
 import os
 import runpy
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from .._base import source
+from .._base.errors import Error
+
+FOUND, WRONG_USE = 1, 2  # exit statuses; the page of commands explains them
+
+
+class Misuse(Exception):  # noqa: N818 (what a user did, not a failure)
+    """A command was used wrongly; its message is all that is printed."""
+
+
+@contextlib.contextmanager
+def misuse() -> Iterator[None]:
+    """Let errors of the library in this block be the user's of the command."""
+    try:
+        yield
+    except Error as error:
+        raise Misuse(error.message) from None
 
 
 def add(commands: Any, name: str, does: str, example: str, details: str = "") -> Any:
@@ -28,14 +46,19 @@ def page(example: str) -> dict[str, Any]:
     return {"epilog": f"example:\n{lines}", "formatter_class": formatter}
 
 
-def quiet_when_closed(main: Callable[..., int]) -> Callable[..., int]:
-    """Let a command end without a word when the reader of its output has gone (``| head``)."""
+def command(main: Callable[..., int]) -> Callable[..., int]:
+    """Make wrong use one message, and end silently when the reader of the output has gone."""
 
     @functools.wraps(main)
     def run(arguments: Sequence[str] | None = None) -> int:
+        started = [os.path.abspath(sys.argv[0])] if arguments is None else []
         try:
             try:
-                return main(arguments)
+                with source.excluding(started):  # the command's own file is no line of the user
+                    return main(arguments)
+            except Misuse as error:
+                print(error, file=sys.stderr)
+                return WRONG_USE
             finally:
                 sys.stdout.flush()
         except BrokenPipeError:

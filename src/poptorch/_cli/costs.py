@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .._base.errors import Error, visible
+from .._base.errors import visible
 from .._base.private import replaced
 from .._ipu_model import page, profile
 from .._systems import parse
 from ..executor import PoplarExecutor
-from .commands import Enough, add, run_script
+from .commands import FOUND, WRONG_USE, Enough, Misuse, add, misuse, run_script
 
 _OURS = ("--system", "--all", "--json", "--html")
 
@@ -37,15 +37,10 @@ def add_estimate(commands: Any) -> None:
 
 
 def _estimate(chosen: argparse.Namespace) -> int:
-    """Return 1 if no wrapped model was used or one does not fit, 2 if there is nothing to run."""
-    try:
+    with misuse():
         parse(chosen.system)
-    except Error as error:
-        print(f"poptorch estimate: {error}", file=sys.stderr)
-        return 2
     if not chosen.script.is_file():
-        print(f"poptorch estimate: there is no script {chosen.script}", file=sys.stderr)
-        return 2
+        raise Misuse(f"There is no file {chosen.script}")
     ours = [each for each in chosen.arguments if each.partition("=")[0] in _OURS]
     if ours:
         print(f"{ours[0]} after {chosen.script} is the script's argument", file=sys.stderr)
@@ -65,13 +60,12 @@ def _estimate(chosen: argparse.Namespace) -> int:
     with replaced(PoplarExecutor, "__call__", first), replaced(PoplarExecutor, "compile", first):
         run_script(str(chosen.script), chosen.arguments)
     if not priced:
-        print(f"{chosen.script} used no wrapped model", file=sys.stderr)
-        return 1
+        raise Misuse(f"{chosen.script} used no wrapped model")
     if chosen.json:
         priced[-1].to_json(chosen.json)
     if chosen.html:
         priced[-1].to_html(chosen.html)
-    return 0 if all(estimate.fits for estimate in priced) else 1
+    return 0 if all(estimate.fits for estimate in priced) else FOUND
 
 
 def add_report(commands: Any) -> None:
@@ -95,16 +89,13 @@ def add_report(commands: Any) -> None:
 
 def _report(chosen: argparse.Namespace) -> int:
     if (chosen.file is None) == (chosen.compare is None):
-        print("poptorch report: give one report, or --compare OLD NEW", file=sys.stderr)
-        return 2
+        raise Misuse("Give one report, or --compare OLD NEW")
     try:
-        return _show(chosen, profile.parse_budget(chosen.budget) if chosen.budget else {})
-    except Error as error:
-        print(f"poptorch report: {error}", file=sys.stderr)
+        with misuse():
+            return _show(chosen, profile.parse_budget(chosen.budget) if chosen.budget else {})
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         why = visible(f"{type(error).__name__}: {error}")
-        print(f"poptorch report: this is no report of poptorch: {why}", file=sys.stderr)
-    return 2
+        raise Misuse(f"This is no report of poptorch: {why}") from None
 
 
 def _show(chosen: argparse.Namespace, allowed: dict[str, float]) -> int:
@@ -116,8 +107,8 @@ def _show(chosen: argparse.Namespace, allowed: dict[str, float]) -> int:
         changes = profile.compare(before, shown)
         print(visible(profile.changes_text(changes)))
     if chosen.html and not page.write(shown, chosen.html, before):
-        return 2
+        return WRONG_USE
     over = profile.exceeded(changes, allowed)
     for each in over:
         print(f"over budget: {each.name} {each.change:+.1%}, allowed {allowed[each.name]:+.1%}")
-    return 1 if over else 0
+    return FOUND if over else 0

@@ -22,7 +22,7 @@ from .._base.private import replaced
 from .._data.consumer import verdict
 from ..executor import PoplarExecutor
 from ..options import Options
-from .commands import Enough, add, run_script
+from .commands import FOUND, Enough, Misuse, add, run_script
 
 CALLS = 20
 _DESCRIPTION = """
@@ -35,8 +35,7 @@ of it but what stands under if __name__ == "__main__", then explains that module
 inputs, such as 8,3 or 8:int64, or labels=8:int64 for one that goes by its name, its forward runs
 once; without shapes its source is searched.
 
-The first line of the output says what is run. The exit status is 1 if something prevents compiling
-or running."""
+The first line of the output says what is run."""
 _EXAMPLE = """
 poptorch doctor --calls 5 train.py --epochs 1
 poptorch doctor --training model.py:Classifier 16,1,28,28 16:int64
@@ -63,7 +62,7 @@ def add_parser(commands: Any) -> None:
 def run(chosen: argparse.Namespace) -> int:
     path, _, name = chosen.target.partition(":")
     if not Path(path).is_file():
-        sys.exit(f"There is no file {path}")
+        raise Misuse(f"There is no file {path}")
     if name:
         return _module(Path(path), name, chosen.arguments, chosen.training)
     return _script(path, chosen.arguments, chosen.calls or None)
@@ -89,9 +88,13 @@ def _script(path: str, arguments: list[str], most: int | None) -> int:
     except Exception as error:
         broken = True
         print(f"The script failed:\n{_told(error, path)}")
+    if not (watch.models or broken):
+        raise Misuse(
+            f"{path} used no wrapped model. For a module in it: poptorch doctor {path}:NAME"
+        )
     if not watch.fatal and not (broken and not watch.calls):
         print(watch.summary())
-    return 1 if broken or watch.fatal else 0
+    return FOUND if broken or watch.fatal else 0
 
 
 def _tell(executor: PoplarExecutor, findings: _capture.Explanation) -> None:
@@ -120,7 +123,7 @@ def _module(path: Path, name: str, shapes: list[str], training: bool) -> int:
         print(findings)
     else:
         print("The source shows nothing that prevents a capture. With shapes forward is tried.")
-    return 1 if findings.fatal else 0
+    return FOUND if findings.fatal else 0
 
 
 def _made(path: Path, name: str) -> nn.Module:
@@ -141,7 +144,9 @@ def _made(path: Path, name: str) -> nn.Module:
     finally:
         sys.path.remove(str(path.parent))
     if not isinstance(made, nn.Module):
-        sys.exit(f"{name} in {path} is no torch.nn.Module, and makes none when called: {made!r}")
+        raise Misuse(
+            f"{name} in {path} is no torch.nn.Module, and makes none when called: {made!r}"
+        )
     return made
 
 
@@ -165,7 +170,7 @@ def _input(text: str) -> torch.Tensor:
     except ValueError:
         shape = None
     if shape is None or not isinstance(dtype, torch.dtype):
-        sys.exit(f"{text} is no shape: write 8,3 or 8:int64")
+        raise Misuse(f"{text} is no shape: write 8,3 or 8:int64")
     return (
         torch.randn(shape).to(dtype) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)
     )
@@ -175,7 +180,7 @@ class Watch:
     """Explains every wrapped model before it is compiled, and measures what calls wait for."""
 
     def __init__(self, most: int | None) -> None:
-        self.calls = 0  # of wrapped models
+        self.calls = self.models = 0  # of wrapped models; those that were explained
         self.fatal = 0  # findings that prevent compiling
         self._most = most
         self._waited = self._inside = 0.0
@@ -220,6 +225,7 @@ class Watch:
             return
         findings = executor.explain(*args, **kwargs)
         _tell(executor, findings)
+        self.models += 1
         self.fatal += len(findings.fatal)
         if findings.fatal:
             raise Enough

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from .. import _pod, _systems
 from .._base import VERSION
-from .._base.errors import Error
 from .._pod import Holder
 from .._systems import System
-from .commands import page, quiet_when_closed
+from .commands import Misuse, command, misuse, page
 
 _CARD_HEAD = (
     "IPU-M", "Serial", "IPU-M SW", "Server version", "ICU FW", "Type", "ID", "IPU#", "Routing",
@@ -25,7 +23,7 @@ _PROCESS_WIDTHS = (8, 82, 8, 12, 4, 10, 8, 8, 8)
 _UNKNOWN = "N/A"
 
 
-@quiet_when_closed
+@command
 def monitor(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="gc-monitor",
@@ -35,12 +33,9 @@ def monitor(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-card-info", action="store_true", help="leave the devices out")
     parser.add_argument("-j", "--json", action="store_true", help="print JSON")
     chosen = parser.parse_args(arguments)
-    try:
+    with misuse():
         system = _systems.current()
         holders = _pod.holders(system)
-    except Error as error:
-        print(error.message, file=sys.stderr)
-        return 1
     if chosen.json:
         print(json.dumps(_facts(system, holders, not chosen.no_card_info), indent=2))
         return 0
@@ -113,29 +108,25 @@ def _facts(system: System, holders: Sequence[Holder], cards: bool) -> dict[str, 
     return facts
 
 
-@quiet_when_closed
+@command
 def info(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="gc-info",
         description="The device ids of the system, single chips and groups of them.",
-        **page("gc-info --list-devices\ngc-info --device-id 0 --json"),
+        **page("gc-info\ngc-info --device-id 0 --json"),
     )
-    parser.add_argument("-l", "--list-devices", action="store_true", help="list every device id")
+    parser.add_argument(
+        "-l", "--list-devices", action="store_true", help="list every device id, as without options"
+    )
     parser.add_argument("-d", "--device-id", type=int, metavar="N", help="tell about one device")
     parser.add_argument("-j", "--json", action="store_true", help="print JSON")
     chosen = parser.parse_args(arguments)
-    if not chosen.list_devices and chosen.device_id is None:
-        parser.error("choose --list-devices or --device-id N")
-    try:
+    with misuse():
         system = _systems.current()
         devices = _devices(system)
-    except Error as error:
-        print(error.message, file=sys.stderr)
-        return 1
     if chosen.device_id is not None:
         if not 0 <= chosen.device_id < len(devices):
-            print(f"There is no device {chosen.device_id} in {system.name}", file=sys.stderr)
-            return 1
+            raise Misuse(f"There is no device {chosen.device_id} in {system.name}")
         kind = system.kind
         details = {
             "board": kind.board,

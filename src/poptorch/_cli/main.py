@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from .._base import VERSION, env
+from .._base.errors import described
 from .._compile import passes_text
 from .._compile.cache import Entry, differences, entries, trim
 from ..options import Options
 from ..options.overview import describe
 from . import costs, doctor
-from .commands import add, page, quiet_when_closed
+from .commands import Misuse, add, command, page
 
 MEGABYTE = 1_000_000
 
 
-@quiet_when_closed
+@command
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="poptorch",
@@ -54,8 +54,7 @@ def _options(chosen: argparse.Namespace) -> int:
             options.loadFromFile(file)
     except Exception as error:  # whatever a setter raises is about the file's line
         notes = [f"  {note}" for note in getattr(error, "__notes__", ())]
-        print(f"poptorch options: {error}", *notes, sep="\n", file=sys.stderr)
-        return 2  # argparse's own status for what cannot be understood
+        raise Misuse("\n".join([described(error), *notes])) from None
     print(describe(options, every=chosen.all))
     return 0
 
@@ -109,10 +108,10 @@ def _add_cache(commands: Any) -> None:
 def _folder(chosen: argparse.Namespace) -> Path:
     name = chosen.dir or env.get("POPTORCH_CACHE_DIR") or env.get("POPART_CACHE_DIR")
     if not name:
-        sys.exit("No cache directory: pass --dir, or set POPTORCH_CACHE_DIR")
+        raise Misuse("No cache directory: pass --dir, or set POPTORCH_CACHE_DIR")
     folder = Path(name)
     if not folder.is_dir():
-        sys.exit(f"{folder} is no directory")
+        raise Misuse(f"{folder} is no directory")
     return folder
 
 
@@ -140,7 +139,7 @@ def _explain(chosen: argparse.Namespace) -> int:
 def _one(present: list[Entry], start: str) -> Entry:
     matching = [entry for entry in present if entry.path.stem.startswith(start)]
     if len(matching) != 1:
-        sys.exit(f"{len(matching)} entries have a key that starts with {start}")
+        raise Misuse(f"{len(matching)} entries have a key that starts with {start}")
     return matching[0]
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from .._base import env
 from . import agents
-from .commands import page, quiet_when_closed
+from .commands import command, page
 
 KILLED = 128  # what a shell adds to the number of the signal that ended a program
 NODES = Path("/sys/devices/system/node")
@@ -93,7 +93,7 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = result.add_argument
-    add("--num-instances", type=_number(1), default=1, metavar="N",
+    add("-n", "--num-instances", type=_number(1), default=1, metavar="N",
         help="processes, on all hosts (1)")  # fmt: skip
     add("--num-replicas", type=_number(1), metavar="N", help="replicas, of all processes (as many)")
     add("--ipus-per-replica", type=_number(1), default=1, metavar="N",
@@ -123,7 +123,7 @@ def parser() -> argparse.ArgumentParser:
     return result
 
 
-@quiet_when_closed
+@command
 def main(arguments: Sequence[str] | None = None) -> int:
     reader = parser()
     chosen = reader.parse_args(arguments)
