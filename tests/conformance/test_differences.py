@@ -793,7 +793,7 @@ ELSEWHERE = {
     "graph layers that add or remove edges, and pooling of the best nodes, were refused": "geometric/test_models.py::test_pooling_of_the_best_nodes_has_an_upper_bound",
     "batches of graphs dropped texts, trimmed seeds, let padding edges point behind the last node": "geometric/test_collate.py::test_trimming_nodes_keeps_one_of_each_sample",
     "the guide of 2.x names `INFO` as the default level of the log": "test_runtime.py::test_levels",
-    "`sourceLocationExcludes` replaced three default entries": "options/test_observable.py::test_excluded_files_are_not_the_users",
+    "`sourceLocationExcludes` replaced three default entries": "options/test_settings.py::test_excluded_files_are_not_the_users",
     "an error in the data set ended the loading process": "test_dataloader_faults.py::test_a_later_error_arrives_in_its_place_and_the_loader_can_be_used_again",
     "Ctrl-C reached the loading process too": "test_dataloader_exit.py::test_a_program_that_survives_ctrl_c_goes_on_loading_and_fails_with_its_own_error",
     "the last asynchronous element had the size of the others": "data/test_filling.py::test_a_last_element_may_have_fewer_rows",

@@ -4,16 +4,13 @@ import json
 import os
 
 import pytest
-import torch
 
-from poptorch.autocasting import Policy
 from poptorch.enums import (
     AutoStage,
     CommGroupType,
     ConnectionType,
     Liveness,
     OutputMode,
-    ReductionType,
 )
 from poptorch.options import (
     ConfigFileError,
@@ -24,7 +21,6 @@ from poptorch.options import (
     SerialPhasedExecution,
     ShardedExecution,
     Stage,
-    TensorLocationSettings,
 )
 from poptorch.options.files import apply_calls, as_calls
 
@@ -39,30 +35,13 @@ def config(tmp_path):
     return write
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        "logDir(poptorch.ConnectionType.Always.name.ljust(9))",
-        "deviceIterations(poptorch.ConnectionType.Never.bit_length())",
-        "logDir(poptorch.Stage('a').blocks.count('a').to_bytes(9))",
-        "modelName(poptorch.ConnectionType.mro().pop().mro())",
-        "log_dir.ljust(9)",
-    ],
-)
-def test_methods_of_texts_and_numbers_are_not_called(config, call):
-    with pytest.raises(AttributeError, match="cannot be used in a configuration file"):
-        Options().loadFromFile(config(call))
-
-
-def test_a_path_of_attributes_in_json_ends_at_texts():
-    with pytest.raises(AttributeError, match="cannot be used in a configuration file"):
-        Options().from_json('{"log_dir.ljust": [9]}')
-
-
-def test_a_pipe_is_no_configuration_file(tmp_path):
+def test_what_is_no_file(tmp_path):
+    assert ConfigFileError.__bases__ == (Exception,)
     os.mkfifo(tmp_path / "pipe")  # whoever opens it waits for ever
     with pytest.raises(AssertionError, match="no regular file"):
         Options().loadFromFile(tmp_path / "pipe")
+    with pytest.raises(FileNotFoundError):
+        Options().loadFromFile(tmp_path / "missing")
 
 
 @pytest.mark.spec("options", 27)
@@ -112,10 +91,6 @@ def test_files_accumulate_and_later_ones_win(config):
     second = config("deviceIterations(3)", "second")
     options = Options().loadFromFile(str(first)).loadFromFile(str(second))
     assert (options.device_iterations, options.model_name) == (3, "x")
-
-
-def test_the_error_class_is_a_plain_exception():
-    assert ConfigFileError.__bases__ == (Exception,)
 
 
 @pytest.mark.spec("options", 28)
@@ -174,6 +149,12 @@ def test_only_calls_with_plain_arguments_are_understood(config, line):
         ("deviceIterations('4')", AssertionError),
         ("inputReplicaGrouping(3, poptorch.CommGroupType.All)", ValueError),
         ("device_iterations(4)", AttributeError),
+        # methods of texts and numbers
+        ("logDir(poptorch.ConnectionType.Always.name.ljust(9))", AttributeError),
+        ("deviceIterations(poptorch.ConnectionType.Never.bit_length())", AttributeError),
+        ("logDir(poptorch.Stage('a').blocks.count('a').to_bytes(9))", AttributeError),
+        ("modelName(poptorch.ConnectionType.mro().pop().mro())", AttributeError),
+        ("log_dir.ljust(9)", AttributeError),
     ],
 )
 def test_errors_of_the_calls_come_after_the_earlier_lines(config, line, error):
@@ -181,11 +162,6 @@ def test_errors_of_the_calls_come_after_the_earlier_lines(config, line, error):
     with pytest.raises(error):
         options.loadFromFile(config(f"logDir('first')\n{line}\nlogDir('last')"))
     assert options.log_dir == "first"
-
-
-def test_a_missing_file(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        Options().loadFromFile(tmp_path / "missing")
 
 
 def test_deprecated_names_work_in_files(config, caplog):
@@ -197,6 +173,7 @@ def test_deprecated_names_work_in_files(config, caplog):
     assert len([record for record in caplog.records if "deprecated" in record.message]) == 2
 
 
+@pytest.mark.spec("options", 29)
 def test_json_maps_setters_to_arguments():
     text = json.dumps(
         {
@@ -218,21 +195,17 @@ def test_json_maps_setters_to_arguments():
     assert options._module_namescope_enabled is False
     assert options._Popart.options["outlineThreshold"] == 10.0
     assert options._Popart.options["enableFloatingPointChecks"] is True
-
-
-@pytest.mark.spec("options", 29)
-def test_enum_strings_are_converted_only_as_the_sole_argument():
-    options = Options()
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError):  # only the sole argument is converted
         options.from_json('{"outputMode": ["OutputMode.All"]}')
-    options.from_json('{"outputMode": "OutputMode.All", "modelName": "OutputMode.Unknown"}')
-    assert options.output_mode == OutputMode.All
-    assert options.model_name == "OutputMode.Unknown"
+    assert options.from_json('{"modelName": "OutputMode.Unknown"}').model_name == (
+        "OutputMode.Unknown"
+    )
 
 
 @pytest.mark.parametrize(
     "text", ['{"unknown": 1}', '{"Training.unknown": 1}', '{"device_iterations": 1}',
-             '{"__class__": 1}', '{"_values.clear": []}', '{"toDict.__self__.logDir": "x"}']
+             '{"__class__": 1}', '{"_values.clear": []}', '{"toDict.__self__.logDir": "x"}',
+         '{"log_dir.ljust": [9]}']
 )  # fmt: skip
 def test_unknown_setters_are_attribute_errors_and_apply_nothing(text):
     options = Options()
@@ -247,47 +220,6 @@ def test_other_json_is_a_value_error(text):
         Options().from_json(text)
 
 
-def test_calls_rebuild_options_but_for_what_belongs_to_this_machine():
-    def everything():
-        options = Options().deviceIterations(4).replicationFactor(4).randomSeed(5).useIpuId(1)
-        options.inputReplicaGrouping(2, CommGroupType.Orthogonal).broadcastBuffers(False)
-        options.outputMode(OutputMode.EveryN, 2).maxRepeatLogs(None).modelName("it's Stage")
-        options.setAvailableMemoryProportion({"IPU1": 0.5}).enableSyntheticData(True)
-        options.anchorTensor("a", "x")
-        options.anchorTensor("b", "y", OutputMode.Sum)
-        options.updatableNamedBuffers(["b"]).relaxOptimizerAttributesChecks()
-        options.showCompilationProgressBar(False).disableModuleNamescope()
-        options.Training.gradientAccumulation(3)
-        options.Training.accumulationAndReplicationReductionType(ReductionType.Sum)
-        options.Precision.setPartialsType(torch.half).narrow64Bit(False)
-        options.Precision.autocastPolicy(Policy([torch.mm], [], [], []))
-        options.TensorLocations.numIOTiles(64)
-        options.TensorLocations.setWeightLocation(TensorLocationSettings().useOnChipStorage(False))
-        options._Popart.set("dotChecks", ["A", "B"]).set("outlineThreshold", 1.5)
-        stage = Stage("Stage", "b").ipu(3)
-        phases = SerialPhasedExecution(Phase(stage), Phase("c")).useSeparateBackwardPhase()
-        return options.setExecutionStrategy(phases.setTensorsLiveness(Liveness.OffChipAfterFwd))
-
-    def show(options):
-        return (
-            f"{options!r} {options._execution_strategy!r} {options._show_compilation_progress_bar}"
-        )
-
-    plain = everything()
-    local = everything().enableExecutableCaching("cache").logDir("logs").enableProfiling("profile")
-    local.sourceLocationExcludes(["mine"]).Distributed.configureProcessId(1, 2)
-    text = as_calls(local)
-    for part in ("cache", "'logs'", "profile", "mine", "istributed"):
-        assert part not in text
-    again = Options()
-    apply_calls(again, text)
-    assert show(again) == show(plain)
-    assert as_calls(again) == text == as_calls(plain)
-    assert again._relax_optimizer_checks
-    assert not again._module_namescope_enabled
-    assert as_calls(Options()) == ""
-
-
 @pytest.mark.parametrize(
     "strategy",
     [
@@ -295,10 +227,23 @@ def test_calls_rebuild_options_but_for_what_belongs_to_this_machine():
         PipelinedExecution("a", Stage("b")),
         ShardedExecution(),
         ParallelPhasedExecution([Stage("a"), Stage("b")], ["c"]).sendTensorsOffChipAfterFwd(),
+        SerialPhasedExecution(Phase(Stage("Stage", "b").ipu(3)), Phase("c"))
+        .useSeparateBackwardPhase()
+        .setTensorsLiveness(Liveness.OffChipAfterFwd),
     ],
     ids=repr,
 )
-def test_calls_rebuild_every_strategy(strategy):
+def test_calls_rebuild_what_was_set(strategy):
+    """One by one in test_settings.py; here strategies, quotes, several of one setter."""
+    options = Options().setExecutionStrategy(strategy).modelName("it's Stage")
+    options.outputMode(OutputMode.EveryN, 2).maxRepeatLogs(None)
+    options.replicationFactor(4).inputReplicaGrouping(2, CommGroupType.Orthogonal)
+    options.anchorTensor("a", "x")
+    options.anchorTensor("b", "y", OutputMode.Sum)
+    options._Popart.set("dotChecks", ["A", "B"]).set("outlineThreshold", 1.5)
     again = Options()
-    apply_calls(again, as_calls(Options().setExecutionStrategy(strategy)))
+    apply_calls(again, as_calls(options))
+    assert repr(again) == repr(options)
     assert repr(again._execution_strategy) == repr(strategy)
+    assert as_calls(again) == as_calls(options)
+    assert as_calls(Options()) == ""

@@ -1,46 +1,39 @@
 """From Options to the Spec: resolution, compile-time conditions, hashing."""
 
-import pickle
-
 import pytest
-import torch
 
+import poptorch
 from poptorch._base.errors import Error
-from poptorch._ir.spec import Location, Spec
-from poptorch.enums import (
-    CommGroupType,
-    ConnectionType,
-    MeanReductionStrategy,
-    OutputMode,
-    ReductionType,
-)
+from poptorch._ir.spec import Location
+from poptorch.enums import ConnectionType, MeanReductionStrategy, OutputMode, ReductionType
 from poptorch.options import (
     Options,
     SerialPhasedExecution,
     ShardedExecution,
-    Stage,
     TensorLocationSettings,
 )
 from poptorch.options.freeze import engine_options, freeze, prepare, use_running_mean
 
 
-def test_default_options_are_the_default_spec():
-    spec = freeze(Options(), training=True)
-    assert spec.for_cache() == Spec(training=True)
-
-
-def test_prepare_gives_the_executor_its_own_frozen_copy():
-    options = Options()
+@pytest.mark.spec("options", 31)
+@pytest.mark.spec("programs", 2)
+def test_prepare_gives_the_executor_its_own_frozen_copy() -> None:
+    options = Options().deviceIterations(3)
     own = {training: prepare(options, training) for training in (True, False)}
     assert options.defaultOutputMode()
-    assert (own[True].output_mode, own[False].output_mode) == (0, 2)
+    modes = [own[training].toDict()["output_mode"] for training in (True, False)]
+    assert modes == [OutputMode.Final, OutputMode.All]
+    assert own[True].toDict()["device_iterations"] == 3
     for frozen in (options, *own.values()):
         with pytest.raises(AttributeError, match="frozen"):
             frozen.Training.gradientAccumulation(2)
+    text = repr(options)
+    assert freeze(options, training=False) == freeze(own[False], training=False)
+    assert repr(options) == text
 
 
 @pytest.mark.spec("options", 13)
-def test_anchors_without_a_mode_inherit_the_resolved_one():
+def test_anchors_without_a_mode_inherit_the_resolved_one() -> None:
     options = Options().deviceIterations(4)
     options.anchorTensor("a", "x")
     options.anchorTensor("b", "y", OutputMode.Sum)
@@ -53,61 +46,7 @@ def test_anchors_without_a_mode_inherit_the_resolved_one():
     assert freeze(own, True).anchors == freeze(every, True).anchors == anchors
 
 
-@pytest.mark.spec("options", 31)
-@pytest.mark.spec("programs", 2)
-def test_the_executors_copy_has_a_dictionary():
-    own = prepare(Options().deviceIterations(3), training=True)
-    assert own.toDict()["device_iterations"] == 3
-    assert own.toDict()["output_mode"] == OutputMode.Final
-    with pytest.raises(AttributeError, match="frozen"):
-        own.deviceIterations(4)
-
-
-def test_freeze_leaves_the_options_alone_and_agrees_with_prepare():
-    options = Options().deviceIterations(4).randomSeed(3)
-    text = repr(options)
-    spec = freeze(options, training=False)
-    assert repr(options) == text
-    assert spec == freeze(prepare(options, training=False), training=False)
-    assert spec.output.mode is OutputMode.All
-
-
-def test_every_setting_reaches_a_hashable_spec_with_a_stable_repr():
-    def build():
-        options = Options().deviceIterations(4).replicationFactor(4).randomSeed(5)
-        options.inputReplicaGrouping(2, CommGroupType.Orthogonal).broadcastBuffers(False)
-        options.Training.gradientAccumulation(3)
-        options.Training.accumulationAndReplicationReductionType(ReductionType.Sum)
-        options.Training.setMeanAccumulationAndReplicationReductionStrategy(
-            MeanReductionStrategy.Running
-        )
-        options.Precision.setPartialsType(torch.half).enableStochasticRounding(True)
-        options.Precision.narrow64Bit(False)
-        options.setAvailableMemoryProportion({"IPU1": 0.5, "IPU0": 0.25})
-        options.updatableNamedBuffers(["b", "a"])
-        options._Popart.set("dotChecks", {"x", "y", "z"}).set("autoRecomputation", 2)
-        options.TensorLocations.numIOTiles(64)
-        options.enableExecutableCaching("cache").modelName("m")
-        return options
-
-    spec = freeze(build(), training=True)
-    assert hash(spec) == hash(freeze(build(), training=True))
-    assert repr(spec) == repr(freeze(build(), training=True))
-    assert " at 0x" not in repr(spec)
-    assert pickle.loads(pickle.dumps(spec)) == spec
-    assert (spec.loops.iterations, spec.loops.accumulation, spec.loops.input_groups) == (4, 3, 2)
-    assert spec.reduction.type is ReductionType.Sum
-    assert spec.reduction.strategy is MeanReductionStrategy.Running
-    assert spec.precision.stochastic_rounding
-    assert not spec.precision.narrow_64bit
-    assert spec.updatable_buffers == ("b", "a")
-    assert spec.recompute is True
-    assert spec.locations.io_tiles == 64
-    assert (spec.runtime.cache_dir, spec.runtime.model_name) == ("cache", "m")
-    assert spec.target.seed == 5
-
-
-def test_a_refused_wrap_leaves_the_options_writable():
+def test_a_refused_wrap_leaves_the_options_writable() -> None:
     options = Options()
     options.output_mode = 9
     with pytest.raises(Error, match="output_mode holds no OutputMode"):
@@ -116,7 +55,7 @@ def test_a_refused_wrap_leaves_the_options_writable():
 
 
 @pytest.mark.spec("programs", 3)
-def test_inference_ignores_no_accumulation_but_refuses_it_when_prepared():
+def test_inference_ignores_no_accumulation_but_refuses_it_when_prepared() -> None:
     options = Options()
     options.Training.gradientAccumulation(4)
     with pytest.raises(Error, match="gradientAccumulation to 1") as caught:
@@ -153,6 +92,15 @@ def test_inference_ignores_no_accumulation_but_refuses_it_when_prepared():
         (lambda o: o.useIpuId(1).useOfflineIpuTarget(), "useIpuId"),
         (lambda o: o.useOfflineIpuTarget(3), "Invalid offline IPU version"),
         (lambda o: o.anchorTensor("a", "b", OutputMode.EveryN, 2), "must divide deviceIterations"),
+        (lambda o: o.outputMode(OutputMode.EveryN, 4), "must divide deviceIterations"),
+        (
+            lambda o: o.outputMode(OutputMode.EveryN, 4).deviceIterations(6),
+            "must divide deviceIterations",
+        ),
+        (
+            lambda o: o.replicationFactor(4).inputReplicaGrouping(4).replicationFactor(6),
+            "must be a factor of",
+        ),
         (lambda o: o._Popart.set("enableStableNorm", 1), "Unknown int option: enableStableNorm"),
         (lambda o: o._Popart.set("partialsTypeMatMuls", "double"), "float or half"),
         (lambda o: setattr(o, "output_mode", 9), "output_mode holds no OutputMode"),
@@ -167,68 +115,44 @@ def test_inference_ignores_no_accumulation_but_refuses_it_when_prepared():
         (lambda o: o._Popart.set("engineOptions", {"a": 1}), "engine options must be str"),
     ],
 )
-def test_compile_time_conditions(configure, phrase):
+@pytest.mark.spec("options", 15)
+def test_compile_time_conditions(configure, phrase: str) -> None:
     options = Options()
     configure(options)
     with pytest.raises(Error, match=phrase):
         freeze(options, training=True)
 
 
-@pytest.mark.spec("options", 15)
-def test_periods_are_checked_against_the_iterations_at_compile():
-    with pytest.raises(AssertionError):
-        Options().outputMode(OutputMode.EveryN)
-    options = Options().outputMode(OutputMode.EveryN, 4)
-    for iterations in (1, 6):
-        with pytest.raises(Error, match="must divide deviceIterations"):
-            freeze(options.clone().deviceIterations(iterations), training=True)
-    assert freeze(options.deviceIterations(8), training=True).output.period == 4
-
-
-def test_the_input_grouping_is_checked_again():
-    options = Options().replicationFactor(4).inputReplicaGrouping(4)
-    options.replicationFactor(6)
-    with pytest.raises(Error, match="must be a factor of"):
-        freeze(options, training=True)
-
-
 @pytest.mark.spec("options", 17)
 @pytest.mark.spec("runtime", 8)
-def test_use_ipu_model_beats_the_environment_in_both_directions(monkeypatch):
-    def device(options=None):
-        return freeze(options or Options(), training=False).target
+def test_what_decides_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    def device(options: Options | None = None) -> tuple[str, int | None, int | None]:
+        target = freeze(options or Options(), training=False).target
+        return target.device, target.generation, target.tiles
 
-    assert device().device == "ipu"
-    monkeypatch.setenv("POPTORCH_IPU_MODEL", "1")
-    assert device().device == "model"
-    assert device().generation == 2
-    assert device(Options().useIpuModel(False)).device == "ipu"
-    monkeypatch.setenv("POPTORCH_IPU_MODEL", "0")
-    assert device(Options().useIpuModel(True)).device == "model"
-
-
-def test_the_small_and_the_versioned_model(monkeypatch):
+    assert device() == ("ipu", None, None)
+    assert device(Options().useOfflineIpuTarget(21)) == ("offline", 21, None)
+    assert device(Options().connectionType(ConnectionType.Never)) == ("offline", None, None)
     monkeypatch.setenv("POPTORCH_SMALL_IPU_MODEL", "1")
     monkeypatch.setenv("POPTORCH_IPU_MODEL_VERSION", "ipu21")
-    target = freeze(Options(), training=False).target
-    assert (target.device, target.tiles, target.generation) == ("model", 4, 21)
+    assert device() == ("model", 21, 4)
     monkeypatch.setenv("POPTORCH_IPU_MODEL", "1")
-    assert freeze(Options(), training=False).target.tiles is None
+    assert device() == ("model", 21, None)
+    assert device(Options().useIpuModel(False)) == ("ipu", None, None)
+    monkeypatch.delenv("POPTORCH_IPU_MODEL_VERSION")
+    assert device() == ("model", 2, None)
+    monkeypatch.delenv("POPTORCH_SMALL_IPU_MODEL")
+    monkeypatch.setenv("POPTORCH_IPU_MODEL", "0")
+    assert device() == ("ipu", None, None)
+    assert device(Options().useIpuModel(True)) == ("model", 2, None)
+    monkeypatch.setenv("POPTORCH_IPU_MODEL", "1")
     monkeypatch.setenv("POPTORCH_IPU_MODEL_VERSION", "ipu3")
     with pytest.raises(Error, match="Invalid IPU model version"):
-        freeze(Options(), training=False)
+        device()
 
 
-def test_offline_targets():
-    target = freeze(Options().useOfflineIpuTarget(21), training=False).target
-    assert (target.device, target.generation) == ("offline", 21)
-    never = Options().connectionType(ConnectionType.Never)
-    target = freeze(never, training=False).target
-    assert (target.device, target.generation) == ("offline", None)
-
-
-def test_the_backend_is_an_option_then_a_variable(monkeypatch):
-    def backend(options):
+def test_the_backend_is_an_option_then_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def backend(options: Options) -> str:
         return freeze(options, training=False).target.backend
 
     assert backend(Options()) == "auto"
@@ -239,28 +163,28 @@ def test_the_backend_is_an_option_then_a_variable(monkeypatch):
 
 @pytest.mark.spec("options", 20)
 @pytest.mark.spec("runtime", 28)
-def test_the_environments_engine_options_win(monkeypatch, caplog):
+def test_the_environments_engine_options_win(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
     text = '{"autoReport.directory": "/env", "extra": "1"}'
     monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", text)
     options = Options()
     options._Popart.setEngineOptions({"mine": "2"})
     options.enableProfiling("/mine")
-    warnings = [record.getMessage() for record in caplog.records]
-    assert len(warnings) == 1
-    assert "overridden" in warnings[0]
-    assert "autoReport.directory" in warnings[0]
-    merged = engine_options(options)
-    assert merged["autoReport.directory"] == "/env"
-    assert merged["autoReport.all"] == "true"
-    assert merged["mine"] == "2"
-    assert merged["extra"] == "1"
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert "autoReport.directory is overridden" in warning
+    assert engine_options(poptorch.inferenceModel(abs, options).options) == {
+        "autoReport.directory": "/env",
+        "autoReport.all": "true",
+        "debug.allowOutOfMemory": "true",
+        "mine": "2",
+        "extra": "1",
+    }
     for bad in ("{", "[]", '{"a": 1}'):
         monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", bad)
         with pytest.raises(Error, match="POPLAR_ENGINE_OPTIONS"):
             freeze(Options(), training=True)
 
 
-def test_locations_default_to_off_chip_with_phases():
+def test_locations_default_to_off_chip_with_phases() -> None:
     assert freeze(Options(), training=True).locations.weight == Location(on_chip=True)
     options = Options().setExecutionStrategy(SerialPhasedExecution("A"))
     settings = TensorLocationSettings().useReplicatedTensorSharding().minElementsForOffChip(5)
@@ -274,16 +198,11 @@ def test_locations_default_to_off_chip_with_phases():
 
 
 @pytest.mark.spec("options", 32)
-def test_the_replication_factor_is_per_process():
-    options = Options().replicationFactor(2)
-    options.Distributed.configureProcessId(1, 3)
-    assert freeze(options, training=True).loops.replicas == 2
-
-
-def test_processes_that_share_stages_are_one_share_of_the_data():
+def test_processes_that_share_stages_are_one_share_of_the_data() -> None:
     options = Options().replicationFactor(3)
     options.Distributed.configureProcessId(4, 6).stageProcesses(2)
     spec = freeze(options, training=False)
+    assert spec.loops.replicas == 3  # per process
     assert (spec.loops.processes, spec.target.process_id, spec.target.part) == (3, 2, 0)
     assert (spec.processes, spec.process, spec.first_replica) == (6, 4, 6)
     assert spec.target.backend == "staged"
@@ -291,43 +210,18 @@ def test_processes_that_share_stages_are_one_share_of_the_data():
     assert freeze(options, training=False).for_cache() == spec.for_cache()
 
 
-def test_what_may_change_without_another_compilation():
-    def key(configure):
-        options = Options()
-        configure(options)
-        return freeze(options, training=True).for_cache()
-
-    plain = key(lambda o: None)
-    for same in (
-        lambda o: o.randomSeed(3),
-        lambda o: o.logDir("x").modelName("y"),
-        lambda o: o.enableExecutableCaching("z"),
-        lambda o: o.enableProfiling(),
-        lambda o: o.useIpuId(2),
-        lambda o: o.showCompilationProgressBar(False),
-        lambda o: o.connectionType(ConnectionType.OnDemand),
-    ):
-        assert key(same) == plain
-    for other in (
-        lambda o: o.deviceIterations(2),
-        lambda o: o.replicationFactor(2),
-        lambda o: o.Training.gradientAccumulation(2),
-        lambda o: o.outputMode(OutputMode.All),
-        lambda o: o.setExecutionStrategy(ShardedExecution(Stage("a"))),
-        lambda o: o.backend("reference"),
-    ):
-        assert key(other) != plain
-
-
-def test_explicit_backend_settings_beat_the_librarys_choice(caplog):
+def test_keys_of_the_backend_beat_the_options_of_their_fields(caplog) -> None:
     options = Options()
     options._Popart.set("accumulationAndReplicationReductionType", 0)
     assert freeze(options, training=True).reduction.type is ReductionType.Sum
     assert "forced by the user" in caplog.text
+    for value in (1, 0):
+        options._Popart.set("autoRecomputation", value)
+        assert freeze(options, training=True).recompute is bool(value)
 
 
-def test_the_cache_directory(monkeypatch):
-    def directory(options):
+def test_the_cache_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def directory(options: Options) -> str | None:
         return freeze(options, training=True).runtime.cache_dir
 
     assert directory(Options()) is None
@@ -340,7 +234,7 @@ def test_the_cache_directory(monkeypatch):
     assert directory(Options().enableExecutableCaching(None)) is None
 
 
-def test_optimisers_that_accumulate_in_half_keep_a_running_mean():
+def test_optimisers_that_accumulate_in_half_keep_a_running_mean() -> None:
     options = Options()
     own = prepare(options, training=True)
     use_running_mean(own)

@@ -6,7 +6,7 @@ import pickle
 import pytest
 
 from poptorch._ir.spec import NamedStage, Strategy
-from poptorch.enums import AutoStage, Liveness, OutputMode
+from poptorch.enums import AutoStage, Liveness
 from poptorch.options import (
     Options,
     ParallelPhasedExecution,
@@ -23,19 +23,46 @@ def placed(strategy):
     return freeze(Options().setExecutionStrategy(strategy), training=True).placement
 
 
-@pytest.mark.spec("parallel", 14)
-def test_block_ids_are_strings():
-    with pytest.raises(AssertionError, match="Block IDs are supposed to be strings"):
-        Stage(0)
-    assert Stage("a", "b").blocks == ("a", "b")
+REFUSED = {
+    "Block IDs are supposed to be strings": [lambda: Stage(0)],
+    "must either be block IDs": [
+        *(
+            lambda arguments=arguments: Phase(*arguments)
+            for arguments in ((), (0,), ("A", Stage("B")), (["A"],), (None,))
+        ),
+    ],
+    "associated with more than one stage": [
+        lambda cls=cls: cls(Stage("a", "b"), Stage("b"))
+        for cls in (PipelinedExecution, ShardedExecution, SerialPhasedExecution)
+    ],
+    "There is currently no AutoStage": [SerialPhasedExecution, ParallelPhasedExecution],
+    "Unknown block": [lambda: ShardedExecution("a").stage("x")],
+    ".": [
+        *(
+            lambda arguments=arguments: PipelinedExecution(*arguments)
+            for arguments in (
+                (0,), (AutoStage.SameAsIpu, "a"), (Phase("a"),), ([],), ([Stage("a")],), (None,),
+            )
+        ),
+        lambda: Stage("a").ipu("3"),
+        *(
+            lambda number=number: SerialPhasedExecution("A", "B").phase(number)
+            for number in (-1, 2, "0", 1.0)
+        ),
+        lambda: SerialPhasedExecution("A").useSeparateBackwardPhase(1),
+        lambda: SerialPhasedExecution("A").setTensorsLiveness(1),
+        lambda: ParallelPhasedExecution("A").sendTensorsOffChipAfterFwd("yes"),
+        lambda: SerialPhasedExecution("A").phase(0).ipus(0, 2),
+    ],
+}  # fmt: skip
 
 
-def test_a_stage_takes_a_device():
-    stage = Stage("a")
-    assert stage.ipu(3) is stage
-    with pytest.raises(AssertionError):
-        stage.ipu("3")
-    assert repr(stage) == "Stage('a').ipu(3)"
+@pytest.mark.spec("parallel", 14, 25)
+@pytest.mark.parametrize("title", REFUSED)
+def test_what_is_refused(title):
+    for call in REFUSED[title]:
+        with pytest.raises(AssertionError, match=title):
+            call()
 
 
 @pytest.mark.spec("parallel", 26)
@@ -46,22 +73,9 @@ def test_phases_of_blocks_and_of_stages():
     assert len(parallel.stages) == 2
     strategy = SerialPhasedExecution(parallel, Phase("C", "D"))
     strategy.phase(0).ipus(0, 2)
+    with pytest.raises(AssertionError):
+        parallel.ipus(1, "1")
     assert repr(parallel) == "Phase(Stage('A').ipu(0), Stage('B').ipu(2))"
-    with pytest.raises(AssertionError):
-        strategy.phase(1).ipus(0, 2)
-
-
-@pytest.mark.parametrize("arguments", [(), (0,), ("A", Stage("B")), (["A"],), (None,)])
-def test_other_phases_are_refused(arguments):
-    with pytest.raises(AssertionError, match="must either be block IDs"):
-        Phase(*arguments)
-
-
-def test_ipus_of_a_refused_phase_stay_as_they_were():
-    phase = Phase(Stage("A"), Stage("B"))
-    with pytest.raises(AssertionError):
-        phase.ipus(0, "1")
-    assert repr(phase) == "Phase(Stage('A'), Stage('B'))"
 
 
 @pytest.mark.parametrize("cls", [PipelinedExecution, ShardedExecution])
@@ -74,8 +88,9 @@ def test_stages_by_position(cls):
         NamedStage(("e",), 3),
     )
     assert strategy.stage("d").blocks == ("c", "d")
-    with pytest.raises(AssertionError, match="Unknown block"):
-        strategy.stage("x")
+    assert cls(Stage("a", "a")).stage("a").blocks == ("a", "a")
+    stage = Stage("a")
+    assert stage.ipu(3) is stage
 
 
 def test_automatic_stages():
@@ -85,21 +100,6 @@ def test_automatic_stages():
     assert placed(PipelinedExecution("a")).auto_stage is None
 
 
-@pytest.mark.parametrize(
-    "arguments", [(0,), (AutoStage.SameAsIpu, "a"), (Phase("a"),), ([],), ([Stage("a")],), (None,)]
-)
-def test_other_stages_are_refused(arguments):
-    with pytest.raises(AssertionError):
-        PipelinedExecution(*arguments)
-
-
-@pytest.mark.parametrize("cls", [PipelinedExecution, ShardedExecution, SerialPhasedExecution])
-def test_a_block_belongs_to_one_stage(cls):
-    with pytest.raises(AssertionError, match="associated with more than one stage"):
-        cls(Stage("a", "b"), Stage("b"))
-    assert cls(Stage("a", "a")).stage("a").blocks == ("a", "a")
-
-
 @pytest.mark.spec("parallel", 20)
 def test_sharded_is_a_subclass_of_pipelined():
     sharded = ShardedExecution("a")
@@ -107,13 +107,6 @@ def test_sharded_is_a_subclass_of_pipelined():
     assert placed(sharded).strategy is Strategy.SHARDED
     assert sharded._backend_options() == {"execution_mode": 1}
     assert PipelinedExecution()._backend_options() == {"execution_mode": 0}
-
-
-@pytest.mark.spec("parallel", 25)
-@pytest.mark.parametrize("cls", [SerialPhasedExecution, ParallelPhasedExecution])
-def test_phased_strategies_need_phases(cls):
-    with pytest.raises(AssertionError, match="There is currently no AutoStage"):
-        cls()
 
 
 @pytest.mark.spec("parallel", 27)
@@ -132,14 +125,7 @@ def test_every_way_to_pass_phases():
     one = SerialPhasedExecution(["A", "B"])
     assert [stage.blocks for stage in one.phase(0).stages] == [("A", "B")]
     assert len(one._phases) == 1
-
-
-def test_phase_numbers_are_checked():
-    strategy = SerialPhasedExecution("A", "B")
-    assert strategy.phase(1).stage(0).blocks == ("B",)
-    for number in (-1, 2, "0", 1.0):
-        with pytest.raises(AssertionError):
-            strategy.phase(number)
+    assert SerialPhasedExecution("A", "B").phase(1).stage(0).blocks == ("B",)
 
 
 def test_phased_settings():
@@ -157,13 +143,6 @@ def test_phased_settings():
     parallel.sendTensorsOffChipAfterFwd(False)
     assert parallel._backend_options()["tensors_liveness"] == 0
     assert parallel._backend_options()["serial_phases_execution"] is False
-    for call in (
-        lambda: serial.useSeparateBackwardPhase(1),
-        lambda: serial.setTensorsLiveness(1),
-        lambda: parallel.sendTensorsOffChipAfterFwd("yes"),
-    ):
-        with pytest.raises(AssertionError):
-            call()
     assert repr(serial) == (
         "SerialPhasedExecution(Phase(Stage('A')), Phase(Stage('B')))"
         ".useSeparateBackwardPhase().setTensorsLiveness(Liveness.OffChipAfterEachPhase)"
@@ -216,8 +195,3 @@ def test_blocks_are_logged_at_construction(caplog):
         "block a added to stage 0",
         "block b added to stage 1",
     ]
-
-
-def test_phased_options_in_the_dictionary():
-    options = Options().setExecutionStrategy(SerialPhasedExecution("A"))
-    assert options.outputMode(OutputMode.All).toDict()["serial_phases_execution"] is True

@@ -1,0 +1,389 @@
+"""Rules of single options: what a setter stores or refuses at once, beyond its type."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+import poptorch
+from poptorch.enums import (
+    CommGroupType,
+    ConnectionType,
+    HalfFloatCastingBehavior,
+    OutputMode,
+    ReductionType,
+    SyncPattern,
+    VariableRetrievalMode,
+)
+from poptorch.options import Options, PipelinedExecution, Stage, TensorLocationSettings
+
+REFUSED = {
+    "mean or sum": (
+        lambda o, value: o.Training.accumulationAndReplicationReductionType(value),
+        (ReductionType.NoReduction, 0, 1, "Mean"),
+        (ValueError, "must be set to"),
+    ),
+    "partials": (
+        lambda o, value: o.Precision.setPartialsType(value),
+        ("half", torch.float64, torch.int32),
+        (ValueError, "must be torch.float or torch.half"),
+    ),
+    "even tiles": (
+        lambda o, value: o.TensorLocations.numIOTiles(value),
+        (33, 30, 0, 194, 64.0, "64", True),
+        (AssertionError, "numIOTiles must be an even number"),
+    ),
+    "seeds that torch has no room for": (
+        lambda o, value: o.randomSeed(value),
+        (10**30, -(10**20), 1 << 64),
+        (ValueError, "The random seed is out of range"),
+    ),
+    "periods": (
+        lambda o, value: o.outputMode(OutputMode.EveryN, value),
+        (None, 0, -1, 1.0, "2"),
+        (AssertionError, "needs a positive output_return_period"),
+    ),
+    "anchored periods": (
+        lambda o, value: o.anchorTensor("a", "b", OutputMode.EveryN, value),
+        (None, 0, "2"),
+        (AssertionError, "needs a positive output_return_period"),
+    ),
+    "devices": (
+        lambda o, value: o.setAvailableMemoryProportion({value: 0.1}),
+        ("CPU0", 0),
+        (AssertionError, "must start with IPU"),
+    ),
+    "device numbers": (
+        lambda o, value: o.setAvailableMemoryProportion({value: 0.1}),
+        ("IPUx", "IPU"),
+        (ValueError, "must be an integer"),
+    ),
+    "enums are no ints": (
+        lambda o, value: o.connectionType(value).outputMode(value).syncPattern(value),
+        (1,),
+        (AssertionError, "Unexpected type"),
+    ),
+    "flags are no ints": (
+        lambda o, value: o.Precision.enableFloatingPointExceptions(value),
+        (1,),
+        (AssertionError, "Unexpected type"),
+    ),
+    "names of buffers": (
+        lambda o, value: o.updatableNamedBuffers(value),
+        ((1, 2), "weight"),
+        (AssertionError, "Unexpected type"),
+    ),
+    "process ids": (
+        lambda o, value: o.Distributed.configureProcessId(0, value),
+        ("5",),
+        (AssertionError, "Unexpected type"),
+    ),
+    "patterns": (
+        lambda o, value: o._Popart.setPatterns(*value),
+        (([], 1), ({}, "1")),
+        (AssertionError, "Unexpected type"),
+    ),
+    "a group": (
+        lambda o, value: o.replicationFactor(4).inputReplicaGrouping(*value),
+        ((2, CommGroupType.All), (8, CommGroupType.Consecutive), (3, CommGroupType.Orthogonal)),
+        (ValueError, "cannot be All|cannot be larger than|must be a factor of"),
+    ),
+}
+
+
+@pytest.mark.spec("options", 8, 10, 12, 21)
+@pytest.mark.spec("precision", 16)
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_at_once(name: str) -> None:
+    call, values, (error, phrase) = REFUSED[name]
+    for value in values:
+        options = Options()
+        with pytest.raises(error, match=phrase):
+            call(options, value)
+        assert repr(options.replicationFactor(1)) == repr(Options())
+
+
+@pytest.mark.spec("options", 6, 9, 36)
+def test_how_values_are_stored() -> None:
+    options = Options()
+    names = ("random_seed", "ipu_id", "use_model", "model_name", "ipu_version")
+    assert not any(options.exists(name) for name in names)
+    options.randomSeed(1).useIpuId(0).useIpuModel(True).modelName("m").useOfflineIpuTarget()
+    assert [options(name) for name in names] == [1, 0, True, "m", 2]
+    options.connectionType(ConnectionType.OnDemand).outputMode(OutputMode.Sum)
+    options.syncPattern(SyncPattern.SinglePipeline)
+    stored = (options.connection_type, options.output_mode, options.sync_pattern)
+    assert stored == (1, 3, 1)
+    assert {type(value) for value in stored} == {int}
+    assert options.maxRepeatLogs(None).max_repeat_logs == 2**64 - 1  # an int without a limit
+    assert (VariableRetrievalMode.AllReplicas, OutputMode.Final) == (2, 0)
+    options.sourceLocationExcludes(["a"]).appendToLocationExcludes("b", "c")
+    assert options._source_location_excludes == ["a", "b", "c"]
+    for behaviour in HalfFloatCastingBehavior:
+        precision = Options().Precision.halfFloatCasting(int(behaviour))
+        assert precision.half_float_casting is behaviour
+
+
+@pytest.mark.spec("options", 7)
+def test_random_seed_seeds_the_host_at_once() -> None:
+    torch.manual_seed(17)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    Options().randomSeed(17)
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.spec("options", 10, 11)
+def test_input_grouping_is_checked_against_the_factor_set_before() -> None:
+    with pytest.raises(ValueError, match="cannot be larger than"):
+        Options().inputReplicaGrouping(2, CommGroupType.Consecutive)
+    options = Options().replicationFactor(4).inputReplicaGrouping(2, CommGroupType.Orthogonal)
+    assert (options.input_group_size, options.input_cgt) == (2, CommGroupType.Orthogonal)
+    for anything in (1, 7, None, "x"):
+        options.inputReplicaGrouping(anything, CommGroupType.NoGrouping)
+        assert (options.input_group_size, options.input_cgt) == (1, CommGroupType.Consecutive)
+
+
+def test_output_modes(caplog) -> None:
+    options = Options().outputMode(OutputMode.EveryN, 3)
+    assert (options.output_mode, options.output_return_period) == (1, 3)
+    assert not options.defaultOutputMode()
+    with caplog.at_level("INFO", logger="poptorch::python"):
+        options.outputMode(OutputMode.All, 7)
+    assert "ignored" in caplog.text
+    assert options.outputMode(OutputMode.Default).defaultOutputMode()
+
+
+@pytest.mark.spec("options", 14)
+def test_an_anchors_period_is_one_unless_every_n() -> None:
+    options = Options()
+    assert options.anchorTensor("a", "long", OutputMode.All, 7) is None
+    options.anchorTensor("b", "long", OutputMode.EveryN, 7)
+    options.anchorTensor("c", "long")
+    assert options.anchored_tensors == {
+        "a": ["long", False, OutputMode.All, 1],
+        "b": ["long", False, OutputMode.EveryN, 7],
+        "c": ["long", True, None, 1],
+    }
+    options.anchorTensor("a", "other")
+    assert options.anchored_tensors["a"][0] == "other"
+
+
+@pytest.mark.spec("options", 35)
+@pytest.mark.spec("programs", 10)
+def test_memory_proportions_replace_each_other() -> None:
+    options = Options().setAvailableMemoryProportion({"IPU0": 0.2, "IPU1": 2})
+    assert options.available_memory_proportion == {0: 0.2, 1: 2}
+    options.setAvailableMemoryProportion({"IPU3": 0.1})
+    assert options.available_memory_proportion == {3: 0.1}
+
+
+@pytest.mark.spec("options", 18)
+def test_an_offline_target_implies_never() -> None:
+    options = Options().useOfflineIpuTarget()
+    assert (options.connection_type, options.ipu_version) == (ConnectionType.Never, 2)
+    options.connectionType(ConnectionType.Always)
+    assert (options.connection_type, options.ipu_version) == (ConnectionType.Always, 2)
+
+
+@pytest.mark.spec("runtime", 22)
+@pytest.mark.spec("options", 19)
+def test_profiling_is_engine_options_that_later_ones_replace() -> None:
+    options = Options()
+    options._Popart.setEngineOptions({"mine": "1"})
+    options.enableProfiling("reports")
+    assert options._Popart.options["engineOptions"] == {
+        "mine": "1",
+        "debug.allowOutOfMemory": "true",
+        "autoReport.directory": "reports",
+        "autoReport.all": "true",
+    }
+    options.enableProfiling()
+    assert options._Popart.options["engineOptions"]["autoReport.directory"] == "."
+    options._Popart.setEngineOptions({"mine": "1"})
+    assert options._Popart.options["engineOptions"] == {"mine": "1"}
+    options._Popart.set("engineOptions", 1.5)
+    with pytest.raises(AssertionError, match="Unexpected type for engineOptions"):
+        options.enableProfiling()
+
+
+@pytest.mark.spec("options", 33)
+@pytest.mark.spec("precision", 16)
+def test_dithering_discards_the_partials_of_convolutions_only() -> None:
+    options = Options()
+    for dtype, text in ((torch.float32, "float"), (torch.half, "half")):
+        options.Precision.setPartialsType(dtype)
+        assert options._Popart.options["partialsTypeMatMuls"] == text
+        assert options._Popart.options["convolutionOptions"] == {"partialsType": text}
+    options.Training.setConvolutionDithering(True)
+    assert options._Popart.options["convolutionOptions"] == {"enableConvDithering": True}
+    assert options._Popart.options["partialsTypeMatMuls"] == "half"
+
+
+@pytest.mark.spec("options", 37)
+def test_running_statistics_still_check_their_argument(caplog) -> None:
+    precision = Options().Precision
+    with pytest.raises(ValueError):
+        precision.runningStatisticsAlwaysFloat("yes")
+    assert not caplog.records
+    assert precision.runningStatisticsAlwaysFloat(True) is precision
+    assert "deprecated" in caplog.text
+
+
+@pytest.mark.spec("options", 30)
+def test_the_process_by_openmpi_by_hand_and_by_variables(monkeypatch) -> None:
+    def place() -> tuple[int, int]:
+        return distributed.processId, distributed.numProcesses
+
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "3")
+    distributed = Options().Distributed
+    assert place() == (3, 4)
+    assert distributed.disable() is distributed
+    assert place() == (0, 1)
+    distributed.configureProcessId(2, 5)
+    assert place() == (2, 5)
+    monkeypatch.setenv("MY_COUNT", "7")
+    distributed.setEnvVarNames("MY_COUNT", "MY_ID")
+    assert place() == (0, 7)
+    monkeypatch.setenv("MY_ID", "first")
+    with pytest.raises(ValueError):
+        distributed.setEnvVarNames("MY_COUNT", "MY_ID")
+
+
+@pytest.mark.spec("options", 22)
+def test_locations_are_snapshots_of_their_settings() -> None:
+    settings = TensorLocationSettings()
+    assert settings.toDict() == {}
+    settings.minElementsForOffChip(3).minElementsForReplicatedTensorSharding(4)
+    settings.useOnChipStorage(False).useReplicatedTensorSharding()
+    settings.useIOTilesToLoad().useIOTilesToStore(False)
+    known = {
+        "minElementsForOffChip": 3,
+        "minElementsForReplicatedTensorSharding": 4,
+        "onChip": 0,
+        "useReplicatedTensorSharding": 1,
+        "useIOTilesToLoad": 1,
+        "useIOTilesToStore": 0,
+    }
+    assert settings.toDict() == known
+    options = Options()
+    options.TensorLocations.setWeightLocation(settings)
+    settings.useOnChipStorage(None)
+    assert not settings.exists("onChip")
+    assert options.TensorLocations.location_weight == known
+    for setter in (settings.useIOTilesToLoad, settings.minElementsForOffChip):
+        with pytest.raises(AssertionError):
+            setter("1")
+
+
+def test_popart_stores_anything() -> None:
+    popart = Options()._Popart
+    assert popart.options == {
+        "instrumentWithHardwareCycleCounter": False,
+        "rearrangeAnchorsOnHost": False,
+    }
+    assert popart.set("nonsense", 1j) is popart
+    popart.setPatterns({"A": True}, 1)
+    assert (popart.options["patterns"], popart.options["patterns_level"]) == ({"A": True}, 1)
+
+
+@pytest.mark.spec("runtime", 13)
+@pytest.mark.spec("options", 16)
+@pytest.mark.spec("programs", 17)
+def test_the_environment_is_read_at_construction(monkeypatch, tmp_path, caplog) -> None:
+    before = Options()
+    monkeypatch.setenv("POPTORCH_DEFAULT_OPTIONS", '{"deviceIterations": 3}')
+    monkeypatch.setenv("POPTORCH_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setenv("POPTORCH_IPU_MODEL", "1")
+    with caplog.at_level("INFO", logger="poptorch::python"):
+        after = Options()
+    assert "From POPTORCH_CACHE_DIR environment variable" in caplog.text
+    assert (before.device_iterations, after.device_iterations) == (1, 3)
+    assert after.Distributed.numProcesses == 2
+    assert not after.exists("use_model")  # read at compile
+    cache = after._Popart.options
+    assert (cache["enableEngineCaching"], cache["cachePath"]) == (True, str(tmp_path))
+    after.enableExecutableCaching(None)
+    assert (cache["enableEngineCaching"], cache["cachePath"]) == (False, str(tmp_path))
+    monkeypatch.setenv("POPTORCH_DEFAULT_OPTIONS", '{"enableExecutableCaching": "elsewhere"}')
+    assert Options()._Popart.options["cachePath"] == "elsewhere"
+    for text, error in (("{", ValueError), ('{"unknownSetter": 1}', AttributeError)):
+        monkeypatch.setenv("POPTORCH_DEFAULT_OPTIONS", text)
+        with pytest.raises(error):
+            Options()
+
+
+@pytest.mark.spec("options", 25)
+def test_repr_compares_configurations() -> None:
+    calls = [
+        lambda options: options.deviceIterations(2),
+        lambda options: options.modelName("m"),
+        lambda options: options.Training.gradientAccumulation(8),
+        lambda options: options.setAvailableMemoryProportion({"IPU0": 0.1, "IPU1": 0.2}),
+        lambda options: options._Popart.set("strange", object()),
+        lambda options: options._Popart.set("callback", test_repr_compares_configurations),
+        lambda options: options._Popart.set("dotChecks", {"b", "a"}),
+    ]
+
+    def configured(order: int) -> Options:
+        options = Options().replicationFactor(4)
+        for call in random.Random(order).sample(calls, len(calls)):
+            call(options)
+        return options
+
+    first, second = configured(1), configured(2)
+    text = repr(first)
+    assert text == repr(second)
+    assert " at 0x" not in text
+    assert "\n" not in text
+    assert text.startswith("Options(replication_factor=4, input_group_size=1, ")
+    assert "model_name='m'" in text
+    groups = ["Distributed=", "Jit=", "Precision=", "TensorLocations=", "Training=", "_Popart="]
+    places = [text.index(f", {name}_") for name in groups]
+    assert places == sorted(places)
+    second.Training.gradientAccumulation(4)
+    assert repr(first) != repr(second)
+
+
+def test_what_values_hold_is_copied_too() -> None:
+    options = Options().setExecutionStrategy(PipelinedExecution(Stage("a")))
+    options.anchorTensor("x", "y")
+    options._Popart.set("engineOptions", {"k": "v"})
+    text = repr(options)
+    clone = options.clone()
+    clone.anchored_tensors["x"][0] = "changed"
+    clone._Popart.options["engineOptions"]["k"] = "w"
+    clone._execution_strategy.stage("a").ipu(3)
+    assert repr(options) == text
+    assert repr(options._execution_strategy) == "PipelinedExecution(Stage('a'))"
+    assert repr(clone._execution_strategy) == "PipelinedExecution(Stage('a').ipu(3))"
+
+
+def test_to_dict_merges_every_group_flat() -> None:
+    options = Options().replicationFactor(3)
+    with pytest.raises(AssertionError, match="An output mode must be picked"):
+        options.toDict()
+    options.outputMode(OutputMode.All).TensorLocations.numIOTiles(32)
+    options._Popart.set("outlineThreshold", 1.5)
+    options.setExecutionStrategy(poptorch.SerialPhasedExecution("A"))
+    expected = {
+        "execution_mode": 2,
+        "serial_phases_execution": True,
+        "outlineThreshold": 1.5,
+        "replication_factor": 3,
+        "gradient_accumulation": 1,
+        "num_distributed_processes": 1,
+        "numIOTiles": 32,
+    }
+    result = options.toDict()
+    assert {key: result[key] for key in expected} == expected
+    assert callable(result["compilation_progress_bar_fn"])
+    options.showCompilationProgressBar(False)
+    assert "compilation_progress_bar_fn" not in options.toDict()
+    options._Popart.set("numIOTiles", 64)
+    with pytest.raises(AssertionError, match="set twice"):
+        options.toDict()
