@@ -31,9 +31,7 @@ def priced() -> Estimate:
 @pytest.fixture(scope="module")
 def report(priced: Estimate, tmp_path_factory: pytest.TempPathFactory) -> pva.Report:
     measured = profile.Measured("here", 1.0, 3, (), 1)
-    content = profile.profile(
-        "net", dataclasses.asdict(priced), _systems.KINDS["bow"], measured, {}
-    )
+    content = profile.profile(dataclasses.asdict(priced), _systems.KINDS["bow"], measured, {})
     path = tmp_path_factory.mktemp("reports") / "profile.json"
     path.write_text(json.dumps(content))
     return pva.openReport(str(path))
@@ -94,10 +92,11 @@ def test_visitors(report: pva.Report) -> None:
     assert len(whole.names) == report.compilation.graph.numComputeSets
 
 
-def test_operations(report: pva.Report) -> None:
+def test_operations(report: pva.Report, priced: Estimate) -> None:
     operations = pva.OperationAnalysis(report).operations
     assert [each.debugContext.name for each in operations] == ["0/aten.addmm", "1/aten.addmm"]
-    assert operations[0].flops == 2 * 2 * 64 * 64
+    assert operations[0].flops == 4 * 2 * 2 * 64 * 64  # micro-batches of 2
+    assert operations[0].cycles == priced.operators[0].cycles
     assert report.version == report.poplarVersion
     assert report.version.string == poptorch.__version__
     assert report.instrumentationSettings.computeInstrumentationLevel == "Off"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from ._base import log
 from ._base.errors import Error
 from ._ipu_model import variants
 from ._ipu_model.estimate import Estimate
-from ._ipu_model.variants import Variant, WhatIf
+from ._ipu_model.variants import PRESENT, Variant, WhatIf
 from ._repricing import Repricer
 from .executor import PoplarExecutor
 
@@ -52,8 +53,9 @@ def what_if(
 ) -> WhatIf:
     """Return what a wrapped model would cost on IPUs with other settings: all combinations.
 
-    Each line is what ``poptorch.estimate`` says of the changed options; combinations that cannot
-    be, such as samples that do not divide, are left out with a warning.
+    Each line is what ``poptorch.estimate`` says of the changed options, one of the options as they
+    are; combinations that cannot be, such as samples that do not divide, are left out with a
+    warning.
 
     The samples of a call, and so of an update, stay those of the arguments: ``accumulation``
     follows from ``micro_batch`` and ``replicas``, or ``micro_batch`` from ``accumulation`` and
@@ -95,8 +97,10 @@ def what_if(
                 lines.append(Variant.of(settings, repricer.price(settings)))
             except Error as error:
                 errors.append(error)
-    if not lines:
-        raise errors[0]
+        if not lines:
+            raise errors[0]
+        with contextlib.suppress(Error):  # the system may have too few chips for it
+            lines.append(Variant.of(dict.fromkeys(vary, PRESENT), repricer.price({})))
     if errors:
         log.python.warning(
             "what_if leaves out %d of %d combinations, which cannot be; the first: %s",

@@ -254,7 +254,7 @@ class Report:
 
 
 class OperationAnalysis:
-    """The operators of a report, the dearest first."""
+    """The operators of a report, the dearest first; their figures are those of a call."""
 
     def __init__(self, report: Report) -> None:
         rows = report._content["estimated"]["operators"]
@@ -266,9 +266,10 @@ def _operation(row: Mapping[str, Any]) -> Values:
     file, line = (match[1], int(match[2])) if match else ("", 0)
     name = f"{row['module']}/{row['name']}".lstrip("/")
     context = Values(name=name, location=Values(fileName=file, lineNumber=line))
+    cycles = row["compute"] + row["exchange"] + row["sync"]
     return Values(
         name=row["name"], debugContext=context, replacedDebugContext=None,
-        cycles=profile.cycles_of(row), flops=row["flops"],
+        cycles=row["runs"] * cycles, flops=row["runs"] * row["flops"],
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from poptorch._cli.main import main
+from poptorch._ipu_model.profile import FORMAT
 
 SCRIPT = """
 import sys
@@ -38,7 +39,13 @@ def test_the_first_model_is_priced_and_the_script_ends(
     assert shown.startswith("Linear, inference, on mk2:1: 1 replicas of 1 IPUs")
     assert "ran on" not in shown
     assert sys.argv == before
-    assert json.loads(Path(file).read_text())["system"] == "mk2:1"
+    read = json.loads(Path(file).read_text())
+    assert read["estimated"]["system"] == "mk2:1"
+    assert read["name"] == "script.py: Linear, inference"
+    assert main(["report", file]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("script.py: Linear, inference on mk2:1 (estimated)")
+    assert "aten.addmm" in printed
 
 
 def test_all_of_a_script_runs(script: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,14 +103,20 @@ def test_a_folder_of_reports_names_them(tmp_path: Path, capsys: pytest.CaptureFi
 
 def made(directory: Path, cycles: float, size: float) -> str:
     """A profile with what is printed and compared."""
-    chip = {"chip": 0, "peak": {"weights": size}, "peak_at": "0F0"}
+    chip = {"chip": 0, "peak": {"weights": size}, "peak_at": "0F0", "parts": {"compute": cycles}}
     culprit = {"category": "weights", "bytes": size, "chip": 0, "over": -1.0}
     culprit |= {"tensor": "", "line": ""}
     priced = {
         "system": "bow:1", "fits": True, "culprit": culprit, "items_per_second": 10.0,
         "seconds": 1.0, "cycles": cycles, "share_of_peak": 0.1, "chips": [chip], "operators": [],
+        "clock": 1e9,
     }  # fmt: skip
-    content: dict[str, Any] = {"format": 2, "name": "net", "estimated": priced, "measured": None}
+    content: dict[str, Any] = {
+        "format": FORMAT,
+        "name": "net",
+        "estimated": priced,
+        "measured": None,
+    }
     directory.mkdir()
     (directory / "profile.json").write_text(json.dumps(content))
     return str(directory)

@@ -11,6 +11,7 @@ from torch import nn
 
 import poptorch
 from poptorch import Estimate
+from poptorch._ipu_model import profile
 
 WIDE = 512
 
@@ -100,11 +101,47 @@ def test_operators_add_up_to_their_passes(pipeline: Estimate) -> None:
         parts = [row for row in pipeline.operators if row.stage_pass == name]
         (action,) = [a for a in pipeline.schedule if a.name == own]
         inside = sum(action.parts.get(part, 0) for part in ("compute", "exchange", "sync"))
-        assert sum(row.cycles for row in parts) == pytest.approx(inside)
+        assert sum(row.cycles for row in parts) == pytest.approx(4 * inside)  # micro-batches
     products = [row for row in pipeline.operators if row.flops and row.stage_pass == "0F"]
     assert sum(row.flops for row in products) == 2 * 2 * 8 * WIDE * WIDE
     assert {row.module for row in products} == {"layers.0", "layers.1"}
     assert all("layer(x)" in row.line for row in products)
+
+
+def test_a_call_runs_products_for_each_micro_batch_and_updates_once(pipeline: Estimate) -> None:
+    runs = {row.stage_pass: row.runs for row in pipeline.operators}
+    assert runs == {"0F": 4, "1F": 4, "0B": 4, "1B": 4, "0U0": 1, "1U0": 1}
+    costs = [row.runs * (row.compute + row.exchange + row.sync) for row in pipeline.operators]
+    assert [row.cycles for row in pipeline.operators] == sorted(costs, reverse=True)
+    busy = sum(
+        chip.parts[part] for chip in pipeline.chips for part in ("compute", "exchange", "sync")
+    )
+    sent = sum(action.sent for action in pipeline.schedule)
+    assert sum(costs) == pytest.approx(busy - sent)
+
+
+def test_repeated_layers_are_one_row(pipeline: Estimate, tmp_path: Path) -> None:
+    rows = profile.folded(pipeline.to_dict()["estimated"]["operators"])
+    products = [row for row in rows if row.flops and row.direction == "F"]
+    (row,) = products
+    assert (row.module, row.modules, row.runs) == ("layers.*", 4, 4)
+    assert row.flops == 4 * 4 * 2 * 8 * WIDE * WIDE
+    assert sum(each.cycles for each in rows) == pytest.approx(
+        sum(each.cycles for each in pipeline.operators)
+    )
+    text = profile.text(pipeline.to_dict())
+    assert "layers.*, 4 times" in text
+    assert f"{row.cycles / profile.whole_cycles(pipeline.to_dict()['estimated']):.1%}" in text
+
+
+def test_what_is_computed_again_is_no_useful_work() -> None:
+    again = poptorch.Options()
+    again._Popart.set("autoRecomputation", 1)
+    once, twice = trained(stack(4)), trained(stack(4), opts=again)
+    assert sum(row.flops for row in twice.operators) > sum(row.flops for row in once.operators)
+    assert twice.seconds > once.seconds
+    useful = [each.share_of_peak * each.seconds for each in (once, twice)]
+    assert useful[1] == pytest.approx(useful[0])
 
 
 def test_the_schedule_is_what_staged_executes() -> None:
@@ -229,9 +266,10 @@ def test_activations_in_streaming_memory_are_not_kept() -> None:
 def test_files(pipeline: Estimate, tmp_path: Path) -> None:
     pipeline.to_json(tmp_path / "estimate.json")
     read = json.loads((tmp_path / "estimate.json").read_text())
-    assert read["format"] == 2
-    assert read["cycles"] == pipeline.cycles
-    assert read["chips"][1]["peak"]["weights"] == pipeline.chips[1].peak["weights"]
+    assert read["format"] == profile.FORMAT
+    assert read["estimated"]["cycles"] == pipeline.cycles
+    weights = pipeline.chips[1].peak["weights"]
+    assert read["estimated"]["chips"][1]["peak"]["weights"] == weights
     pipeline.to_trace(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     bars = [event for event in events if event["ph"] == "X" and event["cat"] == "action"]

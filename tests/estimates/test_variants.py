@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import poptorch
-from poptorch._ipu_model.variants import LOCATIONS, Variant
+from poptorch._ipu_model.variants import LOCATIONS, PRESENT, Variant
 from poptorch._session import pricing
 
 WIDE, ROWS = 128, 64
@@ -61,10 +61,10 @@ def wrapped(training: bool, norm: bool = False, **settings: Any) -> poptorch.Pop
     return poptorch.trainingModel(model, opts, optimizer)
 
 
-def expected(row: Variant, training: bool, norm: bool) -> Variant:
+def expected(row: Variant, settings: dict[str, Any], training: bool, norm: bool) -> Variant:
     """The line that ``estimate`` gives."""
-    executor = wrapped(training, norm, **row.settings)
-    priced = executor.estimate(BATCH, system=f"{row.settings.get('chip', 'mk2')}:16")
+    executor = wrapped(training, norm, **settings)
+    priced = executor.estimate(BATCH, system=f"{settings.get('chip', 'mk2')}:16")
     executor.destroy()
     peak = max(chip.bytes for chip in priced.chips)
     return Variant(
@@ -98,9 +98,10 @@ def test_lines_are_estimates(training: bool, norm: bool, vary: dict[str, list[An
     count = 1
     for values in vary.values():
         count *= len(values)
-    assert len({tuple(line.settings.values()) for line in lines}) == len(lines) == count
+    assert len({tuple(line.settings.values()) for line in lines}) == len(lines) == count + 1
     for line in lines:
-        assert line == expected(line, training, norm)
+        settings = {k: v for k, v in line.settings.items() if v != PRESENT}
+        assert line == expected(line, settings, training, norm)
     rates = [line.items_per_second for line in lines]
     assert rates == sorted(rates, reverse=True)
 
@@ -116,7 +117,7 @@ def test_captured_once_where_it_is_the_same(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(pricing._compile, "capture_for_estimate", counted)
     vary = {"replicas": [1, 2], "micro_batch": [4, 8], "chip": ["mk2", "bow"]}
-    assert len(poptorch.what_if(wrapped(True), BATCH, vary=vary)) == 8
+    assert len(poptorch.what_if(wrapped(True), BATCH, vary=vary)) == 8 + 1
     assert len(made) == 2  # by micro-batch
     made.clear()
     # Every replica has statistics of its own.
@@ -130,15 +131,16 @@ def test_what_does_not_fit_comes_last(tmp_path: Path) -> None:
     executor = poptorch.inferenceModel(model)
     batch = torch.empty(16, 4096, device="meta")
     lines = poptorch.what_if(executor, batch, vary={"chip": ["mk1", "mk2", "bow"]})
-    assert [line.settings["chip"] for line in lines] == ["bow", "mk2", "mk1"]
-    assert [line.fits for line in lines] == [True, True, False]
+    assert [line.settings["chip"] for line in lines] == ["bow", PRESENT, "mk2", "mk1"]
+    assert [line.fits for line in lines] == [True, True, True, False]
+    assert lines[1].items_per_second == lines[0].items_per_second
     assert str(lines).splitlines()[-1].endswith("%: weights")
     lines.to_csv(tmp_path / "lines.csv")
     with (tmp_path / "lines.csv").open(newline="") as file:
         read = list(csv.DictReader(file))
-    assert [row["chip"] for row in read] == ["bow", "mk2", "mk1"]
+    assert [row["chip"] for row in read] == ["bow", PRESENT, "mk2", "mk1"]
     assert [float(row["peak_bytes"]) for row in read] == [line.peak_bytes for line in lines]
-    assert read[2]["culprit"] == str(lines[2].culprit)
+    assert read[3]["culprit"] == str(lines[3].culprit)
 
 
 @pytest.mark.slow
@@ -195,10 +197,13 @@ def deep(training: bool, ipus: int = 1) -> poptorch.PoplarExecutor:
 def test_replicas_are_cut_as_autoplace_cuts(training: bool) -> None:
     vary = {"ipus_per_replica": [1, 3]}
     lines = poptorch.what_if(deep(training, 2), BATCH, system="mk2:4", vary=vary)
-    assert len(lines) == 2
+    assert len(lines) == 3
     for line in lines:
-        priced = deep(training, line.settings["ipus_per_replica"]).estimate(BATCH, system="mk2:4")
-        assert len(priced.chips) == line.settings["ipus_per_replica"]
+        ipus = {PRESENT: 2}.get(
+            line.settings["ipus_per_replica"], line.settings["ipus_per_replica"]
+        )
+        priced = deep(training, ipus).estimate(BATCH, system="mk2:4")
+        assert len(priced.chips) == ipus
         assert line.items_per_second == pytest.approx(priced.items_per_second)
         assert line.peak_bytes == pytest.approx(max(chip.bytes for chip in priced.chips))
 
@@ -231,13 +236,13 @@ def test_what_cannot_be_is_refused(vary: dict[str, Any], title: str) -> None:
 def test_combinations_that_cannot_be_are_left_out_and_said(caplog, tmp_path: Path) -> None:
     vary = {"replicas": [1, 3, 4], "chip": ["mk2"]}
     table = poptorch.what_if(wrapped(True), BATCH, system="mk2:4", vary=vary)
-    assert [row.settings["replicas"] for row in table] == [1]
+    assert [row.settings["replicas"] for row in table] == [1, PRESENT]
     (warning,) = [r.message for r in caplog.records if "leaves out" in r.message]
     assert "2 of 3 combinations" in warning
     assert "The samples do not divide" in warning
     table.to_html(tmp_path / "table.html")
     page = (tmp_path / "table.html").read_text()
-    assert page.count("<tr>") == 2
+    assert page.count("<tr>") == 3
     assert "<td>mk2</td>" in page
 
 

@@ -91,7 +91,8 @@ def test_the_report_has_the_estimate_and_what_was_measured(ask, tmp_path: Path) 
     executor = training(ask(python=tmp_path).useIpuModel(True))
     executor.compile(X, Y)
     before = profile.read(tmp_path / "training")
-    assert before["format"] == 2
+    assert before["format"] == profile.FORMAT
+    assert before["name"].endswith("Net, training")
     assert before["measured"]["calls"] == 0
     for _ in range(3):
         executor(X, Y)

@@ -29,7 +29,7 @@ def add_estimate(commands: Any) -> None:
     )
     parser.add_argument("--system", default="bow:16", help="the chips, kind:number (bow:16)")
     parser.add_argument("--all", action="store_true", help="price every model and run the script")
-    parser.add_argument("--json", type=Path, help="write the last estimate into this file, too")
+    parser.add_argument("--json", type=Path, help="write the last one's profile into this file")
     parser.add_argument("--html", type=Path, help="write its page into this file, too")
     parser.add_argument("script", type=Path)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="those of the script")
@@ -51,8 +51,7 @@ def _estimate(chosen: argparse.Namespace) -> int:
         if executor not in seen:
             seen.append(executor)
             priced.append(executor.estimate(*args, system=chosen.system, **kwargs))
-            kind = "inference" if executor._optimizer is None else "training"
-            print(f"{type(executor.model).__name__}, {kind}, {priced[-1]}")
+            print(priced[-1])
             if not chosen.all:
                 raise Enough
         return usual(executor, *args, **kwargs)

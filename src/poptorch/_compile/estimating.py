@@ -28,7 +28,6 @@ class Pieces:
     layout: Layout
     cut: staged.Cut
     passes: dict[StagePass, Pass]
-    flops: int  # of one micro-batch
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +36,7 @@ class Capture:
     micro: _capture.Micro  # one micro-batch
     optim: OptimSpec | None  # None in inference
     rows: int  # of the combined batch of one process
+    flops: int = 0  # of one micro-batch, nothing computed twice
     pieces: dict[object, Pieces] = field(default_factory=dict)  # by what decides about them
     # What the optimizer adds, by what decides about that, which recomputation does not.
     updating: dict[object, staged.Added] = field(default_factory=dict)
@@ -51,7 +51,8 @@ def capture_for_estimate(request: _capture.Request, optim: OptimSpec | None, row
     """Capture one micro-batch, on tensors without data, in which nothing is computed again."""
     why = "estimates look at one micro-batch at a time"
     micro = _capture.capture(replace(request, apart=why, priced=True, recompute=False))
-    return Capture(request, micro, optim, rows)
+    flops = sum(work_of(node).flops for node in micro.graph.module.graph.nodes)
+    return Capture(request, micro, optim, rows, flops)
 
 
 @one_at_a_time()
@@ -78,9 +79,14 @@ def subject(captured: Capture, spec: Spec, system: System) -> Subject:
         build.emit(captured.micro.graph, own),
         Chip(system.kind, tiles, c, c.memory_proportion, spec.runtime.half_partials),
         max(1, pieces.layout.chips), spec.loops.all_replicas,
-        captured.rows * spec.loops.processes, pieces.flops, bool(captured.micro.overlaps),
-        dict(spec.runtime.memory_proportions),
+        captured.rows * spec.loops.processes, captured.flops, bool(captured.micro.overlaps),
+        dict(spec.runtime.memory_proportions), _name(captured, spec),
     )  # fmt: skip
+
+
+def _name(captured: Capture, spec: Spec) -> str:
+    model = spec.runtime.model_name or type(captured.request.module).__name__
+    return f"{model}, {'training' if spec.training else 'inference'}"
 
 
 def _pieces(captured: Capture, own: Spec) -> Pieces:
@@ -90,9 +96,7 @@ def _pieces(captured: Capture, own: Spec) -> Pieces:
         layout = _place.place(captured.micro.graph, captured.micro.visits, own)
         cut = staged.cut(updating_of(captured, own), layout, own)
         passes = {each: Pass(each, graph) for each, graph in cut[0].items()}
-        nodes = layout.graph.module.graph.nodes
-        flops = sum(work_of(node).flops for node in nodes)
-        captured.pieces[key] = Pieces(layout, cut, passes, flops)
+        captured.pieces[key] = Pieces(layout, cut, passes)
     pieces = captured.pieces[key]
     _place.check_batches(pieces.layout.depth, len(pieces.layout.stages), own)
     return pieces

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,32 +19,39 @@ from .parts import Action, Advice, ChipEstimate, Culprit, Guess, OperatorEstimat
 ERROR_BAND = 1.15  # estimates of the rows that constants were fitted to lie within this factor
 
 
+def _script() -> str:
+    return Path(getattr(sys.modules["__main__"], "__file__", None) or "").name
+
+
 @dataclass(frozen=True)
 class Estimate:
     """What a program would cost on IPUs. Nothing of it was measured; printing it shows a table.
 
     Attributes:
+        name: the model and its use.
         system: chips that it was priced for, for instance ``bow:16``.
         fits: whether every chip has enough memory.
         culprit: what takes most on the fullest chip.
         seconds: per call, the host's part included.
         cycles: per call, of the chips.
         items_per_second: samples per second, of all replicas of all processes.
-        share_of_peak: of the peak of all chips that are used, for the products of the model, none
-            counted twice.
+        share_of_peak: of the peak of all chips that are used, for the products of the model; what
+            is computed again does not count.
         bound: what the chips' time goes to, as shares that add up to 1: compute, exchange, sync,
             host link, streaming memory, bubble, host call.
         chips: of one replica.
         replicas: how many there are, in all processes.
-        operators: by cost, the dearest first.
+        operators: by what they cost in a call, the dearest first.
         schedule: every action of one run of the schedule.
         runs: how often a call runs the schedule.
         guesses: constants without a source that matter.
         advice: changes, the best first.
         error_band: the factor by which published results of the calibration differ at most.
         clock: cycles per second.
+        script: the name of the program's file, "" if it has none.
     """
 
+    name: str
     system: str
     fits: bool
     culprit: Culprit
@@ -61,6 +69,7 @@ class Estimate:
     advice: tuple[Advice, ...]
     error_band: float
     clock: float
+    script: str = field(default_factory=_script)
 
     @property
     def fullest_bytes(self) -> float:
@@ -79,10 +88,10 @@ class Estimate:
 
     def to_dict(self) -> dict[str, object]:
         """Return it as plain values, as ``to_json`` writes them."""
-        return {"format": 2, **asdict(self)}
+        return profile.profile(asdict(self), parse(self.system).kind, None, {})
 
     def to_json(self, path: str | os.PathLike[str]) -> None:
-        """Write it as JSON; the key ``format`` is the version, the others are the attributes."""
+        """Write a profile, its attributes under ``estimated``, for ``poptorch report``."""
         Path(path).write_text(json.dumps(self.to_dict(), indent=1))
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
@@ -91,23 +100,21 @@ class Estimate:
         Raises:
             poptorch.Error: plotly is not.
         """
-        if not page.write(self._profile(), Path(path)):
+        if not page.write(self.to_dict(), Path(path)):
             raise Error("The page needs plotly", got="no module plotly", fix=page.GET_PLOTLY)
 
     def to_trace(self, path: str | os.PathLike[str]) -> None:
         """Write one run of the schedule for Perfetto: a process per chip, a lane per kind."""
-        Path(path).write_text(json.dumps(profile.trace(self._profile())))
-
-    def _profile(self) -> profile.Profile:
-        return profile.profile("estimate", asdict(self), parse(self.system).kind, None, {})
+        Path(path).write_text(json.dumps(profile.trace(self.to_dict())))
 
 
 def _summary(estimate: Estimate) -> list[str]:
     busiest = max(estimate.bound, key=lambda part: estimate.bound[part])
     used = len(estimate.chips) * estimate.replicas
     return [
-        f"on {estimate.system}: {estimate.replicas} replicas of {len(estimate.chips)} IPUs, "
-        f"{used} used (estimated, within a factor {estimate.error_band:g} where it was checked)",
+        f"{estimate.name}, on {estimate.system}: {estimate.replicas} replicas of "
+        f"{len(estimate.chips)} IPUs, {used} used "
+        f"(estimated, within a factor {estimate.error_band:g} where it was checked)",
         f"{'fits' if estimate.fits else 'DOES NOT FIT'}: {estimate.culprit}",
         f"{estimate.items_per_second:,.0f} items/s, {estimate.seconds:.4g} s per call, "
         f"{estimate.cycles:,.0f} cycles, {estimate.share_of_peak:.1%} of peak, bound by {busiest}",

@@ -11,7 +11,16 @@ from typing import Any
 from .._base import log
 from .._base.tables import size_text
 from .parts import Advice
-from .profile import Profile, compare, cycles_of, pass_of_action
+from .profile import (
+    Folded,
+    Profile,
+    compare,
+    direction_of,
+    folded,
+    of_modules,
+    pass_of_action,
+    whole_cycles,
+)
 
 GET_PLOTLY = "pip install 'poptorch[report]'"
 
@@ -40,7 +49,7 @@ def html(profile: Profile, plotly: str, before: Profile | None = None) -> str:
     import jinja2  # which torch's compiler brings
 
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"size": size_text, "shown": _number_text, "cycles": cycles_of}
+    environment.filters |= {"size": size_text, "shown": _number_text, "modules": of_modules}
     template = environment.from_string(Path(__file__).with_name("report.html").read_text())
     drawn = figures(profile)
     sections = ["summary", "memory", "liveness", "schedule", "operators", "program"]
@@ -49,9 +58,11 @@ def html(profile: Profile, plotly: str, before: Profile | None = None) -> str:
     optional["comparison"] = changes
     try:
         return template.render(
-            profile=profile, changes=changes, figures=drawn, plotly=plotly, most_rows=_MOST_ROWS,
+            profile=profile, changes=changes, figures=drawn, plotly=plotly,
             sections=[*sections, *(name for name, content in optional.items() if content)],
             advice=[str(Advice(**each)) for each in profile["estimated"]["advice"]],
+            operators=folded(profile["estimated"]["operators"])[:_MOST_ROWS],
+            whole=whole_cycles(profile["estimated"]), scale=1e3 / profile["estimated"]["clock"],
             operators_here=_operators_here(profile), passes=list(_passes(profile["estimated"])),
             # No text ends the script, or begins a comment.
             data=json.dumps(drawn).replace("<", "\\u003c"),
@@ -69,22 +80,23 @@ def _operators_here(profile: Profile) -> list[tuple[Mapping[str, Any], float | s
     clock = profile["estimated"]["clock"]
     modelled: dict[tuple[str, str, str], float] = defaultdict(float)
     for each in profile["estimated"]["operators"]:
-        key = each["stage_pass"].lstrip("0123456789")[:1], each["name"], each["module"]
-        modelled[key] += cycles_of(each) / clock * 1e3
+        key = direction_of(each["stage_pass"]), each["name"], each["module"]
+        cycles = each["compute"] + each["exchange"] + each["sync"]
+        modelled[key] += each["runs"] * cycles / clock * 1e3
     return [
         (each, modelled.get((each["direction"], each["name"], each["module"]), ""))
         for each in (profile["measured"] or {}).get("operators", ())[:_MOST_ROWS]
     ]
 
 
-def _passes(priced: Mapping[str, Any]) -> Iterator[tuple[str, int, int, list[Mapping[str, Any]]]]:
+def _passes(priced: Mapping[str, Any]) -> Iterator[tuple[str, int, int, list[Folded]]]:
     """Yield name, chip, how often it is done, operators."""
     passes: dict[tuple[int, str], list[Mapping[str, Any]]] = defaultdict(list)
     for each in priced["operators"]:
         passes[each["chip"], each["stage_pass"]].append(each)
     runs = Counter(pass_of_action(action["name"].lstrip("LS")) for action in priced["schedule"])
     for (chip, name), own in sorted(passes.items()):
-        yield name, chip, runs[name], own
+        yield name, chip, runs[name], folded(own)
 
 
 def figures(profile: Profile) -> dict[str, dict[str, Any]]:

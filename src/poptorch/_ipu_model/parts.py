@@ -79,7 +79,7 @@ class Action:
 
 @dataclass(frozen=True)
 class OperatorEstimate:
-    """One kind of operator of one module in one pass; cycles of one run of it."""
+    """One kind of operator of one module in one pass; its parts are those of one run of it."""
 
     stage_pass: str  # for instance 1B
     chip: int
@@ -91,10 +91,12 @@ class OperatorEstimate:
     exchange: float
     sync: float
     flops: int  # of matrix products
+    runs: int = 1  # of the pass in a call
 
     @property
     def cycles(self) -> float:
-        return self.compute + self.exchange + self.sync
+        """Of one call."""
+        return self.runs * (self.compute + self.exchange + self.sync)
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,9 @@ def price(subject: Subject, system: str, guesses: bool = True) -> Estimate:
     kind, used = subject.chip.kind, len(chips) * subject.replicas
     flops = subject.flops * subject.spec.loops.steps * subject.replicas
     peak = 2 * peak_macs(kind, *_best_type(subject)) * kind.tiles * subject.clock * used
+    runs = _runs(subject)
     operators = [
-        replace(each, chip=subject.staged.workload.chip_of(stage_pass))
+        replace(each, chip=subject.staged.workload.chip_of(stage_pass), runs=runs[stage_pass])
         for stage_pass, own in timeline.prices.items()
         for each in own.inside.operators
     ]
@@ -48,6 +49,7 @@ def price(subject: Subject, system: str, guesses: bool = True) -> Estimate:
     if guesses:
         weighed = (*_guesses(subject, seconds, chips), *_unknown(subject, timeline))
     return Estimate(
+        name=subject.name,
         system=system,
         fits=all(chip.bytes <= chip.limit for chip in chips),
         culprit=names.culprit(chips, memories),
@@ -130,17 +132,23 @@ def _guesses(
     return tuple(sorted(guesses, key=lambda guess: -guess.share))
 
 
+def _runs(subject: Subject) -> dict[StagePass, int]:
+    """How often a call runs each pass."""
+    cells = subject.staged.schedule.cells()
+    once = Counter(action.stage_pass for _, _, action in cells if action.traffic is None)
+    return {stage_pass: count * subject.flushes for stage_pass, count in once.items()}
+
+
 def _unknown(subject: Subject, timeline: Timeline) -> Iterator[Guess]:
     """Yield the operators that nothing is known of, with what they take of the chips' work."""
-    cells = subject.staged.schedule.cells()
-    runs = Counter(action.stage_pass for _, _, action in cells if action.traffic is None)
     spent: dict[str, float] = {}
-    for each, often in runs.items():
+    for each, often in _runs(subject).items():
         for work in subject.passes[each].works(subject.chip.half_partials).values():
             if work.unknown:
                 cycles = cost(work, subject.chip_of(each)).total * often
                 spent[work.unknown] = spent.get(work.unknown, 0.0) + cycles
-    busy = sum(parts.total - parts.bubble for parts in timeline.by_chip.values())
+    one_run = sum(parts.total - parts.bubble for parts in timeline.by_chip.values())
+    busy = one_run * subject.flushes
     for name, cycles in spent.items():
         why = "nothing is known of it; taken for an addition"
         yield Guess(f"operator {name}", 1.0, "addition/element", why, min(1.0, cycles / busy))

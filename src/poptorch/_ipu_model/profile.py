@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from .._base.tables import size_text, table
 from .._systems import ChipKind
 
 Profile = Mapping[str, Any]
-FORMAT = 2
+FORMAT = 3
 NAME = "profile.json"
 
 
@@ -72,7 +73,6 @@ class Measured:
 
 
 def profile(
-    name: str,
     estimated: Mapping[str, Any],
     kind: ChipKind,
     measured: Measured | None,
@@ -82,7 +82,7 @@ def profile(
         "format": FORMAT,
         "poptorch": VERSION,
         "torch": torch.__version__,
-        "name": name,
+        "name": ": ".join(filter(None, (estimated["script"], estimated["name"]))),
         "target": {
             "kind": kind.name, "generation": kind.generation, "tiles": kind.tiles,
             "tile_bytes": kind.tile_bytes, "clock": kind.clock_mhz * 1e6,
@@ -111,14 +111,65 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     return content
 
 
-def cycles_of(operator: Mapping[str, Any]) -> float:
-    return float(operator["compute"] + operator["exchange"] + operator["sync"])
+class Folded(NamedTuple):
+    """An operator of all modules that do the same with it, such as ``layers.*``, in one call."""
+
+    name: str
+    module: str
+    modules: int
+    direction: str  # F, B or U
+    runs: int  # of one module
+    line: str
+    compute: float  # cycles, as the next two
+    exchange: float
+    sync: float
+    flops: float
+
+    @property
+    def cycles(self) -> float:
+        return self.compute + self.exchange + self.sync
+
+
+def folded(operators: Iterable[Mapping[str, Any]]) -> list[Folded]:
+    """Return operators by what they cost in a call; layers that are repeated are one."""
+    alike: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
+    for each in operators:
+        pattern = re.sub(r"(?<![^.])\d+(?![^.])", "*", each["module"])
+        same = each["name"], each["count"], each["runs"], each["flops"], each["compute"]
+        alike[direction_of(each["stage_pass"]), pattern, *same].append(each)
+    rows = []
+    for (direction, pattern, *_), own in alike.items():
+        first, modules = own[0], {each["module"] for each in own}
+        rows.append(
+            Folded(
+                first["name"], pattern if len(modules) > 1 else first["module"], len(modules),
+                direction, first["runs"] * first["count"], first["line"],
+                *(
+                    float(sum(each[part] * each["runs"] for each in own))
+                    for part in ("compute", "exchange", "sync", "flops")
+                ),
+            )
+        )  # fmt: skip
+    return sorted(rows, key=lambda row: -row.cycles)
+
+
+def direction_of(stage_pass: str) -> str:
+    return stage_pass.lstrip("0123456789")[:1]
+
+
+def whole_cycles(priced: Mapping[str, Any]) -> float:
+    """Return what a call takes of all chips of a replica, waiting included."""
+    return float(sum(sum(chip["parts"].values()) for chip in priced["chips"]))
 
 
 def pass_of_action(name: str) -> str:
     """Return the pass that an action does: ``1F3`` does ``1F``; ``0U1`` is a pass itself."""
     match = re.fullmatch(r"(\d+[FB])\d+", name)
     return match[1] if match else name
+
+
+def of_modules(row: Folded) -> str:
+    return row.module if row.modules == 1 else f"{row.module}, {row.modules} times"
 
 
 def text(profile: Profile) -> str:
@@ -135,12 +186,13 @@ def text(profile: Profile) -> str:
     chips = [
         [str(c["chip"]), size_text(sum(c["peak"].values())), c["peak_at"]] for c in priced["chips"]
     ]
+    scale, whole = 1e3 / priced["clock"], whole_cycles(priced)
     dear = [
-        [o["name"], o["module"], o["stage_pass"], f"{cycles_of(o):,.0f}"]
-        for o in priced["operators"][:10]
+        [o.name, of_modules(o), o.direction, f"{o.cycles * scale:.3g}", f"{o.cycles / whole:.1%}"]
+        for o in folded(priced["operators"])[:10]
     ]
     lines += table([["ipu", "peak", "at"], *chips])
-    lines += table([["operator", "module", "pass", "cycles"], *dear])
+    lines += table([["operator", "module", "direction", "ms in a call", "of it"], *dear])
     if measured := profile["measured"]:
         lines.append(f"measured here: {measured['calls']} calls, {measured['tier']}")
         here = [

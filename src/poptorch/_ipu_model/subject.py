@@ -31,6 +31,7 @@ class Subject:
     flops: int  # of one micro-batch, forward and backward, nothing computed twice
     overlapped: bool = False  # inputs and outputs travel while the chips compute
     proportions: Mapping[int, float] = field(default_factory=dict)  # of a tile, by chip
+    name: str = ""  # the model and its use
 
     @property
     def constants(self) -> Constants:

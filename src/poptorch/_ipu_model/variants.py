@@ -22,6 +22,7 @@ LOCATIONS = {  # on chip rather than in streaming memory, shared by replicas
     "on chip, sharded": (True, True),
     "off chip, sharded": (False, True),
 }
+PRESENT = "as it is"  # the value of each setting in the line that changes none
 PRECISIONS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _COUNT = (lambda value: type(value) is int and value > 0), "an int of 1 or more"
 _FLAG = (lambda value: isinstance(value, bool)), "True or False"
@@ -51,7 +52,7 @@ class Variant:
     """One line of the table: what ``poptorch.estimate`` says of the changed settings.
 
     Attributes:
-        settings: what was varied, by name.
+        settings: what was varied, by name; ``"as it is"`` in the line of the present options.
         items_per_second: samples per second, of all replicas of all processes.
         peak_bytes: on the fullest chip at its fullest moment.
         fits: whether every chip has enough memory.

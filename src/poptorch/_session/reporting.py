@@ -137,7 +137,7 @@ class Reports:
             *_timed(self._watch),
         )  # fmt: skip
         content = profile.profile(
-            name, dataclasses.asdict(estimate), modelled(spec), measured,
+            dataclasses.asdict(estimate), modelled(spec), measured,
             {
                 **_compile.flat_fields(spec),
                 **product_settings(now.compiled.plan.layout.graph.module.graph),
