@@ -62,13 +62,10 @@ def test_settings_are_checked_at_compile() -> None:
     with pytest.raises(poptorch.Error, match=r"Unknown bool option: enableOutlinng"):
         wrapper(X)
     assert poptorch.inferenceModel(model, options())(X).shape == (4, 2)
-    for wrong in (
-        options(iterations=0),
-        options(iterations=3).outputMode(poptorch.OutputMode.EveryN, 2),
-    ):
-        wrapper = poptorch.inferenceModel(model, wrong)
-        with pytest.raises(poptorch.Error, match=r"must be at least 1|must divide"):
-            wrapper(X[:3])
+    wrong = options(iterations=3).outputMode(poptorch.OutputMode.EveryN, 2)
+    wrapper = poptorch.inferenceModel(model, wrong)
+    with pytest.raises(poptorch.Error, match="must divide"):
+        wrapper(X[:3])
 
 
 @pytest.mark.spec("options", 23)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.metadata import EntryPoint, EntryPoints
+
 import pytest
 import torch
 
 import poptorch
 from poptorch import backends
+from poptorch._ir import backend_names
 from poptorch.backends import registry
 from poptorch.testing import CONFORMANCE, allclose
 
@@ -47,17 +50,10 @@ class Broken:
         return Forgetful()
 
 
-class Entry:
-    name = "broken"
-
-    @staticmethod
-    def load():
-        return Broken
-
-
 @pytest.fixture
 def with_broken(monkeypatch):
-    monkeypatch.setattr(registry, "entry_points", lambda group: [Entry])
+    point = EntryPoint("broken", f"{__name__}:Broken", "poptorch.backends")
+    monkeypatch.setattr(backend_names, "others", lambda: EntryPoints([point]))
     registry.available.cache_clear()
     yield
     registry.available.cache_clear()

@@ -2,6 +2,7 @@
 
 import pytest
 
+from poptorch import Error
 from poptorch.options import Options
 from poptorch.options.container import Container
 
@@ -38,6 +39,28 @@ def test_declared_values_are_attributes_that_keep_their_type(group: Container) -
     assert not group.exists("extra")
 
 
+@pytest.mark.parametrize(
+    ("use", "says"),
+    [
+        (lambda o: o.deviceIteration(4), r"did you mean options\.deviceIterations or"),
+        (lambda o: o.gradientAccumulation(2), r"options\.Training\.gradientAccumulation\?"),
+        (lambda o: setattr(o, "deviceIterations", 4), r"call it: deviceIterations\(4\)"),
+        (lambda o: o.deviceIterations(0), r"deviceIterations must be at least 1"),
+        (lambda o: o.Training.gradientAccumulation(-1), r"gradientAccumulation must be at least 1"),
+        (lambda o: o.Distributed.stageProcesses(0), r"stageProcesses must be at least 1"),
+        (lambda o: o.lanes(-1), r"lanes must be at least 0"),
+        (lambda o: o.maxRepeatLogs(-1), r"maxRepeatLogs must be at least 0"),
+        (lambda o: o.backend("cuda"), r"use one of auto, inductor, optimise, reference, staged"),
+    ],
+)
+def test_a_mistake_is_refused_where_it_is_made_with_what_to_write(use, says):
+    options = Options()
+    with pytest.raises(Error, match=says) as caught:
+        use(options)
+    assert "Where:  test_container.py:" in str(caught.value)
+    assert repr(options) == "Options()"
+
+
 @pytest.mark.spec("options", 4)
 def test_attributes_of_options() -> None:
     options = Options()
@@ -45,9 +68,6 @@ def test_attributes_of_options() -> None:
     assert "replication_factor=4" in repr(options)
     with pytest.raises(AssertionError, match="Unexpected type"):
         options.replication_factor = 4.0
-    with pytest.raises(AttributeError) as caught:
-        options.deviceIteration(4)
-    assert "deviceIterations" in str(caught.value)
     assert {"replication_factor", "deviceIterations"} <= set(dir(options))
     with pytest.raises(AssertionError, match="Invalid option autoRecomputation"):
         options._Popart.autoRecomputation = 2  # a key is no attribute
@@ -112,4 +132,4 @@ def test_classes_of_users() -> None:
         mine.Distributed.disable()
     clone = mine.clone()
     assert (type(clone.Distributed), clone._per_replica) == (Blocked, 2)
-    assert repr(mine).startswith("Mine(replication_factor=1, ")
+    assert repr(mine.deviceIterations(2)) == "Mine(device_iterations=2)"

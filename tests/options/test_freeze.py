@@ -71,15 +71,10 @@ def test_inference_ignores_no_accumulation_but_refuses_it_when_prepared() -> Non
 @pytest.mark.parametrize(
     "configure, phrase",
     [
-        (lambda o: o.deviceIterations(0), "deviceIterations must be at least 1"),
-        (lambda o: o.replicationFactor(-1), "replicationFactor must be at least 1"),
-        (lambda o: o.Training.gradientAccumulation(0), "gradientAccumulation must be at least 1"),
-        (lambda o: o.lanes(-1), "lanes must be at least 0"),
-        (lambda o: o.maxRepeatLogs(-1), "maxRepeatLogs must be at least 0"),
+        (lambda o: setattr(o, "device_iterations", 0), "deviceIterations must be at least 1"),
         (lambda o: o.Distributed.configureProcessId(2, 2), "process id"),
         (lambda o: o.Distributed.configureProcessId(-1, 2), "process id"),
         (lambda o: o.Distributed.configureProcessId(0, 0), "at least 1"),
-        (lambda o: o.Distributed.stageProcesses(0), "stageProcesses must be at least 1"),
         (
             lambda o: o.Distributed.configureProcessId(0, 3).stageProcesses(2),
             "must divide the number of processes",

@@ -173,5 +173,3 @@ def test_one_program_is_the_rule() -> None:
     wrapper(normal(8, 4))
     with pytest.raises(poptorch.Error, match="Shape mismatch for x"):
         wrapper(normal(4, 4))
-    with pytest.raises(poptorch.Error, match="programs must be at least 1"):
-        poptorch.inferenceModel(Net(), options().programs(0))(normal(4, 4))

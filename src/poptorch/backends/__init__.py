@@ -1,12 +1,11 @@
 """Backends: ways to run a Plan. ``protocol`` is the public seam for others."""
 
+from .._ir.backend_names import AUTO, OPTIMISE
 from .process import keep_freed_memory
 from .process import use_one as use_one_thread
 from .protocol import Backend, Builder, Code, Compiled, Executable, Progress
 from .registry import (
-    AUTO,
     BEST,
-    OPTIMISE,
     available,
     checking,
     choose,

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-from importlib.metadata import entry_points
 
 from .._base import log
-from .._base.errors import Error
+from .._ir import backend_names
+from .._ir.backend_names import AUTO, OPTIMISE
 from .protocol import Backend
 
-GROUP = "poptorch.backends"
-AUTO, OPTIMISE = "auto", "optimise"
 BEST = "inductor"  # what both mean; they differ in when it compiles
 
 
@@ -22,21 +20,15 @@ def available() -> dict[str, Backend]:
 
     own: tuple[Backend, ...] = (Reference(), Inductor(), ByStages())
     by_name = {backend.name: backend for backend in own}
-    for point in entry_points(group=GROUP):
+    for point in backend_names.others():
         by_name[point.name] = point.load()()
     return by_name
 
 
 def choose(name: str) -> Backend:
     """Return the backend of a name, or with a warning the reference one if it cannot work."""
+    wanted = BEST if backend_names.known(name) in (AUTO, OPTIMISE) else name
     backends = available()
-    wanted = BEST if name in (AUTO, OPTIMISE) else name
-    if wanted not in backends:
-        raise Error(
-            "Unknown backend",
-            got=repr(name),
-            fix=f"use one of {', '.join(sorted([AUTO, OPTIMISE, *backends]))}",
-        )
     backend = backends[wanted]
     reason = backend.unavailable()
     if reason is None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from .._base.errors import AssertionFailure, InvalidAttribute
 from . import table
-from .table import expect, show_pairs
+from .table import expect, show, show_pairs
 
 
 class Container:
@@ -25,10 +25,12 @@ class Container:
 
     _is_frozen = False
     _values: dict[str, Any]
+    _declared: dict[str, Any]  # the defaults that have no row
 
     def __init__(self, **defaults: Any) -> None:
         vars(self).update(table.defaults(type(self), table.Private))
-        # The plain dictionary survives pickling and goes through no rules of attributes.
+        # Plain dictionaries survive pickling and go through no rules of attributes.
+        vars(self)["_declared"] = copy.deepcopy(defaults)
         vars(self)["_values"] = table.defaults(type(self)) | defaults
 
     def _freeze(self, frozen: bool = True) -> None:
@@ -68,7 +70,9 @@ class Container:
         for name in values:
             self._check_writable(name)
             if name not in self._values:
-                raise AssertionFailure(f"Invalid option {name}", fix=self._suggest(name))
+                setter = callable(getattr(type(self), name, None))
+                fix = f"call it: {name}({show(values[name])})" if setter else self._suggest(name)
+                raise AssertionFailure(f"Invalid option {name}", fix=fix)
         return self.createOrSet(**values)
 
     def createOrSet(self, **values: Any) -> Self:
@@ -138,18 +142,28 @@ class Container:
         return [*super().__dir__(), *self._values]
 
     def _suggest(self, name: str) -> str:
-        close = difflib.get_close_matches(name, dir(self), n=3)
+        names = self._candidates()
+        same = [each for each in names if each.rpartition(".")[2] == name]
+        close = same or difflib.get_close_matches(name, names, n=3)
         if close:
             return f"did you mean {' or '.join(close)}?"
         return f"{type(self).__name__} stores {', '.join(sorted(self._values)) or 'no values'}"
 
-    def _ordered(self) -> dict[str, Any]:
-        """Defaults as their rows follow one another, then other values, sorted."""
-        names = dict.fromkeys([*table.defaults(type(self)), *sorted(self._values)])
-        return {name: self._values[name] for name in names if name in self._values}
+    def _candidates(self) -> list[str]:
+        return [name for name in dir(self) if not name.startswith("_")]
+
+    def _changed(self) -> dict[str, Any]:
+        """What is not as it was at first: in the order of the rows, then other values, sorted."""
+        rows = [value for row in table.rows_of(type(self)) for value in row.values]
+        own = [value for value in rows if not isinstance(value, table.Backend)]
+        changed = {value.name: value.read(self) for value in own if value.changed(self)}
+        for name in sorted(self._values.keys() - {value.name for value in own}):
+            if show(self._values[name]) != show(self._declared.get(name, table.UNSET)):
+                changed[name] = self._values[name]
+        return changed
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({show_pairs(self._ordered())})"
+        return f"{type(self).__name__}({show_pairs(self._changed())})"
 
 
 def merge(result: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:

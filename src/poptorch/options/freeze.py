@@ -74,8 +74,7 @@ def freeze(options: Options, training: bool) -> Spec:
             stored, kind = value.read(group), value.kind
             if stored is UNSET:
                 continue
-            if value.least is not None and stored < value.least:
-                raise Error(f"{option} must be at least {value.least}", got=str(stored))
+            value.refuse_less(option, stored)
             # Assignment lets any integer through.
             if kind is not None and issubclass(kind, enum.Enum) and stored not in list(kind):
                 raise Error(f"{value.name} holds no {kind.__name__}", got=str(stored))

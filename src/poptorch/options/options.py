@@ -13,6 +13,7 @@ import torch
 from .._base import archive, env, log
 from .._base.errors import AssertionFailure, InvalidValue
 from .._base.source import OURS
+from .._ir.backend_names import known
 from ..enums import CommGroupType, ConnectionType, OutputMode, SyncPattern
 from .container import Container, merge
 from .distributed import _DistributedOptions
@@ -37,7 +38,6 @@ from .table import (
     expect,
     option,
     row,
-    show_pairs,
 )
 
 _RENAMED = {"anchor_mode": "output_mode", "anchor_return_period": "output_return_period"}
@@ -513,7 +513,7 @@ class Options(Container):
         self._popart.set("cachePath", os.fspath(path)).set("enableEngineCaching", True)
         return self
 
-    @option(RESULTS, "backend", "auto", decides="target.backend")
+    @option(RESULTS, "backend", "auto", kind=str, check=known, decides="target.backend")
     def backend(self, name: str) -> Self:
         """Choose the backend that runs the programs; beats POPTORCH_BACKEND.
 
@@ -522,7 +522,10 @@ class Options(Container):
                 backend at once, and optimised code as soon as a run has lasted long enough to
                 repay compiling it in the background. ``"optimise"``: optimised code from the
                 first call on. ``"reference"``: operators one by one, always. Or another
-                registered backend. Unknown names fail at compile.
+                registered backend.
+
+        Raises:
+            poptorch.Error: there is no such backend.
         """
 
     @option(RESULTS, "lanes", 0, least=0, field="lanes")
@@ -616,7 +619,7 @@ class Options(Container):
         return result
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Show in a notebook what differs from the defaults; ``repr`` has every setting."""
+        """Show in a notebook what was set, under the names of the setters."""
         printer.text(changes(self))
 
     # Spellings of earlier releases; each warns.
@@ -663,9 +666,13 @@ class Options(Container):
         def __setattr__(self, name: str, value: Any) -> None:
             super().__setattr__(_current_name(name), value)
 
-    def __repr__(self) -> str:
+    def _changed(self) -> dict[str, Any]:
         groups = {name: getattr(self, name) for name in sorted((*GROUPS, "_Popart"))}
-        return f"{type(self).__name__}({show_pairs(self._ordered() | groups)})"
+        return super()._changed() | {n: group for n, group in groups.items() if group._changed()}
+
+    def _candidates(self) -> list[str]:
+        of_groups = [f"{name}.{each}" for name in GROUPS for each in dir(getattr(self, name))]
+        return [f"options.{each}" for each in (*super()._candidates(), *of_groups)]
 
 
 def _current_name(name: str) -> str:

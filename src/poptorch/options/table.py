@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from .._base import log
-from .._base.errors import AssertionFailure
+from .._base.errors import AssertionFailure, InvalidValue
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 _KINDS = {"bool": bool, "int": int, "str": str}
@@ -106,18 +106,29 @@ class Value:
     default: Any = UNSET  # or what exists before it is set
     kind: type | None = None  # of the setter's argument; None for that of the default
     check: Callable[[Any], Any] = _unchanged  # from the argument to what is stored; may refuse it
-    least: int | None = None  # the smallest number that compiles
+    least: int | None = None  # the smallest number that is accepted
     field: str = ""  # the field of the Spec that it becomes, such as ``loops.replicas``
     frozen: Callable[[Any], Any] = _unchanged  # from what is stored to the field's value
     decides: str = ""  # a field that ``freeze`` computes from this and other values
     reader: str = ""  # the module that reads it from the options, for what is in no Spec
     here: bool = False  # belongs to this machine or process: not saved with a model
 
-    def keep(self, group: Any, value: Any) -> None:
+    def keep(self, group: Any, value: Any, setter: str) -> None:
         group._check_writable(self.name)
         if self.kind is not None:
             expect(self.name, value, self.kind)
-        self._write(group, self.check(value))
+        checked = self.check(value)
+        if isinstance(checked, int):
+            self.refuse_less(setter, checked)
+        self._write(group, checked)
+
+    def refuse_less(self, setter: str, stored: int) -> None:
+        if self.least is not None and stored < self.least:
+            raise InvalidValue(
+                f"{setter} must be at least {self.least}",
+                got=str(stored),
+                fix=f"{setter}({self.least}) or more",
+            )
 
     def read(self, group: Any) -> Any:
         return group._values.get(self.name, UNSET)
@@ -225,7 +236,7 @@ def option(
         def setter(self: Any, *args: Any, **kwargs: Any) -> Any:
             given = signature.bind(self, *args, **kwargs)
             given.apply_defaults()
-            value.keep(self, given.arguments[parameter])
+            value.keep(self, given.arguments[parameter], method.__name__)
             if instead:
                 deprecated(method.__qualname__.strip("_").replace("Options.", "."), instead)
             return self
