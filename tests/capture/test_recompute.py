@@ -12,11 +12,12 @@ from torch import nn
 import poptorch
 from helpers import placing
 from helpers.memory import peak_of_call
-from helpers.wrapping import graph_of, options, training
+from helpers.wrapping import graph_of, options, training, trains_alike
 
 pytestmark = pytest.mark.slow
 
 WIDTH, ROWS = 16, 512
+X = torch.randn(ROWS, WIDTH)
 counted: list[int] = []
 
 
@@ -30,69 +31,59 @@ poptorch.register_custom_op(
 )
 
 
+def counting(x):
+    return poptorch.custom_op([x], "CountedSine", "recompute", 1, [x])[0]
+
+
 class Deep(nn.Module):
-    """A tower of layers with a checkpoint behind each if asked for."""
+    """A tower of layers with functions within and behind each, then a checkpoint if asked for."""
 
     def __init__(
-        self,
-        checkpoints: bool,
-        dropout: float = 0.0,
-        counting: bool = False,
-        norm: bool = False,
-        layers: int = 3,
+        self, within=torch.tanh, behind=torch.tanh, checkpoints: bool = True, layers: int = 3
     ) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(layers))
-        self.checkpoints, self.dropout, self.counting = checkpoints, dropout, counting
-        self.norm = norm
+        self.within, self.behind, self.checkpoints = within, behind, checkpoints
 
     def forward(self, x):
         for layer in self.layers:
-            x = torch.tanh(layer(x))
-            if self.counting:
-                (x,) = poptorch.custom_op([x], "CountedSine", "recompute", 1, [x])
-            x = x.exp().sigmoid() * 2 - 1
-            x = F.dropout(x, self.dropout, training=self.dropout > 0)
-            if self.norm:
-                x = F.layer_norm(x, (WIDTH,))
+            x = self.behind(self.within(torch.tanh(layer(x))).exp().sigmoid() * 2 - 1)
             if self.checkpoints:
                 x = poptorch.recomputationCheckpoint(x)
         return poptorch.identity_loss(x.square(), "mean")
 
 
-def wrapped(model: nn.Module, kind: int, backend: str = "reference", **counts: int):
+def recomputing(kind: int, backend: str = "reference", **counts: int) -> poptorch.Options:
     opts = options(backend, **counts).randomSeed(1)
     opts._Popart.set("autoRecomputation", kind)
-    return training(model, opts)
+    return opts
 
 
-X = torch.randn(ROWS, WIDTH)
+def wrapped(model: nn.Module, kind: int, backend: str = "reference"):
+    return training(model, recomputing(kind, backend))
 
 
 def test_peak_memory_falls_with_checkpoints() -> None:
-    torch.manual_seed(0)
-    peaks = {
-        (checkpoints, kind): peak_of_call(wrapped(Deep(checkpoints, layers=12), kind), X)
-        for checkpoints in (False, True)
-        for kind in (0, 3)
-    }
-    assert peaks[True, 0] == peaks[False, 0]  # a checkpoint alone changes nothing
-    assert peaks[True, 3] < peaks[True, 0] / 2
+    def peak(checkpoints: bool, kind: int) -> int:
+        return peak_of_call(wrapped(Deep(checkpoints=checkpoints, layers=12), kind), X)
+
+    assert peak(True, 0) == peak(False, 0)  # a checkpoint alone changes nothing
+    assert peak(True, 3) < peak(True, 0) / 2
 
 
 def test_one_of_several_results_can_be_a_checkpoint() -> None:
     """As what a norm returns, which is made with its mean and its deviation."""
-    with_it, without = (
-        peak_of_call(wrapped(Deep(checkpoints, norm=True, layers=12), 3), X)
-        for checkpoints in (True, False)
-    )
-    assert with_it < without / 2
+
+    def peak(checkpoints: bool) -> int:
+        model = Deep(behind=lambda x: F.layer_norm(x, (WIDTH,)), checkpoints=checkpoints, layers=12)
+        return peak_of_call(wrapped(model, 3), X)
+
+    assert peak(True) < peak(False) / 2
 
 
 @pytest.mark.parametrize("backend", ["reference", "inductor"])
 def test_values_stay_the_same(backend: str) -> None:
-    torch.manual_seed(0)
-    first = Deep(True, dropout=0.3)
+    first = Deep(behind=lambda x: F.dropout(x, 0.3))
     second = copy.deepcopy(first)
     plain = wrapped(first, 0)
     again = wrapped(second, 1, backend)
@@ -102,35 +93,40 @@ def test_values_stay_the_same(backend: str) -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_side_by_side_micro_batches_recompute_too(accumulation: int) -> None:
+    trains_alike(Deep(), X, opts=recomputing(3), accumulation=accumulation)
+
+
+class Marked(nn.Module):
+    """One operator in front of a checkpoint, which is computed again if not the checkpoint's."""
+
+    def __init__(self, between) -> None:
+        super().__init__()
+        self.weight, self.between = nn.Parameter(torch.ones(WIDTH)), between
+
+    def forward(self, x):
+        x = poptorch.recomputationCheckpoint(self.between(counting(x * self.weight)))
+        return poptorch.identity_loss(x.square(), "mean")
+
+
 @pytest.mark.parametrize(
-    "backend, kind, layers",  # each layer compiled is several libraries of 2 s
-    [("reference", 0, 3), ("reference", 3, 3), ("inductor", 3, 2)],
+    "model, backend, kind, times",
+    [
+        (lambda: Deep(counting), "reference", 0, 3),
+        (lambda: Deep(counting), "reference", 3, 6),
+        (lambda: Marked(torch.cos), "inductor", 3, 2),
+        (lambda: Marked(lambda x: x), "reference", 3, 1),
+    ],
 )
 def test_forward_work_is_done_again_by_compiled_code_too(
-    backend: str, kind: int, layers: int
+    model, backend: str, kind: int, times: int
 ) -> None:
-    model = wrapped(Deep(True, counting=True, layers=layers), kind, backend)
-    model.compile(X)
+    executor = wrapped(model(), kind, backend)
+    executor.compile(X)
     counted.clear()
-    model(X)
-    assert len(counted) == (layers if kind == 0 else 2 * layers)
-
-
-def test_what_a_checkpoint_marks_is_not_computed_again() -> None:
-    class Marked(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(WIDTH, WIDTH)
-
-        def forward(self, x):
-            (x,) = poptorch.custom_op([self.layer(x)], "CountedSine", "recompute", 1, [x])
-            return poptorch.identity_loss(poptorch.recomputationCheckpoint(x).exp(), "mean")
-
-    model = wrapped(Marked(), 3)
-    model.compile(X)
-    counted.clear()
-    model(X)
-    assert len(counted) == 1
+    executor(X)
+    assert len(counted) == times
 
 
 def test_random_masks_and_prints_are_not_made_twice(capfd) -> None:
@@ -146,19 +142,8 @@ def test_random_masks_and_prints_are_not_made_twice(capfd) -> None:
     model = wrapped(Noisy(), 3)
     model(torch.ones(4))
     assert capfd.readouterr().err.count("x: ") == 1
-    draws = [n for n in graph_of(model, "step").nodes if "bernoulli" in str(n.target) or
-             "rand" in str(n.target)]  # fmt: skip
-    assert len(draws) == 1
-
-
-def test_side_by_side_micro_batches_recompute_too() -> None:
-    torch.manual_seed(0)
-    first = Deep(True)
-    second = copy.deepcopy(first)
-    losses = [wrapped(m, k, accumulation=4)(X) for m, k in ((first, 0), (second, 3))]
-    torch.testing.assert_close(*losses)
-    for a, b in zip(first.parameters(), second.parameters(), strict=True):
-        torch.testing.assert_close(a, b)
+    targets = [str(node.target) for node in graph_of(model, "step").nodes]
+    assert sum("bernoulli" in target or "rand" in target for target in targets) == 1
 
 
 class Staged(Deep):
@@ -173,24 +158,13 @@ class Staged(Deep):
         return poptorch.identity_loss((x * first.sigmoid()).sin(), "mean")
 
 
-@pytest.mark.parametrize("lanes", [1, 3])
-@pytest.mark.parametrize("backend", ["reference", "staged"])
+@pytest.mark.parametrize("backend, lanes", [("reference", 1), ("reference", 3), ("staged", 3)])
 def test_blocks_on_different_chips_compute_their_own_part_again(backend: str, lanes: int) -> None:
-    torch.manual_seed(0)
-    eager, plans = Staged(False), []
+    plans = []
     for kind in (0, 3):
-        opts = options(backend, accumulation=3).lanes(lanes)
-        opts._Popart.set("autoRecomputation", kind)
-        model = copy.deepcopy(eager)
-        executor = poptorch.trainingModel(model, opts, torch.optim.SGD(model.parameters(), lr=0.1))
-        executor(X[:510])
+        opts = recomputing(kind, backend).lanes(lanes)
+        executor = trains_alike(Staged(), X[:510], opts=opts, accumulation=3, steps=1)
         plans.append(executor.plan())
-        expected = copy.deepcopy(eager)
-        optimizer = torch.optim.SGD(expected.parameters(), lr=0.1)
-        sum(expected(part) / 3 for part in X[:510].chunk(3)).backward()
-        optimizer.step()
-        for ours, theirs in zip(model.parameters(), expected.parameters(), strict=True):
-            torch.testing.assert_close(ours, theirs)
     homes = placing.homes(plans[1].layout)
     assert (homes["param.layers.0.weight"], homes["param.layers.1.weight"]) == ((0,), (1,))
     kept, less = (kept_bytes(plan) for plan in plans)

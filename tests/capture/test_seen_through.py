@@ -13,7 +13,8 @@ from torch.distributions import Distribution
 from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 import poptorch
-from helpers.wrapped import normal, options, trained_plainly
+from helpers.wrapped import normal
+from helpers.wrapping import agrees, options, training, trains_alike
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +26,7 @@ def validating() -> Iterator[None]:
 
 
 X, Y = normal(8, 4), normal(8, 3, seed=1)
+Call = Callable[[nn.Module, torch.Tensor], torch.Tensor]
 
 
 class Block(nn.Module):
@@ -36,22 +38,6 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.tanh(self.layer(x))
-
-
-class Net(nn.Module):
-    """Which calls its block by a function.
-
-    Args:
-        calling: called with the block and its input.
-    """
-
-    def __init__(self, calling: Callable[[nn.Module, torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self.block, self.last, self.calling = Block(), nn.Linear(4, 3), calling
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        out = self.last(self.calling(self.block, x))
-        return out, nn.functional.mse_loss(out, y)
 
 
 def plainly(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -70,72 +56,56 @@ def by_nested_checkpoints(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return checkpoint(lambda x: by_newer_checkpoint(block, x), x, use_reentrant=False)
 
 
-def net(calling: Callable[[nn.Module, torch.Tensor], torch.Tensor]) -> Net:
-    torch.manual_seed(4)
-    return Net(calling)
+class Net(nn.Module):
+    """Which calls its block by a function."""
 
+    def __init__(self, calling: Call = plainly, *between: nn.Module) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.block, self.last, self.calling = Block(), nn.Linear(4, 3), calling
 
-def trained(model: nn.Module, accumulation: int) -> list[torch.Tensor]:
-    """Return the weights after three calls of the wrapped model."""
-    opts = options()
-    opts.Training.gradientAccumulation(accumulation)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    training = poptorch.trainingModel(model, opts, optimizer)
-    for _ in range(3):
-        training(X, Y)
-    return [weight.detach().clone() for weight in model.parameters()]
-
-
-def expected(accumulation: int) -> list[torch.Tensor]:
-    """Return what eager torch makes of them."""
-    return list(trained_plainly(net(plainly), X, Y, accumulation).values())
-
-
-def compiled_model() -> nn.Module:
-    return torch.compile(net(plainly))
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        out = self.last(self.calling(self.block, x))
+        return out, nn.functional.mse_loss(out, y)
 
 
 def compiled_block() -> nn.Module:
-    model = net(plainly)
-    model.calling = lambda block, x: block(x)
+    model = Net(lambda block, x: block(x))
     model.block = torch.compile(model.block)
     return model
 
 
 def compiled_in_place() -> nn.Module:
-    model = net(lambda block, x: block(x))
+    model = Net(lambda block, x: block(x))
     model.block.compile()
     return model
 
 
-def compiled_function() -> nn.Module:
-    model = net(plainly)
-    model.calling = torch.compile(plainly)
-    return model
+MAKE = {
+    "a compiled model": lambda: torch.compile(Net()),
+    "a compiled block": compiled_block,
+    "compiled in place": compiled_in_place,
+    "a compiled function": lambda: Net(torch.compile(plainly)),
+    "older checkpoints": lambda: Net(by_older_checkpoint),
+    "newer checkpoints": lambda: Net(by_newer_checkpoint),
+    "nested checkpoints": lambda: Net(by_nested_checkpoints),
+}
 
 
-def checkpointed() -> nn.Module:
-    return net(by_older_checkpoint)
-
-
-def newer() -> nn.Module:
-    return net(by_newer_checkpoint)
-
-
-def nested() -> nn.Module:
-    return net(by_nested_checkpoints)
-
-
-COMPILED = [compiled_model, compiled_block, compiled_in_place, compiled_function]
-CHECKPOINTED = [checkpointed, newer, nested]
+def trained(model: nn.Module, accumulation: int) -> list[torch.Tensor]:
+    """Return the weights after three calls of the wrapped model."""
+    executor = training(model, options(accumulation=accumulation))
+    for _ in range(3):
+        executor(X, Y)
+    return [weight.detach().clone() for weight in model.parameters()]
 
 
 @pytest.mark.parametrize("accumulation", [1, 4])
-@pytest.mark.parametrize("make", [*COMPILED, *CHECKPOINTED])
+@pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 def test_it_trains_as_without(make: Callable[[], nn.Module], accumulation: int) -> None:
-    ours = trained(make(), accumulation)
-    for own, theirs in zip(ours, expected(accumulation), strict=True):
-        torch.testing.assert_close(own, theirs)
+    without = Net()
+    trains_alike(Net(), X, Y, eager=without, accumulation=accumulation, steps=3)
+    torch.testing.assert_close(trained(make(), accumulation), [*without.parameters()])
 
 
 class Mixing(nn.Module):
@@ -174,16 +144,9 @@ def test_what_runs_again_keeps_the_rules_of_the_first_time(accumulation: int) ->
 
 
 def test_norms_that_run_again_count_as_they_do_in_torch() -> None:
-    models = []
-    for _ in range(2):
-        model = net(by_newer_checkpoint)
-        model.block = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh())
-        models.append(model)
-    models[1].load_state_dict(models[0].state_dict())
-    trained(models[0], 1)
-    trained_plainly(models[1], X, Y, 1)
-    for own, theirs in zip(*(m.state_dict().values() for m in models), strict=True):
-        torch.testing.assert_close(own, theirs)
+    model = Net(by_newer_checkpoint)
+    model.block = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh())
+    trains_alike(model, X, Y)
 
 
 def test_checkpoints_of_other_threads_are_torchs_own() -> None:
@@ -200,26 +163,23 @@ def test_checkpoints_of_other_threads_are_torchs_own() -> None:
         thread.join()
         return by_newer_checkpoint(block, x)
 
-    ours = trained(net(calling), 1)
-    for own, theirs in zip(ours, expected(1), strict=True):
-        torch.testing.assert_close(own, theirs)
+    trains_alike(Net(calling), X, Y, eager=Net())
+    assert elsewhere
     for gradient in elsewhere:
         torch.testing.assert_close(gradient, torch.ones(3).exp())
-    assert elsewhere
 
 
 def test_outside_of_a_capture_checkpoints_are_torchs_own() -> None:
     before = CheckpointFunction.apply
-    model = checkpointed()
+    model = Net(by_older_checkpoint)
     twin = copy.deepcopy(model)
     trained(model, 1)
     assert CheckpointFunction.apply == before
-    twin(X.requires_grad_(), Y)[1].backward()
+    twin(X.clone().requires_grad_(), Y)[1].backward()
     assert twin.block.layer.weight.grad is not None
-    X.requires_grad_(False)
 
 
 def test_a_compiled_model_evaluates() -> None:
-    model = net(plainly)
-    inference = poptorch.inferenceModel(torch.compile(model), options())
-    torch.testing.assert_close(inference(X, Y)[0], model(X, Y)[0])
+    model = Net()
+    got, _ = poptorch.inferenceModel(torch.compile(model), options())(X, Y)
+    torch.testing.assert_close(got, agrees(model, X, Y)[0])

@@ -11,47 +11,25 @@ from torch.nn.utils import rnn
 
 import poptorch
 from helpers.wrapped import normal
-from helpers.wrapping import infer, options
-
-
-def trains_as_eager(model: nn.Module, *inputs: torch.Tensor, steps: int = 2) -> None:
-    """Compare results and weights after some steps with the same loop in eager torch."""
-    eager = copy.deepcopy(model)
-    optimizer = torch.optim.SGD(eager.parameters(), lr=0.05)
-    executor = poptorch.trainingModel(
-        model, options(), torch.optim.SGD(model.parameters(), lr=0.05)
-    )
-    for _ in range(steps):
-        out, loss = executor(*inputs)
-        expected, expected_loss = eager(*inputs)
-        optimizer.zero_grad()
-        expected_loss.backward()
-        optimizer.step()
-        torch.testing.assert_close(out, expected.detach())
-        torch.testing.assert_close(loss, expected_loss.detach())
-    torch.testing.assert_close(model.state_dict(), eager.state_dict())
+from helpers.wrapping import agrees, infer, options, trains_alike
 
 
 class Packed(nn.Module):
     """Recurrent layers over sequences of different lengths."""
 
-    def __init__(self, kind: type[nn.Module]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(0)
-        self.layer = kind(3, 4, batch_first=True, bidirectional=True)
+        self.layers = nn.ModuleList(
+            kind(3, 4, batch_first=True, bidirectional=True) for kind in (nn.RNN, nn.GRU, nn.LSTM)
+        )
 
     def forward(self, x):
         packed = rnn.pack_padded_sequence(x, [2, 5, 3], batch_first=True, enforce_sorted=False)
-        out, _ = self.layer(packed)
-        out, lengths = rnn.pad_packed_sequence(out, batch_first=True)
-        out = out.sum(1) / lengths[:, None]
-        return out, poptorch.identity_loss(out.square(), "sum")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
-def test_packed_sequences(kind) -> None:
-    trains_as_eager(Packed(kind), normal(3, 5, 3))
+        total = 0
+        for layer in self.layers:
+            out, lengths = rnn.pad_packed_sequence(layer(packed)[0], batch_first=True)
+            total = total + out.sum(1) / lengths[:, None]
+        return total, poptorch.identity_loss(total.square(), "sum")
 
 
 class Spectral(nn.Module):
@@ -69,63 +47,6 @@ class Spectral(nn.Module):
         return out, poptorch.identity_loss(out.square().sum() + power, "none")
 
 
-def test_complex_weights_and_ffts() -> None:
-    trains_as_eager(Spectral(), normal(3, 8))
-
-
-def test_complex_inputs_and_results() -> None:
-    def forward(z):
-        return (
-            z.exp() * 1j,
-            torch.fft.fft2(z),
-            torch.linalg.inv(z + 3 * torch.eye(3)),
-            z.real,
-            z == z,
-        )
-
-    z = torch.complex(normal(3, 3), normal(3, 3, seed=1))
-    for got, expected in zip(infer(forward, z), forward(z), strict=True):
-        assert got.dtype == expected.dtype
-        torch.testing.assert_close(got, expected)
-
-
-def test_arithmetic_of_integers_and_bools_is_torchs() -> None:
-    def forward(a, b, t):
-        return (
-            a // b, a % b, torch.fmod(a, b), torch.div(a, b, rounding_mode="trunc"), a / b, a << 1,
-            a & b, ~a, a**2, -a, a > b, t & ~t, t ^ True, t + t, t.sum(), a * t, a.bool() | t,
-            torch.where(t, a, b), a.float() // b, a.clamp(-2, 3), (a * 2.5).to(torch.int8),
-        )  # fmt: skip
-
-    a = torch.tensor([-7, -1, 0, 5, 7], dtype=torch.int32)
-    b = torch.tensor([3, -2, 4, -5, 2], dtype=torch.int32)
-    t = torch.tensor([True, False, True, True, False])
-    for got, expected in zip(infer(forward, a, b, t), forward(a, b, t), strict=True):
-        if expected.dtype == torch.int64:
-            expected = expected.int()
-        assert got.dtype == expected.dtype
-        assert torch.equal(got, expected)
-
-
-def test_inputs_that_are_not_contiguous() -> None:
-    def forward(x, y):
-        return x @ y, x.is_contiguous()
-
-    x, y = normal(6, 4)[::2].t(), normal(1, 5).expand(3, 5)
-    got, contiguous = infer(forward, x, y)
-    torch.testing.assert_close(got, x @ y)
-    assert contiguous
-    assert got.is_contiguous()
-
-
-def test_channels_last_means_values_only() -> None:
-    conv = nn.Conv2d(3, 4, 3)
-    x = normal(2, 3, 6, 6).to(memory_format=torch.channels_last)
-    got = infer(conv, x)
-    torch.testing.assert_close(got, conv(x).detach())
-    assert got.is_contiguous()
-
-
 class Sampling(nn.Module):
     """A reparametrised sample and its probability under another distribution."""
 
@@ -141,16 +62,11 @@ class Sampling(nn.Module):
         return given.stddev, poptorch.identity_loss(loss, "none")
 
 
-def test_distributions_in_a_loss() -> None:
-    trains_as_eager(Sampling(), normal(4, 3))
-
-
 class Hooked(nn.Module):
     """Hooks of all kinds: on inputs, on results, on gradients of modules and of tensors."""
 
     def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(0)
         self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
         self.first.register_forward_pre_hook(lambda module, args: (args[0] * 2,))
         self.first.register_forward_hook(lambda module, args, out: out + args[0])
@@ -163,22 +79,105 @@ class Hooked(nn.Module):
         return out, poptorch.identity_loss(out.square(), "sum")
 
 
-def test_hooks_are_part_of_the_program() -> None:
-    trains_as_eager(Hooked(), normal(4, 3))
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "model, shape",
+    [(Packed, (3, 5, 3)), (Spectral, (3, 8)), (Sampling, (4, 3)), (Hooked, (4, 3))],
+)
+def test_it_trains_as_in_torch(model: type[nn.Module], shape: tuple[int, ...]) -> None:
+    trains_alike(model(), normal(*shape), lr=0.05)
 
 
-class Bounded(nn.Module):
-    """Power iteration changes a buffer each time."""
+def complex_numbers(z):
+    inverse = torch.linalg.inv(z + 3 * torch.eye(3))
+    return z.exp() * 1j, torch.fft.fft2(z), inverse, z.real, z == z
 
-    def __init__(self) -> None:
+
+def integers_and_bools(a, b, t):
+    return (
+        a // b, a % b, torch.fmod(a, b), torch.div(a, b, rounding_mode="trunc"), a / b, a << 1,
+        a & b, ~a, a**2, -a, a > b, t & ~t, t ^ True, t + t, t.sum().int(), a * t, a.bool() | t,
+        torch.where(t, a, b), a.float() // b, a.clamp(-2, 3), (a * 2.5).to(torch.int8),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "function, inputs",
+    [
+        (complex_numbers, (torch.complex(normal(3, 3), normal(3, 3, seed=1)),)),
+        (
+            integers_and_bools,
+            (
+                torch.tensor([-7, -1, 0, 5, 7], dtype=torch.int32),
+                torch.tensor([3, -2, 4, -5, 2], dtype=torch.int32),
+                torch.tensor([True, False, True, True, False]),
+            ),
+        ),
+    ],
+)
+def test_arithmetic_is_torchs(function, inputs) -> None:
+    agrees(function, *inputs)
+
+
+def test_memory_formats_mean_values_only() -> None:
+    x, y = normal(6, 4)[::2].t(), normal(1, 5).expand(3, 5)
+    got, contiguous = infer(lambda x, y: (x @ y, x.is_contiguous()), x, y)
+    torch.testing.assert_close(got, x @ y)
+    assert contiguous
+    assert got.is_contiguous()
+    images = normal(2, 3, 6, 6).to(memory_format=torch.channels_last)
+    assert agrees(nn.Conv2d(3, 4, 3), images).is_contiguous()
+
+
+class Normed(nn.Module):
+    def __init__(self, norm: nn.Module) -> None:
         super().__init__()
-        torch.manual_seed(0)
-        self.layer = torch.nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3))
+        self.norm, self.weight = norm, nn.Parameter(torch.tensor(0.5))
 
     def forward(self, x):
-        out = self.layer(x)
-        return out, poptorch.identity_loss(out.square(), "sum")
+        out = self.norm(x * self.weight)
+        return out, poptorch.identity_loss((out + x).square().sum(), "none")
 
 
-def test_spectral_norm() -> None:
-    trains_as_eager(Bounded(), normal(4, 3))
+@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("norm, shape", [
+    (nn.BatchNorm1d(3, momentum=None), (3,)),
+    (nn.BatchNorm2d(3, momentum=None, affine=False), (3, 2, 2)),
+    (nn.BatchNorm3d(3, momentum=None), (3, 2, 2, 2)),
+])  # fmt: skip
+def test_without_momentum_every_batch_has_the_same_share(norm, shape, accumulation) -> None:
+    model, x = Normed(copy.deepcopy(norm)), normal(4 * accumulation, *shape)
+    trains_alike(model, x, accumulation=accumulation, steps=3, lr=0.01)
+    assert model.norm.num_batches_tracked == 3 * accumulation
+    assert "forward" not in vars(model.norm)
+    agrees(model.eval(), x)  # in evaluation the averages are used
+
+
+class Product(nn.Module):
+    """One of the products of torch, with a weight in single precision."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.layer = kind, nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.kind == "linear":
+            return self.layer(x)
+        return x @ (self.layer.weight[0] if self.kind == "mv" else self.layer.weight)
+
+
+@pytest.mark.parametrize("kind", ["linear", "mm", "mv"])
+@pytest.mark.parametrize("price", [False, True])
+def test_operands_of_different_types_are_named_with_the_line(kind: str, price: bool) -> None:
+    """Eager torch refuses them, too."""
+    model, x = Product(kind).eval(), torch.ones(3, 4, dtype=torch.int32)
+    with pytest.raises(RuntimeError):
+        model(x)
+    wrapped = poptorch.inferenceModel(model, options())
+    with pytest.raises(poptorch.Error, match="A product needs operands of one type") as caught:
+        wrapped.estimate(x) if price else wrapped(x)
+    said = str(caught.value)
+    assert "torch.int32" in said
+    assert "torch.float32" in said
+    assert "test_torch_features.py" in said
+    torch.testing.assert_close(wrapped(x.float()), model(x.float()))

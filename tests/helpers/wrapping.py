@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -74,6 +75,51 @@ def runs_compiled(executor: poptorch.PoplarExecutor) -> bool:
 def infer(function: Callable[..., Any], *args: Any, opts: poptorch.Options | None = None) -> Any:
     """Call a function through an inference model."""
     return poptorch.inferenceModel(Calling(function), opts or options())(*args)
+
+
+def agrees(
+    function: Callable[..., Any], *args: Any, opts: poptorch.Options | None = None, **near: Any
+) -> Any:
+    """Call a function through an inference model; compare what comes with torch, and return it."""
+    got = infer(function, *args, opts=opts)
+    with torch.no_grad():
+        torch.testing.assert_close(got, function(*args), **near)
+    return got
+
+
+def trains_alike(
+    model: nn.Module,
+    *inputs: torch.Tensor,
+    eager: nn.Module | None = None,
+    opts: poptorch.Options | None = None,
+    accumulation: int = 1,
+    steps: int = 2,
+    **settings: float,
+) -> Any:
+    """Train a model whose last result is its loss, and a copy of it (or ``eager``) with torch.
+
+    Compares what each call returns and all tensors at the end; settings are those of SGD.
+    """
+    eager, settings = eager or copy.deepcopy(model), {"lr": 0.1, **settings}
+    plain = torch.optim.SGD(eager.parameters(), **settings)
+    optimizer = torch.optim.SGD(model.parameters(), **settings)
+    opts = (opts or options()).clone()
+    opts.Training.gradientAccumulation(accumulation)
+    executor = poptorch.trainingModel(model, opts, optimizer)
+    for _ in range(steps):
+        got = executor(*inputs)
+        plain.zero_grad()
+        for part in zip(*(x.chunk(accumulation) for x in inputs), strict=True):
+            expected = eager(*part)
+            loss = expected[-1] if isinstance(expected, tuple) else expected
+            loss.backward()  # hooks see the gradient of one micro-batch, the step their mean
+        for weight in filter(lambda p: p.grad is not None, eager.parameters()):
+            weight.grad /= accumulation
+        plain.step()
+        detached = torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, expected)
+        torch.testing.assert_close(got, detached)
+    torch.testing.assert_close(model.state_dict(), eager.state_dict())
+    return executor
 
 
 def training(model: nn.Module, opts: poptorch.Options | None = None, lr: float = 0.1) -> Any:
