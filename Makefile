@@ -1,7 +1,8 @@
 # Every target makes its own virtual environment first; nothing else needs to be set up.
 #   make demo                  train and evaluate FashionMNIST, native PyTorch and poptorch side by side
 #   make demo-processes        the same training in two processes that work together
-#   make test                  lint, types and all tests
+#   make test                  lint, types and tests
+#   make test-long             more cases of what takes long: sweeps, hard use, kills, jobs, sites
 #   make examples              eight programs on real data, beside eager PyTorch, a few steps each
 #   make docs                  the site in build/site, and the tests of its pages
 #   make check                 lint, types and a quick part of the tests, in about a minute
@@ -18,7 +19,7 @@ STAMP := $(VENV)/.installed
 TORCH := $(shell sed -n 's/^\(torch==[0-9.]*\).*/\1/p' constraints.txt)
 FASHION := /usr/share/datasets/fashion-mnist
 
-.PHONY: demo demo-processes examples test check lint docs site sweep harden bench bench-quick soak dataset clean
+.PHONY: demo demo-processes examples test test-long check lint docs site sweep harden bench bench-quick soak dataset clean
 .DEFAULT_GOAL := test
 
 # torch goes first and by its exact version, so that nothing later can pull another build of it.
@@ -44,6 +45,10 @@ demo-processes: $(STAMP) dataset
 
 test: lint site
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+# What make test leaves out: before a release.
+test-long: site
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m long
 
 # Of each test function the first case, and none that is marked slow.
 check: lint

@@ -77,6 +77,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return slow is not None or None
 
 
+@pytest.hookimpl(trylast=True)  # when those that are long are gone
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of each test function keep the first case, if only a quick look is wanted."""
     if config.getoption("--quick"):

@@ -145,6 +145,7 @@ def printed(alone: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return run(python, "-W", "error", "program.py", cwd=folder, **settings).splitlines()
 
 
+@pytest.mark.long
 def test_the_readme_trains_where_nothing_else_is_installed(alone: Path, printed: list[str]) -> None:
     assert "emit loss, output.* final" in printed
     seen = json.loads(printed[-1])
@@ -154,11 +155,13 @@ def test_the_readme_trains_where_nothing_else_is_installed(alone: Path, printed:
     assert tools.isdisjoint(seen["beside"])
 
 
+@pytest.mark.long
 def test_an_extra_that_is_missing_says_what_to_install(printed: list[str]) -> None:
     for extra, told in json.loads(printed[-1])["missing"].items():
         assert f'pip install "poptorch[{extra}]"' in told
 
 
+@pytest.mark.long
 def test_every_command_is_installed_with_a_help(alone: Path, printed: list[str]) -> None:
     commands = json.loads(printed[-1])["commands"]
     assert sorted(commands) == ["gc-info", "gc-monitor", "poprun", "poptorch"]

@@ -18,6 +18,7 @@ import native
 import poptorch_ipu
 from data import SUBSET, FashionMNIST, load
 from helpers import programs
+from helpers.cases import long
 from helpers.source_tree import ROOT
 from poptorch._base import log
 from poptorch._compile import tiers
@@ -75,6 +76,7 @@ def test_the_seed_decides_weights_and_order(subset: FashionMNIST) -> None:
     assert one != other
 
 
+@pytest.mark.long
 def test_the_losses_can_be_compared(trained: common.Result, subset: FashionMNIST) -> None:
     """No step of this seed hangs on rounding: float64 tells the same story as float32."""
     args = options("--epochs", "2")
@@ -97,7 +99,7 @@ def test_the_losses_can_be_compared(trained: common.Result, subset: FashionMNIST
     torch.testing.assert_close(second, first, rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("backend", ["reference", "inductor"])
+@pytest.mark.parametrize("backend", ["reference", long("inductor")])
 def test_poptorch_follows_the_native_loop(
     trained: common.Result,
     subset: FashionMNIST,

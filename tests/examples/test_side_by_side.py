@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import side_by_side
+from helpers.cases import few
 from helpers.source_tree import ROOT
 
 pytestmark = pytest.mark.slow
@@ -31,7 +32,7 @@ def test_the_examples_are_all_in_the_makefile_and_have_a_page() -> None:
         assert shown == (EXAMPLES / name / "plot.png").is_file()
 
 
-@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize("name", few(FOLDERS, "series", "text"))
 def test_it_learns_as_eager_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POPTORCH_BACKEND", "reference")
     place = EXAMPLES / name / "train.py"

@@ -21,6 +21,7 @@ def start(folder: Path) -> programs.Program:
     return programs.Program("train.py", folder=folder, environment=settings)
 
 
+@pytest.mark.long
 def test_a_killed_run_goes_on_with_the_same_losses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

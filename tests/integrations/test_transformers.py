@@ -22,6 +22,7 @@ from transformers import (
 )
 
 import poptorch
+from helpers.cases import long
 from poptorch.integrations.transformers import Trainer
 
 pytestmark = pytest.mark.slow
@@ -117,7 +118,7 @@ def uneven_bert() -> tuple[torch.nn.Module, Samples]:
     return bert(count=18)
 
 
-@pytest.mark.parametrize("model, steps", [(uneven_bert, 1), (gpt, 3), (t5, 3), (vit, 1)])
+@pytest.mark.parametrize("model, steps", [(uneven_bert, 1), (gpt, 3), long(t5, 3), long(vit, 1)])
 def test_losses_are_those_of_the_plain_trainer(model: Any, steps: int, tmp_path: Path) -> None:
     """With three accumulation steps the last of two updates of an epoch has one only."""
     both = []

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from helpers import jobs
+from helpers.cases import long
 from helpers.job_fault import DIFFERENCES
 
 pytestmark = pytest.mark.slow
@@ -18,14 +19,14 @@ DIFFERENCE = "|".join(DIFFERENCES)
     "what, said",
     [
         ("killed", "it was killed, or its machine is gone"),
-        ("killed while compiling", ""),
-        ("stopped", "no sign of life for 6 s"),
-        ("killed between stages", "it was killed, or its machine is gone"),
-        ("interrupted between stages", "its part was interrupted by KeyboardInterrupt"),
         ("raised", "it ended by ValueError: no more data"),
         ("changed alone", "it does something else: it exchanges the numbers of the optimizer"),
-        ("state loaded alone", "it does something else: it exchanges the numbers of the optimizer"),
-        ("weights written alone", "it exchanges digests of the weights that were written"),
+        long("killed while compiling", ""),
+        long("stopped", "no sign of life for 6 s"),
+        long("killed between stages", "it was killed, or its machine is gone"),
+        long("interrupted between stages", "its part was interrupted by KeyboardInterrupt"),
+        long("state loaded alone", "something else: it exchanges the numbers of the optimizer"),
+        long("weights written alone", "it exchanges digests of the weights that were written"),
     ],
 )
 def test_a_lost_process_is_named_by_the_others(what: str, said: str, tmp_path: Path) -> None:

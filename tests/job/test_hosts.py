@@ -24,7 +24,7 @@ def alone() -> list[list[float]]:
     return model[0].weight.tolist()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_processes_on_two_hosts_train_together(tmp_path: Path) -> None:
     shell = tmp_path / "shell"
     shell.write_text('#!/bin/sh\nexec ip netns exec poptorch-a sh -c "$2"\n')

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from helpers import jobs
+from helpers.cases import long
 
 pytestmark = pytest.mark.slow
 
@@ -14,10 +15,10 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize(
     "what, said",
     [
-        ("another is killed", "process 1 of 3: no sign of life for 3 s"),
+        long("another is killed", "process 1 of 3: no sign of life for 3 s"),
         ("it is killed", "process 0 of 3: it kept what the processes tell one another, and the "
          "connection to it is closed"),
-        ("it is stopped", "process 0 of 3: it kept what the processes tell one another, and no "
+        long("it is stopped", "process 0 of 3: it kept what the processes tell one another, and no "
          "sign of life for 3 s"),
     ],
 )  # fmt: skip

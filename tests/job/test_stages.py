@@ -12,6 +12,7 @@ import torch
 
 import poptorch
 from helpers import job_stages, jobs
+from helpers.cases import few, selected
 from helpers.job_killed import digests
 from helpers.job_stages import BLOCKS, CASES, SAVED, Result
 from helpers.stage_zoo import Mlp
@@ -19,6 +20,7 @@ from helpers.stage_zoo import Mlp
 pytestmark = pytest.mark.slow
 IN_TWO = [name for name in CASES if name != "two models"]
 IN_FOUR = ["bert", "two models"]
+FEW = ("grouped", "half, scaled automatically", "sharded")
 Results = list[dict[str, dict[str, Any]]]
 
 
@@ -36,15 +38,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def two(folder: Path) -> Results:
+def two(request: pytest.FixtureRequest, folder: Path) -> Results:
     """The cases in two processes."""
-    return job(folder, 2, IN_TWO)
+    return job(folder, 2, sorted({*FEW, *selected(request, "two")}))
 
 
 @pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Results:
+def four(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
     """The cases in four."""
-    return job(tmp_path_factory.mktemp("four"), 4, IN_FOUR)
+    return job(tmp_path_factory.mktemp("four"), 4, selected(request, "four"))
 
 
 def close(ours: torch.Tensor, theirs: torch.Tensor, name: str) -> None:
@@ -79,12 +81,12 @@ def compare(results: Results, name: str) -> None:
                 close(ours, theirs, name)
 
 
-@pytest.mark.parametrize("name", IN_TWO)
+@pytest.mark.parametrize("name", few(IN_TWO, *FEW))
 def test_two_processes_share_the_stages(two: Results, name: str) -> None:
     compare(two, name)
 
 
-@pytest.mark.parametrize("name", IN_FOUR)
+@pytest.mark.parametrize("name", few(IN_FOUR, "two models"))
 def test_four_processes_share_the_stages(four: Results, name: str) -> None:
     compare(four, name)
 
@@ -123,6 +125,7 @@ def test_process_0_writes_one_file_that_one_process_can_read(two: Results, folde
     loaded.destroy()
 
 
+@pytest.mark.long
 def test_a_job_that_was_killed_goes_on_from_the_checkpoint_of_all_stages(tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     whole.mkdir()

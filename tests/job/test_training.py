@@ -9,9 +9,23 @@ import pytest
 import torch
 
 from helpers import job_cases, jobs
+from helpers.cases import few, selected
 from helpers.job_cases import CASES, LOCAL, Result
 
 pytestmark = pytest.mark.slow
+# Of each kind that `make test` has; what is printed of them is looked at, too.
+IN_TWO = (
+    "sgd, sum",
+    "sgd, combined, chunks",
+    "adamw, clipped, anchors",
+    "half, scaled automatically",
+    "adam in parts",
+    "adamw in parts, clipped, float64",
+    "lamb in parts",
+    "groups over processes",
+    "machines",
+)
+FEW_IN_FOUR = ("adam in parts", "batch norm", "exchanges over processes")
 IN_FOUR = (
     "sgd, sum",
     "rmsprop, all outputs",
@@ -40,15 +54,19 @@ def job(folder: Path, processes: int, *names: str) -> tuple[Results, str]:
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Results, str]:
-    """All cases in two processes."""
-    return job(tmp_path_factory.mktemp("two"), 2)
+def two(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Results, str]:
+    """The cases in two processes."""
+    return job(tmp_path_factory.mktemp("two"), 2, *{*IN_TWO, *selected(request, "two")})
 
 
 @pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> tuple[Results, str]:
+def four(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Results, str]:
     """One of each kind in four."""
-    return job(tmp_path_factory.mktemp("four"), 4, *IN_FOUR)
+    return job(tmp_path_factory.mktemp("four"), 4, *{*FEW_IN_FOUR, *selected(request, "four")})
 
 
 def close(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float) -> None:
@@ -97,13 +115,13 @@ def compare(results: Results, name: str) -> None:
 
 
 @pytest.mark.spec("parallel", 31, 36)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", few(CASES, *IN_TWO))
 def test_two_processes_train_as_one_with_all_replicas(two: Any, name: str) -> None:
     compare(two[0], name)
 
 
 @pytest.mark.spec("parallel", 36)
-@pytest.mark.parametrize("name", IN_FOUR)
+@pytest.mark.parametrize("name", few(IN_FOUR, *FEW_IN_FOUR))
 def test_four_processes_train_as_one_with_all_replicas(four: Any, name: str) -> None:
     compare(four[0], name)
 

@@ -1,0 +1,25 @@
+"""Cases of a test of which some are enough for ``make test``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def long(*case: Any) -> Any:
+    """Return a case that is left to ``make test-long``."""
+    return pytest.param(*case, marks=pytest.mark.long)
+
+
+def few(cases: Iterable[Any], *kept: Any) -> list[Any]:
+    """Return all cases, those that are not kept marked long."""
+    return [case if case in kept else long(case) for case in cases]
+
+
+def selected(request: pytest.FixtureRequest, fixture: str) -> list[str]:
+    """Return the names of the cases of a file that this run has and that use a fixture."""
+    items = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    mine = [i for i in items if i.module is request.module and fixture in i.fixturenames]
+    return [item.callspec.params["name"] for item in mine if hasattr(item, "callspec")]
