@@ -41,9 +41,17 @@ def test_an_executor_shows_model_kind_and_what_runs_it() -> None:
     training = poptorch.trainingModel(model, options())
     assert shown(training) == "PoplarExecutor: Net, training, not compiled"
     training(X, Y)
-    assert shown(training) == (
-        "PoplarExecutor: Net, training, compiled, runs on the reference backend"
+    assert (
+        shown(training)
+        == str(training)
+        == """\
+PoplarExecutor: Net, training, compiled, runs on the reference backend
+  inputs: x float32[12, 4], y float32[12, 4]
+  device: attached, its weights are newer than the module's
+  print(executor.plan()) shows the program"""
     )
+    training.copyWeightsToHost()
+    assert "device: attached\n" in str(training)
     inference = poptorch.inferenceModel(model, options())
     assert shown(inference) == "PoplarExecutor: Net, inference, not compiled"
     training.destroy()

@@ -435,7 +435,7 @@ class PoplarExecutor:
     @contextlib.contextmanager
     def _progress(self) -> Iterator[Callable[[float], None]]:
         bar, shown = self._options._progress_bar, self._options._show_compilation_progress_bar
-        bar.reset()
+        bar.reset(visible=self._options.Distributed.processId == 0)  # one of a job is enough
         try:
             with self._channel.tracepoint("modelCompilation"):
                 yield lambda share: bar(round(100 * share)) if shown else None
@@ -453,12 +453,17 @@ class PoplarExecutor:
     def __repr__(self) -> str:
         return module_repr(self._user_model)
 
+    def __str__(self) -> str:
+        """Say what is compiled, for which inputs, and who has the newest weights."""
+        session = self._session
+        name = type(session.model.module).__name__.removeprefix("Poptorch")
+        kind = "inference" if session.optimizer is None else "training"
+        with session.lock():
+            state = session.state_lines() if self.isCompiled() else ["not compiled"]
+        return f"{type(self).__name__}: {name}, {kind}, " + "\n  ".join(state)
+
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Show it in a notebook: model, kind, what runs it; ``repr`` has all its layers."""
-        name = type(self._session.model.module).__name__.removeprefix("Poptorch")
-        kind = "inference" if self._session.optimizer is None else "training"
-        state = f"compiled, {self.plan().tier}" if self.isCompiled() else "not compiled"
-        printer.text(f"{type(self).__name__}: {name}, {kind}, {state}")
+        printer.text(str(self))  # in a notebook
 
     def __copy__(self) -> PoplarExecutor:
         return self  # a model has one executor

@@ -7,6 +7,11 @@ import pickle
 import re
 from types import SimpleNamespace
 
+import torch
+
+import poptorch
+from helpers.wrapped import options
+from poptorch._base import log
 from poptorch.options import Options, progress
 from poptorch.options.progress import CompilationProgressBar
 
@@ -35,13 +40,37 @@ def test_a_second_compilation_opens_a_second_bar(capsys):
     assert "Graph compilation:   0%|" in capsys.readouterr().err
 
 
+def test_a_line_of_the_log_stands_alone(capsys):
+    bar = CompilationProgressBar()
+    bar(30, 100)
+    capsys.readouterr()
+    log.python.warning("something")
+    bar.close()
+    cleared, line, again = re.split(r"(\[\d\d:.*something\n)", capsys.readouterr().err)
+    assert re.fullmatch(r"\r +\r", cleared)
+    assert "something" in line
+    assert again.startswith("\rGraph compilation:  30%|")
+    log.python.warning("the bar is closed")
+    assert capsys.readouterr().err.startswith("[")
+
+
+def test_one_process_of_a_job_shows_a_bar(capsys):
+    for process in (0, 1):
+        opts = options().showCompilationProgressBar(True)
+        opts.Distributed.configureProcessId(process, 2)
+        with poptorch.inferenceModel(torch.nn.Identity(), opts)._progress() as progress:
+            progress(0.5)
+            progress(1.0)
+        assert bool(capsys.readouterr().err) is not bool(process)
+
+
 def test_copies_start_afresh(capsys):
     bar = CompilationProgressBar()
     bar(10, 100)
     for other in (copy.deepcopy(bar), pickle.loads(pickle.dumps(bar))):
         assert other.elapsed is None
     bar.close()
-    options = Options()
-    options._progress_bar(10, 100)
-    assert options.clone()._progress_bar.elapsed is None
-    options._progress_bar.close()
+    own = Options()
+    own._progress_bar(10, 100)
+    assert own.clone()._progress_bar.elapsed is None
+    own._progress_bar.close()

@@ -6,7 +6,7 @@ import collections
 import difflib
 import logging
 import sys
-from typing import TextIO
+from typing import Any, TextIO
 
 from . import env
 from .errors import InvalidValue, visible
@@ -22,6 +22,7 @@ _PUBLIC = "DEBUG, ERR, INFO, OFF, TRACE, TRACE_ALL, WARN"
 
 python = logging.getLogger("poptorch::python")
 engine = logging.getLogger("poptorch:cpp")
+bar: Any = None  # the progress bar on the terminal, which makes room for a line
 _level = "WARN"
 
 
@@ -44,6 +45,14 @@ class _CurrentStream(logging.StreamHandler[TextIO]):
     def __init__(self, name: str) -> None:
         logging.Handler.__init__(self)
         self._stream_name = name
+
+    def emit(self, record: logging.LogRecord) -> None:
+        shown = bar
+        if shown is not None:  # without the bar's lock, which a forked process may not get
+            shown.clear(nolock=True)
+        super().emit(record)
+        if shown is not None:
+            shown.refresh(nolock=True)
 
     @property
     def stream(self) -> TextIO:  # type: ignore[override]

@@ -123,6 +123,21 @@ class Session(Sharing):
             )
         return variants[-1]
 
+    def state_lines(self) -> list[str]:
+        """Say what is compiled, for which inputs, and who has the newest weights."""
+        bound = self.now.inputs.bound
+        inputs = (
+            f"{path} {str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+            for path, tensor in zip(bound.paths, bound.tensors, strict=True)
+        )
+        newer = ", its weights are newer than the module's" if self.device_is_newer else ""
+        return [
+            f"compiled, {self.now.compiled.executable.report().tier}",
+            f"inputs: {', '.join(inputs)}",
+            f"device: {'attached' if self.attached else 'detached'}{newer}",
+            "print(executor.plan()) shows the program",
+        ]
+
     @property
     def attached(self) -> bool:
         return self.store is not None

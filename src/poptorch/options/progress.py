@@ -7,6 +7,8 @@ import threading
 import time
 from typing import Any
 
+from .._base import log
+
 
 class CompilationProgressBar:
     """Called with (progress, total) while compiling; shows a tqdm bar on stderr.
@@ -15,6 +17,7 @@ class CompilationProgressBar:
     """
 
     _bar: Any = None
+    _visible = True
     _first: float | None = None
     _last: float | None = None
 
@@ -23,23 +26,24 @@ class CompilationProgressBar:
         now = time.monotonic()
         if self._first is None or (self._bar is None and progress < total):
             self._first = now
-            self._bar = _open_bar(total)
+            self._bar = log.bar = _open_bar(total) if self._visible else None
         self._last = now
         if self._bar is not None:
             self._bar.update(progress - self._bar.n)
             if progress >= total:
                 self.close()
 
-    def reset(self) -> None:
+    def reset(self, visible: bool = True) -> None:
         """Begin another compilation: the next call starts the clock and a new bar."""
         self.close()
+        self._visible = visible
         self._first = self._last = None
 
     def close(self) -> None:
         """Leave the bar as it is and start a new one at the next call."""
         if self._bar is not None:
             self._bar.close()
-            self._bar = None
+            self._bar = log.bar = None
 
     @property
     def elapsed(self) -> datetime.timedelta | None:
