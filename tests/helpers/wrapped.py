@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 from torch import nn
 
@@ -50,3 +53,14 @@ def trained_plainly(
             (model(some, labels)[1] / accumulation).backward()
         optimizer.step()
     return {name: weight.detach() for name, weight in model.named_parameters()}
+
+
+@contextlib.contextmanager
+def compilations() -> Iterator[list[int]]:
+    """Fill a list with an entry for each program that is compiled meanwhile."""
+    compiled: list[int] = []
+    handle = poptorch.registerPostCompileHook(lambda: compiled.append(1))
+    try:
+        yield compiled
+    finally:
+        handle.remove()

@@ -2,15 +2,19 @@
 
 import copy
 import inspect
-import logging
+import math
 import pickle
+import re
 
 import pytest
 import torch
+from torch import nn
 
 import poptorch
 from helpers import plain_optimizers as plain
+from helpers.wrapping import options
 from poptorch import optim
+from poptorch.optim import arguments
 
 CLASSES = [optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop, optim.LAMB]
 ORDER = {
@@ -30,36 +34,61 @@ ORDER = {
     "max_weight_norm, accum_type, first_order_momentum_accum_type, "
     "second_order_momentum_accum_type",
 }
+F16 = torch.float16
+OLD = [  # the positional order of the 1.x releases
+    (
+        "SGD",
+        (0.1, 0.9, 0.0, 0.0, False, 128.0, None, True),
+        {"lr": 0.1, "momentum": 0.9, "loss_scaling": 128.0, "use_combined_accum": True},
+    ),
+    (
+        "Adam",
+        (0.1, (0.8, 0.9), 1e-7, 0.1, False, 128.0, F16),
+        {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-7, "loss_scaling": 128.0, "accum_type": F16},
+    ),
+    (
+        "AdamW",
+        (0.1, (0.8, 0.9), 1e-7, 0.1, False, 128.0, False),
+        {"lr": 0.1, "weight_decay": 0.1, "loss_scaling": 128.0, "bias_correction": False},
+    ),
+    (
+        "RMSprop",
+        (0.1, 0.9, 1e-7, 0.1, 0.5, True, 128.0, F16, None, None, True),
+        {"lr": 0.1, "centered": True, "loss_scaling": 128.0, "use_tf_variant": True},
+    ),
+]
 
 
 @pytest.fixture
 def weight():
-    return torch.nn.Parameter(torch.tensor([1.0, -2.0]))
+    return nn.Parameter(torch.tensor([1.0, -2.0]))
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_order_of_arguments(cls):
+def test_order_bases_and_own_attributes(cls, weight):
     assert [*inspect.signature(cls).parameters] == ORDER[cls].split(", ")
-
-
-@pytest.mark.parametrize("cls", CLASSES)
-def test_both_bases(cls, weight):
     optimizer = cls([weight], lr=0.1)
     native = torch.optim.Optimizer if cls is optim.LAMB else getattr(torch.optim, cls.__name__)
     assert isinstance(optimizer, native)
-    assert isinstance(optimizer, optim.Optimizer)
     assert cls.__bases__[0] is optim.Optimizer
-
-
-@pytest.mark.parametrize("cls", CLASSES)
-def test_own_attributes_are_on_the_object_and_not_in_groups(cls, weight):
-    optimizer = cls([weight], lr=0.1)
-    assert optimizer.loss_scaling == 1.0
-    assert optimizer.accum_type == torch.float32
-    assert cls._child_vars == ["loss_scaling"]
-    for name in cls._own.keys() - {"max_weight_norm"}:
+    assert (optimizer.loss_scaling, optimizer.accum_type) == (1.0, torch.float32)
+    own = {*inspect.signature(cls).parameters} - {*inspect.signature(native).parameters}
+    for name in own - {*inspect.signature(torch.optim.Adam).parameters, "velocity_scaling"}:
         assert hasattr(optimizer, name)
-        assert name not in optimizer.param_groups[0]
+        assert name not in optimizer.param_groups[0] or name == "max_weight_norm"
+    attributes = optimizer.variable_attrs
+    for name in ("weight_decay", "loss_scaling"):
+        attributes.markAsVariable(name)
+        assert not attributes.isConstant(name)
+        attributes.markAsConstant(name)
+        assert attributes.isConstant(name)
+    for mark in (attributes.markAsConstant, attributes.markAsVariable):
+        with pytest.raises(AssertionError, match="Unknown attribute"):
+            mark("velocity")
+    for name in [n for n in own if n.endswith("accum_type")]:
+        assert getattr(cls([weight], lr=0.1, **{name: F16}), name) == F16
+        with pytest.raises(AssertionError, match="Accumulation types must be either"):
+            cls([weight], lr=0.1, **{name: torch.bfloat16})
 
 
 def test_defaults(weight):
@@ -69,17 +98,97 @@ def test_defaults(weight):
     assert (lamb.defaults["lr"], lamb.max_weight_norm) == (1e-3, 65500.0)
     rmsprop = optim.RMSprop([weight])
     assert (rmsprop.defaults["alpha"], rmsprop.use_tf_variant) == (0.99, False)
+    named = optim.Adam([("layer.weight", weight)])
+    assert named.param_groups[0]["param_names"] == ["layer.weight"]
     with pytest.raises(TypeError):
         optim.SGD([weight])
+    with pytest.raises(ValueError, match="Nesterov momentum requires a momentum"):
+        optim.SGD([weight], lr=0.1, nesterov=True)
 
 
-@pytest.mark.parametrize("cls", CLASSES)
-def test_accumulation_types(cls, weight):
-    assert cls([weight], lr=0.1, accum_type=torch.float16).accum_type == torch.float16
-    for name in [n for n in cls._own if n.endswith("accum_type")]:
-        with pytest.raises(AssertionError, match="Accumulation types must be either") as caught:
-            cls([weight], lr=0.1, **{name: torch.bfloat16})
-        assert isinstance(caught.value, poptorch.Error)
+def test_what_is_passed_is_variable(weight):
+    attributes = optim.Adam([weight], eps=1e-8, loss_scaling=1.0).variable_attrs
+    assert isinstance(attributes, optim.VariableAttributes)
+    names = ("eps", "loss_scaling", "lr", "betas")
+    assert [attributes.isConstant(name) for name in names] == [False, False, True, True]
+    groups = [{"params": [weight], "weight_decay": 0.5}]
+    attributes = optim.SGD(groups, 0.1).variable_attrs
+    assert not attributes.isConstant("lr")
+    assert attributes.isConstant("weight_decay")  # settings of groups stay constant
+
+
+@pytest.mark.parametrize(("name", "args", "wanted"), OLD, ids=[name for name, *_ in OLD])
+def test_the_order_of_1x_is_taken_and_said_once(name, args, wanted, weight, caplog, monkeypatch):
+    monkeypatch.setattr(arguments, "_warned", set())
+    for _ in range(2):
+        optimizer = getattr(optim, name)([weight], *args)
+    group = optimizer.param_groups[0]
+    got = {key: group[key] if key in group else getattr(optimizer, key) for key in wanted}
+    assert got == wanted
+    assert (group["maximize"], group["foreach"]) == (False, None)
+    assert not optimizer.variable_attrs.isConstant("loss_scaling")
+    (record,) = caplog.records
+    assert "128.0 is taken as loss_scaling" in record.getMessage()
+    with pytest.raises(TypeError, match="twice"):
+        getattr(optim, name)([weight], *args, loss_scaling=2.0)
+
+
+def test_the_new_order_and_keywords_stay(weight, caplog):
+    optimizer = optim.SGD([weight], 0.1, 0.9, 0.0, 0.0, False, True, None, None, 2.0)
+    assert optimizer.param_groups[0]["maximize"] is True
+    assert optimizer.loss_scaling == 2.0
+    assert not caplog.records
+
+
+WRONG = [
+    ("SGD", {"lr": "0.1"}, "Expected a number for lr"),
+    ("SGD", {"lr": 0.1, "momentum": True}, "Expected a number for momentum"),
+    ("Adam", {"maximize": 128.0}, "Expected a flag for maximize"),
+    ("RMSprop", {"foreach": 128.0}, "Expected a flag for foreach"),
+    ("LAMB", {"bias_correction": 2.0}, "Expected a flag for bias_correction"),
+    ("AdamW", {"fused": "yes"}, "Expected a flag for fused"),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "message"), WRONG)
+def test_a_value_of_the_wrong_type_is_an_error(name, settings, message, weight):
+    with pytest.raises(AssertionError, match=message) as caught:
+        getattr(optim, name)([weight], **settings)  # this line
+    text, (key, value) = str(caught.value), list(settings.items())[-1]
+    assert f"Got:    {name}(..., {key}={value!r})" in text
+    assert re.search(r"Where:  test_classes.py:\d+, .*settings\) # this line\n", text)
+    assert f"pass {'a number, such as 0.1' if 'number' in message else 'True or False'}" in text
+
+
+LARGE = [1e308, -3.5e38, 10**39, 10**5000, torch.tensor(1e40, dtype=torch.float64)]
+
+
+@pytest.mark.parametrize("value", LARGE, ids=range(len(LARGE)))
+def test_what_float32_cannot_hold_is_refused(value, weight):
+    double = nn.Parameter(weight.detach().double())  # the device keeps them in float32 all the same
+    with pytest.raises(ValueError, match="The number given for weight_decay is too large") as said:
+        optim.LAMB([double], lr=0.1, weight_decay=value)
+    assert "use one between -3.4e+38 and 3.4e+38" in str(said.value)
+    assert optim.SGD([double], lr=math.inf).param_groups[0]["lr"] == math.inf
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated")
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [
+        ({"lr": 1e308}, "given for lr is too large"),
+        ({"momentum": 1e308}, "given for momentum is too large"),
+        ({"lr": "0.1"}, "Expected a number for lr"),
+    ],
+)
+def test_torchs_are_looked_at_where_the_model_is_wrapped(numbers, said):
+    model = nn.Linear(3, 2)
+    groups = [{"params": [model.weight]}, {"params": [model.bias], **numbers}]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    with pytest.raises(poptorch.Error, match=said) as caught:
+        poptorch.trainingModel(model, options(), optimizer)  # that line
+    assert "that line" in str(caught.value)
+    assert "Fix:" in str(caught.value)
 
 
 @pytest.mark.spec("optimizers", 26)
@@ -93,10 +202,8 @@ def test_betas_from_configuration_files(cls, weight):
 
 @pytest.mark.spec("optimizers", 13)
 def test_velocity_scaling_needs_the_combined_variant(weight, caplog):
-    with caplog.at_level(logging.WARNING):
-        separate = optim.SGD([weight], lr=0.1, velocity_scaling=4.0)
+    separate = optim.SGD([weight], lr=0.1, velocity_scaling=4.0)
     assert "velocity_scaling value ignored" in caplog.text
-    assert "loss_scaling scales a float16 one" in caplog.text
     assert "velocity_scaling" not in separate.param_groups[0]
     assert "velocity_scaling" not in separate.defaults
     caplog.clear()
@@ -107,19 +214,9 @@ def test_velocity_scaling_needs_the_combined_variant(weight, caplog):
     assert combined.param_groups[0]["velocity_scaling"] == 2.0
 
 
-def test_nesterov_needs_momentum(weight):
-    with pytest.raises(ValueError, match="Nesterov momentum requires a momentum"):
-        optim.SGD([weight], lr=0.1, nesterov=True)
-
-
-def test_named_parameters(weight):
-    optimizer = optim.Adam([("layer.weight", weight)])
-    assert optimizer.param_groups[0]["param_names"] == ["layer.weight"]
-
-
 @pytest.mark.parametrize("cls", CLASSES[:-1])
 def test_native_steps_are_torchs(cls, weight):
-    other = torch.nn.Parameter(weight.detach().clone())
+    other = nn.Parameter(weight.detach().clone())
     ours, native = cls([weight], lr=0.1), getattr(torch.optim, cls.__name__)([other], lr=0.1)
     for optimizer, parameter in ((ours, weight), (native, other)):
         parameter.square().sum().backward()
@@ -134,7 +231,7 @@ def test_native_steps_are_torchs(cls, weight):
     [{}, {"lr": 0.1, "max_weight_norm": 0.5, "weight_decay": 0.0}, {"bias_correction": False}],
 )
 def test_native_lamb(settings, weight):
-    idle = torch.nn.Parameter(torch.ones(1))
+    idle = nn.Parameter(torch.ones(1))
     optimizer = optim.LAMB([weight, idle], **settings)
     want, state = {"w": weight.detach().double()}, {}
     for t in range(1, 21):
@@ -144,33 +241,6 @@ def test_native_lamb(settings, weight):
         want = plain.lamb(want, {"w": gradient.double()}, state, t, **settings)
     torch.testing.assert_close(weight.detach().double(), want["w"], rtol=1e-5, atol=1e-6)
     assert idle.tolist() == [1.0]
-
-
-class TestVariableAttributes:
-    def test_what_is_passed_is_variable(self, weight):
-        attributes = optim.Adam([weight], eps=1e-8, loss_scaling=1.0).variable_attrs
-        assert isinstance(attributes, optim.VariableAttributes)
-        assert not attributes.isConstant("eps")
-        assert not attributes.isConstant("loss_scaling")
-        assert attributes.isConstant("lr")
-        assert attributes.isConstant("betas")
-        assert not optim.SGD([weight], 0.1).variable_attrs.isConstant("lr")
-
-    def test_group_settings_stay_constant(self, weight):
-        groups = [{"params": [weight], "weight_decay": 0.5}]
-        assert optim.SGD(groups, lr=0.1).variable_attrs.isConstant("weight_decay")
-
-    @pytest.mark.parametrize("cls", CLASSES)
-    def test_marking(self, cls, weight):
-        attributes = cls([weight], lr=0.1).variable_attrs
-        for name in ("weight_decay", "loss_scaling"):
-            attributes.markAsVariable(name)
-            assert not attributes.isConstant(name)
-            attributes.markAsConstant(name)
-            assert attributes.isConstant(name)
-        for mark in (attributes.markAsConstant, attributes.markAsVariable):
-            with pytest.raises(AssertionError, match="Unknown attribute"):
-                mark("velocity")
 
 
 def replicas_of(optimizer):
@@ -207,3 +277,13 @@ def test_copies_keep_the_state_and_must_upload_it(weight):
     for other in replicas_of(optimizer):
         assert other.ipu_state_is_dirty
         assert other.state_dict()["ipu_state"]["Accl1___w"].tolist() == [1, 1]
+
+
+def test_schedulers_and_hooks_drive_our_classes(weight):
+    optimizer = optim.SGD([weight], lr=0.1, momentum=0.8)
+    optimizer.register_state_dict_post_hook(lambda _, saved: {**saved, "mine": 1})
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1.0, total_steps=10)
+    saved = optimizer.state_dict()
+    assert saved["mine"] == 1
+    assert saved["param_groups"][0]["lr"] == pytest.approx(0.04)
+    assert saved["param_groups"][0]["momentum"] == 0.95

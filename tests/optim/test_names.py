@@ -1,158 +1,168 @@
-"""ipu_state and ipu_param: documented names and values, there and back."""
+"""``ipu_state`` and ``ipu_param``: documented names and values, there and back."""
 
 import pytest
 import torch
+from torch import nn
 
-from helpers.updating import Training
+import poptorch
+from helpers.wrapping import options
 from poptorch import optim
-from poptorch.optim.freeze import freeze
-from poptorch.optim.names import (
-    from_ipu_param,
-    from_ipu_state,
-    state_keys,
-    to_ipu_param,
-    to_ipu_state,
-)
-
-PATH = "lin.weight"
 
 
-@pytest.fixture
-def weight():
-    return torch.nn.Parameter(torch.zeros(2))
+class Product(nn.Module):
+    """The gradients of its weights are the inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(2))
+
+    def forward(self, x):
+        return poptorch.identity_loss((self.weight * x).sum(), "none")
 
 
-def frozen(optimizer, weight):
-    return freeze(optimizer, {weight.data_ptr(): PATH})
+def compiled(cls, *args, **settings):
+    """An optimizer of this class whose model is compiled for gradients of 1 and 2."""
+    model = Product()
+    optimizer = cls(model.parameters(), *args, **settings)
+    wrapped = poptorch.trainingModel(model, options(), optimizer)
+    wrapped.compile(torch.tensor([1.0, 2.0]))
+    return optimizer, wrapped
 
 
-MAKERS = {
-    "sgd": (lambda w: optim.SGD([w], 0.1), []),
-    "momentum": (lambda w: optim.SGD([w], 0.1, momentum=0.5), ["Accl1"]),
-    "combined": (lambda w: optim.SGD([w], 0.1, use_combined_accum=True), ["Accl"]),
+ALL = {"momentum": 0.5, "dampening": 0.25}
+STATES = {
+    "sgd": (optim.SGD, {}, []),
+    "momentum": (optim.SGD, {"momentum": 0.5}, ["Accl1"]),
+    "dampened": (optim.SGD, ALL, ["Accl1", "Step"]),
+    "combined": (optim.SGD, {"use_combined_accum": True, "momentum": 0.5}, ["Accl"]),
     "combined, decay": (
-        lambda w: optim.SGD([w], 0.1, weight_decay=0.1, use_combined_accum=True),
+        optim.SGD,
+        {"use_combined_accum": True, "weight_decay": 0.1},
         ["Accl", "Step"],
     ),
-    "adam": (lambda w: optim.Adam([w]), ["Accl1", "Accl2", "Step"]),
-    "adamw": (lambda w: optim.AdamW([w]), ["Accl1", "Accl2", "Step"]),
-    "lamb": (lambda w: optim.LAMB([w]), ["Accl1", "Accl2", "Step"]),
-    "uncorrected": (lambda w: optim.LAMB([w], bias_correction=False), ["Accl1", "Accl2"]),
-    "rmsprop": (lambda w: optim.RMSprop([w]), ["Accl1"]),
+    "adam": (optim.Adam, {}, ["Accl1", "Accl2", "Step"]),
+    "adamw": (optim.AdamW, {}, ["Accl1", "Accl2", "Step"]),
+    "lamb": (optim.LAMB, {}, ["Accl1", "Accl2", "Step"]),
+    "uncorrected": (optim.LAMB, {"bias_correction": False}, ["Accl1", "Accl2"]),
+    "rmsprop": (optim.RMSprop, {}, ["Accl1"]),
     "rmsprop all": (
-        lambda w: optim.RMSprop([w], momentum=0.5, centered=True),
+        optim.RMSprop,
+        {"momentum": 0.5, "centered": True},
         ["Accl1", "Accl2", "Accl3"],
     ),
 }
 
 
-@pytest.mark.parametrize("make, prefixes", MAKERS.values(), ids=MAKERS)
-def test_state_names(make, prefixes, weight):
-    ours = Training(make(weight), {PATH: weight})
-    # Momentum passed as a variable keeps its dampening constant: no step is counted.
-    ours.step({PATH: torch.tensor([1.0, 2.0])})
-    shown = to_ipu_state(ours.spec, ours.tensors)
-    assert sorted(shown) == [f"{prefix}___{PATH}" for prefix in prefixes]
-    for name, value in shown.items():
-        assert torch.equal(value, ours.tensors[state_keys(ours.spec)[name]])
-        value += 1
-        assert not torch.equal(value, ours.tensors[state_keys(ours.spec)[name]])
-    back = from_ipu_state(ours.spec, ours.tensors, shown)
-    assert set(back) == {key for key in ours.tensors if key.startswith("optstate")}
+@pytest.mark.parametrize(("cls", "settings", "prefixes"), STATES.values(), ids=STATES)
+def test_states_have_documented_names(cls, settings, prefixes):
+    optimizer, wrapped = compiled(cls, lr=0.1, **settings)
+    wrapped(torch.tensor([1.0, 2.0]))
+    state = optimizer.state_dict()["ipu_state"]
+    assert sorted(state) == [f"{prefix}___weight" for prefix in prefixes]
+    assert all(value.all() for value in state.values())  # there are the device's, not zeros
 
 
-def test_partial_and_foreign_state(weight, caplog):
-    ours = Training(optim.Adam([weight]), {PATH: weight})
-    state = {f"Accl1___{PATH}": torch.ones(2), "Accl1___other": torch.ones(7), "x": None}
-    found = from_ipu_state(ours.spec, ours.tensors, state)
-    assert [*found] == [f"optstate.first.{PATH}"]
-    (record,) = caplog.records
-    assert f"Accl2___{PATH}, Step___{PATH}" in record.getMessage()
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "LAMB", "RMSprop"])
+def test_moment_types(name):
+    half, single = torch.float16, torch.float32
+    optimizer, _ = compiled(
+        getattr(optim, name),
+        first_order_momentum_accum_type=half,
+        second_order_momentum_accum_type=single,
+    )
+    dtypes = {k: v.dtype for k, v in optimizer.state_dict()["ipu_state"].items() if v.dim()}
+    adam_like = {"Accl1___weight": half, "Accl2___weight": single}
+    assert dtypes == ({"Accl1___weight": single} if name == "RMSprop" else adam_like)
 
 
-def test_weights_that_joined_later_are_said(weight, caplog):
-    other = torch.nn.Parameter(torch.zeros(2))
-    ours = Training(optim.Adam([weight, other]), {PATH: weight, "other": other})
-    state = to_ipu_state(ours.spec, ours.tensors)
-    from_ipu_state(ours.spec, ours.tensors, state)
-    assert not caplog.records
-    state[f"Step___{PATH}"] += 3
-    from_ipu_state(ours.spec, ours.tensors, state)
-    assert "fewer steps than the others (other: 0 instead of 3)" in caplog.text
-
-
-def test_state_of_another_shape_is_refused(weight):
-    ours = Training(optim.Adam([weight]), {PATH: weight})
+def test_state_of_another_shape_and_weights_that_joined_later(caplog):
+    optimizer, wrapped = compiled(optim.Adam, lr=0.1)
+    saved = optimizer.state_dict()
+    wrong = {**saved["ipu_state"], "Accl1___weight": torch.ones(3)}
+    optimizer.load_state_dict({**saved, "ipu_state": wrong})
     with pytest.raises(RuntimeError, match="wrong shape"):
-        from_ipu_state(ours.spec, ours.tensors, {f"Accl1___{PATH}": torch.ones(3)})
+        wrapped(torch.ones(2))
+
+    model = nn.Linear(2, 1)
+    optimizer = optim.Adam(model.parameters(), lr=0.1)
+    wrapped = poptorch.trainingModel(model, options(), optimizer, loss=nn.MSELoss())
+    wrapped(torch.ones(1, 2), torch.ones(1, 1))
+    saved = optimizer.state_dict()
+    saved["ipu_state"]["Step___weight"] += 3
+    optimizer.load_state_dict(saved)
+    wrapped(torch.ones(1, 2), torch.ones(1, 1))
+    assert "fewer steps than the others (bias: 1 instead of 4)" in caplog.text
 
 
-def values_of(optimizer, weight):
-    spec, values = frozen(optimizer, weight)
-    shown = to_ipu_param(spec, values)
-    assert all(v.dtype == torch.float32 and not v.dim() for v in shown.values())
-    return {k.removesuffix(f"___specific___{PATH}"): float(v) for k, v in shown.items()}
+PARAMS = {
+    "sgd": (
+        (optim.SGD, {"lr": 0.5, "dampening": 0.25, "weight_decay": 0.125, "loss_scaling": 4.0}),
+        {
+            "scaledLearningRate0": 0.5 * 0.75 / 4,
+            "weightDecayScaleFactor0": 1 - 0.5 * 0.75 * 0.125,
+            "lossScaling_FLOAT": 4.0,
+        },
+    ),
+    "adam": (
+        (optim.Adam, {"lr": 0.5, "betas": (0.25, 0.75), "eps": 0.125}),
+        {
+            "learningRate": 0.5, "weightDecay": 0.0, "adamBeta1": 0.25, "adamBeta2": 0.75,
+            "adamEps": 0.125, "lossScaling_FLOAT": 1.0,
+        },
+    ),
+    "lamb": ((optim.LAMB, {"lr": 0.1, "max_weight_norm": 2.0}), {"maxWeightNorm": 2.0}),
+    "rmsprop": (
+        (optim.RMSprop, {"lr": 0.1, "alpha": 0.75, "momentum": 0.5}),
+        {"adaptiveAlpha": 0.75, "adaptiveMomentum": 0.5},
+    ),
+    "separate": (
+        (optim.SGD, {"lr": 0.5, "momentum": 0.25, "loss_scaling": 2.0}),
+        {"scaledLearningRate2": 0.25, "scaledMomentum2": 0.25},
+    ),
+    "combined": (
+        (optim.SGD, {"lr": 0.5, "use_combined_accum": True, "velocity_scaling": 4.0}),
+        {"scaledLearningRate1": 0.125},
+    ),
+}  # fmt: skip
 
 
-def test_parameter_values(weight):
-    simple = optim.SGD([weight], lr=0.5, dampening=0.25, weight_decay=0.125, loss_scaling=4.0)
-    assert values_of(simple, weight) == {
-        "scaledLearningRate0": 0.5 * 0.75 / 4,
-        "weightDecayScaleFactor0": 1 - 0.5 * 0.75 * 0.125,
-        "lossScaling_FLOAT": 4.0,
-    }
-    adam = optim.Adam([weight], lr=0.5, betas=(0.25, 0.75), eps=0.125)
-    assert values_of(adam, weight) == {
-        "learningRate": 0.5,
-        "weightDecay": 0.0,
-        "adamBeta1": 0.25,
-        "adamBeta2": 0.75,
-        "adamEps": 0.125,
-        "lossScaling_FLOAT": 1.0,
-    }
-    assert values_of(optim.LAMB([weight], max_weight_norm=2.0), weight)["maxWeightNorm"] == 2.0
-    rmsprop = values_of(optim.RMSprop([weight], alpha=0.75, momentum=0.5), weight)
-    assert (rmsprop["adaptiveAlpha"], rmsprop["adaptiveMomentum"]) == (0.75, 0.5)
-    separate = values_of(optim.SGD([weight], 0.5, momentum=0.25, loss_scaling=2.0), weight)
-    assert (separate["scaledLearningRate2"], separate["scaledMomentum2"]) == (0.25, 0.25)
-    combined = optim.SGD([weight], 0.5, use_combined_accum=True, velocity_scaling=4.0)
-    assert values_of(combined, weight)["scaledLearningRate1"] == 0.125
+def numbers(optimizer):
+    shown = optimizer.state_dict()["ipu_param"]
+    assert all(value.dtype == torch.float32 and not value.dim() for value in shown.values())
+    return {name.removesuffix("___specific___weight"): float(v) for name, v in shown.items()}
 
 
-SETTINGS = [
-    (optim.SGD, {"lr": 0.1, "dampening": 0.3, "weight_decay": 0.07, "loss_scaling": 3.0}),
-    (optim.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.3, "weight_decay": 0.07}),
-    (optim.SGD, {"lr": 0.1, "use_combined_accum": True, "velocity_scaling": 3.0}),
-    (optim.Adam, {"lr": 0.1, "betas": (0.9, 0.999), "eps": 1e-7}),
-    (optim.LAMB, {"lr": 0.1, "max_weight_norm": 3.3, "weight_decay": 0.01}),
-    (optim.RMSprop, {"lr": 0.1, "alpha": 0.97, "momentum": 0.3}),
-]
+@pytest.mark.parametrize(("made", "wanted"), PARAMS.values(), ids=PARAMS)
+def test_parameters_have_documented_values_and_are_taken_over(made, wanted):
+    """What was passed is variable: loaded values count, and read back as they were saved."""
+    cls, settings = made
+    optimizer, _ = compiled(cls, **settings)
+    found = numbers(optimizer)
+    assert {name: found[name] for name in wanted} == wanted
+    saved, half = optimizer.state_dict(), {**settings, "lr": settings["lr"] / 4}
+    other, wrapped = compiled(cls, **half)
+    assert numbers(other) != found
+    other.load_state_dict(saved)
+    wrapped(torch.ones(2))
+    assert numbers(other) == found
 
 
-@pytest.mark.parametrize("cls, settings", SETTINGS)
-def test_values_pass_a_checkpoint_unrounded(cls, settings, weight):
-    spec, values = frozen(cls([weight], **settings), weight)
-    assert from_ipu_param(spec, values, to_ipu_param(spec, values)) == values
-    assert from_ipu_param(spec, values, {}) == values
+def test_constants_stay():
+    optimizer, wrapped = compiled(optim.Adam, lr=0.1)
+    saved = optimizer.state_dict()
+    for name in ("adamEps", "learningRate"):
+        saved["ipu_param"][f"{name}___specific___weight"] = torch.tensor(0.5)
+    optimizer.load_state_dict(saved)
+    wrapped(torch.ones(2))
+    found = numbers(optimizer)
+    assert (found["learningRate"], found["adamEps"]) == (0.5, pytest.approx(1e-8))
 
 
-@pytest.mark.parametrize("cls, settings", SETTINGS)
-def test_other_values_are_taken_over(cls, settings, weight):
-    spec, values = frozen(cls([weight], **settings), weight)
-    # Momentum and the velocity's scale do not double; simple SGD does not show its dampening.
-    fixed = {"hyper.0.velocity_scaling", "hyper.0.momentum"}
-    fixed |= set() if "momentum" in settings else {"hyper.0.dampening"}
-    changed = {
-        name: value * (0.5 if "one_minus" in name or "dampening" in name else 2)
-        for name, value in values.items()
-    }
-    changed |= {name: value for name, value in values.items() if name in fixed}
-    got = from_ipu_param(spec, values, to_ipu_param(spec, changed))
-    assert got == pytest.approx(changed, rel=1e-4)
-
-
-def test_constants_stay(weight):
-    spec, values = frozen(optim.Adam([weight], lr=0.1), weight)
-    loaded = {f"adamEps___specific___{PATH}": torch.tensor(0.5)}
-    loaded[f"learningRate___specific___{PATH}"] = torch.tensor(0.5)
-    assert from_ipu_param(spec, values, loaded) == {"hyper.0.lr": 0.5}
+@pytest.mark.parametrize("loaded", [torch.tensor(1e308, dtype=torch.float64), torch.ones(2)])
+def test_a_loaded_number_that_float32_cannot_hold_is_refused(loaded):
+    optimizer, wrapped = compiled(optim.SGD, lr=0.5, loss_scaling=2.0)
+    saved = optimizer.state_dict()
+    saved["ipu_param"]["lossScaling_FLOAT"] = loaded
+    optimizer.load_state_dict(saved)
+    with pytest.raises(poptorch.Error, match="loss_scaling"):
+        wrapped(torch.ones(2))

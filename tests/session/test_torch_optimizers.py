@@ -1,0 +1,382 @@
+"""Torch's optimizers as in eager: their state, and whatever a schedule does to their numbers.
+
+State is there when it is read, and on the device when it is loaded. A term that was compiled out,
+because its number was zero, makes the next call compile again; weights, moments, buffers, counters
+and random numbers go on.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+import poptorch
+from helpers.wrapped import compilations, normal, options
+
+X, Y = normal(8, 4), normal(8, 2, seed=1)
+Maker = Callable[[Any], torch.optim.Optimizer]
+
+
+class Net(nn.Module):
+    """Layers with a buffer that counts and a dropout that can be switched on."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.BatchNorm1d(6))
+        self.drop, self.head = nn.Dropout(dropout), nn.Linear(6, 2)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(self.head(self.drop(self.body(x))), y)
+
+
+class Twins:
+    """The same training, eager and wrapped."""
+
+    def __init__(self, make: Maker) -> None:
+        torch.manual_seed(0)
+        self.eager = Net()
+        self.model = copy.deepcopy(self.eager)
+        self.theirs, self.ours = (make(m.parameters()) for m in (self.eager, self.model))
+        self.wrapped = poptorch.trainingModel(self.model, options(), self.ours)
+
+    @property
+    def both(self) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
+        return self.theirs, self.ours
+
+    def eager_step(self) -> torch.Tensor:
+        self.theirs.zero_grad()
+        loss = self.eager(X, Y)
+        loss.backward()
+        self.theirs.step()
+        return loss.detach()
+
+    def step(self, count: int = 1) -> None:
+        for _ in range(count):
+            got = self.wrapped(X, Y)
+            torch.testing.assert_close(got, self.eager_step(), rtol=1e-4, atol=1e-6)
+
+    def change(self, **numbers: Any) -> None:
+        for optimizer in self.both:
+            optimizer.param_groups[0].update(numbers)
+        self.wrapped.setOptimizer(self.ours)
+
+    def load(self, state: dict[str, Any]) -> None:
+        for optimizer in self.both:
+            optimizer.load_state_dict(copy.deepcopy(state))
+
+    def compare(self) -> None:
+        torch.testing.assert_close(self.model.state_dict(), self.eager.state_dict())
+        theirs, ours = (optimizer.state_dict()["state"] for optimizer in self.both)
+        for at, entry in theirs.items():
+            for name, value in entry.items():
+                if value is not None:
+                    torch.testing.assert_close(ours[at][name], value, rtol=1e-4, atol=1e-6)
+
+
+MAKERS: dict[str, Maker] = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
+    "dampened": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, dampening=0.5, maximize=True),
+    "nesterov": lambda p: torch.optim.SGD(
+        p, 0.05, momentum=0.9, nesterov=True, weight_decay=0.01
+    ),
+    "plain": lambda p: torch.optim.SGD(p, lr=0.1),
+    "Adam": lambda p: torch.optim.Adam(p, lr=0.05, eps=1e-6),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.05, eps=1e-6, weight_decay=0.1),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, 0.01, momentum=0.5, centered=True, eps=1e-4),
+}  # fmt: skip
+
+
+@pytest.mark.spec("optimizers", 5)
+@pytest.mark.parametrize("name", MAKERS)
+def test_what_is_read_is_what_eager_has(name: str) -> None:
+    twins = Twins(MAKERS[name])
+    twins.step(3)
+    twins.compare()
+    twins.step(2)
+    twins.wrapped.detachFromDevice()
+    twins.compare()
+    twins.step()
+    twins.wrapped.destroy()
+    twins.compare()
+    theirs, ours = (optimizer.state_dict() for optimizer in twins.both)
+    assert ours["param_groups"] == theirs["param_groups"]
+    assert ours["state"].keys() == theirs["state"].keys()
+    for at, entry in theirs["state"].items():
+        assert {k for k, v in entry.items() if v is not None} == ours["state"][at].keys()
+    twins.ours.zero_grad()
+    twins.model(X, Y).backward()
+    twins.ours.step()  # by hand, with what the device left
+    twins.eager_step()
+    twins.compare()
+
+
+@pytest.mark.parametrize(
+    ("name", "when"),
+    [*((name, "before") for name in MAKERS), ("Adam", "after"), ("SGD", "detached")],
+)
+def test_a_resumed_run_has_eagers_losses(name: str, when: str) -> None:
+    first = Twins(MAKERS[name])
+    first.step(3)
+    checkpoint = copy.deepcopy((first.model.state_dict(), first.ours.state_dict()))
+    second = Twins(MAKERS[name])
+    second.eager, second.theirs = first.eager, first.theirs
+    if when != "before":  # there is a program, and other state on the device
+        for _ in range(2):
+            second.wrapped(X, Y)
+        checkpoint[1]["param_groups"][0]["lr"] = first.theirs.param_groups[0]["lr"] = 0.02
+    if when == "detached":
+        second.wrapped.detachFromDevice()
+    second.model.load_state_dict(checkpoint[0])
+    second.ours.load_state_dict(checkpoint[1])
+    if when == "after":
+        second.wrapped.copyWeightsToDevice()
+    second.step(3)
+    second.compare()
+
+
+def test_loading_before_any_step_starts_afresh() -> None:
+    twins = Twins(MAKERS["Adam"])
+    fresh = copy.deepcopy(twins.theirs.state_dict())
+    twins.step(2)
+    twins.load(fresh)
+    twins.step(3)
+    twins.compare()
+
+
+def test_the_state_itself_can_be_read_copied_and_cleared() -> None:
+    twins = Twins(MAKERS["Adam"])
+    twins.step(2)
+    weight = twins.model.head.weight
+    assert len(twins.ours.state) == 6
+    assert weight in twins.ours.state
+    theirs = twins.theirs.state[twins.eager.head.weight]["exp_avg"]
+    torch.testing.assert_close(twins.ours.state[weight]["exp_avg"], theirs)
+    twins.step()
+    torch.testing.assert_close(twins.ours.state[weight]["exp_avg"], theirs)
+    for twin in (copy.copy(twins.ours.state), pickle.loads(pickle.dumps(twins.ours)).state):
+        assert type(twin).__name__ == "defaultdict"
+        assert len(twin) == 6
+    for optimizer in twins.both:
+        optimizer.state.clear()
+    twins.step(2)
+    twins.compare()
+
+
+def _zero(state: dict[str, torch.Tensor]) -> None:
+    state["exp_avg"].zero_()
+
+
+def _replace(state: dict[str, torch.Tensor]) -> None:
+    state["exp_avg"] = torch.zeros_like(state["exp_avg"])
+
+
+def _start_again(state: dict[str, torch.Tensor]) -> None:
+    state["step"].fill_(0.0)
+
+
+@pytest.mark.parametrize("edit", [_zero, _replace, _start_again])
+@pytest.mark.parametrize("detached", [False, True])
+def test_what_is_changed_in_the_state_reaches_the_device(edit, detached: bool) -> None:
+    twins = Twins(MAKERS["Adam"])
+    twins.step(3)
+    if detached:
+        twins.wrapped.detachFromDevice()
+    for _ in range(2):  # and again
+        for optimizer in twins.both:
+            for entry in optimizer.state.values():
+                edit(entry)
+        twins.step(2)
+        twins.compare()
+
+
+def test_a_change_of_what_was_read_before_the_last_call_is_said_once(caplog) -> None:
+    twins = Twins(MAKERS["Adam"])
+    twins.step()
+    old = [entry["exp_avg"] for entry in twins.ours.state.values()]
+    twins.step()
+    assert not caplog.records
+    for tensor in old:
+        tensor.zero_()
+    twins.step(2)  # eager's were not changed
+    assert caplog.text.count("the device does not see this") == 1
+    twins.compare()
+
+
+def test_a_step_by_hand_between_calls_counts(caplog) -> None:
+    """It moves weights and moments on the host; both reach the device."""
+    twins = Twins(MAKERS["Adam"])
+    twins.step(2)
+    twins.ours.zero_grad()
+    twins.model.forward(X, Y).backward()
+    twins.ours.step()
+    twins.wrapped.copyWeightsToDevice()
+    twins.eager_step()
+    twins.step(2)
+    twins.compare()
+    assert not caplog.records
+
+
+SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], lr_scheduler.LRScheduler]] = {
+    "OneCycle": lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.05, total_steps=9),
+    "OneCycle to zero": lambda o: lr_scheduler.OneCycleLR(
+        o, max_lr=0.05, total_steps=9, base_momentum=0.0, max_momentum=0.9
+    ),
+    "WarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, T_0=3),
+    "warm-up": lambda o: lr_scheduler.SequentialLR(
+        o,
+        [lr_scheduler.LinearLR(o, total_iters=3), lr_scheduler.ExponentialLR(o, 0.8)],
+        milestones=[3],
+    ),
+    "Lambda": lambda o: lr_scheduler.LambdaLR(o, lambda step: 1 / (step + 1)),
+    "Plateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=0),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "schedule"),
+    [
+        ("Adam", "OneCycle"),
+        ("RMSprop", "OneCycle"),
+        ("SGD", "OneCycle to zero"),
+        ("AdamW", "WarmRestarts"),
+        ("AdamW", "warm-up"),
+        ("SGD", "Lambda"),
+        ("SGD", "Plateau"),
+    ],
+)
+def test_schedules_give_eagers_numbers_step_by_step(name: str, schedule: str) -> None:
+    twins = Twins(MAKERS[name])
+    schedules = [SCHEDULES[schedule](optimizer) for optimizer in twins.both]
+    twins.wrapped.setOptimizer(twins.ours)
+    with compilations() as programs:
+        for _ in range(8):
+            twins.step()
+            for scheduler in schedules:
+                scheduler.step(*((1.0,) if schedule == "Plateau" else ()))
+            twins.wrapped.setOptimizer(twins.ours)
+    twins.compare()
+    assert len(programs) == 1
+
+
+def momentum(**numbers: float) -> Maker:
+    return lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, **numbers)
+
+
+# What is changed before each of some pairs of steps, and how many programs that takes.
+CHANGES: dict[str, tuple[Maker, list[dict[str, Any]], int]] = {
+    "SGD weight decay": (
+        MAKERS["plain"],
+        [{"weight_decay": 0.1}, {"weight_decay": 0.2}, {"weight_decay": 0.0}],
+        2,
+    ),
+    "SGD momentum": (MAKERS["plain"], [{"momentum": 0.9}, {"momentum": 0.5}], 2),
+    "SGD momentum and back": (momentum(), [{"momentum": 0.0}, {"momentum": 0.9}], 3),
+    "SGD dampening comes": (momentum(), [{"dampening": 0.5}, {"dampening": 0.0}], 2),
+    "SGD dampened momentum comes": (
+        lambda p: torch.optim.SGD(p, lr=0.1, dampening=0.5),
+        [{"momentum": 0.9}, {"dampening": 0.25}],
+        2,
+    ),
+    "SGD nesterov": (momentum(), [{"nesterov": True}, {"nesterov": False}], 3),
+    "Adam weight decay": (
+        MAKERS["Adam"],
+        [{"weight_decay": 0.1}, {"betas": (0.5, 0.9), "eps": 1e-4}],
+        2,
+    ),
+    "RMSprop momentum and back": (MAKERS["RMSprop"], [{"momentum": 0.0}, {"momentum": 0.5}], 3),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [(name, "attached") for name in CHANGES]
+    + [("SGD momentum and back", "other mode"), ("Adam weight decay", "detached")],
+)
+@pytest.mark.spec("executor", 61)
+def test_a_term_that_was_compiled_out_comes_in_with_all_state_kept(name: str, way: str) -> None:
+    make, changes, number = CHANGES[name]
+    twins = Twins(make)
+    with compilations() as programs:
+        twins.step(2)
+        for numbers in changes:
+            if way == "detached":
+                twins.wrapped.detachFromDevice()
+            twins.change(**numbers)
+            if way == "other mode":
+                for model in (twins.model, twins.eager):
+                    model.train(not model.training)
+            twins.step(2)
+            twins.compare()
+    if way != "other mode":
+        assert len(programs) == number
+
+
+def test_it_is_said_and_the_loaded_state_too_changes_the_program(caplog) -> None:
+    """``load_state_dict`` brings numbers along, and with them, a term that was compiled out."""
+    donor, twins = (Twins(MAKERS["SGD"]), Twins(MAKERS["plain"]))
+    donor.step(2)
+    twins.step()
+    twins.load(donor.ours.state_dict())
+    with compilations() as programs, caplog.at_level("INFO", "poptorch::python"):
+        twins.step(2)
+    assert caplog.text.count("compiling again, with its state kept") == 1
+    twins.compare()
+    assert len(programs) == 1
+
+
+@pytest.mark.parametrize("numbers", [{"lr": 0.01}, {"dampening": 0.5, "weight_decay": 0.1}])
+def test_a_new_optimizer_goes_on_with_the_moments(numbers: dict[str, float]) -> None:
+    """Scripts make a new one to change the learning rate, or another structure."""
+    twins = Twins(MAKERS["SGD"])
+    twins.step(2)
+    twins.ours = torch.optim.SGD(
+        twins.model.parameters(), **{"lr": 0.05, "momentum": 0.9, **numbers}
+    )
+    twins.wrapped.setOptimizer(twins.ours)
+    twins.theirs.param_groups[0].update(numbers)
+    twins.step(3)
+    twins.compare()
+
+
+@pytest.mark.slow
+def test_the_random_sequence_goes_on() -> None:
+    losses = []
+    for changed in (False, True):
+        torch.manual_seed(0)
+        model = Net(dropout=0.5)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        wrapped = poptorch.trainingModel(model, options().randomSeed(3), optimizer)
+        wrapped(X, Y)
+        if changed:
+            optimizer.param_groups[0]["momentum"] = 0.9
+            wrapped.setOptimizer(optimizer)
+        losses.append([wrapped(X, Y).item() for _ in range(3)])
+    assert losses[0] == losses[1]
+    assert len(set(losses[0])) == 3
+
+
+def test_a_change_that_cannot_be_compiled_leaves_the_program_as_it_was() -> None:
+    twins = Twins(MAKERS["SGD"])
+    twins.step()
+    with pytest.raises(ValueError, match="Nesterov momentum requires"):
+        twins.change(momentum=0.0, nesterov=True)
+    twins.change(momentum=0.9, nesterov=False)
+    twins.step()
+    twins.compare()
+
+
+def test_without_set_optimizer_a_structural_change_waits_and_is_said(caplog) -> None:
+    twins = Twins(MAKERS["plain"])
+    with compilations() as programs:
+        twins.step()
+        twins.ours.param_groups[0]["momentum"] = 0.9
+        twins.step()  # eager's was not changed
+    assert "momentum of the optimizer's group 0 was 0 and is 0.9" in caplog.text
+    assert len(programs) == 1
