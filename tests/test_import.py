@@ -6,6 +6,7 @@ import builtins
 import inspect
 import json
 import os
+import pydoc
 import subprocess
 import sys
 from pathlib import Path
@@ -107,3 +108,16 @@ def test_all_of_it_is_imported_without_hiding_anything_of_python_or_torch() -> N
     public = {name for name in vars(poptorch) if not name.startswith("_")}
     modules = {name for name in public if inspect.ismodule(getattr(poptorch, name))}
     assert public - modules - names.keys() == {"print"}
+
+
+def test_help_begins_with_the_three_main_names() -> None:
+    text = pydoc.plain(pydoc.render_doc(poptorch))
+    main = ["trainingModel(", "inferenceModel(", "Options()"]
+    places = [text.index(name) for name in main]
+    assert places == sorted(places)
+    assert places[-1] < text.index("PACKAGE CONTENTS")
+    assert len(poptorch.__doc__.splitlines()) <= 10
+    names = dir(poptorch)
+    assert not [name for name in names if name.startswith("_") and name != "__version__"]
+    assert {"trainingModel", "Options", "BeginBlock", "optim", "print"} <= set(names)
+    assert all(hasattr(poptorch, name) for name in names)

@@ -1,4 +1,13 @@
-"""The PopTorch API on today's torch: a wrapped model is one compiled program."""
+"""Wrap a PyTorch model: each call then runs one compiled program.
+
+    trainingModel(model, options, optimizer)   a call does forward, backward and update
+    inferenceModel(model, options)             a call does forward
+    Options()                                  iterations, accumulation, replicas, precision
+
+DataLoader cuts batches as the options say. BeginBlock and Block place layers on chips. optim has
+the optimizers. estimate says what a program would cost on IPUs. help(poptorch.Options) explains
+every option, and so on for each name.
+"""
 
 from . import autocasting, enums, ops, optim, options, profiling
 from ._autoplacing import autoplace
@@ -64,6 +73,13 @@ __all__ += options.__all__
 __all__.remove("print")
 
 __version__ = _VERSION
+
+
+def __dir__() -> list[str]:
+    """Offer what users name to completion and ``help``."""
+    modules = ["autocasting", "enums", "ops", "optim", "options", "profiling"]
+    return [*__all__, "__version__", "print", *modules]
+
 
 setLogLevel = _log.set_level
 _log.setup()
