@@ -59,8 +59,9 @@ def what_if(
 
     The samples of a call, and so of an update, stay those of the arguments: ``accumulation``
     follows from ``micro_batch`` and ``replicas``, or ``micro_batch`` from ``accumulation`` and
-    ``replicas``; in inference the device iterations follow. The model is captured once for all
-    variants that it is the same for.
+    ``replicas``; in inference the device iterations follow. They are others with
+    ``device_iterations``, and with both ``micro_batch`` and ``accumulation``. The model is captured
+    once for all variants that it is the same for.
 
     Args:
         executor: from ``trainingModel`` or ``inferenceModel``; it stays as it is.
@@ -68,15 +69,14 @@ def what_if(
             device.
         system: the chips: ``kind:number`` with a kind of mk1, mk2, bow, c600.
         vary: values by setting: ``micro_batch`` (samples), ``accumulation`` (in training),
-            ``replicas`` (of this process), ``recomputation`` (bool), ``checkpoints`` (of so many
-            that follow one another the last is one), ``half_partials`` (bool),
-            ``memory_proportion`` (share of a chip), ``activation_location``, ``weight_location``,
-            ``optimizer_location``,
-            ``accumulator_location`` ("on chip", "off chip", "on chip, sharded",
-            "off chip, sharded"), ``precision`` ("float32", "float16", "bfloat16": of weights,
-            buffers and inputs), ``ipus_per_replica`` (cut as ``autoplace`` cuts, whatever blocks
-            there are; the strategy names none), ``chip`` (a kind). What is not named is as in the
-            options and the model.
+            ``device_iterations``, ``replicas`` (of this process), ``recomputation`` (bool),
+            ``checkpoints`` (of so many that follow one another the last is one), ``half_partials``
+            (bool), ``memory_proportion`` (share of a chip), ``activation_location``,
+            ``weight_location``, ``optimizer_location``, ``accumulator_location`` ("on chip",
+            "off chip", "on chip, sharded", "off chip, sharded"), ``precision`` ("float32",
+            "float16", "bfloat16": of weights, buffers and inputs), ``ipus_per_replica`` (cut as
+            ``autoplace`` cuts, whatever blocks there are; the strategy names none), ``chip`` (a
+            kind). What is not named is as in the options and the model.
         progress: show a bar while it prices, on a terminal.
 
     Raises:

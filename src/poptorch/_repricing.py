@@ -36,23 +36,22 @@ class Repricer:
         return len(_capture.checkpoints(captured.micro.graph))
 
     def price(self, settings: Mapping[str, Any], guesses: bool = False) -> Estimate:
-        options, chips = self._options.clone(), self._system
-        micro = self._rows / freeze(options, self._training).loops.slices
+        options, chips, rows = self._options.clone(), self._system, self._rows
         for name, value in settings.items():
             if name in _CHANGES:
                 _CHANGES[name](options, value)
-        if settings.keys() & {"micro_batch", "accumulation", "replicas"}:
-            share = settings.get("accumulation", settings.get("micro_batch", micro))
-            self._divide(options, share, "accumulation" in settings)
+        if settings.keys() & {"micro_batch", "accumulation", "replicas", "device_iterations"}:
+            rows = self._divide(options, settings)
         if "chip" in settings:
             chips = parse(f"{settings['chip']}:{chips.chips}")
         spec = freeze(options, self._training)
         dtype = PRECISIONS.get(settings.get("precision", ""))
+        held = self._rows * spec.loops.slices // rows // spec.loops.input_groups
         captured = self._captures.capture(
-            spec, dtype, chips.kind, settings.get("ipus_per_replica"),
-            settings.get("checkpoints", 1),
+            replace(spec, loops=replace(spec.loops, iterations=held, accumulation=1)), dtype,
+            chips.kind, settings.get("ipus_per_replica"), settings.get("checkpoints", 1),
         )  # fmt: skip
-        priced = _compile.estimate(captured, spec, chips, guesses)
+        priced = _compile.estimate(replace(captured, rows=rows), spec, chips, guesses)
         needed = len(priced.chips) * priced.replicas
         if needed > chips.chips:
             raise Error(
@@ -63,22 +62,32 @@ class Repricer:
             )
         return priced
 
-    def _divide(self, options: Options, share: float, steps_given: bool) -> None:
-        rows, loops = self._rows, freeze(options, self._training).loops
-        at_once = loops.input_groups * (loops.iterations if self._training else 1)
-        if share % 1 or rows % (at_once * share):
-            unit = "accumulation steps" if steps_given else "samples per micro-batch"
-            per = rows // loops.iterations if self._training else rows
+    def _divide(self, options: Options, settings: Mapping[str, Any]) -> int:
+        """Set the steps, and return the samples of a call: what is not given follows."""
+        usual, loops = (freeze(each, self._training).loops for each in (self._options, options))
+        micro = settings.get("micro_batch", self._rows / usual.slices)
+        at_once, rows = loops.input_groups, self._rows
+        if self._training:
+            at_once, rows = at_once * loops.iterations, rows // usual.iterations * loops.iterations
+        steps = settings.get("accumulation" if self._training else "device_iterations")
+        if steps is None:
+            steps = rows / (at_once * micro)
+        elif "micro_batch" in settings or not self._training:
+            rows = int(at_once * steps * micro)
+        else:
+            micro = rows / (at_once * steps)
+        if steps % 1 or micro % 1 or self._rows % (loops.input_groups * micro):
             raise Error(
                 "The samples do not divide",
-                got=f"{share:g} {unit} on {loops.replicas} replicas, {per} samples",
-                fix=f"values in vary whose product with the replicas divides {per}",
+                got=f"{steps:g} steps of {micro:g} samples on {loops.replicas} replicas, "
+                f"{self._rows} samples",
+                fix=f"values in vary whose product divides {self._rows}",
             )
-        steps = int(share if steps_given else rows // (at_once * share))
         if self._training:
-            options.Training.gradientAccumulation(steps)
+            options.Training.gradientAccumulation(int(steps))
         else:
-            options.deviceIterations(steps)
+            options.deviceIterations(int(steps))
+        return rows
 
 
 def _located(setter: str) -> Callable[[Options, Any], object]:
@@ -93,6 +102,7 @@ def _located(setter: str) -> Callable[[Options, Any], object]:
 
 _CHANGES: Mapping[str, Callable[[Options, Any], object]] = {
     "replicas": Options.replicationFactor,
+    "device_iterations": Options.deviceIterations,
     "recomputation": lambda options, do: options._Popart.set("autoRecomputation", int(do)),
     "half_partials": lambda options, half: options.Precision.setPartialsType(
         torch.float16 if half else torch.float32

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import re
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 import poptorch
 from poptorch import Estimate
+from poptorch._ipu_model.advice import Adviser
+from poptorch.options.freeze import freeze
 
 
 class Wide(nn.Module):
@@ -123,7 +131,10 @@ def test_what_fits_is_told_what_makes_it_faster(
     model = Half if "Partials" in named or "Proportion" in named else Wide
     before = priced(*case, advice=options, system=system, model=model)
     assert before.fits
-    assert list(before.advice) == sorted(before.advice, key=lambda one: one.costs)
+    binding = [one for one in before.advice if "samples per call" in one.change]
+    assert bool(binding) == (before.bound["host call"] > 1 / 3)
+    own = before.advice[len(binding) :]
+    assert [*binding, *sorted(own, key=lambda one: one.costs)] == list(before.advice)
     (line,) = [one for one in before.advice if named in one.change]
     assert line.fits
     assert line.costs < 0
@@ -203,6 +214,103 @@ def test_a_micro_batch_that_the_model_cannot_take_is_said(caplog) -> None:
     advice = priced(2, 512, 250000, "", model=Picky).advice
     assert not any("deviceIterations" in line.change for line in advice)
     assert "125000 samples per micro-batch is not priced: too few samples" in caplog.text
+
+
+class Tutorial(nn.Module):
+    """The FashionMNIST tutorial's network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, 5, 3), nn.ReLU(), nn.MaxPool2d(2, 2), nn.Conv2d(5, 12, 5), nn.ReLU(),
+            nn.GroupNorm(3, 12), nn.Flatten(), nn.Linear(972, 100), nn.ReLU(), nn.Linear(100, 10),
+        )  # fmt: skip
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.layers(x), y)
+
+
+def tutorial(advice: str = "", times: int = 1) -> Estimate:
+    with torch.device("meta"):
+        model = Tutorial()
+    options = poptorch.Options()
+    exec(advice, {"options": options})
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    executor = poptorch.trainingModel(model, options, optimizer)
+    images = torch.empty(16 * times, 1, 28, 28, device="meta")
+    labels = torch.zeros(16 * times, dtype=torch.int64, device="meta")
+    try:
+        return executor.estimate(images, labels, system="mk2:4")
+    finally:
+        executor.destroy()
+
+
+def test_where_calls_take_the_host_most_of_the_time_more_iterations_are_advised() -> None:
+    before = tutorial()
+    assert before.bound["host call"] > 0.9
+    first = before.advice[0]
+    times = int(re.match(r"options\.deviceIterations\((\d+)\)", first.change)[1])
+    after = tutorial(first.change, times)
+    assert 0.05 < after.bound["host call"] < 0.11
+    assert after.seconds / times - before.seconds == pytest.approx(first.costs)
+    assert after.items_per_second > 8 * before.items_per_second
+    assert f"# {16 * times:,} samples per call" in first.change
+    assert not any("deviceIterations" in line.change for line in after.advice)
+
+
+class Piped(Wide):
+    """The same on four chips."""
+
+    def __init__(self, layers: int, wide: int) -> None:
+        super().__init__(layers, wide)
+        for ipu in range(1, 4):
+            poptorch.BeginBlock(self.layers[ipu * layers // 4], f"ipu{ipu}", ipu_id=ipu)
+
+
+def piped(accumulation: int, micro: int = 4096) -> Estimate:
+    with torch.device("meta"):
+        model = Piped(8, 1024)
+    options = poptorch.Options()
+    options.Training.gradientAccumulation(accumulation)
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+    executor = poptorch.trainingModel(model, options, optimizer)
+    try:
+        batch = torch.empty(accumulation * micro, 1024, device="meta")
+        return executor.estimate(batch, system="bow:4")
+    finally:
+        executor.destroy()
+
+
+@pytest.mark.slow
+def test_where_chips_wait_for_one_another_more_accumulation_is_advised() -> None:
+    before, after = piped(8), piped(32)
+    first = before.advice[0]
+    assert first.change == "options.Training.gradientAccumulation(32)  # 131,072 samples per update"
+    assert after.seconds / 4 - before.seconds == pytest.approx(first.costs)
+
+
+def test_what_computes_again_comes_before_what_rests_elsewhere_and_that_before_the_rest() -> None:
+    """Where each of them is enough, whatever it costs."""
+    before = priced(2, 6000, 16, "AdamW")
+    rates = itertools.count(before.items_per_second / 2)  # what is tried later is quicker
+
+    def price(settings: Mapping[str, Any]) -> Estimate:
+        chips = tuple(dataclasses.replace(chip, peak={}) for chip in before.chips)
+        return dataclasses.replace(before, fits=True, chips=chips, items_per_second=next(rates))
+
+    options = poptorch.Options()
+    options.Training.gradientAccumulation(8)
+    advice = Adviser(freeze(options, True), 8 * 16, price, lambda: 3).advice(before)
+    named = [re.search(r"autoRecomputation|set\w+", line.change)[0] for line in advice]
+    locations = ["setAccumulatorLocation", "setActivationLocation", "setOptimizerLocation"]
+    assert named == ["autoRecomputation", *locations, "setAvailableMemoryProportion"]
+
+
+def test_a_model_that_nothing_else_makes_fit_is_cut_over_more_chips() -> None:
+    before = priced(4, 8000, 15, "SGD", system="bow:4")  # weights of 1 GiB, an odd micro-batch
+    first = before.advice[0]
+    assert first.change == "poptorch.autoplace(model, example, options, num_ipus=4)"
+    assert first.fits
 
 
 def test_enough_alone_comes_first_and_the_quickest_of_it() -> None:

@@ -29,10 +29,15 @@ class Change(NamedTuple):
 class Tried(NamedTuple):
     change: Change
     priced: Estimate
+    group: int  # those of an earlier one come first
 
     @property
     def bytes(self) -> float:
         return self.priced.fullest_bytes
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        return self.group, 1 / self.priced.items_per_second
 
 
 class Adviser(NamedTuple):
@@ -43,30 +48,33 @@ class Adviser(NamedTuple):
 
     def advice(self, before: Estimate) -> tuple[Advice, ...]:
         if before.fits:
-            tried = list(self._priced(self._faster(before)))
-            enough = 0.995 * before.seconds
-            faster = [t for t in tried if t.priced.fits and t.priced.seconds < enough]
-            best = sorted(faster, key=lambda t: t.priced.seconds)
+            tried = list(self._priced(*self._faster(before)))
+            enough = before.items_per_second / 0.995
+            faster = [t for t in tried if t.priced.fits and t.priced.items_per_second > enough]
+            best = sorted(faster, key=lambda t: t.rank)
         else:
-            tried = list(self._priced(self._smaller(before)))
+            tried = list(self._priced(*self._smaller(before)))
             saving = [t for t in tried if t.bytes < before.fullest_bytes]
             if not any(t.priced.fits for t in saving):
                 saving += self._joined(sorted(saving, key=lambda t: t.bytes))
             if not any(t.priced.fits for t in saving):
                 saving += self._divided(before)
-            best = sorted(saving, key=_rank)
+            fitting = sorted((t for t in saving if t.priced.fits), key=lambda t: t.rank)
+            rest = sorted((t for t in saving if not t.priced.fits), key=lambda t: t.bytes)
+            best = fitting + rest
         return tuple(
             Advice(
                 one.change.text, before.fullest_bytes - one.bytes,
-                one.priced.seconds - before.seconds, one.priced.fits,
+                before.seconds * (before.items_per_second / one.priced.items_per_second - 1),
+                one.priced.fits,
             )
             for one in best[:MOST]
         )  # fmt: skip
 
-    def _priced(self, changes: Iterable[Change]) -> Iterator[Tried]:
-        for change in changes:
+    def _priced(self, *groups: Iterable[Change]) -> Iterator[Tried]:
+        for at, change in ((at, change) for at, group in enumerate(groups) for change in group):
             try:
-                yield Tried(change, self.price(change.settings))
+                yield Tried(change, self.price(change.settings), at)
             except Exception as error:  # forward may need the size of its batch, and raise anything
                 log.python.info("Advice: %s is not priced: %s", change.text, error)
 
@@ -80,7 +88,7 @@ class Adviser(NamedTuple):
         name = "Training.gradientAccumulation" if self.spec.training else "deviceIterations"
         return f"options.{name}({count})"
 
-    def _faster(self, before: Estimate) -> list[Change]:
+    def _faster(self, before: Estimate) -> tuple[list[Change], ...]:
         spec, where, share = self.spec, self.spec.locations, _share(self.spec)
         made = _partials(spec)
         larger = min(_MOST_SHARE, 2 * share)
@@ -102,26 +110,51 @@ class Adviser(NamedTuple):
             count = more * spec.loops.replicas
             text = f"options.replicationFactor({count}); {self._stepping(steps // more)}"
             made.append(Change(text, {"replicas": count}))
+        return self._fewer_calls(before), self._fewer_bubbles(before), made
+
+    def _fewer_calls(self, before: Estimate) -> list[Change]:
+        """Where the host's calls take more than a third: so few that they take a tenth."""
+        share, loops = before.bound["host call"], self.spec.loops
+        if share <= 1 / 3:
+            return []
+        factor = 1 << math.ceil(math.log2(9 * share / (1 - share)))
+        count, samples = factor * loops.iterations, factor * self.rows * loops.processes
+        text = f"options.deviceIterations({count})  # {samples:,} samples per call"
+        return [Change(text, {"device_iterations": count})]
+
+    def _fewer_bubbles(self, before: Estimate) -> list[Change]:
+        """Where chips wait for one another: more micro-batches each time that a pipeline fills."""
+        steps, micro = self._steps()
+        made = []
+        for count in (2 * steps, 4 * steps) if before.bound["bubble"] > 0.1 else ():
+            settings = {"device_iterations": count}
+            if self.spec.training:
+                settings = {"accumulation": count, "micro_batch": micro}
+            samples = count * micro * self.spec.loops.input_groups * self.spec.loops.processes
+            per = "update" if self.spec.training else "call"
+            made.append(
+                Change(f"{self._stepping(count)}  # {samples:,} samples per {per}", settings)
+            )
         return made
 
-    def _smaller(self, before: Estimate) -> list[Change]:
+    def _smaller(self, before: Estimate) -> tuple[list[Change], ...]:
+        """What computes again, what rests elsewhere, and the rest."""
         spec, where = self.spec, self.spec.locations
-        made = _partials(spec)
+        other = _partials(spec)
         if _share(spec) / 2 >= _LEAST:
-            made.append(_proportion(_share(spec) / 2, len(before.chips)))
+            other.append(_proportion(_share(spec) / 2, len(before.chips)))
         if not spec.training:
-            return made + _moved("weight", where.weight.on_chip, False)
-        if not spec.recompute:
-            made.append(_recomputation(True))
-        again = spec.recompute or (spec.recompute is None and len(before.chips) > 1)
-        if again and self.checkpoints() > 1:
+            return [], _moved("weight", where.weight.on_chip, False), other
+        again = [] if spec.recompute else [_recomputation(True)]
+        does = spec.recompute or (spec.recompute is None and len(before.chips) > 1)
+        if does and self.checkpoints() > 1:
             text = "# poptorch.recomputationCheckpoint at every {}. place only, in the model"
-            made += [Change(text.format(every), {"checkpoints": every}) for every in (2, 4)]
+            again += [Change(text.format(every), {"checkpoints": every}) for every in (2, 4)]
         shared = spec.loops.all_replicas > 1 and not where.optimizer.sharded
-        made += _moved("optimizer", where.optimizer.on_chip, shared)
+        made = _moved("optimizer", where.optimizer.on_chip, shared)
         made += _moved("activation", where.activation.on_chip, False)
         made += _moved("accumulator", where.accumulator.on_chip, False)
-        return made
+        return again, made, other
 
     def _joined(self, singles: list[Tried]) -> list[Tried]:
         made: list[Tried] = []
@@ -132,7 +165,7 @@ class Adviser(NamedTuple):
                 continue
             text = f"{joined.text}; {single.change.text}"
             joined = Change(text, {**joined.settings, **single.change.settings})
-            made.append(Tried(joined, self.price(joined.settings)))
+            made.append(Tried(joined, self.price(joined.settings), MOST))
             if made[-1].priced.fits or len(made) + 1 == MOST_JOINED:
                 break
         return made
@@ -147,17 +180,16 @@ class Adviser(NamedTuple):
             for parts in (2, 4, 8)
             if micro % parts == 0
         ]
+        chips, all_chips = len(before.chips), parse(before.system).chips // before.replicas
+        while (chips := 2 * chips) <= all_chips:
+            text = f"poptorch.autoplace(model, example, options, num_ipus={chips})"
+            changes.append(Change(text, {"ipus_per_replica": chips}))
         made: list[Tried] = []
         for tried in self._priced(changes):
             made.append(tried)
             if tried.priced.fits:
                 break
         return [each for each in made if each.bytes < before.fullest_bytes]
-
-
-def _rank(tried: Tried) -> tuple[bool, float]:
-    fits = tried.priced.fits
-    return not fits, tried.priced.seconds if fits else tried.bytes
 
 
 def _partials(spec: Spec) -> list[Change]:

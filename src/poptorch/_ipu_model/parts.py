@@ -116,11 +116,11 @@ class Advice:
 
     change: str  # what to write
     saves: float  # bytes on the fullest chip
-    costs: float  # seconds per call more; negative if it is faster
+    costs: float  # seconds more for the samples of a call; negative if it is faster
     fits: bool  # then
 
     def __str__(self) -> str:
         verdict = "fits" if self.fits else "does not fit"
         room = f"{size_text(abs(self.saves))} {'less' if self.saves >= 0 else 'more'}"
-        time = f"{abs(self.costs) * 1e3:.3g} ms {'more' if self.costs > 0 else 'less'}"
-        return f"{self.change}: {room}, {time} per call, {verdict}"
+        time = f"{round(abs(self.costs) * 1e3, 6):.3g} ms {'more' if self.costs > 0 else 'less'}"
+        return f"{self.change}: {room}, {time} for as many samples, {verdict}"

@@ -30,6 +30,7 @@ _PLACE = (lambda value: value in LOCATIONS), " or ".join(map(repr, LOCATIONS))
 SETTINGS: Mapping[str, tuple[Callable[[Any], bool], str]] = {  # what they can be, and in words
     "micro_batch": _COUNT,
     "accumulation": _COUNT,
+    "device_iterations": _COUNT,
     "replicas": _COUNT,
     "recomputation": _FLAG,
     "half_partials": _FLAG,
@@ -154,9 +155,4 @@ def check(vary: Mapping[str, Sequence[Any]], training: bool) -> None:
         raise Error(
             "There is no gradient accumulation in inference",
             got="vary={'accumulation': ...}", fix='"micro_batch": device iterations follow',
-        )  # fmt: skip
-    if {"accumulation", "micro_batch"} <= vary.keys():
-        raise Error(
-            "One of accumulation and micro_batch follows from the other",
-            got="both in vary", fix="one of them: the samples per update stay the same",
         )  # fmt: skip
