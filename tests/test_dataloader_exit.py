@@ -133,8 +133,13 @@ def test_a_script_without_a_guard_is_told_about_it(tmp_path):
     script.write_text(HEAD + "\niterate(SharingStrategy.SharedMemory, 0)\n")
     done = programs.run(script, environment=ENVIRONMENT)
     assert done.returncode == 1
-    assert "worker thread failed to start" in done.stderr
-    assert 'the guard: if __name__ == "__main__":' in " ".join(done.stderr.split())
+    message = done.stderr[done.stderr.index("poptorch.Error") :]
+    assert "worker thread failed to start" in message
+    assert "Got:    the loading process imports the script, which starts a loader again" in message
+    first = message.split("Fix:")[1]
+    assert first.strip() == 'put the code that trains under the guard: if __name__ == "__main__":'
+    assert done.stderr.count("Traceback") == 1
+    assert len(message.splitlines()) == 6
 
 
 def _can_mount():

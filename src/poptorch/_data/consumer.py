@@ -17,6 +17,9 @@ from .process import Process
 from .worker import Settings
 
 _CHECK_SECONDS = 0.2  # how soon a killed worker is noticed
+_GUARD = 'put the code that trains under the guard: if __name__ == "__main__":'
+_TRAVEL = "data set, collate_fn and worker_init_fn must be picklable and importable"
+_FORK = "or share them by fork: async_options={'sharing_strategy': poptorch.SharingStrategy.Fork}"
 _NEGLIGIBLE = 0.05  # share of waiting below which loading is not what limits a run
 
 
@@ -34,7 +37,7 @@ class Consumer:
         try:
             self._process = Process(source, strategy, settings)
         except Exception as error:
-            raise _not_started(f"{type(error).__name__}: {error}") from error
+            raise _not_started(f"{type(error).__name__}: {error}", _TRAVEL, _FORK) from error
         # Runs once: when called, when this object goes, or at the exit of this very process,
         # before multiprocessing waits there for the worker.
         self._stop = util.Finalize(self, self._process.stop, exitpriority=10)
@@ -149,8 +152,10 @@ class Consumer:
         message = self._message()
         if message.kind is Kind.FAILED:
             log.python.error("The loading process could not start:\n%s", message.text)
-        if message.kind is not Kind.READY:
-            raise _not_started(message.text, has_arrived=bool(message.slot))
+        if message.kind is Kind.GONE:
+            raise _not_started(message.text, _GUARD, _TRAVEL, _FORK)
+        if message.kind is not Kind.READY:  # a data set that arrived: its traceback tells all
+            raise _not_started(message.text, *(() if message.slot else (_TRAVEL, _FORK)))
         try:
             file = self._process.channel.receive_file()
         except EOFError:
@@ -161,17 +166,8 @@ class Consumer:
             os.close(file)
 
 
-def _not_started(reason: str, has_arrived: bool = False) -> Error:
-    fix = (
-        "data set, collate_fn and worker_init_fn must be picklable and importable, and the"
-        ' script needs the guard: if __name__ == "__main__":',
-        "or share them by fork: async_options={'sharing_strategy': poptorch.SharingStrategy.Fork}",
-    )
-    return Error(
-        "The asynchronous loader's worker thread failed to start",
-        got=reason,
-        fix=() if has_arrived else fix,  # the data set's own fault: its traceback tells all
-    )
+def _not_started(reason: str, *fix: str) -> Error:
+    return Error("The asynchronous loader's worker thread failed to start", got=reason, fix=fix)
 
 
 def verdict(waited: float, total: float) -> str:

@@ -30,6 +30,8 @@ from .ring import aligned
 
 PATIENCE = 10.0  # seconds between the steps of ending a process: ask, interrupt, kill
 
+_NAME = "poptorch-data"
+_UNGUARDED = 79  # exit code of a loading process whose script starts a loader when it is imported
 _SERVER_GONE = 255  # Python's exit code of a process whose fork server can no longer tell it
 
 _METHODS = {
@@ -44,6 +46,9 @@ class Process:
     """A running worker with the channel to it; ``stop`` leaves nothing of it behind."""
 
     def __init__(self, source: Any, strategy: SharingStrategy, settings: worker.Settings) -> None:
+        here = multiprocessing.current_process()
+        if here.name == _NAME and getattr(here, "_inheriting", False):
+            os._exit(_UNGUARDED)  # silently: the process that started this one explains it
         context = multiprocessing.get_context(_METHODS[strategy])
         forks = strategy is SharingStrategy.Fork
         ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
@@ -64,7 +69,7 @@ class Process:
                 settings,
                 "fork" if forks else multiprocessing.get_start_method(allow_none=True),
             ),
-            name="poptorch-data",
+            name=_NAME,
         )
         try:
             with theirs, _prepared(strategy):
@@ -89,6 +94,8 @@ class Process:
         code = self._process.exitcode
         if code is None:
             return "the loading process closed its connection"
+        if code == _UNGUARDED:
+            return "the loading process imports the script, which starts a loader again"
         if code < 0:
             name = signal.Signals(-code).name
             return f"the loading process was killed by {name}"
