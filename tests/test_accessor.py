@@ -1,6 +1,8 @@
 """The asynchronous accessor: what arrives, when things are loaded, and how long they stay valid."""
 
+import logging
 import multiprocessing
+import re
 import time
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import torch
 
 from helpers.data_sets import (
     METHODS,
+    Carrying,
     Counted,
     Endless,
     Graph,
@@ -16,11 +19,13 @@ from helpers.data_sets import (
     Numbers,
     SizedStream,
     Sizes,
+    Slow,
     StartMethod,
     Stream,
     Structured,
     SubGraph,
     Unfinished,
+    Unwieldy,
     as_dict,
     as_list,
     as_nested,
@@ -31,7 +36,7 @@ from helpers.data_sets import (
     with_number,
     with_text,
 )
-from helpers.leaks import descendants
+from helpers.leaks import descendants, nothing_left
 from helpers.loaders import ASYNC_MODES, FORK, loader, options, values
 from helpers.patience import eventually
 from poptorch._base.errors import Error
@@ -46,6 +51,10 @@ def accessor(dataset, **kwargs):
     return AsynchronousDataAccessor(dataset, **{**FORK, **kwargs})
 
 
+def torch_s_loader(dataset, size=1, collate_fn=None):
+    return torch.utils.data.DataLoader(dataset, size, collate_fn=collate_fn)
+
+
 @pytest.mark.spec("data", 20)
 @pytest.mark.parametrize(
     "dataset", [Numbers(4), Unfinished(4), Endless(4), Stream(4), SizedStream(4)]
@@ -56,48 +65,26 @@ def test_any_data_set(dataset):
         assert values(made) == [[0], [1], [2], [3]]
 
 
-def test_a_torch_loader_and_a_list():
-    made = accessor(torch.utils.data.DataLoader(Numbers(5), 2))
+def test_a_torch_loader_a_list_and_a_generator():
+    made = accessor(torch_s_loader(Numbers(5), 2))
     assert values(made) == [[0, 1], [2, 3], [4]]  # the last one has fewer rows
     assert len(made) == 3
     assert values(accessor([torch.ones(1), torch.zeros(1)])) == [[1], [0]]
-
-
-def test_a_generator_can_be_iterated_once():
     made = accessor(torch.tensor(float(i)) for i in range(3))
     assert values(made) == [[0], [1], [2]]
-    assert values(made) == []
+    assert values(made) == []  # a generator can be iterated once
 
 
 @pytest.mark.spec("data", 6)
 @pytest.mark.parametrize("mode", ASYNC_MODES)
-@pytest.mark.parametrize("form, kind", [(as_tuple, list), (as_list, list), (as_pair, list)])
-def test_sequences_arrive_as_lists(form, kind, mode):
-    first = next(iter(loader(Structured(4, form), 2, mode=mode)))
-    assert type(first) is kind
-    assert [t.tolist() for t in first] == [[0, 1], [0, -1]]
-    assert type(next(accessor(Structured(4, form)))) is list
-
-
-@pytest.mark.parametrize("mode", ASYNC_MODES)
-def test_dicts_arrive_as_dicts_in_their_order(mode):
+def test_sequences_arrive_as_lists_and_dicts_as_dicts_in_their_order(mode):
+    for form in (as_tuple, as_list, as_pair):
+        first = next(iter(loader(Structured(4, form), 2, mode=mode)))
+        assert type(first) is type(next(accessor(Structured(4, form)))) is list
+        assert [t.tolist() for t in first] == [[0, 1], [0, -1]]
     first = next(iter(loader(Structured(4, as_dict), 2, mode=mode)))
     assert type(first) is dict
-    assert {k: v.tolist() for k, v in first.items()} == {"b": [0, 1], "a": [0, -1]}
-    assert list(first) == ["b", "a"]
-
-
-def test_the_keys_of_the_first_element_count():
-    one = torch.ones(1)
-    made = accessor([{"b": one, "a": 2 * one}, {"a": 4 * one, "b": 3 * one}])
-    assert [[(k, v.item()) for k, v in d.items()] for d in made] == [
-        [("b", 1), ("a", 2)],
-        [("b", 3), ("a", 4)],
-    ]
-    made = accessor([{"b": one}, {"a": one}])
-    next(made)
-    with pytest.raises(AssertionError, match="must have the same keys"):
-        next(made)
+    assert [(k, v.tolist()) for k, v in first.items()] == [("b", [0, 1]), ("a", [0, -1])]
 
 
 @pytest.fixture
@@ -119,15 +106,13 @@ def test_registered_types_are_rebuilt(mode, strategy):
     )  # fmt: skip
     for _ in range(2):
         seen = [(type(g), g.nodes.tolist(), g.edges.tolist(), g.name) for g in made]
-        assert seen == [
-            (Graph, [i, i + 1], [-i, -i - 1], "graph") for i in (0.0, 2.0, 4.0)
-        ]  # fmt: skip
+        assert seen == [(Graph, [i, i + 1], [-i, -i - 1], "graph") for i in (0.0, 2.0, 4.0)]
 
 
 @pytest.mark.spec("data", 23)
 @pytest.mark.usefixtures("graph_parser")
 def test_sub_classes_need_their_own_registration():
-    data = torch.utils.data.DataLoader(Numbers(2), collate_fn=collate_sub_graph)
+    data = torch_s_loader(Numbers(2), collate_fn=collate_sub_graph)
     with pytest.raises(Error, match="worker thread failed to start"):
         accessor(data)
     registerCustomArgParser(SubGraph, GraphParser())
@@ -138,28 +123,49 @@ def test_sub_classes_need_their_own_registration():
 @pytest.mark.parametrize("form", [as_nested, with_text, with_number])
 def test_nested_structures_and_other_objects_are_refused(form, caplog):
     with pytest.raises(Error, match="worker thread failed to start") as caught:
-        accessor(torch.utils.data.DataLoader(Structured(4, form), 2, collate_fn=list))
+        accessor(torch_s_loader(Structured(4, form), 2, collate_fn=list))
     for text in (str(caught.value), caplog.text):
         assert "is not a torch tensor" in text
         assert "flat 1D container" in text
 
 
-def test_all_elements_have_the_shape_and_kind_of_the_first():
-    for elements, message in (
-        ([torch.ones(2), torch.ones(3)], "shapes of the first"),
-        ([torch.ones(2), [torch.ones(2)]], "must be of the same kind"),
-        ([[torch.ones(2)], [torch.ones(2), torch.ones(2)]], "shapes of the first"),
-        ([torch.ones(2), "text"], "is not a torch tensor"),
-    ):
-        made = accessor(elements)
+ONE, TWO, THREE = torch.ones(1), torch.ones(2), torch.ones(3)
+UNLIKE = "shapes of the first"
+
+
+@pytest.mark.parametrize(
+    "first, second, message",
+    [
+        (TWO, THREE, UNLIKE),
+        (torch.ones(2, 2), torch.ones(2, 3), UNLIKE),
+        (TWO, torch.ones(2, 1), UNLIKE),
+        ((TWO, THREE), (ONE, ONE), UNLIKE),
+        ((TWO, TWO), (TWO, ONE), "same first dimension"),
+        ([TWO], [TWO, TWO], UNLIKE),
+        (torch.ones(()), ONE, UNLIKE),
+        (TWO, [TWO], "must be of the same kind"),
+        (TWO, "text", "is not a torch tensor"),
+        ({"b": ONE}, {"a": ONE}, "must have the same keys"),
+    ],
+)
+def test_all_elements_are_like_the_first(first, second, message):
+    made = accessor([first, second])
+    next(made)
+    with pytest.raises(AssertionError, match=f"(?s)data fetcher.*({message}|{UNLIKE})"):
         next(made)
-        with pytest.raises(AssertionError, match=f"(?s)data fetcher.*{message}"):
-            next(made)
 
 
-def test_values_are_cast_to_the_first_type():
+def test_what_follows_the_first_element():
+    """Its keys' order, its type, and fewer rows of each tensor."""
+    made = accessor([{"b": ONE, "a": 2 * ONE}, {"a": 4 * ONE, "b": 3 * ONE}])
+    assert [[(k, v.item()) for k, v in d.items()] for d in made] == [
+        [("b", 1), ("a", 2)],
+        [("b", 3), ("a", 4)],
+    ]
     made = accessor([torch.tensor([1.5]), torch.tensor([2], dtype=torch.int64)])
     assert [(t.dtype, t.item()) for t in made] == [(torch.float32, 1.5), (torch.float32, 2.0)]
+    made = accessor([[THREE, torch.ones(3, 2)], [TWO, torch.ones(2, 2)]])
+    assert [[tuple(t.shape) for t in each] for each in made] == [[(3,), (3, 2)], [(2,), (2, 2)]]
 
 
 @pytest.mark.spec("data", 7)
@@ -180,13 +186,21 @@ def test_an_element_is_valid_until_the_next_is_asked_for():
         assert element.item() == expected
 
 
+POISON = {
+    torch.float16: float("nan"), torch.complex64: complex("nan"), torch.bool: True,
+    torch.int64: torch.iinfo(torch.int64).max,
+}  # fmt: skip
+
+
 def test_poisoned_buffers_show_use_after_release(monkeypatch):
     monkeypatch.setenv("POPTORCH_POISON_BUFFERS", "1")
-    made = accessor(Numbers(3), buffer_size=10, load_indefinitely=False)
+    data = [[torch.zeros(2, dtype=dtype) for dtype in POISON]] * 3
+    made = accessor(data, buffer_size=10, load_indefinitely=False)
     kept = list(made)
-    assert all(t.isnan() for t in kept)
-    for expected, element in enumerate(made):
-        assert element == expected  # but not before
+    wanted = [torch.full((2,), value, dtype=dtype) for dtype, value in POISON.items()]
+    for element in kept:
+        torch.testing.assert_close(element, wanted, equal_nan=True)
+    assert all(not any(t.any() for t in element) for element in made)  # but not before
 
 
 def test_elements_survive_the_accessor():
@@ -198,49 +212,31 @@ def test_elements_survive_the_accessor():
 
 
 @pytest.mark.spec("data", 8)
-def test_one_element_is_loaded_at_construction():
+@pytest.mark.parametrize("preload", [False, True])
+def test_one_element_is_loaded_at_construction_or_the_ring_filled(preload):
     data = Counted(9)
-    made = accessor(data, buffer_size=4)
+    made = accessor(data, buffer_size=4, early_preload=preload)
+    assert eventually(lambda: data.count == (4 if preload else 1))
     time.sleep(0.1)
-    assert data.count == 1
-    iter(made)
+    assert data.count == (4 if preload else 1)
+    for _ in range(3):  # which keeps what is loaded
+        iter(made)
     assert eventually(lambda: data.count == 4)
     time.sleep(0.05)
     assert data.count == 4
-
-
-def test_early_preload_fills_the_ring():
-    data = Counted(9)
-    made = accessor(data, buffer_size=4, early_preload=True)
-    assert eventually(lambda: data.count == 4)
-    time.sleep(0.1)
-    assert data.count == 4
+    assert next(made) == 0
     assert values(made) == [[float(i)] for i in range(9)]
 
 
 def test_the_next_epoch_is_loaded_ahead_or_not():
-    data = Counted(3)
-    made = accessor(data, buffer_size=5, load_indefinitely=True)
-    values(made)
-    assert eventually(lambda: data.count == 3 + 5)
-    assert values(made) == [[0], [1], [2]]
-    data = Counted(3)
-    made = accessor(data, buffer_size=5, load_indefinitely=False)
-    values(made)
-    time.sleep(0.1)
-    assert data.count == 3
-    assert values(made) == [[0], [1], [2]]
-    assert data.count == 6
-
-
-def test_beginning_again_unused_keeps_what_is_loaded():
-    data = Counted(20)
-    made = accessor(data, buffer_size=3)
-    for _ in range(3):
-        iter(made)
-    assert eventually(lambda: data.count == 3)
-    assert next(made) == 0
-    assert data.count <= 4
+    for indefinitely, loaded in ((True, 3 + 5), (False, 3)):
+        data = Counted(3)
+        made = accessor(data, buffer_size=5, load_indefinitely=indefinitely)
+        values(made)
+        assert eventually(lambda data=data, loaded=loaded: data.count == loaded)
+        time.sleep(0.1)
+        assert data.count == loaded
+        assert values(made) == [[0], [1], [2]]
 
 
 def test_beginning_again_in_the_middle_drops_what_is_loaded():
@@ -263,13 +259,9 @@ def test_next_without_a_loop():
 
 
 @pytest.mark.spec("data", 21)
-def test_an_asynchronous_loader_is_refused():
-    made = loader(Numbers(4), mode=DataLoaderMode.Async)
+def test_loaders_of_ours():
     with pytest.raises(Error, match="already uses an AsynchronousDataAccessor"):
-        accessor(made)
-
-
-def test_a_sync_loader_may_be_wrapped():
+        accessor(loader(Numbers(4), mode=DataLoaderMode.Async))
     sync = loader(Numbers(7), 2)
     made = accessor(sync)
     assert (len(made), values(made)) == (3, [[0, 1], [2, 3], [4, 5]])
@@ -290,69 +282,81 @@ def test_rebatching(size):
     assert len(made) == len(sync) * 3 // size
 
 
-def test_rebatching_keeps_the_rest_when_the_data_set_says_so():
-    data = torch.utils.data.DataLoader(Numbers(7), 3)
-    data.rebatched_drop_last = False
-    made = accessor(data, rebatched_size=2)
+@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize("rows", [(7,), (1,) * 7, (2, 5), (3, 3, 1), (6, 1), (4, 0, 3)])
+def test_rebatching_any_sizes_loses_and_repeats_nothing(rows, drop_last):
+    data = Sizes(*rows)
+    data.rebatched_drop_last = drop_last
+    made = accessor(data, rebatched_size=3)
     for _ in range(2):
-        assert values(made) == [[0, 1], [2, 3], [4, 5], [6]]
-    assert values(accessor(Sizes(1, 0, 4, 2), rebatched_size=3)) == [[0, 1, 2], [3, 4, 5]]
+        assert values(made) == [[0, 1, 2], [3, 4, 5]] + ([] if drop_last else [[6]])
 
 
-def test_rebatching_may_yield_nothing():
-    made = accessor(torch.utils.data.DataLoader(Numbers(3), 1), rebatched_size=5)
-    assert values(made) == []
-    assert values(made) == []
-
-
-def test_arguments_that_make_no_sense():
-    for kwargs in ({"buffer_size": 0}, {"rebatched_size": 1}, {"miss_sleep_time_in_ms": -1}):
-        with pytest.raises(AssertionError, match=next(iter(kwargs))):
-            accessor(Numbers(3), **kwargs)
-    with pytest.raises(ValueError, match="SharingStrategy"):
-        accessor(Numbers(3), sharing_strategy=17)
+def test_rebatching_loads_no_more_than_fits_and_needs_rows():
+    data = Counted(9)
+    made = accessor(torch_s_loader(data, 1), rebatched_size=2, buffer_size=2, early_preload=True)
+    assert eventually(lambda: data.count == 4)
+    time.sleep(0.05)
+    assert data.count == 4
+    assert values(made) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    made = accessor(torch_s_loader(Numbers(3), 1), rebatched_size=5)
+    for _ in range(2):
+        assert values(made) == []
+    for element in (torch.tensor(1.0), (ONE, TWO)):
+        with pytest.raises(Error, match="same first dimension"):
+            accessor([element], rebatched_size=2)
 
 
 @pytest.mark.spec("data", 28)
 @pytest.mark.parametrize("strategy", list(SharingStrategy))
-def test_the_data_set_is_a_copy(strategy):
+def test_the_data_set_is_a_copy_of_whatever_it_holds(strategy, tmp_path, monkeypatch):
+    """But for tensors in shared memory."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     shared, own = torch.zeros(2).share_memory_(), torch.zeros(2)
-    made = accessor([own, own, shared, own], sharing_strategy=strategy)
+    made = accessor(Carrying(shared, own), sharing_strategy=strategy)
     shared.fill_(7)
     own.fill_(7)
-    assert values(made) == [[0, 0], [0, 0], [7, 7], [0, 0]]
+    assert values(made) == [[0, 0], [7, 7], [1, 1]]
+    assert not list(tmp_path.glob("poptorch_*"))
 
 
-@pytest.mark.parametrize("strategy", [SharingStrategy.ForkServer, SharingStrategy.SharedMemory])
-def test_torch_s_workers_are_started_as_the_program_would_start_them(strategy):
+@pytest.mark.parametrize("strategy", [SharingStrategy.ForkServer])
+def test_large_data_sets_travel_through_one_file(strategy):
+    with nothing_left():
+        made = accessor(Unwieldy(), sharing_strategy=strategy)
+        assert values(made) == [[1999.0]]
+        made.terminate()
+        del made
+
+
+@pytest.fixture
+def start_method():
     before = multiprocessing.get_start_method()
-    try:
-        for method in ("fork", "spawn"):
-            multiprocessing.set_start_method(method, force=True)
-            made = accessor(StartMethod(1), sharing_strategy=strategy)
-            assert METHODS[int(next(made))] == method
-            made.terminate()
-    finally:
-        multiprocessing.set_start_method(before, force=True)
+    yield lambda method: multiprocessing.set_start_method(method, force=True)
+    multiprocessing.set_start_method(before, force=True)
+
+
+def test_torch_s_workers_are_started_as_the_program_would_start_them(start_method):
+    for method in ("fork", "spawn"):
+        start_method(method)
+        made = accessor(StartMethod(1), sharing_strategy=SharingStrategy.ForkServer)
+        assert METHODS[int(next(made))] == method
+        made.terminate()
 
 
 @pytest.mark.parametrize(("workers", "method"), [(1, "fork"), (0, "fork"), (1, "spawn")])
-def test_a_loader_with_workers_is_forked_where_torch_forks_them(workers, method):
+def test_a_loader_with_workers_is_forked_where_torch_forks_them(workers, method, start_method):
     class Local(Numbers):
         """Cannot be pickled."""
 
-    before = multiprocessing.get_start_method()
-    try:
-        multiprocessing.set_start_method(method, force=True)
-        if workers and method == "fork":
-            made = DataLoader(options(), Local(2), mode=DataLoaderMode.Async, num_workers=workers)
-            assert values(made) == [[0], [1]]
-            made.terminate()
-        else:
-            with pytest.raises((AttributeError, Error), match="Local"):
-                DataLoader(options(), Local(2), mode=DataLoaderMode.Async, num_workers=workers)
-    finally:
-        multiprocessing.set_start_method(before, force=True)
+    start_method(method)
+    if workers and method == "fork":
+        made = DataLoader(options(), Local(2), mode=DataLoaderMode.Async, num_workers=workers)
+        assert values(made) == [[0], [1]]
+        made.terminate()
+    else:
+        with pytest.raises((AttributeError, Error), match="Local"):
+            DataLoader(options(), Local(2), mode=DataLoaderMode.Async, num_workers=workers)
 
 
 def test_torch_s_workers_are_copies_of_a_process_that_has_imported_torch():
@@ -389,3 +393,12 @@ def test_forked_processes_do_not_need_the_program_s_threads():
         assert [batch.shape for batch in made] == [(2, 300, 300)] * 3
     finally:
         torch.set_num_threads(threads)
+
+
+def test_every_epoch_ends_with_a_verdict_at_debug(caplog):
+    caplog.set_level(logging.DEBUG, logger="poptorch::python")
+    for element in accessor(Slow(5, 20), buffer_size=1):
+        assert element >= 0
+    (line,) = [line for line in caplog.messages if "elements: " in line]
+    waited = re.match(r"5 elements: (\S+) s of \S+ s \(\d+%\) .*the host limits the run", line)
+    assert float(waited[1]) >= 4 * 0.02 * 0.9

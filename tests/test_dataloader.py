@@ -1,21 +1,25 @@
-"""The data loader: counts, arguments, members and what every mode has in common."""
+"""The data loader: every mode yields the same batches; counts, arguments and members."""
 
 import functools
 import inspect
 import logging
+import traceback
 
 import pytest
 import torch
 from torch.utils.data import TensorDataset
 from tqdm import tqdm
 
+from helpers import programs
 from helpers.data_sets import (
+    Broken,
     Numbers,
     Pair,
     Random,
     SizedStream,
     Stream,
     Structured,
+    Workers,
     as_array,
     as_dict,
     as_list,
@@ -23,6 +27,7 @@ from helpers.data_sets import (
     as_pair,
     as_tuple,
     doubled,
+    note_worker,
     with_number,
     with_text,
 )
@@ -32,24 +37,79 @@ from poptorch._base.errors import Error
 from poptorch.dataloader import AsynchronousDataAccessor, DataLoader
 from poptorch.enums import DataLoaderMode
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+def runs(end: int, size: int) -> list[list[int]]:
+    return [list(range(at, min(at + size, end))) for at in range(0, end, size)]
 
 
-@pytest.mark.spec("data", 3)
-def test_the_combined_batch_size():
-    opts = options(iterations=3, replicas=4, accumulation=2, group=2)
-    made = loader(Numbers(100, (5,)), 2, opts=opts)
-    assert made.combinedBatchSize == 2 * 3 * (4 // 2) * 2 == 24
-    assert made._plan.combined == 24
-    assert made.batch_size == 24
-    assert [batch.shape for batch in made] == [(24, 5)] * 4
+# A data set, arguments, torch's workers, and the batches of every mode.
+CASES = {
+    "the rest is dropped": (Numbers(11), {"batch_size": 4}, (0, 2), runs(8, 4)),
+    "the rest keeps its size and place": (
+        Numbers(11), {"batch_size": 2, "opts": (2,), "drop_last": False}, (0, 2), runs(11, 4),
+    ),
+    "iterations, replicas, accumulation": (
+        Numbers(50), {"batch_size": 2, "opts": (2, 3, 2)}, (0,), runs(48, 24),
+    ),
+    "groups of replicas": (
+        Numbers(50), {"batch_size": 2, "opts": (3, 4, 2, 2)}, (0,), runs(48, 24),
+    ),
+    "items as they are": (
+        Numbers(3, (2,)), {"batch_size": None, "drop_last": False}, (0,), [[0, 0], [1, 1], [2, 2]],
+    ),
+    "a collate function": (
+        Numbers(6), {"batch_size": 2, "collate_fn": doubled}, (0, 2), [[0, 2], [4, 6], [8, 10]],
+    ),
+    "a stream": (SizedStream(11), {"batch_size": 4}, (0,), runs(8, 4)),
+    "the rest of a stream": (
+        SizedStream(11), {"batch_size": 4, "drop_last": False}, (0,), runs(11, 4),
+    ),
+    "one by one": (Numbers(3), {"batch_size": 1}, (0, 2), [[0], [1], [2]]),
+}  # fmt: skip
+
+
+@pytest.mark.spec("data", 1, 3, 4, 5, 12, 18)
+@pytest.mark.parametrize("mode", ALL_MODES)
+@pytest.mark.parametrize(
+    "name, workers", [(name, workers) for name, case in CASES.items() for workers in case[2]]
+)
+def test_every_mode_yields_the_same_again_and_again(name, workers, mode):
+    dataset, arguments, _, expected = CASES[name]
+    opts = options(*arguments.get("opts", ()))
+    made = loader(dataset, mode=mode, num_workers=workers, **{**arguments, "opts": opts})
+    assert made.options is opts
+    assert made.combinedBatchSize == (arguments["batch_size"] and len(expected[0]))
+    assert made.persistent_workers == (workers > 0)
+    assert len(made) == len(expected)
+    for stop in (len(expected), 1, len(expected) - 1):  # to the end, or broken off
+        seen = [b.flatten().tolist() for b, _ in zip(made, range(stop), strict=False)]
+        assert seen == expected[:stop]
+    for _ in range(2):
+        assert values(made) == expected
+    with tqdm(made, disable=True) as bar:
+        assert bar.total == len(expected)
+    for _ in range(3):
+        made.terminate()
+
+
+@pytest.mark.spec("data", 24)
+@pytest.mark.parametrize("mode", ALL_MODES)
+def test_after_the_end(mode):
+    made = loader(Numbers(3), mode=mode)
+    made.terminate()
+    if mode is DataLoaderMode.Sync:
+        assert values(made) == [[0], [1], [2]]
+    else:
+        with pytest.raises(AssertionError, match="has been terminated"):
+            iter(made)
+    with pytest.raises(TypeError, match=r"has no len\(\)"):
+        len(loader(Stream(11), 4, mode=mode))
 
 
 @pytest.mark.spec("data", 2)
-def test_making_a_loader_freezes_the_options_and_keeps_them():
+def test_making_a_loader_freezes_the_options():
     opts = options()
-    made = loader(Numbers(4), opts=opts)
-    assert made.options is opts
+    loader(Numbers(4), opts=opts)
     with pytest.raises(AttributeError, match="Can't modify frozen Options"):
         opts.deviceIterations(2)
     other = opts.clone()
@@ -57,130 +117,40 @@ def test_making_a_loader_freezes_the_options_and_keeps_them():
     assert loader(Numbers(4), opts=other).combinedBatchSize == 2
 
 
-def test_options_must_be_options():
-    with pytest.raises(AssertionError, match=r"takes a poptorch.Options first"):
-        DataLoader({}, Numbers(4))
+FORMS = [as_tuple, as_list, as_pair, as_dict, as_nested, as_array, with_number, with_text]
 
 
-@pytest.mark.spec("data", 1)
-@pytest.mark.parametrize("mode", ALL_MODES)
-def test_the_incomplete_batch_is_dropped_by_default(mode):
-    made = loader(Numbers(11), 4, mode=mode)
-    assert len(made) == 2
-    assert values(made) == [[0, 1, 2, 3], [4, 5, 6, 7]]
-
-
-@pytest.mark.spec("data", 12)
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("mode", ALL_MODES)
-def test_the_incomplete_batch_keeps_its_size_and_place(mode, workers):
-    made = loader(Numbers(11), 2, opts=options(2), mode=mode, drop_last=False, num_workers=workers)
-    assert len(made) == 3
-    for _ in range(2):
-        assert values(made) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
-
-
-@pytest.mark.spec("data", 4)
-@pytest.mark.parametrize("mode", ALL_MODES)
-def test_len_needs_no_iteration_and_works_with_tqdm(mode):
-    made = loader(Numbers(50), 2, opts=options(2, 3, 2), mode=mode)
-    assert len(made) == 50 // (2 * 2 * 3 * 2) == 2
-    with tqdm(made, disable=True) as bar:
-        assert bar.total == 2
-        assert [i for i, _ in enumerate(bar)] == [0, 1]
-
-
-@pytest.mark.parametrize("drop_last, expected", [(True, 2), (False, 3)])
-@pytest.mark.parametrize("mode", ALL_MODES)
-def test_len_of_iterable_data(mode, drop_last, expected):
-    assert len(loader(SizedStream(11), 4, mode=mode, drop_last=drop_last)) == expected
-    with pytest.raises(TypeError, match=r"has no len\(\)"):
-        len(loader(Stream(11), 4, mode=mode, drop_last=drop_last))
-
-
-@pytest.mark.parametrize("form", [as_tuple, as_list, as_pair, as_dict, as_nested, as_array])
+@pytest.mark.parametrize("form", FORMS)
 def test_sync_passes_any_structure_as_torch_does(form):
     data = Structured(6, form)
-    expected = list(torch.utils.data.DataLoader(data, 3))
-    got = list(loader(data, 3))
+    got, expected = list(loader(data, 3)), list(torch.utils.data.DataLoader(data, 3))
     assert str(got) == str(expected)
     assert type(got[0]) is type(expected[0])
+    assert type(next(iter(loader(Structured(2, as_pair), 2)))) is Pair
 
 
-def test_sync_passes_texts_and_numbers_beside_tensors():
-    assert [text for _, text in loader(Structured(4, with_text), 2)] == [
-        ("sample 0", "sample 1"),
-        ("sample 2", "sample 3"),
-    ]
-    assert [number.tolist() for _, number in loader(Structured(4, with_number), 2)] == [
-        [0, 1],
-        [2, 3],
-    ]
+DTYPES = (torch.float16, torch.bfloat16, torch.uint8, torch.bool, torch.complex64, torch.int64)
 
 
-@pytest.mark.parametrize("mode", ALL_MODES)
-def test_collate_functions(mode):
-    assert values(loader(Numbers(4), 2, mode=mode, collate_fn=doubled)) == [[0, 2], [4, 6]]
+def of_all_types(t):
+    return tuple(t.to(dtype) for dtype in DTYPES)
 
 
 @pytest.mark.spec("data", 22)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.uint8, torch.bool])
 @pytest.mark.parametrize("mode", ALL_MODES)
-def test_element_types(mode, dtype):
-    data = Numbers(7, (2,), dtype)
-    batches = [b.clone() for b in loader(data, 2, mode=mode, drop_last=False)]
-    assert {b.dtype for b in batches} == {dtype}
-    assert torch.equal(torch.cat(batches), torch.stack([data[i] for i in range(7)]))
-
-
-@pytest.mark.spec("data", 18)
-@pytest.mark.parametrize("mode", ALL_MODES)
-def test_no_batch_size_passes_items_as_they_are(mode):
-    made = loader(Numbers(3, (2,)), batch_size=None, drop_last=False, mode=mode)
-    assert made.combinedBatchSize is None
-    assert made.options is not None
-    assert len(made) == 3
-    for _ in range(3):
-        assert values(made) == [[0, 0], [1, 1], [2, 2]]
-
-
-def test_no_batch_size_excludes_drop_last_as_in_torch():
-    with pytest.raises(ValueError, match="batch_size=None"):
-        loader(Numbers(3), batch_size=None)
-
-
-@pytest.mark.parametrize("size", [0, -1, 1.5, True])
-def test_batch_sizes_are_positive_integers(size):
-    with pytest.raises(ValueError, match="batch_size must be a positive integer"):
-        loader(Numbers(3), size)
-
-
-@pytest.mark.spec("data", 25)
-@pytest.mark.parametrize("workers", [0, 1])
-def test_workers_persist_by_default(workers):
-    assert loader(Numbers(3), num_workers=workers).persistent_workers == (workers > 0)
-    made = loader(Numbers(3), num_workers=workers, persistent_workers=False)
-    assert not made.persistent_workers
-
-
-@pytest.mark.spec("data", 24)
-@pytest.mark.parametrize("mode", ALL_MODES)
-def test_terminate_any_number_of_times(mode):
-    made = loader(Numbers(3), mode=mode)
-    for _ in range(3):
-        made.terminate()
-    assert (made._accessor is None) == (mode is DataLoaderMode.Sync)
-    if mode is DataLoaderMode.Sync:
-        assert values(made) == [[0], [1], [2]]
-    else:
-        with pytest.raises(AssertionError, match="has been terminated"):
-            iter(made)
+def test_element_types(mode):
+    data = Structured(7, of_all_types)
+    batches = [[t.clone() for t in batch] for batch in loader(data, 2, mode=mode, drop_last=False)]
+    for at, dtype in enumerate(DTYPES):
+        got = torch.cat([batch[at] for batch in batches])
+        assert got.dtype is dtype
+        assert torch.equal(got, torch.arange(7).to(dtype))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_two_iterations_at_once(workers):
     made = loader(Numbers(8), 2, num_workers=workers)
-    expected = [[0, 1], [2, 3], [4, 5], [6, 7]]
+    expected = runs(8, 2)
     pairs = [(a.tolist(), b.tolist()) for a, b in zip(made, made, strict=True)]
     assert pairs == [(e, e) for e in expected]
     first = iter(made)
@@ -189,25 +159,27 @@ def test_two_iterations_at_once(workers):
     assert values(first) == expected[1:]
 
 
-@pytest.mark.spec("data", 5)
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("mode", ALL_MODES)
-def test_breaking_off_and_beginning_again(mode, workers):
-    made = loader(Numbers(12), 2, mode=mode, num_workers=workers)
-    everything = [[i, i + 1] for i in range(0, 12, 2)]
-    for stop in (1, 3, 6):
-        assert [b.tolist() for b, _ in zip(made, range(stop), strict=False)] == everything[:stop]
-        assert values(made) == everything
-        assert values(made) == everything
+def test_a_newer_iterator_over_one_loading_process_ends_the_older_one():
+    made = loader(Numbers(8), 2, mode=DataLoaderMode.Async)
+    first, second = iter(made), iter(made)
+    with pytest.raises(Error, match="newer iterator"):
+        next(first)
+    assert values(second) == runs(8, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("mode", ALL_MODES)
-def test_shuffled_epochs_are_complete_and_differ(mode, workers):
-    made = loader(Numbers(24), 4, mode=mode, num_workers=workers, shuffle=True)
-    epochs = [[x for batch in made for x in batch.tolist()] for _ in range(3)]
-    assert all(sorted(epoch) == list(range(24)) for epoch in epochs)
-    assert len({tuple(epoch) for epoch in epochs}) == 3
+def test_shuffled_epochs_are_complete_differ_and_follow_a_generator(workers):
+    orders = []
+    for mode in ALL_MODES:
+        generator = torch.Generator().manual_seed(4)
+        made = loader(
+            Numbers(24), 4, mode=mode, num_workers=workers, shuffle=True, generator=generator
+        )
+        orders.append([[x for batch in values(made) for x in batch] for _ in range(3)])
+    assert all(sorted(epoch) == list(range(24)) for epoch in orders[0])
+    assert len({tuple(epoch) for epoch in orders[0]}) == 3
+    assert orders[0] == orders[1] == orders[2]
 
 
 @pytest.mark.slow
@@ -226,39 +198,27 @@ def test_seeds_make_runs_reproducible(mode, workers):
 
 
 @pytest.mark.slow
-def test_a_generator_gives_the_same_order_in_every_mode():
-    orders = []
-    for mode in ALL_MODES:
-        generator = torch.Generator().manual_seed(4)
-        made = loader(Numbers(20), 4, mode=mode, shuffle=True, generator=generator)
-        orders.append([values(made), values(made)])
-    assert orders[0] == orders[1] == orders[2]
-    assert orders[0][0] != orders[0][1]
-
-
-@pytest.mark.slow
-@pytest.mark.spec("data", 29)
+@pytest.mark.spec("data", 19, 25, 29)
 @pytest.mark.parametrize("mode", ALL_MODES)
-def test_torch_s_workers_have_their_usual_ids(mode):
-    from helpers.data_sets import Workers, note_worker
-
-    made = loader(Workers(6), 1, mode=mode, num_workers=2, worker_init_fn=note_worker)
-    got = [batch[0].tolist() for batch in made]
-    assert got == [[i, i % 2, i % 2] for i in range(6)]
-
-
-@pytest.mark.slow
-@pytest.mark.spec("data", 19)
-@pytest.mark.parametrize("mode", ALL_MODES)
-def test_iterable_data_repeats_in_every_worker_and_warns(mode, caplog):
+def test_torch_s_workers(mode, caplog):
+    """They have their usual ids; iterable data repeats in every one, which warns."""
+    made = loader(
+        Workers(6), 1, mode=mode, num_workers=2, worker_init_fn=note_worker,
+        persistent_workers=False,
+    )  # fmt: skip
+    assert not made.persistent_workers
+    assert [batch[0].tolist() for batch in made] == [[i, i % 2, i % 2] for i in range(6)]
     made = loader(Stream(4), 2, mode=mode, num_workers=2)
     assert "every element will be returned 2 times" in caplog.text
-    got = sorted(x for batch in values(made) for x in batch)
-    assert got == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert sorted(x for batch in values(made) for x in batch) == [0, 0, 1, 1, 2, 2, 3, 3]
     caplog.clear()
     loader(Stream(4), 2, num_workers=2, worker_init_fn=print)
     loader(Stream(4), 2, num_workers=1)
     assert caplog.text == ""
+
+
+def print_nothing(worker_id):
+    """Only there so that iterable data sets do not warn about missing initialisers."""
 
 
 @pytest.mark.slow
@@ -275,35 +235,29 @@ def test_the_worked_example_of_lost_samples():
     for mode in (sync, DataLoaderMode.Async):
         assert sizes(mode, split, 4) == [4] * 10
     assert sizes(rebatched, split, 4) == [4] * 13
-    assert all(sizes(mode, mapped, 4) == [4] * 13 for mode in ALL_MODES)
+    assert sizes(rebatched, mapped, 4) == [4] * 13
     last = sizes(sync, split, 5, drop_last=False)
     assert sorted(last) == [1, 1, 1, 1, 4] + [5] * 9
-    for mode, data in ((rebatched, split), (DataLoaderMode.Async, split), (sync, mapped)):
-        assert sizes(mode, data, 5, drop_last=False) == [5] * 10 + [3]
-
-
-def print_nothing(worker_id):
-    """Only there so that iterable data sets do not warn about missing initialisers."""
+    for mode in (rebatched, DataLoaderMode.Async):
+        assert sizes(mode, split, 5, drop_last=False) == [5] * 10 + [3]
 
 
 @pytest.mark.slow
 @pytest.mark.spec("data", 13)
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 6])
+@pytest.mark.parametrize("size", [1, 5, 6])
 def test_any_worker_size_gives_the_same_samples(size):
     made = loader(
         Numbers(20), 3, opts=options(2), mode=DataLoaderMode.AsyncRebatched,
         rebatched_worker_size=size, num_workers=2,
     )  # fmt: skip
     assert (made.batch_size, made.combinedBatchSize, len(made)) == (size, 6, 3)
-    assert values(made) == [list(range(i, i + 6)) for i in (0, 6, 12)]
+    assert values(made) == runs(18, 6)
 
 
-@pytest.mark.slow
 @pytest.mark.spec("data", 26)
 @pytest.mark.parametrize(
     "async_options",
     [
-        {},
         {"buffer_size": 1},
         {"buffer_size": 10, "early_preload": True},
         {"load_indefinitely": False, "miss_sleep_time_in_ms": 0},
@@ -313,20 +267,57 @@ def test_any_worker_size_gives_the_same_samples(size):
 def test_options_of_the_loading_process(mode, async_options):
     made = loader(Numbers(9), 2, mode=mode, async_options=async_options)
     for _ in range(3):
-        assert values(made) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+        assert values(made) == runs(8, 2)
 
 
-def test_arguments_that_exclude_one_another():
-    with pytest.raises(AssertionError, match="rebatched_size must not be in async_options"):
-        loader(Numbers(3), mode=DataLoaderMode.Async, async_options={"rebatched_size": 2})
-    with pytest.raises(
-        AssertionError, match=r"rebatched_worker_size must not be larger.*\n.*5 > 4"
-    ):
-        loader(Numbers(9), 4, mode=DataLoaderMode.AsyncRebatched, rebatched_worker_size=5)
-    with pytest.raises(ValueError, match="prefetch_factor"):
-        loader(Numbers(3), prefetch_factor=2)
-    with pytest.raises(TypeError, match="unknown"):
-        loader(Numbers(3), unknown=2)
+ASYNC = {"mode": DataLoaderMode.Async}
+REFUSED = {
+    "batch_size must be a positive integer": (
+        ValueError,
+        [{"batch_size": 0}, {"batch_size": -1}, {"batch_size": 1.5}, {"batch_size": True}],
+    ),
+    "batch_size=None": (ValueError, [{"batch_size": None}]),  # and drop_last, as in torch
+    "rebatched_size must not be in async_options": (
+        AssertionError, [{**ASYNC, "async_options": {"rebatched_size": 2}}],
+    ),
+    r"rebatched_worker_size must not be larger.*\n.*5 > 4": (
+        AssertionError,
+        [{"batch_size": 4, "mode": DataLoaderMode.AsyncRebatched, "rebatched_worker_size": 5}],
+    ),
+    "prefetch_factor": (ValueError, [{"prefetch_factor": 2}]),
+    "unknown": (TypeError, [{"unknown": 2}]),
+    "buffer_size must be at least 1": (
+        AssertionError,
+        [{**ASYNC, "async_options": {"buffer_size": size}} for size in (2.5, "3", 0)],
+    ),
+    "miss_sleep_time_in_ms must be at least 0": (
+        AssertionError,
+        [{**ASYNC, "async_options": {"miss_sleep_time_in_ms": time}} for time in ("1", -1)],
+    ),
+    "early_preload must be True or False": (
+        TypeError, [{**ASYNC, "async_options": {"early_preload": "no"}}],
+    ),
+    "shuffle must be True or False": (TypeError, [{"shuffle": "no"}]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("title", REFUSED)
+def test_arguments_that_make_no_sense(title):
+    """They are refused before a process starts."""
+    error, cases = REFUSED[title]
+    for arguments in cases:
+        with pytest.raises(error, match=title):
+            loader(Numbers(9), **arguments)
+
+
+def test_arguments_of_the_accessor_that_make_no_sense():
+    for size in (1, "2"):
+        with pytest.raises(AssertionError, match="rebatched_size must be at least 2"):
+            AsynchronousDataAccessor(Numbers(4), **FORK, rebatched_size=size)
+    with pytest.raises(ValueError, match="SharingStrategy"):
+        AsynchronousDataAccessor(Numbers(3), sharing_strategy=17)
+    with pytest.raises(AssertionError, match=r"takes a poptorch.Options first"):
+        DataLoader({}, Numbers(4))
 
 
 def test_a_loader_that_could_not_be_made_is_collected_silently():
@@ -334,40 +325,40 @@ def test_a_loader_that_could_not_be_made_is_collected_silently():
     del broken
 
 
-def test_samples_that_are_left_out_are_told(caplog):
+@pytest.mark.parametrize(
+    "samples, arguments, level, text",
+    [
+        (12, {}, None, ""),
+        (11, {}, "INFO", "3 of the data set's 11 samples are left out"),
+        (3, {}, "WARNING", "No batch will be loaded: the data set has 3 samples"),
+        (11, {"drop_last": False}, "WARNING", "the last batch of this process has 3 samples"),
+        (11, {"sampler": range(8)}, None, ""),
+        # Where another program takes the rest, its size matters.
+        (11, {"programs": (1, 2), "drop_last": False}, "INFO",
+         "3 samples, for which options.programs(2) allows a program"),
+        (22, {"programs": (2, 2), "drop_last": False}, "INFO",
+         "6 samples, for which options.programs(2) allows a program"),
+        (21, {"programs": (2, 2), "drop_last": False}, "WARNING",
+         "5 samples. options.programs(2) lets a model be compiled for that"),
+    ],
+)  # fmt: skip
+def test_samples_that_are_left_out_are_told(samples, arguments, level, text, caplog):
     caplog.set_level(logging.INFO, logger="poptorch::python")
-    loader(Numbers(12), 4)
-    assert caplog.text == ""
-    loader(Numbers(11), 4)
-    assert caplog.records[0].levelname == "INFO"
-    assert "3 of the data set's 11 samples are left out" in caplog.text
-    caplog.clear()
-    loader(Numbers(3), 4)
-    assert caplog.records[0].levelname == "WARNING"
-    assert "No batch will be loaded: the data set has 3 samples" in caplog.text
-    caplog.clear()
-    loader(Numbers(11), 4, drop_last=False)
-    assert caplog.records[0].levelname == "WARNING"
-    assert "the last batch of this process has 3 samples" in caplog.text
-    caplog.clear()
-    loader(Numbers(11), 4, sampler=range(8))
-    assert caplog.text == ""
+    accumulation, programs = arguments.pop("programs", (1, 1))
+    opts = options(accumulation=accumulation)
+    opts.programs(programs)
+    loader(Numbers(samples), 4, opts=opts, **arguments)
+    assert [record.levelname for record in caplog.records] == ([level] if level else [])
+    assert text in caplog.text
 
 
-def test_a_short_last_batch_is_no_warning_where_another_program_takes_it(caplog):
-    caplog.set_level(logging.INFO, logger="poptorch::python")
-    for accumulation, samples, level, text in (
-        (1, 11, "INFO", "3 samples, for which options.programs(2) allows a program"),
-        (2, 22, "INFO", "6 samples, for which options.programs(2) allows a program"),
-        (2, 21, "WARNING", "5 samples. options.programs(2) lets a model be compiled for that"),
-    ):
-        own = options(accumulation=accumulation)
-        own.programs(2)
-        loader(Numbers(samples), 4, opts=own, drop_last=False)
-        (record,) = caplog.records
-        assert record.levelname == level
-        assert text in record.getMessage()
-        caplog.clear()
+def test_a_stream_that_is_too_short_for_a_batch_is_said(caplog):
+    opts = options(iterations=4)
+    assert list(DataLoader(opts, Stream(3))) == []
+    assert caplog.text.count("ended before the 4 samples of one combined batch") == 1
+    caplog.clear()
+    assert len(list(DataLoader(opts, Stream(9)))) == 2
+    assert "ended before" not in caplog.text
 
 
 @pytest.mark.spec("data", 27)
@@ -421,54 +412,114 @@ def test_the_signature_is_poptorch_s():
     assert issubclass(DataLoader, torch.utils.data.DataLoader)
 
 
-def test_a_tensor_data_set_gives_lists_as_in_torch():
-    data = TensorDataset(torch.arange(6.0), torch.arange(6))
-    expected = list(torch.utils.data.DataLoader(data, 2))
-    got = list(loader(data, 2))
-    assert str(got) == str(expected)
-    assert type(got[0]) is list
-    assert type(loader(Structured(2, as_pair), 2).__iter__().__next__()) is Pair
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_errors_of_the_data_set_pass_as_they_are_and_the_loader_goes_on(workers):
-    from helpers.data_sets import Broken
-
     data, before = Broken(6, 3), descendants().keys()
     made = loader(data, 2, num_workers=workers)
-    with pytest.raises(KeyError, match="sample 3 cannot be read"):
-        list(made)
-    workers_then = descendants().keys() - before
-    for _ in range(2):
-        with pytest.raises(KeyError, match="sample 3 cannot be read"):
+    for attempt in range(3):
+        with pytest.raises(KeyError, match="sample 3 cannot be read") as caught:
             list(made)
+        traceback.clear_frames(caught.tb)  # its iterator would keep torch's workers
+        if attempt == 0:
+            workers_then = descendants().keys() - before
     data.is_broken.zero_()
     assert values(made) == [[0, 1], [2, 3], [4, 5]]
     assert descendants().keys() - before == workers_then
     assert len(workers_then) == workers
+    del made, caught  # whose cycle would keep the workers
+
+
+TENSORS = TensorDataset(
+    torch.rand(23, 3),
+    torch.arange(23),
+    torch.rand(23, 2, 2).half(),
+    torch.rand(23, 4).t().contiguous().t(),  # whose rows are not contiguous
+)
+
+
+class Augmented(TensorDataset):
+    def __getitem__(self, index):
+        return [2 * t for t in super().__getitem__(index)]
+
+
+def doubled_first(samples):
+    return 2 * torch.stack([sample[0] for sample in samples])
+
+
+def torch_s(dataset, **arguments):
+    usual = (
+        {} if arguments.get("batch_sampler") or "drop_last" in arguments else {"drop_last": True}
+    )
+    return torch.utils.data.DataLoader(dataset, **usual, **arguments)
+
+
+def batched(samples, size=4):
+    return torch.utils.data.BatchSampler(samples, size, False)
+
+
+@pytest.mark.parametrize(
+    "dataset, arguments",
+    [
+        *(
+            (TENSORS, {"batch_size": size, "shuffle": shuffle, "drop_last": drop_last})
+            for size in (1, 4, 23, 30)
+            for shuffle in (True, False)
+            for drop_last in (True, False)
+        ),
+        (TENSORS, {"batch_size": 4, "shuffle": True, "generator": 5}),
+        (TENSORS, {"batch_sampler": batched(torch.utils.data.SequentialSampler(TENSORS))}),
+        (TENSORS, {"batch_sampler": batched(torch.utils.data.RandomSampler(TENSORS))}),
+        (TENSORS, {"sampler": [3, 22, 2]}),
+        (TENSORS, {"batch_sampler": [[3, 20], [2]]}),
+        (TENSORS, {"batch_size": None, "drop_last": False}),
+        (TENSORS, {"batch_size": 2, "collate_fn": doubled_first}),
+        (Augmented(*TENSORS.tensors), {"batch_size": 2}),
+        (torch.utils.data.Subset(TENSORS, [1, 2]), {"batch_size": 2}),
+    ],
+)
+def test_tensor_data_sets_give_torch_s_batches_over_several_epochs(dataset, arguments):
+    """Some go a shorter way, by index."""
+
+    def epochs(make):
+        torch.manual_seed(3)
+        own = dict(arguments)
+        if "generator" in own:
+            own["generator"] = torch.Generator().manual_seed(own["generator"])
+        made = make(dataset, **own)
+        batches = [batch for _ in range(3) for batch in made]
+        return batches, torch.rand(2)  # the same draws from torch's generator
+
+    (got, after), (expected, wanted_after) = epochs(loader), epochs(torch_s)
+    assert torch.equal(after, wanted_after)
+    torch.testing.assert_close(got, expected, rtol=0, atol=0)
+    assert [type(batch) for batch in got] == [type(batch) for batch in expected]
+
+
+def test_batches_are_the_caller_s_own():
+    before = TENSORS.tensors[0].clone()
+    for batch in loader(TENSORS, 5):
+        batch[0].zero_()
+    assert torch.equal(TENSORS.tensors[0], before)
+    with_gradients = TensorDataset(torch.ones(4, requires_grad=True))
+    assert next(iter(loader(with_gradients, 2)))[0].requires_grad
+
+
+WAKING = """
+import os, torch, poptorch
+from torch.utils.data import TensorDataset
+torch.set_num_threads(2)
+data = TensorDataset(torch.rand(100, 784))
+loader = poptorch.DataLoader(poptorch.Options(), data, 16, shuffle=True)
+before = len(os.listdir("/proc/self/task"))
+batches = list(loader)
+after = len(os.listdir("/proc/self/task"))
+data.tensors[0][torch.arange(16)]
+print(len(batches), after - before, len(os.listdir("/proc/self/task")) > after)
+"""
 
 
 @pytest.mark.slow
-def test_a_newer_iterator_over_one_loading_process_ends_the_older_one():
-    made = loader(Numbers(8), 2, mode=DataLoaderMode.Async)
-    first, second = iter(made), iter(made)
-    with pytest.raises(Error, match="newer iterator"):
-        next(first)
-    assert values(second) == [[0, 1], [2, 3], [4, 5], [6, 7]]
-
-
-def test_a_type_that_is_no_number_is_refused_before_a_process_starts():
-    for name, value in (("buffer_size", 2.5), ("miss_sleep_time_in_ms", "1"), ("buffer_size", "3")):
-        with pytest.raises(AssertionError, match=f"{name} must be at least"):
-            AsynchronousDataAccessor(Numbers(4), **{**FORK, name: value})
-    with pytest.raises(TypeError, match="early_preload must be True or False"):
-        AsynchronousDataAccessor(Numbers(4), **FORK, early_preload="no")
-
-
-def test_a_stream_that_is_too_short_for_a_batch_is_said(caplog):
-    opts = options(iterations=4)
-    assert list(DataLoader(opts, Stream(3))) == []
-    assert caplog.text.count("ended before the 4 samples of one combined batch") == 1
-    caplog.clear()
-    assert len(list(DataLoader(opts, Stream(9)))) == 2
-    assert "ended before" not in caplog.text
+def test_no_thread_is_woken_for_a_batch():
+    """Indexing, the last line, starts one: it waits at work beside the compiler."""
+    done = programs.run("-c", WAKING)
+    assert done.stdout == "6 0 True\n", done.stderr

@@ -1,12 +1,25 @@
 """Loaders with a batch sampler: every batch of indices is one micro-batch."""
 
+import collections
 import logging
 
 import pytest
 import torch
 from torch.utils.data import BatchSampler, Sampler, SequentialSampler
 
-from helpers.data_sets import Graph, GraphParser, Numbers, Structured, as_tuple, collate_graph
+from helpers.data_sets import (
+    Graph,
+    GraphParser,
+    Numbers,
+    Structured,
+    as_dict,
+    as_nested,
+    as_pair,
+    as_tuple,
+    collate_graph,
+    with_number,
+    with_text,
+)
 from helpers.loaders import ALL_MODES, loader, options, values
 from poptorch._base.errors import Error
 from poptorch.argparsers import registerCustomArgParser
@@ -28,17 +41,34 @@ def batches(size, batch_size, drop_last=True):
     return BatchSampler(SequentialSampler(range(size)), batch_size, drop_last)
 
 
-@pytest.mark.spec("data", 16)
-@pytest.mark.parametrize("mode", ALL_MODES)
-def test_micro_batches_are_joined_in_the_sampler_s_order(mode):
+def as_ordered(t):
+    return collections.OrderedDict(b=t, a=-t)
+
+
+@pytest.mark.parametrize(
+    "form", [as_tuple, as_pair, as_dict, as_ordered, as_nested, with_text, with_number]
+)
+def test_micro_batches_are_joined_as_one_batch_would_be_collated(form):
+    data = Structured(12, form)
+    got = list(loader(data, opts=options(3), batch_sampler=batches(12, 2)))
+    expected = list(torch.utils.data.DataLoader(data, 6))
+    assert str(got) == str(expected)
+    assert type(got[0]) is type(expected[0])
+    micro = next(iter(loader(Numbers(4), batch_sampler=batches(4, 2))))  # a single one
+    assert micro.tolist() == [0, 1]
+
+
+def record(samples):
+    return torch.stack(samples), [f"sample {int(t)}" for t in samples], "a text", len(samples)
+
+
+def test_texts_in_lists_follow_one_another_and_else_the_last_counts():
     made = loader(
-        Structured(12, as_tuple), opts=options(3), mode=mode, batch_sampler=batches(12, 2)
+        Numbers(3), opts=options(2), batch_sampler=batches(3, 2, False), collate_fn=record
     )
-    assert made.combinedBatchSize == 6
-    assert len(made) == 2
-    for _ in range(2):
-        got = [[t.tolist() for t in batch] for batch in made]
-        assert got == [[list(b), [-x for x in b]] for b in (range(6), range(6, 12))]
+    ((tensor, *others),) = made
+    assert tensor.tolist() == [0, 1, 2]
+    assert others == [["sample 0", "sample 1", "sample 2"], "a text", 1]
 
 
 @pytest.mark.spec("data", 16)
@@ -50,20 +80,23 @@ def test_registered_types_are_joined(mode):
             Numbers(8), opts=options(2), mode=mode, batch_sampler=batches(8, 2),
             collate_fn=collate_graph,
         )  # fmt: skip
-        got = [(type(g), g.nodes.tolist(), g.name) for g in made]
+        got = [(type(g), g.nodes.tolist(), g.edges.tolist(), g.name) for g in made]
     finally:
         registerCustomArgParser(Graph, None)
-    assert got == [(Graph, [0, 1, 2, 3], "graph"), (Graph, [4, 5, 6, 7], "graph")]
+    assert got == [
+        (Graph, [i, i + 1, i + 2, i + 3], [-i, -i - 1, -i - 2, -i - 3], "graph") for i in (0, 4)
+    ]
 
 
 @pytest.mark.spec("data", 16)
-@pytest.mark.parametrize("drop_last, last, length", [(True, [], 2), (False, [[8, 9]], 3)])
+@pytest.mark.parametrize("drop_last, last", [(True, []), (False, [[8, 9]])])
 @pytest.mark.parametrize("mode", ALL_MODES)
-def test_incomplete_groups(mode, drop_last, last, length):
+def test_incomplete_groups(mode, drop_last, last):
     made = loader(
         Numbers(10), opts=options(2), mode=mode, batch_sampler=batches(10, 2), drop_last=drop_last
     )
-    assert len(made) == length
+    assert made.combinedBatchSize == 4
+    assert len(made) == 2 + len(last)
     for _ in range(2):
         assert values(made) == [[0, 1, 2, 3], [4, 5, 6, 7], *last]
 
@@ -92,18 +125,12 @@ def test_sizes_that_do_not_divide_are_told(caplog):
 
 
 def test_what_a_batch_sampler_excludes():
-    sampler = batches(8, 2)
+    sampler, two = batches(8, 2), options(process=0, processes=2)
     for kwargs in ({"batch_size": 2}, {"shuffle": True}, {"batch_size": None}):
         with pytest.raises(Error, match="mutually exclusive with batch_size, shuffle"):
             loader(Numbers(8), batch_sampler=sampler, **kwargs)
-    two = options(process=0, processes=2)
     exclusive = "mutually exclusive with auto_distributed_partitioning=True"
     with pytest.raises(Error, match=exclusive):
         loader(Numbers(8), opts=two, batch_sampler=sampler)
     made = loader(Numbers(8), opts=two, batch_sampler=sampler, auto_distributed_partitioning=False)
     assert values(made) == [[0, 1], [2, 3], [4, 5], [6, 7]]
-
-
-def test_tensors_of_one_micro_batch_pass_unchanged():
-    made = loader(Numbers(4), batch_sampler=batches(4, 2))
-    assert torch.equal(next(iter(made)), torch.tensor([0.0, 1.0]))

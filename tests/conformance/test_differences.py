@@ -796,7 +796,7 @@ ELSEWHERE = {
     "`sourceLocationExcludes` replaced three default entries": "options/test_settings.py::test_excluded_files_are_not_the_users",
     "an error in the data set ended the loading process": "test_dataloader_faults.py::test_a_later_error_arrives_in_its_place_and_the_loader_can_be_used_again",
     "Ctrl-C reached the loading process too": "test_dataloader_exit.py::test_a_program_that_survives_ctrl_c_goes_on_loading_and_fails_with_its_own_error",
-    "the last asynchronous element had the size of the others": "data/test_filling.py::test_a_last_element_may_have_fewer_rows",
+    "the last asynchronous element had the size of the others": "test_accessor.py::test_a_torch_loader_and_a_list",
     "two loops over one asynchronous loader took turns": "test_dataloader.py::test_a_newer_iterator_over_one_loading_process_ends_the_older_one",
     "a subclass's `__iter__` ran in the loading process and again outside": "test_dataloader.py::test_subclasses_with_mix_ins",
     "the loading process polled at a fixed interval": "data/test_consumer.py::test_pauses_get_longer_until_a_message_ends_them",
@@ -805,6 +805,9 @@ ELSEWHERE = {
     "[`transformers.Trainer`](guide/transformers.md) and [Lightning](guide/lightning.md) train through compiled steps, with integrations that are part of the package": "integrations/test_transformers.py::test_losses_are_those_of_the_plain_trainer",
     "weights and buffers that are changed take part in the next step": "session/test_guards.py::test_weights_that_wait_to_be_copied_are_said_once",
     "training models that have modules in common, as a GAN's two, trained a copy each, until weights were copied by hand": "session/test_common_weights.py::test_a_gan_trains_as_in_plain_torch",
+    "a count of 0 was accepted by `deviceIterations`, `replicationFactor`, `gradientAccumulation`": "options/test_container.py::test_a_mistake_is_refused_where_it_is_made_with_what_to_write",
+    "`print(executor)` printed the model's layers": "test_notebook.py::test_an_executor_shows_model_kind_and_what_runs_it",
+    "`repr(options)` had every setting": "options/test_rules.py::test_repr_compares_configurations",
     "a backend is chosen by option or `POPTORCH_BACKEND`, and others can be added": "conformance/test_backends.py::test_the_environment_chooses_a_backend_unless_an_option_does",
 }  # fmt: skip
 # The suite was run by hand on the releases that CONTRIBUTING.md names.

@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import poptorch
+from helpers import loaders
 from helpers.wrapping import options
 
 SAMPLES = TensorDataset(torch.randn(32, 3), torch.randn(32, 2))
@@ -19,30 +20,23 @@ def wrapped(opts: poptorch.Options) -> poptorch.PoplarExecutor:
     return poptorch.trainingModel(model, opts, optimizer, loss=nn.MSELoss())
 
 
-def loader(batch_size: int = 2, mode=poptorch.DataLoaderMode.Sync, **counts: int):
-    fork = {"sharing_strategy": poptorch.SharingStrategy.Fork}
-    settings = {} if mode is poptorch.DataLoaderMode.Sync else {"async_options": fork}
-    return poptorch.DataLoader(options(**counts), SAMPLES, batch_size, mode=mode, **settings)
+def loader(mode=poptorch.DataLoaderMode.Sync, **counts: int) -> poptorch.DataLoader:
+    return loaders.loader(SAMPLES, 2, opts=options(**counts), mode=mode)
 
 
 @pytest.mark.filterwarnings("ignore:This process .* use of fork")
 @pytest.mark.parametrize("mode", poptorch.DataLoaderMode)
 def test_batches_that_a_model_cuts_otherwise_are_said_once(mode, caplog) -> None:
-    data = loader(mode=mode, iterations=2, accumulation=2)
-    executor = wrapped(options())
+    data, executor = loader(mode, iterations=2, accumulation=2), wrapped(options())
     for _ in range(2):
         for batch in data:
             executor(*batch)
     data.terminate()
     said = "of 8 samples is that of a DataLoader which makes it of 4 micro-batches of 2, and the "
     assert caplog.text.count(said + "model takes it as 1 of 8") == 1
-
-
-@pytest.mark.filterwarnings("ignore:This process .* use of fork")
-@pytest.mark.parametrize("mode", poptorch.DataLoaderMode)
-def test_a_loader_that_only_the_loop_holds_is_compared_too(mode, caplog) -> None:
+    caplog.clear()
     executor = wrapped(options())
-    for batch in loader(mode=mode, accumulation=4):
+    for batch in loader(mode, accumulation=4):  # which only the loop holds
         executor(*batch)
     assert "makes it of 4 micro-batches of 2" in caplog.text
 

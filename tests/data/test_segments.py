@@ -3,48 +3,25 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from poptorch._data import worker
-from poptorch._data.process import members
-
-pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def test_only_what_the_ended_processes_left_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(worker, "_SHARED_MEMORY", tmp_path)
-    return tmp_path
-
-
-def test_only_what_the_ended_processes_left_is_removed(folder: Path) -> None:
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    gone, other, alive = f"torch_{ended.pid}_1_2", "torch_12_3", f"torch_{os.getpid()}_5_6"
-    for name in (gone, other, alive, f"mine_{ended.pid}_1", "torch"):
-        (folder / name).touch()
-    assert worker.remove_segments({ended.pid, os.getpid()}) == {os.getpid()}
-    assert not (folder / gone).exists()
-    assert len(list(folder.iterdir())) == 4
-
-
-def test_no_folder_no_segments(folder: Path) -> None:
-    folder.rmdir()
-    assert worker.remove_segments({2**22 + 1}) == set()
-
-
-def test_members_of_a_group() -> None:
-    code = "import os; os.setpgid(0, 0); print(); input()"
-    leader = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    try:
-        leader.stdout.readline()
-        assert members(leader.pid) == {leader.pid}
-    finally:
-        leader.communicate(b"\n")
-    assert members(leader.pid) == set()
+    if (ended := os.fork()) == 0:
+        os._exit(0)
+    os.waitpid(ended, 0)
+    gone, other, alive = f"torch_{ended}_1_2", "torch_12_3", f"torch_{os.getpid()}_5_6"
+    for name in (gone, other, alive, f"mine_{ended}_1", "torch"):
+        (tmp_path / name).touch()
+    assert worker.remove_segments({ended, os.getpid()}) == {os.getpid()}
+    assert not (tmp_path / gone).exists()
+    assert len(list(tmp_path.iterdir())) == 4
+    monkeypatch.setattr(worker, "_SHARED_MEMORY", tmp_path / "none")
+    assert worker.remove_segments({ended}) == set()

@@ -254,6 +254,59 @@ class Random(Numbers):
         return torch.tensor(drawn, dtype=torch.float64)
 
 
+class Carrying:
+    """Holds tensors of many kinds; the last element says whether they have arrived."""
+
+    def __init__(self, shared, own):
+        self.shared, self.own = shared, own
+        self.known = self.values()
+        self.twice = [own, own]
+
+    @staticmethod
+    def values():
+        return {
+            "big": torch.arange(100_000).reshape(100, 1000),
+            "half": torch.ones(3, dtype=torch.float16),
+            "bool": torch.tensor([True, False]),
+            "transposed": torch.arange(6.0).reshape(2, 3).t(),
+            "scalar": torch.tensor(5),
+            "empty": torch.empty(0, 3),
+            "expanded": torch.ones(1).expand(1000, 2),
+            "weight": torch.nn.Parameter(torch.ones(3)),
+            "array": torch.arange(10).numpy(),
+        }
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        return self.check() if index == 2 else (self.own, self.shared)[index]
+
+    def check(self):
+        torch.testing.assert_close(self.known, self.values(), rtol=0, atol=0)
+        assert self.known["weight"].requires_grad
+        assert self.known["expanded"].stride() == (0, 0)
+        assert self.twice[0] is self.twice[1] is self.own
+        self.known["big"].fill_(1)  # its own copy, and writable
+        self.known["array"][0] = 7
+        self.known = self.values()
+        return torch.ones(2)
+
+
+class Unwieldy:
+    """Has more tensors than a process may open files, and one that is small only as it is."""
+
+    def __init__(self):
+        self.many = [torch.tensor([float(i)]) for i in range(2000)]
+        self.expanded = torch.ones(1).expand(100_000_000_000)
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return self.many[-1] * self.expanded[7]
+
+
 class Unpicklable(Numbers):
     def __getstate__(self):
         raise RuntimeError("this data set cannot travel")
