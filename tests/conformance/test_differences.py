@@ -796,7 +796,7 @@ ELSEWHERE = {
     "`sourceLocationExcludes` replaced three default entries": "options/test_settings.py::test_excluded_files_are_not_the_users",
     "an error in the data set ended the loading process": "test_dataloader_faults.py::test_a_later_error_arrives_in_its_place_and_the_loader_can_be_used_again",
     "Ctrl-C reached the loading process too": "test_dataloader_exit.py::test_a_program_that_survives_ctrl_c_goes_on_loading_and_fails_with_its_own_error",
-    "the last asynchronous element had the size of the others": "test_accessor.py::test_a_torch_loader_and_a_list",
+    "the last asynchronous element had the size of the others": "test_accessor.py::test_what_follows_the_first_element",
     "two loops over one asynchronous loader took turns": "test_dataloader.py::test_a_newer_iterator_over_one_loading_process_ends_the_older_one",
     "a subclass's `__iter__` ran in the loading process and again outside": "test_dataloader.py::test_subclasses_with_mix_ins",
     "the loading process polled at a fixed interval": "data/test_consumer.py::test_pauses_get_longer_until_a_message_ends_them",
