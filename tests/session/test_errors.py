@@ -59,12 +59,16 @@ def text_of(error: BaseException) -> str:
 IN_FORWARD = {
     "raises": """\
 a mistake of mine
-While poptorch captured forward of Net: test_errors.py:LINE
-  Call the module on one micro-batch without poptorch to see the same failure""",
+While poptorch captured forward of Net
+  Got:    x float32[4, 4], y float32[4, 2]
+  Where:  test_errors.py:LINE
+  Fix:    call the module on one micro-batch without poptorch to see the same failure""",
     "shapes": """\
 a and b must have same reduction dim, but got [4, 2] X [4, 2].
-While poptorch captured forward of Net: test_errors.py:LINE
-  Call the module on one micro-batch without poptorch to see the same failure""",
+While poptorch captured forward of Net
+  Got:    x float32[4, 4], y float32[4, 2]
+  Where:  test_errors.py:LINE
+  Fix:    call the module on one micro-batch without poptorch to see the same failure""",
     "reassigns": """\
 'poptorch_py_error': Buffer 'total' is reassigned within the model
   Got:    forward of Net binds another value to self.total
@@ -104,6 +108,22 @@ def test_a_mistake_in_forward(mode: str, inputs, monkeypatch) -> None:
     model(*inputs)  # the host model works
     _, loss = training(*inputs)  # and so does the wrapper
     assert loss.dim() == 0
+
+
+def test_a_layer_of_torch_alone_is_explained_with_the_line_of_the_call() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        poptorch.inferenceModel(nn.Linear(8, 3), options())(torch.zeros(4, 9))
+    with pytest.raises(RuntimeError) as meta:
+        nn.Linear(8, 3, device="meta")(torch.zeros(4, 9, device="meta"))
+    assert (
+        text_of(caught.value)
+        == f"""\
+{meta.value}
+While poptorch captured forward of Linear
+  Got:    input float32[4, 9]
+  Where:  test_errors.py:LINE
+  Fix:    call the module on one micro-batch without poptorch to see the same failure"""
+    )
 
 
 class RefusalError(Exception):

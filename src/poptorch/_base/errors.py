@@ -46,7 +46,7 @@ class Error(Exception):
         self.type = type
         if where is None and not location:
             where = _users_line()
-        self.message = _shortened(visible(_compose(title, got, where, fix)))
+        self.message = _shortened(visible(composed(title, got, where, fix)))
         self.location = location
         super().__init__(title)
 
@@ -85,7 +85,7 @@ def _rebuild(name: str, attributes: dict[str, Any], args: tuple[Any, ...]) -> Er
     return error
 
 
-def _compose(
+def composed(
     title: str, got: str | None, where: str | None, fix: str | tuple[str, ...] | None
 ) -> str:
     lines = [title]

@@ -9,16 +9,16 @@ from types import TracebackType
 from torch import nn
 
 from .._base import env, private, source
-from .._base.errors import Error
+from .._base.errors import Error, composed
 from .value_reads import Uncapturable, dynamic_shape
 
 FORWARD = "While poptorch captured forward of "  # starts the note on exceptions of the user's own
 
-_TRY = "Call the module on one micro-batch without poptorch to see the same failure"
+_TRY = "call the module on one micro-batch without poptorch to see the same failure"
 
 
 @contextlib.contextmanager
-def explained(module: nn.Module, backward: bool = False) -> Iterator[None]:
+def explained(module: nn.Module, inputs: str, backward: bool = False) -> Iterator[None]:
     """Let what user code raises pass, with a note; say in our words what cannot be captured."""
     try:
         yield
@@ -40,7 +40,7 @@ def explained(module: nn.Module, backward: bool = False) -> Iterator[None]:
             ) from error
         note = f"{FORWARD}{name}"
         if not any(known.startswith(note) for known in getattr(error, "__notes__", ())):
-            error.add_note(f"{note}: {line}\n  {_TRY}" if line else f"{note}\n  {_TRY}")
+            error.add_note(composed(note, inputs, line or source.calling_line(), _TRY))
         if backward and line is None:  # of torch's own
             raise _as_error(error, name) from error
         raise
@@ -52,7 +52,7 @@ def _as_error(error: Exception, name: str) -> Error:
         cls = type("Error", (Error, type(error)), {"__module__": "poptorch"})
     joined = cls.__new__(cls)
     title = f"the backward pass of {name} raised {type(error).__name__}"
-    Error.__init__(joined, title, got=str(error) or "no message", fix=_TRY[0].lower() + _TRY[1:])
+    Error.__init__(joined, title, got=str(error) or "no message", fix=_TRY)
     return joined
 
 

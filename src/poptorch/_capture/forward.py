@@ -65,6 +65,12 @@ class Request:
         return (*self.state, *self.batch, *scaling, *replica)
 
     @property
+    def inputs_text(self) -> str:
+        paths = [path for structure in self.arguments.values() for path in structure.paths]
+        types = [slots.type_text(slot.dtype, slot.replica_shape) for slot in self.batch]
+        return ", ".join(map(" ".join, zip(paths, types, strict=False)))
+
+    @property
     def anchored_gradients(self) -> list[str]:
         names = {name.removesuffix(":0") for _, name in self.anchors}
         return [path for path in sorted(self.trained) if f"{GRADIENT}{path}" in names]
@@ -187,7 +193,7 @@ def run_forward(
     with (
         _user_code(request, context, leaves) as reassigned,
         listening(context),
-        explained(request.module),
+        explained(request.module, request.inputs_text),
         OverwriteContextManager.active(),
         annotate.in_forward(names.heard),
     ):

@@ -184,7 +184,7 @@ class _Recording:
         gradients = []
         differentiated = [*(leaves[slot.path] for slot in trained), *self.own.values()]
         try:
-            with explained(self.request.module, backward=True):
+            with explained(self.request.module, self.request.inputs_text, backward=True):
                 found = torch.autograd.grad(loss, differentiated, seed, allow_unused=True)
         except Exception as error:
             if self.request.lanes is None:

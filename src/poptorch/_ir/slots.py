@@ -83,11 +83,14 @@ class Slot:
 
     @property
     def type_text(self) -> str:
-        dtype = str(self.dtype).removeprefix("torch.")
-        return f"{dtype}[{', '.join(map(str, self.shape))}]"
+        return type_text(self.dtype, self.shape)
 
     def __str__(self) -> str:
         return f"{self.key}: {self.type_text}"
+
+
+def type_text(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
+    return f"{str(dtype).removeprefix('torch.')}[{', '.join(map(str, shape))}]"
 
 
 def narrowed(dtype: torch.dtype) -> torch.dtype:

@@ -18,7 +18,7 @@ from .._base import env, interrupts, log, processes, source
 from .._base.errors import AssertionFailure, Error, StateError
 from .._compile import agreement
 from .._ir.plan import Plan
-from .._ir.slots import Kind
+from .._ir.slots import Kind, type_text
 from .._ir.spec import Spec
 from ..enums import ConnectionType
 from ..ops.blocks import remember_compiled
@@ -127,7 +127,7 @@ class Session(Sharing):
         """Say what is compiled, for which inputs, and who has the newest weights."""
         bound = self.now.inputs.bound
         inputs = (
-            f"{path} {str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+            f"{path} {type_text(tensor.dtype, tensor.shape)}"
             for path, tensor in zip(bound.paths, bound.tensors, strict=True)
         )
         newer = ", its weights are newer than the module's" if self.device_is_newer else ""
