@@ -2,12 +2,10 @@
 #   make demo                  train and evaluate FashionMNIST, native PyTorch and poptorch side by side
 #   make demo-processes        the same training in two processes that work together
 #   make test                  lint, types and tests
-#   make test-long             more cases of what takes long: sweeps, hard use, kills, jobs, sites
+#   make test-long             what takes long: sweeps, hard use, kills, jobs, sites; before a release
 #   make examples              eight programs on real data, beside eager PyTorch, a few steps each
 #   make docs                  the site in build/site, and the tests of its pages
 #   make check                 lint, types and a quick part of the tests, in about a minute
-#   make sweep                 torch's operators and modules, and models, one by one (long)
-#   make harden                fuzzed calls, damaged files, races, signals, kills (ten minutes)
 #   make PYTHON=python3.12 ... choose the interpreter (3.11 or newer)
 #   make test JOBS=8           run the tests in that many processes
 
@@ -19,7 +17,7 @@ STAMP := $(VENV)/.installed
 TORCH := $(shell sed -n 's/^\(torch==[0-9.]*\).*/\1/p' constraints.txt)
 FASHION := /usr/share/datasets/fashion-mnist
 
-.PHONY: demo demo-processes examples test test-long check lint docs site sweep harden bench bench-quick soak dataset clean
+.PHONY: demo demo-processes examples test test-long check lint docs site bench bench-quick soak dataset clean
 .DEFAULT_GOAL := test
 
 # torch goes first and by its exact version, so that nothing later can pull another build of it.
@@ -66,16 +64,6 @@ docs: site
 # Strict: a broken link, a page that is not in the menu or an entry of nothing ends it.
 site: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-
-# Everything torch knows through wrapped models; takes about an hour and writes RESULTS.md.
-sweep: $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[sweep]'
-	cd tests && for what in operators modules models graphs; do \
-		PYTHONPATH=. ../$(BIN)/python -m sweep $$what || exit 1; done
-
-# Hard use by strangers, seeded; the counts go into tests/harden/RESULTS.md.
-harden: $(STAMP)
-	cd tests && PYTHONPATH=. OMP_NUM_THREADS=1 ../$(BIN)/python -m harden
 
 bench: $(STAMP)
 	mkdir -p benchmarks/results

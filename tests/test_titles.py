@@ -42,7 +42,9 @@ def titles() -> Iterator[str]:
 
 
 def test_the_list_has_every_title() -> None:
-    assert sorted(set(titles())) == LIST.read_text().splitlines()
+    assert sorted(set(titles())) == LIST.read_text().splitlines(), (
+        "run: python tests/test_titles.py"
+    )
 
 
 if __name__ == "__main__":

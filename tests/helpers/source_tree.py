@@ -10,12 +10,6 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "poptorch"
 
 
-def module_name(path: Path, root: Path = PACKAGE) -> str:
-    """Return the dotted name of a file, ``poptorch`` for the package's own ``__init__``."""
-    parts = [root.name, *path.relative_to(root).with_suffix("").parts]
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
 def parse(path: Path) -> ast.Module:
     """Return the syntax tree of a file."""
     return ast.parse(path.read_text(), str(path))

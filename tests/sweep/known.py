@@ -1,6 +1,6 @@
 """What does not work and why: every operator, module and model that a sweep found wanting.
 
-Values are reasons. A name stands here only as long as it is true; a sweep says which can go.
+Values are reasons. A name stands here only as long as it is true.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ OPERATORS = {
     "unique": _SHAPE,
     "unique_consecutive": _SHAPE,
 }
-
-MODULES: dict[str, str] = {}
 
 MODELS = {
     "wav2vec2": "its CTC loss takes the labels that a mask selects, so many as its values say",
