@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
-QUIET = """
+HEAD = """
 import os, signal, sys, time
 from helpers.data_sets import Numbers, Slow
 from helpers.loaders import loader
@@ -25,7 +25,7 @@ from poptorch.enums import DataLoaderMode, SharingStrategy
 
 def iterate(strategy, workers, milliseconds=2):
     made = loader(
-        Slow(1000, milliseconds), 2, mode=DataLoaderMode.Async, num_workers=workers,
+        Slow(100, milliseconds), 2, mode=DataLoaderMode.Async, num_workers=workers,
         async_options={"sharing_strategy": strategy},
     )
     iterator = iter(made)
@@ -34,10 +34,8 @@ def iterate(strategy, workers, milliseconds=2):
 
 def main():
     by_fork = iterate(SharingStrategy.Fork, 2)
+    by_server = iterate(SharingStrategy.ForkServer, 2)
 """
-READY = '    print("ready", flush=True)\n'
-HEAD = QUIET + READY
-BOTH = QUIET + "    by_server = iterate(SharingStrategy.ForkServer, 2)\n" + READY
 TAIL = """
 if __name__ == "__main__":
     main()
@@ -47,16 +45,15 @@ if __name__ == "__main__":
 class Program:
     """A script that runs in a session of its own, with the processes that it has started."""
 
-    def __init__(self, path, body, head=HEAD):
-        path.write_text(head + textwrap.indent(textwrap.dedent(body), "    ") + TAIL)
+    def __init__(self, path, body):
+        path.write_text(HEAD + textwrap.indent(textwrap.dedent(body), "    ") + TAIL)
         self.process = programs.Program(path, session=True, environment=ENVIRONMENT)
         assert self.process.stdout.readline() == "ready\n", self.process.errors()
         self.started = descendants(self.process.pid)
-        assert len(self.started) >= (6 if head is BOTH else 3)
+        assert len(self.started) >= 6
 
-    def go_on(self):
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
+    def interrupt(self):
+        os.killpg(self.process.pid, signal.SIGINT)
 
     def end(self):
         """Return (exit code, stdout, stderr), when all its processes have gone."""
@@ -68,58 +65,51 @@ class Program:
 
 
 @pytest.mark.spec("data", 10)
-def test_a_program_that_abandons_its_loaders_ends_silently(tmp_path):
-    program = Program(tmp_path / "p.py", "sys.stdin.readline()", BOTH)
-    program.go_on()
-    assert program.end() == (0, "", "")
-
-
-@pytest.mark.spec("data", 10)
-def test_ctrl_c_ends_everything_with_one_traceback(tmp_path):
-    body = "for element in zip(by_fork, by_server): time.sleep(0.05)"
-    program = Program(tmp_path / "p.py", body, BOTH)
-    os.killpg(program.process.pid, signal.SIGINT)
-    code, out, err = program.end()
-    assert (code, out) == (-signal.SIGINT, "")
-    assert err.count("Traceback") == 1
-    assert err.rstrip().endswith("KeyboardInterrupt")
-
-
-def test_a_program_that_survives_ctrl_c_goes_on_loading_and_fails_with_its_own_error(tmp_path):
+def test_a_program_that_survives_ctrl_c_goes_on_loading_and_ends_with_the_next(tmp_path):
     body = """
         try:
             print("ready", flush=True)
             sys.stdin.readline()
         except KeyboardInterrupt:
-            print(sum(1 for _ in by_fork))
-        for _ in by_fork._owner:
-            raise ValueError("mine")
+            print(sum(1 for _ in by_fork), flush=True)
+        for element in zip(by_fork._owner, by_server):
+            print("going on", flush=True)
+            time.sleep(60)
     """
-    program = Program(tmp_path / "p.py", body, QUIET)
-    os.killpg(program.process.pid, signal.SIGINT)
+    program = Program(tmp_path / "p.py", body)
+    program.interrupt()
+    assert program.process.stdout.readline() == "49\n"
+    assert program.process.stdout.readline() == "going on\n"
+    program.interrupt()
     code, out, err = program.end()
-    assert (code, out, err.count("Traceback")) == (1, "499\n", 1)
-    assert err.endswith("ValueError: mine\n")
+    assert (code, out, err.count("Traceback")) == (-signal.SIGINT, "", 1)
+    assert err.rstrip().endswith("KeyboardInterrupt")
 
 
 def test_processes_end_after_their_program_was_killed(tmp_path):
-    program = Program(tmp_path / "p.py", "sys.stdin.readline()", BOTH)
+    program = Program(tmp_path / "p.py", 'print("ready", flush=True)\nsys.stdin.readline()')
     program.process.kill()
     code, *_ = program.end()
     assert code == -signal.SIGKILL
 
 
-def test_loaders_survive_the_server_that_has_started_them(tmp_path):
+@pytest.mark.spec("data", 10)
+def test_loaders_survive_the_server_that_has_started_them_and_may_be_abandoned(tmp_path):
+    """The program ends silently, by the error of its own at most."""
     body = """
         from multiprocessing import forkserver
-        slow = iterate(SharingStrategy.ForkServer, 0, milliseconds=300)
+        print("ready", flush=True)
+        slow = iterate(SharingStrategy.ForkServer, 0, milliseconds=150)
         os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
         print([next(slow).tolist() for _ in range(3)])  # waits; and looks for the process
         by_new_server = iterate(SharingStrategy.ForkServer, 2)
         print(next(by_server).tolist(), next(by_new_server).tolist())
+        for element in by_fork:
+            raise ValueError("mine")
     """
-    program = Program(tmp_path / "p.py", body, BOTH)
-    assert program.end() == (0, "[[2.0, 3.0], [4.0, 5.0], [6.0, 7.0]]\n[2.0, 3.0] [2.0, 3.0]\n", "")
+    code, out, err = Program(tmp_path / "p.py", body).end()
+    assert (code, err.count("Traceback"), err.splitlines()[-1]) == (1, 1, "ValueError: mine")
+    assert out == "[[2.0, 3.0], [4.0, 5.0], [6.0, 7.0]]\n[2.0, 3.0] [2.0, 3.0]\n"
 
 
 def run(command):
@@ -128,9 +118,17 @@ def run(command):
     )
 
 
+UNGUARDED = """
+from helpers.data_sets import Numbers
+from poptorch import AsynchronousDataAccessor, SharingStrategy
+
+AsynchronousDataAccessor(Numbers(1), sharing_strategy=SharingStrategy.SharedMemory)
+"""
+
+
 def test_a_script_without_a_guard_is_told_about_it(tmp_path):
     script = tmp_path / "p.py"
-    script.write_text(HEAD + "\niterate(SharingStrategy.SharedMemory, 0)\n")
+    script.write_text(UNGUARDED)
     done = programs.run(script, environment=ENVIRONMENT)
     assert done.returncode == 1
     message = done.stderr[done.stderr.index("poptorch.Error") :]
