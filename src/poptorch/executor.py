@@ -429,7 +429,7 @@ class PoplarExecutor:
         self._session.is_trainer = True
 
     def _rewrap(self) -> None:
-        if self._optimizer is not None and not self._session.is_trainer:
+        if not self._session.is_trainer and self._optimizer is not None:
             self._wrap()
 
     @contextlib.contextmanager

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from poptorch.backends.inductor.lowering import OrderedReplay, memory_order
+from poptorch.backends.inductor.lowering import OrderedReplay, fakes, lower, memory_order
 from poptorch.backends.inductor.windows import (
     Convolutions,
     batch_first,
@@ -137,3 +137,18 @@ def test_replay_keeps_memory_order_and_restores_it_where_needed() -> None:
     assert seen["exp"] == (1, 7 * BATCH, BATCH)
     assert ours[0].stride() == (1, 7 * BATCH, BATCH)
     assert ours[2].stride() == (21, 7, 1)
+
+
+def test_small_results_are_stored_before_they_spread() -> None:
+    def step(x: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scale = (x.square().sum(1) + 1e-5).rsqrt()
+        return x * scale[:, None] + bias, scale
+
+    x, bias = torch.randn(6, 32), torch.randn(32)
+    module = make_fx(step, tracing_mode="fake")(x, bias)
+    _, inputs = fakes([x, bias])
+    lowered = lower(module, inputs, {}, {})
+    (stored,) = lowered.graph.find_nodes(op="call_function", target=aten.as_strided.default)
+    assert stored.args[0].target is aten.rsqrt.default  # the bias is in memory already
+    assert list(stored.args[0].users) == [stored]
+    same(tuple(lowered(x, bias)), step(x, bias))

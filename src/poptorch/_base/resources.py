@@ -13,7 +13,6 @@ import psutil
 
 IDLE = 0.6  # cores that have nothing to do: what is started then takes nothing from the run
 _SHORTEST = 0.05  # seconds: less says nothing, the system counts in hundredths
-_LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
 _OWN_GROUPS, _CONTROL_GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 # Limit, use, and the page cache in it, in the files of a control group, version 2 and 1.
 _GROUP_FILES = (
@@ -57,7 +56,11 @@ def _lines(file: Path) -> list[str]:
 def memory_can_be_refused() -> bool:
     """Tell whether asking for memory may fail: by ``ulimit``, or exact accounting of Linux."""
     unlimited = resource.RLIM_INFINITY
-    return _is_exact() or any(resource.getrlimit(kind)[0] != unlimited for kind in _LIMITS)
+    return (
+        _is_exact()
+        or resource.getrlimit(resource.RLIMIT_AS)[0] != unlimited
+        or resource.getrlimit(resource.RLIMIT_DATA)[0] != unlimited
+    )
 
 
 @functools.cache

@@ -265,27 +265,27 @@ class Session(Sharing):
     # Running.
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Do one call on the device and return what ``forward`` returns.
+        """Do one call on the device and return what ``forward`` returns; the caller has the lock.
 
         A first call that fails leaves everything as if it had not been made.
         """
-        with self.lock():
-            self._check_process()
-            if self.variants:
-                return self._call(args, kwargs)
-            restored = self.restored
-            try:
-                self.compile(args, kwargs, background=True)
-                return self._call(args, kwargs)
-            except Exception:
-                self._forget()
-                self.restored = restored
-                raise
+        self._check_process()
+        if self.variants:
+            return self._call(args, kwargs)
+        restored = self.restored
+        try:
+            self.compile(args, kwargs, background=True)
+            return self._call(args, kwargs)
+        except Exception:
+            self._forget()
+            self.restored = restored
+            raise
 
     def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         now = self._program_for(args, kwargs)
         started = time.perf_counter()
-        self.fetch()
+        if self.is_related or self._version_left > self._seen_version:
+            self.fetch()
         given, batch = now.inputs.take(args, kwargs, self.model.signature)
         taken = time.perf_counter()
         results = self.reports.run(now.spec, self._execute, now, now.synthetic or batch)
@@ -305,8 +305,9 @@ class Session(Sharing):
             self._attach()
         if self.optimizer is not None and self.optimizer.prepare_run():
             self._compile_again(args, kwargs)
-        now, mode = self.now, self.model.mode()
-        if mode != now.mode or (self._several and not now.takes(self.model, args, kwargs)):
+        now, mode = self.variants[-1], self.model.mode()
+        several = now.spec.runtime.programs > 1
+        if mode != now.mode or (several and not now.takes(self.model, args, kwargs)):
             now = self._change_program(now, mode, args, kwargs)
         return now
 
@@ -338,10 +339,10 @@ class Session(Sharing):
         return results
 
     def _check_guards(self, now: Variant, store: StateStore) -> None:
-        own = [] if self.optimizer is None else [self.optimizer.guard]
+        own = None if self.optimizer is None else self.optimizer.guard
         moment = time.monotonic()
-        if moment >= self._next_check or not all(guard.told or guard.holds() for guard in own):
-            guards.check([*now.guards, store.host_versions.guard, *own])
+        if moment >= self._next_check or not (own is None or own.told or own.holds()):
+            guards.check([*now.guards, store.host_versions.guard, *([own] if own else [])])
             self._next_check = moment + CHECK_EVERY
 
     def _ran(self, updates: int) -> None:
@@ -384,10 +385,6 @@ class Session(Sharing):
         return self.last.counters(len(now.inputs.bound.paths), results, times)
 
     # Several programs.
-
-    @property
-    def _several(self) -> bool:
-        return self.now.spec.runtime.programs > 1
 
     def _change_program(
         self, now: Variant, mode: Mode, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -440,8 +437,10 @@ class Session(Sharing):
         self, now: Variant, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Variant:
         bound = self.model.signature.bind(args, kwargs, like=now.inputs.bound)
-        spec = dividing(bound, self._spec) if self._several else now.spec
-        if not self._several:
+        if now.spec.runtime.programs > 1:
+            spec = dividing(bound, self._spec)
+        else:
+            spec = now.spec
             now.inputs.take(args, kwargs, self.model.signature)
         self.fetch()
         self._bring_host_up_to_date()

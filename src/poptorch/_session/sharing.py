@@ -54,6 +54,10 @@ class Sharing:
                 self._relate()
         return self._own_lock if len(self._locks) == 1 else _all(self._locks)
 
+    @property
+    def is_related(self) -> bool:
+        return len(self._locks) > 1
+
     def _relate(self) -> None:
         self._seen_generation = _generation
         rest = set(_members) - {self}

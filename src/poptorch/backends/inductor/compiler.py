@@ -60,8 +60,7 @@ def compile_graph(module: fx.GraphModule, examples: list[torch.Tensor]) -> Code:
                 raise
             _let_go(error)
             raise complaint from None
-    # the generated code empties its list
-    return Code(lambda arguments: compiled(list(arguments)), code_of(compiled))
+    return code_of(compiled)
 
 
 def _let_go(error: BaseException | None) -> None:

@@ -48,6 +48,7 @@ def lower(
     without_repeats = private.optional("fx_graph_cse")
     if without_repeats is not None:
         lowered = graph_module(lowered, without_repeats(lowered.graph))
+    _store_before_spreading(lowered.graph)
     _append_writes(lowered.graph, returned, targets)
     lowered.recompile()
     return lowered
@@ -69,6 +70,47 @@ def _without_writes(module: fx.GraphModule) -> tuple[fx.GraphModule, int, list[i
     for write in writes:
         graph.erase_node(write)
     return graph_module(module, graph), len(returned), targets
+
+
+_LEAST_SPREAD = 8  # elements that are computed with each of a small operand
+
+
+def _store_before_spreading(graph: fx.Graph) -> None:
+    """Store small results that large pointwise operators use.
+
+    The code generator would compute them again for each element, as the inverse root of a variance.
+    A step of the tutorial's CNN takes 1.05 times as long without this.
+    """
+    chosen = dict.fromkeys(
+        source
+        for node in graph.nodes
+        if _is_computed(node)
+        for operand in node.all_input_nodes
+        if _is_computed(source := _behind_views(operand))
+        and source.meta["val"].numel() * _LEAST_SPREAD <= node.meta["val"].numel()
+    )
+    for node in chosen:
+        value = node.meta["val"]
+        with graph.inserting_after(node):
+            kept = graph.call_function(aten.as_strided.default, (node, value.shape, value.stride()))
+        kept.meta["val"] = value
+        node.replace_all_uses_with(kept)
+        kept.update_arg(0, node)
+
+
+def _is_computed(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return (
+        isinstance(node.target, Operator)
+        and torch.Tag.pointwise in node.target.tags
+        and isinstance(value, torch.Tensor)
+    )
+
+
+def _behind_views(node: fx.Node) -> fx.Node:
+    while node.target in _SPREADING:
+        node = node.all_input_nodes[0]
+    return node
 
 
 def _append_writes(graph: fx.Graph, returned: int, targets: Sequence[int]) -> None:
@@ -117,6 +159,15 @@ _ANY_LAYOUT = {
     aten.native_group_norm_backward.default,
     aten._native_batch_norm_legit_functional.default,
     aten.native_batch_norm_backward.default,
+}
+_SPREADING = {
+    aten.unsqueeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.expand.default,
+    aten.reshape.default,
+    aten.view.default,
+    aten.permute.default,
 }
 _CASTS = {aten._to_copy.default, aten.clone.default}
 _VIEWS = {aten.view.default, aten._unsafe_view.default}
