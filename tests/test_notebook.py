@@ -83,7 +83,7 @@ def test_plans_and_estimates_are_tables_and_pictures() -> None:
     assert plan.count("<rect") > 3 * 4
     priced = training.estimate(X, Y)
     page = priced._repr_html_()
-    assert page.startswith("<p>Net, training, on bow:16: 1 replicas of 2 IPUs")
+    assert page.startswith("<p>Net, training, on mk2:64: 1 replicas of 2 IPUs")
     assert "<tr><th>ipu</th><th>busy</th>" in page
     assert page.count("<tr>") == 3
     assert all(cell in page for cell in str(priced).split() if cell.isalnum())

@@ -27,10 +27,13 @@ def test_the_smallest_devices_that_do() -> None:
 
 def test_the_environment_describes_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("POPTORCH_POD", raising=False)
-    assert _systems.current() == System(KINDS["mk2"], 64)
+    assert _systems.system_of() == _systems.current() == System(KINDS["mk2"], 64)
+    monkeypatch.setenv("POPTORCH_POD", "0")  # without IPUs programs are priced all the same
+    assert _systems.system_of() == System(KINDS["mk2"], 64)
     monkeypatch.setenv("POPTORCH_POD", "bow:16")
     assert _systems.current() == System(KINDS["bow"], 16)
-    assert _systems.current().name == "virtual-bow-16"
+    assert _systems.system_of().name == "virtual-bow-16"
+    assert _systems.system_of("mk1:2") == System(KINDS["mk1"], 2)
     for wrong in ("many", "gpu:4", "mk2:", "-1"):
         monkeypatch.setenv("POPTORCH_POD", wrong)
         with pytest.raises(poptorch.Error, match="POPTORCH_POD describes no system"):

@@ -21,7 +21,7 @@ __all__ = ["Estimate", "Variant", "WhatIf", "estimate", "what_if"]
 
 
 def estimate(
-    executor: PoplarExecutor, *args: Any, system: str = "bow:16", **kwargs: Any
+    executor: PoplarExecutor, *args: Any, system: str | None = None, **kwargs: Any
 ) -> Estimate:
     """Return what a wrapped model would cost on IPUs, in memory and in time.
 
@@ -33,7 +33,8 @@ def estimate(
     Args:
         executor: from ``trainingModel`` or ``inferenceModel``.
         args, kwargs: as for a call of the executor: a combined batch.
-        system: the chips: ``kind:number`` with a kind of mk1, mk2, bow, c600.
+        system: the chips, ``kind:number`` with a kind of mk1, mk2, bow, c600; None for those of
+            ``POPTORCH_POD``, by default mk2:64.
 
     Raises:
         poptorch.Error: there is no such system, it has fewer chips than the model needs, or the
@@ -46,7 +47,7 @@ def estimate(
 def what_if(
     executor: PoplarExecutor,
     *args: Any,
-    system: str = "bow:16",
+    system: str | None = None,
     vary: Mapping[str, Sequence[Any]],
     progress: bool = True,
     **kwargs: Any,
@@ -67,7 +68,8 @@ def what_if(
         executor: from ``trainingModel`` or ``inferenceModel``; it stays as it is.
         args, kwargs: as for a call of the executor: a combined batch, which may be on the ``meta``
             device.
-        system: the chips: ``kind:number`` with a kind of mk1, mk2, bow, c600.
+        system: the chips, ``kind:number`` with a kind of mk1, mk2, bow, c600; None for those of
+            ``POPTORCH_POD``, by default mk2:64.
         vary: values by setting: ``micro_batch`` (samples), ``accumulation`` (in training),
             ``device_iterations``, ``replicas`` (of this process), ``recomputation`` (bool),
             ``checkpoints`` (of so many that follow one another the last is one), ``half_partials``

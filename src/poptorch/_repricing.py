@@ -15,14 +15,16 @@ from ._ipu_model.estimate import Estimate
 from ._ipu_model.subject import POD
 from ._ipu_model.variants import LOCATIONS, PRECISIONS
 from ._session.pricing import Captures
-from ._systems import parse
+from ._systems import parse, system_of
 from .options import Options, TensorLocationSettings
 from .options.freeze import freeze
 
 
 class Repricer:
-    def __init__(self, options: Options, captures: Captures, system: str, training: bool) -> None:
-        self._options, self._captures, self._system = options, captures, parse(system)
+    def __init__(
+        self, options: Options, captures: Captures, system: str | None, training: bool
+    ) -> None:
+        self._options, self._captures, self._system = options, captures, system_of(system)
         self._rows, self._training = captures.rows, training
 
     def advised(self, priced: Estimate) -> Estimate:

@@ -60,6 +60,14 @@ def current() -> System:
     return parse(env.get("POPTORCH_POD"), "POPTORCH_POD describes no system")
 
 
+def system_of(text: object = None) -> System:
+    """Return the system to price for: the one of a text, else this one, else the usual one."""
+    if text is not None:
+        return parse(text)
+    present = current()
+    return present if present.chips else parse(env.TABLE["POPTORCH_POD"].default)
+
+
 def parse(text: object, title: str = "There is no such system") -> System:
     """Return the system that a text describes: ``bow:16``, or a number of chips of kind mk2."""
     match = re.fullmatch(r"(?:([a-z0-9]+):)?(\d+)", text) if isinstance(text, str) else None

@@ -306,7 +306,7 @@ class PoplarExecutor:
         """
         return self._session.plan()
 
-    def estimate(self, *args: Any, system: str = "bow:16", **kwargs: Any) -> Estimate:
+    def estimate(self, *args: Any, system: str | None = None, **kwargs: Any) -> Estimate:
         """Return what the program would cost on IPUs; see ``poptorch.estimate``."""
         with self._session.lock():
             captures, training = self._session.captures(args, kwargs), self._optimizer is not None

@@ -51,7 +51,7 @@ def test_the_first_model_is_priced_and_the_script_ends(
 def test_all_of_a_script_runs(script: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["estimate", "--all", script, "8"]) == 0
     shown = capsys.readouterr().out
-    assert shown.index("Linear, inference, on bow:16") < shown.index("ran on")
+    assert shown.index("Linear, inference, on mk2:64") < shown.index("ran on")
 
 
 def test_a_model_that_does_not_fit_is_a_failure(
@@ -89,7 +89,7 @@ def test_our_options_behind_the_script_are_said_to_be_the_scripts(
 ) -> None:
     assert main(["estimate", script, "8", "--system=mk2:1"]) == 0
     out, err = capsys.readouterr()
-    assert "on bow:16" in out
+    assert "on mk2:64" in out
     assert "--system=mk2:1 after" in err
     assert main(["estimate", script, "8"]) == 0
     assert "after" not in capsys.readouterr().err

@@ -140,7 +140,8 @@ def test_what_does_not_fit_comes_last(tmp_path: Path) -> None:
         model = nn.Sequential(*(nn.Linear(4096, 4096, bias=False) for _ in range(11))).eval()
     executor = poptorch.inferenceModel(model)
     batch = torch.empty(16, 4096, device="meta")
-    lines = poptorch.what_if(executor, batch, vary={"chip": ["mk1", "mk2", "bow"]})
+    vary = {"chip": ["mk1", "mk2", "bow"]}
+    lines = poptorch.what_if(executor, batch, system="bow:16", vary=vary)
     assert [line.settings["chip"] for line in lines] == ["bow", PRESENT, "mk2", "mk1"]
     assert [line.fits for line in lines] == [True, True, True, False]
     assert lines[1].items_per_second == lines[0].items_per_second

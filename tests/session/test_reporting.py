@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import poptorch
+from poptorch import _systems
 from poptorch._ipu_model import page, profile
 from poptorch._ipu_model.advice import Adviser
 from poptorch._ipu_model.parts import Advice
@@ -102,6 +103,7 @@ def test_the_report_has_the_estimate_and_what_was_measured(ask, tmp_path: Path) 
     assert after["measured"]["calls"] == len(after["measured"]["first"]) == 3
     assert all(call["device"] > 0 for call in after["measured"]["first"])
     assert after["target"]["kind"] == "mk2"
+    assert after["estimated"]["system"] == _systems.system_of().text == "mk2:64"
     assert after["estimated"]["cycles"] == before["estimated"]["cycles"] == priced.cycles
     assert after["settings"]["loops.accumulation"] == "3"
     live = {row["name"]: row for row in after["estimated"]["chips"][1]["largest"]}

@@ -48,8 +48,8 @@ _ROWS = (
     Variable(
         "POPTORCH_POD",
         str,
-        "64",
-        "the system: a number of chips, or kind:number (mk1, mk2, bow, c600); 0 for no IPUs",
+        "mk2:64",
+        "the system: kind:number of chips (mk1, mk2, bow, c600), or a number; 0 for no IPUs",
     ),
     Variable(
         "POPTORCH_POD_DIR", str, "", "directory in which processes note which devices they hold"

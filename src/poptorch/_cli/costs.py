@@ -10,7 +10,7 @@ from typing import Any
 from .._base.errors import visible
 from .._base.private import replaced
 from .._ipu_model import page, profile
-from .._systems import parse
+from .._systems import system_of
 from ..executor import PoplarExecutor
 from .commands import FOUND, WRONG_USE, Enough, Misuse, add, misuse, run_script
 
@@ -27,7 +27,7 @@ def add_estimate(commands: Any) -> None:
         "and the script ends. With --all each wrapped model is priced when it is first used, and\n"
         "the script runs to its end.",
     )
-    parser.add_argument("--system", default="bow:16", help="the chips, kind:number (bow:16)")
+    parser.add_argument("--system", help="the chips, kind:number; default POPTORCH_POD, mk2:64")
     parser.add_argument("--all", action="store_true", help="price every model and run the script")
     parser.add_argument("--json", type=Path, help="write the last one's profile into this file")
     parser.add_argument("--html", type=Path, help="write its page into this file, too")
@@ -38,7 +38,7 @@ def add_estimate(commands: Any) -> None:
 
 def _estimate(chosen: argparse.Namespace) -> int:
     with misuse():
-        parse(chosen.system)
+        system_of(chosen.system)
     if not chosen.script.is_file():
         raise Misuse(f"There is no file {chosen.script}")
     ours = [each for each in chosen.arguments if each.partition("=")[0] in _OURS]

@@ -18,7 +18,7 @@ from .._ipu_model import page, profile
 from .._ipu_model.estimate import Estimate
 from .._ir.blocks import product_settings
 from .._ir.spec import Spec
-from .._systems import KINDS, ChipKind, System, current
+from .._systems import KINDS, ChipKind, System, system_of
 from ..backends import Stopwatch, timing
 from .counters import LastCall
 from .model import Freeze, Model, Variant
@@ -115,7 +115,7 @@ class Reports:
             kind = modelled(spec)
             needed = _compile.subject(captured, spec, System(kind, 1))
             chips = needed.per_replica * needed.replicas
-            system = System(kind, 1 << (chips - 1).bit_length())
+            system = System(kind, max(system_of().chips, 1 << (chips - 1).bit_length()))
             self._estimate = _compile.estimate(captured, spec, system)
             if spec.runtime.report is not None and self.advise is not None:
                 self._estimate = self.advise(captures, self._estimate)
@@ -179,7 +179,7 @@ def check(spec: Spec) -> None:
 def modelled(spec: Spec) -> ChipKind:
     """Return the chips that a program is priced for: those it is compiled for, or the system's."""
     if spec.target.generation is None:
-        return current().kind
+        return system_of().kind
     kind = next(k for k in KINDS.values() if k.generation == spec.target.generation)
     return dataclasses.replace(kind, tiles=spec.target.tiles or kind.tiles)
 
