@@ -114,102 +114,6 @@ def test_a_model_from_a_library_with_its_loss_around_it() -> None:
     torch.testing.assert_close(poptorch.inferenceModel(model, options())(X), eager(X))
 
 
-@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
-def test_multiple_losses_are_marked(reduction: str) -> None:
-    def custom(output, target):
-        output = F.log_softmax(output, 1)
-        first = F.nll_loss(output, target)
-        second = F.nll_loss(output, target) * 5.0
-        return poptorch.identity_loss(first + second, reduction=reduction)
-
-    model = WithLoss(Plain(), custom)
-    eager = loop(model, lambda m, x, y: 6 * F.cross_entropy(m.model(x), y), X, LABELS)
-    poptorch.trainingModel(model, options(), sgd(model))(X, LABELS)
-    assert_same(model, eager)
-
-
-@pytest.mark.parametrize("twice", [False, True])
-def test_a_torch_loss_and_a_marked_loss_can_be_marked(twice: bool) -> None:
-    def custom(output, target):
-        loss = F.cross_entropy(output, target)
-        if twice:
-            loss = poptorch.identity_loss(loss * 2, reduction="none")
-        return poptorch.identity_loss(loss, reduction="sum")
-
-    model = WithLoss(Plain(), custom)
-    factor = 2 if twice else 1
-    eager = loop(model, lambda m, x, y: factor * F.cross_entropy(m.model(x), y), X, LABELS)
-    poptorch.trainingModel(model, options(), sgd(model))(X, LABELS)
-    assert_same(model, eager)
-
-
-def test_weights_stay_in_step_until_the_host_changes_them() -> None:
-    model = WithLoss(Plain(), nn.MSELoss())
-    eager = loop(model, lambda m, x, y: m(x, y)[1], X, Y)
-    training = poptorch.trainingModel(model, options(), sgd(model))
-    inference = poptorch.inferenceModel(model, options())
-    training(X, Y)
-    saved = model.state_dict()  # "torch.save(model.state_dict())": no copy by hand
-    torch.testing.assert_close(saved["model.fc.weight"], eager.model.fc.weight.detach())
-    torch.testing.assert_close(inference(X), eager(X))
-    torch.testing.assert_close(model(X), eager(X))
-
-    optimizer = sgd(model, lr=0.5)  # "train(model)": on the host
-    optimizer.zero_grad()
-    model(X, Y)[1].backward()
-    optimizer.step()
-    torch.testing.assert_close(inference(X), eager(X))  # not copied yet
-    inference.copyWeightsToDevice()
-    torch.testing.assert_close(inference(X), model(X))
-    assert not torch.allclose(model(X), eager(X))
-
-
-def test_one_code_for_the_device_and_one_for_the_host() -> None:
-    class Network(nn.Module):
-        def forward(self, x):
-            return x + 1 if poptorch.isRunningOnIpu() else x - 1
-
-    model = Network()
-    assert torch.equal(poptorch.inferenceModel(model, options())(X), X + 1)
-    assert torch.equal(model(X), X - 1)
-    assert not poptorch.isRunningOnIpu()
-
-
-def test_a_changed_optimizer_has_to_be_passed() -> None:
-    model = WithLoss(Plain(), nn.MSELoss())
-    eager = copy.deepcopy(model)
-    ours, theirs = sgd(model), sgd(eager)
-    training = poptorch.trainingModel(model, options(), ours)
-    for lr in (0.1, 0.3, 0.01):
-        ours.param_groups[0]["lr"] = theirs.param_groups[0]["lr"] = lr
-        training.setOptimizer(ours)
-        training(X, Y)
-        theirs.zero_grad()
-        eager(X, Y)[1].backward()
-        theirs.step()
-        assert_same(model, eager)
-
-
-def test_loss_scaling_changes_neither_training_nor_hyper_parameters() -> None:
-    start = WithLoss(Plain(), nn.MSELoss())
-    eager = loop(start, lambda m, x, y: m(x, y)[1], X, Y)
-    for scaling in (1.0, 1024.0):
-        model = copy.deepcopy(start)
-        optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, loss_scaling=scaling)
-        poptorch.trainingModel(model, options(), optimizer)(X, Y)
-        assert_same(model, eager)
-
-
-def test_half_in_each_of_its_ways() -> None:
-    whole = Plain()
-    half = copy.deepcopy(whole).half()
-    x = X.half()
-    for model in (half, whole):  # float32 weights follow a half input
-        result = poptorch.inferenceModel(model, options())(x)
-        assert result.dtype == torch.float16
-        torch.testing.assert_close(result, half(x), rtol=2e-3, atol=2e-3)
-
-
 def test_devices_come_in_powers_of_two() -> None:
     class Three(nn.Module):
         def __init__(self) -> None:
@@ -227,26 +131,6 @@ def test_devices_come_in_powers_of_two() -> None:
         poptorch.inferenceModel(model, options(iterations=4))(X)
     rounded = options(iterations=4).autoRoundNumIPUs(True)
     torch.testing.assert_close(poptorch.inferenceModel(model, rounded)(X), model(X))
-
-
-def test_a_printed_tensor_is_printed_with_its_gradient(capfd: pytest.CaptureFixture[str]) -> None:
-    class Printing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc = nn.Linear(2, 1, bias=False)
-            nn.init.ones_(self.fc.weight)
-
-        def forward(self, x):
-            out = poptorch.ipu_print_tensor(self.fc(x), "summation")
-            poptorch.ipu_print_tensor(out, "unused")  # optimised out, as the guide warns
-            return out, poptorch.identity_loss(out, reduction="sum")
-
-    model = Printing()
-    poptorch.trainingModel(model, options(), sgd(model))(torch.ones(1, 2))
-    printed = "".join(capfd.readouterr())
-    assert "summation: (" in printed
-    assert "summation_gradient: (" in printed
-    assert "unused" not in printed
 
 
 class Classifier(nn.Module):
@@ -282,28 +166,3 @@ def test_the_classifier_of_the_course_with_a_loader() -> None:
                 (eager(*part)[1] / 2).backward()
             native.step()
     assert_same(model, eager)
-
-
-def test_what_changes_after_compiling_counts_after_destroy() -> None:
-    """As docs/differences.md has it: the compiled program goes on without the change."""
-    model = nn.Sequential(Plain())
-    inference = poptorch.inferenceModel(model, options())
-    before = inference(X)
-    model[0] = Plain()
-    assert torch.equal(inference(X), before)
-    inference.destroy()
-    torch.testing.assert_close(inference(X), model(X))
-
-    trained = WithLoss(Plain(), nn.MSELoss())
-    training = poptorch.trainingModel(trained, options(), sgd(trained))
-    training(X, Y)
-    trained.model.fc.weight.requires_grad_(False)
-    start = trained.model.fc.weight.clone()  # read through the model, which brings it down
-    training(X, Y)
-    assert not torch.equal(trained.model.fc.weight, start)
-    training.destroy()
-    start = trained.model.fc.weight.clone()
-    bias = trained.model.fc.bias.detach().clone()
-    training(X, Y)
-    assert torch.equal(trained.model.fc.weight, start)
-    assert not torch.equal(trained.model.fc.bias, bias)

@@ -83,11 +83,6 @@ class Inline(nn.Module):
         return x if labels is None else (x, F.cross_entropy(x, labels))
 
 
-def test_annotating_a_model_directly() -> None:
-    executor = trained(Inline(0, 1), X, Y)
-    assert [chip for _, chip, _ in chips(executor)] == [0, 1]
-
-
 def test_the_order_of_writing_and_unused_layers_do_not_matter() -> None:
     """As docs/differences.md has it; the guide makes both a rule."""
 
@@ -144,21 +139,6 @@ def test_stages_of_a_phase_run_side_by_side_or_one_after_the_other() -> None:
     assert chips(trained(Parallel(names), X, Y, together)) == [(0, 0, ("A", "B"))]
 
 
-def test_serial_phases_on_one_group() -> None:
-    strategy = SerialPhasedExecution(
-        [
-            Phase(Stage("A"), Stage("A2")),
-            Phase(Stage("B"), Stage("B2")),
-            Phase(Stage("C"), Stage("C2")),
-        ]
-    )
-    for phase in range(3):
-        strategy.phase(phase).ipus(0, 1)
-    executor = trained(Parallel([("A", "A2"), ("B", "B2"), ("C", "C2")]), X, Y, strategy)
-    placed = [(phase, chip) for phase, chip, _ in chips(executor)]
-    assert sorted(set(placed)) == [(phase, chip) for phase in range(3) for chip in (0, 1)]
-
-
 @pytest.mark.parametrize("kind", [SerialPhasedExecution, ParallelPhasedExecution])
 def test_phases_that_alternate_between_groups(kind) -> None:
     strategy = kind(
@@ -174,59 +154,3 @@ def test_phases_that_alternate_between_groups(kind) -> None:
     executor = trained(Parallel([("0", "1"), ("2", "3"), ("4", "5")]), X, Y, strategy)
     placed = {(phase, chip) for phase, chip, _ in chips(executor)}
     assert placed == {(0, 0), (0, 2), (1, 1), (1, 3), (2, 0), (2, 2)}
-
-
-class Halves(nn.Module):
-    """Six phases on two devices at a time, named by f-strings while ``forward`` runs."""
-
-    N = 3
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weights = nn.ParameterList(nn.Parameter(torch.rand(4, 4)) for _ in range(6 * self.N))
-
-    def forward(self, x, labels):
-        phase, weight = 0, iter(self.weights)
-        with poptorch.Block("phase0_ipu0"):
-            halves = torch.split(x, 4, dim=1)
-        for layer in range(3 * self.N):
-            out = []
-            for ipu in range(2):
-                with poptorch.Block(f"phase{phase}_ipu{ipu}"):
-                    out.append(torch.tanh(halves[ipu] @ next(weight)))
-            halves = out[1], out[0]
-            if layer % 3 != 1:  # two products in every odd phase
-                phase += 1
-        with poptorch.Block(f"phase{self.N * 2 - 1}_ipu1"):
-            result = halves[0] + halves[1]
-            return result, F.cross_entropy(result, labels)
-
-
-@pytest.mark.slow
-def test_names_made_while_forward_runs() -> None:
-    phases = []
-    for n in range(Halves.N):
-        phases += [
-            Phase(Stage(f"phase{2 * n}_ipu0").ipu(0), Stage(f"phase{2 * n}_ipu1").ipu(2)),
-            Phase(Stage(f"phase{2 * n + 1}_ipu0").ipu(1), Stage(f"phase{2 * n + 1}_ipu1").ipu(3)),
-        ]
-    executor = trained(Halves(), X, Y, ParallelPhasedExecution(*phases))
-    assert executor.plan().layout.chips == 4
-    assert {phase for phase, _, _ in chips(executor)} == set(range(6))
-
-
-def test_layers_placed_as_in_the_first_release() -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = nn.Linear(8, 8)
-            self.second = poptorch.IPU(1, nn.Linear(8, 4))
-
-        def forward(self, x, labels):
-            with poptorch.IPU(0):
-                x = torch.tanh(self.first(x))
-            out = self.second(x)
-            return out, F.cross_entropy(out, labels)
-
-    executor = trained(Model(), X, Y)
-    assert [chip for _, chip, _ in chips(executor)] == [0, 1]

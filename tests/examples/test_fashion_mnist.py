@@ -76,29 +76,6 @@ def test_the_seed_decides_weights_and_order(subset: FashionMNIST) -> None:
     assert one != other
 
 
-@pytest.mark.long
-def test_the_losses_can_be_compared(trained: common.Result, subset: FashionMNIST) -> None:
-    """No step of this seed hangs on rounding: float64 tells the same story as float32."""
-    args = options("--epochs", "2")
-    exact = FashionMNIST(
-        TensorDataset(subset.train.tensors[0].double(), subset.train.tensors[1]),
-        TensorDataset(subset.test.tensors[0].double(), subset.test.tensors[1]),
-        subset.notes,
-        full=False,
-    )
-
-    class Float64Model(native.ClassificationModel):
-        def __init__(self) -> None:
-            super().__init__()
-            self.double()
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "ClassificationModel", Float64Model)
-        losses = native.run(args, exact).losses
-    first, second = torch.tensor(trained.losses), torch.tensor(losses)
-    torch.testing.assert_close(second, first, rtol=1e-5, atol=0)
-
-
 @pytest.mark.parametrize("backend", ["reference", long("inductor")])
 def test_poptorch_follows_the_native_loop(
     trained: common.Result,
