@@ -24,9 +24,10 @@ Step = Callable[[Batch], float]
 
 @dataclass
 class Run:
-    """One of the two: its losses, and the micro-batches per second of each round."""
+    """One of the two: its model, its losses, and the micro-batches per second of each round."""
 
     name: str
+    model: nn.Module
     losses: list[float] = field(default_factory=list)
     speeds: list[float] = field(default_factory=list)
 
@@ -36,6 +37,7 @@ def parser(description: str) -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(description=description)
     arguments.add_argument("--small", action="store_true", help="a few steps, to see that it runs")
     arguments.add_argument("--plot", type=Path, help="save losses and speeds as a picture there")
+    arguments.add_argument("--save", type=Path, help="save the trained weights there")
     return arguments
 
 
@@ -80,7 +82,7 @@ def compare(
     options = options or poptorch.Options()
     accumulation = options.Training.gradient_accumulation
     other = copy.deepcopy(model)
-    runs = [Run("eager PyTorch"), Run("poptorch")]
+    runs = [Run("eager PyTorch", other), Run("poptorch", model)]
     steps = [
         eager_step(other, make_optimizer(other), accumulation),
         poptorch_step(model, make_optimizer(model), options),
@@ -129,7 +131,9 @@ def plot(runs: Sequence[Run], path: Path, title: str) -> None:
 
 
 def finish(runs: Sequence[Run], arguments: argparse.Namespace, title: str) -> None:
-    """Print the comparison, and plot it if that was asked for."""
+    """Print the comparison; plot it and save the weights if that was asked for."""
     print(title, *table(runs), sep="\n")
     if arguments.plot:
         plot(runs, arguments.plot, title)
+    if arguments.save:
+        torch.save(runs[-1].model.state_dict(), arguments.save)

@@ -1,4 +1,4 @@
-"""What ``make docs`` adds to mkdocs: the pages outside ``docs/``, and links that lead out of it.
+"""What ``make docs`` adds to mkdocs: more pages, their links, plots, sources and the version.
 
 The pages are written for the repository, where every relative link leads to a file. On the site a
 page outside ``docs/`` is a page too, an image is copied, and any other file is named as code.
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import re
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pictures
 import site_pages
 
 if TYPE_CHECKING:
@@ -79,15 +81,43 @@ def on_files(files: Files, config: Any) -> Files:
     from mkdocs.structure.files import File
 
     for source, place in site_paths().items():
+        path = str(ROOT / source)
         if not source.startswith("docs/"):
-            files.append(File.generated(config, place, abs_src_path=str(ROOT / source)))
+            files.append(File.generated(config, place, abs_src_path=path))
+        if source.endswith(".md"):
+            files.append(File.generated(config, _copy(source), abs_src_path=path))
     for place, made in site_pages.PAGES.items():
         files.append(File.generated(config, place, content=made()))
     return files
 
 
+def _source(page: Page) -> str | None:
+    """Return the path in the repository that a page is written in; None where it is made."""
+    places = site_paths().items()
+    return next((name for name, place in places if place == page.file.src_uri), None)
+
+
+def _copy(source: str) -> str:
+    """Return where the site has a page as it was written."""
+    return f"sources/{source}.txt"
+
+
+def on_config(config: Any) -> Any:
+    """Show the version beside the name."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    config.site_name = f"{project['name']} {project['version']}"
+    return config
+
+
 def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
-    """Make a page's links those of the site."""
-    places = site_paths()
-    sources = [name for name, place in places.items() if place == page.file.src_uri]
-    return rewritten(markdown, sources[0], places) if sources else markdown
+    """Make a page's links those of the site, and draw its plots."""
+    source = _source(page)
+    return pictures.drawn_in(rewritten(markdown, source, site_paths())) if source else markdown
+
+
+def on_page_context(context: Any, page: Page, config: Any, nav: Any) -> Any:
+    """Link a page to its source."""
+    source = _source(page)
+    if source:
+        page.edit_url = os.path.relpath(_copy(source), os.path.dirname(page.url) or ".")
+    return context

@@ -16,6 +16,7 @@ import pytest
 
 import environment_table
 import options_table
+import pictures
 from helpers.source_tree import ROOT
 
 PAGES = sorted(
@@ -147,6 +148,36 @@ def test_the_table_of_options_is_current() -> None:
     assert options_table.PAGE.read_text() == options_table.page(), (
         "run: python scripts/options_table.py"
     )
+
+
+def test_the_picture_of_the_readme_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POPTORCH_BACKEND", "reference")
+    assert pictures.OVERVIEW.read_text() == pictures.overview(), "run: python scripts/pictures.py"
+
+
+@pytest.mark.parametrize("name", pictures.PLOTS)
+def test_every_plot_is_drawn_from_results_and_shown(name: str) -> None:
+    assert pictures.PLOTS[name]().count("<rect") > 3
+    shown = pictures.drawn_in((ROOT / "docs" / "guide" / "speed.md").read_text())
+    assert pictures.PLOTS[name]() in shown
+
+
+def test_the_readme_fits_a_screen() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 75
+    (program,) = [block for block in blocks("README.md", text) if block.info == "python"]
+    assert len([line for line in program.text.splitlines() if line]) <= 15
+    assert len(re.findall(r"^- \*\*\[", text, re.M)) == 4
+
+
+def test_entries_of_the_cookbook_are_short() -> None:
+    text = (ROOT / "docs" / "cookbook.md").read_text()
+    entries = text.split("\n## ")[1:]
+    assert len(entries) == 11
+    for entry in entries:
+        (program,) = blocks("cookbook.md", entry)
+        assert program.info == "python"
+        assert len(program.text.splitlines()) < 40
 
 
 def test_the_guide_quotes_the_example_as_it_is() -> None:

@@ -181,8 +181,17 @@ def test_the_metadata_says_what_people_look_for(wheel: Path) -> None:
     assert isinstance(text, str)
     links = re.findall(r"\]\(([^)]+)\)", text)
     assert [link for link in links if not link.startswith("http")] == []
-    assert "pip install ." in text
-    assert "[Architecture]" in (ROOT / "README.md").read_text()  # so there was one to take out
+    assert 'pip install ".[examples]"' in text
+    readme = (ROOT / "README.md").read_text()
+    assert "[MIT licence](LICENSE)" in readme  # so there was one to take out
+    assert "![" in readme
+    assert "![" not in text
+    assert told["Version"] == newest_version()
+
+
+def newest_version() -> str:
+    """The newest version that the changelog knows."""
+    return re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.M)[0]
 
 
 ACCEPTED = """

@@ -74,7 +74,7 @@ def main(words: Sequence[str] | None = None) -> list[side_by_side.Run]:
             trainer.train()
         history = trainer.state.log_history
         losses = [entry["loss"] for entry in history if "loss" in entry]
-        runs.append(side_by_side.Run(name, losses, clock.speeds))
+        runs.append(side_by_side.Run(name, trainer.model, losses, clock.speeds))
         print(f"{name}: {history[-2]['eval_right']:.1%} of {len(testing)} unseen passages right")
     side_by_side.finish(runs, arguments, f"BERT by the Trainer, {len(training)} passages")
     return runs

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 import side_by_side
 from helpers.cases import few
@@ -48,6 +49,7 @@ def test_it_learns_as_eager_does(name: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_picture_is_drawn(tmp_path: Path) -> None:
-    runs = [side_by_side.Run(name, [2.0, 1.0], [5.0, 10.0]) for name in ("one", "other")]
+    net = torch.nn.Linear(2, 1)
+    runs = [side_by_side.Run(name, net, [2.0, 1.0], [5.0, 10.0]) for name in ("one", "other")]
     side_by_side.plot(runs, tmp_path / "plot.png", "title")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")

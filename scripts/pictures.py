@@ -1,0 +1,215 @@
+"""Draw what benchmarks/results has recorded: the README's picture, and the plots of the Speed page.
+
+python scripts/pictures.py writes docs/overview.svg. The site's plots are made when it is built.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from collections.abc import Callable, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "2026-11-21-2-cores.md"
+OVERVIEW = ROOT / "docs" / "overview.svg"
+# They stand out from white and from the site's dark grey.
+COLOURS = {
+    "poptorch": "#5c6bc0",
+    "torch.compile": "#c77700",
+    "JAX": "#00875f",
+    "eager": "#7b8794",
+}
+WIDTH, LEFT, BAR = 760, 210, 16
+Row = tuple[str, Sequence[tuple[str, float | None]]]
+
+
+def tables(heading: str) -> list[list[dict[str, str]]]:
+    """Return the tables of one section of the results, each row by the names of its columns."""
+    text = RESULTS.read_text()
+    section = text.split(f"\n## {heading}\n")[1].split("\n## ")[0] if heading else text
+    found = []
+    for block in re.findall(r"(?:^\|.*\n)+", section, re.M):
+        head, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]]
+                          for line in block.splitlines())  # fmt: skip
+        found.append([dict(zip(head, row, strict=True)) for row in rows])
+    return found
+
+
+def number(cell: str) -> float | None:
+    """Return the first number of a cell: others in it are goals or repetitions."""
+    found = re.search(r"\d[\d,]*(\.\d+)?", cell)
+    return float(found[0].replace(",", "")) if found else None
+
+
+def machine() -> str:
+    """Return which machine the results are of."""
+    return RESULTS.read_text().split("\n\n")[1].split("; ")[0]
+
+
+def bars(rows: Sequence[Row], shown: Callable[[float], str], top: int = 0) -> tuple[str, int]:
+    """Return bars for each row and contestant, and the height at which they end."""
+    largest = max(value for _, each in rows for _, value in each if value is not None)
+    parts, y = [], top
+    for label, contestants in rows:
+        present = [(name, value) for name, value in contestants if value is not None]
+        middle = y + len(present) * BAR / 2 + 4
+        parts.append(_text(LEFT - 12, middle, label, "end"))
+        for name, value in present:
+            length = (WIDTH - LEFT - 90) * value / largest
+            parts.append(
+                f'<rect x="{LEFT}" y="{y}" width="{max(length, 1):.1f}" height="{BAR - 2}" rx="2"'
+                f' fill="{COLOURS[name]}"><title>{escape(name)}</title></rect>'
+            )
+            parts.append(_text(LEFT + length + 6, y + BAR - 5, shown(value), "start"))
+            y += BAR
+        y += 8
+    return "".join(parts), y
+
+
+def _text(x: float, y: float, text: str, anchor: str = "start", more: str = "") -> str:
+    where = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+    return f'<text {where} fill="currentColor"{more}>{escape(text)}</text>'
+
+
+def legend(names: Sequence[str], y: int) -> str:
+    """Return a line that tells the contestants' colours."""
+    parts, x = [], LEFT
+    for name in names:
+        parts.append(
+            f'<rect x="{x}" y="{y}" width="12" height="12" rx="2" fill="{COLOURS[name]}"/>'
+        )
+        parts.append(_text(x + 18, y + 11, name))
+        x += 34 + 8 * len(name)
+    return "".join(parts)
+
+
+def svg(content: str, height: int, title: str, more: str = "") -> str:
+    """Return a picture that is as wide as its place."""
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img"'
+        f' font-family="sans-serif" font-size="13"{more}><title>{escape(title)}</title>'
+        f"{content}</svg>"
+    )
+
+
+def plot(title: str, rows: Sequence[Row], shown: Callable[[float], str]) -> str:
+    """Return the picture of a comparison: a legend, and bars below it."""
+    names = list(dict.fromkeys(name for _, each in rows for name, value in each if value))
+    drawn, end = bars(rows, shown, top=28)
+    return svg(legend(names, 4) + drawn, end, title)
+
+
+def steps() -> str:
+    """Return how many times as fast as eager PyTorch each workload runs."""
+    (found,) = tables("After gradients of weights are computed where the backward pass has them,"
+                      " 2026-11-23")  # fmt: skip
+    rows: list[Row] = []
+    for row in found:
+        ratio, compiled = number(row["eager"]), number(row["torch.compile"])
+        assert ratio
+        assert compiled
+        times = [("poptorch", ratio), ("torch.compile", ratio / compiled), ("eager", 1.0)]
+        rows.append((row["workload"], times))
+    return plot("Speed of a step, eager PyTorch = 1", rows, "{:.2f}".format)
+
+
+def jax() -> str:
+    """Return the times of a call where JAX was measured, too."""
+    return plot("Milliseconds of a call", _with_jax(), "{:.2f} ms".format)
+
+
+def _with_jax() -> list[Row]:
+    (found,) = tables("With JAX beside, 2026-11-22")
+    rows: list[Row] = []
+    for row in found:
+        ours = number(row["poptorch"])
+        assert ours
+        others = ((name, number(row[name])) for name in ("torch.compile", "JAX", "eager"))
+        times = [(name, ours * ratio if ratio else None) for name, ratio in others]
+        if all(value is not None for _, value in times):
+            rows.append((row["workload"], [("poptorch", ours), *times]))
+    return rows
+
+
+def first_minute() -> str:
+    """Return the seconds until a program of which nothing is cached runs at full speed."""
+    found = tables("The first minute, 2026-11-23")[-1]
+    rows: list[Row] = [
+        (row["row"], [("poptorch", number(row["full speed, `auto`"])),
+                      ("torch.compile", number(row["torch.compile's first result"]))])
+        for row in found if row["row"] in ("tutorial CNN, 16", "MLP", "LSTM", "BERT, 8",
+                                           "ResNet-18 shape, 8 x 4")
+    ]  # fmt: skip
+    return plot("Seconds to full speed", rows, "{:.1f} s".format)
+
+
+def growth() -> str:
+    """Return how compiling grows with the number of accumulated micro-batches."""
+    (found,) = tables("Growth")
+    rows: list[Row] = [
+        (f"{row['count']} micro-batches", [("poptorch", number(row["accumulation: compiling"]))])
+        for row in found
+    ]
+    return plot("Seconds of compiling an update", rows, "{:.1f} s".format)
+
+
+def processes() -> str:
+    """Return how near two processes come to twice the speed of one."""
+    found = tables("Several processes, 2026-11-23")[0]
+    rows: list[Row] = [
+        (row["workload"], [("poptorch", 2 * (number(row["of twice one process"]) or 0))])
+        for row in found
+    ]
+    return plot("Speed of two processes, one process = 1", rows, "{:.2f}".format)
+
+
+def overview() -> str:
+    """Return the README's picture: a plan as it is drawn, and what a call takes."""
+    tutorial = (ROOT / "docs" / "guide" / "placement.md").read_text()
+    names: dict[str, Any] = {}
+    with contextlib.redirect_stdout(io.StringIO()):
+        exec(tutorial.split("```python\n")[1].split("```")[0], names)
+    schedule = names["plan"].staged.schedule
+    head = ' font-weight="bold"'
+    row = _with_jax()[0]
+    drawn, end = bars([(f"{name}", [(name, value)]) for name, value in row[1]],
+                      "{:.2f} ms".format, top=146)  # fmt: skip
+    parts = [
+        f'<rect width="{WIDTH}" height="{end + 30}" rx="8" fill="#ffffff"/>',
+        _text(14, 24, "The pipeline tutorial's plan: six micro-batches go forward and"
+                      " backward through two chips", more=head),
+        f'<g transform="translate(6 32)">{schedule.to_svg()}</g>',
+        _text(14, 134, f"One training call of the tutorial's network, {row[0].split(', ')[1]}"
+                       " images", more=head),
+        drawn,
+        _text(14, end + 14, f"{machine()}; compiled, float32; benchmarks/results, 2026-11-22"),
+    ]  # fmt: skip
+    title = "A pipeline's plan, and the time of a call next to eager, torch.compile and JAX"
+    return svg("".join(parts), end + 30, title, ' color="#1f2933"') + "\n"
+
+
+PLOTS = {
+    "steps": steps,
+    "jax": jax,
+    "first minute": first_minute,
+    "growth": growth,
+    "processes": processes,
+}
+
+
+def drawn_in(text: str) -> str:
+    """Return a page with its plots in the places of their names, <!-- plot: steps -->."""
+    return re.sub(
+        r"<!-- plot: ([a-z ]+) -->",
+        lambda match: f'<div class="plot">{PLOTS[match[1]]()}</div>',
+        text,
+    )
+
+
+if __name__ == "__main__":
+    OVERVIEW.write_text(overview())
+    print(f"wrote {OVERVIEW}")
