@@ -59,7 +59,7 @@ lint: $(STAMP)
 	$(BIN)/codespell
 
 docs: site
-	$(BIN)/python -m pytest tests/test_docs.py tests/test_site.py
+	$(BIN)/python -m pytest -m "" tests/test_docs.py tests/test_site.py tests/test_site_browser.py
 
 # Strict: a broken link, a page that is not in the menu or an entry of nothing ends it.
 site: $(STAMP)

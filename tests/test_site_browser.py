@@ -93,6 +93,7 @@ def reported(site: Path, harness: str, folder: Path) -> Any:
             browser.wait(patience.HANGS)
 
 
+@pytest.mark.long
 def test_nothing_is_cut_off_and_all_text_stands_out(site: Path, tmp_path: Path) -> None:
     """At 1280 and 390 pixels; in the light and the dark scheme."""
     pages = sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html"))

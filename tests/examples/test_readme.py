@@ -14,7 +14,7 @@ import torch
 
 from helpers.source_tree import ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 COMMANDS = (ROOT / "README.md").read_text().split("```sh\n")[1].split("```")[0].splitlines()
 
 
