@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -93,7 +94,7 @@ SHOWN = {
     "`DataLoader(drop_last=False)`": "test_dataloader.py::test_every_mode_yields_the_same_again_and_again",
     "a loss is a number": "session/test_outputs.py::test_shapes_and_contents_of_training_outputs",
     "Python in `forward` runs at every call": "capture/test_frozen.py::test_python_in_forward_and_hooks_runs_at_capture_only",
-    "a layer that is replaced or parametrized, another `forward` put on one (on the wrapped module itself it counts when that is wrapped again), another number format (`half()`), a changed `requires_grad` or block counts from the next call on": "session/test_guards.py::test_a_layer_that_is_replaced_is_said",
+    "a replaced or parametrized layer, another `forward`, number format, `requires_grad` or block counts from the next call on": "session/test_guards.py::test_a_layer_that_is_replaced_is_said",
     "hooks of an optimizer run at each step, hooks that are put on parameters or layers later count from then on": "session/test_guards.py::test_hooks_of_an_optimizer_are_said",
     "a tensor that `forward` stores in an attribute can be read": "conformance/test_differences.py::test_stored_tensors_hold_no_values",
     "weights and buffers that are changed take part in the next step": "session/test_guards.py::test_weights_that_wait_to_be_copied_are_said_once",
@@ -120,12 +121,15 @@ HEADS = {"PopTorch", "torch", "here"}
 
 
 def test_every_row_is_shown_by_a_test() -> None:
-    lines = PAGE.read_text().splitlines()
-    cells = {line.split(" | ")[0].removeprefix("| ") for line in lines if line.startswith("| ")}
+    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    cells = {row.split(" | ")[0].removeprefix("| ") for row in rows}
     assert cells - HEADS == SHOWN.keys() | BY_HAND
     for place in SHOWN.values():
         path, name = place.split("::")
         assert f"def {name}(" in (ROOT / "tests" / path).read_text(), place
+    for row in rows:  # short ones, which lead to a paragraph
+        assert len(row.split(" | ")) == 2
+        assert len(re.sub(r"\]\([^)]*\)", "]", row)) < 250, row
 
 
 @pytest.fixture(autouse=True)
