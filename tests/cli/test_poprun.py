@@ -122,7 +122,7 @@ def test_a_job_starts_again(tmp_path: Path) -> None:
     assert "[1] done" in printed
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_job_comes_back_and_ends_as_if_undisturbed(tmp_path: Path) -> None:
     (tmp_path / "undisturbed").mkdir()
     ended = jobs.run("helpers.job_killed", [tmp_path / "undisturbed"], 2, tmp_path)

@@ -83,15 +83,3 @@ def test_no_room_for_temporary_files(backend: str, monkeypatch, caplog) -> None:
         torch.testing.assert_close(model(x), expected)
     assert any("Compiling failed" in text for text in warnings(caplog))
     assert len(set(warnings(caplog))) == len(warnings(caplog))
-
-
-def test_a_cache_on_a_disk_that_cannot_be_written(tmp_path: Path, monkeypatch, caplog) -> None:
-    def full(*_: object) -> None:
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr(cache.archive, "write", full)
-    model, x = wrapped("reference"), torch.randn(4, 4)
-    opts = model.options.clone().enableExecutableCaching(str(tmp_path / "cache"))
-    again = poptorch.inferenceModel(model.model, opts)
-    torch.testing.assert_close(again(x), model(x))
-    assert sum("Read-only file system" in text for text in warnings(caplog)) == 1

@@ -128,16 +128,25 @@ def test_the_simulated_device_is_not_cached(folder: Path, caplog) -> None:
     assert "doesn't work with the IPU model" in caplog.text
 
 
-@pytest.mark.parametrize("damage", [b"", b"nonsense", None])
-def test_damaged_entries_are_rebuilt(damage: bytes | None, folder: Path, caplog) -> None:
+@pytest.mark.parametrize("damage", [b"", b"nonsense", "half", "pipe", "folder"])
+def test_damaged_entries_are_rebuilt(damage: bytes | str, folder: Path, caplog) -> None:
     trained(folder)
     (path,) = folder.glob("*.popef")
     good = path.read_bytes()
-    path.write_bytes(good[: len(good) // 2] if damage is None else damage)
-    _, loss = trained(folder)
-    assert torch.isfinite(loss)
-    assert "is rebuilt" in caplog.text
-    assert cache.entries(folder)[0].path == path
+    if damage == "pipe":  # which would wait for a writer for ever
+        path.unlink()
+        os.mkfifo(path)
+    elif damage == "folder":
+        path.unlink()
+        path.mkdir()
+    else:
+        path.write_bytes(good[: len(good) // 2] if damage == "half" else damage)
+    caplog.clear()
+    assert torch.isfinite(trained(folder)[1])
+    warnings = [r.message for r in caplog.records if r.levelno == logging.WARNING]
+    assert len([text for text in warnings if str(folder) in text or path.name in text]) <= 2
+    assert any("is rebuilt" in text for text in warnings)
+    assert damage == "folder" or cache.entries(folder)[0].path == path
 
 
 FACTS = [
@@ -162,19 +171,31 @@ def test_entries_that_say_something_else_end_no_run(facts: bytes, folder: Path, 
     assert files(folder) == ["1.popef"]
 
 
-def a_file(folder: Path) -> None:
+def a_file(folder: Path, _: object) -> None:
     folder.parent.mkdir(parents=True)
     folder.write_text("no folder")
 
 
-def below_a_file(folder: Path) -> None:
+def below_a_file(folder: Path, _: object) -> None:
     folder.parent.parent.mkdir(parents=True, exist_ok=True)
     folder.parent.write_text("no folder")
 
 
-def of_everybody(folder: Path) -> None:
+def of_everybody(folder: Path, _: object) -> None:
     folder.mkdir(parents=True)
     folder.chmod(0o777)
+
+
+def of_another(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(cache.os, "getuid", lambda: folder.stat().st_uid + 1)
+
+
+def full(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cache.archive, "write", write)
 
 
 @pytest.mark.parametrize(
@@ -183,48 +204,16 @@ def of_everybody(folder: Path) -> None:
         (a_file, "File exists"),
         (below_a_file, "Not a directory"),
         (of_everybody, "others can write to it (chmod go-w)"),
+        (of_another, "it belongs to another user"),
+        (full, "No space left on device"),
     ],
 )
-def test_a_folder_of_no_use_is_a_warning(folder: Path, spoil, said: str, caplog) -> None:
-    spoil(folder)
+def test_a_folder_of_no_use_is_a_warning(folder: Path, spoil, said, caplog, monkeypatch) -> None:
+    spoil(folder, monkeypatch)
     for _ in range(2):
         assert torch.isfinite(trained(folder)[1])
     assert caplog.text.count(said) == 1
     assert not list(folder.parent.rglob("*.popef"))
-
-
-def test_a_folder_of_another_user_is_not_used(folder: Path, monkeypatch, caplog) -> None:
-    folder.mkdir(parents=True)
-    monkeypatch.setattr(cache.os, "getuid", lambda: folder.stat().st_uid + 1)
-    assert torch.isfinite(trained(folder)[1])
-    assert "it belongs to another user" in caplog.text
-    assert files(folder) == []
-
-
-@pytest.mark.parametrize("kind", ["pipe", "folder"])
-def test_something_else_in_the_place_of_a_file(folder: Path, kind, caplog) -> None:
-    """A pipe would wait for a writer for ever."""
-    trained(folder)
-    (name,) = files(folder)
-    path = folder / name
-    path.unlink()
-    os.mkfifo(path) if kind == "pipe" else path.mkdir()
-    caplog.clear()
-    assert torch.isfinite(trained(folder)[1])
-    warnings = [r.message for r in caplog.records if r.levelno == logging.WARNING]
-    assert len([text for text in warnings if str(folder) in text or name in text]) <= 2
-    assert any("is rebuilt" in text for text in warnings)
-
-
-def test_a_full_disk_is_a_warning(folder: Path, monkeypatch, caplog) -> None:
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(cache.archive, "write", full)
-    for _ in range(2):
-        assert torch.isfinite(trained(folder)[1])
-    assert caplog.text.count("No space left on device") == 1
-    assert files(folder) == []
 
 
 @pytest.mark.slow
@@ -255,8 +244,8 @@ def test_the_command(folder: Path, capsys, monkeypatch) -> None:
     assert "loops.iterations: 1" in capsys.readouterr().out
     main(["cache", "--dir", str(folder), "explain", newest, oldest])
     assert "input 0: float32[4, 4] here, float32[8, 4] there" in capsys.readouterr().out
-    with pytest.raises(SystemExit, match="0 entries have a key"):
-        main(["cache", "explain", "zzz"])
+    assert main(["cache", "explain", "zzz"]) == 2
+    assert "0 entries have a key" in capsys.readouterr().err
 
     os.utime(folder / f"{oldest}.popef", (0, 0))
     main(["cache", "trim", "--days", "30"])
@@ -267,19 +256,8 @@ def test_the_command(folder: Path, capsys, monkeypatch) -> None:
     main(["cache", "trim", "--max-mb", "0"])
     assert files(folder) == []
     monkeypatch.delenv("POPTORCH_CACHE_DIR")
-    with pytest.raises(SystemExit, match="No cache directory"):
-        main(["cache", "list"])
-
-
-def test_trimming_keeps_the_latest(folder: Path) -> None:
-    for rows in (8, 4, 2):
-        before = set(files(folder))
-        trained(folder, rows=rows)
-        (new,) = set(files(folder)) - before
-        os.utime(folder / new, (10 - rows, 10 - rows))
-    found = cache.entries(folder)
-    removed = cache.trim(folder, keep_bytes=found[0].size + found[1].size)
-    assert removed == [found[2].path]
+    assert main(["cache", "list"]) == 2
+    assert "No cache directory" in capsys.readouterr().err
 
 
 def test_trimming_takes_compiled_graphs_too(folder: Path) -> None:

@@ -51,17 +51,14 @@ def keys(inner="layer", factor=2.0, rows=8, lr=0.1, iterations=1, momentum=0.0) 
 
 
 @pytest.mark.parametrize(
-    "change", [{"lr": 0.5}, {"iterations": 3}, {"inner": "renamed"}], ids=lambda c: next(iter(c))
-)
-def test_what_does_not_matter_is_not_in_the_key(change) -> None:
-    assert keys(**change) == keys()
-
-
-@pytest.mark.parametrize(
-    "change", [{"rows": 4}, {"factor": 3.0}, {"momentum": 0.9}], ids=lambda c: next(iter(c))
-)
-def test_what_matters_is_in_the_key(change) -> None:
-    assert keys(**change) != keys()
+    "change, same",
+    [
+        ({"lr": 0.5}, True), ({"iterations": 3}, True), ({"inner": "renamed"}, True),
+        ({"rows": 4}, False), ({"factor": 3.0}, False), ({"momentum": 0.9}, False),
+    ],
+)  # fmt: skip
+def test_what_is_in_the_key(change, same: bool) -> None:
+    assert (keys(**change) == keys()) is same
 
 
 def test_the_number_of_threads_is_in_the_key() -> None:
@@ -105,15 +102,6 @@ def test_damaged_code_is_made_again(store, monkeypatch, caplog) -> None:
     assert store.function("key", None, Builder())([]) == [1]
     assert Builder.built == 2
     assert "is made again" in caplog.text
-
-
-def test_a_full_disk_is_a_warning(store, monkeypatch, caplog) -> None:
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(cache.archive, "write", full)
-    assert store.function("key", None, Builder())([]) == [1]
-    assert "No space left on device" in caplog.text
 
 
 def test_a_folder_of_others_is_not_used(tmp_path, monkeypatch, caplog) -> None:
@@ -183,21 +171,6 @@ def test_the_users_folder_is_below_one_where_nobody_else_writes(
     folders.of_the_process.cache_clear()
     assert cache.default_store().folder != own / "poptorch"
     assert "others can write to it" in caplog.text
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
-def test_folders_of_another_user(tmp_path, monkeypatch, caplog) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    os.chown(cache.default_store().folder, 12345, 12345)
-    assert cache.default_store().folder != tmp_path / "poptorch"
-    assert "it belongs to another user" in caplog.text
-    path = tmp_path / "key"
-    monkeypatch.setenv("POPTORCH_KEY_FILE", str(path))
-    mine = keyed.digest("name", b"code")
-    os.chown(path, 12345, 12345)
-    keyed._key.cache_clear()
-    assert keyed.digest("name", b"code") != mine
-    assert "is not the user's alone" in caplog.text
 
 
 def test_what_torchs_compiler_keeps_is_where_nobody_else_writes(tmp_path, monkeypatch) -> None:

@@ -17,7 +17,6 @@ import poptorch
 from helpers.wrapped import options
 from poptorch import backends
 from poptorch._compile import cache, helper, tiers
-from poptorch.options.freeze import backend_name
 
 REPLYING = """
 # {backend}
@@ -67,16 +66,13 @@ def test_one_process_serves_program_after_program(kept) -> None:
     helper.give_back([first])
 
 
-def test_a_busy_one_is_not_kept(kept, monkeypatch) -> None:
+def test_one_that_is_busy_or_has_ended_is_not_kept_and_says_why(kept, monkeypatch) -> None:
     monkeypatch.setattr(helper, "_CODE", "import time; time.sleep(600)")
     process = helper.take("b")
     process.ask({"a": None}, cache.Store(Path("nowhere")))
     helper.give_back([process])
     assert kept == []
     assert not is_there(process.process.pid)
-
-
-def test_one_that_has_ended_before_it_is_asked_says_why(kept, monkeypatch) -> None:
     monkeypatch.setattr(helper, "_CODE", "import sys; sys.exit('no memory left')")
     process = helper.take("b")
     process.process.wait()
@@ -122,24 +118,6 @@ def test_what_cannot_be_used_again_is_not(change: str, kept, monkeypatch) -> Non
     assert is_there(process.process.pid) == (change == "of a parent")
     process.end()
     another.end()
-
-
-@pytest.mark.parametrize(
-    ("idle", "is_empty", "started"), [(0.9, True, 1), (2.0, True, 2), (0.2, True, 0), (2, False, 0)]
-)
-def test_the_compiler_is_imported_ahead_where_a_core_is_idle(
-    idle: float, is_empty: bool, started: int, monkeypatch, tmp_path: Path
-) -> None:
-    """And where nothing has been compiled before, so that it will be needed."""
-    asked: list[str] = []
-    monkeypatch.setattr(helper, "warm", asked.append)
-    monkeypatch.setattr(tiers._cores, "idle", lambda: idle)
-    if not is_empty:
-        (tmp_path / f"key{cache.CODE_SUFFIX}").touch()
-    store = cache.Store(tmp_path)
-    assert tiers.prepare(backends.available()["inductor"], store) == started
-    assert asked == ["inductor"] * bool(started)
-    assert tiers.prepare(backends.available()["reference"], store) == 0
 
 
 def test_a_process_that_is_there_has_the_core_that_was_idle(
@@ -232,50 +210,43 @@ def test_garbage_is_looked_for_rarely_while_this_process_compiles(
     assert gc.get_threshold() == before
 
 
-@pytest.mark.parametrize(
-    ("backend", "variable", "asked"),
-    [
-        ("auto", "", ["inductor"]),
-        ("optimise", "", ["inductor"]),
-        ("auto", "optimise", ["inductor"]),
-        ("auto", "reference", []),
-        ("reference", "", []),
-        ("inductor", "", []),
-    ],
-)
-def test_wrapping_has_the_compiler_imported(
-    backend: str, variable: str, asked: list[str], monkeypatch, tmp_path: Path
+ASKED = {  # whether the compiler is imported ahead
+    "auto": ({}, True),
+    "optimise": ({"backend": "optimise"}, True),
+    "optimise by variable": ({"variable": "optimise"}, True),
+    "reference by variable": ({"variable": "reference"}, False),
+    "reference": ({"backend": "reference"}, False),
+    "this process compiles": ({"backend": "inductor"}, False),
+    "no core is idle": ({"idle": 0.2}, False),
+    "something has been compiled": ({"is_empty": False}, False),
+    "stages on several processes": ({"stages": 2}, False),
+    "no more processes": ({"failure": OSError("no more processes")}, True),
+}
+
+
+@pytest.mark.parametrize("case", ASKED)
+def test_wrapping_has_the_compiler_imported_where_it_will_be_needed_and_a_core_is_idle(
+    case: str, monkeypatch, tmp_path: Path
 ) -> None:
+    given, asked = ASKED[case]
     warmed: list[str] = []
-    monkeypatch.setattr(helper, "warm", warmed.append)
-    monkeypatch.setattr(tiers._cores, "idle", lambda: 1.0)
+
+    def warm(backend: str) -> None:
+        warmed.append(backend)
+        if "failure" in given:
+            raise given["failure"]
+
+    if not given.get("is_empty", True):
+        (tmp_path / f"key{cache.CODE_SUFFIX}").touch()
+    monkeypatch.setattr(helper, "warm", warm)
+    monkeypatch.setattr(tiers._cores, "idle", lambda: given.get("idle", 1.0))
     monkeypatch.setattr(cache, "default_store", lambda: cache.Store(tmp_path))
-    monkeypatch.setenv("POPTORCH_BACKEND", variable)
-    chosen = poptorch.Options().backend(backend)
+    monkeypatch.setenv("POPTORCH_BACKEND", given.get("variable", ""))
+    chosen = poptorch.Options().backend(given.get("backend", "auto"))
+    if "stages" in given:
+        chosen.Distributed.configureProcessId(0, 2).stageProcesses(given["stages"])
     poptorch.inferenceModel(nn.Linear(2, 2), chosen)
-    assert warmed == asked
+    assert warmed == ["inductor"] * asked
     net = nn.Linear(2, 2)
     poptorch.trainingModel(net, chosen, torch.optim.SGD(net.parameters(), lr=0.1))
-    assert warmed == asked * 2
-
-
-def test_no_process_ahead_of_time_is_no_trouble(monkeypatch, tmp_path: Path) -> None:
-    def refuse(backend: str) -> None:
-        raise OSError("no more processes")
-
-    monkeypatch.setattr(helper, "warm", refuse)
-    monkeypatch.setattr(tiers._cores, "idle", lambda: 1.0)
-    assert tiers.prepare(backends.available()["inductor"], cache.Store(tmp_path)) == 0
-
-
-def test_wrapping_has_nothing_imported_for_stages_on_several_processes(monkeypatch) -> None:
-    warmed: list[str] = []
-    monkeypatch.setattr(helper, "warm", warmed.append)
-    monkeypatch.setattr(tiers._cores, "idle", lambda: 1.0)
-    monkeypatch.delenv("POPTORCH_BACKEND", raising=False)
-    given = poptorch.Options()
-    assert backend_name(given) == "auto"
-    given.Distributed.configureProcessId(0, 2).stageProcesses(2)
-    assert backend_name(given) == "staged"
-    poptorch.inferenceModel(nn.Linear(2, 2), given)
-    assert warmed == []
+    assert warmed == ["inductor"] * asked * 2

@@ -134,9 +134,11 @@ class Clock:
         return float(self.reads)
 
 
-def test_compiling_begins_when_the_slow_tier_has_cost_as_much(monkeypatch) -> None:
+def test_compiling_begins_when_the_slow_tier_has_cost_as_much_or_a_core_is_idle(
+    monkeypatch,
+) -> None:
     asked = []
-    monkeypatch.setattr(tiers, "CompileJob", lambda missing, *rest: asked.append(missing))
+    monkeypatch.setattr(tiers, "CompileJob", lambda graphs, *_: asked.append(graphs) or Pending())
     monkeypatch.setattr(tiers, "time", Clock())
     monkeypatch.setattr(tiers.Cores, "idle", lambda self: 0.0)
     monkeypatch.setattr(cache, "_loaded", {})
@@ -152,19 +154,13 @@ def test_compiling_begins_when_the_slow_tier_has_cost_as_much(monkeypatch) -> No
     assert len(asked) == 1
     assert model._executable.waiting
     assert model._executable.report().backend == "reference"
-
-
-def test_compiling_starts_at_once_where_a_core_is_idle(eager_to_compile, monkeypatch) -> None:
-    started = []
     monkeypatch.setattr(tiers, "SHARE", 1e9)
-    monkeypatch.setattr(tiers, "CompileJob", lambda graphs, *_: started.append(graphs) or Pending())
-    monkeypatch.setattr(tiers.Cores, "idle", lambda self: 0.0)
-    model = training()
-    losses_of(model, 3)
-    assert started == []
+    other = training()
+    losses_of(other, 3)
+    assert len(asked) == 1
     monkeypatch.setattr(tiers.Cores, "idle", lambda self: 0.9)
-    losses_of(model, 1)
-    assert len(started) == 1
+    losses_of(other, 1)
+    assert len(asked) == 2
 
 
 class Pending:
@@ -180,21 +176,8 @@ class Pending:
 
 
 @pytest.mark.slow
-def test_what_others_have_stored_is_used_within_a_second(eager_to_compile, monkeypatch) -> None:
-    """Here by another wrapper of this process, which began later."""
-    models = [training() for _ in range(2)]
-    for model in models:
-        losses_of(model, 2)
-    assert all(model._executable.waiting for model in models)
-    until_settled(models[0])
-    time.sleep(1)
-    losses_of(models[1], 1)
-    assert models[1]._executable.report().backend == "inductor"
-
-
-@pytest.mark.slow
 def test_a_wrapper_that_may_not_compile_yet_takes_what_others_store(
-    eager_to_compile, monkeypatch, tmp_path
+    eager_to_compile, monkeypatch
 ) -> None:
     monkeypatch.setattr(tiers, "SHARE", 1e9)
     monkeypatch.setattr(tiers.Cores, "idle", lambda self: 0.0)
@@ -204,7 +187,7 @@ def test_a_wrapper_that_may_not_compile_yet_takes_what_others_store(
     assert waiting._executable.waiting
     losses_of(other, 1)  # stores the code
     monkeypatch.setattr(cache, "_loaded", {})  # as another process would
-    time.sleep(1)
+    time.sleep(1)  # it looks once in a second
     losses_of(waiting, 1)
     assert waiting._executable.report().backend == "inductor"
 
@@ -251,28 +234,29 @@ def test_a_process_that_is_killed_is_a_warning(eager_to_compile, monkeypatch, ca
     torch.testing.assert_close(losses, losses_of(training("reference"), 3 + len(losses))[3:])
 
 
-@pytest.mark.compiling_fails
-def test_no_room_for_what_is_asked(eager_to_compile, monkeypatch, caplog) -> None:
+def no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(helper, "_CODE", SLEEPING)
     monkeypatch.setattr(helper, "json", SimpleNamespace(dump=full))  # others write files, too
+
+
+def no_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+
+
+@pytest.mark.compiling_fails
+@pytest.mark.parametrize(
+    "spoil, said", [(no_room, "No space left on device"), (no_python, "/nowhere/python")]
+)
+def test_a_compilation_that_cannot_begin(spoil, said, eager_to_compile, monkeypatch, caplog):
+    spoil(monkeypatch)
     model = training()
     losses = losses_of(model, 3)
     assert not model._executable.waiting
-    assert caplog.text.count("No space left on device") == 1
+    assert said in caplog.text
     torch.testing.assert_close(losses, losses_of(training("reference"), 3))
-
-
-@pytest.mark.slow
-@pytest.mark.compiling_fails
-def test_no_process_can_be_started(eager_to_compile, monkeypatch, caplog) -> None:
-    monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    model = training()
-    losses_of(model, 3)
-    assert not model._executable.waiting
-    assert "/nowhere/python" in caplog.text
 
 
 SLEEPING = "import time; time.sleep(600)"
