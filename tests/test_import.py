@@ -43,7 +43,7 @@ poptorch.trainingModel(net, options, optimizer)(torch.ones(3, 2))
 json.dump({"changed": {k: [old[k], new[k]] for k in old if old[k] != new[k]},
            "modules": imported, "called": sorted(set(sys.modules) - before)}, sys.stdout)
 """
-HEAVY = ("torch._inductor", "torch.distributed", "matplotlib", "plotly", "triton")
+HEAVY = ("torch._inductor", "torch.distributed", "matplotlib", "triton")
 
 
 @pytest.fixture(scope="module")

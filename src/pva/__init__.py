@@ -266,10 +266,9 @@ def _operation(row: Mapping[str, Any]) -> Values:
     file, line = (match[1], int(match[2])) if match else ("", 0)
     name = f"{row['module']}/{row['name']}".lstrip("/")
     context = Values(name=name, location=Values(fileName=file, lineNumber=line))
-    cycles = row["compute"] + row["exchange"] + row["sync"]
     return Values(
         name=row["name"], debugContext=context, replacedDebugContext=None,
-        cycles=row["runs"] * cycles, flops=row["runs"] * row["flops"],
+        cycles=profile.cycles_of(row), flops=row["runs"] * row["flops"],
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from .._base.private import replaced
 from .._ipu_model import page, profile
 from .._systems import system_of
 from ..executor import PoplarExecutor
-from .commands import FOUND, WRONG_USE, Enough, Misuse, add, misuse, run_script
+from .commands import FOUND, Enough, Misuse, add, misuse, run_script
 
 _OURS = ("--system", "--all", "--json", "--html")
 
@@ -105,8 +105,8 @@ def _show(chosen: argparse.Namespace, allowed: dict[str, float]) -> int:
         before, shown = map(profile.read, chosen.compare)
         changes = profile.compare(before, shown)
         print(visible(profile.changes_text(changes)))
-    if chosen.html and not page.write(shown, chosen.html, before):
-        return WRONG_USE
+    if chosen.html:
+        page.write(shown, chosen.html, before)
     over = profile.exceeded(changes, allowed)
     for each in over:
         print(f"over budget: {each.name} {each.change:+.1%}, allowed {allowed[each.name]:+.1%}")

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .._base.errors import Error
 from .._base.tables import html_paragraphs, html_table, size_text, table
 from .._systems import parse
 from . import page, profile
@@ -95,13 +94,8 @@ class Estimate:
         Path(path).write_text(json.dumps(self.to_dict(), indent=1))
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Write it as one page for browsers, which needs plotly to be installed.
-
-        Raises:
-            poptorch.Error: plotly is not.
-        """
-        if not page.write(self.to_dict(), Path(path)):
-            raise Error("The page needs plotly", got="no module plotly", fix=page.GET_PLOTLY)
+        """Write it as one page for browsers."""
+        page.write(self.to_dict(), Path(path))
 
     def to_trace(self, path: str | os.PathLike[str]) -> None:
         """Write one run of the schedule for Perfetto: a process per chip, a lane per kind."""

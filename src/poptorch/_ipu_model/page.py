@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter, defaultdict
+import itertools
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .._base import log
 from .._base.tables import size_text
 from .parts import Advice
 from .profile import (
     Folded,
     Profile,
     compare,
+    cycles_of,
     direction_of,
     folded,
     of_modules,
@@ -22,67 +22,77 @@ from .profile import (
     whole_cycles,
 )
 
-GET_PLOTLY = "pip install 'poptorch[report]'"
-
 _MOST_ROWS = 500
-_MOST_ACTIONS = 4000  # more bars than that make browsers slow
-_PATTERNS = ("", "/", "x", "-", "|", "+", ".", "\\")
-_DASHES = ("solid", "dash", "dot", "dashdot")
-_MEBI = 1 << 20
-_said: list[Path] = []
+_MOST_ACTIONS = 1000  # more bars than that make browsers slow
+_MOST_COLUMNS = 300
+_DIRECTIONS = {"F": "forward", "B": "backward", "U": "update"}
+_HERE = ("outside", "prepare", "device", "collect")
+_MEANS = {  # color and explanation of what pictures show
+    "compute": (0, "tiles compute"),
+    "exchange": (1, "bytes travel between tiles and between chips"),
+    "sync": (2, "tiles wait for the slowest at the end of each superstep"),
+    "host link": (3, "inputs and results travel from and to the host"),
+    "streaming memory": (4, "state and activations that rest off the chip come and go"),
+    "bubble": (5, "chips wait for one another"),
+    "host call": (6, "the host prepares the call; all chips wait"),
+    "weights": (0, "parameters and buffers"),
+    "optimizer state": (1, "such as momentum and moments"),
+    "accumulators": (2, "sums of gradients over the micro-batches"),
+    "activations": (3, "values that wait for other passes, and those of the running one"),
+    "temporary": (4, "operands of the running product, laid out as it reads them"),
+    "code": (5, "programs of the tiles"),
+    "host buffers": (6, "inputs and results on their way"),
+    "gaps and imbalance": (7, "padding, and what the fullest tile has more than others"),
+    "forward": (5, "a micro-batch goes forward"),
+    "backward": (6, "a micro-batch goes back, with what is computed again"),
+    "update": (7, "the optimizer's step"),
+    "outside": (7, "between the calls: the program's own work, waiting for data"),
+    "prepare": (1, "checking and taking the batch"),
+    "device": (0, "running the program"),
+    "collect": (3, "putting the results together"),
+}
 
 
-def write(profile: Profile, path: Path, before: Profile | None = None) -> bool:
-    """Say whether a report was written: without plotly it is not, and a warning says so once."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        if not _said:
-            _said.append(path)
-            log.python.warning("No %s is written, which needs plotly: %s", path, GET_PLOTLY)
-        return False
-    path.write_text(html(profile, get_plotlyjs(), before), encoding="utf-8")
-    return True
+def write(profile: Profile, path: Path, before: Profile | None = None) -> None:
+    path.write_text(html(profile, before), encoding="utf-8")
 
 
-def html(profile: Profile, plotly: str, before: Profile | None = None) -> str:
+def html(profile: Profile, before: Profile | None = None) -> str:
     import jinja2  # which torch's compiler brings
 
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"size": size_text, "shown": _number_text, "modules": of_modules}
     template = environment.from_string(Path(__file__).with_name("report.html").read_text())
-    drawn = figures(profile)
-    sections = ["summary", "memory", "liveness", "schedule", "operators", "program"]
-    optional = {"measured": profile["measured"], "settings": profile["settings"]}
+    priced, measured = profile["estimated"], profile["measured"] or {}
+    advice = [Advice(**each) for each in priced["advice"]]
     changes = [] if before is None else compare(before, profile)
-    optional["comparison"] = changes
+    sections = ["summary", "memory", "liveness", "schedule", "operators", "program"]
+    optional = {"measured": measured, "settings": profile["settings"], "comparison": changes}
     try:
         return template.render(
-            profile=profile, changes=changes, figures=drawn, plotly=plotly,
+            profile=profile, priced=priced, measured=measured, changes=changes, advice=advice,
             sections=[*sections, *(name for name, content in optional.items() if content)],
-            advice=[str(Advice(**each)) for each in profile["estimated"]["advice"]],
-            operators=folded(profile["estimated"]["operators"])[:_MOST_ROWS],
-            whole=whole_cycles(profile["estimated"]), scale=1e3 / profile["estimated"]["clock"],
-            operators_here=_operators_here(profile), passes=list(_passes(profile["estimated"])),
-            # No text ends the script, or begins a comment.
-            data=json.dumps(drawn).replace("<", "\\u003c"),
+            means=_MEANS, directions=_DIRECTIONS, ms=1e3 / priced["clock"],
+            whole=whole_cycles(priced), operators=folded(priced["operators"])[:_MOST_ROWS],
+            operators_here=_operators_here(profile), passes=list(_passes(priced)),
+            bound=[(name, f"{share:.0%}", share) for name, share in priced["bound"].items()],
+            shares={name: f"{share:.0%}" for name, share in priced["bound"].items() if share},
+            chips=_chips(profile), trace=_trace(priced), calls=_calls(measured.get("first", ())),
         )  # fmt: skip
     except jinja2.UndefinedError as error:
         raise LookupError(str(error)) from None
 
 
 def _number_text(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.4g}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def _operators_here(profile: Profile) -> list[tuple[Mapping[str, Any], float | str]]:
     """Operators that ran here, and the ms that they are estimated to take on IPUs."""
-    clock = profile["estimated"]["clock"]
     modelled: dict[tuple[str, str, str], float] = defaultdict(float)
     for each in profile["estimated"]["operators"]:
         key = direction_of(each["stage_pass"]), each["name"], each["module"]
-        cycles = each["compute"] + each["exchange"] + each["sync"]
-        modelled[key] += each["runs"] * cycles / clock * 1e3
+        modelled[key] += cycles_of(each) / profile["estimated"]["clock"] * 1e3
     return [
         (each, modelled.get((each["direction"], each["name"], each["module"]), ""))
         for each in (profile["measured"] or {}).get("operators", ())[:_MOST_ROWS]
@@ -90,98 +100,92 @@ def _operators_here(profile: Profile) -> list[tuple[Mapping[str, Any], float | s
 
 
 def _passes(priced: Mapping[str, Any]) -> Iterator[tuple[str, int, int, list[Folded]]]:
-    """Yield name, chip, how often it is done, operators."""
+    """Yield name, chip, how often a call does it, operators."""
     passes: dict[tuple[int, str], list[Mapping[str, Any]]] = defaultdict(list)
     for each in priced["operators"]:
         passes[each["chip"], each["stage_pass"]].append(each)
-    runs = Counter(pass_of_action(action["name"].lstrip("LS")) for action in priced["schedule"])
     for (chip, name), own in sorted(passes.items()):
-        yield name, chip, runs[name], folded(own)
+        yield name, chip, own[0]["runs"], folded(own)
 
 
-def figures(profile: Profile) -> dict[str, dict[str, Any]]:
-    priced, measured = profile["estimated"], profile["measured"]
-    chips = priced["chips"]
-    drawn = {
-        "figure-memory": _memory(chips),
-        "figure-tiles": _tiles(chips, profile["target"]["tile_bytes"]),
-        "figure-liveness": _liveness(chips),
-        "figure-schedule": _schedule(priced),
-    }
-    if measured and measured["first"]:
-        drawn["figure-measured"] = _calls(measured["first"])
-    return drawn
+# Pictures are SVG that is as wide as its place: y goes from 0, at the top, to 100.
 
 
-def _layout(x: str, y: str, **more: Any) -> dict[str, Any]:
-    return {
-        "xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}},
-        "margin": {"t": 30, "r": 20}, **more,
-    }  # fmt: skip
+def _chips(profile: Profile) -> list[dict[str, Any]]:
+    """What the page shows of each chip, shares of the largest of their limits and peaks."""
+    chips, tile_bytes = profile["estimated"]["chips"], profile["target"]["tile_bytes"]
+    most = max(max(chip["limit"], sum(chip["peak"].values())) for chip in chips)
+    made = []
+    for chip in chips:
+        used, live = sum(chip["peak"].values()), _live(profile["estimated"], chip)
+        most_of_tile = max(tile_bytes, *chip["tiles"])
+        made.append(
+            {
+                "chip": chip["chip"], "used": used, "share": used / chip["limit"],
+                "segments": [(n, size_text(size), size / most) for n, size in chip["peak"].items()],
+                "limit": chip["limit"] / most,
+                "tiles": _area(chip["tiles"], most_of_tile), "count": len(chip["tiles"]),
+                "tile_limit": tile_bytes / most_of_tile,
+                "fullest": max(chip["tiles"]), "average": sum(chip["tiles"]) / len(chip["tiles"]),
+                "live": live, "area": _area([size for size, _ in live], most),
+                "always": sum(chip["always"].values()) / most,
+            }
+        )  # fmt: skip
+    return made
 
 
-def _line(name: str, y: Sequence[float], **more: Any) -> dict[str, Any]:
-    return {"type": "scatter", "mode": "lines", "name": name, "y": y, **more}
+def _area(values: Sequence[float], most: float) -> str:
+    """Return the path around what lies below a curve of steps, each of width 1."""
+    path, at = "M0 100", 0
+    for value, run in itertools.groupby(values):
+        at += len(list(run))
+        path += f"V{100 - 100 * value / most:.1f}H{at}"
+    return f"{path}V100Z"
 
 
-def _steps(chip: Mapping[str, Any], y: Sequence[float], **more: Any) -> dict[str, Any]:
-    style = {"shape": "hv", "dash": _DASHES[chip["chip"] % 4]}
-    return _line(f"IPU {chip['chip']}", y, line=style, **more)
+def _live(priced: Mapping[str, Any], chip: Mapping[str, Any]) -> list[tuple[float, str]]:
+    """Bytes and action of no more columns than a screen shows, the fullest of several."""
+    own = (action for action in priced["schedule"] if action["chip"] == chip["chip"])
+    names = {action["column"]: action["name"] for action in own}
+    columns = [(size, names.get(at, "")) for at, size in enumerate(chip["live"])]
+    width = -(-len(columns) // _MOST_COLUMNS) or 1
+    return [max(columns[at : at + width]) for at in range(0, len(columns), width)]
 
 
-def _bar(name: str, at: int, **more: Any) -> dict[str, Any]:
-    pattern = {"shape": _PATTERNS[at % len(_PATTERNS)]}
-    return {"type": "bar", "name": name, "marker": {"pattern": pattern}, **more}
-
-
-def _memory(chips: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    names = [f"IPU {chip['chip']}" for chip in chips]
-    bars = [
-        _bar(category, at, x=names, y=[chip["peak"].get(category, 0) / _MEBI for chip in chips])
-        for at, category in enumerate(chips[0]["peak"])
-    ]
-    limits = [chip["limit"] / _MEBI for chip in chips]
-    limit = _line("limit", limits, x=names, line={"dash": "dash"})
-    return {"data": [*bars, limit], "layout": _layout("", "MiB", barmode="stack")}
-
-
-def _tiles(chips: Sequence[Mapping[str, Any]], tile_bytes: int) -> dict[str, Any]:
-    lines = [_steps(chip, [round(size / 1024, 3) for size in chip["tiles"]]) for chip in chips]
-    last = max(len(chip["tiles"]) for chip in chips) - 1
-    limit = _line("limit", 2 * [tile_bytes / 1024], x=[0, last], line={"dash": "longdash"})
-    return {"data": [*lines, limit], "layout": _layout("tile", "KiB")}
-
-
-def _liveness(chips: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    lines = [
-        _steps(chip, [size / _MEBI for size in chip["live"]], x=list(range(len(chip["live"]))))
-        for chip in chips
-    ]
-    return {"data": lines, "layout": _layout("column of the schedule", "MiB")}
-
-
-def _schedule(priced: Mapping[str, Any]) -> dict[str, Any]:
-    scale = 1e3 / priced["clock"]
-    bars = []
-    for at, (letter, name) in enumerate((("F", "forward"), ("B", "backward"), ("U", "update"))):
-        own = [a for a in priced["schedule"][:_MOST_ACTIONS] if letter in a["name"]]
-        bars.append(
-            _bar(
-                name, at, orientation="h", y=[f"IPU {a['chip']}" for a in own],
-                base=[a["start"] * scale for a in own],
-                x=[(sum(a["parts"].values()) + a["sent"]) * scale for a in own],
-                text=[a["name"] for a in own], textposition="inside",
-                hovertemplate="%{text}: %{x:.4g} ms from %{base:.4g} ms<extra></extra>",
+def _trace(priced: Mapping[str, Any]) -> dict[str, Any]:
+    """The schedule's first actions by chip, and what they do, as paths; times in thousandths."""
+    actions = priced["schedule"][:_MOST_ACTIONS]
+    end = max((a["start"] + sum(a["parts"].values()) + a["sent"] for a in actions), default=0) or 1
+    bars: dict[int, list[tuple[float, float, str, str]]] = defaultdict(list)
+    parts: dict[int, dict[str, str]] = defaultdict(lambda: defaultdict(str))
+    for action in actions:
+        at, scale, spent = action["start"], 1000 / end, {**action["parts"]}
+        spent["exchange"] = spent.get("exchange", 0) + action["sent"]
+        own = ", ".join(f"{k} {v * 1e3 / priced['clock']:.3g} ms" for k, v in spent.items() if v)
+        letter = pass_of_action(action["name"].lstrip("LS")).lstrip("0123456789")[:1]
+        bars[action["chip"]].append(
+            (
+                at * scale, sum(spent.values()) * scale, _DIRECTIONS.get(letter, ""),
+                f"{action['name']}: {own}",
             )
         )  # fmt: skip
-    layout = _layout("ms (estimated)", "", barmode="overlay")
-    layout["yaxis"]["autorange"] = "reversed"
-    return {"data": [bar for bar in bars if bar["x"]], "layout": layout}
+        for name, cycles in spent.items():
+            width = cycles * scale
+            parts[action["chip"]][name] += f"M{at * scale:.2f} 0h{width:.2f}v100h-{width:.2f}z"
+            at += cycles
+    names = dict.fromkeys(bar[2] for own in bars.values() for bar in own)
+    names |= dict.fromkeys(name for own in parts.values() for name in own)
+    return {"bars": bars, "parts": parts, "names": names, "end": end, "shown": len(actions)}
 
 
-def _calls(calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    bars = [
-        _bar(part, at, x=list(range(len(calls))), y=[call[part] * 1e3 for call in calls])
-        for at, part in enumerate(("outside", "prepare", "device", "collect"))
-    ]
-    return {"data": bars, "layout": _layout("call", "ms (measured here)", barmode="stack")}
+def _calls(calls: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """A path by part of the calls on this machine, one column a call."""
+    most = max((sum(call[part] for part in _HERE) for call in calls), default=0) or 1
+    paths: dict[str, str] = defaultdict(str)
+    for at, call in enumerate(calls):
+        top = 100.0
+        for part in _HERE:
+            height = 100 * call[part] / most
+            top -= height
+            paths[part] += f"M{at}.1 {top:.2f}h.8v{height:.2f}h-.8z"
+    return paths

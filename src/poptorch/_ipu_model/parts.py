@@ -67,6 +67,7 @@ class Action:
     """One action of the simulated schedule; times are cycles after its beginning."""
 
     chip: int
+    column: int  # of the schedule
     name: str  # for instance 1F3
     start: float
     parts: Mapping[str, float]  # its own cycles by what they are spent on
@@ -120,7 +121,11 @@ class Advice:
     fits: bool  # then
 
     def __str__(self) -> str:
+        return f"{self.change}: {self.effect}"
+
+    @property
+    def effect(self) -> str:
         verdict = "fits" if self.fits else "does not fit"
         room = f"{size_text(abs(self.saves))} {'less' if self.saves >= 0 else 'more'}"
         time = f"{round(abs(self.costs) * 1e3, 6):.3g} ms {'more' if self.costs > 0 else 'less'}"
-        return f"{self.change}: {room}, {time} for as many samples, {verdict}"
+        return f"{room}, {time} for as many samples, {verdict}"

@@ -111,6 +111,11 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     return content
 
 
+def cycles_of(operator: Mapping[str, Any]) -> float:
+    """Of one call."""
+    return float(operator["runs"] * (operator["compute"] + operator["exchange"] + operator["sync"]))
+
+
 class Folded(NamedTuple):
     """An operator of all modules that do the same with it, such as ``layers.*``, in one call."""
 

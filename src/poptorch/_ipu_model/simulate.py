@@ -84,7 +84,7 @@ class _Clock:
         ends: dict[schedule.Action, float] = {}
         actions: list[Action] = []
         rounds = -1
-        for _, chip, action in staged.schedule.cells():
+        for column, chip, action in staged.schedule.cells():
             if action.stage_pass.is_update and action.stage_pass.round > rounds:
                 rounds = action.stage_pass.round
                 self._meet()
@@ -102,7 +102,7 @@ class _Clock:
             outside = Cost(exchange=sent, sync=sync if sent else 0.0)
             waited = Cost(bubble=start - free[chip])
             by_chip[chip] = by_chip[chip].plus(waited).plus(cost).plus(outside)
-            actions.append(Action(chip, str(action), start, parts, outside.total))
+            actions.append(Action(chip, column, str(action), start, parts, outside.total))
             ends[action] = free[chip] = start + cost.total + outside.total
         self._meet()
         return Timeline(tuple(actions), by_chip, max(free.values(), default=0.0), self._prices)
