@@ -132,18 +132,10 @@ def test_what_cannot_raise_does_not() -> None:
     two = priced(lambda: Tower(4, 512, cut=2), rows(4096, 512), optimizer="AdamW")
     assert peak(two) <= peak(base)
     assert two.cycles <= base.cycles
+    larger = priced(lambda: Tower(4, 512), rows(8192, 512), optimizer="AdamW")
+    assert peak(base) <= peak(larger)
+    assert base.cycles < larger.cycles
+    assert base.items_per_second < larger.items_per_second
     assert sum(c.always["weights"] for c in two.chips) == pytest.approx(
         base.chips[0].always["weights"], abs=64
     )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("micro", [8, 64, 512])
-def test_more_samples_need_more(micro: int) -> None:
-    small, large = (
-        priced(lambda: Tower(2, 512), rows(4 * n, 512), optimizer="AdamW")
-        for n in (micro, 2 * micro)
-    )
-    assert peak(small) <= peak(large)
-    assert small.cycles <= large.cycles
-    assert small.items_per_second < large.items_per_second

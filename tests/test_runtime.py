@@ -15,7 +15,6 @@ import poptorch
 from helpers import programs
 from helpers.wrapped import inference, options
 from poptorch._base import log
-from poptorch.options.freeze import engine_options
 
 ROOT = Path(__file__).parents[1]
 
@@ -85,39 +84,11 @@ def test_logs_go_to_stderr_without_colours() -> None:
     assert "\033" not in told
 
 
-@pytest.mark.spec("runtime", 8)
-def test_the_option_beats_the_variable(monkeypatch) -> None:
-    def device(opts: poptorch.Options) -> str:
-        wrapper = poptorch.inferenceModel(nn.ReLU(), opts)
-        wrapper(torch.ones(2))
-        return wrapper.plan().spec.target.device
-
-    monkeypatch.setenv("POPTORCH_IPU_MODEL", "1")
-    assert device(options()) == "model"
-    assert device(options().useIpuModel(False)) == "ipu"
-    monkeypatch.setenv("POPTORCH_IPU_MODEL", "0")
-    assert device(options()) == "ipu"
-    assert device(options().useIpuModel(True)) == "model"
-
-
 def test_the_model_variable_is_read_at_compile(monkeypatch) -> None:
     wrapper = inference(nn.ReLU())
     monkeypatch.setenv("POPTORCH_IPU_MODEL", "1")
     wrapper(torch.ones(2))
     assert wrapper.plan().spec.target.device == "model"
-
-
-@pytest.mark.spec("runtime", 28)
-def test_engine_options_of_the_environment_win(monkeypatch) -> None:
-    opts = options()
-    opts._Popart.setEngineOptions({"a": "python", "b": "python"})
-    monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", json.dumps({"b": "environment"}))
-    wrapper = poptorch.inferenceModel(nn.ReLU(), opts)
-    wrapper(torch.ones(2))
-    assert engine_options(wrapper.options) == {"a": "python", "b": "environment"}
-    monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", "{not json")
-    with pytest.raises(poptorch.Error, match="not valid JSON"):
-        inference(nn.ReLU())(torch.ones(2))
 
 
 @pytest.mark.spec("runtime", 29)

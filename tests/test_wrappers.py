@@ -68,30 +68,6 @@ def test_settings_are_checked_at_compile() -> None:
         wrapper(X[:3])
 
 
-@pytest.mark.spec("options", 23)
-def test_hints_never_change_results() -> None:
-    def trained(hint) -> torch.Tensor:
-        torch.manual_seed(0)
-        model = Net()
-        opts = options(iterations=2)
-        hint(opts)
-        training = poptorch.trainingModel(model, opts, loss=nn.NLLLoss())
-        training(X, Y)
-        return model.layer.weight.detach().clone()
-
-    expected = trained(lambda opts: None)
-    location = poptorch.TensorLocationSettings().useOnChipStorage(False)
-    for hint in (
-        lambda o: o.TensorLocations.setWeightLocation(location),
-        lambda o: o.TensorLocations.setOptimizerLocation(location),
-        lambda o: o.syncPattern(poptorch.SyncPattern.SinglePipeline),
-        lambda o: o.setAvailableMemoryProportion({"IPU0": 0.1}),
-        lambda o: o._Popart.set("enableOutlining", False),
-        lambda o: o._Popart.set("outlineThreshold", 10.0),
-    ):
-        assert torch.equal(trained(hint), expected)
-
-
 def eager_step(model: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
     twin = copy.deepcopy(model)
     loss = nn.functional.nll_loss(twin(X), Y)

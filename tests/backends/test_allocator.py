@@ -58,7 +58,7 @@ CASES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="not glibc 2.33 or later")
 def test_freed_memory_stays() -> None:
     """Asked of the allocator: not every kernel counts page faults."""

@@ -80,34 +80,3 @@ def test_inference_in_every_mode(case) -> None:
     for ours, theirs in ours_then_theirs:
         assert ours.shape == theirs.shape
         assert torch.equal(ours, theirs)
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    st.integers(1, 3), st.integers(1, 4), st.integers(1, 3), st.integers(1, 3), st.integers(0, 9)
-)
-def test_training_returns_one_loss_per_micro_batch_in_order(d, g, r, rows, lanes) -> None:
-    opts = poptorch.Options().backend("reference").showCompilationProgressBar(False)
-    opts.autoRoundNumIPUs(True)
-    opts.deviceIterations(d).replicationFactor(r).outputMode(OutputMode.All).lanes(lanes)
-    opts.Training.gradientAccumulation(g)
-
-    class Model(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.w = torch.nn.Parameter(torch.ones(()))
-
-        def forward(self, x):
-            return poptorch.identity_loss(self.w * x, "sum")
-
-    model = Model()
-    x = torch.arange(d * g * r * rows * 1.0)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    losses = poptorch.trainingModel(model, opts, optimizer)(x)
-    expected, w = [], torch.tensor(1.0)
-    for window in x.reshape(d, g * r, rows):
-        expected += [w * piece.sum() for piece in window]
-        w = w - 0.01 * window.sum(1).mean()
-    torch.testing.assert_close(losses.reshape(-1), torch.stack(expected))
-    torch.testing.assert_close(model.w.detach(), w)
-    assert losses.shape == ((d * g * r,) if d * g * r > 1 else ())

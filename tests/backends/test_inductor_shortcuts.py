@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import gc
-import logging
-import weakref
 from pathlib import Path
 
 import pytest
 import torch
 import torch._inductor.config
 from torch import nn
-from torch._inductor.exc import CppCompileError
 
 import poptorch
 from helpers.wrapped import normal, options
@@ -47,24 +43,6 @@ def test_code_is_there_without_a_shortcut_that_fails(tmp_path: Path, monkeypatch
     assert len(asked) == 1
 
 
-@pytest.mark.compiling_fails
-def test_a_compiler_that_does_not_know_the_instructions(
-    tmp_path: Path, monkeypatch, caplog
-) -> None:
-    """The reference backend runs the program, and the warning quotes the compiler."""
-
-    def old(*arguments: object, **options: object) -> None:
-        said = "g++: error: unrecognized command-line option '-mavx512f'\n"
-        raise CppCompileError(["g++", "a.cpp"], said)
-
-    monkeypatch.setattr(compiler, "_compile", old)
-    model, x = compiled_here(tmp_path, monkeypatch)
-    torch.testing.assert_close(model(x), model.model(x))
-    assert model._executable.report().backend == "reference"
-    (warning,) = [r.message for r in caplog.records if r.levelno == logging.WARNING]
-    assert "unrecognized command-line option" in warning
-
-
 def compiled_here(folder: Path, monkeypatch) -> tuple[poptorch.PoplarExecutor, torch.Tensor]:
     """A model that this process compiles with its next call, nothing cached, and its input."""
     monkeypatch.setattr(tiers._cores, "idle", lambda: 0.0)  # or another process would compile
@@ -72,46 +50,6 @@ def compiled_here(folder: Path, monkeypatch) -> tuple[poptorch.PoplarExecutor, t
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
     net = nn.Sequential(nn.Linear(4, 20), nn.GELU())
     return poptorch.inferenceModel(net, options().backend("optimise")), normal(3, 4)
-
-
-COMPILER = """#!/bin/sh
-test $# = 1 && exec g++ "$@"  # --version
-for argument in "$@"; do
-    if {refused}; then echo "{complaint}" >&2; exit 1; fi
-done
-while [ $# -gt 0 ]; do [ "$1" = -o ] && touch "$2"; shift; done
-"""
-
-
-@pytest.mark.compiling_fails
-@pytest.mark.parametrize(
-    ("refused", "complaint"),
-    [  # what the processor is said to have, the file with the kernels, the library
-        ('test "$argument" = -march=native', "error: unrecognized command-line option"),
-        ('test -f "$argument" && grep -q Vectorized "$argument"', "internal compiler error: ICE"),
-        ('test "$argument" = -shared', "final link failed: error: No space left on device"),
-    ],
-)
-@pytest.mark.parametrize("two", [False, True])
-def test_a_compiler_that_fails(
-    refused: str, complaint: str, two: bool, tmp_path: Path, monkeypatch, caplog
-) -> None:
-    """On one of its files, or on all: one warning, and the reference backend's results."""
-    script = tmp_path / "compiler"
-    script.write_text(COMPILER.format(refused=refused, complaint=complaint))
-    script.chmod(0o700)
-    monkeypatch.setattr(shortcuts.Cores, "idle", lambda self: 2.0)  # for two sources
-    monkeypatch.setattr(shortcuts, "LARGE", 0 if two else 1000)
-    model, x = compiled_here(tmp_path, monkeypatch)
-    with torch._inductor.config.patch("cpp.cxx", (None, str(script))):
-        torch.testing.assert_close(model(x), model.model(x), rtol=0, atol=0)
-    assert model._executable.report().backend == "reference"
-    (warning,) = [r.message for r in caplog.records if r.levelno == logging.WARNING]
-    assert complaint in warning
-    gone = weakref.ref(model._session)
-    del model
-    gc.collect()
-    assert gone() is None  # torch keeps the failure
 
 
 @pytest.mark.parametrize("two", [False, True])

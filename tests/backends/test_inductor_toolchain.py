@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 import torch
 from torch._inductor.exc import CppCompileError
@@ -13,27 +11,6 @@ from helpers.inductor_graphs import graph
 from poptorch.backends.inductor import compiler, toolchain
 
 pytestmark = pytest.mark.slow
-
-
-def inference() -> poptorch.PoplarExecutor:
-    options = poptorch.Options().backend("optimise").showCompilationProgressBar(False)
-    return poptorch.inferenceModel(torch.nn.Linear(4, 2), options)
-
-
-@pytest.mark.parametrize(
-    ("variable", "value", "said"),
-    [
-        ("CXX", "/nowhere/c++", "there is no C++ compiler '/nowhere/c++'"),
-        ("TORCHINDUCTOR_CACHE_DIR", "/tmp/my cache", "paths with spaces, as in '/tmp/my cache'"),
-    ],
-)
-def test_obstacles(variable: str, value: str, said: str, monkeypatch, caplog) -> None:
-    """The reference backend runs the model, and the warning names what is in the way."""
-    monkeypatch.setenv(variable, value)
-    model, x = inference(), torch.ones(3, 4)
-    torch.testing.assert_close(model(x), model.model(x))
-    (warning,) = [r.message for r in caplog.records if r.levelno == logging.WARNING]
-    assert said in warning
 
 
 def test_a_torch_in_a_folder_with_spaces(monkeypatch) -> None:

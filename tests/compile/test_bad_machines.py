@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import tempfile
+import weakref
 from pathlib import Path
 
 import pytest
@@ -14,18 +16,49 @@ import poptorch
 from helpers.patience import eventually
 from poptorch._base import folders
 from poptorch._compile import cache, tiers
+from poptorch.backends.inductor import shortcuts
 
-COMPILERS = {
-    "fails": "echo 'fatal error: on strike' >&2; exit 1",
-    "writes nothing": "exit 0",
-    "writes nonsense": 'while [ $# -gt 0 ]; do [ "$1" = -o ] && echo no > "$2"; shift; done',
-    "is killed": "kill -9 $$",
-}
+REFUSING = """
+test $# = 1 && exec g++ "$@"  # --version
+for argument in "$@"; do
+    if {refused}; then echo "{complaint}" >&2; exit 1; fi
+done
+while [ $# -gt 0 ]; do [ "$1" = -o ] && touch "$2"; shift; done
+"""
+COMPILERS = {  # a script, and what the warning has of it
+    "fails": ("echo 'fatal error: on strike' >&2; exit 1", "No working C++ compiler"),
+    "writes nothing": ("exit 0", ""),
+    "writes nonsense": (
+        'while [ $# -gt 0 ]; do [ "$1" = -o ] && echo no > "$2"; shift; done', "",
+    ),
+    "is killed": ("kill -9 $$", ""),
+    "does not know the processor": (
+        REFUSING.format(
+            refused='test "$argument" = -march=native',
+            complaint="error: unrecognized command-line option",
+        ),
+        "unrecognized command-line option",
+    ),
+    "fails on the kernels": (
+        REFUSING.format(
+            refused='test -f "$argument" && grep -q Vectorized "$argument"',
+            complaint="internal compiler error: ICE",
+        ),
+        "internal compiler error: ICE",
+    ),
+    "cannot write the library": (
+        REFUSING.format(
+            refused='test "$argument" = -shared',
+            complaint="final link failed: error: No space left on device",
+        ),
+        "No space left on device",
+    ),
+}  # fmt: skip
 
 
 def wrapped(backend: str) -> poptorch.PoplarExecutor:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.LayerNorm(3))
+    model = nn.Sequential(nn.Linear(4, 20), nn.GELU())
     opts = poptorch.Options().backend(backend).showCompilationProgressBar(False)
     return poptorch.inferenceModel(model, opts)
 
@@ -38,32 +71,71 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "_loaded", {})
     monkeypatch.setattr(tiers, "SHARE", 0.0)
+    monkeypatch.setattr(tiers._cores, "idle", lambda: 0.0)  # or another process would compile
     folders.of_the_process.cache_clear()
 
 
 @pytest.mark.slow
 @pytest.mark.compiling_fails
 @pytest.mark.parametrize(
-    ("backend", "kind"),
-    [*(("optimise", kind) for kind in COMPILERS), ("auto", "writes nonsense")],
+    ("backend", "kind", "sources"),
+    [
+        *(("optimise", kind, 1) for kind in COMPILERS),
+        ("optimise", "fails on the kernels", 2),
+        ("auto", "writes nonsense", 1),
+    ],
 )
-def test_broken_compilers(backend: str, kind: str, tmp_path: Path, monkeypatch, caplog) -> None:
+def test_broken_compilers(
+    backend: str, kind: str, sources: int, tmp_path: Path, monkeypatch, caplog
+) -> None:
     from torch._inductor import config
 
+    script, said = COMPILERS[kind]
     compiler = tmp_path / "c++"
-    compiler.write_text(f"#!/bin/sh\n{COMPILERS[kind]}\n")
+    compiler.write_text(f"#!/bin/sh\n{script}\n")
     compiler.chmod(0o700)
     monkeypatch.setenv("CXX", str(compiler))  # torch reads it once in a process
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "code"))
+    if backend == "optimise":
+        monkeypatch.setattr(shortcuts.Cores, "idle", lambda self: 2.0)  # for two sources
+        monkeypatch.setattr(shortcuts, "LARGE", 0 if sources == 2 else 1000)
     model, x = wrapped(backend), torch.randn(4, 4)
     expected = model.model(x).detach()
     with config.patch({"cpp.cxx": (None, str(compiler))}):
         torch.testing.assert_close(model(x), expected)
         if backend == "auto":
-            assert eventually(lambda: model(x) is not None and not model._executable.waiting)
+            assert eventually(lambda m=model: m(x) is not None and not m._executable.waiting)
             torch.testing.assert_close(model(x), expected)
+    assert str(model.plan()).startswith("runs on the reference backend")
     (warning,) = warnings(caplog)
     assert "Compiling failed" in warning
+    assert said in warning
+    gone = weakref.ref(model._session)
+    del model
+    gc.collect()
+    assert gone() is None  # torch keeps the failure
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("PATH", "/nowhere", "there is no C++ compiler 'g++'"),
+        ("CXX", "/nowhere/c++", "there is no C++ compiler '/nowhere/c++'"),
+        ("TORCHINDUCTOR_CACHE_DIR", "/tmp/my cache", "paths with spaces, as in '/tmp/my cache'"),
+    ],
+)
+@pytest.mark.parametrize("backend", ["optimise", "auto"])
+def test_what_is_missing_is_named(
+    backend: str, variable: str, value: str, said: str, monkeypatch, caplog
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv(variable, value)
+    model, x = wrapped(backend), torch.randn(3, 4)
+    torch.testing.assert_close(model(x), model.model(x))
+    (warning,) = warnings(caplog)
+    assert said in warning
+    assert str(model.plan()).startswith("runs on the reference backend")
 
 
 @pytest.mark.compiling_fails

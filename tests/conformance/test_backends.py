@@ -65,18 +65,6 @@ def test_the_suite_can_fail(with_broken) -> None:
         CONFORMANCE["one step"]("broken")
 
 
-def test_without_a_compiler_the_reference_backend_runs(monkeypatch, caplog) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.delenv("CXX", raising=False)
-    opts = poptorch.Options().showCompilationProgressBar(False)
-    model = poptorch.inferenceModel(torch.nn.Linear(2, 2), opts)
-    model(torch.ones(1, 2))
-    assert "there is no C++ compiler 'g++'" in caplog.text
-    executable = model._session.now.compiled.executable
-    assert executable.report().backend == "reference"
-    assert executable.report().state_bytes == 4 * (2 * 2 + 2)
-
-
 def test_the_environment_chooses_a_backend_unless_an_option_does(monkeypatch) -> None:
     monkeypatch.setenv("POPTORCH_BACKEND", "inductor")
     opts = poptorch.Options().showCompilationProgressBar(False).backend("reference")

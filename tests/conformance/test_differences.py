@@ -20,7 +20,7 @@ PAGE = ROOT / "docs" / "differences.md"
 SHOWN = {
     "needs IPUs, or the SDK's simulator": "test_wheel.py::test_the_readme_trains_where_nothing_else_is_installed",
     "compiles before the first result": "compile/test_tiers.py::test_a_takeover_keeps_weights_moments_statistics_and_random_numbers_and_is_said",
-    "a missing toolchain is an error": "conformance/test_backends.py::test_without_a_compiler_the_reference_backend_runs",
+    "a missing toolchain is an error": "compile/test_bad_machines.py::test_what_is_missing_is_named",
     "enables `faulthandler` and replaces `sys.excepthook` at import": "test_import.py::test_import_changes_nothing",
     "saved models are pickles: loading one runs whatever it says": "session/test_files.py::test_pickles_of_strangers",
     "a loaded executable runs as it was saved": "session/test_files.py::test_other_settings_than_the_file_has_are_named",

@@ -204,6 +204,7 @@ def compare(case: Case) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.spec("options", 23)
 @settings(
     max_examples=25,
     deadline=None,

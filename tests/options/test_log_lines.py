@@ -48,27 +48,20 @@ def test_every_kind_of_value(lines):
     assert not any("progress_bar" in line for line in found)
 
 
-def test_what_decided_the_device(lines, monkeypatch):
-    own = prepare(Options().useIpuModel(True), training=True)
-    assert "From the user configuration: Ipu model: Enabled" in lines(own)
+def test_what_decided_device_and_backend_and_advice_on_caching(lines, monkeypatch, tmp_path):
+    def said(options):
+        return lines(prepare(options, training=True))
+
+    model = Options().useIpuModel(True)
+    assert "From the user configuration: Ipu model: Enabled" in said(model)
+    cached = Options().enableExecutableCaching(str(tmp_path))
+    warning = "Executable caching doesn't work with the IPU model: it is switched off"
+    assert warning not in said(cached)
+    assert warning in said(cached.clone().useIpuModel(True))
     monkeypatch.setenv("POPTORCH_IPU_MODEL", "1")
-    own = prepare(Options().setExecutionStrategy(PipelinedExecution("a")), training=True)
-    assert "From POPTORCH_IPU_MODEL environment variable: Ipu model: Enabled" in lines(own)
-
-
-def test_what_decided_the_backend(lines, monkeypatch):
+    own = Options().setExecutionStrategy(PipelinedExecution("a"))
+    assert "From POPTORCH_IPU_MODEL environment variable: Ipu model: Enabled" in said(own)
     monkeypatch.setenv("POPTORCH_BACKEND", "reference")
     line = "From POPTORCH_BACKEND environment variable: reference"
-    assert line in lines(prepare(Options(), training=True))
-    assert line not in lines(prepare(Options().backend("inductor"), training=True))
-
-
-def test_advice_on_caching(lines, tmp_path):
-    def advice(options):
-        return [
-            line for line in lines(prepare(options, training=True)) if "caching" in line.lower()
-        ]
-
-    options = Options().enableExecutableCaching(str(tmp_path))
-    assert not [line for line in advice(options) if "model" in line]
-    assert "doesn't work with the IPU model" in advice(options.clone().useIpuModel(True))[0]
+    assert line in said(Options())
+    assert line not in said(Options().backend("inductor"))
