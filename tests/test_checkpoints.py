@@ -100,28 +100,6 @@ def test_a_run_goes_on_while_its_checkpoint_is_written(tmp_path: Path, monkeypat
     assert torch.equal(weight_of(again), saved)
 
 
-def test_a_checkpoint_that_could_not_be_written_is_an_error_later(
-    tmp_path: Path, monkeypatch
-) -> None:
-    checkpoints = make(tmp_path, 1)
-    checkpoints.save()
-
-    def full(*args: object) -> None:
-        raise OSError(errno.ENOSPC, "no space left")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(archive, "write", full)
-        checkpoints.step = 2
-        checkpoints.save(wait=False)
-        with pytest.raises(OSError, match="no space left"):
-            checkpoints.save()
-    checkpoints.save(wait=False)
-    checkpoints.wait()
-    again = make(tmp_path)
-    assert again.resume()
-    assert again.step == 2
-
-
 def test_the_end_of_a_process_waits_for_its_last_checkpoint(tmp_path: Path, caplog) -> None:
     ended: list[bool] = []
     writing = _Writing({tmp_path / "own": {"a": b"1"}}, [], lambda: ended.append(True), HANGS)
@@ -135,9 +113,11 @@ def test_the_end_of_a_process_waits_for_its_last_checkpoint(tmp_path: Path, capl
     assert "The last checkpoint is not whole: files of other processes are not there" in caplog.text
 
 
-def test_a_checkpoint_that_cannot_be_written_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_checkpoint_that_cannot_be_written_is_an_error_and_leaves_nothing(
+    waits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Later, where nobody waits for it."""
     checkpoints = make(tmp_path)
     batches = checkpoints.batches(1)
     checkpoints._executor(next(batches))
@@ -151,14 +131,15 @@ def test_a_checkpoint_that_cannot_be_written_leaves_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(archive, "write", full)
         with pytest.raises(OSError, match="No space left"):
-            checkpoints.save()
+            checkpoints.save(wait=waits)
+            checkpoints.wait()
     assert [path.name for path in tmp_path.iterdir()] == ["000000001"]
     checkpoints._executor(next(batches))
-    assert checkpoints.save().name == "000000003"
-
-
-def test_there_is_nothing_to_resume_at_first(tmp_path: Path) -> None:
-    assert not make(tmp_path / "none").resume()
+    assert checkpoints.save(wait=waits).name == "000000003"
+    checkpoints.wait()
+    again = make(tmp_path)
+    assert again.resume()
+    assert again.step == 3
 
 
 class Counter:
@@ -281,6 +262,7 @@ def test_links_among_checkpoints_are_not_followed(tmp_path: Path) -> None:
 
 def test_a_checkpoint_before_the_first_batch(tmp_path: Path) -> None:
     first = make(tmp_path)
+    assert not first.resume()
     first._executor.compile(torch.ones(1, 2))
     first.save()
     again = make(tmp_path)

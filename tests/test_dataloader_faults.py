@@ -106,7 +106,7 @@ def test_a_later_error_arrives_in_its_place_and_the_loader_can_be_used_again(mod
         data.is_broken.zero_()
         assert [x for b in values(made) for x in b] == list(range(12))
         assert worker_pid(made) == pid
-        del made, iterator, caught
+        del made, iterator, caught  # which ends the process at once
 
 
 @pytest.mark.parametrize("strategy", FORKS)
@@ -172,10 +172,9 @@ def test_a_killed_worker_of_torch_ends_the_iteration_only(monkeypatch):
 
 
 def test_a_loader_that_has_failed_ends_its_process_when_it_goes():
-    data = Broken(4, 2)
     gc.disable()
     try:
-        made = accessor(data)
+        made = accessor(Broken(4, 2))
         for _ in range(2):
             with contextlib.suppress(AssertionError):
                 list(made)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import poptorch
+from helpers.cases import few
 from helpers.wrapped import options
 from poptorch._base import resources
 from poptorch._ir.program import State
@@ -126,26 +127,6 @@ def test_indices_out_of_buffers_are_looked_at_when_the_buffers_are_new() -> None
     assert undisturbed._whole._copies
 
 
-class Selecting(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 3)
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return F.mse_loss(self.layer(x)[:, 0].repeat(3).view(3, -1).t(), y)
-
-
-def test_places_and_counts_that_are_plain_numbers_need_no_copies() -> None:
-    """They are the same in every call: ``select`` and ``repeat`` cannot fail half way."""
-    model = Selecting()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    wrapper = poptorch.trainingModel(model, options(), optimizer)
-    wrapper.compile(X, Y)
-    undisturbed = in_place(wrapper, at=0)
-    undisturbed.run(wrapper._session.store.state, [X, Y])
-    assert not undisturbed._whole._copies
-
-
 class Shifted(nn.Module):
     """As language models do: labels are shifted, and decoders start from labels."""
 
@@ -204,10 +185,9 @@ def test_a_label_that_is_shifted_first_is_named(backend: str) -> None:
 
 
 def test_nothing_is_copied_where_memory_is_granted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resources, "_is_exact", lambda: False)
-    assert not resources.memory_can_be_refused()
-    monkeypatch.setattr(resources, "_is_exact", lambda: True)
-    assert resources.memory_can_be_refused()
+    for exact in (False, True):
+        monkeypatch.setattr(resources, "_is_exact", lambda exact=exact: exact)
+        assert resources.memory_can_be_refused() is exact
 
 
 INDEX = torch.tensor([[0, 1, 2, 3]] * 8)
@@ -265,7 +245,7 @@ def test_an_operator_that_refuses_values_leaves_all_as_it_was(name: str) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["max_unpool2d", "multinomial", "segment_reduce", "index"])
+@pytest.mark.parametrize("name", few(["index", "max_unpool2d", "multinomial"], "index"))
 def test_compiled_operators_that_refuse_values_leave_all_as_it_was(name: str) -> None:
     model = Checking(name)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
